@@ -102,7 +102,7 @@ def sealed_snapshot(
     journal: Journal, which: SnapshotId, filling: bytes = b"state"
 ) -> SnapshotWriter:
     """Write a snapshot that is yet to be given its name."""
-    writer = journal.begin_snapshot(which)
+    writer = journal.snapshots.begin(which)
     data = snapshot_bytes(which, filling)
     writer.write(data[:7])
     writer.write(data[7:])
@@ -117,7 +117,7 @@ def take_snapshot(journal: Journal, which: SnapshotId, filling: bytes = b"state"
 
 def download(journal: Journal, which: SnapshotId, data: bytes, chunk_bytes: int = 20) -> None:
     for position in range(0, len(data), chunk_bytes):
-        journal.write_snapshot_chunk(which, position, data[position : position + chunk_bytes])
+        journal.snapshots.write_chunk(which, position, data[position : position + chunk_bytes])
 
 
 def install(journal: Journal, which: SnapshotId, data: bytes) -> VoterSet | None:
@@ -147,18 +147,18 @@ def held_by(journal: Journal) -> Held:
     epochs = [(item.epoch, item.start_offset) for item in start.epoch_starts]
     assert epochs == [(b.epoch, b.base_offset) for b in changes]
     assert (start.start_offset, start.end_offset) == (journal.start_offset, journal.end_offset)
-    assert start.snapshots == journal.snapshots
-    newest = journal.snapshots[-1].end_offset if journal.snapshots else 0
+    assert start.snapshots == journal.snapshots.kept
+    newest = journal.snapshots.kept[-1].end_offset if journal.snapshots.kept else 0
     assert start.start_offset <= newest <= start.end_offset
-    assert start.snapshot_voters == (VOTERS if journal.snapshots else None)
-    for which in journal.snapshots:
-        with journal.open_snapshot(which) as file:
+    assert start.snapshot_voters == (VOTERS if journal.snapshots.kept else None)
+    for which in journal.snapshots.kept:
+        with journal.snapshots.open(which) as file:
             check_snapshot(which, file)
     return Held(
         batches,
         start.start_offset,
         start.end_offset,
-        journal.snapshots,
+        journal.snapshots.kept,
         journal.quorum_state,
         start.lost,
     )

@@ -63,7 +63,7 @@ def append_more(journal: Journal) -> None:
 
 
 def take_one(journal: Journal) -> None:
-    writer = journal.begin_snapshot(snapshot_id(2, 1))
+    writer = journal.snapshots.begin(snapshot_id(2, 1))
     try:
         writer.write(snapshot_bytes(writer.snapshot_id))
     except DiskFullError:
@@ -163,10 +163,10 @@ def test_a_snapshot_that_finds_no_room_leaves_none_taken(disk: CrashDisk) -> Non
             continue  # only the name found no room; the file is complete and is finished later
         assert victim.space is not None
         assert [path.name for path in victim.contents() if path.name.endswith(".tmp")] == []
-        assert len(journal.snapshots) == 1
+        assert len(journal.snapshots.kept) == 1
         victim.space = None
         take_one(journal)
-        assert list(journal.snapshots) == [snapshot_id(1, 1), snapshot_id(2, 1)]
+        assert list(journal.snapshots.kept) == [snapshot_id(1, 1), snapshot_id(2, 1)]
 
 
 def victim_size() -> int:
@@ -179,10 +179,10 @@ def test_a_repeated_rename_publishes_the_snapshot(disk: CrashDisk) -> None:
     disk.space = 0
     with pytest.raises(DiskFullError):
         journal.finish_snapshot(writer)
-    assert len(journal.snapshots) == 1
+    assert len(journal.snapshots.kept) == 1
     disk.space = 1
     assert journal.finish_snapshot(writer)
-    assert list(journal.snapshots) == [snapshot_id(1, 1), snapshot_id(2, 1)]
+    assert list(journal.snapshots.kept) == [snapshot_id(1, 1), snapshot_id(2, 1)]
 
 
 def test_without_room_for_the_mark_the_log_is_as_durable_as_before(disk: CrashDisk) -> None:
@@ -327,7 +327,7 @@ def test_on_a_real_full_disk_an_election_is_written_from_the_reserve(small_disk:
     directory = small_disk / "node"
     make(directory)
     journal = open_journal(directory, reserve_bytes=1 << 20)
-    assert journal.shortage is None
+    assert journal.reserve.shortage is None
     with pytest.raises(OSError, match="No space left"):
         fill_up(small_disk / "other")
     end = EndOffset(0)
@@ -336,12 +336,12 @@ def test_on_a_real_full_disk_an_election_is_written_from_the_reserve(small_disk:
         journal.append([batch(end, epoch, b"x" * 2000, control=True)])
         journal.sync()
         end = journal.end_offset
-        journal.refill_reserve()
-        assert isinstance(journal.shortage, DiskFullError)
+        journal.reserve.refill()
+        assert isinstance(journal.reserve.shortage, DiskFullError)
     journal.close()
     found = open_journal(directory, reserve_bytes=1 << 20)
     assert (found.quorum_state.epoch, found.end_offset) == (59, end)
     (small_disk / "other").unlink()
-    found.refill_reserve()
-    assert found.shortage is None
+    found.reserve.refill()
+    assert found.reserve.shortage is None
     found.close()

@@ -46,7 +46,7 @@ def disk() -> CrashDisk:
 
 
 def open_shortage(journal: Journal) -> DiskFullError | None:
-    return journal.shortage
+    return journal.reserve.shortage
 
 
 def reserved(disk: CrashDisk) -> int:
@@ -57,7 +57,7 @@ def test_an_older_directory_gets_its_reserve_durably_and_written_byte_for_byte(
     disk: CrashDisk,
 ) -> None:
     journal = reopen(disk)
-    assert journal.shortage is None
+    assert journal.reserve.shortage is None
     assert reserved(disk.after_crash(Left.NOTHING)) == RESERVE_BYTES
     assert set(disk.contents()[RESERVE]) - {0}, "nothing that a file system leaves out"
     facts = Inspection(DIRECTORY, disk, journal.identity)
@@ -73,7 +73,7 @@ def test_on_a_full_disk_votes_and_a_leader_change_are_written(disk: CrashDisk) -
     disk.space = 0
     journal.append([LEADER_CHANGE])
     journal.sync()
-    assert isinstance(journal.shortage, DiskFullError)
+    assert isinstance(journal.reserve.shortage, DiskFullError)
     assert 0 < reserved(disk) < RESERVE_BYTES
     journal.write_quorum_state(state(10))
     found = reopen(disk.after_crash(Left.NOTHING))
@@ -106,21 +106,21 @@ def test_the_reserve_is_taken_again_as_far_as_there_is_room(disk: CrashDisk) -> 
     journal.sync()
     disk.space = 100
     left = reserved(disk)
-    journal.refill_reserve()
+    journal.reserve.refill()
     assert reserved(disk) == left + 100
-    assert journal.shortage is not None, "it is not whole"
+    assert journal.reserve.shortage is not None, "it is not whole"
     disk.space = None
-    journal.refill_reserve()
+    journal.reserve.refill()
     assert open_shortage(journal) is None
     assert reserved(disk) == RESERVE_BYTES
 
 
 def test_a_node_that_starts_without_room_for_the_reserve_says_so(disk: CrashDisk) -> None:
     disk.space = 50
-    assert isinstance(reopen(disk).shortage, DiskFullError)
+    assert isinstance(reopen(disk).reserve.shortage, DiskFullError)
     disk.locked = False
     disk.space = None
-    assert reopen(disk).shortage is None
+    assert reopen(disk).reserve.shortage is None
 
 
 def test_a_crash_while_the_reserve_makes_room_loses_no_vote(disk: CrashDisk) -> None:
@@ -139,7 +139,7 @@ def test_a_crash_while_the_reserve_makes_room_loses_no_vote(disk: CrashDisk) -> 
                 has_crashed = True
             found = reopen(victim.after_crash(left))
             assert found.quorum_state in (STATE, state(10))
-            assert found.shortage is None
+            assert found.reserve.shortage is None
             if not has_crashed:
                 assert found.quorum_state == state(10)
                 assert read_all(found) == [DATA]

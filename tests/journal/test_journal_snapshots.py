@@ -63,11 +63,11 @@ def test_a_snapshot_ends_only_where_a_batch_ends_and_with_its_epoch(disk: CrashD
             writer = sealed_snapshot(journal, snapshot_id(end_offset, epoch))
             if ends.get(end_offset) == epoch:
                 assert journal.finish_snapshot(writer)
-                assert journal.snapshots == (writer.snapshot_id,)
+                assert journal.snapshots.kept == (writer.snapshot_id,)
             else:
                 with pytest.raises(ValueError, match="no snapshot may end there"):
                     journal.finish_snapshot(writer)
-                assert journal.snapshots == ()
+                assert journal.snapshots.kept == ()
 
 
 def test_a_log_can_begin_at_every_snapshot(disk: CrashDisk) -> None:
@@ -93,17 +93,17 @@ def test_an_unfinished_snapshot_does_not_count_and_is_removed_at_start(disk: Cra
     journal = reopen(disk)
     sealed_snapshot(journal, snapshot_id(3, 1))
     download(journal, snapshot_id(50, 4), b"the first half")
-    assert journal.snapshots == ()
+    assert journal.snapshots.kept == ()
     assert len(names(disk, ".tmp")) == len(names(disk, ".part")) == 1
     journal = reopen(disk)
-    assert journal.snapshots == ()
+    assert journal.snapshots.kept == ()
     assert names(disk, ".tmp") == names(disk, ".part") == []
 
 
 def test_an_abandoned_snapshot_leaves_nothing(disk: CrashDisk) -> None:
     journal = reopen(disk)
     before = disk.contents()
-    writer = journal.begin_snapshot(snapshot_id(3, 1))
+    writer = journal.snapshots.begin(snapshot_id(3, 1))
     writer.write(b"some")
     writer.abandon()
     assert disk.contents() == before
@@ -115,7 +115,7 @@ def test_a_snapshot_that_the_log_has_moved_past_is_dropped(disk: CrashDisk) -> N
     ahead = snapshot_id(100, 5)
     assert install(journal, ahead, snapshot_bytes(ahead)) == VOTERS
     assert not journal.finish_snapshot(writer)
-    assert journal.snapshots == (ahead,)
+    assert journal.snapshots.kept == (ahead,)
     assert names(disk, ".tmp") == []
 
 
@@ -157,7 +157,7 @@ def test_only_what_was_announced_is_installed(disk: CrashDisk) -> None:
     assert install(journal, which, snapshot_bytes(other)) is None
     assert journal.install_snapshot(which, len(good), digest) is None, "nothing was downloaded"
     assert disk.contents() == before
-    assert journal.snapshots == ()
+    assert journal.snapshots.kept == ()
     assert install(journal, which, good) == VOTERS
 
 
@@ -168,15 +168,15 @@ def test_chunks_of_two_files_are_never_mixed(disk: CrashDisk) -> None:
     journal = reopen(disk)
     download(journal, which, first[:40])
     with pytest.raises(ValueError, match="the download is at"):
-        journal.write_snapshot_chunk(which, 41, b"x")
+        journal.snapshots.write_chunk(which, 41, b"x")
     with pytest.raises(ValueError, match="the download is at"):
-        journal.write_snapshot_chunk(other, 40, b"x")
-    journal.write_snapshot_chunk(which, 40, second[40:])
+        journal.snapshots.write_chunk(other, 40, b"x")
+    journal.snapshots.write_chunk(which, 40, second[40:])
     total, digest = len(second), hashlib.sha256(second).digest()
     assert journal.install_snapshot(which, total, digest) is None
     download(journal, other, b"something else")
     assert install(journal, which, second) == VOTERS
-    with journal.open_snapshot(which) as file:
+    with journal.snapshots.open(which) as file:
         assert file.read() == second
     assert names(disk, ".part") == []
 
@@ -190,20 +190,20 @@ def test_a_removed_snapshot_stays_readable_until_nobody_reads_it(disk: CrashDisk
     take_snapshot(journal, old, bytes(500))
     received = b""
     while len(received) < len(data):
-        chunk = journal.read_snapshot(old, len(received), 100)
+        chunk = journal.snapshots.read(old, len(received), 100)
         assert chunk is not None
         assert (chunk.total_bytes, chunk.digest) == (len(data), hashlib.sha256(data).digest())
         received += chunk.data
-        if old in journal.snapshots and len(received) > 200:
+        if old in journal.snapshots.kept and len(received) > 200:
             take_snapshot(journal, new)
             journal.trim(EndOffset(6))
         clock.advance(59_000)
-        journal.release_idle_snapshots()
+        journal.snapshots.release_idle()
     assert received == data
-    assert journal.snapshots == (new,)
+    assert journal.snapshots.kept == (new,)
     clock.advance(60_000)
-    journal.release_idle_snapshots()
-    assert journal.read_snapshot(old, 0, 100) is None
+    journal.snapshots.release_idle()
+    assert journal.snapshots.read(old, 0, 100) is None
 
 
 def test_reading_a_snapshot_at_and_beyond_its_end(disk: CrashDisk) -> None:
@@ -212,12 +212,12 @@ def test_reading_a_snapshot_at_and_beyond_its_end(disk: CrashDisk) -> None:
     take_snapshot(journal, which)
     data = snapshot_bytes(which)
     for position in (0, 1, len(data) - 1, len(data), len(data) + 9):
-        chunk = journal.read_snapshot(which, position, 1 << 20)
+        chunk = journal.snapshots.read(which, position, 1 << 20)
         assert chunk is not None
         assert chunk.data == data[position:]
-    assert journal.read_snapshot(snapshot_id(3, 2), 0, 10) is None
+    assert journal.snapshots.read(snapshot_id(3, 2), 0, 10) is None
     journal = reopen(disk)
-    chunk = journal.read_snapshot(which, 0, 10)
+    chunk = journal.snapshots.read(which, 0, 10)
     assert chunk is not None
     assert chunk.digest == hashlib.sha256(data).digest(), "also of a file found at start"
 
@@ -231,7 +231,7 @@ def test_a_snapshot_gone_bad_is_never_handed_on(disk: CrashDisk) -> None:
     inode = disk.names_now[DIRECTORY / name]
     inode.content = inode.content[:-1] + b"!"
     with pytest.raises(JournalDamagedError, match=name):
-        journal.read_snapshot(snapshot_id(3, 1), 0, 10)
+        journal.snapshots.read(snapshot_id(3, 1), 0, 10)
 
 
 def test_a_snapshot_that_went_bad_after_it_was_written_is_not_handed_on_for_ever(
@@ -243,13 +243,13 @@ def test_a_snapshot_that_went_bad_after_it_was_written_is_not_handed_on_for_ever
     (name,) = names(disk, ".checkpoint")
     inode = disk.names_now[DIRECTORY / name]
     inode.content = inode.content[:-1] + b"!"
-    chunk = journal.read_snapshot(which, 0, 1 << 20)
+    chunk = journal.snapshots.read(which, 0, 1 << 20)
     assert chunk is not None
     assert hashlib.sha256(chunk.data).digest() != chunk.digest, "whoever downloads it can tell"
     with pytest.raises(JournalDamagedError, match=name):
-        journal.read_snapshot(which, 0, 10)
+        journal.snapshots.read(which, 0, 10)
     journal.close()
-    assert reopen(disk).snapshots == ()
+    assert reopen(disk).snapshots.kept == ()
     assert names(disk, ".damaged") == [f"{name}.damaged"]
 
 
@@ -273,5 +273,5 @@ def test_the_check_sees_a_file_as_programs_do(tmp_path: Path) -> None:
         return check_snapshot(which, file)
 
     journal = open_journal(tmp_path, read_snapshot_voters=check)
-    assert journal.snapshots == (snapshot_id(3, 1),)
+    assert journal.snapshots.kept == (snapshot_id(3, 1),)
     journal.close()

@@ -89,7 +89,7 @@ def used(tmp_path: Path, run: Run) -> Path:
     journal.append([batch(6, 3, b"newest")])
     journal.sync()
     which = SnapshotId(EndOffset(4), Epoch(2))
-    writer = journal.begin_snapshot(which)
+    writer = journal.snapshots.begin(which)
     writer.write(checkpoint(which))
     writer.seal()
     assert journal.finish_snapshot(writer)

@@ -185,7 +185,7 @@ DISK = (
         "found by trying: nobody could be elected on full disks",
         """
         streammeta.controller.journal.journal:
-        - if not self._reserve.release_for_log(error):
+        - if not self.reserve.release_for_log(error):
         + if True:
         """,
         Tested(

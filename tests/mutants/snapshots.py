@@ -137,7 +137,7 @@ SNAPSHOTS = (
         """
         streammeta.controller.journal.journal:
         + self._begin_anew(snapshot_id)
-          voters = self._snapshots.install(snapshot_id, total_bytes, digest)
+          voters = self.snapshots.install(snapshot_id, total_bytes, digest)
         """,
         Tested(
             "tests/journal/test_journal_snapshots.py::test_only_what_was_announced_is_installed"

@@ -35,7 +35,7 @@ async def test_a_restart_from_snapshot_and_tail_equals_replay(lone: MemoryCluste
     node = await lone.restart(0)
 
     assert await lone.hash_at(0, last.offset) == replayed
-    assert node.journal.snapshots == (taken,)
+    assert node.journal.snapshots.kept == (taken,)
     assert node.driver.describe().snapshot_id == taken
     again = await lone.write(create("a-3"))
     assert stream_ids(again) == (3,), "what was remembered is remembered"
@@ -74,7 +74,7 @@ async def test_a_follower_far_behind_gets_a_snapshot_and_then_the_tail(tmp_path:
         last = await cluster.fill("c", 1)
         wanted = await cluster.hash_at(await cluster.leader(), last.offset)
         assert await cluster.hash_at(behind, last.offset) == wanted
-        assert taken in node.journal.snapshots
+        assert taken in node.journal.snapshots.kept
         restarted = await cluster.restart(behind)
         assert await cluster.hash_at(behind, last.offset) == wanted
         assert len(restarted.driver.describe().voters) == 3, "the snapshot names the voters"
@@ -107,7 +107,7 @@ async def test_a_running_follower_that_was_cut_off_replaces_its_state(tmp_path: 
         last = await cluster.fill("c", 1)
         wanted = await cluster.hash_at(await cluster.leader(), last.offset)
         assert await cluster.hash_at(behind, last.offset) == wanted
-        assert taken in cluster.nodes[behind].journal.snapshots
+        assert taken in cluster.nodes[behind].journal.snapshots.kept
 
 
 async def test_every_controller_takes_its_own_and_trims_its_log(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ async def test_every_controller_takes_its_own_and_trims_its_log(tmp_path: Path) 
             last = await cluster.fill(f"a{written}", 20)
             written += 20
         for node in cluster.nodes.values():
-            assert node.journal.start_offset <= node.journal.snapshots[0].end_offset
+            assert node.journal.start_offset <= node.journal.snapshots.kept[0].end_offset
         for node_id in list(cluster.nodes):
             await cluster.restart(node_id)
         hashes = {await cluster.hash_at(i, last.offset) for i in cluster.nodes}
@@ -126,7 +126,7 @@ async def test_every_controller_takes_its_own_and_trims_its_log(tmp_path: Path) 
 
 
 def _has_trimmed(node: Node) -> bool:
-    return len(node.journal.snapshots) == 2 and node.journal.start_offset > 0
+    return len(node.journal.snapshots.kept) == 2 and node.journal.start_offset > 0
 
 
 class _SlowFreeze:
@@ -185,7 +185,7 @@ async def test_a_leaders_view_counts_only_once_it_is_committed(
     answered = await doubtful
     taken = await taking
     assert taken.end_offset >= answered.offset
-    assert taken in node.journal.snapshots
+    assert taken in node.journal.snapshots.kept
 
 
 async def test_a_snapshot_ends_where_a_batch_ends(lone: MemoryCluster) -> None:
@@ -240,14 +240,14 @@ async def test_without_room_a_checkpoint_is_put_off_and_leaves_nothing(tmp_path:
         last = await cluster.fill("a", 20)
         with pytest.raises(NoDiskSpaceError, match="room for a checkpoint"):
             await node.driver.take_snapshot()
-        assert not node.journal.snapshots
+        assert not node.journal.snapshots.kept
         assert cluster.snapshot_files(0) == []
         assert not node.driver.fatal.done()
 
         node.files.is_full = False
 
-        await eventually(lambda: bool(node.journal.snapshots), "another try, by itself")
-        assert node.journal.snapshots[-1].end_offset >= last.offset
+        await eventually(lambda: bool(node.journal.snapshots.kept), "another try, by itself")
+        assert node.journal.snapshots.kept[-1].end_offset >= last.offset
 
 
 async def test_a_snapshot_names_the_voters_and_nothing_new_makes_no_new_one(
@@ -257,7 +257,7 @@ async def test_a_snapshot_names_the_voters_and_nothing_new_makes_no_new_one(
     await lone.fill("a", 1)
     taken = await node.driver.take_snapshot()
     assert await node.driver.take_snapshot() == taken
-    with node.journal.open_snapshot(taken) as file:
+    with node.journal.snapshots.open(taken) as file:
         voters = section_voters(CheckpointReader(file))
     assert [voter.key for voter in voters] == [node.key]
     assert node.driver.snapshot_point().voters == voters

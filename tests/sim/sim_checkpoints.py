@@ -74,7 +74,7 @@ class SimCheckpointer:
 
     def _begin(self, snapshot_id: SnapshotId, pieces: list[bytes]) -> None:
         try:
-            writer = self._node.journal.begin_snapshot(snapshot_id)
+            writer = self._node.journal.snapshots.begin(snapshot_id)
         except DiskFullError:
             self._give_up()
             return

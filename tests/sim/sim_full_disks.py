@@ -61,7 +61,7 @@ class FullDisks:
         nodes = self._world.nodes
 
         def are_whole() -> bool:
-            return all(node.core is None or node.journal.shortage is None for node in nodes)
+            return all(node.core is None or node.journal.reserve.shortage is None for node in nodes)
 
         seen = self._world.timeline.run_until(are_whole, within_ms)
         check(seen, "reserves are taken again when there is room", self._standing())

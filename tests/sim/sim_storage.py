@@ -75,7 +75,7 @@ class SimStorage:
         self._full_since: DiskFullError | None = None
         self._is_retrying = False
         """Whether room is looked for again later."""
-        self._shortage_at_start = journal.shortage
+        self._shortage_at_start = journal.reserve.shortage
         self._writes: deque[Write] = deque()
         """What is not durable yet."""
 

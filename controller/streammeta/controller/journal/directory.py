@@ -12,23 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from streammeta.controller.ids import ClusterId, DirectoryId, NodeId
+from streammeta.controller.journal import state_files
 from streammeta.controller.journal.errors import (
     DirectoryLockedError,
     DirectoryNotFormattedError,
     WrongDirectoryError,
 )
 from streammeta.controller.journal.reserve import RESERVE_NAME
-from streammeta.controller.journal.state_files import (
-    MARK_NAME,
-    STATE_NAME,
-    Fields,
-    FlushedMark,
-    malformed_fields,
-    read_quorum_state,
-    read_sealed_json,
-    replace_sealed_json,
-    write_quorum_state,
-)
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.storage.durable_files import DirectoryInUseError, FileSystem, Lock, PosixFileSystem
@@ -39,11 +29,11 @@ LOCK_NAME = ".lock"
 _META_VERSION = 2
 _LEFT_BY_UNFINISHED_FORMAT = {
     LOCK_NAME,
-    STATE_NAME,
-    MARK_NAME,
+    state_files.STATE_NAME,
+    state_files.MARK_NAME,
     RESERVE_NAME,
     f"{META_NAME}.tmp",
-    f"{STATE_NAME}.tmp",
+    f"{state_files.STATE_NAME}.tmp",
 }
 _LEFT_BY_FILE_SYSTEMS = {"lost+found"}
 
@@ -102,9 +92,9 @@ def format_directory(
     lock = lock_directory(files, path)
     try:
         _check_empty(path, files)  # again: another process may have formatted it meanwhile
-        write_quorum_state(files, path / STATE_NAME, QuorumState())
-        FlushedMark.create(files, path / MARK_NAME, identity.log_id)
-        replace_sealed_json(files, path / META_NAME, _to_fields(identity))
+        state_files.write_quorum_state(files, path / state_files.STATE_NAME, QuorumState())
+        state_files.FlushedMark.create(files, path / state_files.MARK_NAME, identity.log_id)
+        state_files.replace_sealed_json(files, path / META_NAME, _to_fields(identity))
     finally:
         lock.release()
     return identity
@@ -127,11 +117,14 @@ def _check_empty(path: Path, files: FileSystem) -> None:
             f"{path} is not empty ({', '.join(foreign[:5])}); a controller needs a directory of "
             "its own: give it an empty one"
         )
-    if STATE_NAME in names and read_quorum_state(files, path / STATE_NAME) != QuorumState():
+    if (
+        state_files.STATE_NAME in names
+        and state_files.read_quorum_state(files, path / state_files.STATE_NAME) != QuorumState()
+    ):
         # An interrupted format leaves no votes: this node has been in use, and lost its identity.
         raise WrongDirectoryError(
-            f"{path} has no {META_NAME}, but a {STATE_NAME} with votes; they must not be "
-            "forgotten: restore the file, or replace the voter with an empty directory"
+            f"{path} has no {META_NAME}, but a {state_files.STATE_NAME} with votes; they must not "
+            "be forgotten: restore the file, or replace the voter with an empty directory"
         )
 
 
@@ -167,8 +160,8 @@ def read_identity(path: Path, files: FileSystem) -> DirectoryIdentity:
             f"{path} is not formatted; format it for this node and cluster first: "
             "streammeta storage format"
         )
-    fields = read_sealed_json(files, path / META_NAME, _META_VERSION)
-    with malformed_fields(path / META_NAME):
+    fields = state_files.read_sealed_json(files, path / META_NAME, _META_VERSION)
+    with state_files.malformed_fields(path / META_NAME):
         return DirectoryIdentity(
             ClusterId(str(fields["cluster_id"])),
             NodeId(int(str(fields["node_id"]))),
@@ -206,7 +199,7 @@ def check_identity(
         )
 
 
-def _to_fields(identity: DirectoryIdentity) -> Fields:
+def _to_fields(identity: DirectoryIdentity) -> state_files.Fields:
     return {
         "version": _META_VERSION,
         "cluster_id": identity.cluster_id,

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
+from streammeta.controller.journal import state_files
 from streammeta.controller.journal.directory import (
     LOCK_NAME,
     DirectoryIdentity,
@@ -22,16 +23,6 @@ from streammeta.controller.journal.errors import BadSnapshotError, JournalDamage
 from streammeta.controller.journal.reserve import RESERVE_NAME
 from streammeta.controller.journal.segment import JournalSegment, SegmentFile, open_segments
 from streammeta.controller.journal.snapshots import SnapshotCheck, parse_snapshot_name
-from streammeta.controller.journal.state_files import (
-    DAMAGE_NAME,
-    MARK_NAME,
-    STATE_NAME,
-    DamageRecord,
-    Finding,
-    FlushedMark,
-    read_damage,
-    read_quorum_state,
-)
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.log_view import EpochStart
 from streammeta.storage.durable_files import FileSystem, PosixFileSystem, as_binary_io
@@ -100,19 +91,27 @@ class Inspection:
     snapshots: list[SnapshotFacts] = field(default_factory=list)
     torn_bytes: int = 0
     batch_count: int = 0
-    record: DamageRecord | None = None
+    record: state_files.DamageRecord | None = None
     put_aside: tuple[str, ...] = ()
     reserve_bytes: int = 0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[state_files.Finding] = field(default_factory=list)
 
     def run(self, check_snapshot: SnapshotCheck | None = None) -> None:
         """Read every batch, and with `check_snapshot` every byte of every snapshot."""
         files, path = self.files, self.path
-        self.state = self._intact(STATE_NAME, lambda: read_quorum_state(files, path / STATE_NAME))
+        self.state = self._intact(
+            state_files.STATE_NAME,
+            lambda: state_files.read_quorum_state(files, path / state_files.STATE_NAME),
+        )
         log_id = self.identity.log_id
-        mark = self._intact(MARK_NAME, lambda: FlushedMark.open(files, path / MARK_NAME, log_id))
+        mark = self._intact(
+            state_files.MARK_NAME,
+            lambda: state_files.FlushedMark.open(files, path / state_files.MARK_NAME, log_id),
+        )
         self.flushed_end = mark.end_offset if mark else None
-        self.record = self._intact(DAMAGE_NAME, lambda: read_damage(files, path))
+        self.record = self._intact(
+            state_files.DAMAGE_NAME, lambda: state_files.read_damage(files, path)
+        )
         self.findings.extend(self.record.findings if self.record else ())
         self._read_snapshots(check_snapshot)
         self._read_segments(open_segments(files, path, log_id))
@@ -142,17 +141,12 @@ class Inspection:
                 continue
             with as_binary_io(self.files.open(self.path / name)) as file:
                 self.snapshots.append(SnapshotFacts(name, snapshot_id, file.seek(0, 2)))
-                if check is not None:
-                    self._check_snapshot(name, snapshot_id, file, check)
-
-    def _check_snapshot(
-        self, name: str, snapshot_id: SnapshotId, file: BinaryIO, check: SnapshotCheck
-    ) -> None:
-        file.seek(0)
-        try:
-            check(snapshot_id, file)
-        except BadSnapshotError as error:
-            self._note(name, 0, snapshot_id.end_offset, str(error))
+                file.seek(0)
+                try:
+                    if check is not None:
+                        check(snapshot_id, file)
+                except BadSnapshotError as error:
+                    self._note(name, 0, snapshot_id.end_offset, str(error))
 
     # -- the log
 
@@ -221,10 +215,10 @@ class Inspection:
         if state is not None and self.epochs and self.epochs[-1].epoch > state.epoch:
             last = self.epochs[-1]
             what = f"it is of epoch {state.epoch}, the log of epoch {last.epoch}: votes are missing"
-            self._note(STATE_NAME, 0, last.start_offset, what)
+            self._note(state_files.STATE_NAME, 0, last.start_offset, what)
 
     def _note(self, file: str, byte: int, offset: EndOffset, what: str) -> None:
-        self.findings.append(Finding(file, byte, offset, what))
+        self.findings.append(state_files.Finding(file, byte, offset, what))
 
 
 def _size(files: FileSystem, path: Path) -> int:

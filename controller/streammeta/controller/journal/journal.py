@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId, SnapshotId
+from streammeta.controller.journal import state_files
 from streammeta.controller.journal.directory import (
     DirectoryIdentity,
     check_identity,
@@ -23,16 +23,7 @@ from streammeta.controller.journal.recovery import Recovery
 from streammeta.controller.journal.reserve import DEFAULT_RESERVE_BYTES, RESERVE_NAME, Reserve
 from streammeta.controller.journal.segment import JournalSegment
 from streammeta.controller.journal.snapshots import SnapshotCheck, SnapshotStore, SnapshotWriter
-from streammeta.controller.journal.state_files import (
-    MARK_NAME,
-    STATE_NAME,
-    FlushedMark,
-    clear_damage,
-    read_quorum_state,
-    write_quorum_state,
-)
 from streammeta.controller.quorum.config import QuorumState
-from streammeta.controller.quorum.events import SnapshotChunk
 from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.storage.durable_files import DiskFullError, FileSystem, Lock, PosixFileSystem
@@ -58,11 +49,15 @@ class Journal:
         self._files = files
         self._lock = lock
         self._segment_bytes = segment_bytes
-        self._snapshots = snapshots
-        self._reserve = reserve
+        self.snapshots = snapshots
+        """Snapshots beside the log; the journal itself finishes, installs and removes them."""
+        self.reserve = reserve
+        """Room for urgent writes: while it is short of any, only those go on."""
         self._has_failed = False
-        self.quorum_state = read_quorum_state(files, directory / STATE_NAME)
-        self._mark = FlushedMark.open(files, directory / MARK_NAME, identity.log_id)
+        self.quorum_state = state_files.read_quorum_state(files, directory / state_files.STATE_NAME)
+        self._mark = state_files.FlushedMark.open(
+            files, directory / state_files.MARK_NAME, identity.log_id
+        )
         self._segments, self.log_start = Recovery(
             directory, files, identity.log_id, self._mark, self.quorum_state, snapshots
         ).run()
@@ -123,25 +118,16 @@ class Journal:
 
     # -- writing
 
-    @property
-    def shortage(self) -> DiskFullError | None:
-        """The error that shrank the reserve, None while it is whole; only urgent writes go on."""
-        return self._reserve.shortage
-
-    def refill_reserve(self) -> None:
-        """Take room for the reserve again, as far as there is any."""
-        self._reserve.refill()
-
     def write_quorum_state(self, state: QuorumState) -> None:
         """Replace the quorum-state, durably; raises DiskFullError with nothing changed."""
-        path = self._directory / STATE_NAME
+        path = self._directory / state_files.STATE_NAME
         try:
-            write_quorum_state(self._files, path, state)
+            state_files.write_quorum_state(self._files, path, state)
         except DiskFullError as error:
-            if not self._reserve.release_for_state(error):
+            if not self.reserve.release_for_state(error):
                 raise
-            write_quorum_state(self._files, path, state)
-            self._reserve.keep_for_state()
+            state_files.write_quorum_state(self._files, path, state)
+            self.reserve.keep_for_state()
         self.quorum_state = state
 
     def append(self, batches: Sequence[Batch]) -> None:
@@ -159,7 +145,7 @@ class Journal:
             try:
                 self._segment_for_append().append_batch(batch, self.flushed_end)
             except DiskFullError as error:
-                if not self._reserve.release_for_log(error):
+                if not self.reserve.release_for_log(error):
                     raise
                 self._segment_for_append().append_batch(batch, self.flushed_end)
             self.end_offset = batch.end_offset
@@ -189,7 +175,7 @@ class Journal:
 
         Raises ValueError above the newest snapshot: the removed batches would be in no snapshot.
         """
-        kept = self.snapshots
+        kept = self.snapshots.kept
         if not kept or start_offset > kept[-1].end_offset:
             raise ValueError(f"no snapshot reaches {start_offset}, the log can't be trimmed there")
         removed = 0
@@ -201,11 +187,11 @@ class Journal:
             removed += 1
         if removed:
             self._files.sync_directory(self._directory)
-        self._snapshots.forget_below(start_offset)
+        self.snapshots.forget_below(start_offset)
 
     def clear_damage(self) -> None:
         """Forget, durably, that damage had cut anything from this log."""
-        clear_damage(self._files, self._directory)
+        state_files.clear_damage(self._files, self._directory)
 
     def close(self) -> None:
         """Flush, release the files and the lock; a flush that failed is not tried again."""
@@ -214,20 +200,11 @@ class Journal:
             self._mark.close()
         for segment in self._segments:
             segment.close()
-        self._reserve.close()
-        self._snapshots.close()
+        self.reserve.close()
+        self.snapshots.close()
         self._lock.release()
 
     # -- snapshots
-
-    @property
-    def snapshots(self) -> tuple[SnapshotId, ...]:
-        """The complete snapshots, ascending; for any thread."""
-        return self._snapshots.kept
-
-    def begin_snapshot(self, snapshot_id: SnapshotId) -> SnapshotWriter:
-        """Begin to write a snapshot; for any thread. Raises DiskFullError."""
-        return self._snapshots.begin(snapshot_id)
 
     def finish_snapshot(self, writer: SnapshotWriter) -> bool:
         """Make a sealed file a snapshot, durably; False if the log begins above it by now.
@@ -245,17 +222,8 @@ class Journal:
                 f"no batch of epoch {snapshot_id.epoch} ends at {snapshot_id.end_offset}: no "
                 "snapshot may end there"
             )
-        self._snapshots.publish(writer)
+        self.snapshots.publish(writer)
         return True
-
-    def write_snapshot_chunk(self, snapshot_id: SnapshotId, position: int, data: bytes) -> None:
-        """Add bytes to the download of a snapshot; position 0 begins it anew.
-
-        Raises:
-            DiskFullError: there is no room; the same chunk may be written again.
-            ValueError: the chunk does not continue the download.
-        """
-        self._snapshots.write_chunk(snapshot_id, position, data)
 
     def install_snapshot(
         self, snapshot_id: SnapshotId, total_bytes: int, digest: bytes
@@ -267,7 +235,7 @@ class Journal:
         repeated then.
         """
         if self._half_installed is None or self._half_installed[0] != snapshot_id:
-            voters = self._snapshots.install(snapshot_id, total_bytes, digest)
+            voters = self.snapshots.install(snapshot_id, total_bytes, digest)
             if voters is None:
                 return None
             self._half_installed = snapshot_id, voters
@@ -275,26 +243,6 @@ class Journal:
         _, voters = self._half_installed
         self._half_installed = None
         return voters
-
-    def open_snapshot(self, snapshot_id: SnapshotId) -> BinaryIO:
-        """Open a snapshot to read it whole; for any thread. Raises FileNotFoundError."""
-        return self._snapshots.open(snapshot_id)
-
-    def read_snapshot(
-        self, snapshot_id: SnapshotId, position: int, max_bytes: int
-    ) -> SnapshotChunk | None:
-        """Return bytes of a snapshot, empty at its end; None if there is none. For any thread.
-
-        A reader that goes chunk by chunk reads one file to its end, even if it was removed
-        meanwhile, unless a minute passes between two chunks.
-
-        Raises JournalDamagedError if the file is not intact.
-        """
-        return self._snapshots.read(snapshot_id, position, max_bytes)
-
-    def release_idle_snapshots(self) -> None:
-        """Close snapshots whose readers have been idle; for any thread."""
-        self._snapshots.release_idle()
 
     # -- reading
 
@@ -346,7 +294,7 @@ class Journal:
         self.end_offset = self.flushed_end = snapshot_id.end_offset
         self._last_epoch = snapshot_id.epoch
         self._mark.advance(self.end_offset)
-        self._snapshots.forget_below(snapshot_id.end_offset)
+        self.snapshots.forget_below(snapshot_id.end_offset)
 
     def _remove_last_segment(self) -> None:
         segment = self._segments.pop()

@@ -16,6 +16,7 @@ from pathlib import Path
 import structlog
 
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
+from streammeta.controller.journal import state_files
 from streammeta.controller.journal.directory import META_NAME
 from streammeta.controller.journal.errors import JournalDamagedError
 from streammeta.controller.journal.segment import (
@@ -27,15 +28,6 @@ from streammeta.controller.journal.segment import (
     open_segments,
 )
 from streammeta.controller.journal.snapshots import SnapshotStore
-from streammeta.controller.journal.state_files import (
-    DAMAGE_NAME,
-    STATE_NAME,
-    DamageRecord,
-    Finding,
-    FlushedMark,
-    note_damage,
-    read_damage,
-)
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.log_view import EpochStart, LogStart, LostPromise
 from streammeta.controller.quorum.messages import Batch, BatchKind
@@ -45,7 +37,9 @@ from streammeta.storage.segmented_log import BadFrameError
 NO_SNAPSHOT = SnapshotId(EndOffset(0), Epoch(0))
 """Start of a log without a snapshot."""
 
-_TEMPORARY_NAMES = frozenset(f"{name}.tmp" for name in (META_NAME, STATE_NAME, DAMAGE_NAME))
+_TEMPORARY_NAMES = frozenset(
+    f"{name}.tmp" for name in (META_NAME, state_files.STATE_NAME, state_files.DAMAGE_NAME)
+)
 _TAIL_BYTES = 4 << 20
 
 _logger = structlog.get_logger(component="journal")
@@ -118,10 +112,10 @@ class Recovery:
     directory: Path
     files: FileSystem
     log_id: bytes
-    mark: FlushedMark
+    mark: state_files.FlushedMark
     state: QuorumState
     snapshots: SnapshotStore
-    _record: DamageRecord | None = None
+    _record: state_files.DamageRecord | None = None
     _base: SnapshotId = NO_SNAPSHOT
     _found: list[SegmentFile] = field(default_factory=list)
 
@@ -134,7 +128,7 @@ class Recovery:
         self._remove_leftovers()
         # A process that ended may have left data that a power failure would still take back.
         self.mark.sync()
-        self._record = read_damage(self.files, self.directory)
+        self._record = state_files.read_damage(self.files, self.directory)
         self.snapshots.recover()
         self._base = self.snapshots.kept[-1] if self.snapshots.kept else NO_SNAPSHOT
         self._found = open_segments(self.files, self.directory, self.log_id)
@@ -284,7 +278,7 @@ class Recovery:
         last_epoch = max(log.last_epoch, self._base.epoch)
         if last_epoch > self.state.epoch:
             raise JournalDamagedError(
-                self.directory / STATE_NAME,
+                self.directory / state_files.STATE_NAME,
                 0,
                 f"it is of epoch {self.state.epoch}, the log of epoch {last_epoch}: an old file "
                 "was put in its place, and votes were forgotten",
@@ -325,9 +319,11 @@ class Recovery:
         else:
             self._tell(damage, end_offset, promised_end=promised_end)
             name, byte, what = self._found[damage.index].path.name, damage.byte, damage.what
-        finding = Finding(name, byte, end_offset, what)
+        finding = state_files.Finding(name, byte, end_offset, what)
         lost = LostPromise(promised_end, self.state.epoch)
-        self._record = note_damage(self.files, self.directory, self._record, finding, lost)
+        self._record = state_files.note_damage(
+            self.files, self.directory, self._record, finding, lost
+        )
 
     def _tell(
         self, damage: _ScanDamage, end_offset: EndOffset, *, promised_end: EndOffset | None

@@ -140,23 +140,19 @@ class SnapshotStore:
         check: SnapshotCheck,
         monotonic: Callable[[], float],
     ) -> None:
+        self.kept: tuple[SnapshotId, ...] = ()
+        """The complete snapshots, ascending."""
         self.newest_voters: VoterSet | None = None
         self._directory = directory
         self._files = files
         self._check = check
         self._monotonic = monotonic
         self._guard = threading.Lock()
-        self._kept: tuple[SnapshotId, ...] = ()
         self._digests: dict[SnapshotId, bytes] = {}
         self._leases: dict[SnapshotId, _Lease] = {}
         self._download: SnapshotWriter | None = None
 
     # -- inventory
-
-    @property
-    def kept(self) -> tuple[SnapshotId, ...]:
-        """The complete snapshots, ascending."""
-        return self._kept
 
     def recover(self) -> None:
         """Find the complete and intact snapshots; log damaged ones and put them aside."""
@@ -172,8 +168,8 @@ class SnapshotStore:
                 voters[snapshot_id] = self._check_file(self.path_of(snapshot_id), snapshot_id)
             except BadSnapshotError as error:
                 self._put_aside(snapshot_id, error)
-        self._kept = tuple(sorted(voters))
-        self.newest_voters = voters[self._kept[-1]] if self._kept else None
+        self.kept = tuple(sorted(voters))
+        self.newest_voters = voters[self.kept[-1]] if self.kept else None
 
     def path_of(self, snapshot_id: SnapshotId) -> Path:
         """Return where a snapshot is, or would be."""
@@ -182,8 +178,8 @@ class SnapshotStore:
     def forget_below(self, start_offset: EndOffset) -> None:
         """Remove the snapshots that end below `start_offset`; open readers are not disturbed."""
         with self._guard:
-            gone = [item for item in self._kept if item.end_offset < start_offset]
-            self._kept = tuple(item for item in self._kept if item not in gone)
+            gone = [item for item in self.kept if item.end_offset < start_offset]
+            self.kept = tuple(item for item in self.kept if item not in gone)
             for snapshot_id in gone:
                 self._digests.pop(snapshot_id, None)
         for snapshot_id in gone:
@@ -202,7 +198,7 @@ class SnapshotStore:
         """Make a complete, sealed file a snapshot, durably; raises DiskFullError."""
         writer.publish(self.path_of(writer.snapshot_id))
         with self._guard:
-            self._kept = tuple(sorted({*self._kept, writer.snapshot_id}))
+            self.kept = tuple(sorted({*self.kept, writer.snapshot_id}))
             self._digests[writer.snapshot_id] = writer.digest
 
     # -- downloading one
@@ -265,6 +261,9 @@ class SnapshotStore:
     def read(self, snapshot_id: SnapshotId, position: int, max_bytes: int) -> SnapshotChunk | None:
         """Return bytes of a snapshot, empty at its end; None if there is no such snapshot.
 
+        A reader that goes chunk by chunk reads one file to its end, even if it was removed
+        meanwhile, unless a minute passes between two chunks.
+
         Raises JournalDamagedError if it is not intact.
         """
         lease = self._take_lease(snapshot_id)
@@ -303,7 +302,7 @@ class SnapshotStore:
         with self._guard:
             lease = self._leases.get(snapshot_id)
             if lease is None:
-                if snapshot_id not in self._kept:
+                if snapshot_id not in self.kept:
                     return None
                 file = self._files.open(self.path_of(snapshot_id))
                 known = self._digests.get(snapshot_id, b"")

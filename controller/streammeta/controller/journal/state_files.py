@@ -20,7 +20,7 @@ from typing import Any
 
 import google_crc32c
 
-from streammeta.controller.ids import DirectoryId, EndOffset, Epoch, NodeId
+from streammeta.controller.ids import NONE_ID, DirectoryId, EndOffset, Epoch, NodeId
 from streammeta.controller.journal.errors import JournalDamagedError, WrongDirectoryError
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.log_view import LostPromise
@@ -35,8 +35,6 @@ DAMAGE_NAME = "damage.json"
 Fields = dict[str, Any]
 
 _VERSION = 1
-_ABSENT = -1
-"""Stands for no node in a file."""
 _MAX_FINDINGS = 100
 _MARK_LAYOUT = struct.Struct(">QQ?")  # sequence, end offset, whether the log is being cut there
 _MARK_SLOTS = (0, 4096)
@@ -101,8 +99,8 @@ def write_quorum_state(files: FileSystem, path: Path, state: QuorumState) -> Non
     fields = {
         "version": _VERSION,
         "epoch": state.epoch,
-        "leader_id": _ABSENT if state.leader_id is None else state.leader_id,
-        "voted_id": _ABSENT if vote is None else vote.node_id,
+        "leader_id": NONE_ID if state.leader_id is None else state.leader_id,
+        "voted_id": NONE_ID if vote is None else vote.node_id,
         "voted_directory_id": (vote.directory_id if vote else None) or "",
     }
     replace_sealed_json(files, path, fields)
@@ -126,8 +124,8 @@ def read_quorum_state(files: FileSystem, path: Path) -> QuorumState:
     vote = ReplicaKey(NodeId(voted), DirectoryId(directory) if directory else None)
     return QuorumState(
         epoch,
-        None if voted == _ABSENT else vote,
-        None if leader == _ABSENT else NodeId(leader),
+        None if voted == NONE_ID else vote,
+        None if leader == NONE_ID else NodeId(leader),
     )
 
 

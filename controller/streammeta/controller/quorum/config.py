@@ -33,16 +33,15 @@ class QuorumTimings:
         for name in ("election_timeout_ms", "fetch_timeout_ms", "request_timeout_ms"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)}; must be at least 1")
-        if self.fetch_max_wait_ms >= self.request_timeout_ms:
-            raise ValueError(
-                f"fetch_max_wait_ms: {self.fetch_max_wait_ms}; must be below "
-                f"request_timeout_ms ({self.request_timeout_ms}), or every long poll times out"
-            )
-        if self.fetch_max_wait_ms >= self.fetch_timeout_ms:
-            raise ValueError(
-                f"fetch_max_wait_ms: {self.fetch_max_wait_ms}; must be below "
-                f"fetch_timeout_ms ({self.fetch_timeout_ms}), or an idle leader is deposed"
-            )
+        for name, harm in (
+            ("request_timeout_ms", "every long poll times out"),
+            ("fetch_timeout_ms", "an idle leader is deposed"),
+        ):
+            if self.fetch_max_wait_ms >= getattr(self, name):
+                raise ValueError(
+                    f"fetch_max_wait_ms: {self.fetch_max_wait_ms}; must be below "
+                    f"{name} ({getattr(self, name)}), or {harm}"
+                )
 
     @property
     def heartbeat_ms(self) -> int:

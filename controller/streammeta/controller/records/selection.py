@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from streammeta.controller.records import record as rec
-from streammeta.controller.records.record import FACT_COLUMNS, Int64Column, Mask, Record
+from streammeta.controller.records.record import Int64Column, Mask, Record
 
 RecordT = TypeVar("RecordT", bound=Record)
 
@@ -117,27 +117,9 @@ def _cut_set_objects(
     objects = range_count > 0
     if not objects.any():
         return ()
-    ranges = rec.SetObjectRanges(
-        stream_id=record.ranges.stream_id[wanted],
-        start_offset=record.ranges.start_offset[wanted],
-        end_offset=record.ranges.end_offset[wanted],
-    )
-    return (
-        replace(
-            record,
-            object_id=record.object_id[objects],
-            order_id=record.order_id[objects],
-            object_size=record.object_size[objects],
-            attributes=record.attributes[objects],
-            range_count=range_count[objects],
-            ranges=ranges,
-            **{
-                name: getattr(record, name)[objects]
-                for name in (*FACT_COLUMNS, "content_digest")
-                if len(getattr(record, name))
-            },
-        ),
-    )
+    ranges = replace(record.ranges, **_cut_columns(record.ranges, wanted))
+    record = replace(record, range_count=range_count, ranges=ranges)
+    return (replace(record, **_cut_columns(record, objects)),)
 
 
 def _cut_rows(record: Any, selection: Selection) -> Sequence[Record]:

@@ -184,7 +184,7 @@ class Checkpointer:
         self._clock = clock
         self._on_error = on_error
         self._schedule = CheckpointSchedule(limits, clock.monotonic_ms())
-        self._newest = journal.snapshots[-1] if journal.snapshots else None
+        self._newest = journal.snapshots.kept[-1] if journal.snapshots.kept else None
         self._changed = asyncio.Event()
         self._is_stopping = False
         self._attempt: _Attempt | None = None
@@ -344,7 +344,7 @@ class Checkpointer:
 
     def _write(self, attempt: _Attempt) -> SnapshotWriter:
         """Write the file under a temporary name; in a thread."""
-        writer = self._journal.begin_snapshot(attempt.point.snapshot_id)
+        writer = self._journal.snapshots.begin(attempt.point.snapshot_id)
         try:
             attempt.write(_WatchfulSink(attempt, writer))
         except BaseException:

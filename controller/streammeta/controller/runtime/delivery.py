@@ -171,7 +171,7 @@ class Deliverer:
         self._journal = journal
         self._disk = disk
         self._state_machine = state_machine
-        self._delivery = Delivery(journal.snapshots[-1] if journal.snapshots else None)
+        self._delivery = Delivery(journal.snapshots.kept[-1] if journal.snapshots.kept else None)
         self._is_installing = False
         self._goes_on = False
         self._loading: asyncio.Task[None] | None = None
@@ -264,7 +264,7 @@ class Deliverer:
             self._host.enter(lambda: self._exchange(snapshot_id, install))
 
     def _read(self, snapshot_id: SnapshotId) -> Callable[[], None]:
-        with self._journal.open_snapshot(snapshot_id) as file:
+        with self._journal.snapshots.open(snapshot_id) as file:
             return self._state_machine.load(file, snapshot_id)
 
     def _exchange(self, snapshot_id: SnapshotId, install: Callable[[], None]) -> None:

@@ -141,9 +141,9 @@ class DiskWorker:
                 served = self.serve(work[index:])
                 return Progress((*reports, *served.reports), served.left, error)
         self._flush()
-        if may_refill and self._journal.shortage is not None:
-            self._journal.refill_reserve()
-        return Progress(self._take_reports(), full=self._journal.shortage)
+        if may_refill and self._journal.reserve.shortage is not None:
+            self._journal.reserve.refill()
+        return Progress(self._take_reports(), full=self._journal.reserve.shortage)
 
     def serve(self, work: Sequence[Work]) -> Progress:
         """Do work that depends on nothing before it: reads, trims, and the quorum-state.
@@ -201,7 +201,7 @@ class DiskWorker:
                 self._flush()  # the repaired entries must be durable first
                 journal.clear_damage()
             case WriteSnapshotChunk(snapshot_id=snapshot_id, position=position, data=data):
-                journal.write_snapshot_chunk(snapshot_id, position, data)
+                journal.snapshots.write_chunk(snapshot_id, position, data)
                 return
             case InstallSnapshot():
                 self._install(item)
@@ -249,11 +249,11 @@ class DiskWorker:
             self._reports.append(LogReadDone(item.read_id, batches))
 
     def _read_snapshot(self, item: ReadSnapshot) -> None:
-        chunk = self._journal.read_snapshot(item.snapshot_id, item.position, item.max_bytes)
+        chunk = self._journal.snapshots.read(item.snapshot_id, item.position, item.max_bytes)
         self._reports.append(SnapshotReadDone(item.read_id, chunk))
 
     def _may_trim(self, item: TrimLog) -> bool:
-        kept = self._journal.snapshots
+        kept = self._journal.snapshots.kept
         return bool(kept) and kept[-1].end_offset >= item.start_offset
 
     def _flush(self) -> None:
@@ -328,10 +328,10 @@ class JournalThread:
 
     def _run(self) -> None:
         try:
-            self._note_full(self._journal.shortage)
+            self._note_full(self._journal.reserve.shortage)
             while (work := self._next_work()) is not None:
                 self._carry_out(work)
-                self._journal.release_idle_snapshots()
+                self._journal.snapshots.release_idle()
         except BaseException as error:  # noqa: BLE001 (reported; the process ends on it)
             self._report(self._on_error, error)
 
@@ -378,7 +378,7 @@ class JournalThread:
 
     def _read_snapshot(self, item: ReadSnapshot) -> None:
         try:
-            chunk = self._journal.read_snapshot(item.snapshot_id, item.position, item.max_bytes)
+            chunk = self._journal.snapshots.read(item.snapshot_id, item.position, item.max_bytes)
         except BaseException as error:  # noqa: BLE001 (reported; the process ends on it)
             self._report(self._on_error, error)
         else:

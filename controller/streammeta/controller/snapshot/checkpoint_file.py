@@ -37,7 +37,6 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Protocol, TypeAlias
 
 import google_crc32c
@@ -224,12 +223,7 @@ class CheckpointReader:
     def __enter__(self) -> "CheckpointReader":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
