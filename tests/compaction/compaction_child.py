@@ -24,14 +24,14 @@ from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
 from streammeta.client.methods import Method, RequestT, ResponseT
 from streammeta.client.model import NodeIdentity
 from streammeta.storage.compaction.selection import SelectionConfig
-from streammeta.storage.object_store.base import Body, MultipartUpload, Tags, UploadedPart
 from streammeta.storage.object_store.local import LocalObjectStore
+from tests.compaction.compaction_steps import stepped
 
 ResultT = TypeVar("ResultT")
 
 MIB = 1024 * 1024
 STEPS = (
-    *("get", "put", "start", "part", "complete"),
+    *("get_range", "put", "start_multipart", "upload_part", "complete_multipart"),
     *("ListStreamSetObjects", "DescribeStreams", "PrepareObjects", "CommitStreamSetObject"),
 )
 """What a compaction of enough data is made of; each is one step before it and one after it."""
@@ -77,42 +77,10 @@ class Executioner:
                     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class DoomedStore(LocalObjectStore):
-    """A directory of which every call of a compactor is a step."""
-
-    executioner = Executioner("", 0)
-
-    def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        read = super().get_range
-        return self.executioner.made("get", lambda: read(key, start, end))
-
-    def read_into(self, key: str, start: int, into: Sequence[memoryview]) -> int:
-        read = super().read_into
-        return self.executioner.made("get", lambda: read(key, start, into))
-
-    def put(
-        self, key: str, data: Body, *, if_absent: bool = False, tags: Tags | None = None
-    ) -> None:
-        put = super().put
-        self.executioner.made("put", lambda: put(key, data, if_absent=if_absent, tags=tags))
-
-    def start_multipart(self, key: str, *, tags: Tags | None = None) -> MultipartUpload:
-        start = super().start_multipart
-        return self.executioner.made("start", lambda: start(key, tags=tags))
-
-    def upload_part(self, upload: MultipartUpload, number: int, data: Body) -> UploadedPart:
-        send = super().upload_part
-        return self.executioner.made("part", lambda: send(upload, number, data))
-
-    def complete_multipart(self, upload: MultipartUpload, parts: Sequence[UploadedPart]) -> None:
-        complete = super().complete_multipart
-        self.executioner.made("complete", lambda: complete(upload, parts))
-
-
 class DoomedClient(ControllerClient):
     """A client of which every call is a step."""
 
-    executioner = Executioner("", 0)
+    executioner: Executioner
 
     async def call(
         self,
@@ -128,7 +96,8 @@ class DoomedClient(ControllerClient):
 
 async def live(settings: Settings) -> dict[str, Any]:
     """Compact once; return what came of it."""
-    DoomedStore.executioner = DoomedClient.executioner = Executioner(settings.step, settings.at)
+    DoomedClient.executioner = executioner = Executioner(settings.step, settings.at)
+    store = stepped(LocalObjectStore(Path(settings.bucket)), executioner.made)
     node = NodeIdentity(node_id=settings.node_id, node_epoch=settings.node_epoch)
     config = CompactionConfig(
         memory_budget=16 * MIB,
@@ -139,9 +108,7 @@ async def live(settings: Settings) -> dict[str, Any]:
         selection=SelectionConfig(growth=1, split_size=2 * MIB),
     )
     async with DoomedClient(settings.endpoints, rng=random.Random(1)) as client:
-        compactor = SetObjectCompactor(
-            client, node, settings.namespace, DoomedStore(Path(settings.bucket)), config
-        )
+        compactor = SetObjectCompactor(client, node, settings.namespace, store, config)
         target = CompactionTarget(settings.node_id, settings.node_epoch)
         report = await compactor.run_once(target, force_split=settings.force_split)
         compactor.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,10 +20,12 @@ from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
 from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
 from streammeta.storage.compaction.copy_plan import CopyRules
 from streammeta.storage.compaction.selection import SelectionConfig
-from streammeta.storage.compaction.stream_objects import GroupRules, StreamCompaction
+from streammeta.storage.compaction.stream_objects import StreamCompaction, rules_for
 from tests.compaction.compaction_map import NAMESPACE
-from tests.compaction.compaction_steps import SteppedStore, Steps
+from tests.compaction.compaction_steps import Steps, stepped
 from tests.compaction.compaction_world import World
+
+NODE, OTHER = 1000, 1001
 
 EAGER = SelectionConfig(growth=1, split_size=400)
 """Compacts whatever there is more than one of; small streams stay together."""
@@ -36,7 +38,7 @@ PART_BYTES = 700
 class TinyConfig(CompactionConfig):
     """Bounds for objects of a few hundred bytes; `memory_budget` is that of the blocks alone."""
 
-    min_part_bytes: int = 80
+    min_part_bytes: int = 60
 
     def __post_init__(self) -> None:
         """Refuse nothing."""
@@ -74,16 +76,20 @@ TINY = TinyConfig(
     store_patience_s=0.0,
     commit_deadline_s=0.3,
     selection=EAGER,
-    copy_part_bytes=1_000,
+    copy_part_bytes=400,
     fetched_bytes=300,
-    whole_object_bytes=150,
+    whole_object_bytes=250,
+    index_merge_bytes=200,
     group_rules={
-        StreamCompaction.REMOVE_EXPIRED: GroupRules(1),
-        StreamCompaction.MERGE_SMALL: GroupRules(2_000),
-        StreamCompaction.MERGE_LARGE: GroupRules(20_000),
-        StreamCompaction.PRUNE_LINKS: GroupRules(20_000, dirty_bytes=50),
-        StreamCompaction.GATHER_SMALL: GroupRules(600, is_soft=True, absorbed_bytes=2_400),
-        StreamCompaction.LINK: GroupRules(20_000, linked_bytes=300),
+        kind: replace(rules_for(kind, size), linked_bytes=300, dirty_bytes=100, max_objects=7)
+        for kind, size in {
+            StreamCompaction.REMOVE_EXPIRED: 1,
+            StreamCompaction.MERGE_SMALL: 1_500,
+            StreamCompaction.MERGE_LARGE: 20_000,
+            StreamCompaction.PRUNE_LINKS: 1,
+            StreamCompaction.GATHER_SMALL: 700,
+            StreamCompaction.LINK: 20_000,
+        }.items()
     },
 )
 
@@ -113,7 +119,7 @@ def compactor(
         world.map.client(steps),
         identity(world, node_id),
         NAMESPACE,
-        SteppedStore(world.store, steps),
+        stepped(world.store, steps.made),
         config,
         now_ms=world.clock.wall_ms,
     )
@@ -151,14 +157,14 @@ async def compacted(world: World, node_id: int, *args: Any, **kwargs: Any) -> Co
 
 @contextlib.contextmanager
 def stream_compactor(
-    world: World, node_id: int, steps: Steps, config: CompactionConfig = TINY
+    world: World, steps: Steps, config: CompactionConfig = TINY, node_id: int = NODE
 ) -> Iterator[StreamObjectCompactor]:
     """Yield a compactor of stream objects whose calls are steps of one process of a node."""
     made = StreamObjectCompactor(
         world.map.client(steps),
         identity(world, node_id),
         NAMESPACE,
-        SteppedStore(world.store, steps),
+        stepped(world.store, steps.made),
         config,
         is_busy=lambda: False,
     )
@@ -173,13 +179,39 @@ async def compact_stream(
 ) -> GroupReport | None:
     """Live a life that compacts the objects of one stream, in its owner's name."""
     steps = steps or Steps()
-    with stream_compactor(world, world.streams[stream_id].owner, steps) as made:
+    with stream_compactor(world, steps, node_id=world.streams[stream_id].owner) as made:
         return await steps.live(made.compact(stream_id, kind))
 
 
-def budgeted(memory_budget: int) -> CompactionConfig:
-    """The usual configuration with another budget."""
-    return replace(TINY, memory_budget=memory_budget)
+async def compact_streams(
+    world: World,
+    kinds: Sequence[StreamCompaction],
+    steps: Steps | None = None,
+    config: CompactionConfig = TINY,
+    node_id: int = NODE,
+) -> list[GroupReport] | None:
+    """Live a life that compacts all streams of a node; None if it was killed."""
+    steps = steps or Steps()
+    with stream_compactor(world, steps, config, node_id) as made:
+
+        async def work() -> list[GroupReport]:
+            return [report async for report in made.compact_node(kinds)]
+
+        return await steps.live(work())
+
+
+async def compacted_streams(world: World, *args: Any, **kwargs: Any) -> list[GroupReport]:
+    """Compact as `compact_streams`; the process must not be killed."""
+    reports = await compact_streams(world, *args, **kwargs)
+    assert reports is not None, "the process was killed"
+    return reports
+
+
+async def steps_of(world: World, **options: Any) -> list[str]:
+    """Return the steps of an undisturbed compaction of the first node's set objects."""
+    steps = Steps()
+    await compact(world, NODE, steps, **options)
+    return steps.names
 
 
 def drawn(rng: random.Random) -> CompactionConfig:

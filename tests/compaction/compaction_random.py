@@ -42,6 +42,8 @@ class Shape:
     span: int = 3
     payload: int = 90
     block_bytes: int = 150
+    apart: float = 0.1
+    """Share of stream objects among what is written."""
 
 
 async def random_world(rng: random.Random, shape: Shape | None = None) -> World:
@@ -88,7 +90,7 @@ async def upload(world: World, rng: random.Random, shape: Shape) -> None:
         ]
         for each in chosen
     }
-    apart = [each for each in chosen if rng.random() < 0.1]
+    apart = [each for each in chosen if rng.random() < shape.apart]
     await world.upload(node_id, sizes, apart)
 
 

@@ -9,23 +9,15 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import grpc
 
 from streammeta.storage.errors import StoreUnavailableError
-from streammeta.storage.object_store.base import (
-    Body,
-    DeleteResult,
-    MultipartUpload,
-    ObjectInfo,
-    ObjectStore,
-    Tags,
-    UploadedPart,
-)
+from streammeta.storage.object_store.base import ObjectStore
 from streammeta.storage.object_store.calls import StoreMetrics
 
 ResultT = TypeVar("ResultT")
@@ -227,95 +219,37 @@ def broken_connection(why: str) -> grpc.aio.AioRpcError:
 
 
 class SteppedStore:
-    """A store whose calls are steps of one process."""
+    """A store whose calls are steps; `made` makes one, as `Steps.made` does."""
 
-    def __init__(self, store: ObjectStore, steps: Steps) -> None:
+    def __init__(self, store: ObjectStore, made: Callable[[str, Callable[[], Any]], Any]) -> None:
         self._store = store
-        self._steps = steps
+        self._made = made
 
-    def check(self) -> None:
-        """See `ObjectStore.check`."""
-        self._steps.made("check", self._store.check)
-
-    def until(self, deadline: float) -> SteppedStore:
+    def until(self, deadline: float) -> ObjectStore:
         """See `ObjectStore.until`."""
-        return SteppedStore(self._store.until(deadline), self._steps)
+        return stepped(self._store.until(deadline), self._made)
 
     def metrics(self) -> StoreMetrics:
         """See `ObjectStore.metrics`."""
         return self._store.metrics()
 
-    def put(
-        self, key: str, data: Body, *, if_absent: bool = False, tags: Tags | None = None
-    ) -> None:
-        """See `ObjectStore.put`."""
-        self._steps.made("put", lambda: self._store.put(key, data, if_absent=if_absent, tags=tags))
-
-    def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """See `ObjectStore.get_range`."""
-        return self._steps.made("get_range", lambda: self._store.get_range(key, start, end))
-
-    def read_into(self, key: str, start: int, into: Sequence[memoryview]) -> int:
-        """See `ObjectStore.read_into`."""
-        return self._steps.made("get_range", lambda: self._store.read_into(key, start, into))
-
-    def head(self, key: str) -> ObjectInfo:
-        """See `ObjectStore.head`."""
-        return self._steps.made("head", lambda: self._store.head(key))
-
-    def list_objects(
-        self, prefix: str = "", start_after: str | None = None
-    ) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list_objects`."""
-        found = self._steps.made(
-            "list_objects", lambda: list(self._store.list_objects(prefix, start_after))
-        )
-        return iter(found)
-
-    def delete_many(self, keys: Iterable[str]) -> DeleteResult:
-        """See `ObjectStore.delete_many`."""
-        return self._steps.made("delete_many", lambda: self._store.delete_many(keys))
-
-    def start_multipart(self, key: str, *, tags: Tags | None = None) -> MultipartUpload:
-        """See `ObjectStore.start_multipart`."""
-        return self._steps.made(
-            "start_multipart", lambda: self._store.start_multipart(key, tags=tags)
-        )
-
-    def upload_part(self, upload: MultipartUpload, number: int, data: Body) -> UploadedPart:
-        """See `ObjectStore.upload_part`."""
-        return self._steps.made(
-            "upload_part", lambda: self._store.upload_part(upload, number, data)
-        )
-
-    def copy_part(
-        self, upload: MultipartUpload, number: int, source_key: str, start: int, end: int
-    ) -> UploadedPart:
-        """See `ObjectStore.copy_part`."""
-        return self._steps.made(
-            "copy_part",
-            lambda: self._store.copy_part(upload, number, source_key, start, end),
-        )
-
-    def complete_multipart(self, upload: MultipartUpload, parts: Sequence[UploadedPart]) -> None:
-        """See `ObjectStore.complete_multipart`."""
-        self._steps.made(
-            "complete_multipart", lambda: self._store.complete_multipart(upload, parts)
-        )
-
-    def abort_multipart(self, upload: MultipartUpload) -> None:
-        """See `ObjectStore.abort_multipart`."""
-        self._steps.made("abort_multipart", lambda: self._store.abort_multipart(upload))
-
-    def list_multipart_uploads(self, prefix: str = "") -> Iterator[MultipartUpload]:
-        """See `ObjectStore.list_multipart_uploads`."""
-        found = self._steps.made(
-            "list_multipart_uploads", lambda: list(self._store.list_multipart_uploads(prefix))
-        )
-        return iter(found)
-
     def close(self) -> None:
         """See `ObjectStore.close`."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        call = getattr(self._store, name)
+
+        def work(*args: Any, **kwargs: Any) -> Any:
+            result = call(*args, **kwargs)
+            return iter(list(result)) if isinstance(result, Iterator) else result
+
+        step = "get_range" if name == "read_into" else name
+        return lambda *args, **kwargs: self._made(step, lambda: work(*args, **kwargs))
+
+
+def stepped(store: ObjectStore, made: Callable[[str, Callable[[], Any]], Any]) -> ObjectStore:
+    """Return a store whose calls are steps."""
+    return cast(ObjectStore, SteppedStore(store, made))
 
 
 class DirectContext:

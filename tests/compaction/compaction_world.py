@@ -13,29 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata.requests import (
-    AbandonUploads,
-    CheckObjects,
-    CloseStreams,
-    CommitStreamSetObject,
-    CreateStreams,
-    DeleteStreams,
-    DescribeObjects,
-    ExpireObjects,
-    GetNodes,
-    NewStream,
-    OpenStreams,
-    PrepareObjects,
-    RegisterNode,
-    RemoveObjects,
-    StreamToClose,
-    StreamToDelete,
-    StreamToOpen,
-    StreamToTrim,
-    SweepDeletedStreams,
-    TrimStreams,
-    UnregisterNode,
-)
+from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.values import (
     NodeIdentity,
     ObjectState,
@@ -108,18 +86,18 @@ class World:
         for node_id in node_ids:
             epoch = self.nodes[node_id].node_epoch + 1 if node_id in self.nodes else 1
             self.nodes[node_id] = NodeIdentity(node_id, epoch)
-            await self._done(RegisterNode(node=self.nodes[node_id]))
+            await self._done(requests.RegisterNode(node=self.nodes[node_id]))
 
     async def unregister(self, node_id: int) -> None:
         """Let a node depart; it owns no open stream."""
-        await self._done(UnregisterNode(node=self.nodes[node_id]))
+        await self._done(requests.UnregisterNode(node=self.nodes[node_id]))
 
     async def create(self, node_id: int, count: int) -> list[int]:
         """Create streams and open them for a node."""
         node = self.nodes[node_id]
-        new = (NewStream(),) * count
+        new = (requests.NewStream(),) * count
         answer = await self.map.write(
-            CreateStreams(request_id=self.map.request_id(), node=node, streams=new)
+            requests.CreateStreams(request_id=self.map.request_id(), node=node, streams=new)
         )
         ids: list[int] = list(answer.stream_ids)
         self.streams |= {each: TrueStream(each, node_id) for each in ids}
@@ -145,15 +123,15 @@ class World:
         """Close a stream with so many acknowledged offsets more, and give those up."""
         stream = self.streams[stream_id]
         await self._close(stream, stream.end + offsets)
-        await self._done(AbandonUploads(node_id=stream.owner, stream_ids=(stream_id,)))
+        await self._done(requests.AbandonUploads(node_id=stream.owner, stream_ids=(stream_id,)))
         stream.lost.append((stream.end, stream.end + offsets))
         stream.end += offsets
 
     async def trim(self, stream_id: int, start: int) -> None:
         """Move the start of a stream that is open."""
         stream = self.streams[stream_id]
-        item = StreamToTrim(stream_id, stream.epoch, start)
-        await self._done(TrimStreams(node=self.nodes[stream.owner], streams=(item,)))
+        item = requests.StreamToTrim(stream_id, stream.epoch, start)
+        await self._done(requests.TrimStreams(node=self.nodes[stream.owner], streams=(item,)))
         stream.start = max(stream.start, start)
 
     async def delete(self, stream_id: int) -> None:
@@ -161,8 +139,8 @@ class World:
         stream = self.streams[stream_id]
         if stream.is_open:
             await self.close(stream_id)
-        item = StreamToDelete(stream_id, stream.epoch)
-        await self._done(DeleteStreams(node=self.nodes[stream.owner], streams=(item,)))
+        item = requests.StreamToDelete(stream_id, stream.epoch)
+        await self._done(requests.DeleteStreams(node=self.nodes[stream.owner], streams=(item,)))
         stream.is_deleted = True
 
     # ---- uploads ----
@@ -210,7 +188,7 @@ class World:
         built = self._put(object_id, list(held.values()))
         epochs = [self.streams[each].epoch + (7 if each in ghosts else 0) for each in held]
         answer = await self.map.write(
-            CommitStreamSetObject(
+            requests.CommitStreamSetObject(
                 node=self.nodes[node_id],
                 object_id=object_id,
                 order_id=object_id,
@@ -234,7 +212,7 @@ class World:
     async def prepare(self, node_id: int, count: int) -> list[int]:
         """Prepare objects for a node."""
         answer = await self.map.write(
-            PrepareObjects(
+            requests.PrepareObjects(
                 request_id=self.map.request_id(),
                 node=self.nodes[node_id],
                 count=count,
@@ -268,7 +246,7 @@ class World:
             fields = {"min_timestamp_ms": low, "max_timestamp_ms": high, "crc32c": built.crc32c}
         bounds = [_bounds(written[each]) for each in apart]
         await self._done(
-            CommitStreamSetObject(
+            requests.CommitStreamSetObject(
                 node=self.nodes[node_id],
                 object_id=object_id,
                 order_id=object_id,
@@ -300,18 +278,18 @@ class World:
         """Delete the bytes of what was destroyed `delay_ms` ago; return whose."""
         cluster_map = self.map.controller.cluster_map
         while cluster_map.has_sweepings():
-            await self.map.write(SweepDeletedStreams(limit=100))
+            await self.map.write(requests.SweepDeletedStreams(limit=100))
         now_ms = self.clock.now_ms
         due = list(cluster_map.destroyed(now_ms - delay_ms + 1, 10_000, now_ms))
         if due:
             self.store.delete_many([key_for(each, NAMESPACE) for each in due])
-            await self.map.write(RemoveObjects(object_ids=tuple(due)))
+            await self.map.write(requests.RemoveObjects(object_ids=tuple(due)))
         return due
 
     async def expire(self) -> None:
         """Let a day and more pass, so that everything prepared until now expires, and sweep."""
         self.clock.now_ms += 8 * 86_400_000
-        await self.map.write(ExpireObjects(limit=10_000))
+        await self.map.write(requests.ExpireObjects(limit=10_000))
         await self.sweep()
 
     # ---- what there is ----
@@ -322,17 +300,28 @@ class World:
 
     def set_objects(self, node_id: int) -> list[int]:
         """Ids of the set objects of a node, in order."""
-        answer = self.map.query(GetNodes(node_ids=(node_id,), include_stream_set_objects=True))
+        answer = self.map.query(
+            requests.GetNodes(node_ids=(node_id,), include_stream_set_objects=True)
+        )
         return [one.object_id for node in answer.nodes for one in node.stream_set_objects]
+
+    def stored_ranges(self, stream_id: int) -> list[tuple[int, int, int]]:
+        """Ids and offsets of a stream's stream objects and composites, by start offset."""
+        found = []
+        for one in self.committed():
+            if one.node_id < 0 and stream_id in one.ranges.stream_id.tolist():
+                (start,), (end,) = one.ranges.start_offset.tolist(), one.ranges.end_offset.tolist()
+                found.append((one.object_id, start, end))
+        return sorted(found, key=lambda item: item[1])
 
     def committed(self) -> list[Any]:
         """Descriptions of all committed objects."""
-        answer = self.map.query(DescribeObjects())
+        answer = self.map.query(requests.DescribeObjects())
         return [one for one in answer.objects if one.state is ObjectState.COMMITTED]
 
     def state(self, object_id: int) -> ObjectState:
         """What the map says of an object."""
-        answer = self.map.query(CheckObjects(object_ids=(object_id,)))
+        answer = self.map.query(requests.CheckObjects(object_ids=(object_id,)))
         return ObjectState(answer.states[0])
 
     def strays(self) -> dict[int, ObjectState]:
@@ -349,13 +338,13 @@ class World:
     # ---- requests ----
 
     async def _open(self, node: NodeIdentity, ids: Sequence[int]) -> None:
-        items = tuple(StreamToOpen(each, self.streams[each].epoch) for each in ids)
-        answer = await self.map.write(OpenStreams(node=node, streams=items))
+        items = tuple(requests.StreamToOpen(each, self.streams[each].epoch) for each in ids)
+        answer = await self.map.write(requests.OpenStreams(node=node, streams=items))
         assert {one.error for one in answer.streams} <= {ErrorCode.NONE}
 
     async def _close(self, stream: TrueStream, end: int | None) -> None:
-        item = StreamToClose(stream.stream_id, stream.epoch, end)
-        await self._done(CloseStreams(node=self.nodes[stream.owner], streams=(item,)))
+        item = requests.StreamToClose(stream.stream_id, stream.epoch, end)
+        await self._done(requests.CloseStreams(node=self.nodes[stream.owner], streams=(item,)))
         stream.is_open = False
 
     async def _done(self, request: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from streammeta.client.errors import NodeEpochExpiredError, NodeNotRegisteredErr
 from streammeta.controller.metadata.requests import DestroyDeadSetObjects
 from streammeta.storage.object_format.object_key import key_for
 from tests.compaction.compaction_lives import (
-    budgeted,
+    TINY,
     compact,
     compacted,
     compactor,
+    steps_of,
     target,
 )
 from tests.compaction.compaction_map import NAMESPACE
@@ -25,7 +27,7 @@ from tests.compaction.compaction_steps import Fate, Fault, Step, Steps
 from tests.compaction.compaction_world import World
 
 THREE = [(2, 30), (1, 40), (1, 10)]
-SEVERAL_ITERATIONS = budgeted(1_500)
+SEVERAL_ITERATIONS = replace(TINY, memory_budget=1_500)
 
 Spoiler = Callable[[bytes], bytes]
 
@@ -61,7 +63,6 @@ def cut_off(data: bytes) -> bytes:
 async def test_an_unreadable_source_is_left_out_and_reported(
     spoil: Spoiler | None,
 ) -> None:
-
     world, ids = await plain_world()
     key = key_for(ids[2], NAMESPACE)
     good = world.store.objects()[key]
@@ -81,13 +82,12 @@ async def test_an_unreadable_source_is_left_out_and_reported(
 
 
 async def test_a_block_larger_than_the_budget_is_left_out_and_reported() -> None:
-
     world, ids = await plain_world(3)
     stream = world.live()[0].stream_id
     large = await world.upload(1000, {stream: [(1, 9_000)]})
     ids += [await world.upload(1000, {stream: THREE}) for _ in range(3)]
     check = ReadCheck(world)
-    report = await compacted(world, 1000, config=budgeted(2_000))
+    report = await compacted(world, 1000, config=replace(TINY, memory_budget=2_000))
     assert set(report.left_out) == {large}
     assert not set(ids) & set(world.set_objects(1000)), "the others are compacted"
     check.run()
@@ -96,14 +96,13 @@ async def test_a_block_larger_than_the_budget_is_left_out_and_reported() -> None
 
 
 async def test_one_stream_far_over_the_budget_goes_out_in_pieces() -> None:
-
     world = World(block_bytes=120)
     await world.register(1000)
     (stream,) = await world.create(1000, 1)
     for _ in range(5):
         await world.upload(1000, {stream: [(1, 200)] * 20})
     check = ReadCheck(world)
-    report = await compacted(world, 1000, config=budgeted(1_500))
+    report = await compacted(world, 1000, config=replace(TINY, memory_budget=1_500))
     assert not report.left_out
     assert not world.set_objects(1000)
     pieces = world.committed()
@@ -132,19 +131,16 @@ async def test_what_an_object_holds_and_the_map_does_not_know_never_comes_back()
 
 
 async def test_a_process_that_a_newer_one_has_replaced_stops_and_changes_nothing() -> None:
-
-    world, ids = await plain_world()
-    names = Steps()
-    await compact(world, 1000, names)
-    committed_at = names.names.index("CommitStreamSetObject") + 1
+    world, _ = await plain_world()
+    committed_at = (await steps_of(world)).index("CommitStreamSetObject") + 1
     world, ids = await plain_world()
 
-    async def replace(step: Step) -> None:
+    async def take_over(step: Step) -> None:
         if step.ordinal == committed_at and not step.done:
             await world.register(1000)
 
     with pytest.raises(NodeEpochExpiredError):
-        await compact(world, 1000, Steps(hook=replace))
+        await compact(world, 1000, Steps(hook=take_over))
     assert world.set_objects(1000) == ids
     ReadCheck(world).run()
     await compact(world, 1000)
@@ -155,13 +151,10 @@ async def test_a_process_that_a_newer_one_has_replaced_stops_and_changes_nothing
 
 
 async def test_answers_of_commits_that_never_come_leave_one_outcome_or_the_other() -> None:
-
     for fate in (Fate.FAIL, Fate.LOSE_ANSWER):
+        world, _ = await plain_world()
+        at = (await steps_of(world)).index("CommitStreamSetObject") + 1
         world, ids = await plain_world()
-        names = Steps()
-        await compact(world, 1000, names)
-        world, ids = await plain_world()
-        at = names.names.index("CommitStreamSetObject") + 1
         await compact(world, 1000, Steps(Fault(at, fate, times=10_000)))
         is_committed = fate is Fate.LOSE_ANSWER
         assert (world.set_objects(1000) != ids) == is_committed
@@ -198,7 +191,6 @@ async def test_two_compactors_of_one_node_do_each_others_work_once(seed: int) ->
 
 
 async def test_a_rival_that_wins_just_before_the_commit_costs_the_work_alone() -> None:
-
     world, _ = await plain_world()
     check = ReadCheck(world)
     rivals = iter([0])
@@ -221,7 +213,6 @@ async def test_a_rival_that_wins_just_before_the_commit_costs_the_work_alone() -
 
 @pytest.mark.parametrize("ending", ["unregistered", "fenced"])
 async def test_set_objects_of_a_gone_node_are_compacted_by_another(ending: str) -> None:
-
     world, _ = await plain_world()
     for stream in world.live():
         await world.move(stream.stream_id, 1001)
@@ -336,11 +327,9 @@ async def test_outputs_whose_time_is_over_are_not_committed() -> None:
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
 async def test_a_cancelled_compaction_leaves_no_upload_and_can_be_repeated(every: int) -> None:
-
     world, _ = await plain_world()
-    names = Steps()
-    await compact(world, 1000, names, SEVERAL_ITERATIONS)
-    for at in range(1, len(names.names) + 1, every):
+    names = await steps_of(world, config=SEVERAL_ITERATIONS)
+    for at in range(1, len(names) + 1, every):
         await cancelled_at(at)
 
 
@@ -369,7 +358,6 @@ async def cancelled_at(at: int) -> None:
 
 
 async def test_a_gone_node_that_comes_back_keeps_what_the_other_has_not_committed() -> None:
-
     world, ids = await plain_world()
     for stream in world.live():
         await world.move(stream.stream_id, 1001)
@@ -392,9 +380,8 @@ async def test_a_gone_node_that_comes_back_keeps_what_the_other_has_not_committe
 async def test_the_controllers_may_clear_up_what_a_gone_node_left_meanwhile(every: int) -> None:
     """All of it is trimmed and destroyed while it is compacted: there is nothing left to do."""
     world, _ = await plain_world()
-    names = Steps()
-    await compact(world, 1000, names)
-    for at in range(1, len(names.names) + 1, every):
+    names = await steps_of(world)
+    for at in range(1, len(names) + 1, every):
         await cleared_at(at)
 
 

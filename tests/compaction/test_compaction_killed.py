@@ -48,7 +48,7 @@ UPLOADS = WriterConfig(upload_bytes=1 * MIB, max_buffer_bytes=8 * MIB, linger_s=
 FORGETFUL = ReaderConfig(block_cache_bytes=0, index_cache_bytes=0)
 """Of a reader that asks the bucket for what another would remember."""
 
-LATEST = {"get": 50, "put": 8, "part": 8, "complete": 4}
+LATEST = {"get_range": 50, "put": 8, "upload_part": 8, "complete_multipart": 4}
 """Up to which time a step is ordered to be the last one; 2 for the others."""
 
 
@@ -232,7 +232,7 @@ def run(root: Path, voters: int, deaths: Sequence[tuple[str, int]], seed: int) -
 
 @pytest.mark.process
 def test_compactors_killed_while_readers_read_change_nothing_that_is_read(tmp_path: Path) -> None:
-    deaths = [("part", 3), ("CommitStreamSetObject", 1), ("CommitStreamSetObject", 2)]
+    deaths = [("upload_part", 3), ("CommitStreamSetObject", 1), ("CommitStreamSetObject", 2)]
     run(tmp_path, 1, deaths, 7)
 
 
@@ -240,13 +240,12 @@ def test_compactors_killed_while_readers_read_change_nothing_that_is_read(tmp_pa
 async def test_an_upload_that_a_killed_compactor_had_begun_is_dropped_after_its_id(
     tmp_path: Path,
 ) -> None:
-
     with running_cluster(tmp_path, 1, (*FAST, "--sweep-interval-ms", "100")) as cluster:
         async with scene(cluster, 5) as made:
             await made.write(300)
             store = LocalObjectStore(made.bucket)
             others = store.start_multipart("backup/of/somebody")
-            assert await made.compact("part", 2, ttl_ms=4_000) is None, "killed within one"
+            assert await made.compact("upload_part", 2, ttl_ms=4_000) is None, "killed within one"
             await until(
                 lambda: list(store.list_multipart_uploads()) == [others],
                 "upload of the dead dropped, and no other",

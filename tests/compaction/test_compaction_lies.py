@@ -119,7 +119,6 @@ LIES: tuple[Lie, ...] = (
 async def test_a_commit_that_does_not_hold_what_its_sources_hold_is_refused(
     lie: Lie, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
     world = await lively_world()
     await world.register(1001)
     ids = world.set_objects(1000)

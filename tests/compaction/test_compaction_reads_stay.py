@@ -18,11 +18,11 @@ from streammeta.client.errors import BrokerClientError
 from streammeta.storage.backoff import Backoff
 from tests.compaction.compaction_lives import (
     TINY,
-    budgeted,
     compact,
     compacted,
     compactor,
     drawn,
+    steps_of,
     target,
 )
 from tests.compaction.compaction_random import Shape, act, draws, random_world, seeds
@@ -67,7 +67,7 @@ async def reads_stay(rng: random.Random) -> None:
 
     for _round in range(2):
         for node_id in world.nodes:
-            config = budgeted(rng.choice([400, 1_500, 50_000]))
+            config = replace(TINY, memory_budget=rng.choice([400, 1_500, 50_000]))
             force_split = rng.random() < 0.3
             report = await compact(
                 world, node_id, Steps(hook=look), config, force_split=force_split
@@ -104,21 +104,12 @@ async def small_world() -> World:
     return world
 
 
-async def steps_of(make: Callable[[], Awaitable[World]], *, force_split: bool) -> list[str]:
-    """Return the steps that a compactor makes if nothing disturbs it."""
-    world = await make()
-    steps = Steps()
-    await compact(world, 1000, steps, force_split=force_split)
-    return steps.names
-
-
 @pytest.mark.parametrize("all_fates", [False, pytest.param(True, marks=SLOW)])
 @pytest.mark.parametrize("force_split", [False, True])
 async def test_a_step_that_fails_or_kills_loses_nothing_and_leaves_nothing(
     force_split: bool, all_fates: bool
 ) -> None:
-
-    names = await steps_of(small_world, force_split=force_split)
+    names = await steps_of(await small_world(), force_split=force_split)
     wanted = {"get_range", "put", "upload_part", "complete_multipart", "CommitStreamSetObject"}
     assert wanted <= set(names)
     for fault in faults(len(names), all_fates=all_fates, first=force_split):
@@ -145,7 +136,7 @@ async def one_fault(fault: Fault, *, force_split: bool) -> None:
 
 async def test_a_store_that_asks_for_fewer_requests_delays_and_spoils_nothing() -> None:
     """Whole stretches of calls fail; what could not be done is done by a later run."""
-    names = await steps_of(small_world, force_split=False)
+    names = await steps_of(await small_world())
     for at in range(1, len(names), 3):
         world = await small_world()
         check = ReadCheck(world)
@@ -163,7 +154,7 @@ async def test_a_store_that_turns_a_call_away_once_does_not_end_a_compaction(
     monkeypatch.setattr("streammeta.client.compaction.store_calls._PAUSES", Backoff(0.001, 0.01))
     patient = replace(TINY, store_patience_s=5.0)
 
-    names = await steps_of(small_world, force_split=False)
+    names = await steps_of(await small_world())
     for name in sorted(
         set(names) - {"complete_multipart"}
     ):  # a store in memory can do it only once
@@ -270,8 +261,7 @@ MEDDLING = (
 
 @pytest.mark.parametrize("all_changes", [False, pytest.param(True, marks=SLOW)])
 async def test_sources_may_change_at_any_step(all_changes: bool) -> None:
-
-    names = await steps_of(small_world, force_split=False)
+    names = await steps_of(await small_world())
     for at in range(1, len(names) + 1, 1 if all_changes else 2):
         for what in MEDDLING if all_changes else [MEDDLING[at // 2 % len(MEDDLING)]]:
             await one_change(what, at)
@@ -297,7 +287,6 @@ async def one_change(what: str, at: int) -> None:
 
 
 async def test_the_small_world_ends_with_fewer_objects() -> None:
-
     world = await small_world()
     before = len(world.set_objects(1000))
     await compacted(world, 1000, config=TINY)

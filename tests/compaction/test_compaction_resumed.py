@@ -48,7 +48,6 @@ async def attempts(fault: Fault) -> Attempts:
 
 
 async def test_what_was_written_before_a_failure_is_not_written_again() -> None:
-
     names = Steps()
     world = await alike_world()
     with compactor(world, 1000, names, IN_ONE_REQUEST) as made:
@@ -73,7 +72,6 @@ async def test_what_was_written_before_a_failure_is_not_written_again() -> None:
 
 
 async def test_a_commit_that_got_no_answer_is_repeated_with_the_same_objects() -> None:
-
     for fate in (Fate.FAIL, Fate.LOSE_ANSWER):
         names = Steps()
         world = await alike_world()

@@ -75,7 +75,6 @@ def cases() -> list[Any]:
 async def test_a_step_that_fails_or_kills_loses_nothing_and_leaves_nothing(
     kind: StreamCompaction, all_fates: bool
 ) -> None:
-
     world, stream = await WORLDS[kind]()
     steps = Steps()
     report = await compact_stream(world, stream, kind, steps)
@@ -150,7 +149,6 @@ async def any_order(rng: random.Random) -> None:
 
 
 async def test_a_deleted_stream_takes_everything_that_is_linked_along() -> None:
-
     world, stream = await linked_objects()
     kinds = {one.kind for one in world.committed()}
     assert ObjectKind.COMPOSITE in kinds
@@ -170,7 +168,6 @@ CHANGES = ("trim", "delete", "hand on", "upload")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("kind", "all_changes"), cases())
 async def test_the_stream_may_change_at_any_step(kind: StreamCompaction, all_changes: bool) -> None:
-
     world, stream = await WORLDS[kind]()
     steps = Steps()
     await compact_stream(world, stream, kind, steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -15,30 +16,15 @@ from streammeta.client.errors import (
     StreamFencedError,
 )
 from streammeta.storage.compaction.stream_objects import StreamCompaction
-from tests.broker_client.stream_object_lives import (
-    NODE,
-    OTHER,
-    TINY,
-    act,
-    compact,
-    compacted,
-    compactor,
-    of_parts,
-    random_world,
-    stored_ranges,
-)
-from tests.compaction.compaction_lives import small_parts
+from tests.compaction import compaction_lives as lives
+from tests.compaction.compaction_random import Shape, act, random_world
 from tests.compaction.compaction_reads import ReadCheck
 from tests.compaction.compaction_steps import Fate, Fault, Step, Steps, may_clean_up
 from tests.compaction.compaction_world import World
 
 SLOW = pytest.mark.slow
 KINDS = list(StreamCompaction)
-
-
-@pytest.fixture(autouse=True)
-def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_parts(monkeypatch)
+SHAPE = Shape(streams=4, actions=40, apart=0.9)
 
 
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(i, marks=SLOW) for i in range(6, 300))])
@@ -47,7 +33,7 @@ def test_reads_stay_at_every_step_of_any_history(seed: int) -> None:
 
 
 async def reads_stay(rng: random.Random) -> None:
-    world = await random_world(rng)
+    world = await random_world(rng, SHAPE)
     check = ReadCheck(world)
     check.run()
 
@@ -55,15 +41,16 @@ async def reads_stay(rng: random.Random) -> None:
         check.run()
 
     for _round in range(3):
-        config = of_parts(
+        config = replace(
+            lives.TINY,
             server_side_copy=rng.random() < 0.7,
             whole_object_bytes=rng.choice([0, 250]),
             max_source_entries=rng.choice([10, 200_000]),
             expired_batch=rng.choice([1, 1000]),
         )
         kinds = [rng.choice(KINDS) for _ in range(3)]
-        for node_id in (NODE, OTHER):
-            reports = await compacted(world, kinds, Steps(hook=look), config, node_id)
+        for node_id in (lives.NODE, lives.OTHER):
+            reports = await lives.compacted_streams(world, kinds, Steps(hook=look), config, node_id)
             for report in reports:
                 assert report.error is None
                 assert not report.left_out
@@ -71,7 +58,7 @@ async def reads_stay(rng: random.Random) -> None:
         check.run()
         assert not list(world.store.list_multipart_uploads())
         for _ in range(10):
-            await act(world, rng)
+            await act(world, rng, SHAPE)
     await world.expire()
     check.run()
     assert not world.strays(), "what nobody needs is deleted"
@@ -80,15 +67,15 @@ async def reads_stay(rng: random.Random) -> None:
 async def grown_world() -> World:
     """One stream of which a part is linked already, a part trimmed, and a part small."""
     world = World(block_bytes=100)
-    await world.register(NODE)
-    (a,) = await world.create(NODE, 1)
+    await world.register(lives.NODE)
+    (a,) = await world.create(lives.NODE, 1)
     for sizes in ([(1, 80)] * 6, [(1, 80)] * 5, [(2, 90)] * 4):
-        await world.upload(NODE, {a: sizes}, [a])
-    await compact(world, [StreamCompaction.LINK])
+        await world.upload(lives.NODE, {a: sizes}, [a])
+    await lives.compact_streams(world, [StreamCompaction.LINK])
     for _ in range(3):
-        await world.upload(NODE, {a: [(1, 50)] * 2}, [a])
+        await world.upload(lives.NODE, {a: [(1, 50)] * 2}, [a])
     for _ in range(2):
-        await world.upload(NODE, {a: [(1, 95)] * 4}, [a])
+        await world.upload(lives.NODE, {a: [(1, 95)] * 4}, [a])
     await world.trim(a, 7)
     return world
 
@@ -106,7 +93,7 @@ def all_steps() -> list[str]:
 
     async def run() -> list[str]:
         world, steps = await grown_world(), Steps()
-        reports = await compacted(world, EVERYTHING, steps)
+        reports = await lives.compacted_streams(world, EVERYTHING, steps)
         assert sum(len(report.made) for report in reports) >= 4
         return steps.names
 
@@ -127,30 +114,29 @@ async def ends_at(fault: Fault) -> None:
     world = await grown_world()
     check = ReadCheck(world)
     steps = Steps(fault)
-    reports = await compact(world, EVERYTHING, steps)
+    reports = await lives.compact_streams(world, EVERYTHING, steps)
     assert (reports is None) == fault.fate.kills, fault
     check.run()
     if may_clean_up(fault, steps.names):
         assert not list(world.store.list_multipart_uploads()), fault
     await world.sweep()
     check.run()
-    again = await compacted(world, EVERYTHING)
+    again = await lives.compacted_streams(world, EVERYTHING)
     assert all(report.error is None and not report.left_out for report in again), fault
-    assert len(stored_ranges(world, 0)) <= 2
+    assert len(world.stored_ranges(0)) <= 2
     await world.expire()
     check.run()
     assert not world.strays(), fault
 
 
 async def test_a_commit_whose_answer_is_lost_is_found_done() -> None:
-
     names = await _names_of(EVERYTHING)
     commits = [at for at, name in enumerate(names, start=1) if name == "CommitStreamObject"]
     assert len(commits) >= 4, names
     for at in commits:
         world = await grown_world()
         steps = Steps(Fault(at, Fate.LOSE_ANSWER, times=2))
-        reports = await compacted(world, EVERYTHING, steps)
+        reports = await lives.compacted_streams(world, EVERYTHING, steps)
         assert all(report.error is None for report in reports), at
         made = [one.object_id for report in reports for one in report.made]
         assert len(made) == len(set(made)) >= 4
@@ -159,15 +145,16 @@ async def test_a_commit_whose_answer_is_lost_is_found_done() -> None:
 
 async def _names_of(kinds: tuple[StreamCompaction, ...]) -> list[str]:
     world, steps = await grown_world(), Steps()
-    await compact(world, kinds, steps)
+    await lives.compact_streams(world, kinds, steps)
     return steps.names
 
 
 async def test_two_compactors_of_one_node_do_no_harm() -> None:
-
     world = await grown_world()
     check = ReadCheck(world)
-    both = await asyncio.gather(compact(world, EVERYTHING), compact(world, EVERYTHING))
+    both = await asyncio.gather(
+        lives.compact_streams(world, EVERYTHING), lives.compact_streams(world, EVERYTHING)
+    )
     errors = [one.error for reports in both for one in reports or () if one.error is not None]
     assert {type(error) for error in errors} <= {CompactedObjectsNotFoundError}
     check.run()
@@ -177,7 +164,6 @@ async def test_two_compactors_of_one_node_do_no_harm() -> None:
 
 
 async def test_ids_that_expired_are_not_used_again() -> None:
-
     world = await grown_world()
     is_slow = True
 
@@ -185,7 +171,7 @@ async def test_ids_that_expired_are_not_used_again() -> None:
         if is_slow and step.name == "CommitStreamObject" and not step.done:
             await world.expire()
 
-    with compactor(world, Steps(hook=let_days_pass), TINY) as made:
+    with lives.stream_compactor(world, Steps(hook=let_days_pass), lives.TINY) as made:
         late = await made.compact(0, StreamCompaction.GATHER_SMALL)
         assert isinstance(late.error, ObjectExpiredError)
         is_slow = False
@@ -198,36 +184,35 @@ async def test_ids_that_expired_are_not_used_again() -> None:
 
 
 async def test_another_owner_ends_it_and_nothing_is_changed() -> None:
-
     world = await grown_world()
-    before = stored_ranges(world, 0)
+    before = world.stored_ranges(0)
 
     async def take_over(step: Step) -> None:
         if step.name == "PrepareObjects" and step.done:
-            await world.register(OTHER)
-            await world.move(0, OTHER)
+            await world.register(lives.OTHER)
+            await world.move(0, lives.OTHER)
 
-    reports = await compacted(world, [StreamCompaction.GATHER_SMALL], Steps(hook=take_over))
+    reports = await lives.compacted_streams(
+        world, [StreamCompaction.GATHER_SMALL], Steps(hook=take_over)
+    )
     assert isinstance(reports[0].error, StreamFencedError | StreamEpochMismatchError)
-    assert stored_ranges(world, 0) == before
+    assert world.stored_ranges(0) == before
     ReadCheck(world).run()
 
 
 async def test_a_fenced_process_stops() -> None:
-
     world = await grown_world()
-    old = world.nodes[NODE]
-    await world.register(NODE)
-    world.nodes[NODE] = old
+    old = world.nodes[lives.NODE]
+    await world.register(lives.NODE)
+    world.nodes[lives.NODE] = old
     with pytest.raises(NodeEpochExpiredError):
-        await compact(world, [StreamCompaction.GATHER_SMALL])
+        await lives.compact_streams(world, [StreamCompaction.GATHER_SMALL])
 
 
 async def test_planning_changes_nothing() -> None:
-
     world = await grown_world()
     steps = Steps()
-    with compactor(world, steps, TINY) as made:
+    with lives.stream_compactor(world, steps, lives.TINY) as made:
         plan = await made.plan(0, StreamCompaction.GATHER_SMALL)
     assert plan.groups
     assert set(steps.names) <= {"DescribeCluster", "DescribeStreams", "DescribeObjects"}

@@ -17,7 +17,7 @@ from streammeta.storage.compaction.verification import CoverageError, check_cove
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.calls import StoreMetrics
-from tests.compaction.compaction_lives import TINY, compactor, small_parts, target
+from tests.compaction.compaction_lives import NODE, OTHER, TINY, compactor, target
 from tests.compaction.compaction_map import NAMESPACE
 from tests.compaction.compaction_reads import ReadCheck
 from tests.compaction.compaction_steps import Fate, Steps
@@ -25,15 +25,9 @@ from tests.compaction.compaction_world import World, time_of
 from tests.kit.built_objects import ObjectBuilder
 from tests.kit.fake_broker import until
 
-NODE, OTHER = 1000, 1001
 SMALL = [(1, 30), (2, 40)]
 LARGE = [(1, 90)] * 8
 COMMIT = "CommitStreamSetObject"
-
-
-@pytest.fixture(autouse=True)
-def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_parts(monkeypatch)
 
 
 class BadLine(Steps):
@@ -104,7 +98,6 @@ def moved(before: StoreMetrics, after: StoreMetrics) -> dict[str, int]:
 async def test_a_cycle_replaces_what_it_says_and_counts_what_it_asked_of_the_store(
     overlap: bool,
 ) -> None:
-
     world, ids = await world_of(6)
     before = world.store.metrics()
     config = replace(TINY, memory_budget=1_500, overlap=overlap)
@@ -129,7 +122,6 @@ async def test_a_cycle_replaces_what_it_says_and_counts_what_it_asked_of_the_sto
 
 @pytest.mark.parametrize("overlap", [False, True])
 async def test_a_set_object_goes_on_from_one_iteration_to_the_next(overlap: bool) -> None:
-
     world = World(block_bytes=120)
     await world.register(NODE)
     streams = await world.create(NODE, 20)
@@ -149,7 +141,6 @@ async def test_a_set_object_goes_on_from_one_iteration_to_the_next(overlap: bool
 
 
 async def test_an_output_has_the_time_bounds_of_its_own_sources() -> None:
-
     world = World(block_bytes=120)
     await world.register(NODE)
     a, b = await world.create(NODE, 2)
@@ -173,7 +164,6 @@ async def test_an_output_has_the_time_bounds_of_its_own_sources() -> None:
 
 @pytest.mark.parametrize("fate", [Fate.LOSE_ANSWER, Fate.FAIL])
 async def test_a_commit_without_an_answer_is_made_once_whatever_became_of_it(fate: Fate) -> None:
-
     world, ids = await world_of()
     line = BadLine(COMMIT, fate)
     with compactor(world, NODE, line, replace(TINY, commit_deadline_s=0.1)) as made:
@@ -194,7 +184,6 @@ async def test_a_commit_without_an_answer_is_made_once_whatever_became_of_it(fat
 
 
 async def test_outputs_of_a_failed_attempt_are_used_by_the_next_one() -> None:
-
     world, ids = await world_of(6)
     config = replace(TINY, memory_budget=1_500)
     with compactor(world, NODE, ThirdFails("complete_multipart"), config) as made:
@@ -237,7 +226,6 @@ PAIRS = replace(TINY, selection=replace(TINY.selection, max_group_objects=2))
 
 
 async def test_a_source_that_can_not_be_read_now_lets_the_others_go_first() -> None:
-
     world, ids = await world_of(4)
     key, get_range = key_for(ids[0], NAMESPACE), world.store.get_range
     reads = 0
@@ -265,7 +253,6 @@ async def test_a_source_that_can_not_be_read_now_lets_the_others_go_first() -> N
 async def test_a_group_that_meets_what_should_not_happen_does_not_stop_the_others(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
     world, ids = await world_of(4)
 
     def check_or_fail(sources: EntryTable, outputs: EntryTable) -> None:
@@ -308,7 +295,6 @@ async def test_an_object_that_is_not_what_the_map_says_is_found_and_left_out() -
 
 
 async def test_indexes_are_read_once_and_planning_changes_nothing() -> None:
-
     world, ids = await world_of()
     with compactor(world, NODE, Steps()) as made:
         for _ in range(2):
@@ -324,7 +310,6 @@ async def test_indexes_are_read_once_and_planning_changes_nothing() -> None:
 
 
 async def test_the_loop_goes_on_until_its_own_node_is_taken_over() -> None:
-
     world, ids = await world_of()
     reports: list[CompactionReport] = []
     stale = target(world, OTHER, gone=True)
@@ -344,7 +329,6 @@ async def test_the_loop_goes_on_until_its_own_node_is_taken_over() -> None:
 
 
 async def test_objects_without_anything_live_go_without_a_trace() -> None:
-
     world, ids = await world_of(4, large=False)
     for stream_id, stream in world.streams.items():
         await world.trim(stream_id, stream.end)

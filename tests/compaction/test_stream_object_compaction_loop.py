@@ -9,8 +9,7 @@ import pytest
 
 from streammeta.client.errors import ControllerUnavailableError, NodeEpochExpiredError
 from streammeta.storage.compaction.stream_objects import StreamSchedule
-from tests.broker_client.stream_object_lives import NODE, compactor, of_parts, stored_ranges
-from tests.compaction.compaction_lives import small_parts
+from tests.compaction import compaction_lives as lives
 from tests.compaction.compaction_reads import ReadCheck
 from tests.compaction.compaction_steps import Step, Steps
 from tests.compaction.compaction_world import World
@@ -18,27 +17,21 @@ from tests.compaction.compaction_world import World
 MINUTES = 100
 
 
-@pytest.fixture(autouse=True)
-def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_parts(monkeypatch)
-
-
 @pytest.mark.parametrize("composites", [True, False])
 async def test_streams_stay_in_few_objects_while_they_grow(composites: bool) -> None:
-
     rng = random.Random(5)
     world = World(block_bytes=100)
-    await world.register(NODE)
-    streams = await world.create(NODE, 5)
+    await world.register(lives.NODE)
+    streams = await world.create(lives.NODE, 5)
     check, steps = ReadCheck(world), Steps()
     made = 0
-    with compactor(world, steps, of_parts()) as worker:
+    with lives.stream_compactor(world, steps, lives.TINY) as worker:
         schedule = StreamSchedule(composites=composites)
         for minute in range(MINUTES):
             if minute % 2 == 0:
                 chosen = rng.sample(streams, 2)
                 sizes = {each: [(1, rng.randint(1, 99))] * 2 for each in chosen}
-                await world.upload(NODE, sizes, chosen)
+                await world.upload(lives.NODE, sizes, chosen)
             if minute % 30 == 29:
                 stream = world.streams[rng.choice(streams)]
                 await world.trim(stream.stream_id, (stream.start + stream.end) // 2)
@@ -52,18 +45,17 @@ async def test_streams_stay_in_few_objects_while_they_grow(composites: bool) -> 
     assert made >= 12
     uploads = MINUTES // len(streams)
     for each in streams:
-        assert len(stored_ranges(world, each)) < uploads / 2
+        assert len(world.stored_ranges(each)) < uploads / 2
 
 
 async def test_a_stream_that_was_just_opened_rests() -> None:
-
     world = World(block_bytes=100)
-    await world.register(NODE)
-    await world.create(NODE, 1)
+    await world.register(lives.NODE)
+    await world.create(lives.NODE, 1)
     for _ in range(4):
-        await world.upload(NODE, {0: [(1, 9)]}, [0])
+        await world.upload(lives.NODE, {0: [(1, 9)]}, [0])
     steps = Steps()
-    with compactor(world, steps) as worker:
+    with lives.stream_compactor(world, steps) as worker:
 
         async def made(now_s: float) -> int:
             looked = worker.look(now_s, StreamSchedule())
@@ -71,18 +63,17 @@ async def test_a_stream_that_was_just_opened_rests() -> None:
 
         assert await made(0.0) == 0
         assert await made(59.0) == 0
-        await world.move(0, NODE)
+        await world.move(0, lives.NODE)
         assert await made(3600.0) + await made(3659.0) == 0, "it was opened again"
         assert await made(7200.0) + await made(7260.0) == 1
 
 
 async def test_the_task_goes_on_after_a_failure_and_ends_when_cancelled() -> None:
-
     world = World(block_bytes=100)
-    await world.register(NODE)
-    await world.create(NODE, 1)
+    await world.register(lives.NODE)
+    await world.create(lives.NODE, 1)
     for _ in range(4):
-        await world.upload(NODE, {0: [(1, 9)]}, [0])
+        await world.upload(lives.NODE, {0: [(1, 9)]}, [0])
     done = asyncio.Event()
     failures = 0
 
@@ -93,7 +84,7 @@ async def test_the_task_goes_on_after_a_failure_and_ends_when_cancelled() -> Non
             raise_refused()
 
     steps = Steps(hook=fail_first)
-    with compactor(world, steps) as worker:
+    with lives.stream_compactor(world, steps) as worker:
         schedule = StreamSchedule(0.01, 0.02, 0.03, rest_s=0.0)
         task = asyncio.ensure_future(worker.run(schedule, lambda _report: done.set()))
         async with asyncio.timeout(20):
@@ -110,15 +101,14 @@ def raise_refused() -> None:
 
 
 async def test_a_process_that_was_replaced_ends_its_task() -> None:
-
     world = World(block_bytes=100)
-    await world.register(NODE)
-    await world.create(NODE, 1)
+    await world.register(lives.NODE)
+    await world.create(lives.NODE, 1)
     for _ in range(4):
-        await world.upload(NODE, {0: [(1, 9)]}, [0])
+        await world.upload(lives.NODE, {0: [(1, 9)]}, [0])
     steps = Steps()
-    with compactor(world, steps) as worker:
-        await world.register(NODE)
+    with lives.stream_compactor(world, steps) as worker:
+        await world.register(lives.NODE)
         schedule = StreamSchedule(0.01, 0.02, 0.03, rest_s=0.0)
         async with asyncio.timeout(20):
             with pytest.raises(NodeEpochExpiredError):
