@@ -9,21 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.linearizability import models
 from tests.linearizability.history import Handle
-from tests.linearizability.models import (
-    CommitRange,
-    Delete,
-    End,
-    Get,
-    KVAnswer,
-    NotAtEnd,
-    Objects,
-    Put,
-    ReadEnd,
-    ReadObjects,
-)
 from tests.sim.sim_check import check
 from tests.sim.sim_service import Answered, Outcome, Refused
+from tests.sim.sim_session import Session
 from tests.sim.sim_store import Answer, Request, Store
 
 if TYPE_CHECKING:
@@ -31,31 +21,21 @@ if TYPE_CHECKING:
 
 VALUE_KEYS = ("k0", "k1", "k2")
 LIST_KEYS = ("s0", "s1")
-_TIMEOUT_MS = 250
 _ATTEMPTS = 6
 
 
-class Client:
+class Client(Session):
     """One session."""
 
     def __init__(self, world: World, number: int) -> None:
-        self._world = world
+        super().__init__(world)
         self._number = number
-        self._rng = world.rngs.clients
-        self._target = self._rng.randrange(len(world.nodes))
+        self._target = self._some_target()
         self._versions: dict[str, int] = {}
         self._ends: dict[str, int] = {}
         self._seen_offset = 0
-        self._call = 0
-        """Answers to earlier calls are ignored."""
 
     # -- what to do
-
-    def think(self) -> None:
-        """Wait a little, then do something."""
-        if self._world.clients_may_go_on:
-            pause = 1 + self._rng.randrange(2 * self._world.profile.think_ms)
-            self._world.timeline.later(pause, self._act)
 
     def _act(self) -> None:
         rng = self._rng
@@ -72,23 +52,25 @@ class Client:
     def _some_read(self) -> tuple[str, Request]:
         rng = self._rng
         if rng.random() < 0.6:
-            return rng.choice(VALUE_KEYS), Get()
-        return rng.choice(LIST_KEYS), ReadEnd() if rng.random() < 0.5 else ReadObjects()
+            return rng.choice(VALUE_KEYS), models.Get()
+        return rng.choice(
+            LIST_KEYS
+        ), models.ReadEnd() if rng.random() < 0.5 else models.ReadObjects()
 
     def _some_commit(self) -> tuple[str, Request]:
         key = self._rng.choice(LIST_KEYS)
         start = self._ends.get(key)
         if start is None:
-            return key, ReadEnd()
-        return key, CommitRange(self._world.next_number(), start, start + 1)
+            return key, models.ReadEnd()
+        return key, models.CommitRange(self._world.next_number(), start, start + 1)
 
     def _some_write(self) -> tuple[str, Request]:
         rng = self._rng
         key = rng.choice(VALUE_KEYS)
         version = self._versions.get(key) if rng.random() < 0.4 else None
         if rng.random() < 0.2:
-            return key, Delete(version)
-        return key, Put(f"v{self._world.next_number()}", version)
+            return key, models.Delete(version)
+        return key, models.Put(f"v{self._world.next_number()}", version)
 
     # -- operations
 
@@ -97,22 +79,15 @@ class Client:
         self._try(handle, key, request, _ATTEMPTS)
 
     def _try(self, handle: Handle, key: str, request: Request, attempts: int) -> None:
-        """Ask the node that is thought to lead, and wait for its answer or the time-out."""
-        self._call += 1
-        call = self._call
+        """Ask the node that is thought to lead."""
 
-        def on_outcome(outcome: Outcome) -> None:
-            if call == self._call:
-                self._call += 1
+        def take(outcome: Outcome | None) -> None:
+            if outcome is None:
+                self._on_unknown(handle, key, request, attempts)
+            else:
                 self._on_outcome(handle, key, request, attempts, outcome)
 
-        def on_timeout() -> None:
-            if call == self._call:
-                self._call += 1
-                self._on_unknown(handle, key, request, attempts)
-
-        self._world.call(self._target, key, request, None, on_outcome)
-        self._world.timeline.later(_TIMEOUT_MS, on_timeout)
+        self._ask(self._target, key, request, take)
 
     def _on_outcome(
         self, handle: Handle, key: str, request: Request, attempts: int, outcome: Outcome
@@ -138,7 +113,7 @@ class Client:
         """Commits may be repeated, for they name their object; other writes are left unknown."""
         self._world.counts["outcomes unknown"] += 1
         self._target = self._other_target(None)
-        if isinstance(request, CommitRange) and attempts and self._world.clients_may_go_on:
+        if isinstance(request, models.CommitRange) and attempts and self._world.clients_may_go_on:
             self._try_after_unknown(handle, key, request, attempts - 1)
             return
         self._world.recorder.ambiguous(handle)
@@ -146,17 +121,12 @@ class Client:
         self.think()
 
     def _try_after_unknown(
-        self, handle: Handle, key: str, request: CommitRange, attempts: int
+        self, handle: Handle, key: str, request: models.CommitRange, attempts: int
     ) -> None:
         """Repeat until answered: from now on a refusal does not mean that nothing happened."""
-        self._call += 1
-        call = self._call
 
         def go_on(outcome: Outcome | None) -> None:
-            if call != self._call:
-                return
-            self._call += 1
-            if isinstance(outcome, Answered) and not isinstance(outcome.answer, NotAtEnd):
+            if isinstance(outcome, Answered) and not isinstance(outcome.answer, models.NotAtEnd):
                 self._on_outcome(handle, key, request, 0, outcome)
             elif attempts and self._world.clients_may_go_on:
                 leader = outcome.leader if isinstance(outcome, Refused) else None
@@ -169,51 +139,44 @@ class Client:
                 self._ends.pop(key, None)
                 self.think()
 
-        self._world.call(self._target, key, request, None, go_on)
-        self._world.timeline.later(_TIMEOUT_MS, lambda: go_on(None))
+        self._ask(self._target, key, request, go_on)
 
     def _other_target(self, hint: int | None) -> int:
         if hint is not None and self._rng.random() < 0.9:
             return hint
-        return self._rng.randrange(len(self._world.nodes))
+        return self._some_target()
 
     def _learn(self, key: str, request: Request, outcome: Answered) -> None:
         self._seen_offset = max(self._seen_offset, outcome.offset)
         match outcome.answer:
-            case KVAnswer(version=version, applied=applied):
+            case models.KVAnswer(version=version, applied=applied):
                 self._versions[key] = version
-                if applied and isinstance(request, Delete):
+                if applied and isinstance(request, models.Delete):
                     self._versions[key] = 0
-            case End(offset=offset):
+            case models.End(offset=offset):
                 self._ends[key] = offset
-            case Objects(object_ids=object_ids):
+            case models.Objects(object_ids=object_ids):
                 self._ends[key] = len(object_ids)
-            case NotAtEnd():
+            case models.NotAtEnd():
                 self._ends.pop(key, None)
             case _:
-                assert isinstance(request, CommitRange)
+                assert isinstance(request, models.CommitRange)
                 self._ends[key] = request.end
 
     # -- session reads
 
     def _read_in_session(self) -> None:
         key, request = self._some_read()
-        node = self._rng.randrange(len(self._world.nodes))
+        node = self._some_target()
         at_least = self._seen_offset
-        self._call += 1
-        call = self._call
 
         def on_outcome(outcome: Outcome | None) -> None:
-            if call != self._call:
-                return
-            self._call += 1
             if isinstance(outcome, Answered):
                 self._world.counts["session reads answered"] += 1
                 self._check_session_read(key, request, at_least, outcome)
             self.think()
 
-        self._world.call(node, key, request, at_least, on_outcome)
-        self._world.timeline.later(_TIMEOUT_MS, lambda: on_outcome(None))
+        self._ask(node, key, request, on_outcome, at_least)
 
     def _check_session_read(
         self, key: str, request: Request, at_least: int, outcome: Answered

@@ -11,31 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from streammeta.controller.ids import SnapshotId
 from streammeta.controller.journal.journal import Journal
+from streammeta.controller.quorum import events
 from streammeta.controller.quorum.core import QuorumCore
-from streammeta.controller.quorum.events import (
-    Append,
-    AppendLog,
-    ClearDamage,
-    CommitAdvanced,
-    Effect,
-    Event,
-    FullVotersChanged,
-    InstallSnapshot,
-    LeadershipEnded,
-    LeadershipStarted,
-    PersistQuorumState,
-    ReadIndexReady,
-    ReadIndexRefused,
-    ReadIndexRequested,
-    Send,
-    Tick,
-    TransferRefused,
-    TrimLog,
-    TruncateLog,
-    VoterChangeDone,
-    VoterChangeRefused,
-    VotersChanged,
-)
 from streammeta.controller.quorum.messages import BatchKind, Message, Request
 from streammeta.controller.quorum.roles import Leader
 from streammeta.controller.quorum.voters import VoterSet
@@ -59,14 +36,14 @@ class SimCoreLoop(CoreLoop):
         self._asked: dict[int, int] = {}
         """What was committed when a proof of leadership was asked for, by its number."""
 
-    def _step(self, event: Event) -> None:
+    def _step(self, event: events.Event) -> None:
         node, now = self._node, self._node.now()
         if node.world.tracing:
             node.world.note(f"{node.node_id} takes {event}")
         match event:
-            case ReadIndexRequested(read_id=read_id):
+            case events.ReadIndexRequested(read_id=read_id):
                 self._asked[read_id] = node.world.ghost.ledger.end
-            case Append():
+            case events.Append():
                 node.world.count("batches appended")
         node.watch.before(self._core, event, now)
         effects = self._core.step(now, event)
@@ -79,7 +56,7 @@ class SimCoreLoop(CoreLoop):
 
     def _set_timer(self) -> None:
         if self.is_running:
-            self._node.schedule_tick(lambda: self.feed(Tick()))
+            self._node.schedule_tick(lambda: self.feed(events.Tick()))
 
 
 class SimTransport:
@@ -197,7 +174,7 @@ class SimDriver(QuorumDriver):
 
     # -- effects
 
-    def _carry_out(self, effects: Sequence[Effect]) -> None:
+    def _carry_out(self, effects: Sequence[events.Effect]) -> None:
         """Carry out effects in order; the machine may stop between any two."""
         node = self._node
         for effect in effects:
@@ -205,63 +182,63 @@ class SimDriver(QuorumDriver):
                 node.effects_left -= 1
                 if node.effects_left < 0:
                     raise StoppedError
-            if node.world.tracing and not isinstance(effect, Send):
+            if node.world.tracing and not isinstance(effect, events.Send):
                 node.world.note(f"{node.node_id} does {effect}")
             self._note(effect)
             super()._carry_out((effect,))
         if node.core is not None:
             node.watch.check_role(self._core)
 
-    def _note(self, effect: Effect) -> None:
+    def _note(self, effect: events.Effect) -> None:
         """Tell the ghost what is about to happen."""
         node, ghost, world = self._node, self._node.world.ghost, self._node.world
         match effect:
-            case Send():
+            case events.Send():
                 pass
-            case AppendLog(batches=batches):
+            case events.AppendLog(batches=batches):
                 role = self._core.role
                 leads_from = role.epoch_start if isinstance(role, Leader) else None
                 ghost.on_append(node.key, batches, self._core.high_watermark, leads_from)
                 if any(batch.kind is BatchKind.CONTROL for batch in batches):
                     node.check_voters()
-            case PersistQuorumState(state=state):
+            case events.PersistQuorumState(state=state):
                 node.watch.state = state
-            case TruncateLog(end_offset=end_offset):
+            case events.TruncateLog(end_offset=end_offset):
                 world.count("truncations")
                 ghost.on_truncate(node.key, end_offset, self._core.epoch)
                 node.check_voters()
-            case InstallSnapshot():
+            case events.InstallSnapshot():
                 ghost.on_installing(node.key)
-            case ClearDamage():
+            case events.ClearDamage():
                 world.count("repairs completed")
                 ghost.on_clearing_damage(node.key)
-            case TrimLog():
+            case events.TrimLog():
                 world.count("logs trimmed")
-            case CommitAdvanced(high_watermark=high_watermark):
+            case events.CommitAdvanced(high_watermark=high_watermark):
                 is_leader = isinstance(self._core.role, Leader)
                 ghost.on_commit(node.key, high_watermark, self._core.epoch, is_leader=is_leader)
-            case LeadershipStarted(epoch=epoch):
+            case events.LeadershipStarted(epoch=epoch):
                 world.count("elections won")
                 ghost.on_elected(node.key, epoch)
                 world.weather.on_elected(node)
             case _:
                 self._note_outcome(effect)
 
-    def _note_outcome(self, effect: Effect) -> None:
+    def _note_outcome(self, effect: events.Effect) -> None:
         node, world = self._node, self._node.world
         match effect:
-            case ReadIndexReady(read_id=read_id, index=index):
+            case events.ReadIndexReady(read_id=read_id, index=index):
                 before = self.stepper.committed_before(read_id)
                 world.ghost.on_read_index(node.key, index, before)
-            case ReadIndexRefused(read_id=read_id):
+            case events.ReadIndexRefused(read_id=read_id):
                 self.stepper.committed_before(read_id)
-            case VotersChanged():
+            case events.VotersChanged():
                 node.check_voters()
-            case LeadershipEnded(reason=reason) if "room" in reason:
+            case events.LeadershipEnded(reason=reason) if "room" in reason:
                 world.count("leaders without room that hand over")
-            case FullVotersChanged(full_voters=full_voters) if full_voters:
+            case events.FullVotersChanged(full_voters=full_voters) if full_voters:
                 world.count("majorities without room")
-            case VoterChangeDone() | VoterChangeRefused():
+            case events.VoterChangeDone() | events.VoterChangeRefused():
                 world.operator.on_change_ended(effect)
-            case TransferRefused():
+            case events.TransferRefused():
                 world.count("transfers refused")

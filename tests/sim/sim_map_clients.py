@@ -14,12 +14,12 @@ from tests.metadata.random_requests import RandomRequests
 from tests.metadata.slow_model import Model
 from tests.sim.sim_map import MAP_KEY, MapWrite, state_of
 from tests.sim.sim_service import Answered, Outcome, Refused
+from tests.sim.sim_session import Session
 
 if TYPE_CHECKING:
     from tests.sim.sim_node import SimNode
     from tests.sim.sim_world import World
 
-_TIMEOUT_MS = 250
 _DELAY_MS = 60
 """How long a destroyed object's bytes stay in the bucket."""
 _PASS_MS = 40
@@ -27,23 +27,15 @@ _PREPARED_MIN = 4
 _COMPACTOR_MAKES = (*("compact_set", "compact_stream") * 3, "upload", "trim")
 
 
-class MapClient:
+class MapClient(Session):
     """Makes one request after another."""
 
     def __init__(self, world: World) -> None:
-        self._world = world
-        self._rng = world.rngs.clients
+        super().__init__(world)
         self._requests = RandomRequests(self._rng)
         self._model = Model()
         self._first = self._requests.start(self._model)
-        self._target = self._rng.randrange(len(world.nodes))
-        self._call = 0
-
-    def think(self) -> None:
-        """Wait a little, then ask something."""
-        if self._world.clients_may_go_on:
-            pause = 1 + self._rng.randrange(2 * self._world.profile.think_ms)
-            self._world.timeline.later(pause, self._act)
+        self._target = self._some_target()
 
     def _act(self) -> None:
         service = self._world.nodes[self._target].service
@@ -51,7 +43,7 @@ class MapClient:
             self._model.state = state_of(service.controller.store.map)
         request = self._some_request()
         self._upload(request)
-        self._ask(request, 3)
+        self._try(request, 3)
 
     def _some_request(self) -> Any:
         return next(self._first, None) or self._requests.any(self._model)
@@ -66,27 +58,20 @@ class MapClient:
         elif isinstance(request, r.CommitStreamObject):
             bucket.add(request.object_id)
 
-    def _ask(self, request: Any, attempts: int) -> None:
-        self._call += 1
-        call = self._call
-
+    def _try(self, request: Any, attempts: int) -> None:
         def go_on(outcome: Outcome | None) -> None:
-            if call != self._call:
-                return
-            self._call += 1
             if isinstance(outcome, Answered):
                 self._world.counts["map requests answered"] += 1
                 self.think()
                 return
             hint = outcome.leader if isinstance(outcome, Refused) else None
-            self._target = self._rng.randrange(len(self._world.nodes)) if hint is None else hint
+            self._target = self._some_target() if hint is None else hint
             if attempts and self._world.clients_may_go_on:
-                self._world.timeline.later(10, lambda: self._ask(request, attempts - 1))
+                self._world.timeline.later(10, lambda: self._try(request, attempts - 1))
             else:
                 self.think()
 
-        self._world.call(self._target, MAP_KEY, MapWrite(request), None, go_on)
-        self._world.timeline.later(_TIMEOUT_MS, lambda: go_on(None))
+        self._ask(self._target, MAP_KEY, MapWrite(request), go_on)
 
 
 class Compactor(MapClient):

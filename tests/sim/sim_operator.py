@@ -9,12 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from streammeta.controller.ids import NodeId
-from streammeta.controller.quorum.events import (
-    TransferRequested,
-    VoterChangeDone,
-    VoterChangeRefused,
-    VoterChangeRequested,
-)
+from streammeta.controller.quorum import events
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from tests.sim.sim_node import SimNode
 
@@ -44,7 +39,7 @@ class Operator:
             self._changes[self._next_change] = change
             kind = "added" if isinstance(change, Voter) else "removed"
             self._world.counts[f"voters to be {kind}"] += 1
-            event = VoterChangeRequested(self._next_change, change)
+            event = events.VoterChangeRequested(self._next_change, change)
             self._world.act(leader, lambda: leader.step(event))
 
     def _leader(self) -> SimNode | None:
@@ -91,12 +86,12 @@ class Operator:
             rng = self._world.rngs.faults
             ids: list[NodeId | None] = [voter.key.node_id for voter in leader.core.voters]
             self._world.counts["transfers asked for"] += 1
-            event = TransferRequested(rng.choice([None, *ids]))
+            event = events.TransferRequested(rng.choice([None, *ids]))
             self._world.act(leader, lambda: leader.step(event))
 
-    def on_change_ended(self, effect: VoterChangeDone | VoterChangeRefused) -> None:
+    def on_change_ended(self, effect: events.VoterChangeDone | events.VoterChangeRefused) -> None:
         """A leader says what became of a change."""
-        if isinstance(effect, VoterChangeDone):
+        if isinstance(effect, events.VoterChangeDone):
             self._world.counts["voter changes done"] += 1
             self._world.ghost.on_change_done(self._changes[effect.change_id], effect.end_offset)
         else:

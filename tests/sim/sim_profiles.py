@@ -73,111 +73,6 @@ class Profile:
         return bool(self.drop or self.lose_answer or self.duplicate or self.delay)
 
 
-CALM = Profile(
-    drop=0,
-    lose_answer=0,
-    duplicate=0,
-    delay=0,
-    partitions=0,
-    one_way_cuts=0,
-    slow_links=0,
-    replays=0,
-    false_alarms=0,
-    crashes=0,
-    leader_crashes=0,
-    pauses=0,
-    drift=0,
-    resignations=0,
-    takeovers=0,
-    slow_disk=0,
-    sync_errors=0,
-    full_disks=0,
-    rot=0,
-    wipes=0,
-    bad_starts=0,
-    voter_changes=0,
-    transfers=0,
-    spare_nodes=0,
-    moves=0,
-    probes=0,
-    full_for_long=0,
-    core_first=0,
-)
-MIXED = Profile()
-_QUIET_DISKS = replace(MIXED, sync_errors=0, full_disks=0, rot=0, wipes=0)
-_STEADY = replace(_QUIET_DISKS, voter_changes=0, transfers=0, spare_nodes=0, moves=0)
-CRASHY = replace(
-    _QUIET_DISKS,
-    crashes=3.0,
-    leader_crashes=2.0,
-    partitions=0.2,
-    one_way_cuts=0.1,
-    sync_errors=0.5,
-    bad_starts=0.3,
-)
-SPLIT = replace(_STEADY, crashes=0.1, leader_crashes=0.1, partitions=2.5, one_way_cuts=1.5)
-NOISY = replace(
-    _STEADY,
-    drop=0.12,
-    lose_answer=0.12,
-    duplicate=0.15,
-    delay=0.15,
-    long_delay_ms=900,
-    replays=15.0,
-    pauses=0.6,
-    false_alarms=3.0,
-)
-RESTLESS = replace(
-    MIXED, crashes=0.8, leader_crashes=3.5, partitions=1.5, resignations=1.0, latency_ms=12
-)
-ROTTEN = replace(MIXED, rot=2.5, wipes=0.6, crashes=1.5, offsets_between_snapshots=8)
-FULL = replace(
-    MIXED, full_disks=1.5, crashes=1.0, rot=0, offsets_between_snapshots=8, full_for_long=0.6
-)
-RECONFIG = replace(
-    MIXED, voter_changes=6.0, transfers=1.5, spare_nodes=4, leader_crashes=1.0, core_first=0.6
-)
-SNAPSHOTS = replace(
-    _STEADY,
-    spare_nodes=2,
-    crashes=1.5,
-    slow_links=1.5,
-    partitions=1.2,
-    offsets_between_snapshots=3,
-    core_first=0.5,
-)
-# Fast voters: another leader commits before the news of it has reached the one before.
-TAKEOVER = replace(
-    _STEADY,
-    takeovers=1.0,
-    leader_crashes=0.5,
-    transfers=1.5,
-    resignations=1.0,
-    crashes=0.3,
-    partitions=0.2,
-    one_way_cuts=0.1,
-    latency_ms=2,
-    disk_ms=3,
-    slow_disk=0,
-)
-LIVENESS = replace(MIXED, core_first=1.0, duration_ms=800, partitions=1.5, one_way_cuts=1.0)
-
-PROFILES = {
-    "calm": CALM,
-    "mixed": MIXED,
-    "crashy": CRASHY,
-    "split": SPLIT,
-    "noisy": NOISY,
-    "restless": RESTLESS,
-    "rotten": ROTTEN,
-    "full": FULL,
-    "reconfig": RECONFIG,
-    "snapshots": SNAPSHOTS,
-    "takeover": TAKEOVER,
-    "liveness": LIVENESS,
-}
-"""By name; `swarm`, not listed, picks one by the seed and switches kinds of fault off at random."""
-
 _SWITCHES = (
     "drop",
     "lose_answer",
@@ -204,6 +99,72 @@ _SWITCHES = (
     "voter_changes",
     "transfers",
 )
+"""Kinds of fault that `swarm` switches off at random, in the order of its draws."""
+_NO_FAULTS = [*_SWITCHES, "spare_nodes", "probes", "full_for_long", "core_first"]
+CALM = replace(Profile(), **dict.fromkeys(_NO_FAULTS, 0))
+MIXED = Profile()
+_QUIET_DISKS = replace(MIXED, sync_errors=0, full_disks=0, rot=0, wipes=0)
+_STEADY = replace(_QUIET_DISKS, voter_changes=0, transfers=0, spare_nodes=0, moves=0)
+PROFILES = {
+    "calm": CALM,
+    "mixed": MIXED,
+    "crashy": replace(
+        _QUIET_DISKS,
+        crashes=3.0,
+        leader_crashes=2.0,
+        partitions=0.2,
+        one_way_cuts=0.1,
+        sync_errors=0.5,
+        bad_starts=0.3,
+    ),
+    "split": replace(_STEADY, crashes=0.1, leader_crashes=0.1, partitions=2.5, one_way_cuts=1.5),
+    "noisy": replace(
+        _STEADY,
+        drop=0.12,
+        lose_answer=0.12,
+        duplicate=0.15,
+        delay=0.15,
+        long_delay_ms=900,
+        replays=15.0,
+        pauses=0.6,
+        false_alarms=3.0,
+    ),
+    "restless": replace(
+        MIXED, crashes=0.8, leader_crashes=3.5, partitions=1.5, resignations=1.0, latency_ms=12
+    ),
+    "rotten": replace(MIXED, rot=2.5, wipes=0.6, crashes=1.5, offsets_between_snapshots=8),
+    "full": replace(
+        MIXED, full_disks=1.5, crashes=1.0, rot=0, offsets_between_snapshots=8, full_for_long=0.6
+    ),
+    "reconfig": replace(
+        MIXED, voter_changes=6.0, transfers=1.5, spare_nodes=4, leader_crashes=1.0, core_first=0.6
+    ),
+    "snapshots": replace(
+        _STEADY,
+        spare_nodes=2,
+        crashes=1.5,
+        slow_links=1.5,
+        partitions=1.2,
+        offsets_between_snapshots=3,
+        core_first=0.5,
+    ),
+    # Fast voters: another leader commits before the news of it has reached the one before.
+    "takeover": replace(
+        _STEADY,
+        takeovers=1.0,
+        leader_crashes=0.5,
+        transfers=1.5,
+        resignations=1.0,
+        crashes=0.3,
+        partitions=0.2,
+        one_way_cuts=0.1,
+        latency_ms=2,
+        disk_ms=3,
+        slow_disk=0,
+    ),
+    "liveness": replace(MIXED, core_first=1.0, duration_ms=800, partitions=1.5, one_way_cuts=1.0),
+}
+"""By name; `swarm`, not listed, picks one by the seed and switches kinds of fault off at random."""
 
 
 def profile_for(name: str, rng: random.Random) -> Profile:

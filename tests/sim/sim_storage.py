@@ -11,33 +11,9 @@ from typing import TYPE_CHECKING
 
 from streammeta.controller.ids import EndOffset
 from streammeta.controller.journal.journal import Journal
+from streammeta.controller.quorum import events
 from streammeta.controller.quorum.config import QuorumState
-from streammeta.controller.quorum.events import (
-    AppendLog,
-    ClearDamage,
-    PersistQuorumState,
-    ReadLog,
-    ReadSnapshot,
-    SnapshotInstalled,
-    SnapshotTaken,
-    TrimLog,
-    TruncateLog,
-    WriteDone,
-    WriteSnapshotChunk,
-)
-from streammeta.controller.runtime.quorum_disk import (
-    RETRY_FULL_S,
-    CoreReport,
-    DiskRead,
-    DiskReadDone,
-    DiskWorker,
-    Progress,
-    Report,
-    SnapshotDropped,
-    StateWritten,
-    Work,
-    Write,
-)
+from streammeta.controller.runtime import quorum_disk
 from streammeta.storage.durable_files import DiskFullError
 from tests.sim.sim_check import violated
 from tests.sim.sim_store import decode_image
@@ -45,7 +21,7 @@ from tests.sim.sim_store import decode_image
 if TYPE_CHECKING:
     from tests.sim.sim_node import SimNode
 
-RETRY_FULL_MS = int(RETRY_FULL_S * 1000)
+RETRY_FULL_MS = int(quorum_disk.RETRY_FULL_S * 1000)
 _LATE_REPORTS = 0.2
 """Share of reports that reach the event loop a little after the work was done."""
 
@@ -57,7 +33,7 @@ class SimStorage:
         self,
         node: SimNode,
         journal: Journal,
-        on_report: Callable[[CoreReport | StateWritten], None],
+        on_report: Callable[[quorum_disk.CoreReport | quorum_disk.StateWritten], None],
         on_full: Callable[[DiskFullError | None], None],
     ) -> None:
         """Take the callbacks of a `JournalThread`."""
@@ -65,9 +41,9 @@ class SimStorage:
         self._world = node.world
         self._on_report = on_report
         self._on_full = on_full
-        self._worker = DiskWorker(journal)
-        self._queue: list[Work] = []
-        self._left: tuple[Work, ...] = ()
+        self._worker = quorum_disk.DiskWorker(journal)
+        self._queue: list[quorum_disk.Work] = []
+        self._left: tuple[quorum_disk.Work, ...] = ()
         """What waits for room on the disk."""
         self._is_working = False
         self._is_full = False
@@ -76,7 +52,7 @@ class SimStorage:
         self._is_retrying = False
         """Whether room is looked for again later."""
         self._shortage_at_start = journal.reserve.shortage
-        self._writes: deque[Write] = deque()
+        self._writes: deque[quorum_disk.Write] = deque()
         """What is not durable yet."""
 
     @property
@@ -99,22 +75,22 @@ class SimStorage:
     async def stop(self) -> None:
         """End; simulated processes never stop of their own accord."""
 
-    def submit(self, work: Work) -> None:
+    def submit(self, work: quorum_disk.Work) -> None:
         """Queue work behind everything queued before; chunks of snapshots are read apart from it.
 
         Writes are remembered until they are durable.
         """
         if (kind := _COUNTED.get(type(work))) is not None:
             self._world.count(kind)
-        if isinstance(work, ReadSnapshot):
+        if isinstance(work, events.ReadSnapshot):
             self._read_snapshot(work)
             return
-        if isinstance(work, Write):
+        if isinstance(work, quorum_disk.Write):
             self._writes.append(work)
         self._queue.append(work)
         self._begin()
 
-    def _read_snapshot(self, work: ReadSnapshot) -> None:
+    def _read_snapshot(self, work: events.ReadSnapshot) -> None:
         """Read a chunk, as a thread of its own does."""
 
         def read() -> None:
@@ -150,7 +126,7 @@ class SimStorage:
         else:
             self._take(progress, progress.full)
 
-    def _take(self, progress: Progress, full: DiskFullError | None) -> None:
+    def _take(self, progress: quorum_disk.Progress, full: DiskFullError | None) -> None:
         if (full is not None) != self._is_full:
             self._is_full = full is not None
             self._on_full(full)
@@ -166,22 +142,22 @@ class SimStorage:
         self._is_working = False
         self._begin()
 
-    def _hand_on(self, report: Report) -> None:
+    def _hand_on(self, report: quorum_disk.Report) -> None:
         """Tell the ghost and the driver, in the order of the reports."""
         match report:
-            case DiskReadDone(read=read, batches=batches):
+            case quorum_disk.DiskReadDone(read=read, batches=batches):
                 read.done(batches)
                 return
-            case SnapshotDropped():
+            case quorum_disk.SnapshotDropped():
                 self._node.driver.checkpointer.on_dropped()
                 return
-            case StateWritten(token=token):
+            case quorum_disk.StateWritten(token=token):
                 self._note_state_written(token)
-            case WriteDone(token=token):
+            case events.WriteDone(token=token):
                 self._note_durable(token)
-            case SnapshotInstalled():
+            case events.SnapshotInstalled():
                 self._note_installed(report)
-            case SnapshotTaken():
+            case events.SnapshotTaken():
                 self._world.count("snapshots taken")
         self._on_report(report)
 
@@ -197,25 +173,25 @@ class SimStorage:
         end: int = ghost.replicas[key].log.durable_end
         while self._writes and self._writes[0].token <= token:
             match self._writes.popleft():
-                case AppendLog(batches=batches):
+                case events.AppendLog(batches=batches):
                     end = batches[-1].end_offset
-                case TruncateLog(end_offset=cut):
+                case events.TruncateLog(end_offset=cut):
                     end = min(end, cut)
-                case PersistQuorumState(state=state):
+                case events.PersistQuorumState(state=state):
                     self._note_state(state)
-                case TrimLog(start_offset=start_offset):
+                case events.TrimLog(start_offset=start_offset):
                     self._check_trimmed(start_offset)
-                case ClearDamage():
+                case events.ClearDamage():
                     ghost.on_damage_cleared(key)
         # Writes queued since may have cut the log below `end`; on_truncate took that back.
-        cuts = [write.end_offset for write in self._writes if isinstance(write, TruncateLog)]
+        cuts = [write.end_offset for write in self._writes if isinstance(write, events.TruncateLog)]
         ghost.on_durable(key, min([end, *cuts]))
 
     def _note_state_written(self, token: int) -> None:
         """A state was written ahead of what waits for room, and with it all older ones."""
         self._world.count("quorum-states written on a full disk")
         for write in [write for write in self._writes if write.token <= token]:
-            if isinstance(write, PersistQuorumState):
+            if isinstance(write, events.PersistQuorumState):
                 self._writes.remove(write)
                 self._note_state(write.state)
 
@@ -241,7 +217,7 @@ class SimStorage:
                 return
         violated("the log reaches back to a snapshot", f"{key} trims to {start_offset}")
 
-    def _note_installed(self, report: SnapshotInstalled) -> None:
+    def _note_installed(self, report: events.SnapshotInstalled) -> None:
         if report.voters is None:
             self._world.count("downloaded snapshots refused")
             return
@@ -250,8 +226,8 @@ class SimStorage:
 
 
 _COUNTED: dict[type, str] = {
-    DiskRead: "log reads for delivery",
-    ReadLog: "log reads for followers",
-    ReadSnapshot: "snapshot chunks read",
-    WriteSnapshotChunk: "snapshot chunks written",
+    quorum_disk.DiskRead: "log reads for delivery",
+    events.ReadLog: "log reads for followers",
+    events.ReadSnapshot: "snapshot chunks read",
+    events.WriteSnapshotChunk: "snapshot chunks written",
 }

@@ -6,15 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from streammeta.controller.ids import ClusterId
+from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.core import QuorumCore
 from streammeta.controller.quorum.events import Append, Effect, Event, Received, Send
-from streammeta.controller.quorum.messages import (
-    FetchRequest,
-    FetchSnapshotRequest,
-    RequestHeader,
-    VoteRequest,
-)
 from streammeta.controller.quorum.roles import Candidate, Follower, Leader
 from streammeta.controller.quorum.voters import VoterSet
 from tests.sim.sim_check import violated
@@ -53,10 +48,10 @@ class Watch:
         if type(event) is not Received:
             return
         message = event.message
-        if isinstance(message.header, RequestHeader):
+        if isinstance(message.header, messages.RequestHeader):
             is_foreign = message.header.cluster_id != CLUSTER
             is_pre_vote = (
-                isinstance(message, VoteRequest)
+                isinstance(message, messages.VoteRequest)
                 and message.pre_vote
                 and message.header.epoch <= core.epoch
             )
@@ -64,7 +59,7 @@ class Watch:
                 deadline = core.next_deadline()
                 self._binds_nobody = deadline is None or deadline > now
             elif (
-                isinstance(message, FetchRequest | FetchSnapshotRequest)
+                isinstance(message, messages.FetchRequest | messages.FetchSnapshotRequest)
                 and message.header.epoch == core.epoch
             ):
                 self._heard[message.header.sender.node_id] = now

@@ -177,14 +177,9 @@ class World:
             self.crash(node, power=node.disk.loses_power)
         except DiskFullError as error:
             violated("a full disk ends no process", f"{node.key}: {error!r}")
-        except BadSnapshotError as error:
+        except (BadSnapshotError, JournalDamagedError) as error:
             if not node.disk.is_rotten():
-                violated("a snapshot can be loaded", f"{node.key}: {error}")
-            self.counts["damage found while running"] += 1
-            self.crash(node, power=False)
-        except JournalDamagedError as error:
-            if not node.disk.is_rotten():
-                violated("no false alarm", f"{node.key}: {error}")
+                violated("no false alarm", f"{node.key}: {error!r}")
             self.counts["damage found while running"] += 1
             self.crash(node, power=False)
         except OSError:

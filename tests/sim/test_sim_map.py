@@ -7,25 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streammeta.controller.metadata.requests import (
-    CloseStreams,
-    CommitStreamObject,
-    DeleteStreams,
-    PrepareObjects,
-    StreamToClose,
-    StreamToDelete,
-    StreamToTrim,
-    TrimStreams,
-)
+from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.tables import Undo
 from streammeta.controller.metadata.values import ObjectState, RangeColumns, SourceOperation, column
-from streammeta.controller.records.record import (
-    ObjectsDestroyed,
-    Record,
-    SetObjectRanges,
-    StreamObjectsCommitted,
-    StreamSetObjectsCommitted,
-)
+from streammeta.controller.records import record
 from tests.metadata.test_metadata_uploads import NODE, NOW, World, stream_objects, upload
 from tests.sim.sim_check import Violation
 from tests.sim.sim_map import MapWatch
@@ -38,7 +23,7 @@ class Watched(World):
         self.watch = MapWatch()
         self.watch.bucket.update(range(20))
         super().__init__()
-        self.write(PrepareObjects(request_id="x", node=NODE, count=2, ttl_ms=60_000))
+        self.write(requests.PrepareObjects(request_id="x", node=NODE, count=2, ttl_ms=60_000))
         self.write(upload(0, (0, 0, 10), (1, 0, 10)))
         self.write(upload(1, (0, 10, 20)))
         self.write(upload(2, (2, 0, 5), stream_objects=stream_objects((3, 1, 10, 20))))
@@ -51,7 +36,7 @@ class Watched(World):
             self.apply(*decision.records)
         return decision.answer
 
-    def apply(self, *records: Record) -> None:
+    def apply(self, *records: record.Record) -> None:
         offset = self.map.applied_end_offset
         self.map.apply(offset, records)
         self.watch.commit(self.map, offset, records)
@@ -59,7 +44,7 @@ class Watched(World):
     def link(self) -> None:
         """Make object 5 a composite of 3 and 4, which hold stream 1 from 10 to 30."""
         keep = SourceOperation.KEEP_DATA
-        request = CommitStreamObject(
+        request = requests.CommitStreamObject(
             node=NODE,
             object_id=5,
             object_size=9,
@@ -74,12 +59,12 @@ class Watched(World):
         assert self.write(request).error == 0
 
 
-def destroyed(*object_ids: int) -> ObjectsDestroyed:
-    return ObjectsDestroyed(object_id=column(object_ids), marked_at_ms=NOW)
+def destroyed(*object_ids: int) -> record.ObjectsDestroyed:
+    return record.ObjectsDestroyed(object_id=column(object_ids), marked_at_ms=NOW)
 
 
-def result(object_id: int, stream_id: int, start: int, end: int) -> StreamObjectsCommitted:
-    return StreamObjectsCommitted(
+def result(object_id: int, stream_id: int, start: int, end: int) -> record.StreamObjectsCommitted:
+    return record.StreamObjectsCommitted(
         committed_at_ms=NOW,
         object_id=column([object_id]),
         object_size=column([1]),
@@ -100,8 +85,8 @@ def test_compactions_of_all_kinds_are_let_through_and_counted() -> None:
         stream_objects=stream_objects((7, 0, 7, 12)),
     )
     assert world.write(compacted).error == 0
-    world.write(TrimStreams(node=NODE, streams=(StreamToTrim(1, 1, 25),)))
-    deep = CommitStreamObject(
+    world.write(requests.TrimStreams(node=NODE, streams=(requests.StreamToTrim(1, 1, 25),)))
+    deep = requests.CommitStreamObject(
         node=NODE,
         object_id=8,
         object_size=1,
@@ -124,8 +109,8 @@ def test_compactions_of_all_kinds_are_let_through_and_counted() -> None:
 
 def test_an_upload_for_a_stream_that_is_gone_is_no_compaction() -> None:
     world = Watched()
-    world.write(CloseStreams(node=NODE, streams=(StreamToClose(3, 1),)))
-    world.write(DeleteStreams(node=NODE, streams=(StreamToDelete(3, 1),)))
+    world.write(requests.CloseStreams(node=NODE, streams=(requests.StreamToClose(3, 1),)))
+    world.write(requests.DeleteStreams(node=NODE, streams=(requests.StreamToDelete(3, 1),)))
     late = stream_objects((7, 3, 0, 5))
     assert world.write(upload(6, (2, 5, 9), stream_objects=late)).error == 0
     assert world.state(7) is ObjectState.MARK_DESTROYED
@@ -186,7 +171,7 @@ def test_starts_and_ends_only_grow() -> None:
     streams._table.write("end_offset", 0, 19)
     with pytest.raises(Violation, match="starts and ends grow"):
         world.apply(
-            StreamSetObjectsCommitted(
+            record.StreamSetObjectsCommitted(
                 node_id=0,
                 committed_at_ms=NOW,
                 data_time_ms=NOW,
@@ -195,7 +180,7 @@ def test_starts_and_ends_only_grow() -> None:
                 object_size=column([1]),
                 attributes=column([0]),
                 range_count=column([1]),
-                ranges=SetObjectRanges(
+                ranges=record.SetObjectRanges(
                     stream_id=column([3]), start_offset=column([0]), end_offset=column([1])
                 ),
             )

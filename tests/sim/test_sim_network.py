@@ -9,15 +9,7 @@ from dataclasses import replace
 import pytest
 
 from streammeta.controller.ids import ClusterId, Epoch, NodeId, SnapshotId
-from streammeta.controller.quorum.messages import (
-    BeginQuorumEpochRequest,
-    BeginQuorumEpochResponse,
-    FetchSnapshotResponse,
-    Message,
-    QuorumError,
-    RequestHeader,
-    ResponseHeader,
-)
+from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.voters import ReplicaKey
 from tests.sim.sim_network import ONE_WAY_SHAPES, SHAPES, Link, Network, two_way
 from tests.sim.sim_profiles import CALM, Profile
@@ -26,9 +18,9 @@ from tests.sim.sim_time import Timeline
 NODES = [0, 1, 2, 3, 4]
 
 
-def request(source: int, target: int) -> Message:
-    return BeginQuorumEpochRequest(
-        header=RequestHeader(
+def request(source: int, target: int) -> messages.Message:
+    return messages.BeginQuorumEpochRequest(
+        header=messages.RequestHeader(
             cluster_id=ClusterId("sim"),
             sender=ReplicaKey(NodeId(source)),
             receiver=ReplicaKey(NodeId(target)),
@@ -39,13 +31,13 @@ def request(source: int, target: int) -> Message:
     )
 
 
-def response_header(source: int, target: int) -> ResponseHeader:
-    return ResponseHeader(
+def response_header(source: int, target: int) -> messages.ResponseHeader:
+    return messages.ResponseHeader(
         sender=NodeId(source),
         receiver=NodeId(target),
         epoch=Epoch(1),
         leader_id=None,
-        error=QuorumError.NONE,
+        error=messages.QuorumError.NONE,
         incarnation=1,
         request_id=1,
     )
@@ -56,8 +48,8 @@ class Fixture:
 
     def __init__(self, profile: Profile = CALM, seed: int = 0) -> None:
         self.timeline = Timeline()
-        self.arrived: list[tuple[int, Message]] = []
-        self.lost: list[Message] = []
+        self.arrived: list[tuple[int, messages.Message]] = []
+        self.lost: list[messages.Message] = []
         self.counts: Counter[str] = Counter()
         self.network = Network(
             self.timeline,
@@ -68,7 +60,7 @@ class Fixture:
             self.lost.append,
         )
 
-    def settle(self, within_ms: int = 100_000) -> list[Message]:
+    def settle(self, within_ms: int = 100_000) -> list[messages.Message]:
         self.timeline.run_until(lambda: False, within_ms)
         return [message for _, message in self.arrived]
 
@@ -83,7 +75,7 @@ def test_a_calm_network_delivers_each_message_once() -> None:
 
 def test_requests_and_answers_are_lost_apart() -> None:
     fixture = Fixture(replace(CALM, lose_answer=1.0))
-    answer = BeginQuorumEpochResponse(header=response_header(1, 0))
+    answer = messages.BeginQuorumEpochResponse(header=response_header(1, 0))
     asked = request(0, 1)
     for message in (asked, answer) * 20:
         fixture.network.send(message)
@@ -148,7 +140,7 @@ def test_old_messages_come_back_at_times_as_those_of_another_cluster() -> None:
     clusters = Counter(
         message.header.cluster_id
         for _, message in fixture.arrived
-        if isinstance(message.header, RequestHeader)
+        if isinstance(message.header, messages.RequestHeader)
     )
     assert len(fixture.arrived) == clusters.total() == 61
     assert clusters["sim"] > clusters["another"] > 0  # type: ignore[index]
@@ -157,7 +149,7 @@ def test_old_messages_come_back_at_times_as_those_of_another_cluster() -> None:
 def test_a_slow_link_delays_a_snapshot_by_its_size() -> None:
     fixture = Fixture()
     fixture.network.slow_down({(0, 1)}, 100_000)
-    chunk = FetchSnapshotResponse(
+    chunk = messages.FetchSnapshotResponse(
         header=response_header(0, 1),
         snapshot_id=SnapshotId(0, 0),  # type: ignore[arg-type]
         data=bytes(4000),
