@@ -33,7 +33,7 @@ from streammeta.client.write_ahead_log.set_aside import read_set_aside
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.v1 import objects_pb2
-from tests.kit.fake_broker import broker
+from tests.kit.fake_broker import broker, writing
 from tests.kit.fake_cluster import NAMESPACE
 
 ENDPOINT = "127.0.0.1:9091"
@@ -99,26 +99,6 @@ def test_durations_are_positive_seconds(make: Callable[[Any], object], value: An
         make(value)
 
 
-@pytest.mark.parametrize("value", [0, 0.5, 604_801, math.nan, "60", None, True])
-def test_a_time_to_live_is_what_controllers_grant(value: Any) -> None:
-    with pytest.raises(WRONG, match=r"^ttl_s is .*wanted seconds, 1\.\.604800$"):
-        WriterConfig(ttl_s=value)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("memory_budget", "1 GiB"),
-        ("part_bytes", 5),
-        ("read_threads", None),
-        ("commit_deadline_s", 0),
-    ],
-)
-def test_bounds_of_a_compactor_name_what_is_wrong(name: str, value: Any) -> None:
-    with pytest.raises(WRONG, match=rf"^{name} is .*wanted"):
-        CompactionConfig(**{name: value})
-
-
 @pytest.mark.parametrize("value", [0, -1, 1.5, "5", None, True])
 @pytest.mark.parametrize(
     ("config", "name"),
@@ -140,19 +120,46 @@ def test_limits_are_positive_integers(config: Any, name: str, value: Any) -> Non
         config(**{name: value})
 
 
+def identity(**change: Any) -> LogIdentity:
+    return LogIdentity(**{"namespace": NAMESPACE, "node_id": 7, "node_epoch": 1, **change})
+
+
+def upload(**change: Any) -> Upload:
+    right: dict[str, Any] = {"object_id": 1, "object_size": 9, "stream_ids": [1]}
+    return Upload(**{**right, "start_offsets": [0], "end_offsets": [1], **change})
+
+
 @pytest.mark.parametrize(
-    ("change", "name"),
+    ("make", "name", "values"),
     [
-        ({"namespace": b"x"}, "namespace"),
-        ({"namespace": ""}, "namespace"),
-        ({"node_id": "7"}, "node_id"),
-        ({"node_id": -1}, "node_id"),
-        ({"node_epoch": 1.0}, "node_epoch"),
+        (WriterConfig, "ttl_s", [0, 0.5, 604_801, math.nan, "60", None, True]),
+        (WriterConfig, "max_streams", [20_001]),
+        (WriterConfig, "max_buffer_bytes", [1_000_000]),  # less than upload_bytes
+        (WriterConfig, "durability", ["disk"]),
+        (LogConfig, "max_bytes", [100_000]),  # less than two segments
+        (LogConfig, "group_bytes", [0]),
+        (CompactionConfig, "memory_budget", ["1 GiB"]),
+        (CompactionConfig, "part_bytes", [5]),
+        (CompactionConfig, "read_threads", [None]),
+        (CompactionConfig, "commit_deadline_s", [0]),
+        (identity, "namespace", [b"x", ""]),
+        (identity, "node_id", ["7", -1]),
+        (identity, "node_epoch", [1.0, 2**63]),
+        (upload, "object_id", [-1, "1"]),
+        (upload, "object_size", [-1]),
+        (upload, "stream_ids", [{1: 2}]),
+        (upload, "start_offsets", [0]),
     ],
 )
-def test_a_log_identity_names_what_is_wrong(change: dict[str, Any], name: str) -> None:
-    with pytest.raises(WRONG, match=rf"^{name} is"):
-        LogIdentity(**{"namespace": NAMESPACE, "node_id": 7, "node_epoch": 1, **change})
+def test_a_wrong_value_is_named(make: Callable[..., object], name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(WRONG, match=rf"^{name} is .*wanted"):
+            make(**{name: value})
+
+
+def test_a_namespace_fits_the_header_of_a_file() -> None:
+    with pytest.raises(ValueError, match="namespace is longer than 1024 bytes"):
+        identity(namespace="n" * 1025)
 
 
 Call = Callable[[Any], Awaitable[object]]
@@ -210,20 +217,23 @@ SESSION_CALLS: list[tuple[str, Call]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "call"), SESSION_CALLS)
-async def test_a_wrong_argument_is_named_and_nothing_is_sent(name: str, call: Call) -> None:
-    async with broker() as b:
-        before = dict(b.cluster.calls)
+async def check_named(calls: list[tuple[str, Call]], target: Any) -> None:
+    """Each call raises an error that begins with the name of the argument."""
+    for name, call in calls:
         with pytest.raises(WRONG) as caught:
-            await call(b)
+            await call(target)
         assert str(caught.value).startswith(name)
         assert "wanted" in str(caught.value) or "names" in str(caught.value)
+
+
+async def test_a_wrong_argument_is_named_and_nothing_is_sent() -> None:
+    async with broker() as b:
+        before = dict(b.cluster.calls)
+        await check_named(SESSION_CALLS, b)
         assert b.cluster.calls == before
 
 
-Append = Callable[[Any], Awaitable[object]]
-
-APPENDS: list[tuple[str, Append]] = [
+APPENDS: list[tuple[str, Call]] = [
     ("payload", lambda w: w.append(0, "text")),
     ("payload", lambda w: w.append(0, 5)),
     ("payload", lambda w: w.append(0, [1, 2])),
@@ -247,30 +257,20 @@ APPENDS: list[tuple[str, Append]] = [
 
 
 async def test_a_wrong_append_is_named_and_leaves_no_trace() -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
-        async with StreamWriter(b.session, b.store) as writer:
-            writer.attach(streams)
-            for name, append in APPENDS:
-                with pytest.raises(WRONG) as caught:
-                    await append(writer)
-                assert str(caught.value).startswith(name)
-                assert "wanted" in str(caught.value)
-                assert writer.next_offset(0) == 0
-                assert writer.buffered_bytes == 0
-            acks = [
-                await anything(writer.append)(0, bytearray(b"a")),
-                await anything(writer.append_many)(0, (memoryview(b"b"), b"c")),
-                await anything(writer.append_many)(0, (one for one in [b"d"])),
-            ]
-            await writer.flush()
-            assert [ack.result() for ack in acks] == [0, 1, 3]
+    async with writing() as (b, writer):
+        await check_named(APPENDS, writer)
+        assert (writer.next_offset(0), writer.buffered_bytes) == (0, 0)
+        acks = [
+            await anything(writer.append)(0, bytearray(b"a")),
+            await anything(writer.append_many)(0, (memoryview(b"b"), b"c")),
+            await anything(writer.append_many)(0, (one for one in [b"d"])),
+        ]
+        await writer.flush()
+        assert [ack.result() for ack in acks] == [0, 1, 3]
         assert await b.payloads(0) == [b"a", b"b", b"c", b"d"]
 
 
-Read = Callable[[Any], Awaitable[object]]
-
-READS: list[tuple[str, Read]] = [
+READS: list[tuple[str, Call]] = [
     ("stream_id", lambda r: r.read("0", 0)),
     ("start", lambda r: r.read(0, 0.5)),
     ("end", lambda r: r.read(0, 0, "5")),
@@ -295,37 +295,15 @@ async def test_a_wrong_read_is_named_and_asks_nothing() -> None:
         await b.opened(1)
         before = dict(b.cluster.calls)
         async with b.reader() as reader:
-            for name, read in READS:
-                with pytest.raises(WRONG) as caught:
-                    await read(reader)
-                assert str(caught.value).startswith(name)
-                assert "wanted" in str(caught.value)
+            await check_named(READS, reader)
         assert b.cluster.calls == before
-
-
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        ({"object_id": -1}, "object_id"),
-        ({"object_id": "1"}, "object_id"),
-        ({"object_size": -1}, "object_size"),
-        ({"stream_ids": {1: 2}}, "stream_ids"),
-        ({"start_offsets": 0}, "start_offsets"),
-    ],
-)
-def test_an_upload_names_what_is_wrong(change: dict[str, Any], name: str) -> None:
-    right: dict[str, Any] = {"object_id": 1, "object_size": 9, "stream_ids": [1]}
-    with pytest.raises(WRONG, match=rf"^{name} is"):
-        Upload(**{**right, "start_offsets": [0], "end_offsets": [1], **change})
 
 
 async def test_a_pipeline_names_the_column_that_holds_no_integers() -> None:
     async with broker() as b, CommitPipeline(b.client, b.session.node) as pipeline:
         for column, wrong in (("stream_ids", "1"), ("start_offsets", 0.5), ("end_offsets", 2**63)):
-            right = {"stream_ids": [1], "start_offsets": [0], "end_offsets": [1]}
-            upload = lib.Upload(1, 9, **{**right, column: [wrong]})
             with pytest.raises(TypeError, match=f"^{column} of object 1"):
-                await pipeline.upload(upload)
+                await pipeline.upload(upload(**{column: [wrong]}))
         with pytest.raises(TypeError, match=r"^upload is"):
             await anything(pipeline.upload)(objects_pb2.CommitStreamSetObjectRequest())
         with pytest.raises(TypeError, match=r"^commit is"):
@@ -333,18 +311,16 @@ async def test_a_pipeline_names_the_column_that_holds_no_integers() -> None:
 
 
 async def test_paths_may_be_str(tmp_path: Path) -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
-        (tmp_path / "bucket").mkdir()
-        store = LocalObjectStore(str(tmp_path / "bucket"))
-        identity = LogIdentity(b.session.namespace, 1000, 1)
-        log = await WriteAheadLog.open(str(tmp_path / "wal"), identity)
-        config = WriterConfig(durability="wal")
-        async with StreamWriter(b.session, store, config, log=log) as writer:
-            writer.attach(streams)
-            assert await (await writer.append(0, b"x")) == 0
-        kept = await log.set_aside([], "nothing")
-        assert kept is None
-        await log.close()
-        async with StreamReader(b.client, store, NAMESPACE) as reader:
-            assert [one.payload for one in await reader.read(0, 0)] == [b"x"]
+    (tmp_path / "bucket").mkdir()
+    store = LocalObjectStore(str(tmp_path / "bucket"))
+    async with (
+        await WriteAheadLog.open(str(tmp_path / "wal"), identity()) as log,
+        broker() as b,
+        StreamWriter(b.session, store, WriterConfig(durability="wal"), log=log) as writer,
+        StreamReader(b.client, store, NAMESPACE) as reader,
+    ):
+        writer.attach(await b.opened(1))
+        assert await (await writer.append(0, b"x")) == 0
+        assert await log.set_aside([], "nothing") is None
+        await writer.flush()
+        assert [one.payload for one in await reader.read(0, 0)] == [b"x"]

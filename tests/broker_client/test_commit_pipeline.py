@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,40 +78,45 @@ class Plain:
         return answer
 
 
-def client_of(cluster: FakePipelineCluster, deadline: float = 10.0) -> ControllerClient:
-    return ControllerClient(
-        cluster.endpoints, deadline_s=deadline, attempt_timeout_s=0.5, rng=random.Random(11)
-    )
+@asynccontextmanager
+async def piped(
+    members: int = 1, *, deadline: float = 10.0, attempt: float = 0.5
+) -> AsyncIterator[tuple[FakePipelineCluster, CommitPipeline]]:
+    """Yield a cluster and a pipeline to it."""
+    async with (
+        FakePipelineCluster(members) as cluster,
+        ControllerClient(
+            cluster.endpoints, deadline_s=deadline, attempt_timeout_s=attempt, rng=random.Random(11)
+        ) as client,
+        CommitPipeline(client, NODE) as pipeline,
+    ):
+        yield cluster, pipeline
 
 
 async def test_what_waits_travels_together() -> None:
     """While as many messages as may be are under way, the rest waits for one of them."""
-    async with (
-        FakePipelineCluster() as cluster,
-        ControllerClient(cluster.endpoints, attempt_timeout_s=30.0) as client,
-    ):
+    async with piped(attempt=30.0) as (cluster, pipeline):
         release = asyncio.Event()
-        cluster.answer_hook = lambda *_: _wait(release)
-        async with CommitPipeline(client, NODE) as pipeline:
-            futures = []
-            for number in range(100):
-                futures.append(await pipeline.upload(upload(number, 0, 10 * number)))
-                await until(lambda: len(cluster.messages) > 0, "first message")
-                # Time in which more messages than may be could leave; too little would hide them.
-                await asyncio.sleep(0.002)
-            release.set()
-            assert await asyncio.gather(*futures) == [COMMITTED] * 100
+
+        async def wait(*_: Any) -> None:
+            await release.wait()
+
+        cluster.answer_hook = wait
+        futures = []
+        for number in range(100):
+            futures.append(await pipeline.upload(upload(number, 0, 10 * number)))
+            await until(lambda: len(cluster.messages) > 0, "first message")
+            # Time in which more messages than may be could leave; too little would hide them.
+            await asyncio.sleep(0.002)
+        release.set()
+        assert await asyncio.gather(*futures) == [COMMITTED] * 100
         assert len(cluster.messages) <= MESSAGES_IN_FLIGHT + 1
         assert cluster.ends == {0: 1000}
         assert set(cluster.applied.values()) == {1}
 
 
 async def test_each_upload_has_its_own_verdict() -> None:
-    async with (
-        FakePipelineCluster() as cluster,
-        client_of(cluster) as client,
-        CommitPipeline(client, NODE) as pipeline,
-    ):
+    async with piped() as (cluster, pipeline):
         cluster.ends[6] = 3
         futures = [
             await pipeline.upload(one)
@@ -123,11 +130,7 @@ async def test_each_upload_has_its_own_verdict() -> None:
 
 
 async def test_commits_and_uploads_are_judged_in_the_order_they_came() -> None:
-    async with (
-        FakePipelineCluster() as cluster,
-        client_of(cluster) as client,
-        CommitPipeline(client, NODE) as pipeline,
-    ):
+    async with piped() as (cluster, pipeline):
         futures: list[asyncio.Future[Any]] = []
         for number in range(0, 40, 2):
             futures.append(await pipeline.upload(upload(number, 0, 10 * number)))
@@ -139,7 +142,7 @@ async def test_commits_and_uploads_are_judged_in_the_order_they_came() -> None:
 
 async def test_a_leader_that_dies_with_answers_unsent() -> None:
     """What was applied and not answered is sent again, in order, and applied once."""
-    async with FakePipelineCluster(3) as cluster, client_of(cluster) as client:
+    async with piped(3) as (cluster, pipeline):
         dies = asyncio.Event()
 
         async def die(member: int, message: objects_pb2.CommitPipelineRequest, _: Any) -> None:
@@ -148,24 +151,21 @@ async def test_a_leader_that_dies_with_answers_unsent() -> None:
                 await asyncio.Event().wait()
 
         cluster.answer_hook = die
-        async with CommitPipeline(client, NODE) as pipeline:
-            futures = []
-            for number in range(200):
-                futures.append(
-                    await pipeline.upload(upload(number, number % 7, 10 * (number // 7)))
-                )
-                if number % 10 == 0:
-                    await asyncio.sleep(0.001)
-            await dies.wait()
-            cluster.move_leader(2)
-            await cluster.kill(0)
-            assert await asyncio.gather(*futures) == [COMMITTED] * 200
+        futures = []
+        for number in range(200):
+            futures.append(await pipeline.upload(upload(number, number % 7, 10 * (number // 7))))
+            if number % 10 == 0:
+                await asyncio.sleep(0.001)
+        await dies.wait()
+        cluster.move_leader(2)
+        await cluster.kill(0)
+        assert await asyncio.gather(*futures) == [COMMITTED] * 200
         assert len(cluster.applied) == 200
         assert set(cluster.applied.values()) == {1}
 
 
 async def test_a_leader_that_hangs_is_left_for_the_next() -> None:
-    async with FakePipelineCluster(2) as cluster, client_of(cluster) as client:
+    async with piped(2) as (cluster, pipeline):
 
         async def hang(member: int, message: objects_pb2.CommitPipelineRequest, _: Any) -> None:
             if member == 0:
@@ -173,13 +173,12 @@ async def test_a_leader_that_hangs_is_left_for_the_next() -> None:
                 await asyncio.Event().wait()
 
         cluster.hook = hang
-        async with CommitPipeline(client, NODE) as pipeline:
-            assert await (await pipeline.upload(upload(1, 0, 0))) == COMMITTED
-        assert client.leader == cluster.endpoints[1]
+        assert await (await pipeline.upload(upload(1, 0, 0))) == COMMITTED
+        assert pipeline._client.leader == cluster.endpoints[1]
 
 
 async def test_a_bad_upload_fails_no_other() -> None:
-    async with FakePipelineCluster() as cluster, client_of(cluster) as client:
+    async with piped() as (cluster, pipeline):
 
         async def refuse(_: int, message: objects_pb2.CommitPipelineRequest, context: Any) -> None:
             if 13 in message.uploads.object_id:
@@ -187,56 +186,51 @@ async def test_a_bad_upload_fails_no_other() -> None:
                 await abort(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", where)
 
         cluster.hook = refuse
-        async with CommitPipeline(client, NODE) as pipeline:
-            bad = upload(13, 99, 0)
-            good = [upload(100 + number, 0, 10 * number) for number in range(49)]
-            uploads = [*good[:13], bad, *good[13:]]
-            futures = [await pipeline.upload(one) for one in uploads]
-            outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        bad = upload(13, 99, 0)
+        good = [upload(100 + number, 0, 10 * number) for number in range(49)]
+        uploads = [*good[:13], bad, *good[13:]]
+        futures = [await pipeline.upload(one) for one in uploads]
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
         assert isinstance(outcomes.pop(13), InvalidRequestError)
         assert outcomes == [COMMITTED] * 49, "the others are judged in the order they came"
 
 
 async def test_without_a_leader_the_deadline_ends_it() -> None:
-    async with FakePipelineCluster(2) as cluster, client_of(cluster, deadline=0.4) as client:
+    async with piped(2, deadline=0.4) as (cluster, pipeline):
         cluster.move_leader(-1)
-        async with CommitPipeline(client, NODE) as pipeline:
-            future = await pipeline.upload(upload(1, 0, 0))
-            with pytest.raises(ControllerUnavailableError, match="NOT_LEADER") as raised:
-                await future
-            assert set(raised.value.tried) == set(cluster.endpoints)
-            cluster.move_leader(1)
-            assert await (await pipeline.upload(upload(1, 0, 0))) == COMMITTED
+        future = await pipeline.upload(upload(1, 0, 0))
+        with pytest.raises(ControllerUnavailableError, match="NOT_LEADER") as raised:
+            await future
+        assert set(raised.value.tried) == set(cluster.endpoints)
+        cluster.move_leader(1)
+        assert await (await pipeline.upload(upload(1, 0, 0))) == COMMITTED
 
 
 async def test_controllers_without_the_call_are_said_to_be_so() -> None:
-    async with FakePipelineCluster() as cluster, client_of(cluster) as client:
+    async with piped() as (cluster, pipeline):
 
         async def refuse(_: int, message: objects_pb2.CommitPipelineRequest, context: Any) -> None:
             await abort(context, grpc.StatusCode.UNIMPLEMENTED, "NOT_BUILT", {})
 
         cluster.hook = refuse
-        async with CommitPipeline(client, NODE) as pipeline:
-            futures = [await pipeline.upload(upload(number, number, 0)) for number in range(9)]
-            outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        futures = [await pipeline.upload(upload(number, number, 0)) for number in range(9)]
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
         assert [type(one) for one in outcomes] == [UnsupportedError] * 9
 
 
 async def test_an_answer_to_another_message_is_a_violation() -> None:
-    async with FakePipelineCluster() as cluster, client_of(cluster) as client:
+    async with piped() as (cluster, pipeline):
 
         async def misnumber(_: int, message: objects_pb2.CommitPipelineRequest, __: Any) -> None:
             message.sequence += 1
 
         cluster.hook = misnumber
-        async with CommitPipeline(client, NODE) as pipeline:
-            with pytest.raises(ProtocolViolationError, match="answers message"):
-                await (await pipeline.upload(upload(1, 0, 0)))
+        with pytest.raises(ProtocolViolationError, match="answers message"):
+            await (await pipeline.upload(upload(1, 0, 0)))
 
 
 async def test_close_waits_for_what_was_handed_in_and_takes_no_more() -> None:
-    async with FakePipelineCluster() as cluster, client_of(cluster) as client:
-        pipeline = CommitPipeline(client, NODE)
+    async with piped() as (_, pipeline):
         futures = [await pipeline.upload(upload(number, 0, 10 * number)) for number in range(20)]
         await pipeline.close()
         assert [future.result() for future in futures] == [COMMITTED] * 20
@@ -245,11 +239,10 @@ async def test_close_waits_for_what_was_handed_in_and_takes_no_more() -> None:
 
 
 async def test_an_upload_that_nobody_waits_for_harms_nobody() -> None:
-    async with FakePipelineCluster() as cluster, client_of(cluster) as client:
-        async with CommitPipeline(client, NODE) as pipeline:
-            futures = [await pipeline.upload(upload(number, number, 0)) for number in range(5)]
-            futures[2].cancel()
-            outcomes = await asyncio.gather(*futures, return_exceptions=True)
+    async with piped() as (_, pipeline):
+        futures = [await pipeline.upload(upload(number, number, 0)) for number in range(5)]
+        futures[2].cancel()
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
         assert isinstance(outcomes.pop(2), asyncio.CancelledError)
         assert outcomes == [COMMITTED] * 4
 
@@ -320,10 +313,6 @@ async def test_a_message_is_what_the_contract_says() -> None:
 def test_columns_that_no_message_can_hold_are_refused_at_once(columns: Any) -> None:
     with pytest.raises(ValueError, match="object 5"):
         Upload(5, 1, *columns)
-
-
-async def _wait(event: asyncio.Event) -> None:
-    await event.wait()
 
 
 PLAIN = Upload(1, 100, [5], [0], [10], [1])

@@ -14,6 +14,7 @@ import pytest
 
 from streammeta.cli.local_cluster import LocalCluster
 from streammeta.client import (
+    NodeEpochExpiredError,
     StreamClient,
     StreamClientConfig,
     StreamNotFoundError,
@@ -122,6 +123,27 @@ async def test_a_restarted_broker_goes_on_with_its_streams_and_its_log(
         assert await restarted.append(stream_id, b"next") == 1
         await restarted.flush()
         assert [one.payload for one in await restarted.read(stream_id, 0)] == [b"logged", b"next"]
+
+
+async def test_of_two_processes_of_a_node_the_older_one_stops_at_once(
+    cluster: LocalCluster,
+) -> None:
+    place = (cluster.endpoints, cluster.store_uri)
+    held = StreamClientConfig(writer=WriterConfig(linger_s=60.0))
+    async with await StreamClient.open(*place, node_id=4, node_epoch=1, config=held) as old:
+        (stream_id,) = await old.create_streams([{}])
+        await old.open_streams([stream_id])
+        await old.writer.append(stream_id, b"kept")
+        await old.flush()
+        async with await StreamClient.open(*place, node_id=4, node_epoch=2, config=FAST) as new:
+            lost = await old.writer.append(stream_id, b"never")
+            with pytest.raises(NodeEpochExpiredError, match="a newer one speaks for the node"):
+                await old.flush()
+            for refused in (lost, old.append(stream_id, b"never")):
+                with pytest.raises(NodeEpochExpiredError):
+                    await refused
+            assert await new.append(stream_id, b"new") == 1
+            assert [one.payload for one in await new.read(stream_id, 0)] == [b"kept", b"new"]
 
 
 async def test_a_log_without_a_node_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
+from streammeta.client.write_ahead_log.config import LogIdentity
 from streammeta.client.write_ahead_log.disk_log import DiskLog, lock_directory
 from streammeta.client.write_ahead_log.errors import DamagedLogError, LogLockedError, WrongLogError
 from streammeta.client.write_ahead_log.files import STATE_NAME, StateFile
@@ -330,10 +330,3 @@ def test_what_is_not_known_to_be_on_the_disk_is_written_again(tmp_path: Path) ->
     written.clear()
     open_disk(files, tmp_path).close()
     assert written == []
-
-
-def test_bounds_that_could_never_be_met_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least twice segment_bytes"):
-        LogConfig(max_bytes=100, segment_bytes=51)
-    with pytest.raises(ValueError, match="group_bytes is 0"):
-        LogConfig(group_bytes=0)

@@ -8,7 +8,6 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from streammeta.client.write_ahead_log.config import LogIdentity
 from streammeta.client.write_ahead_log.errors import WrongLogError
 from streammeta.client.write_ahead_log.files import (
     SEGMENT_MAGIC,
@@ -101,11 +100,3 @@ def test_a_file_of_another_version_is_refused_by_name() -> None:
     rest = b"\0\2" + data[10:]
     with pytest.raises(WrongLogError, match=r"x\.wal has version 2, this release reads 1"):
         decode_file_header(b"SMWL" + checksum(rest) + rest, SEGMENT_MAGIC, PATH)
-
-
-@pytest.mark.parametrize("change", [{"node_id": -1}, {"node_epoch": 2**63}])
-def test_an_identity_out_of_range_is_refused(change: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="wanted an integer of 0"):
-        LogIdentity("ns", **{"node_id": 1, "node_epoch": 1, **change})
-    with pytest.raises(ValueError, match="namespace is longer than 1024 bytes"):
-        LogIdentity("n" * 1025, 1, 1)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from streammeta.client import (
-    LimitExceededError,
     NodeFencedError,
     StreamWriter,
     WriterClosedError,
@@ -50,8 +49,8 @@ async def test_close_gives_up_at_its_deadline_and_says_what_is_known() -> None:
         assert loop.time() - start < 3
         with pytest.raises(WriterClosedError, match="it may have been committed"):
             submitted.result()
-        with pytest.raises(WriterClosedError, match="it was not committed"):
-            later[-1].result()
+        ends = await asyncio.gather(*later, return_exceptions=True)
+        assert "it was not committed" in str(ends[-1])
         assert writer.buffered_bytes == 0
         prepares.set()
 
@@ -116,18 +115,6 @@ async def test_many_records_at_once_are_one_append() -> None:
         await writer.flush()
         assert [one.result() for one in (first, second, third)] == [0, 2, 7]
         assert await b.payloads(0) == [b"a", b"bc", b"d", b"e"]
-
-
-async def test_many_records_larger_than_the_buffer_are_refused() -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
-        async with StreamWriter(
-            b.session, b.store, config(max_buffer_bytes=5_000, upload_bytes=5_000)
-        ) as writer:
-            writer.attach(streams)
-            with pytest.raises(LimitExceededError, match="the buffer has 5000"):
-                await writer.append_many(0, [bytes(10)] * 100)
-            assert (writer.next_offset(0), writer.buffered_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("split_bytes", [1, 1000], ids=["stream objects", "set object"])

@@ -306,5 +306,3 @@ def test_durability_and_log_belong_together() -> None:
         config().check_log(None)
     with pytest.raises(ValueError, match="a log is given"):
         WriterConfig().check_log(FakeLog())
-    with pytest.raises(ValueError, match="durability is 'disk'"):
-        config(durability="disk")
