@@ -79,27 +79,6 @@ class ChaosClient:
         for channel in self._channels.values():
             await channel.close()
 
-    async def once(
-        self, method: Method[RequestT, ResponseT], request: RequestT, within_s: float
-    ) -> ResponseT:
-        """Have `request` carried out at most once.
-
-        Raises:
-            NotDoneError: within `within_s` seconds nobody took it.
-            OutcomeUnknownError: somebody may have.
-            DefectError: see there.
-        """
-        return await self._call(method, request, within_s, may_repeat=False)
-
-    async def repeated(
-        self, method: Method[RequestT, ResponseT], request: RequestT, within_s: float
-    ) -> ResponseT:
-        """Send `request` until it is answered; for those that may be carried out twice.
-
-        Raises the same errors as `once`.
-        """
-        return await self._call(method, request, within_s, may_repeat=True)
-
     async def attempt(
         self,
         node_id: int,
@@ -115,14 +94,21 @@ class ChaosClient:
         )
         return await send(request, timeout=timeout_s)
 
-    async def _call(
+    async def call(
         self,
         method: Method[RequestT, ResponseT],
         request: RequestT,
         within_s: float,
         *,
-        may_repeat: bool,
+        may_repeat: bool = True,
     ) -> ResponseT:
+        """Send `request` until it is answered; unless it `may_repeat`, carried out at most once.
+
+        Raises:
+            NotDoneError: within `within_s` seconds nobody took it.
+            OutcomeUnknownError: somebody may have.
+            DefectError: see there.
+        """
         deadline = time.monotonic() + within_s
         may_have_happened = False
         node_id = self._first()

@@ -15,13 +15,10 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any, TypeVar
-
-import uvloop
 
 from streammeta.cli.local_cluster import Child, ChildFailedError, start_child
 from streammeta.controller.ids import ClusterId, NodeId
@@ -43,18 +40,11 @@ _PORTS = range(12_000, 30_000)
 """Below the ports that Linux gives to outgoing connections: while a controller is down, one of
 those could take its port, and could even connect to itself there."""
 
-Result = TypeVar("Result")
 
-
-def run_on_loop(main: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-    """Run `main` on an event loop with threads enough to wait for every process at once."""
-
-    async def run() -> Result:
-        threads = concurrent.futures.ThreadPoolExecutor(_WAITING_THREADS, "waits-for-process")
-        asyncio.get_running_loop().set_default_executor(threads)
-        return await main()
-
-    return uvloop.run(run())
+def wait_in_many_threads() -> None:
+    """Give the running event loop threads enough to wait for every process at once."""
+    threads = concurrent.futures.ThreadPoolExecutor(_WAITING_THREADS, "waits-for-process")
+    asyncio.get_running_loop().set_default_executor(threads)
 
 
 class ProcessState(Enum):

@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import uvloop
+
 from streammeta.v1 import quorum_pb2
 from tests.chaos.chaos_checks import (
     check_equal_states,
@@ -21,9 +23,8 @@ from tests.chaos.chaos_checks import (
     check_no_write_lost,
     longest_gap_s,
 )
-from tests.chaos.chaos_cluster import FAST, ChaosCluster, run_on_loop
-from tests.chaos.chaos_voters import replace_voter
-from tests.chaos.chaos_watch import LeaderWatch
+from tests.chaos.chaos_cluster import FAST, ChaosCluster, wait_in_many_threads
+from tests.chaos.chaos_watch import LeaderWatch, replace_voter
 from tests.chaos.nemesis import Nemesis, make_schedule
 from tests.chaos.workload import Workload
 
@@ -64,9 +65,10 @@ def run_chaos(root: Path, seed: int, controllers: int, seconds: float) -> RunRep
     """Run faults for `seconds` seconds and check everything; raises `ChaosFailedError`."""
 
     async def run() -> RunReport:
+        wait_in_many_threads()
         return await _ChaosRun(root, seed, controllers, seconds).run()
 
-    return run_on_loop(run)
+    return uvloop.run(run())
 
 
 class _ChaosRun:

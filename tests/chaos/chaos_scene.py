@@ -21,7 +21,7 @@ from streammeta.v1 import common_pb2, kv_pb2
 from streammeta.v1 import quorum_pb2 as pb
 from tests.chaos.chaos_checks import check_equal_states, check_logs
 from tests.chaos.chaos_client import ATTEMPT_S, ChaosClient
-from tests.chaos.chaos_cluster import CLUSTER_ID, ChaosCluster, run_on_loop
+from tests.chaos.chaos_cluster import CLUSTER_ID, ChaosCluster, wait_in_many_threads
 from tests.chaos.chaos_watch import LeaderWatch
 from tests.chaos.fault_proxy import Behaviour, Cut, Mode
 
@@ -39,7 +39,7 @@ class Scene:
 
     async def put(self, key: str, value: str) -> None:
         """Put a value through whoever leads."""
-        answer = await self.client.repeated(methods.PUT_KVS, put_request(key, value), SOON_S)
+        answer = await self.client.call(methods.PUT_KVS, put_request(key, value), SOON_S)
         assert answer.results[0].error == common_pb2.ERROR_CODE_NONE
 
     async def put_through(self, node_id: int, key: str, value: str) -> None:
@@ -56,7 +56,7 @@ class Scene:
 
     async def get(self, key: str) -> str:
         """Read a value through whoever leads."""
-        answer = await self.client.repeated(methods.GET_KVS, get_request(key), SOON_S)
+        answer = await self.client.call(methods.GET_KVS, get_request(key), SOON_S)
         return answer.results[0].value.decode()
 
     async def get_from(self, node_id: int, key: str, timeout_s: float = ATTEMPT_S) -> str | None:
@@ -172,13 +172,18 @@ async def wait_until(condition: Callable[[], Awaitable[bool]], what: str) -> Non
 
 
 @contextlib.asynccontextmanager
-async def _scene(
+async def scene_in(
     root: Path,
-    controllers: int,
-    first_voters: int,
-    node_options: Mapping[int, Sequence[str]],
+    controllers: int = 3,
+    first_voters: int = 0,
+    node_options: Mapping[int, Sequence[str]] | None = None,
 ) -> AsyncIterator[Scene]:
-    cluster = ChaosCluster(root, controllers, first_voters, node_options=node_options)
+    """Start controllers, wait until "key" is "first"; end everything with the block.
+
+    Those beyond `first_voters` (0: none) are left to join.
+    """
+    wait_in_many_threads()
+    cluster = ChaosCluster(root, controllers, first_voters, node_options=node_options or {})
     watch = LeaderWatch(cluster.direct_endpoints)
     client: ChaosClient | None = None
     try:
@@ -193,22 +198,3 @@ async def _scene(
             await client.close()
         await watch.close()
         await cluster.close()
-
-
-def play(
-    root: Path,
-    scenario: Callable[[Scene], Awaitable[None]],
-    controllers: int = 3,
-    first_voters: int = 0,
-    node_options: Mapping[int, Sequence[str]] | None = None,
-) -> None:
-    """Start controllers, wait until "key" is "first", run the scenario, end everything.
-
-    Those beyond `first_voters` (0: none) are left to join.
-    """
-
-    async def run() -> None:
-        async with _scene(root, controllers, first_voters, node_options or {}) as scene:
-            await scenario(scene)
-
-    run_on_loop(run)

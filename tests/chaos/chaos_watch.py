@@ -1,19 +1,27 @@
-"""Who leads, asked of every controller directly, past whatever the network suffers."""
+"""Leader and voters, asked of every controller directly, past whatever the network suffers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
+from typing import TypeVar
 
 import grpc
 
 from streammeta.rpc.connections import client_channel
-from streammeta.v1 import admin_pb2, admin_pb2_grpc, quorum_pb2, quorum_pb2_grpc
+from streammeta.v1 import admin_pb2, admin_pb2_grpc, quorum_pb2_grpc
+from streammeta.v1 import quorum_pb2 as pb
+from tests.chaos.chaos_cluster import CLUSTER_ID
 
 _ASK_S = 0.5
 _TRANSFER_S = 2.0
+_CHANGE_MS = 3_000
+_CALL_S = _CHANGE_MS / 1000 + 1
+_PAUSE_S = 0.1
+
+Answer = TypeVar("Answer")
 
 
 class LeaderWatch:
@@ -34,27 +42,17 @@ class LeaderWatch:
     async def describe(self, node_id: int) -> admin_pb2.DescribeClusterResponse | None:
         """What one controller knows; None if it does not answer."""
         stub = admin_pb2_grpc.AdminServiceStub(self._channels[node_id])
-        try:
-            answer: admin_pb2.DescribeClusterResponse = await stub.DescribeCluster(
-                admin_pb2.DescribeClusterRequest(), timeout=_ASK_S
-            )
-        except grpc.aio.AioRpcError:
-            return None
-        return answer
+        request = admin_pb2.DescribeClusterRequest()
+        return await _answer(stub.DescribeCluster(request, timeout=_ASK_S))
 
     def quorum_stub(self, node_id: int) -> quorum_pb2_grpc.QuorumServiceAsyncStub:
         """The quorum service of one controller."""
         return quorum_pb2_grpc.QuorumServiceStub(self._channels[node_id])
 
-    async def describe_quorum(self, node_id: int) -> quorum_pb2.DescribeQuorumResponse | None:
+    async def describe_quorum(self, node_id: int) -> pb.DescribeQuorumResponse | None:
         """How one controller sees the quorum and itself; None if it does not answer."""
-        try:
-            answer: quorum_pb2.DescribeQuorumResponse = await self.quorum_stub(
-                node_id
-            ).DescribeQuorum(quorum_pb2.DescribeQuorumRequest(), timeout=_ASK_S)
-        except grpc.aio.AioRpcError:
-            return None
-        return answer
+        request = pb.DescribeQuorumRequest()
+        return await _answer(self.quorum_stub(node_id).DescribeQuorum(request, timeout=_ASK_S))
 
     async def transfer(self, node_id: int, to: int | None = None) -> None:
         """Ask a controller to hand over leadership, to any other unless said; it may refuse."""
@@ -92,3 +90,58 @@ class LeaderWatch:
                 return leader
             await asyncio.sleep(0.02)
         raise TimeoutError(f"no leader within {within_s:.0f} s (other than {other_than})")
+
+
+async def _answer(call: Awaitable[Answer]) -> Answer | None:
+    """The answer, or None if there is none."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError:
+        return None
+
+
+async def replace_voter(watch: LeaderWatch, voter: pb.Voter, within_s: float) -> None:
+    """Make a running observer the voter of its node id, in place of the disk that voted before.
+
+    Does by its calls what operators do with `streammeta quorum`, and looks again after each: the
+    outcome of a change may be unknown, and an uncommitted one may be undone. Raises TimeoutError.
+    """
+    deadline = time.monotonic() + within_s
+    committed_at: int | None = None
+    while time.monotonic() < deadline:
+        leader = await watch.ask()
+        view = None if leader is None else await watch.describe_quorum(leader)
+        if leader is not None and view is not None:
+            if voter.key not in [one.key for one in view.voters]:
+                committed_at = None
+                await _ask_next_step(watch, leader, view, voter)
+            elif committed_at is None:
+                committed_at = view.end_offset
+            elif view.high_watermark >= committed_at:
+                return
+        await asyncio.sleep(_PAUSE_S)
+    raise TimeoutError(
+        f"controller {voter.key.node_id} does not vote with its new disk after {within_s:.0f} s"
+    )
+
+
+async def _ask_next_step(
+    watch: LeaderWatch,
+    leader: int,
+    view: pb.DescribeQuorumResponse,
+    voter: pb.Voter,
+) -> None:
+    """Ask for the old disk's removal, or if that is done for the new one's vote."""
+    stub = watch.quorum_stub(leader)
+    old = next((one.key for one in view.voters if one.key.node_id == voter.key.node_id), None)
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        if old is not None:
+            await stub.RemoveVoter(
+                pb.RemoveVoterRequest(cluster_id=CLUSTER_ID, key=old, timeout_ms=_CHANGE_MS),
+                timeout=_CALL_S,
+            )
+        else:
+            await stub.AddVoter(
+                pb.AddVoterRequest(cluster_id=CLUSTER_ID, voter=voter, timeout_ms=_CHANGE_MS),
+                timeout=_CALL_S,
+            )

@@ -73,30 +73,22 @@ class Fault:
         return f"{self.at_s:5.1f} s: {self.kind}{late} {who} for {self.duration_s:.1f} s"
 
 
-@dataclass(frozen=True, slots=True)
-class _Odds:
-    """How often a kind is drawn, and bounds of its duration in seconds."""
-
-    weight: int
-    shortest_s: float
-    longest_s: float
-
-
 _ODDS = {
-    Kind.KILL: _Odds(6, 0.0, 1.5),
-    Kind.TERMINATE: _Odds(2, 0.0, 1.0),
-    Kind.PAUSE: _Odds(4, 0.3, 2.5),
-    Kind.ISOLATE: _Odds(4, 0.5, 2.5),
-    Kind.MUTE: _Odds(2, 0.5, 2.5),
-    Kind.DEAFEN: _Odds(2, 0.5, 2.5),
-    Kind.BRIDGE: _Odds(2, 0.5, 2.5),
-    Kind.RESET: _Odds(2, 0.1, 1.0),
-    Kind.SLOW: _Odds(2, 0.5, 2.5),
-    Kind.FULL_DISK: _Odds(2, 0.5, 2.5),
-    Kind.TRANSFER: _Odds(2, 0.0, 0.0),
-    Kind.LOSE_DISK: _Odds(2, 0.0, 1.0),
-    Kind.UNANSWERED: _Odds(1, 0.3, 1.5),
+    Kind.KILL: (6, 0.0, 1.5),
+    Kind.TERMINATE: (2, 0.0, 1.0),
+    Kind.PAUSE: (4, 0.3, 2.5),
+    Kind.ISOLATE: (4, 0.5, 2.5),
+    Kind.MUTE: (2, 0.5, 2.5),
+    Kind.DEAFEN: (2, 0.5, 2.5),
+    Kind.BRIDGE: (2, 0.5, 2.5),
+    Kind.RESET: (2, 0.1, 1.0),
+    Kind.SLOW: (2, 0.5, 2.5),
+    Kind.FULL_DISK: (2, 0.5, 2.5),
+    Kind.TRANSFER: (2, 0.0, 0.0),
+    Kind.LOSE_DISK: (2, 0.0, 1.0),
+    Kind.UNANSWERED: (1, 0.3, 1.5),
 }
+"""How often a kind is drawn, and bounds of its duration in seconds."""
 _LEADER_SHARE = 0.6
 _ALL_SHARE = 0.1
 _SEVERAL_SHARE = 0.2
@@ -110,18 +102,18 @@ def make_schedule(seed: int, members: Sequence[int], seconds: float) -> tuple[Fa
     """Return the faults of a run of `seconds` seconds; equal arguments give equal schedules."""
     rng = random.Random(f"schedule {seed}")
     kinds = list(_ODDS)
-    weights = [_ODDS[kind].weight for kind in kinds]
+    weights = [weight for weight, _, _ in _ODDS.values()]
     faults: list[Fault] = []
     overlaps = False
     at_s = rng.uniform(*_GAP_S)
     while at_s < seconds:
         (kind,) = rng.choices(kinds, weights)
-        odds = _ODDS[kind]
+        _, shortest_s, longest_s = _ODDS[kind]
         fault = Fault(
             round(at_s, 2),
             kind,
             _draw_targets(rng, kind, members),
-            round(rng.uniform(odds.shortest_s, odds.longest_s), 2),
+            round(rng.uniform(shortest_s, longest_s), 2),
             holds=rng.random() < 0.4,
             overlaps=overlaps,
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.chaos_scene import SOON_S, Scene, play, wait_until
+from tests.chaos.chaos_scene import SOON_S, Scene, scene_in, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -46,10 +46,10 @@ async def follows_whole(scene: Scene, node_id: int) -> bool:
     return view is not None and view.role == "follower" and not view.repairing
 
 
-def test_a_flipped_byte_is_found_told_and_repaired_from_the_others(tmp_path: Path) -> None:
+async def test_a_flipped_byte_is_found_told_and_repaired_from_the_others(tmp_path: Path) -> None:
     rng = random.Random(7)
 
-    async def scenario(scene: Scene) -> None:
+    async with scene_in(tmp_path) as scene:
         await write_much(scene, rng)
         leader = await scene.watch.wait_for_leader(SOON_S)
         hurt = next(node for node in scene.cluster.members if node != leader)
@@ -67,13 +67,11 @@ def test_a_flipped_byte_is_found_told_and_repaired_from_the_others(tmp_path: Pat
         assert (await scene.voters()) == set(scene.cluster.members)
         await scene.check_healed(expected_in_logs=["log_damaged"])
 
-    play(tmp_path, scenario)
 
-
-def test_a_damaged_replica_helps_nobody_to_lead_before_it_is_repaired(tmp_path: Path) -> None:
+async def test_a_damaged_replica_helps_nobody_to_lead_before_it_is_repaired(tmp_path: Path) -> None:
     rng = random.Random(8)
 
-    async def scenario(scene: Scene) -> None:
+    async with scene_in(tmp_path) as scene:
         await write_much(scene, rng)
         one, other, hurt = scene.cluster.members
         for node in scene.cluster.members:
@@ -94,5 +92,3 @@ def test_a_damaged_replica_helps_nobody_to_lead_before_it_is_repaired(tmp_path: 
         # It votes again: with it and one other there is a leader.
         await scene.cluster.kill(await scene.watch.wait_for_leader(SOON_S))
         await scene.put("key", "second")
-
-    play(tmp_path, scenario)

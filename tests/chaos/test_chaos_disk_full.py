@@ -10,7 +10,7 @@ import pytest
 
 from streammeta.client import methods
 from streammeta.rpc.failures import read_failure
-from tests.chaos.chaos_scene import SOON_S, Scene, play, put_request, wait_until
+from tests.chaos.chaos_scene import SOON_S, Scene, put_request, scene_in, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -23,46 +23,49 @@ async def is_full(scene: Scene, node_id: int, *, wanted: bool = True) -> bool:
     return view is not None and view.disk_full == wanted
 
 
-def test_a_leader_with_a_full_disk_refuses_writes_and_goes_on_when_there_is_room(
+async def refusal(scene: Scene, node_id: int, acknowledged: list[str]) -> str | None:
+    """Put one more value through a controller; the reason if it does not acknowledge it."""
+    key = f"key-{len(acknowledged)}"
+    try:
+        await scene.client.attempt(node_id, methods.PUT_KVS, put_request(key, VALUE))
+    except grpc.aio.AioRpcError as error:
+        return read_failure(error).reason
+    acknowledged.append(key)
+    return None
+
+
+async def check_kept(scene: Scene, acknowledged: list[str]) -> None:
+    for key in acknowledged:
+        assert await scene.get(key) == VALUE
+
+
+async def test_a_leader_with_a_full_disk_refuses_writes_and_goes_on_when_there_is_room(
     tmp_path: Path,
 ) -> None:
-    async def scenario(scene: Scene) -> None:
+    async with scene_in(tmp_path) as scene:
         leader = await scene.watch.wait_for_leader(SOON_S)
         pids = {node: child.pid for node, child in scene.cluster.children.items()}
         scene.cluster.fill_disk(leader, ROOM_BYTES)
         acknowledged: list[str] = []
-        refusals: list[str] = []
 
         async def is_refused_or_led_by_another() -> bool:
-            key = f"key-{len(acknowledged)}"
-            try:
-                await scene.client.attempt(leader, methods.PUT_KVS, put_request(key, VALUE))
-            except grpc.aio.AioRpcError as error:
-                failure = read_failure(error)
-                refusals.append(failure.reason)
-                return refusals[-1] in ("DISK_FULL", "NOT_LEADER")
-            acknowledged.append(key)
-            return False
+            return await refusal(scene, leader, acknowledged) in ("DISK_FULL", "NOT_LEADER")
 
         await wait_until(is_refused_or_led_by_another, "a full disk to be told")
         assert len(acknowledged) >= ROOM_BYTES // len(VALUE) // 2
         assert await is_full(scene, leader)
-        for key in acknowledged:
-            assert await scene.get(key) == VALUE
+        await check_kept(scene, acknowledged)
 
         scene.cluster.free_disk(leader)
         await wait_until(lambda: is_full(scene, leader, wanted=False), "the room to be found")
         await scene.put("key", "second")
-        for key in acknowledged:
-            assert await scene.get(key) == VALUE
+        await check_kept(scene, acknowledged)
         assert pids == {node: child.pid for node, child in scene.cluster.children.items()}
         await scene.check_healed(expected_in_logs=["disk_full"])
 
-    play(tmp_path, scenario)
 
-
-def test_log_lines_that_find_no_room_either_do_no_harm(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_log_lines_that_find_no_room_either_do_no_harm(tmp_path: Path) -> None:
+    async with scene_in(tmp_path) as scene:
         leader = await scene.watch.wait_for_leader(SOON_S)
         pids = {node: child.pid for node, child in scene.cluster.children.items()}
         scene.cluster.fill_every_disk(leader)
@@ -85,11 +88,9 @@ def test_log_lines_that_find_no_room_either_do_no_harm(tmp_path: Path) -> None:
         assert pids == {node: child.pid for node, child in scene.cluster.children.items()}
         await scene.check_healed(expected_in_logs=["disk_full"])
 
-    play(tmp_path, scenario)
 
-
-def test_a_follower_with_a_full_disk_holds_up_nobody_and_catches_up(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_follower_with_a_full_disk_holds_up_nobody_and_catches_up(tmp_path: Path) -> None:
+    async with scene_in(tmp_path) as scene:
         leader = await scene.watch.wait_for_leader(SOON_S)
         follower = next(node for node in scene.cluster.members if node != leader)
         pid = scene.cluster.children[follower].pid
@@ -104,14 +105,12 @@ def test_a_follower_with_a_full_disk_holds_up_nobody_and_catches_up(tmp_path: Pa
         assert scene.cluster.children[follower].pid == pid
         await scene.check_healed(expected_in_logs=["disk_full"])
 
-    play(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("kind", ["all", "a majority", "all but the leader"])
-def test_reads_go_on_and_writes_are_refused_while_no_majority_has_room(
+async def test_reads_go_on_and_writes_are_refused_while_no_majority_has_room(
     tmp_path: Path, kind: str
 ) -> None:
-    async def scenario(scene: Scene) -> None:
+    async with scene_in(tmp_path) as scene:
         leader = await scene.watch.wait_for_leader(SOON_S)
         members = sorted(scene.cluster.members, key=lambda node: node != leader)
         full = {"all": members, "a majority": members[:2], "all but the leader": members[1:]}[kind]
@@ -120,27 +119,15 @@ def test_reads_go_on_and_writes_are_refused_while_no_majority_has_room(
         acknowledged: list[str] = []
 
         async def is_refused() -> bool:
-            """Put until the leader says that disks are full; then that is the answer."""
-            key = f"key-{len(acknowledged)}"
             present = await scene.watch.wait_for_leader(SOON_S)
-            try:
-                await scene.client.attempt(present, methods.PUT_KVS, put_request(key, VALUE))
-            except grpc.aio.AioRpcError as error:
-                failure = read_failure(error)
-                return failure.reason == "DISK_FULL"
-            acknowledged.append(key)
-            return False
+            return await refusal(scene, present, acknowledged) == "DISK_FULL"
 
         await wait_until(is_refused, "a full majority to be told")
-        for key in acknowledged:
-            assert await scene.get(key) == VALUE
+        await check_kept(scene, acknowledged)
         await wait_until(is_refused, "writes to be refused, still")
 
         for node in full:
             scene.cluster.free_disk(node)
         await scene.put("key", "second")
-        for key in acknowledged:
-            assert await scene.get(key) == VALUE
+        await check_kept(scene, acknowledged)
         await scene.check_healed(expected_in_logs=["disk_full", "majority_full"])
-
-    play(tmp_path, scenario)

@@ -9,7 +9,7 @@ from tests.chaos.chaos_checks import (
     check_no_commit_lost,
     check_no_write_lost,
 )
-from tests.chaos.chaos_scene import SOON_S, Scene, play, wait_until
+from tests.chaos.chaos_scene import SOON_S, Scene, scene_in, wait_until
 from tests.chaos.workload import Workload, WorkloadSize
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
@@ -49,8 +49,8 @@ async def check_history(scene: Scene, workload: Workload) -> None:
     await scene.check_healed()
 
 
-def test_three_voters_become_five_and_three_again_under_load(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_three_voters_become_five_and_three_again_under_load(tmp_path: Path) -> None:
+    async with scene_in(tmp_path, controllers=5, first_voters=3) as scene:
         workload = await loaded(scene)
         for node in (4, 5):
             await scene.join(node)
@@ -69,11 +69,9 @@ def test_three_voters_become_five_and_three_again_under_load(tmp_path: Path) -> 
         assert workload.counts["failed"] == 0
         await check_history(scene, workload)
 
-    play(tmp_path, scenario, controllers=5, first_voters=3)
 
-
-def test_a_voter_whose_disk_is_lost_is_replaced_under_load(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_voter_whose_disk_is_lost_is_replaced_under_load(tmp_path: Path) -> None:
+    async with scene_in(tmp_path) as scene:
         workload = await loaded(scene)
         leader = await scene.watch.wait_for_leader(SOON_S)
         lost = next(node for node in scene.cluster.members if node != leader)
@@ -87,5 +85,3 @@ def test_a_voter_whose_disk_is_lost_is_replaced_under_load(tmp_path: Path) -> No
 
         assert workload.counts["failed"] == 0
         await check_history(scene, workload)
-
-    play(tmp_path, scenario)

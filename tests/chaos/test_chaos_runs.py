@@ -8,7 +8,7 @@ import pytest
 from tests.chaos.chaos_run import run_chaos
 from tests.chaos.nemesis import Kind, make_schedule
 
-SECONDS = 25.0
+SECONDS = 15.0
 LONG_SECONDS = 60.0
 LONG_RUNS = 4
 

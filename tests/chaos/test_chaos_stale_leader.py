@@ -8,7 +8,7 @@ import pytest
 
 from streammeta.client import methods
 from streammeta.rpc.failures import read_failure
-from tests.chaos.chaos_scene import SOON_S, Scene, play, put_request, wait_until
+from tests.chaos.chaos_scene import SOON_S, Scene, put_request, scene_in, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -34,8 +34,8 @@ async def serving_leader(scene: Scene) -> int:
     return found
 
 
-def test_a_stopped_leader_serves_nothing_old_when_it_goes_on(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_stopped_leader_serves_nothing_old_when_it_goes_on(tmp_path: Path) -> None:
+    async with scene_in(tmp_path) as scene:
         old = await serving_leader(scene)
         scene.cluster.pause(old)
         new = await scene.watch.wait_for_leader(SOON_S, other_than=old)
@@ -49,16 +49,14 @@ def test_a_stopped_leader_serves_nothing_old_when_it_goes_on(tmp_path: Path) -> 
         await wait_until(lambda: follows(scene, old, new), "the old leader to follow the new one")
         await scene.check_healed()
 
-    play(tmp_path, scenario)
 
-
-def test_a_leader_cut_off_serves_nothing_old_however_long_it_believes_to_lead(
+async def test_a_leader_cut_off_serves_nothing_old_however_long_it_believes_to_lead(
     tmp_path: Path,
 ) -> None:
     # It would take half a minute to notice by itself that nobody fetches any more.
     credulous = {1: ("--election-timeout-ms", "100", "--fetch-timeout-ms", "20000")}
 
-    async def scenario(scene: Scene) -> None:
+    async with scene_in(tmp_path, node_options=credulous) as scene:
         while (leader := await serving_leader(scene)) != 1:
             await scene.watch.transfer(leader, to=1)
         cut = scene.cut_off(1)
@@ -77,11 +75,9 @@ def test_a_leader_cut_off_serves_nothing_old_however_long_it_believes_to_lead(
         assert await scene.get("key") == "second"
         await scene.check_healed()
 
-    play(tmp_path, scenario, node_options=credulous)
 
-
-def test_clients_of_a_leader_cut_off_are_sent_away(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_clients_of_a_leader_cut_off_are_sent_away(tmp_path: Path) -> None:
+    async with scene_in(tmp_path) as scene:
         old = await scene.watch.wait_for_leader(SOON_S)
         cut = scene.cut_off(old)
 
@@ -100,8 +96,6 @@ def test_clients_of_a_leader_cut_off_are_sent_away(tmp_path: Path) -> None:
         assert await scene.get("key") == "first"
         assert await scene.get("lost") == ""
         await scene.check_healed()
-
-    play(tmp_path, scenario)
 
 
 async def elected_besides(scene: Scene, old: int) -> bool:

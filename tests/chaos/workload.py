@@ -16,9 +16,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from streammeta.client import methods
-from streammeta.client.methods import Method
+from streammeta.client.methods import Method, RequestT, ResponseT
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.chaos.chaos_client import ChaosClient, NotDoneError, OutcomeUnknownError
 from tests.linearizability.history import Handle, Recorder, dump
@@ -83,10 +84,10 @@ class Workload:
     async def prepare(self) -> None:
         """Register the writing node and open its streams; the cluster must be well."""
         client = self._client("prepare")
-        registered = await client.repeated(
+        registered = await client.call(
             methods.REGISTER_NODE, nodes_pb2.RegisterNodeRequest(node=_NODE), SETTLED_S
         )
-        created = await client.repeated(
+        created = await client.call(
             methods.CREATE_STREAMS,
             streams_pb2.CreateStreamsRequest(
                 request_id=f"chaos-{self.seed}",
@@ -95,7 +96,7 @@ class Workload:
             ),
             SETTLED_S,
         )
-        opened = await client.repeated(
+        opened = await client.call(
             methods.OPEN_STREAMS,
             streams_pb2.OpenStreamsRequest(
                 node=_NODE,
@@ -185,16 +186,27 @@ class _Worker(ABC):
     async def operate(self) -> None:
         """Do one operation, chosen by chance."""
 
-    def end(self, recorder: Recorder, handles: Sequence[Handle], error: Exception) -> None:
-        """Take down operations that were not answered."""
-        if isinstance(error, NotDoneError):
+    async def ask(
+        self,
+        recorder: Recorder,
+        handles: Sequence[Handle],
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        *,
+        may_repeat: bool = True,
+    ) -> ResponseT | None:
+        """Send a request; None if no answer came, which is taken down."""
+        try:
+            return await self.client.call(method, request, self.within_s, may_repeat=may_repeat)
+        except NotDoneError:
             self.workload.counts["failed"] += 1
             for handle in handles:
                 recorder.fail(handle)
-        else:
+        except OutcomeUnknownError:
             self.workload.counts["ambiguous"] += 1
             for handle in handles:
                 recorder.ambiguous(handle)
+        return None
 
 
 class _KVClient(_Worker):
@@ -217,13 +229,7 @@ class _KVClient(_Worker):
     async def get(self, key: str) -> KVAnswer | None:
         """Read a key; None if no answer came."""
         request = kv_pb2.GetKVsRequest(keys=[kv_pb2.KVKey(key=key)])
-        handle = self.workload.kv.invoke(self.name, key, Get())
-        try:
-            answer = await self.client.repeated(methods.GET_KVS, request, self.within_s)
-        except (NotDoneError, OutcomeUnknownError) as error:
-            self.end(self.workload.kv, [handle], error)
-            return None
-        return self._complete(handle, answer.results[0])
+        return await self._ask_kv(key, Get(), methods.GET_KVS, request)
 
     async def put(self, key: str, put: Put) -> None:
         """Write a key, at most once."""
@@ -231,13 +237,7 @@ class _KVClient(_Worker):
         if put.expected_version is not None:
             item.expected_version = put.expected_version
         request = kv_pb2.PutKVsRequest(request_id=put.value, items=[item])
-        handle = self.workload.kv.invoke(self.name, key, put)
-        try:
-            answer = await self.client.once(methods.PUT_KVS, request, self.within_s)
-        except (NotDoneError, OutcomeUnknownError) as error:
-            self.end(self.workload.kv, [handle], error)
-        else:
-            self._complete(handle, answer.results[0])
+        await self._ask_kv(key, put, methods.PUT_KVS, request, may_repeat=False)
 
     async def _compare_and_set(self, key: str) -> None:
         """Read a key, then change it, by a put or a deletion, only if nobody else has."""
@@ -254,15 +254,25 @@ class _KVClient(_Worker):
         if delete.expected_version is not None:
             item.expected_version = delete.expected_version
         request = kv_pb2.DeleteKVsRequest(request_id=self.workload.new_value(), keys=[item])
-        handle = self.workload.kv.invoke(self.name, key, delete)
-        try:
-            answer = await self.client.once(DELETE_KVS, request, self.within_s)
-        except (NotDoneError, OutcomeUnknownError) as error:
-            self.end(self.workload.kv, [handle], error)
-        else:
-            self._complete(handle, answer.results[0])
+        await self._ask_kv(key, delete, DELETE_KVS, request, may_repeat=False)
 
-    def _complete(self, handle: Handle, result: kv_pb2.KVResult) -> KVAnswer:
+    async def _ask_kv(
+        self,
+        key: str,
+        asked: Get | Put | Delete,
+        method: Method[RequestT, Any],
+        request: RequestT,
+        *,
+        may_repeat: bool = True,
+    ) -> KVAnswer | None:
+        """Send a request about one key and take down what came of it."""
+        handle = self.workload.kv.invoke(self.name, key, asked)
+        response = await self.ask(
+            self.workload.kv, [handle], method, request, may_repeat=may_repeat
+        )
+        if response is None:
+            return None
+        result = response.results[0]
         answer = KVAnswer(
             applied=result.error == common_pb2.ERROR_CODE_NONE,
             value=result.value.decode() if result.found else None,
@@ -299,10 +309,8 @@ class _StreamClient(_Worker):
             self.workload.stream.invoke(self.name, str(stream_id), ReadObjects())
             for stream_id in stream_ids
         ]
-        try:
-            answer = await self.client.repeated(methods.GET_OBJECTS, request, self.within_s)
-        except (NotDoneError, OutcomeUnknownError) as error:
-            self.end(self.workload.stream, handles, error)
+        answer = await self.ask(self.workload.stream, handles, methods.GET_OBJECTS, request)
+        if answer is None:
             return
         for handle, found in zip(handles, answer.results, strict=True):
             assert found.error == common_pb2.ERROR_CODE_NONE, (
@@ -313,10 +321,8 @@ class _StreamClient(_Worker):
     async def _read_end(self, stream_id: int) -> None:
         request = streams_pb2.DescribeStreamsRequest(stream_ids=[stream_id])
         handle = self.workload.stream.invoke(self.name, str(stream_id), ReadEnd())
-        try:
-            answer = await self.client.repeated(methods.DESCRIBE_STREAMS, request, self.within_s)
-        except (NotDoneError, OutcomeUnknownError) as error:
-            self.end(self.workload.stream, [handle], error)
+        answer = await self.ask(self.workload.stream, [handle], methods.DESCRIBE_STREAMS, request)
+        if answer is None:
             return
         self._ends[stream_id] = answer.streams[0].end_offset
         self._complete(handle, End(answer.streams[0].end_offset))
@@ -337,12 +343,9 @@ class _StreamClient(_Worker):
             self.workload.stream.invoke(self.name, str(stream_id), wanted)
             for stream_id, wanted in ranges.items()
         ]
-        try:
-            answer = await self.client.repeated(
-                methods.COMMIT_STREAM_SET_OBJECT, request, self.within_s
-            )
-        except (NotDoneError, OutcomeUnknownError) as error:
-            self.end(self.workload.stream, handles, error)
+        commit = methods.COMMIT_STREAM_SET_OBJECT
+        answer = await self.ask(self.workload.stream, handles, commit, request)
+        if answer is None:
             return
         self._take_verdicts(handles, ranges, answer)
         for stream_id, verdict in zip(ranges, answer.range_errors, strict=True):
@@ -376,7 +379,7 @@ class _StreamClient(_Worker):
             ttl_ms=_OBJECT_TTL_MS,
         )
         try:
-            answer = await self.client.repeated(methods.PREPARE_OBJECTS, request, self.within_s)
+            answer = await self.client.call(methods.PREPARE_OBJECTS, request, self.within_s)
         except (NotDoneError, OutcomeUnknownError):
             self.workload.counts["failed"] += 1
             return None

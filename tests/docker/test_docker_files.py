@@ -4,6 +4,7 @@ No Docker daemon is needed: linters read the files, and every command line in th
 command it is for. The broker example runs for real against controllers on loopback.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -13,13 +14,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
-from streammeta.cli.compact_command import compact
-from streammeta.cli.local_cluster import LocalCluster, free_ports
-from streammeta.cli.root import COMMANDS, cli
+from streammeta.cli.root import cli
 from streammeta.storage.object_store.address import S3Config
+from tests.kit.real_cluster import running_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
@@ -28,6 +29,7 @@ COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 CONTROLLERS = sorted(name for name in SERVICES if name.startswith("controller-"))
 TARGETS = re.findall(r"^FROM \S+ AS (\S+)", DOCKERFILE, re.M)
+COMPOSE_SCHEMA = ("--builtin-schema", "vendor.compose-spec")
 YAML_RULES = "{extends: default, rules: {line-length: {max: 100}}}"
 
 
@@ -54,12 +56,7 @@ def tool(name: str) -> Path:
     [
         [tool("hadolint"), "docker/Dockerfile"],
         [tool("yamllint"), "--strict", "-d", YAML_RULES, "docker/compose.yaml"],
-        [
-            tool("check-jsonschema"),
-            "--builtin-schema",
-            "vendor.compose-spec",
-            "docker/compose.yaml",
-        ],
+        [tool("check-jsonschema"), *COMPOSE_SCHEMA, "docker/compose.yaml"],
     ],
     ids=lambda command: command[0].name,
 )
@@ -89,43 +86,33 @@ def test_copied_packages_are_all_that_the_project_installs() -> None:
     assert installed <= set(copied_from_context())
 
 
-def test_each_stage_copies_from_one_before_it() -> None:
-    for position, name in enumerate(TARGETS):
-        stage = DOCKERFILE.split(f" AS {name}\n")[1].split("\nFROM ")[0]
-        sources = re.findall(r"^COPY --from=(\S+)", stage, re.M)
+STAGES = {name: DOCKERFILE.split(f" AS {name}\n")[1].split("\nFROM ")[0] for name in TARGETS}
 
+
+def test_each_stage_copies_from_one_before_it() -> None:
+    for position, (name, stage) in enumerate(STAGES.items()):
+        sources = re.findall(r"^COPY --from=(\S+)", stage, re.M)
         assert set(sources) <= set(TARGETS[:position]), name
 
 
 def test_last_stage_is_the_controller_and_no_image_runs_as_root() -> None:
-    images = [DOCKERFILE.split(f" AS {name}\n")[1].split("\nFROM ")[0] for name in TARGETS]
-    started = [image for image in images if "\nENTRYPOINT" in image]
-
+    started = [image for image in STAGES.values() if "\nENTRYPOINT" in image]
     assert TARGETS[-1] == "controller"
     assert len(started) == 3
     assert all("\nUSER 10001\n" in image for image in started)
 
 
-def test_health_check_is_a_valid_command_line() -> None:
-    lines = re.findall(r'CMD (\["streammeta", .*\])', DOCKERFILE)
-
-    assert len(lines) == 1
-    _, name, *arguments = json.loads(lines[0])
-    assert name in COMMANDS
-    with cli.make_context("streammeta", [name, *arguments]) as context:
-        command = cli.get_command(context, name)
-        assert command is not None
-        command.make_context(name, arguments, parent=context)
-
-
-def test_compactor_is_a_valid_command_line() -> None:
-    group, name, *arguments = SERVICES["compactor"]["command"]
-
-    assert group == "compact"
-    with compact.make_context(group, [name]) as context:
-        command = compact.get_command(context, name)
-        assert command is not None
-        command.make_context(name, arguments, parent=context)
+def test_command_lines_of_health_check_and_compactor_are_valid() -> None:
+    (health_check,) = re.findall(r'CMD (\["streammeta", .*\])', DOCKERFILE)
+    for _, *words in (json.loads(health_check), ["streammeta", *SERVICES["compactor"]["command"]]):
+        command: click.Command | None = cli
+        with contextlib.ExitStack() as contexts:
+            context = None
+            while isinstance(command, click.Group):
+                context = contexts.enter_context(command.make_context("", list(words), context))
+                command = command.get_command(context, words.pop(0))
+            assert command is not None
+            command.make_context("", list(words), parent=context)
 
 
 @pytest.mark.parametrize("name", CONTROLLERS)
@@ -189,17 +176,9 @@ def test_every_controller_has_a_volume_of_its_own() -> None:
 
 @pytest.mark.process
 def test_broker_example_writes_and_reads_back(tmp_path: Path) -> None:
-    bucket = tmp_path / "bucket"
-    bucket.mkdir()
-    store = f"file://{bucket}"
-    cluster = LocalCluster(tmp_path, "docker", store, free_ports(3))
-    try:
-        cluster.start_all()
-        example = ("docker/broker_example.py", "--connect", cluster.connect, "--store", store)
-        result = run(sys.executable, *example)
-    finally:
-        cluster.stop_all()
-
+    with running_cluster(tmp_path) as cluster:
+        at = ("--connect", cluster.connect, "--store", cluster.store_uri)
+        result = run(sys.executable, "docker/broker_example.py", *at)
     assert result.returncode == 0, result.stderr
     assert "committed 300 records" in result.stdout
     assert result.stdout.count("read 100 records") == 3

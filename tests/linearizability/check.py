@@ -36,7 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             name, history = load(path, values_of)
         except (OSError, ValueError) as error:
-            _fail(str(error), as_json=given.format == "json")
+            if given.format == "json":
+                print(json.dumps({"ok": False, "error": str(error)}))
+            else:
+                print(error, file=sys.stderr)
             return 2
         report = check(history, MODELS[name], given.budget)
         explanation = explain(report, MODELS[name], given.budget)
@@ -47,13 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.format == "json":
         print(json.dumps({"ok": ok, "files": verdicts}))
     return 0 if ok else 1
-
-
-def _fail(message: str, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"ok": False, "error": message}))
-    else:
-        print(message, file=sys.stderr)
 
 
 if __name__ == "__main__":

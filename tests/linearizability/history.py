@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable
 from enum import Enum
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NewType, TypeVar
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -53,11 +53,8 @@ class Operation(Generic[Request, Answer]):
             raise ValueError(f"returned at {self.returned}, invoked at {self.invoked}: runs back")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Handle:
-    """An operation in flight."""
-
-    number: int
+Handle = NewType("Handle", int)
+"""An operation in flight."""
 
 
 class Recorder:
@@ -79,14 +76,14 @@ class Recorder:
         with self._lock:
             handle = Handle(len(self._operations))
             self._operations.append(Operation(client, key, request, self._clock()))
-            self._open.add(handle.number)
+            self._open.add(handle)
             return handle
 
     def complete(self, handle: Handle, answer: Any) -> None:
         """Note the answer; call it as soon as the client has it."""
         with self._lock:
             operation = self._close(handle)
-            self._operations[handle.number] = dataclasses.replace(
+            self._operations[handle] = dataclasses.replace(
                 operation, returned=self._clock(), answer=answer
             )
 
@@ -94,7 +91,7 @@ class Recorder:
         """Note that the operation certainly has not taken effect and never will."""
         with self._lock:
             self._close(handle)
-            self._operations[handle.number] = None
+            self._operations[handle] = None
 
     def ambiguous(self, handle: Handle) -> None:
         """Note that nobody knows: a time-out, a lost connection, an unknown outcome."""
@@ -107,10 +104,10 @@ class Recorder:
             return tuple(item for item in self._operations if item is not None)
 
     def _close(self, handle: Handle) -> Operation[Any, Any]:
-        operation = self._operations[handle.number]
-        if operation is None or handle.number not in self._open:
-            raise ValueError(f"operation {handle.number} has ended already")
-        self._open.discard(handle.number)
+        operation = self._operations[handle]
+        if operation is None or handle not in self._open:
+            raise ValueError(f"operation {handle} has ended already")
+        self._open.discard(handle)
         return operation
 
 

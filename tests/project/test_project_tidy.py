@@ -1,6 +1,7 @@
 """Rules for the whole tree that no linter knows."""
 
 import ast
+import functools
 import os
 import re
 import subprocess
@@ -74,6 +75,12 @@ def is_python(path: Path) -> bool:
 
 
 PYTHON = [path for path in FILES if is_python(path)]
+
+
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All nodes of a file's syntax tree."""
+    return list(ast.walk(ast.parse(read(path))))
 
 
 def test_the_tree_was_found() -> None:
@@ -168,7 +175,7 @@ def test_no_python_file_is_longer_than_the_limit() -> None:
 
 def long_functions(path: Path) -> Iterator[str]:
     """Functions of a file over the limit, their docstring counted too."""
-    for node in ast.walk(ast.parse(read(path))):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > FUNCTION_LINES_MAX:
@@ -186,7 +193,7 @@ def test_ports_are_opened_by_the_factory_of_connections_alone() -> None:
     openers = {
         name_of(path)
         for path in PYTHON
-        for node in ast.walk(ast.parse(read(path)))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute) and re.fullmatch("add_(in)?secure_port", node.attr)
     }
     assert openers == {"proto/streammeta/rpc/connections.py"}

@@ -67,7 +67,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-@pytest.fixture(scope="module", params=wheelhouse.VERSIONS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        wheelhouse.VERSIONS[0],
+        *(pytest.param(newer, marks=pytest.mark.slow) for newer in wheelhouse.VERSIONS[1:]),
+    ],
+)
 def python(
     wheel: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Path:
