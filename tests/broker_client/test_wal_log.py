@@ -70,23 +70,22 @@ def kept(log: WriteAheadLog) -> list[int]:
 
 async def test_appends_share_a_sync_and_are_done_in_order_after_it(tmp_path: Path) -> None:
     files = OrderedFiles()
-    log = await WriteAheadLog.open(tmp_path, IDENTITY, files=files)
-    files.orders.may_go_on.clear()
-    done: list[str] = []
-    first = append(log)
-    first.add_done_callback(lambda _: done.append("first"))
-    await asyncio.sleep(0.01)
-    later = {append(log) for _ in range(500)}
-    assert len(later) == 1
-    later.pop().add_done_callback(lambda _: done.append("later"))
-    await asyncio.sleep(0.01)
-    assert not done
-    files.orders.may_go_on.set()
-    await log.flush()
-    await asyncio.sleep(0)
-    assert done == ["first", "later"]
-    assert files.orders.calls == ["write", "sync"] * 2
-    await log.close()
+    async with await WriteAheadLog.open(tmp_path, IDENTITY, files=files) as log:
+        files.orders.may_go_on.clear()
+        done: list[str] = []
+        first = append(log)
+        first.add_done_callback(lambda _: done.append("first"))
+        await asyncio.sleep(0.01)
+        later = {append(log) for _ in range(500)}
+        assert len(later) == 1
+        later.pop().add_done_callback(lambda _: done.append("later"))
+        await asyncio.sleep(0.01)
+        assert not done
+        files.orders.may_go_on.set()
+        await log.flush()
+        await asyncio.sleep(0)
+        assert done == ["first", "later"]
+        assert files.orders.calls == ["write", "sync"] * 2
 
 
 @pytest.mark.parametrize(
@@ -98,58 +97,54 @@ async def test_a_failed_call_breaks_the_log_for_good(
     """So does a sync that finds no room: what it was to make durable may be gone already."""
     files = OrderedFiles()
     files.orders.error = OSError(number, "the disk is gone")
-    log = await WriteAheadLog.open(tmp_path, IDENTITY, files=files)
-    assert await settle(append(log)) is None
-    files.orders.fail = lambda one: one == call
-    failing = append(log)
-    assert isinstance(await settle(failing), WriteAheadLogBrokenError)
-    files.orders.fail = lambda _: False
-    files.orders.calls.clear()
-    with pytest.raises(WriteAheadLogBrokenError, match="the disk is gone; stop this broker"):
-        append(log)
-    with pytest.raises(WriteAheadLogBrokenError):
-        log.has_room(1)
-    log.trim(1)
-    await log.close()
+    async with await WriteAheadLog.open(tmp_path, IDENTITY, files=files) as log:
+        assert await settle(append(log)) is None
+        files.orders.fail = lambda one: one == call
+        failing = append(log)
+        assert isinstance(await settle(failing), WriteAheadLogBrokenError)
+        files.orders.fail = lambda _: False
+        files.orders.calls.clear()
+        with pytest.raises(WriteAheadLogBrokenError, match="the disk is gone; stop this broker"):
+            append(log)
+        with pytest.raises(WriteAheadLogBrokenError):
+            log.has_room(1)
+        log.trim(1)
     assert files.orders.calls == []
-    log = await WriteAheadLog.open(tmp_path, IDENTITY, files=files)
-    assert kept(log) in ([0], [0, 1])
-    await log.close()
+    async with await WriteAheadLog.open(tmp_path, IDENTITY, files=files) as log:
+        assert kept(log) in ([0], [0, 1])
 
 
 async def test_groups_behind_a_failed_one_fail_with_it(tmp_path: Path) -> None:
     files = OrderedFiles()
-    log = await WriteAheadLog.open(tmp_path, IDENTITY, SMALL, files=files)
-    files.orders.may_go_on.clear()
-    futures = [append(log)]
-    await asyncio.sleep(0.01)
-    futures += [append(log) for _ in range(20)]
-    assert len(set(futures)) > 3
-    files.orders.fail = lambda call: call == "sync"
-    files.orders.may_go_on.set()
-    for future in futures:
-        assert isinstance(await settle(future), WriteAheadLogBrokenError)
-    await log.close()
+    async with await WriteAheadLog.open(tmp_path, IDENTITY, SMALL, files=files) as log:
+        files.orders.may_go_on.clear()
+        futures = [append(log)]
+        await asyncio.sleep(0.01)
+        futures += [append(log) for _ in range(20)]
+        assert len(set(futures)) > 3
+        files.orders.fail = lambda call: call == "sync"
+        files.orders.may_go_on.set()
+        for future in futures:
+            assert isinstance(await settle(future), WriteAheadLogBrokenError)
 
 
 async def test_used_bytes_stay_within_the_bound_and_trim_gives_them_back(tmp_path: Path) -> None:
     rng = random.Random(11)
-    log = await WriteAheadLog.open(tmp_path, IDENTITY, SMALL)
-    waits = 0
-    for _ in range(150):
-        # From tiny ones to the largest that is allowed: each gets its room in the end.
-        size = rng.choice([12, 20, 200, 900, log.max_record_bytes - 33])
-        while not log.has_room(size + 33):
-            waits += 1
-            await log.flush()
-            if not log.has_room(size + 33):
-                log.trim(rng.randint(log.trimmed, log.end) if rng.random() < 0.8 else log.end)
+    async with await WriteAheadLog.open(tmp_path, IDENTITY, SMALL) as log:
+        waits = 0
+        for _ in range(150):
+            # From tiny ones to the largest that is allowed: each gets its room in the end.
+            size = rng.choice([12, 20, 200, 900, log.max_record_bytes - 33])
+            while not log.has_room(size + 33):
+                waits += 1
                 await log.flush()
-            assert disk_bytes(tmp_path) <= SMALL.max_bytes
-        log.append(*encoded(record_at(log.end, size)))
-        assert log.used_bytes <= SMALL.max_bytes
-    assert waits > 30
-    await log.close()
+                if not log.has_room(size + 33):
+                    log.trim(rng.randint(log.trimmed, log.end) if rng.random() < 0.8 else log.end)
+                    await log.flush()
+                assert disk_bytes(tmp_path) <= SMALL.max_bytes
+            log.append(*encoded(record_at(log.end, size)))
+            assert log.used_bytes <= SMALL.max_bytes
+        assert waits > 30
 
 
 def segments(directory: Path) -> list[Path]:
@@ -163,73 +158,66 @@ def disk_bytes(directory: Path) -> int:
 async def test_what_waits_for_the_disk_is_bounded(tmp_path: Path) -> None:
     files = OrderedFiles()
     config = LogConfig(max_unflushed_bytes=10_000)
-    log = await WriteAheadLog.open(tmp_path, IDENTITY, config, files=files)
-    files.orders.may_go_on.clear()
-    while log.has_room(1033):
-        append(log, size=1000)
-    assert 8 <= log.end <= 10
-    files.orders.may_go_on.set()
-    await log.flush()
-    assert log.has_room(1033)
-    await log.close()
+    async with await WriteAheadLog.open(tmp_path, IDENTITY, config, files=files) as log:
+        files.orders.may_go_on.clear()
+        while log.has_room(1033):
+            append(log, size=1000)
+        assert 8 <= log.end <= 10
+        files.orders.may_go_on.set()
+        await log.flush()
+        assert log.has_room(1033)
 
 
 async def test_a_full_disk_refuses_until_all_appended_is_trimmed_then_goes_on() -> None:
     disk = CrashDisk()
-    log = await WriteAheadLog.open(LOG, IDENTITY, SMALL, files=disk)
-    assert await settle(append(log)) is None
-    disk.space = 100
-    refused = [append(log) for _ in range(12)]
-    for future in refused:
-        assert isinstance(await settle(future), WriteAheadLogFullError)
-    disk.space = None
-    for position in (0, 1, log.end - 1):
-        log.trim(position)
-        assert not log.has_room(40)
-        with pytest.raises(WriteAheadLogFullError, match="commit and trim"):
-            append(log)
-    log.trim(log.end)
-    assert log.has_room(40)
-    begin = log.end
-    assert [await settle(append(log)) for _ in range(9)] == [None] * 9
-    await log.close()
-    log = await WriteAheadLog.open(LOG, IDENTITY, SMALL, files=disk.after_kill())
-    assert kept(log) == list(range(begin, begin + 9))
-    await log.close()
+    async with await WriteAheadLog.open(LOG, IDENTITY, SMALL, files=disk) as log:
+        assert await settle(append(log)) is None
+        disk.space = 100
+        refused = [append(log) for _ in range(12)]
+        for future in refused:
+            assert isinstance(await settle(future), WriteAheadLogFullError)
+        disk.space = None
+        for position in (0, 1, log.end - 1):
+            log.trim(position)
+            assert not log.has_room(40)
+            with pytest.raises(WriteAheadLogFullError, match="commit and trim"):
+                append(log)
+        log.trim(log.end)
+        assert log.has_room(40)
+        begin = log.end
+        assert [await settle(append(log)) for _ in range(9)] == [None] * 9
+    async with await WriteAheadLog.open(LOG, IDENTITY, SMALL, files=disk.after_kill()) as log:
+        assert kept(log) == list(range(begin, begin + 9))
 
 
 async def test_what_waits_behind_a_refused_group_is_refused_with_it(tmp_path: Path) -> None:
     files = OrderedFiles()
-    log = await WriteAheadLog.open(tmp_path, IDENTITY, files=files)
-    files.orders.may_go_on.clear()
-    files.orders.fail = lambda call: call == "write"
-    files.orders.error = DiskFullError(errno.ENOSPC, "no room")
-    first = append(log)
-    await asyncio.sleep(0.01)
-    behind = append(log)
-    files.orders.may_go_on.set()
-    assert isinstance(await settle(first), WriteAheadLogFullError)
-    files.orders.fail = lambda _: False
-    assert isinstance(await settle(behind), WriteAheadLogFullError)
-    await log.close()
-    log = await WriteAheadLog.open(tmp_path, IDENTITY, files=files)
-    assert kept(log) == []
-    await log.close()
+    async with await WriteAheadLog.open(tmp_path, IDENTITY, files=files) as log:
+        files.orders.may_go_on.clear()
+        files.orders.fail = lambda call: call == "write"
+        files.orders.error = DiskFullError(errno.ENOSPC, "no room")
+        first = append(log)
+        await asyncio.sleep(0.01)
+        behind = append(log)
+        files.orders.may_go_on.set()
+        assert isinstance(await settle(first), WriteAheadLogFullError)
+        files.orders.fail = lambda _: False
+        assert isinstance(await settle(behind), WriteAheadLogFullError)
+    async with await WriteAheadLog.open(tmp_path, IDENTITY, files=files) as log:
+        assert kept(log) == []
 
 
 async def test_a_disk_that_stays_full_refuses_again_and_again() -> None:
     disk = CrashDisk()
-    log = await WriteAheadLog.open(LOG, IDENTITY, SMALL, files=disk)
-    disk.space = 0
-    for _ in range(3):
-        assert isinstance(await settle(append(log)), WriteAheadLogFullError)
-        log.trim(log.end)
-    disk.space = None
-    assert await settle(append(log)) is None
-    await log.close()
-    log = await WriteAheadLog.open(LOG, IDENTITY, SMALL, files=disk.after_kill())
-    assert kept(log) == [3]
-    await log.close()
+    async with await WriteAheadLog.open(LOG, IDENTITY, SMALL, files=disk) as log:
+        disk.space = 0
+        for _ in range(3):
+            assert isinstance(await settle(append(log)), WriteAheadLogFullError)
+            log.trim(log.end)
+        disk.space = None
+        assert await settle(append(log)) is None
+    async with await WriteAheadLog.open(LOG, IDENTITY, SMALL, files=disk.after_kill()) as log:
+        assert kept(log) == [3]
 
 
 async def test_opening_without_room_says_so_and_leaves_the_directory_free() -> None:
@@ -241,57 +229,49 @@ async def test_opening_without_room_says_so_and_leaves_the_directory_free() -> N
 
 
 async def test_a_damaged_log_is_refused_or_mended_and_what_is_lost_is_told(tmp_path: Path) -> None:
-    log = await WriteAheadLog.open(tmp_path, IDENTITY, SMALL)
-    for _ in range(30):
-        await settle(append(log))
-    await log.close()
+    async with await WriteAheadLog.open(tmp_path, IDENTITY, SMALL) as log:
+        for _ in range(30):
+            await settle(append(log))
     path = segments(tmp_path)[1]
     path.write_bytes(flipped(path.read_bytes(), 100))
     with pytest.raises(DamagedLogError, match=rf"{path} is damaged at byte \d+: the frame of"):
         await WriteAheadLog.open(tmp_path, IDENTITY, SMALL)
-    log = await WriteAheadLog.open(tmp_path, IDENTITY, SMALL, damage="quarantine")
-    assert (len(kept(log)), log.lost) == (29, 1)
-    await log.close()
-    log = await WriteAheadLog.open(tmp_path, IDENTITY, SMALL)
-    assert (len(kept(log)), log.lost) == (29, 1)
-    await log.close()
+    async with await WriteAheadLog.open(tmp_path, IDENTITY, SMALL, damage="quarantine") as log:
+        assert (len(kept(log)), log.lost) == (29, 1)
+    async with await WriteAheadLog.open(tmp_path, IDENTITY, SMALL) as log:
+        assert (len(kept(log)), log.lost) == (29, 1)
 
 
 async def test_only_one_process_has_the_log_and_close_gives_it_free(tmp_path: Path) -> None:
-    log = await WriteAheadLog.open(tmp_path / "a" / "b", IDENTITY)
-    with pytest.raises(LogLockedError):
-        await WriteAheadLog.open(tmp_path / "a" / "b", IDENTITY)
-    unflushed = append(log)
-    await log.close()
+    async with await WriteAheadLog.open(tmp_path / "a" / "b", IDENTITY) as log:
+        with pytest.raises(LogLockedError):
+            await WriteAheadLog.open(tmp_path / "a" / "b", IDENTITY)
+        unflushed = append(log)
     assert unflushed.result() is None
     with pytest.raises(WriteAheadLogClosedError):
         append(log)
-    log = await WriteAheadLog.open(tmp_path / "a" / "b", IDENTITY)
-    assert kept(log) == [0]
-    await log.close()
+    async with await WriteAheadLog.open(tmp_path / "a" / "b", IDENTITY) as log:
+        assert kept(log) == [0]
 
 
 async def test_records_settled_before_they_are_on_the_disk_do_not_come_back(tmp_path: Path) -> None:
-    log = await WriteAheadLog.open(tmp_path, IDENTITY)
-    append(log)
-    log.trim(1)
-    append(log)
-    await log.close()
-    log = await WriteAheadLog.open(tmp_path, IDENTITY)
-    assert kept(log) == [1]
-    with pytest.raises(ValueError, match="at most the end, 2"):
-        log.trim(3)
-    await log.close()
+    async with await WriteAheadLog.open(tmp_path, IDENTITY) as log:
+        append(log)
+        log.trim(1)
+        append(log)
+    async with await WriteAheadLog.open(tmp_path, IDENTITY) as log:
+        assert kept(log) == [1]
+        with pytest.raises(ValueError, match="at most the end, 2"):
+            log.trim(3)
 
 
 async def test_a_header_that_does_not_fit_its_payload_is_refused(tmp_path: Path) -> None:
-    log = await WriteAheadLog.open(tmp_path, IDENTITY)
-    header, payload = encoded(record_at(0))
-    for bad in ((header[:-1], payload), (header, payload[:-1])):
-        with pytest.raises(ValueError, match="payload's length"):
-            log.append(*bad)
-    assert log.end == 0
-    await log.close()
+    async with await WriteAheadLog.open(tmp_path, IDENTITY) as log:
+        header, payload = encoded(record_at(0))
+        for bad in ((header[:-1], payload), (header, payload[:-1])):
+            with pytest.raises(ValueError, match="payload's length"):
+                log.append(*bad)
+        assert log.end == 0
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,13 +1,19 @@
-"""The writer and real controllers: order, no gaps, killed leaders."""
+"""Writers and real controllers: order, no gaps, killed leaders, full disks.
+
+A file size limit stands for a full disk, as in `tests/chaos`: the system call fails alike.
+`STREAMMETA_SEED` replays the order of the appends.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import random
+import resource
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -16,35 +22,96 @@ from streammeta.cli.local_cluster import LocalCluster
 from streammeta.client import (
     BrokerSession,
     ControllerClient,
+    LogIdentity,
     StreamWriter,
+    WriteAheadLog,
     WriterConfig,
 )
 from streammeta.storage.object_store.local import LocalObjectStore
-from tests.kit.fake_broker import check_streams, payload_of
+from tests.kit.fake_broker import check_streams, payload_of, until
 from tests.kit.real_cluster import leader_of, running_cluster
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 NODE = 1001
-CONFIG = WriterConfig(linger_s=0.02, upload_bytes=256 * 1024, max_buffer_bytes=16 << 20)
+SEED = int(os.environ.get("STREAMMETA_SEED", "7"))
+BUFFER_BYTES = 1 << 20
+LARGE = WriterConfig(linger_s=0.02, upload_bytes=256 * 1024, max_buffer_bytes=16 << 20)
 
 
 @asynccontextmanager
 async def writing_to(
-    cluster: LocalCluster, streams: int
+    cluster: LocalCluster, streams: int, config: WriterConfig = LARGE
 ) -> AsyncIterator[tuple[StreamWriter, dict[int, int]]]:
     """Yield a writer, and how many records each of its streams gets; then read them all back."""
     store = LocalObjectStore(Path(cluster.store_uri.removeprefix("file://")))
     async with ControllerClient(cluster.endpoints, rng=random.Random(3)) as client:
-        session = await BrokerSession.open(client, NODE, time.time_ns())
+        epoch = time.time_ns()
+        session = await BrokerSession.open(client, NODE, epoch)
         ids = await session.create_streams([{}] * streams)
         opened = (await session.open_streams(dict.fromkeys(ids, 0))).require_all()
         counts = dict.fromkeys(ids, 0)
-        async with StreamWriter(session, store, CONFIG) as writer:
+        async with AsyncExitStack() as closing:
+            log = None
+            if config.durability == "wal":
+                identity = LogIdentity(session.namespace, NODE, epoch)
+                log = await WriteAheadLog.open(cluster.root / "wal", identity)
+                await closing.enter_async_context(log)
+            writer = StreamWriter(session, store, config, log=log)
+            await closing.enter_async_context(writer)
             writer.attach(opened.values())
             yield writer, counts
-            await writer.flush()
         await check_streams(client, store, counts)
+
+
+@dataclass
+class Load:
+    """Appends that go on until they are told to stop, and what was acknowledged of them."""
+
+    writer: StreamWriter
+    counts: dict[int, int]
+    acks: list[asyncio.Future[int]] = field(default_factory=list)
+    stopped: bool = False
+
+    async def run(self) -> None:
+        """Append to the streams at random; an append that is refused ends it."""
+        rng, ids = random.Random(SEED), list(self.counts)
+        while not self.stopped:
+            for _ in ids:
+                stream_id = rng.choice(ids)
+                payload = payload_of(stream_id, self.counts[stream_id])
+                self.acks.append(await self.writer.append(stream_id, payload))
+                self.counts[stream_id] += 1
+            await asyncio.sleep(0.002)
+
+    @property
+    def acknowledged(self) -> int:
+        """Appends whose acknowledgement has come."""
+        return sum(ack.done() and ack.exception() is None for ack in self.acks)
+
+    async def progress(self, more: int = 200) -> None:
+        """Wait until all that is appended now, and `more`, is acknowledged."""
+        wanted = len(self.acks) + more
+        await until(lambda: self.acknowledged >= wanted, f"{wanted} acknowledgements", 60)
+
+
+@asynccontextmanager
+async def loaded(
+    cluster: LocalCluster, streams: int, config: WriterConfig = LARGE
+) -> AsyncIterator[Load]:
+    """Run a load on `cluster`; none of its appends may fail."""
+    async with writing_to(cluster, streams, config) as (writer, counts):
+        load = Load(writer, counts)
+        running = asyncio.create_task(load.run())
+        try:
+            await load.progress()
+            yield load
+        finally:
+            load.stopped = True
+            await running
+        await writer.flush()
+        failed = [ack.exception() for ack in load.acks if ack.exception() is not None]
+        assert not failed, f"{len(failed)} of {len(load.acks)} failed, first {failed[0]!r}"
 
 
 @pytest.mark.parametrize(
@@ -80,45 +147,80 @@ def test_small_records_of_many_streams_keep_their_order(tmp_path: Path, total: i
     "kills", [1, pytest.param(8, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 )
 def test_leaders_killed_under_load_lose_and_double_nothing(tmp_path: Path, kills: int) -> None:
-    seed = int(os.environ.get("STREAMMETA_SEED", "7"))
-    rng = random.Random(seed)
-
     async def run(cluster: LocalCluster) -> None:
-        async with writing_to(cluster, 20) as (writer, counts):
-            acks: list[asyncio.Future[int]] = []
-            stop = asyncio.Event()
-
-            async def produce() -> None:
-                ids = list(counts)
-                while not stop.is_set():
-                    stream_id = rng.choice(ids)
-                    payload = payload_of(stream_id, counts[stream_id])
-                    acks.append(await writer.append(stream_id, payload))
-                    counts[stream_id] += 1
-                    if len(acks) % 20 == 0:
-                        await asyncio.sleep(0.001)
-
-            producer = asyncio.create_task(produce())
+        async with loaded(cluster, 20) as load:
             for _ in range(kills):
-                await progress(acks, 2_000)
+                await load.progress(500)
                 leader = await asyncio.to_thread(leader_of, cluster)
                 await asyncio.to_thread(cluster.children[leader].kill)
-                await progress(acks, 500)
+                await load.progress(500)
                 await asyncio.to_thread(cluster.start, leader)
-            stop.set()
-            await producer
-            await writer.flush()
-            failed = [ack.exception() for ack in acks if ack.exception() is not None]
-            assert not failed, f"seed {seed}: {len(failed)} failed, first {failed[0]!r}"
 
     with running_cluster(tmp_path, 3) as cluster:
         asyncio.run(run(cluster))
 
 
-async def progress(acks: list[asyncio.Future[int]], more: int) -> None:
-    """Wait until `more` appends from now on are acknowledged."""
-    start = len(acks)
-    deadline = asyncio.get_running_loop().time() + 60
-    while len(acks) < start + more or not all(ack.done() for ack in acks[start : start + more]):
-        assert asyncio.get_running_loop().time() < deadline, "no progress within 60 s"
-        await asyncio.sleep(0.02)
+@contextmanager
+def full_disk(cluster: LocalCluster, node_id: int) -> Iterator[None]:
+    """Let every further write of a controller fail, of its log and of what it prints."""
+    pid = cluster.children[node_id].pid
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+    try:
+        yield
+    finally:
+        unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, unlimited)
+
+
+def small(durability: str) -> WriterConfig:
+    return WriterConfig(
+        linger_s=0.02,
+        upload_bytes=64 * 1024,
+        max_buffer_bytes=BUFFER_BYTES,
+        durability=durability,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("durability", ["object", "wal"])
+def test_the_next_leader_takes_what_one_with_a_full_disk_refused(
+    tmp_path: Path, durability: str
+) -> None:
+    async def run(cluster: LocalCluster) -> None:
+        async with loaded(cluster, 8, small(durability)) as load:
+            leader = await asyncio.to_thread(leader_of, cluster)
+            with full_disk(cluster, leader):
+                await load.progress()
+                await load.writer.flush()
+                assert await asyncio.to_thread(leader_of, cluster) != leader
+
+    with running_cluster(tmp_path, 3) as cluster:
+        asyncio.run(run(cluster))
+
+
+@pytest.mark.parametrize("controllers", [1, 3])
+@pytest.mark.parametrize("durability", ["object", "wal"])
+def test_writers_go_on_when_the_room_returns(
+    tmp_path: Path, durability: str, controllers: int
+) -> None:
+    """No controller has room: nothing is committed, and no append fails."""
+
+    async def run(cluster: LocalCluster) -> None:
+        async with loaded(cluster, 8, small(durability)) as load:
+            with ExitStack() as disks:
+                for node_id in cluster.node_ids:
+                    disks.enter_context(full_disk(cluster, node_id))
+                if durability == "wal":
+                    await load.progress()
+                else:
+                    await until(lambda: is_held(load), "appends that wait for room", 60)
+                assert all(ack.exception() is None for ack in load.acks if ack.done())
+                assert load.writer.buffered_bytes <= BUFFER_BYTES
+            await load.progress()
+
+    with running_cluster(tmp_path, controllers) as cluster:
+        asyncio.run(run(cluster))
+
+
+def is_held(load: Load) -> bool:
+    """Tell whether the buffer has no room for another append."""
+    return load.writer.buffered_bytes > BUFFER_BYTES - 4 * 1024
