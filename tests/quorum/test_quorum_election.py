@@ -187,23 +187,17 @@ def test_a_voter_that_hears_nothing_does_not_keep_its_leader_in_office() -> None
     assert not still_leads_after(node, 6000, lambda: node.fetch(1, 2, 1, hears=False))
 
 
-def test_voters_with_full_disks_keep_a_leader_for_its_reads() -> None:
+@pytest.mark.parametrize("is_leader_full", [True, False])
+def test_voters_with_full_disks_keep_a_leader_for_its_reads(is_leader_full: bool) -> None:
+    """A majority that could commit with the disk of a leader with room would have to hear it."""
     node = Lone()
     node.become_leader()
     node.fetch(1, 2, 1)
-    node.step(events.DiskFull(is_full=True))
-    assert still_leads_after(node, 6000, lambda: node.fetch(1, 2, 1, is_disk_full=True)) is True
-
-
-def test_so_does_one_where_only_this_leader_and_a_silent_voter_have_room() -> None:
-    """Whoever could commit with this leader's disk would have to be in touch with it."""
-    node = Lone()
-    node.become_leader()
-    node.fetch(1, 2, 1)
+    node.step(events.DiskFull(is_full=is_leader_full))
     assert still_leads_after(node, 6000, lambda: node.fetch(1, 2, 1, is_disk_full=True))
 
 
-def test_but_not_when_a_majority_with_room_may_be_out_of_its_reach() -> None:
+def test_full_voters_keep_no_leader_when_a_majority_with_room_may_be_out_of_its_reach() -> None:
     node = Lone(size=5)
     node.become_leader()
     node.fetch(1, 2, 1)

@@ -112,10 +112,6 @@ def voters_at(endpoint: str) -> VoterSet:
     return VoterSet((Voter(ReplicaKey(PEER), endpoint),))
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), 60))
-
-
 @asynccontextmanager
 async def transport_with(
     *,
@@ -184,26 +180,22 @@ async def test_a_killed_peer_is_noticed_at_once(peer: tuple[Child, str], is_poll
 
 
 @pytest.mark.process
-def test_a_stopped_peer_is_silent_not_lost(peer: tuple[Child, str]) -> None:
+async def test_a_stopped_peer_is_silent_not_lost(peer: tuple[Child, str]) -> None:
     child, endpoint = peer
-
-    async def scenario() -> None:
-        async with transport_with(seed=endpoint) as (transport, listener):
-            transport.send(vote(1))
-            assert await listener.ended(1)
-            child.process.send_signal(signal.SIGSTOP)
-            for request_id in (2, 3):  # the second meets a connection that nobody accepts
-                transport.send(vote(request_id))
-                assert not await listener.ended(request_id)
-            assert listener.lost == []
-            child.process.send_signal(signal.SIGCONT)
-            for request_id in count(4):  # until it is found again, or `run` loses patience
-                transport.send(vote(request_id))
-                if await listener.ended(request_id):
-                    return
-                await asyncio.sleep(0.02)  # between attempts to connect requests fail at once
-
-    run(scenario)
+    async with asyncio.timeout(60), transport_with(seed=endpoint) as (transport, listener):
+        transport.send(vote(1))
+        assert await listener.ended(1)
+        child.process.send_signal(signal.SIGSTOP)
+        for request_id in (2, 3):  # the second meets a connection that nobody accepts
+            transport.send(vote(request_id))
+            assert not await listener.ended(request_id)
+        assert listener.lost == []
+        child.process.send_signal(signal.SIGCONT)
+        for request_id in count(4):  # until it is found again, or time is up
+            transport.send(vote(request_id))
+            if await listener.ended(request_id):
+                return
+            await asyncio.sleep(0.02)  # between attempts to connect requests fail at once
 
 
 async def test_a_refused_connection_is_noticed_at_once() -> None:

@@ -39,10 +39,6 @@ def test_sets_that_follow_each_other_have_majorities_that_meet(size: int) -> Non
             assert all(old & new for new in majorities(after)), (before, after)
 
 
-def test_a_swap_of_two_voters_is_not_one_change() -> None:
-    assert not voters(1, 2, 4).follows(voters(1, 2, 3))
-
-
 def test_another_disk_is_another_voter_unless_the_first_was_not_known() -> None:
     pinned, unknown = VoterSet((voter(1),)), VoterSet((voter(1, None),))
     assert pinned.follows(unknown)

@@ -25,13 +25,7 @@ from streammeta.controller.journal.errors import (
 )
 from streammeta.controller.quorum.events import SnapshotChunk
 from streammeta.controller.quorum.voters import VoterSet
-from streammeta.storage.durable_files import (
-    DiskFullError,
-    File,
-    FileSystem,
-    as_binary_io,
-    pieces_of,
-)
+from streammeta.storage import durable_files
 
 SnapshotCheck: TypeAlias = Callable[[SnapshotId, BinaryIO], VoterSet]
 """Reads a whole file and returns the voters it names; raises BadSnapshotError unless it is
@@ -66,13 +60,15 @@ def is_unfinished_snapshot(name: str) -> bool:
 class SnapshotWriter:
     """Takes the bytes of one snapshot, in order; used by one thread at a time."""
 
-    def __init__(self, files: FileSystem, path: Path, snapshot_id: SnapshotId) -> None:
+    def __init__(
+        self, files: durable_files.FileSystem, path: Path, snapshot_id: SnapshotId
+    ) -> None:
         """Begin an empty file; raises DiskFullError."""
         self.snapshot_id = snapshot_id
         self.path = path
         self.size = 0
         self._files = files
-        self._file: File = files.open(path, create=True)
+        self._file: durable_files.File = files.open(path, create=True)
         self._file.truncate(0)
         self._synced_size = 0
         self._digest = hashlib.sha256()
@@ -86,7 +82,7 @@ class SnapshotWriter:
         """Take all of `data`; return its length. Raises DiskFullError with none of it taken."""
         try:
             self._file.write(self.size, data)
-        except DiskFullError:
+        except durable_files.DiskFullError:
             if self._file.size() > self.size:
                 self._file.truncate(self.size)
             raise
@@ -117,7 +113,7 @@ class SnapshotWriter:
 class _Lease:
     """A snapshot that is being read in chunks; its file stays open, removed or not."""
 
-    file: File
+    file: durable_files.File
     size: int
     users: int = 0
     read_at: float = 0.0
@@ -136,7 +132,7 @@ class SnapshotStore:
     def __init__(
         self,
         directory: Path,
-        files: FileSystem,
+        files: durable_files.FileSystem,
         check: SnapshotCheck,
         monotonic: Callable[[], float],
     ) -> None:
@@ -256,7 +252,7 @@ class SnapshotStore:
 
     def open(self, snapshot_id: SnapshotId) -> BinaryIO:
         """Open a snapshot to read it from front to end; raises FileNotFoundError."""
-        return as_binary_io(self._files.open(self.path_of(snapshot_id)))
+        return durable_files.as_binary_io(self._files.open(self.path_of(snapshot_id)))
 
     def read(self, snapshot_id: SnapshotId, position: int, max_bytes: int) -> SnapshotChunk | None:
         """Return bytes of a snapshot, empty at its end; None if there is no such snapshot.
@@ -316,7 +312,7 @@ class SnapshotStore:
             if not lease.digest:
                 path = self.path_of(snapshot_id)
                 try:
-                    self._check(snapshot_id, as_binary_io(lease.file, closes=False))
+                    self._check(snapshot_id, durable_files.as_binary_io(lease.file, closes=False))
                 except BadSnapshotError as error:
                     raise JournalDamagedError(path, 0, str(error), RESTART_REPAIRS) from None
                 lease.digest = _digest(lease.file)
@@ -344,7 +340,7 @@ class SnapshotStore:
     # -- checking
 
     def _check_file(self, path: Path, snapshot_id: SnapshotId) -> VoterSet:
-        with as_binary_io(self._files.open(path)) as file:
+        with durable_files.as_binary_io(self._files.open(path)) as file:
             return self._check(snapshot_id, file)
 
     def _put_aside(self, snapshot_id: SnapshotId, error: BadSnapshotError) -> None:
@@ -354,8 +350,8 @@ class SnapshotStore:
         self._files.sync_directory(self._directory)
 
 
-def _digest(file: File) -> bytes:
+def _digest(file: durable_files.File) -> bytes:
     digest = hashlib.sha256()
-    for piece in pieces_of(file):
+    for piece in durable_files.pieces_of(file):
         digest.update(piece)
     return digest.digest()

@@ -12,17 +12,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from streammeta.controller.records import record as record_module
-from streammeta.controller.records.record import (
-    FACT_COLUMNS,
-    Int64Column,
-    Record,
-    SetObjectRanges,
-    StreamObjectsCommitted,
-    StreamsClosed,
-    StreamSetObjectsCommitted,
-    Tags,
-)
+from streammeta.controller.records import record as rec
 from streammeta.v1.records_pb2 import RecordSet
 
 _COLUMN_DTYPE = np.dtype("<i8")
@@ -32,7 +22,7 @@ class RecordCodecError(Exception):
     """Bytes that are no record set this version can replay; the message says where and why."""
 
 
-def encode_records(records: Sequence[Record]) -> bytes:
+def encode_records(records: Sequence[rec.Record]) -> bytes:
     """Return the payload of one log entry. `records` is not empty."""
     record_set = RecordSet()
     for record in records:
@@ -44,7 +34,7 @@ def encode_records(records: Sequence[Record]) -> bytes:
     return record_set.SerializeToString()
 
 
-def decode_records(payload: bytes) -> tuple[Record, ...]:
+def decode_records(payload: bytes) -> tuple[rec.Record, ...]:
     """Return the records of one log entry.
 
     Raises:
@@ -60,7 +50,7 @@ def decode_records(payload: bytes) -> tuple[Record, ...]:
     return tuple(_decode(index, message) for index, message in enumerate(record_set.records))
 
 
-def _decode(index: int, message: Any) -> Record:
+def _decode(index: int, message: Any) -> rec.Record:
     name = message.WhichOneof("kind")
     layout = _LAYOUTS_BY_NAME.get(name)
     if layout is None:
@@ -69,15 +59,15 @@ def _decode(index: int, message: Any) -> Record:
             "a newer controller wrote it, upgrade this one"
         )
     try:
-        record: Record = layout.decode(getattr(message, name))
+        record: rec.Record = layout.decode(getattr(message, name))
     except ValueError as error:
         raise RecordCodecError(f"record {index} ({name}) holds a broken column: {error}") from error
-    if type(record) is StreamSetObjectsCommitted:
+    if type(record) is rec.StreamSetObjectsCommitted:
         _check_range_counts(index, record)
     return record
 
 
-def _check_range_counts(index: int, record: StreamSetObjectsCommitted) -> None:
+def _check_range_counts(index: int, record: rec.StreamSetObjectsCommitted) -> None:
     counts = record.range_count
     counted = int(counts[0]) if len(counts) == 1 else int(np.add.reduce(counts))
     rows = len(record.ranges.stream_id)
@@ -92,41 +82,37 @@ _Encoder = Callable[[Any, str, Any], None]
 _Decoder = Callable[[Any], Any]
 
 
-def _encode_column(message: Any, name: str, value: Int64Column) -> None:
+def _encode_column(message: Any, name: str, value: rec.Int64Column) -> None:
     if value.dtype != _COLUMN_DTYPE:
         value = value.astype(_COLUMN_DTYPE)
     setattr(message, name, value.tobytes())
-
-
-def _decode_column(value: bytes) -> Int64Column:
-    return np.frombuffer(value, _COLUMN_DTYPE)
 
 
 def _encode_repeated(message: Any, name: str, value: Iterable[Any]) -> None:
     getattr(message, name).extend(value)
 
 
-def _encode_tags(message: Any, name: str, value: Tags) -> None:
+def _encode_tags(message: Any, name: str, value: rec.Tags) -> None:
     target = getattr(message, name)
     for key, text in value:
         target.add(key=key, value=text)
 
 
-def _decode_tags(value: Any) -> Tags:
+def _decode_tags(value: Any) -> rec.Tags:
     return tuple((tag.key, tag.value) for tag in value)
 
 
-def _encode_tag_sets(message: Any, name: str, value: tuple[Tags, ...]) -> None:
+def _encode_tag_sets(message: Any, name: str, value: tuple[rec.Tags, ...]) -> None:
     target = getattr(message, name)
     for tags in value:
         _encode_tags(target.add(), "tags", tags)
 
 
-def _decode_tag_sets(value: Any) -> tuple[Tags, ...]:
+def _decode_tag_sets(value: Any) -> tuple[rec.Tags, ...]:
     return tuple(_decode_tags(tag_set.tags) for tag_set in value)
 
 
-def _encode_ranges(message: Any, name: str, value: SetObjectRanges) -> None:
+def _encode_ranges(message: Any, name: str, value: rec.SetObjectRanges) -> None:
     target = getattr(message, name)
     for field, encode, _ in _RANGES_LAYOUT.fields:
         encode(target, field, getattr(value, field))
@@ -144,18 +130,18 @@ _CODECS: dict[Any, tuple[_Encoder, _Decoder]] = {
     int: (setattr, _same),
     bool: (setattr, _same),
     str: (setattr, _same),
-    Int64Column: (_encode_column, _decode_column),
-    Tags: (_encode_tags, _decode_tags),
-    tuple[Tags, ...]: (_encode_tag_sets, _decode_tag_sets),
+    rec.Int64Column: (_encode_column, lambda value: np.frombuffer(value, _COLUMN_DTYPE)),
+    rec.Tags: (_encode_tags, _decode_tags),
+    tuple[rec.Tags, ...]: (_encode_tag_sets, _decode_tag_sets),
     tuple[str, ...]: (_encode_repeated, tuple),
     tuple[bytes, ...]: (_encode_repeated, tuple),
-    SetObjectRanges: (_encode_ranges, _decode_ranges),
+    rec.SetObjectRanges: (_encode_ranges, _decode_ranges),
 }
-_PARALLEL_TYPES = (Int64Column, tuple[str, ...], tuple[bytes, ...])
+_PARALLEL_TYPES = (rec.Int64Column, tuple[str, ...], tuple[bytes, ...])
 _MAY_BE_EMPTY: dict[type[Any], tuple[str, ...]] = {
-    StreamsClosed: ("end_offset",),
-    StreamSetObjectsCommitted: (*FACT_COLUMNS, "content_digest"),
-    StreamObjectsCommitted: FACT_COLUMNS,
+    rec.StreamsClosed: ("end_offset",),
+    rec.StreamSetObjectsCommitted: (*rec.FACT_COLUMNS, "content_digest"),
+    rec.StreamObjectsCommitted: rec.FACT_COLUMNS,
 }
 
 
@@ -163,7 +149,7 @@ class _Layout:
     """Mapping of one record class to its message: fields, their codecs, and the columns."""
 
     def __init__(self, cls: type[Any]) -> None:
-        hints = get_type_hints(cls, vars(record_module))
+        hints = get_type_hints(cls, vars(rec))
         self.cls = cls
         self.name = _message_field(cls.__name__)
         self.fields = [(field.name, *_CODECS[hints[field.name]]) for field in fields(cls)]
@@ -187,6 +173,6 @@ def _message_field(class_name: str) -> str:
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in spelled).lstrip("_")
 
 
-_RANGES_LAYOUT = _Layout(SetObjectRanges)
-_LAYOUTS = {cls: _Layout(cls) for cls in get_args(Record)}
+_RANGES_LAYOUT = _Layout(rec.SetObjectRanges)
+_LAYOUTS = {cls: _Layout(cls) for cls in get_args(rec.Record)}
 _LAYOUTS_BY_NAME = {layout.name: layout for layout in _LAYOUTS.values()}
