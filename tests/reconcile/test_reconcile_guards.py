@@ -1,4 +1,4 @@
-"""Guards: what forbids to apply a plan, and the plan folder that carries their findings."""
+"""Plans that must not be applied: guards, the folder with their findings, and admission."""
 
 from __future__ import annotations
 
@@ -10,89 +10,84 @@ import pytest
 
 from streammeta.reconcile.errors import PlanError
 from streammeta.reconcile.plan_folder import (
+    CLOCK_SKEW_MS,
+    GRACE_FLOOR_MS,
+    check_plan,
+    check_store,
     new_plan_folder,
     read_plan_file,
     write_plan_file,
 )
-from streammeta.reconcile.verdicts import Evidence, Verdict, check_guards, without_map
-from tests.reconcile.plans import example_plan
+from streammeta.reconcile.verdicts import (
+    Evidence,
+    GuardResult,
+    Verdict,
+    check_guards,
+    without_map,
+)
+from tests.reconcile.plans import HOUR_MS, example_plan
 
-STRICT: dict[str, Any] = {"max_share": 0.2, "max_candidates": 1000, "allow_empty_map": False}
-
-
-def failed(
-    counts: dict[Verdict, int],
-    committed: int,
-    *,
-    issued_below: int = 1000,
-    **limits: Any,
-) -> set[str]:
-    """Name the guards that object; the bucket's claims reach 1000."""
-    evidence = Evidence(counts, committed, issued_below, claimed_below=1000)
-    return {g.name for g in check_guards(evidence, **STRICT | limits) if not g.passed}
+LIMITS: dict[str, Any] = {"max_share": 0.2, "max_candidates": 1000, "allow_empty_map": False}
 
 
-def test_a_usual_plan_passes() -> None:
-    counts = {Verdict.LIVE: 90, Verdict.ORPHAN: 10, Verdict.FOREIGN: 500, Verdict.MARKER: 4}
-    assert failed(counts, 90) == set()
-
-
-def test_an_empty_bucket_of_an_empty_map_passes() -> None:
-    assert failed({}, 0) == set()
-    assert failed({Verdict.FOREIGN: 3, Verdict.OTHER_CLUSTER: 3, Verdict.MARKER: 1}, 0) == set()
-
-
-def test_the_share_counts_keys_of_this_cluster_alone() -> None:
-    counts = {Verdict.LIVE: 79, Verdict.ORPHAN: 21, Verdict.FOREIGN: 900, Verdict.OTHER_CLUSTER: 9}
-    assert failed(counts | {Verdict.MARKER: 9}, 79) == {"max_share"}
-    assert failed({Verdict.LIVE: 80, Verdict.ORPHAN: 20}, 80) == set()
-
-
-def test_an_empty_map_makes_no_orphans_unless_told() -> None:
-    counts = {Verdict.ORPHAN: 3}
-    assert failed(counts, 0, max_share=1.0) == {"empty_map"}
-    assert failed(counts, 0, max_share=1.0, allow_empty_map=True) == set()
-
-
-def test_candidates_have_an_absolute_limit_besides_the_share() -> None:
-    counts = {Verdict.LIVE: 100_000, Verdict.ORPHAN: 1001}
-    assert failed(counts, 100_000) == {"max_candidates"}
-    assert failed(counts, 100_000, max_candidates=1001) == set()
+def many(**keys: int) -> dict[Verdict, int]:
+    """Numbers of keys by the name of their verdict."""
+    return {Verdict[name.upper()]: count for name, count in keys.items()}
 
 
 @pytest.mark.parametrize(
-    ("missing", "mismatched", "live", "refused"),
+    ("counts", "committed", "settings", "refused"),
     [
-        (0, 0, 100, False),
-        (1, 0, 99, False),
-        (0, 1, 99, False),
-        (1, 1, 98, True),
-        (50, 0, 50, True),
-        (99, 0, 1, True),
-        (0, 99, 1, True),  # every object is there, but of another cluster
-        (1, 0, 0, True),
+        pytest.param(many(live=90, orphan=10, foreign=500, marker=4), 90, {}, set(), id="usual"),
+        pytest.param({}, 0, {}, set(), id="empty bucket and map"),
+        pytest.param(
+            many(foreign=3, other_cluster=3, marker=1), 0, {}, set(), id="empty map, no own key"
+        ),
+        pytest.param(
+            many(live=79, orphan=21, foreign=900, other_cluster=9, marker=9),
+            *(79, {}, {"max_share"}),
+            id="share of own keys alone",
+        ),
+        pytest.param(many(live=80, orphan=20), 80, {}, set(), id="share at its limit"),
+        pytest.param(many(orphan=3), 0, {"max_share": 1.0}, {"empty_map"}, id="empty map"),
+        pytest.param(
+            *(many(orphan=3), 0, {"max_share": 1.0, "allow_empty_map": True}, set()),
+            id="empty map allowed",
+        ),
+        pytest.param(
+            many(live=100_000, orphan=1001), 100_000, {}, {"max_candidates"}, id="candidates"
+        ),
+        pytest.param(
+            *(many(live=100_000, orphan=1001), 100_000, {"max_candidates": 1001}, set()),
+            id="candidates at their limit",
+        ),
+        pytest.param(many(missing=1, live=99), 100, {}, set(), id="1 % missing"),
+        pytest.param(many(size_mismatch=1, live=99), 100, {}, set(), id="1 % of another size"),
+        pytest.param(
+            many(missing=1, size_mismatch=1, live=98), 100, {}, {"missing_objects"}, id="2 %"
+        ),
+        pytest.param(many(missing=50, live=50), 100, {}, {"missing_objects"}, id="half missing"),
+        pytest.param(
+            many(size_mismatch=99, live=1), 100, {}, {"missing_objects"}, id="other objects"
+        ),
+        pytest.param(many(missing=1), 1, {}, {"missing_objects"}, id="the only one missing"),
+        pytest.param(
+            *(many(missing=5, unlisted=1000, too_young=99), 1005, {}, {"missing_objects"}),
+            id="late commits hide no missing object",
+        ),
+        pytest.param(
+            many(live=10_000, not_issued=1), 10_000, {}, {"not_issued"}, id="never issued"
+        ),
+        pytest.param(many(live=90), 90, {"issued_below": 999}, {"map_age"}, id="older map"),
+        pytest.param(many(live=90), 90, {"issued_below": 1001}, set(), id="newer map"),
     ],
 )
-def test_more_than_one_object_in_a_hundred_missing_or_of_another_size_is_refused(
-    missing: int, mismatched: int, live: int, refused: bool
+def test_guards_refuse_what_may_be_the_wrong_map(
+    counts: dict[Verdict, int], committed: int, settings: dict[str, Any], refused: set[str]
 ) -> None:
-    counts = {Verdict.MISSING: missing, Verdict.SIZE_MISMATCH: mismatched, Verdict.LIVE: live}
-    assert failed(counts, 100) == ({"missing_objects"} if refused else set())
-
-
-def test_objects_committed_during_the_listing_do_not_hide_missing_ones() -> None:
-    counts = {Verdict.MISSING: 5, Verdict.UNLISTED: 1000, Verdict.TOO_YOUNG: 99}
-    assert failed(counts, 1005) == {"missing_objects"}
-
-
-def test_one_key_with_an_id_that_was_never_issued_is_enough() -> None:
-    assert failed({Verdict.LIVE: 10_000, Verdict.NOT_ISSUED: 1}, 10_000) == {"not_issued"}
-
-
-def test_a_map_older_than_the_bucket_is_refused() -> None:
-    counts = {Verdict.LIVE: 90}
-    assert failed(counts, 90, issued_below=999) == {"map_age"}
-    assert failed(counts, 90, issued_below=1001) == set()
+    limits = LIMITS | settings
+    evidence = Evidence(counts, committed, limits.pop("issued_below", 1000), claimed_below=1000)
+    assert {one.name for one in check_guards(evidence, **limits) if not one.passed} == refused
 
 
 def test_a_listing_without_a_map_can_t_be_applied() -> None:
@@ -102,7 +97,7 @@ def test_a_listing_without_a_map_can_t_be_applied() -> None:
 
 
 def test_a_plan_file_is_read_back_as_written(tmp_path: Path) -> None:
-    guards = check_guards(Evidence({Verdict.ORPHAN: 20}, 0, 5, 5), **STRICT)
+    guards = check_guards(Evidence({Verdict.ORPHAN: 20}, 0, 5, 5), **LIMITS)
     made = example_plan(guards=guards, unknown=("the uploads",), unfinished_uploads=None)
     write_plan_file(tmp_path, made)
     assert read_plan_file(tmp_path) == made
@@ -172,3 +167,63 @@ def test_a_folder_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> N
     with pytest.raises(PlanError, match="never overwritten"):
         take_the_place()
     assert [path.name for path in tmp_path.rglob("*")] == ["p", "mine"]
+
+
+# Admission
+
+FOLDER = Path("p")
+NOW = 1_000 * HOUR_MS
+AT_THE_FLOOR = NOW - 60_000 - GRACE_FLOOR_MS
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"listing_started_ms": NOW - 24 * HOUR_MS, "young_from_ms": NOW - 25 * HOUR_MS},
+        {"created_at_ms": NOW + CLOCK_SKEW_MS},
+        {"young_from_ms": AT_THE_FLOOR},
+        {"young_from_ms": NOW - 60_000, "unsafe_grace": True},
+    ],
+)
+def test_what_may_be_applied(changes: dict[str, Any]) -> None:
+    check_plan(FOLDER, example_plan(NOW, **changes), NOW)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"created_at_ms": 0}, "1000 h old"),
+        ({"listing_started_ms": 0, "young_from_ms": -HOUR_MS}, "1000 h old"),
+        (
+            {"listing_started_ms": NOW - 24 * HOUR_MS - 1, "young_from_ms": 0},
+            "24 h old, wanted at most 24 h; make a new plan",
+        ),
+        ({"created_at_ms": NOW + CLOCK_SKEW_MS + 1}, "600 s in the future"),
+        (
+            {"listing_started_ms": NOW + HOUR_MS, "young_from_ms": NOW - HOUR_MS},
+            "3600 s in the future",
+        ),
+        ({"young_from_ms": AT_THE_FLOOR + 1}, "--grace is 899 s, wanted at least 15m"),
+        ({"young_from_ms": NOW, "unsafe_grace": True}, "wanted 0 or more"),
+        ({"next_object_id": None}, "without a copy of the map"),
+        (
+            {"guards": (GuardResult("not_issued", False, "7 keys"),)},
+            "report only, its guards failed: not_issued: 7 keys",
+        ),
+    ],
+)
+def test_what_may_not_be_applied(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(PlanError, match=complaint):
+        check_plan(FOLDER, example_plan(NOW, **changes), NOW)
+
+
+def test_the_same_bucket_at_another_endpoint_is_another_store() -> None:
+    plan = example_plan(place="s3://b at http://127.0.0.1:9000")
+    check_store("s3://b?endpoint=http://127.0.0.1:9000/&accessKey=a&secretKey=SK", plan)
+    with pytest.raises(
+        PlanError, match=r"plan is of the store s3://b at http://127.0.0.1:9000, but"
+    ):
+        check_store("s3://b?endpoint=http://127.0.0.1:9001&accessKey=a&secretKey=SK", plan)
+    with pytest.raises(PlanError, match="Amazon S3"):
+        check_store("s3://b", plan)

@@ -69,7 +69,7 @@ class StartedError(Exception):
     """Apply has got as far as starting Spark."""
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let plan and apply end where they would start Spark."""
 
@@ -80,19 +80,13 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streammeta.reconcile.plan.spark_session", start)
 
 
-@pytest.mark.usefixtures("no_spark")
-def test_a_plan_of_this_cluster_and_bucket_is_applied(planned: Path) -> None:
+def test_a_plan_is_applied_to_its_own_bucket_alone(planned: Path, tmp_path: Path) -> None:
     with pytest.raises(StartedError):
         apply(ApplyConfig(planned))
-
-
-@pytest.mark.usefixtures("no_spark")
-def test_a_plan_is_not_applied_to_another_bucket(planned: Path, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="plan is of the store"):
         apply(ApplyConfig(planned, store=f"{tmp_path.as_uri()}/other"))
 
 
-@pytest.mark.usefixtures("no_spark")
 def test_an_old_plan_is_not_applied(planned: Path) -> None:
     made = read_plan_file(planned)
     write_plan_file(planned, replace(made, created_at_ms=3, listing_started_ms=2, young_from_ms=1))
@@ -100,7 +94,6 @@ def test_an_old_plan_is_not_applied(planned: Path) -> None:
         apply(ApplyConfig(planned))
 
 
-@pytest.mark.usefixtures("no_spark")
 @pytest.mark.parametrize(
     ("field", "value", "complaint"),
     [
@@ -119,7 +112,6 @@ def test_a_plan_is_not_applied_by_another_map(
         apply(ApplyConfig(planned, patience_s=0.1))
 
 
-@pytest.mark.usefixtures("no_spark")
 def test_a_plan_is_not_applied_to_what_took_the_bucket_s_place(
     bucket: LocalBucket, state: FakeMap, planned: Path
 ) -> None:
@@ -134,7 +126,6 @@ def test_a_plan_is_not_applied_to_what_took_the_bucket_s_place(
         apply(ApplyConfig(planned))
 
 
-@pytest.mark.usefixtures("no_spark")
 def test_the_namespace_can_only_be_confirmed(
     bucket: LocalBucket, endpoint: str, tmp_path: Path
 ) -> None:
@@ -149,7 +140,6 @@ def test_the_namespace_can_only_be_confirmed(
     assert not (tmp_path / "p").exists()
 
 
-@pytest.mark.usefixtures("no_spark")
 @pytest.mark.parametrize("is_marked", [False, True], ids=["no marker", "another dev's marker"])
 def test_the_bucket_of_another_cluster_of_the_same_name_makes_no_plan(
     state: FakeMap, endpoint: str, tmp_path: Path, is_marked: bool

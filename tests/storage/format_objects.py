@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from streammeta.storage.object_format.index_block import IndexBlock
+from streammeta.storage.errors import Deviation
+from streammeta.storage.object_format.composite import LinkedObject
+from streammeta.storage.object_format.index_block import IndexBlock, IndexEntry
 from streammeta.storage.object_format.object_reader import ObjectReader
 from streammeta.storage.object_format.record import RecordBatch
 from tests.kit.built_objects import BuiltObject, ObjectBuilder
@@ -40,9 +42,18 @@ def small_object() -> BuiltObject:
     return builder.finish()
 
 
-def read_whole(data: bytes, size: int | None = None) -> tuple[IndexBlock, list[RecordBatch]]:
+LINKS = (
+    LinkedObject(101, 0, (IndexEntry(9, 0, 10, 1, 0, 53),)),
+    LinkedObject(102, 2, (IndexEntry(9, 10, 20, 1, 0, 113), IndexEntry(9, 20, 25, 1, 113, 48))),
+)
+"""Links of a small composite object."""
+
+
+def read_whole(
+    data: bytes, size: int | None = None, noted: list[Deviation] | None = None
+) -> tuple[IndexBlock, list[RecordBatch]]:
     """Read all of an object the way a reader of a store does."""
-    reader = ObjectReader("test", len(data) if size is None else size)
+    reader = ObjectReader("test", len(data) if size is None else size, noted)
     while reader.needed is not None:
         reader.receive(data[reader.needed.start : reader.needed.end])
     records: list[RecordBatch] = []

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,9 +19,16 @@ from streammeta.storage.compaction.entries import (
     merged_index,
 )
 from streammeta.storage.compaction.layout import plan_reads
-from streammeta.storage.compaction.plan import CommitPlan, CompactionLimits, Iteration, OutputKind
+from streammeta.storage.compaction.plan import (
+    CommitPlan,
+    CompactionLimits,
+    CompactionPlan,
+    Iteration,
+    OutputKind,
+)
 from streammeta.storage.compaction.planner import plan_compaction, plan_force_split
 from streammeta.storage.compaction.verification import check_coverage
+from streammeta.storage.object_format.index_block import IndexEntry, encode_index
 from streammeta.storage.object_format.record import INT32_MAX
 from tests.storage.compaction_model import entry, model_plan, placed, plan_rows, sources
 
@@ -55,26 +65,17 @@ def test_the_plan_is_that_of_a_second_planner(
     assert list(rounds.values()) == wanted.rounds
 
 
-@settings(max_examples=40)
-@given(sources(), limits, st.booleans())
-def test_commits_hold_all_of_their_sources_within_the_limits(
-    entries: list[Entry], bounds: CompactionLimits, sharing_only: bool
-) -> None:
-    table = EntryTable.of_rows(entries)
-    found = plan_compaction(table, bounds, sharing_only=sharing_only)
-    ids = [each for commit in found.commits for each in commit.source_ids]
-    ids += [one.object_id for one in found.excluded]
-    assert sorted([*ids, *found.left_alone]) == sorted({one.object_id for one in entries})
-    for commit in found.commits:
-        check_commit(entries, commit, bounds)
-
-
-@settings(max_examples=40)
+@pytest.mark.parametrize(
+    "plan", [plan_compaction, partial(plan_compaction, sharing_only=False), plan_force_split]
+)
+@settings(max_examples=30)
 @given(sources(), limits)
-def test_a_force_split_holds_all_of_its_sources_within_the_limits(
-    entries: list[Entry], bounds: CompactionLimits
+def test_commits_hold_all_of_their_sources_within_the_limits(
+    plan: Callable[[EntryTable, CompactionLimits], CompactionPlan],
+    entries: list[Entry],
+    bounds: CompactionLimits,
 ) -> None:
-    found = plan_force_split(EntryTable.of_rows(entries), bounds)
+    found = plan(EntryTable.of_rows(entries), bounds)
     ids = [each for commit in found.commits for each in commit.source_ids]
     ids += [one.object_id for one in found.excluded]
     assert sorted([*ids, *found.left_alone]) == sorted({one.object_id for one in entries})
@@ -202,15 +203,7 @@ def joined(rows: list[Entry], threshold: int, rule: MergeRule) -> list[Entry]:
 @given(sources())
 def test_encoded_entries_are_those_of_the_format(entries: list[Entry]) -> None:
     rows = placed(entries)
-    wanted = b"".join(
-        one.stream_id.to_bytes(8, "big")
-        + one.start_offset.to_bytes(8, "big")
-        + (one.end_offset - one.start_offset).to_bytes(4, "big")
-        + one.record_count.to_bytes(4, "big")
-        + one.position.to_bytes(8, "big")
-        + one.size.to_bytes(4, "big")
-        for one in rows
-    )
+    wanted = encode_index([IndexEntry(*one[1:]) for one in rows])
     assert encode_entries(EntryTable.of_rows(rows)) == wanted
 
 

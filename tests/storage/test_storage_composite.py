@@ -14,12 +14,9 @@ from streammeta.storage.object_format.composite import (
     encode_composite,
 )
 from streammeta.storage.object_format.index_block import IndexEntry
+from tests.storage.format_objects import LINKS
 
 GOLDEN_SHA256 = "19bc8b605f4352cd9581db68fab93a630f1b4c5a9d3bfca715599fead146984f"
-LINKS = (
-    LinkedObject(101, 0, (IndexEntry(9, 0, 10, 1, 0, 53),)),
-    LinkedObject(102, 2, (IndexEntry(9, 10, 20, 1, 0, 113), IndexEntry(9, 20, 25, 1, 113, 48))),
-)
 
 
 def test_the_golden_composite_holds_in_both_directions() -> None:

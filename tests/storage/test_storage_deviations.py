@@ -78,15 +78,7 @@ deviating = pytest.mark.parametrize(
 
 def read_tolerantly(data: bytes) -> tuple[list[RecordBatch], list[Deviation]]:
     noted: list[Deviation] = []
-    reader = ObjectReader("foreign", len(data), noted)
-    while (needed := reader.needed) is not None:
-        reader.receive(data[needed.start : needed.end])
-    records = [
-        record
-        for entry in reader.index
-        for record in reader.records(entry, data[entry.position : entry.position + entry.size])
-    ]
-    return records, noted
+    return read_whole(data, noted=noted)[1], noted
 
 
 @deviating

@@ -15,11 +15,11 @@ from streammeta.storage.inspection.object_report import (
     read_records,
 )
 from streammeta.storage.inspection.rendering import outline_lines
-from streammeta.storage.object_format.composite import LinkedObject, encode_composite
-from streammeta.storage.object_format.index_block import IndexEntry
+from streammeta.storage.object_format.composite import encode_composite
 from streammeta.storage.object_format.record import RecordBatch
 from tests.kit.built_objects import ObjectBuilder
 from tests.storage.format_objects import (
+    LINKS,
     PUBLISHED_LINES,
     published_object,
     read_whole,
@@ -146,14 +146,7 @@ def test_what_the_index_says_otherwise_is_a_fault_though_all_records_read() -> N
 
 
 def test_a_composite_shows_its_links_and_has_no_records() -> None:
-    data = encode_composite(
-        [
-            LinkedObject(101, 0, (IndexEntry(9, 0, 10, 1, 0, 53),)),
-            LinkedObject(
-                102, 2, (IndexEntry(9, 10, 20, 1, 0, 113), IndexEntry(9, 20, 25, 1, 113, 48))
-            ),
-        ]
-    )
+    data = encode_composite(LINKS)
     outline, records, faults = looked_into(data)
     assert (records, faults) == ([], [])
     assert list(outline_lines(outline, 7)) == [

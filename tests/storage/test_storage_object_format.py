@@ -177,15 +177,6 @@ def test_look_ups_in_a_real_object_of_seven_blocks() -> None:
     assert index.find(6, 0, 1, 1).entries == ()
 
 
-def test_find_stops_at_a_gap() -> None:
-    built = build([[RecordBatch(1, 0, 0, 5, b"x"), RecordBatch(1, 0, 9, 5, b"x")]], 1024)
-    index = read_whole(built.data)[0]
-    assert index.find(1, 2, 12, 100).next_offset == 5
-    assert index.find(1, 2, 12, 100).fulfilled is False
-    assert index.find(1, 6, 12, 100).entries == ()
-    assert index.find(1, 10, 12, 100).fulfilled is True
-
-
 def test_payload_left_by_one_stream_counts_toward_the_next_streams_block() -> None:
     first = [RecordBatch(1, 0, 0, 1, bytes(30))]
     second = [RecordBatch(2, 0, i, 1, bytes(40)) for i in range(3)]

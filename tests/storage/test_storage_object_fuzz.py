@@ -24,30 +24,23 @@ from streammeta.storage.inspection.rendering import (
     record_document,
 )
 from streammeta.storage.object_format.composite import (
-    LinkedObject,
     decode_composite,
     encode_composite,
 )
 from streammeta.storage.object_format.index_block import (
     Footer,
-    IndexEntry,
     decode_footer,
     decode_index,
     encode_footer,
 )
 from streammeta.storage.object_format.object_reader import ObjectReader
 from streammeta.storage.object_format.record import decode_blocks, decode_record
-from tests.storage.format_objects import read_whole, small_object
+from tests.storage.format_objects import LINKS, read_whole, small_object
 
 OBJECT = small_object().data
 ENTRIES = small_object().entries
 DATA_SIZE = ENTRIES[-1].position + ENTRIES[-1].size
-COMPOSITE = encode_composite(
-    [
-        LinkedObject(101, 0, (IndexEntry(9, 0, 10, 1, 0, 53),)),
-        LinkedObject(102, 2, (IndexEntry(9, 10, 20, 1, 0, 113), IndexEntry(9, 20, 25, 1, 113, 48))),
-    ]
-)
+COMPOSITE = encode_composite(LINKS)
 NUMBERS = [0, 1, -1, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63), 2**62, 36, 48]
 
 

@@ -114,17 +114,6 @@ def test_the_budget_ends_retries_of_all_calls_and_is_earned_back() -> None:
     assert len(slept) == 7
 
 
-def test_throttling_halves_the_requests_at_a_time_and_successes_bring_them_back() -> None:
-    retrier = Retrier(RetryPolicy(attempts=1, concurrency=16), sleep=lambda _: None)
-    for wanted in (8, 4, 2, 1, 1):
-        with pytest.raises(StoreUnavailableError):
-            retrier.call(refused)
-        assert retrier.concurrency_limit == wanted
-    for _ in range(200):
-        retrier.call(lambda: None)
-    assert retrier.concurrency_limit == 16
-
-
 def test_no_more_requests_run_at_a_time_than_the_limit() -> None:
     retrier = Retrier(RetryPolicy(concurrency=3))
     lock, running, most = threading.Lock(), [0], [0]
@@ -148,18 +137,18 @@ def test_no_more_requests_run_at_a_time_than_the_limit() -> None:
     assert most[0] <= 3
 
 
-def test_the_limit_grows_by_one_a_round_of_successes() -> None:
-    retrier = Retrier(RetryPolicy(attempts=1, concurrency=64), sleep=lambda _: None)
-    for _ in range(3):
+def test_throttling_halves_the_limit_and_each_round_of_successes_adds_one() -> None:
+    retrier = Retrier(RetryPolicy(attempts=1, concurrency=16), sleep=lambda _: None)
+    for wanted in (8, 4, 2, 1, 1):
         with pytest.raises(StoreUnavailableError):
-            retrier.call(failing(throttled()))
-    assert retrier.concurrency_limit == 8
-    for _ in range(9):
-        retrier.call(failing())
-    assert retrier.concurrency_limit == 9
-    for _ in range(1000):
-        retrier.call(failing())
-    assert 40 <= retrier.concurrency_limit <= 64
+            retrier.call(refused)
+        assert retrier.concurrency_limit == wanted
+    for wanted in range(2, 17):
+        for _ in range(wanted):
+            retrier.call(failing())
+        assert retrier.concurrency_limit == wanted
+    retrier.call(failing())
+    assert retrier.concurrency_limit == 16
 
 
 def test_waiting_for_a_turn_ends_with_the_deadline() -> None:
