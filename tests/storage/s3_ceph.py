@@ -10,8 +10,6 @@ import os
 import shutil
 import subprocess
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,16 +18,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from streammeta.cli.local_cluster import Child, free_ports, start_child
-from tests.storage.s3_servers import S3Endpoint
+from tests.storage.s3_servers import S3Endpoint, is_answering
 
 PROGRAMS = (
-    "ceph",
-    "ceph-authtool",
-    "ceph-mon",
-    "ceph-osd",
-    "monmaptool",
-    "radosgw",
-    "radosgw-admin",
+    *("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool"),
+    *("radosgw", "radosgw-admin"),
 )
 INSTALL = "apt-get install -y --no-install-recommends radosgw ceph-mon ceph-osd ceph-common"
 ACCESS_KEY = "testing"
@@ -127,7 +120,7 @@ class _Ceph:
         self._start_monitor()
         self._start_osd()
         self._spawn("radosgw", "-n", "client.rgw.a", "-f")
-        self._wait("the gateway answers", self._gateway_answers)
+        self._wait("the gateway answers", lambda: is_answering(self.url))
         self._run(
             *("radosgw-admin", "-n", "client.rgw.a", "user", "create", "--uid=test"),
             *("--display-name=test", f"--access-key={ACCESS_KEY}", f"--secret-key={SECRET_KEY}"),
@@ -197,15 +190,6 @@ class _Ceph:
 
     def _osd_is_up(self) -> bool:
         return "1 up" in self._run("ceph", "osd", "stat")
-
-    def _gateway_answers(self) -> bool:
-        try:
-            with urllib.request.urlopen(self.url, timeout=5):
-                return True
-        except urllib.error.HTTPError:
-            return True  # an answer, if a refusal
-        except OSError:
-            return False
 
     def _run(self, *words: str, configured: bool = True) -> str:
         command = [words[0], "-c", str(self._config), *words[1:]] if configured else list(words)

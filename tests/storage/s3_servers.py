@@ -105,16 +105,23 @@ def free_port() -> int:
         return port
 
 
+def is_answering(url: str) -> bool:
+    """Whether there is an answer, if a refusal."""
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+
+
 def _wait_until_answering(url: str, process: subprocess.Popen[bytes], log_path: Path) -> None:
     deadline = time.monotonic() + START_DEADLINE_S
     while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(url, timeout=1):
-                return
-        except urllib.error.HTTPError:
-            return  # an answer, if a refusal
-        except OSError:
-            time.sleep(0.05)
+        if is_answering(url):
+            return
+        time.sleep(0.05)
     raise RuntimeError(
         f"ministack did not answer at {url} (exit code {process.poll()}):\n{log_path.read_text()}"
     )

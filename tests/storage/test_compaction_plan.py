@@ -138,36 +138,6 @@ def test_entries_are_read_together_while_they_are_fewer_bytes_than_the_limit() -
     assert reads_of(entries, 8) == [(0, 0, 8), (0, 8, 2), (0, 10, 8), (0, 18, 2)]
 
 
-def test_bytes_of_two_objects_are_never_read_together() -> None:
-    first, second = entry(0, 0, 0, 10), entry(1, 0, 10, 20)
-    entries = [first._replace(position=0), second._replace(position=10)]
-    assert reads_of(entries, 100) == [(0, 0, 10), (1, 10, 10)]
-
-
-def test_a_gap_splits_off_what_lies_before_it() -> None:
-    entries = [
-        *(entry(0, 0, 0, 20), entry(0, 1, 30, 60), entry(0, 2, 30, 60)),
-        *(entry(1, 0, 20, 25), entry(1, 1, 60, 120)),
-        *(entry(2, 1, 400, 500), entry(2, 2, 230, 270)),
-    ]
-    assert outputs(plan(entries, 1024, 100)) == [
-        [
-            ("SPLIT", [(1, 30, 120)], 90),
-            ("SPLIT", [(2, 30, 60)], 30),
-            ("COMPACT", [(0, 0, 25), (1, 400, 500), (2, 230, 270)], 165),
-        ]
-    ]
-    fewer = plan(entries, 1024, 50, max_stream_objects=1)
-    assert outputs(fewer) == [
-        [("SPLIT", [(1, 30, 120)], 90), ("COMPACT", [(0, 0, 25), (2, 30, 60)], 55)]
-    ]
-    assert left_out(fewer) == [(2, ExclusionReason.TOO_MANY_STREAM_OBJECTS)]
-    none = plan(entries, 1024, 50, max_streams=1)
-    assert none.commits == ()
-    assert {one.object_id for one in none.excluded} == {0, 2}
-    assert none.left_alone == (1,)
-
-
 def test_what_fits_the_budget_exactly_fits() -> None:
     entries = [entry(o, s, 50 * o, 50 * o + 50) for o in (0, 1) for s in (0, 1)]
     first, second = [(0, 0, 100)], [(1, 0, 100)]
@@ -181,6 +151,7 @@ def test_what_fits_the_budget_exactly_fits() -> None:
 
 
 def test_an_object_that_shares_no_stream_is_left_alone() -> None:
+    assert (plan([]).commits, plan([]).excluded, plan([]).left_alone) == ((), (), ())
     entries = [entry(0, 0, 0, 10), entry(1, 1, 0, 10), entry(2, 1, 10, 20)]
     found = plan(entries)
     assert outputs(found) == [[("COMPACT", [(1, 0, 20)], 20)]]
@@ -277,11 +248,6 @@ def test_sources_are_parted_in_the_order_in_which_they_are_given() -> None:
     )
     assert [commit.source_ids for commit in halved.commits] == [(4, 90), (5, 6)]
     assert halved.left_alone == (70,)
-
-
-def test_nothing_live_makes_no_plan() -> None:
-    found = plan([])
-    assert (found.commits, found.excluded, found.left_alone) == ((), (), ())
 
 
 @pytest.mark.parametrize(

@@ -35,12 +35,7 @@ class IgnoresCondition(MemoryObjectStore):
     """Takes every put, as a server does that never heard of If-None-Match."""
 
     def put(
-        self,
-        key: str,
-        data: Body,
-        *,
-        if_absent: bool = False,
-        tags: Tags | None = None,
+        self, key: str, data: Body, *, if_absent: bool = False, tags: Tags | None = None
     ) -> None:
         super().put(key, data, tags=tags)
 
@@ -102,12 +97,8 @@ def test_a_good_store_passes_and_is_left_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("make", "step", "reason"),
     [
-        (
-            IgnoresCondition,
-            "Create an object once",
-            f"{CREATORS} of {CREATORS} concurrent creators",
-        ),
-        (ChecksThenStores, "Create an object once", f"2 of {CREATORS} concurrent creators"),
+        (IgnoresCondition, STEPS[-1], f"{CREATORS} of {CREATORS} concurrent creators"),
+        (ChecksThenStores, STEPS[-1], f"2 of {CREATORS} concurrent creators"),
         (ForgetsTheEnd, "Read multipart object", "the first difference at byte"),
         (ServesWholes, "Read object", "has other bytes than were written"),
     ],
@@ -117,9 +108,7 @@ def test_what_a_store_does_wrong_is_named(
 ) -> None:
     store = make()
     report = run_precheck(store)
-    assert step in [failed.name for failed in report.failures]
-    (found,) = [failed for failed in report.failures if failed.name == step]
-    assert reason in found.reason
+    assert reason in {failed.name: failed.reason for failed in report.failures}[step]
     assert store.objects() == {}
 
 
