@@ -19,7 +19,7 @@ from streammeta.client import (
 from streammeta.client.model import HeartbeatAnswer, heartbeat_answer
 from streammeta.client.session import BrokerSession
 from streammeta.v1 import common_pb2, nodes_pb2
-from tests.kit.fake_broker import broker, until
+from tests.kit.fake_broker import until, writing
 
 
 class FakeSession:
@@ -54,47 +54,38 @@ def heartbeat_of(session: FakeSession, told: list[BrokerClientError]) -> Heartbe
 async def test_it_goes_on_and_names_what_is_to_be_done_for_others() -> None:
     told: list[BrokerClientError] = []
     session = FakeSession([SHORT])
-    heartbeat = heartbeat_of(session, told)
-    heartbeat.start()
-    heartbeat.start()
-    await until(lambda: session.sent > 5, "heartbeats")
-    assert [one.node_id for one in heartbeat.recoveries] == [1001]
-    assert [(one.node_id, one.node_epoch) for one in heartbeat.compactions] == [(1002, 4)]
-    await heartbeat.close()
+    async with heartbeat_of(session, told) as heartbeat:
+        heartbeat.start()
+        await until(lambda: session.sent > 5, "heartbeats")
+        assert [one.node_id for one in heartbeat.recoveries] == [1001]
+        assert [(one.node_id, one.node_epoch) for one in heartbeat.compactions] == [(1002, 4)]
     sent = session.sent
     assert (told, session.sent) == ([], sent)
 
 
 async def test_one_that_does_not_get_through_is_not_the_last() -> None:
     session = FakeSession([SHORT, UNAVAILABLE, UNAVAILABLE, SHORT])
-    heartbeat = heartbeat_of(session, [])
-    heartbeat.start()
-    await until(lambda: session.sent > 6, "heartbeats after failures")
-    await heartbeat.close()
+    async with heartbeat_of(session, []):
+        await until(lambda: session.sent > 6, "heartbeats after failures")
 
 
 @pytest.mark.parametrize(
     "error", [NodeEpochExpiredError("heartbeat"), NodeFencedError("heartbeat")]
 )
 async def test_a_takeover_ends_it_and_is_told(error: BrokerClientError) -> None:
-
     told: list[BrokerClientError] = []
     session = FakeSession([SHORT, error])
-    heartbeat = heartbeat_of(session, told)
-    heartbeat.start()
-    await until(lambda: bool(told), "the news")
-    assert told == [error]
-    await heartbeat.close()
+    async with heartbeat_of(session, told):
+        await until(lambda: bool(told), "the news")
+        assert told == [error]
     assert session.sent == 2
 
 
 async def test_controllers_without_sessions_are_asked_once() -> None:
     told: list[BrokerClientError] = []
     session = FakeSession([UnsupportedError("Heartbeat")])
-    heartbeat = heartbeat_of(session, told)
-    heartbeat.start()
-    await until(lambda: session.sent == 1, "the heartbeat")
-    await heartbeat.close()
+    async with heartbeat_of(session, told):
+        await until(lambda: session.sent == 1, "the heartbeat")
     assert told == []
 
 
@@ -111,18 +102,15 @@ async def test_a_writer_keeps_its_session_alive_and_fails_when_it_is_taken_over(
         return SHORT
 
     monkeypatch.setattr(BrokerSession, "heartbeat", heartbeat)
-    async with broker() as b:
-        (stream,) = await b.opened(1)
-        async with StreamWriter(b.session, b.store) as writer:
-            writer.attach([stream])
-            await (await writer.append(stream.stream_id, b"x"))  # uploads after the linger
-            await until(lambda: len(answers) > 2, "heartbeats")
-            refusals.append(NodeFencedError("heartbeat"))
-            with pytest.raises(NodeFencedError):
-                await append_for_ever(writer, stream.stream_id)
-        assert await b.payloads(stream.stream_id)
+    async with writing(linger_s=0.01) as (b, writer):
+        await (await writer.append(0, b"x"))
+        await until(lambda: len(answers) > 2, "heartbeats")
+        refusals.append(NodeFencedError("heartbeat"))
+        with pytest.raises(NodeFencedError):
+            await append_for_ever(writer)
+        assert await b.payloads(0)
 
 
-async def append_for_ever(writer: StreamWriter, stream_id: int) -> None:
+async def append_for_ever(writer: StreamWriter) -> None:
     while True:
-        await (await writer.append(stream_id, b"x"))
+        await (await writer.append(0, b"x"))
