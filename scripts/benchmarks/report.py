@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, get_args
 
 import rich.box
 import rich.console
+import rich.markup
 import rich.status
 import rich.table
 
@@ -78,7 +79,7 @@ class Reporter:
             justify: Literal["left", "right"] = "right" if table.is_numeric(index) else "left"
             shown.add_column(column, justify=justify, overflow="fold")
         for row in table.rows:
-            shown.add_row(*map(str, row))
+            shown.add_row(*(rich.markup.escape(str(cell)) for cell in row))
         self._console.print(shown)
 
 

@@ -2,11 +2,10 @@
 
 import struct
 
-import numpy as np
 import pytest
 
 from scripts.benchmarks import http2
-from scripts.benchmarks.peers import jute, postgresql_client
+from scripts.benchmarks.peers import jute
 from scripts.benchmarks.peers.template import Template
 from scripts.benchmarks.protobuf_bytes import fields, length_delimited, number
 
@@ -81,14 +80,6 @@ def test_fields_written_are_fields_read() -> None:
     message = number(3, 300) + length_delimited(1, b"ab") + length_delimited(1, b"c")
     assert message == bytes.fromhex("18ac02 0a026162 0a0163")
     assert fields(message) == {3: 300, 1: b"c"}
-
-
-def test_an_array_of_postgresql_in_binary() -> None:
-    """Dimensions, null flag, element type, length, lower bound, then length and value of each."""
-    assert postgresql_client.int8_array(np.array([1, 2])) == bytes.fromhex(
-        "00000001 00000000 00000014 00000002 00000001"
-        "00000008 0000000000000001 00000008 0000000000000002"
-    )
 
 
 def test_a_request_of_grpc_begins_with_literal_headers() -> None:

@@ -208,7 +208,7 @@ def _outcome(
         )
     if left_out:
         rows = tuple(left_out.items())
-        columns = ("system", "install the package")
+        columns = ("system", "install")
         tables.append(Table(title="Not measured: not installed", columns=columns, rows=rows))
     return Outcome(
         benchmark="peers",

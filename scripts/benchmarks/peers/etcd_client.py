@@ -1,15 +1,19 @@
 """The commit on etcd: a Txn.
 
 It compares each stream's value, puts the new one, and puts the object with the ranges as its value.
-Requests are written by hand from etcd's `rpc.proto`; field numbers stand beside the names.
+The client is gRPC. Requests are encoded once by hand, from etcd's `rpc.proto`, and only what
+changes is filled in; field numbers stand beside the names.
 """
 
 import time
+from typing import Any
+
+import grpc
 
 from scripts.benchmarks.committer import Load, LoadError, SlotStreams, own_streams
-from scripts.benchmarks.http2 import Http2Connection
 from scripts.benchmarks.peers.template import Template
 from scripts.benchmarks.protobuf_bytes import fields, length_delimited, number, varint
+from streammeta.rpc.connections import client_channel
 
 TXN = "/etcdserverpb.KV/Txn"
 PUT = "/etcdserverpb.KV/Put"
@@ -36,19 +40,27 @@ class EtcdCommitter:
 
     async def open(self) -> None:
         """Connect and put the values of all streams."""
-        self._connection = await Http2Connection.connect(self._load.endpoint)
+        self._channel = client_channel(self._load.endpoint)
+        self._txn: Any = self._channel.unary_unary(TXN)
         ids = [each for slot in self._slots for each in slot.ids]
         for at in range(0, len(ids), KEYS_A_TXN):
             puts = [
                 length_delimited(_SUCCESS, _put(self._stream_key(each), bytes(8)))
                 for each in ids[at : at + KEYS_A_TXN]
             ]
-            await self._connection.call(TXN, b"".join(puts))
+            await self._call(b"".join(puts))
         self._templates = [self._template(slot) for slot in self._slots]
 
     async def close(self) -> None:
         """Drop the connection."""
-        self._connection.close()
+        await self._channel.close()
+
+    async def _call(self, request: bytes) -> bytes:
+        try:
+            answer: bytes = await self._txn(request)
+        except grpc.aio.AioRpcError as error:
+            raise ConnectionError(f"etcd answered a Txn: {error.details()}") from error
+        return answer
 
     async def commit(self, slot: int) -> None:
         """Make the next commit of a slot."""
@@ -58,8 +70,7 @@ class EtcdCommitter:
         request = self._templates[slot].fill(
             start=starts[:8], end=ends[:8], object_id=b"%010d" % object_id, ranges=starts + ends
         )
-        answer = await self._connection.call(TXN, request)
-        if not fields(answer).get(_SUCCEEDED):
+        if not fields(await self._call(request)).get(_SUCCEEDED):
             raise LoadError("etcd answered a Txn: a stream's value was not the one compared")
         streams.advance()
 
@@ -95,13 +106,14 @@ async def is_leader(endpoint: str) -> bool:
     """Whether the member at `endpoint` leads.
 
     Raises:
-        OSError, Http2Error: it does not answer (yet).
+        OSError: it does not answer (yet).
     """
-    connection = await Http2Connection.connect(endpoint)
-    try:
-        status = fields(await connection.call(STATUS, b""))
-    finally:
-        connection.close()
+    async with client_channel(endpoint) as channel:
+        try:
+            ask: Any = channel.unary_unary(STATUS)
+            status = fields(await ask(b""))
+        except grpc.aio.AioRpcError as error:
+            raise ConnectionError(f"etcd answered Status: {error.details()}") from error
     header = status[1]
     assert isinstance(header, bytes)
     return fields(header).get(_MEMBER_ID) == status.get(_LEADER, 0)

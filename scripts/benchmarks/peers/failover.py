@@ -14,7 +14,6 @@ from pathlib import Path
 from scripts.benchmarks.commit_load import committer_of
 from scripts.benchmarks.committer import Load, LoadError
 from scripts.benchmarks.figures import percentile
-from scripts.benchmarks.http2 import Http2Error
 from scripts.benchmarks.peers.servers import PeerCluster, PeerError, running_peer
 
 VOTERS = 3
@@ -73,6 +72,6 @@ async def _write(cluster: PeerCluster, numbers: Sequence[int]) -> float:
                 await committer.open()  # creates a stream: a write
                 await committer.close()
             return time.monotonic() - began
-        except (OSError, Http2Error, LoadError, TimeoutError):
+        except (OSError, LoadError, TimeoutError):
             await asyncio.sleep(_PAUSE_S)
     raise PeerError(f"{cluster.system} took no write within {WRITE_WITHIN_S:.0f} s")

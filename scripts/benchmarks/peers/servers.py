@@ -7,6 +7,7 @@ raised. Debian's packages are zookeeper, etcd-server and postgresql; none needs 
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import shutil
 import time
@@ -14,8 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.benchmarks.http2 import Http2Error
-from scripts.benchmarks.peers import etcd_client, postgresql_client
+from scripts.benchmarks.peers import etcd_client
 from streammeta.cli.local_cluster import Child, free_ports, start_child
 
 READY_WITHIN_S = 60.0
@@ -26,6 +26,7 @@ POSTGRESQL_HOMES = Path("/usr/lib/postgresql")
 POSTGRESQL_ACCOUNT = "postgres"
 PACKAGES = {"zookeeper": "zookeeper", "etcd": "etcd-server", "postgresql": "postgresql"}
 """What to install, by system."""
+INSTALL_CLIENT = ".venv/bin/python -m pip install -c scripts/constraints.txt -e '.[peers]'"
 
 
 class PeerError(Exception):
@@ -79,7 +80,10 @@ def missing(system: str) -> str:
         "etcd": shutil.which("etcd") is not None,
         "postgresql": _postgresql_home() is not None,
     }
-    return "" if is_there[system] else PACKAGES[system]
+    if not is_there[system]:
+        return PACKAGES[system]
+    has_client = system != "postgresql" or importlib.util.find_spec("asyncpg") is not None
+    return "" if has_client else f"asyncpg: {INSTALL_CLIENT}"
 
 
 @contextlib.contextmanager
@@ -150,7 +154,7 @@ def _start_postgresql(cluster: PeerCluster, root: Path, count: int) -> None:
     initialize = (
         *account,
         *(str(home / "bin/initdb"), "--pgdata", str(data), "--auth", "trust"),
-        *("--username", postgresql_client.USER, "--encoding", "UTF8", "--no-locale"),
+        *("--username", POSTGRESQL_ACCOUNT, "--encoding", "UTF8", "--no-locale"),
     )
     made = start_child("initdb", _to_log(initialize), root / "initdb.log")
     if made.process.wait() != 0:
@@ -208,9 +212,11 @@ async def _is_leader(system: str, endpoint: str) -> bool:
                 case "etcd":
                     return await etcd_client.is_leader(endpoint)
                 case _:
+                    from scripts.benchmarks.peers import postgresql_client
+
                     await postgresql_client.check(endpoint)
                     return True
-    except (OSError, Http2Error):
+    except OSError:
         return False
 
 
