@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import pytest
@@ -22,7 +24,7 @@ from streammeta.client.reading.block_cache import (
 )
 from streammeta.client.resources import ByteBudget, SharedWork, all_of
 from tests.kit.fake_broker import until
-from tests.kit.reader_world import placed
+from tests.kit.reader_world import World, placed
 
 
 class Reader(Cursor):
@@ -309,18 +311,21 @@ def small_blocks(blocks: int) -> ReaderConfig:
     )
 
 
-async def filled_reader(place: object, config: ReaderConfig, records: int) -> StreamReader:
-    world = place.world  # type: ignore[attr-defined]
-    world.create(2)
-    world.block_bytes = 10_000
-    world.commit({0: records, 1: records}, payload=1_000)
-    reader: StreamReader = place.reader(config)  # type: ignore[attr-defined]
-    return reader
+@asynccontextmanager
+async def filled(
+    records: int, config: ReaderConfig | None = None
+) -> AsyncIterator[tuple[World, StreamReader]]:
+    """Yield a world of two streams with so many records, and a reader of them."""
+    async with placed() as place:
+        place.world.create(2)
+        place.world.block_bytes = 10_000
+        place.world.commit({0: records, 1: records}, payload=1_000)
+        async with place.reader(config) as reader:
+            yield place.world, reader
 
 
 async def test_who_goes_on_finds_blocks_in_memory_and_each_is_fetched_once() -> None:
-    async with placed() as place:
-        reader = await filled_reader(place, small_blocks(20), 1_000)
+    async with filled(1_000, small_blocks(20)) as (world, reader):
         at = 0
         while at < 1_000:
             got = await reader.read(0, at, None, 10_000)
@@ -334,26 +339,22 @@ async def test_who_goes_on_finds_blocks_in_memory_and_each_is_fetched_once() -> 
         assert stats.blocks_read_ahead >= 95
         assert stats.blocks_evicted_unread == 0
         assert reader._blocks.size == 0, "all was read, nothing stays"
-        fetched = [one for one in place.world.store.gets if one[2] is not None]
+        fetched = [one for one in world.store.gets if one[2] is not None]
         spans = sorted((start, end or 0) for _, start, end in fetched)
         assert all(one[1] <= other[0] for one, other in pairwise(spans))
-        await reader.close()
 
 
 async def test_readers_here_and_there_are_not_read_ahead_for() -> None:
-    async with placed() as place:
-        reader = await filled_reader(place, small_blocks(10), 1_000)
+    async with filled(1_000, small_blocks(10)) as (_, reader):
         rng = random.Random(1)
         for at in rng.sample(range(0, 1_000, 2), 60):
             assert (await reader.read(0, at, at + 1))[0].base_offset == at
             assert reader._blocks.size <= 110_000
         assert reader.stats.blocks_read_ahead == 0
-        await reader.close()
 
 
 async def test_more_readers_than_memory_lose_what_was_read_ahead_and_still_read_all() -> None:
-    async with placed() as place:
-        reader = await filled_reader(place, small_blocks(6), 400)
+    async with filled(400, small_blocks(6)) as (_, reader):
 
         async def read_all(start: int) -> None:
             at = start
@@ -364,21 +365,17 @@ async def test_more_readers_than_memory_lose_what_was_read_ahead_and_still_read_
                 assert reader._blocks.size <= 66_000
 
         await asyncio.gather(*(read_all(start) for start in range(0, 200, 7)))
-        await reader.close()
 
 
 async def test_readers_of_the_same_blocks_share_one_request() -> None:
-    async with placed() as place:
-        reader = await filled_reader(place, ReaderConfig(), 300)
+    async with filled(300) as (_, reader):
         await asyncio.gather(*(reader.read(0, 0, 100) for _ in range(20)))
         assert reader.stats.requests == 2, "an index and a range"
-        await reader.close()
 
 
 async def test_reads_wait_for_memory_instead_of_taking_more() -> None:
-    async with placed() as place:
-        config = ReaderConfig(read_bytes=100_000, block_cache_bytes=0)
-        reader = await filled_reader(place, config, 300)
+    config = ReaderConfig(read_bytes=100_000, block_cache_bytes=0)
+    async with filled(300, config) as (_, reader):
         most = 0
 
         async def read(at: int) -> None:
@@ -392,12 +389,10 @@ async def test_reads_wait_for_memory_instead_of_taking_more() -> None:
         assert 0 < most <= 100_000
         assert reader._fetcher.held_bytes == 0
         assert reader._blocks.size == 0
-        await reader.close()
 
 
 async def test_a_cancelled_read_gives_its_memory_back() -> None:
-    async with placed() as place:
-        reader = await filled_reader(place, ReaderConfig(read_bytes=60_000), 300)
+    async with filled(300, ReaderConfig(read_bytes=60_000)) as (_, reader):
         rng = random.Random(3)
         for _ in range(40):
             tasks = [asyncio.create_task(reader.read(0, at)) for at in range(0, 100, 20)]
@@ -407,7 +402,6 @@ async def test_a_cancelled_read_gives_its_memory_back() -> None:
             await asyncio.gather(*tasks, return_exceptions=True)
             assert reader._fetcher.held_bytes == 0
         assert (await reader.read(0, 0))[0].base_offset == 0
-        await reader.close()
 
 
 async def test_small_objects_are_read_with_one_request_for_all_their_streams() -> None:
@@ -423,38 +417,34 @@ async def test_small_objects_are_read_with_one_request_for_all_their_streams() -
 
 
 async def test_who_gives_up_leaves_the_shared_request_to_the_others() -> None:
-    async with placed() as place:
-        reader = await filled_reader(place, ReaderConfig(), 120)
+    async with filled(120) as (world, reader):
         await asyncio.gather(reader.read(0, 119), reader.read(1, 119))
         reached, release = threading.Event(), threading.Event()
-        place.world.store.block_on = (reached, release)
-        before = len(place.world.store.gets)
+        world.store.block_on = (reached, release)
+        before = len(world.store.gets)
         leaving, staying = (asyncio.create_task(reader.read(each, 0)) for each in (0, 1))
         await until(reached.is_set, "request")
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
         release.set()
-        assert await staying == place.world.streams[1].records
-        assert len(place.world.store.gets) == before + 1, "both lie side by side"
-        await reader.close()
+        assert await staying == world.streams[1].records
+        assert len(world.store.gets) == before + 1, "both lie side by side"
 
 
 async def test_a_request_that_nobody_waits_for_is_not_sent() -> None:
-    async with placed() as place:
-        config = ReaderConfig(fetch_threads=1, block_cache_bytes=0)
-        reader = await filled_reader(place, config, 120)
+    config = ReaderConfig(fetch_threads=1, block_cache_bytes=0)
+    async with filled(120, config) as (world, reader):
         await reader.read(0, 119)
         reached, release = threading.Event(), threading.Event()
-        place.world.store.block_on = (reached, release)
+        world.store.block_on = (reached, release)
         first = asyncio.create_task(reader.read(0, 0, 20))
         await until(reached.is_set, "request")
         second = asyncio.create_task(reader.read(1, 20, 40))
         await until(lambda: len(reader._fetcher._requests._tasks) == 2, "second request")
-        before = len(place.world.store.gets)
+        before = len(world.store.gets)
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
         release.set()
         assert len(await first) == 20
         await reader.read(0, 0, 20)
-        assert len(place.world.store.gets) == before + 1
-        await reader.close()
+        assert len(world.store.gets) == before + 1

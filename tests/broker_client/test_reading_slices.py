@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import pytest
 
@@ -146,19 +148,30 @@ class Clock:
         self.tracked.append(stream_id)
 
 
-def cache_of(place: Place, clock: Clock, max_slices: int = 1000) -> tuple[SliceCache, ReaderStats]:
-    stats = ReaderStats()
-    cache = SliceCache(Lookups(place.client), stats, max_slices, 5.0, lambda: clock.now)
-    cache.follow(clock)
-    return cache, stats
+@dataclass
+class Scene:
+    """A cache of twenty streams of three objects of ten records each."""
+
+    world: World
+    place: Place
+    clock: Clock
+    cache: SliceCache
+    stats: ReaderStats
 
 
-async def filled(place: Place, count: int = 3) -> World:
-    world = place.world
-    world.create(20)
-    for _ in range(count):
-        world.commit(dict.fromkeys(range(20), 10))
-    return world
+@asynccontextmanager
+async def scene(
+    continuity: int | None = None, max_slices: int = 1000, objects: int = 3
+) -> AsyncIterator[Scene]:
+    async with placed() as place:
+        place.world.create(20)
+        for _ in range(objects):
+            place.world.commit(dict.fromkeys(range(20), 10))
+        clock, stats = Clock(), ReaderStats()
+        clock.number = continuity
+        cache = SliceCache(Lookups(place.client), stats, max_slices, 5.0, lambda: clock.now)
+        cache.follow(clock)
+        yield Scene(place.world, place, clock, cache, stats)
 
 
 def told(world: World, act: Callable[[], object]) -> records_pb2.RecordSet:
@@ -171,156 +184,124 @@ def told(world: World, act: Callable[[], object]) -> records_pb2.RecordSet:
 
 
 async def test_the_map_is_asked_once_and_again_when_the_answer_is_too_old() -> None:
-    async with placed() as place:
-        await filled(place)
-        clock = Clock()
-        cache, stats = cache_of(place, clock)
+    async with scene() as s:
         for offset in (0, 15, 29):
-            located = await cache.locate(3, offset)
+            located = await s.cache.locate(3, offset)
             assert located.slices[0].start_offset <= offset < located.slices[0].end_offset
-        assert (stats.lookups, stats.metadata_hits) == (1, 2)
-        clock.now += 5.1
-        await cache.locate(3, 0)
-        assert stats.lookups == 2
+        assert (s.stats.lookups, s.stats.metadata_hits) == (1, 2)
+        s.clock.now += 5.1
+        await s.cache.locate(3, 0)
+        assert s.stats.lookups == 2
 
 
 async def test_changes_keep_an_answer_true_while_they_come_without_a_break() -> None:
-    async with placed() as place:
-        world = await filled(place)
-        clock = Clock()
-        clock.number = 7
-        cache, stats = cache_of(place, clock)
-        await cache.locate(3, 0)
-        cache.on_records(told(world, lambda: world.commit({3: 5})))
-        clock.now += 3600
-        clock.caught_up_at = clock.now - 1
-        located = await cache.locate(3, 30)
+    async with scene(7) as s:
+        await s.cache.locate(3, 0)
+        s.cache.on_records(told(s.world, lambda: s.world.commit({3: 5})))
+        s.clock.now += 3600
+        s.clock.caught_up_at = s.clock.now - 1
+        located = await s.cache.locate(3, 30)
         assert [one.end_offset for one in located.slices] == [35]
-        assert stats.lookups == 1
-        assert cache.ends_at(3, 35)
-        clock.caught_up_at = clock.now - 6
-        await cache.locate(3, 0)
-        assert stats.lookups == 2, "the watch is too far behind"
-        clock.caught_up_at, clock.number = clock.now + 10, 8
-        clock.now += 10
-        assert not cache.ends_at(3, 35)
-        await cache.locate(3, 0)
-        assert stats.lookups == 3, "changes were missed in between"
+        assert s.stats.lookups == 1
+        assert s.cache.ends_at(3, 35)
+        s.clock.caught_up_at = s.clock.now - 6
+        await s.cache.locate(3, 0)
+        assert s.stats.lookups == 2, "the watch is too far behind"
+        s.clock.caught_up_at, s.clock.number = s.clock.now + 10, 8
+        s.clock.now += 10
+        assert not s.cache.ends_at(3, 35)
+        await s.cache.locate(3, 0)
+        assert s.stats.lookups == 3, "changes were missed in between"
 
 
 async def test_that_there_is_nothing_is_never_believed_from_memory() -> None:
-    async with placed() as place:
-        world = await filled(place)
-        cache, _ = cache_of(place, Clock())
-        assert not (await cache.locate(3, 30)).slices
-        world.tells = False
-        world.commit({3: 5})
-        assert [one.end_offset for one in (await cache.locate(3, 30)).slices] == [35]
+    async with scene() as s:
+        assert not (await s.cache.locate(3, 30)).slices
+        s.world.tells = False
+        s.world.commit({3: 5})
+        assert [one.end_offset for one in (await s.cache.locate(3, 30)).slices] == [35]
 
 
 async def test_a_change_that_overtakes_the_answer_is_not_lost() -> None:
-    async with placed() as place:
-        world = await filled(place)
-        clock = Clock()
-        clock.number = 1
-        cache, stats = cache_of(place, clock)
+    async with scene(1) as s:
 
         async def overtake(_: object) -> None:
             """Between the question and its answer a compaction comes, which the answer holds."""
-            for change in (lambda: world.compact(3, 0, 2), lambda: world.commit({3: 4})):
-                cache.on_records(told(world, change))
+            for change in (lambda: s.world.compact(3, 0, 2), lambda: s.world.commit({3: 4})):
+                s.cache.on_records(told(s.world, change))
 
-        place.cluster.hooks["GetObjects"] = overtake
-        await cache.locate(3, 0)
-        del place.cluster.hooks["GetObjects"]
-        located = await cache.locate(3, 0)
+        s.place.cluster.hooks["GetObjects"] = overtake
+        await s.cache.locate(3, 0)
+        del s.place.cluster.hooks["GetObjects"]
+        located = await s.cache.locate(3, 0)
         assert [one.end_offset for one in located.slices] == [20, 30, 34]
-        assert stats.lookups == 1, "the answer held both changes already"
+        assert s.stats.lookups == 1, "the answer held both changes already"
 
 
 async def test_an_answer_older_than_the_changes_beside_it_is_corrected() -> None:
-    async with placed() as place:
-        world = await filled(place)
-        clock = Clock()
-        clock.number = 1
-        cache, _ = cache_of(place, clock)
+    async with scene(1) as s:
 
         def go_on() -> None:
-            for change in (lambda: world.commit({3: 4}), lambda: world.trim(3, 12)):
-                cache.on_records(told(world, change))
+            for change in (lambda: s.world.commit({3: 4}), lambda: s.world.trim(3, 12)):
+                s.cache.on_records(told(s.world, change))
 
-        world.once_answered = go_on
-        await cache.locate(3, 0)
-        remembered = cache.remembered(3, 12)
+        s.world.once_answered = go_on
+        await s.cache.locate(3, 0)
+        remembered = s.cache.remembered(3, 12)
         assert remembered is not None
         assert (remembered.start_offset, remembered.end_offset) == (12, 34)
         assert [one.end_offset for one in remembered.slices] == [20, 30, 34]
 
 
 async def test_refusals_are_raised_and_forgotten() -> None:
-    async with placed() as place:
-        world = await filled(place)
-        clock = Clock()
-        clock.number = 1
-        cache, _ = cache_of(place, clock)
-        await cache.locate(3, 0)
-        cache.on_records(told(world, lambda: world.trim(3, 15)))
+    async with scene(1) as s:
+        await s.cache.locate(3, 0)
+        s.cache.on_records(told(s.world, lambda: s.world.trim(3, 15)))
         with pytest.raises(OffsetTrimmedError, match="starts at offset 14, the stream at 15"):
-            await cache.locate(3, 14)
-        cache.on_records(told(world, lambda: world.delete(3)))
+            await s.cache.locate(3, 14)
+        s.cache.on_records(told(s.world, lambda: s.world.delete(3)))
         with pytest.raises(StreamNotFoundError, match="stream 3"):
-            await cache.locate(3, 20)
-        assert cache.size == 0
+            await s.cache.locate(3, 20)
+        assert s.cache.size == 0
 
 
 async def test_memory_is_bounded_and_the_longest_unused_streams_go() -> None:
-    async with placed() as place:
-        await filled(place, count=4)
-        cache, stats = cache_of(place, Clock(), max_slices=32)
+    async with scene(max_slices=32, objects=4) as s:
         for stream_id in range(20):
-            await cache.locate(stream_id, 0)
-            assert cache.size <= 32
-        asked = stats.lookups
+            await s.cache.locate(stream_id, 0)
+            assert s.cache.size <= 32
+        asked = s.stats.lookups
         for stream_id in (19, 18, 17):
-            await cache.locate(stream_id, 0)
-        assert stats.lookups == asked
-        await cache.locate(0, 0)
-        assert stats.lookups == asked + 1
+            await s.cache.locate(stream_id, 0)
+        assert s.stats.lookups == asked
+        await s.cache.locate(0, 0)
+        assert s.stats.lookups == asked + 1
 
 
 async def test_a_stream_that_grows_without_end_does_not_outgrow_the_memory() -> None:
-    async with placed() as place:
-        world = await filled(place)
-        clock = Clock()
-        clock.number = 1
-        cache, _ = cache_of(place, clock, max_slices=32)
+    async with scene(1, max_slices=32) as s:
         for _ in range(100):
-            await cache.locate(3, world.streams[3].end - 1)
-            cache.on_records(told(world, lambda: world.commit({3: 1})))
-            assert cache.size <= 32
+            await s.cache.locate(3, s.world.streams[3].end - 1)
+            s.cache.on_records(told(s.world, lambda: s.world.commit({3: 1})))
+            assert s.cache.size <= 32
 
 
 async def test_news_wake_those_who_wait_for_the_stream_and_nobody_else() -> None:
-    async with placed() as place:
-        world = await filled(place)
-        clock = Clock()
-        cache, _ = cache_of(place, clock)
-        with cache.news(3) as mine, cache.news(4) as others:
-            assert set(cache.tracked()) == {3, 4}
-            cache.on_records(told(world, lambda: world.commit({3: 1})))
+    async with scene() as s:
+        with s.cache.news(3) as mine, s.cache.news(4) as others:
+            assert set(s.cache.tracked()) == {3, 4}
+            s.cache.on_records(told(s.world, lambda: s.world.commit({3: 1})))
             assert (mine.is_set(), others.is_set()) == (True, False)
-            cache.on_gap()
+            s.cache.on_gap()
             assert others.is_set()
-        assert not cache.tracked()
-        assert clock.tracked == [3, 4]
+        assert not s.cache.tracked()
+        assert s.clock.tracked == [3, 4]
 
 
 async def test_questions_of_one_turn_go_out_in_one_call() -> None:
-    async with placed() as place:
-        await filled(place)
-        cache, _ = cache_of(place, Clock())
-        await asyncio.gather(*(cache.locate(each, 0) for each in range(20)))
-        assert place.cluster.calls["GetObjects"] == 1
+    async with scene() as s:
+        await asyncio.gather(*(s.cache.locate(each, 0) for each in range(20)))
+        assert s.place.cluster.calls["GetObjects"] == 1
 
 
 def test_a_row_of_a_commit_for_many_streams_reaches_its_own_stream_alone() -> None:

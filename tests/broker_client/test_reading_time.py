@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import islice
+from typing import TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -28,6 +31,7 @@ from streammeta.v1.common_pb2 import OBJECT_KIND_STREAM
 from tests.kit.reader_world import BASE_TIME, Place, World, placed
 
 BOUNDS: tuple[Bound, ...] = ("lower", "upper")
+ItemT = TypeVar("ItemT")
 
 
 class FakeObjects:
@@ -55,16 +59,10 @@ class FakeObjects:
             )
 
     def with_bounds(self, change: Callable[[int, int], tuple[int, int]]) -> list[Slice]:
+        changed = ((one, change(one.min_timestamp_ms, one.max_timestamp_ms)) for one in self.slices)
         return [
-            Slice(
-                one.object_id,
-                one.kind,
-                one.start_offset,
-                one.end_offset,
-                one.object_size,
-                *change(one.min_timestamp_ms, one.max_timestamp_ms),
-            )
-            for one in self.slices
+            replace(one, min_timestamp_ms=low, max_timestamp_ms=high)
+            for one, (low, high) in changed
         ]
 
     async def blocks_of(self, piece: Slice) -> list[Block]:
@@ -105,19 +103,13 @@ def is_crossing(times: Sequence[int], time: int, bound: Bound, found: int | None
 
 def cut(times: Sequence[int], rng: random.Random) -> list[list[list[int]]]:
     """Cut times into blocks and these into objects."""
-    blocks: list[list[int]] = []
-    at = 0
-    while at < len(times):
-        size = rng.randint(1, 4)
-        blocks.append(list(times[at : at + size]))
-        at += size
-    objects: list[list[list[int]]] = []
-    at = 0
-    while at < len(blocks):
-        size = rng.randint(1, 5)
-        objects.append(blocks[at : at + size])
-        at += size
-    return objects
+
+    def pieces(items: Sequence[ItemT], most: int) -> Iterator[list[ItemT]]:
+        left = iter(items)
+        while piece := list(islice(left, rng.randint(1, most))):
+            yield piece
+
+    return list(pieces(list(pieces(times, 4)), 5))
 
 
 def known_bounds(rng: random.Random, kind: str) -> Callable[[int, int], tuple[int, int]]:

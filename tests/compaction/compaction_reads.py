@@ -65,7 +65,7 @@ class ReadCheck:
         await self._world.sweep()
         self.run()
         await self._world.expire()
-        self.run()
+        self.run_links()
         assert not self._world.strays()
 
     def _stream(self, stream: TrueStream) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -32,10 +31,6 @@ SEVERAL_ITERATIONS = replace(TINY, memory_budget=1_500)
 Spoiler = Callable[[bytes], bytes]
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(work)
-
-
 async def plain_world(objects: int = 6, *, checksums: bool = True) -> tuple[World, list[int]]:
     """One node with three streams, one of them tiny, in each of its set objects."""
     world = World(block_bytes=120)
@@ -46,20 +41,15 @@ async def plain_world(objects: int = 6, *, checksums: bool = True) -> tuple[Worl
     return world, [await world.upload(1000, sizes) for _ in range(objects)]
 
 
-def spoil_footer(data: bytes) -> bytes:
-    return data[:-8] + bytes(8)
+SPOILERS: dict[str, Spoiler | None] = {
+    "footer": lambda data: data[:-8] + bytes(8),
+    "index": lambda data: data[: -48 - 36] + b"\xff" * 36 + data[-48:],
+    "cut off": lambda data: data[: len(data) // 2],
+    "missing": None,
+}
 
 
-def spoil_index(data: bytes) -> bytes:
-    at = len(data) - 48 - 36
-    return data[:at] + b"\xff" * 36 + data[at + 36 :]
-
-
-def cut_off(data: bytes) -> bytes:
-    return data[: len(data) // 2]
-
-
-@pytest.mark.parametrize("spoil", [spoil_footer, spoil_index, cut_off, None])
+@pytest.mark.parametrize("spoil", SPOILERS.values(), ids=SPOILERS)
 async def test_an_unreadable_source_is_left_out_and_reported(
     spoil: Spoiler | None,
 ) -> None:
@@ -76,9 +66,7 @@ async def test_an_unreadable_source_is_left_out_and_reported(
     assert ids[2] in world.set_objects(1000), "it stays as it is"
     assert len(world.set_objects(1000)) <= 3, "its neighbours are compacted on either side"
     world.store.put(key, good)
-    ReadCheck(world).run()
-    await world.sweep()
-    ReadCheck(world).run()
+    await ReadCheck(world).all_gone()
 
 
 async def test_a_block_larger_than_the_budget_is_left_out_and_reported() -> None:
@@ -90,9 +78,7 @@ async def test_a_block_larger_than_the_budget_is_left_out_and_reported() -> None
     report = await compacted(world, 1000, config=replace(TINY, memory_budget=2_000))
     assert set(report.left_out) == {large}
     assert not set(ids) & set(world.set_objects(1000)), "the others are compacted"
-    check.run()
-    await world.sweep()
-    check.run()
+    await check.all_gone()
 
 
 async def test_one_stream_far_over_the_budget_goes_out_in_pieces() -> None:
@@ -108,9 +94,7 @@ async def test_one_stream_far_over_the_budget_goes_out_in_pieces() -> None:
     pieces = world.committed()
     assert len(pieces) > 10
     assert all(one.object_size < 1_500 + 2_000 for one in pieces)
-    check.run()
-    await world.sweep()
-    check.run()
+    await check.all_gone()
 
 
 async def test_what_an_object_holds_and_the_map_does_not_know_never_comes_back() -> None:
@@ -144,10 +128,7 @@ async def test_a_process_that_a_newer_one_has_replaced_stops_and_changes_nothing
     assert world.set_objects(1000) == ids
     ReadCheck(world).run()
     await compact(world, 1000)
-    ReadCheck(world).run()
-    await world.expire()
-    ReadCheck(world).run()
-    assert not world.strays()
+    await ReadCheck(world).all_gone()
 
 
 async def test_answers_of_commits_that_never_come_leave_one_outcome_or_the_other() -> None:
@@ -162,10 +143,7 @@ async def test_answers_of_commits_that_never_come_leave_one_outcome_or_the_other
         check.run()
         await world.sweep()
         await compact(world, 1000)
-        check.run()
-        await world.expire()
-        check.run()
-        assert not world.strays()
+        await check.all_gone()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -181,13 +159,8 @@ async def test_two_compactors_of_one_node_do_each_others_work_once(seed: int) ->
 
     reports = await asyncio.gather(*(compact(world, 1000, Steps(hook=dawdle)) for _ in range(2)))
     assert None not in reports
-    check.run()
-    await world.sweep()
-    check.run()
+    await check.all_gone()
     assert len(world.set_objects(1000)) == 1
-    await world.expire()
-    check.run()
-    assert not world.strays()
 
 
 async def test_a_rival_that_wins_just_before_the_commit_costs_the_work_alone() -> None:
@@ -203,12 +176,8 @@ async def test_a_rival_that_wins_just_before_the_commit_costs_the_work_alone() -
 
     report = await compacted(world, 1000, Steps(hook=rival))
     assert "COMPACTED_OBJECTS_NOT_FOUND" in report.failures[0]
-    check.run()
-    await world.sweep()
+    await check.all_gone()
     assert len(world.set_objects(1000)) == 1
-    await world.expire()
-    check.run()
-    assert not world.strays()
 
 
 @pytest.mark.parametrize("ending", ["unregistered", "fenced"])
@@ -261,8 +230,7 @@ async def test_a_damaged_block_is_found_before_it_is_copied(
     key = key_for(ids[3], NAMESPACE)
     good = world.store.objects()[key]
     world.store.put(key, where(good))
-    steps = Steps()
-    with compactor(world, 1000, steps) as made:
+    with compactor(world, 1000, Steps()) as made:
         first = await made.run_once(target(world, 1000))
         assert set(first.left_out) == {ids[3]}
         assert reason in first.left_out[ids[3]]
@@ -276,11 +244,7 @@ async def test_a_damaged_block_is_found_before_it_is_copied(
     assert len(world.set_objects(1000)) <= 3
     assert not list(world.store.list_multipart_uploads())
     world.store.put(key, good)
-    check = ReadCheck(world)
-    check.run()
-    await world.expire()
-    check.run()
-    assert not world.strays()
+    await ReadCheck(world).all_gone()
 
 
 async def test_an_object_under_anothers_key_is_not_believed() -> None:
@@ -290,15 +254,12 @@ async def test_an_object_under_anothers_key_is_not_believed() -> None:
     held = world.store.objects()
     assert len(held[keys[2]]) == len(held[keys[4]])
     world.store.put(keys[2], held[keys[4]])
-    steps = Steps()
-    with compactor(world, 1000, steps) as made:
+    with compactor(world, 1000, Steps()) as made:
         for _ in range(4):
             await made.run_once(target(world, 1000))
     assert ids[2] in world.set_objects(1000)
     world.store.put(keys[2], held[keys[2]])
-    check = ReadCheck(world)
-    check.run()
-    await check.all_gone()
+    await ReadCheck(world).all_gone()
 
 
 async def test_outputs_whose_time_is_over_are_not_committed() -> None:
@@ -313,8 +274,7 @@ async def test_outputs_whose_time_is_over_are_not_committed() -> None:
             await world.expire()
         check.run()
 
-    steps = Steps(hook=sleep)
-    with compactor(world, 1000, steps) as made:
+    with compactor(world, 1000, Steps(hook=sleep)) as made:
         report = await made.run_once(target(world, 1000))
         assert report.failures
         assert world.set_objects(1000) == ids
@@ -327,8 +287,7 @@ async def test_outputs_whose_time_is_over_are_not_committed() -> None:
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
 async def test_a_cancelled_compaction_leaves_no_upload_and_can_be_repeated(every: int) -> None:
-    world, _ = await plain_world()
-    names = await steps_of(world, config=SEVERAL_ITERATIONS)
+    names = await steps_of((await plain_world())[0], config=SEVERAL_ITERATIONS)
     for at in range(1, len(names) + 1, every):
         await cancelled_at(at)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
@@ -32,6 +33,8 @@ _STREAMS_PER_PAGE = 200
 """Streams listed with their objects: each may have thousands, and an answer fits one message."""
 
 _STREAM_OBJECTS_PER_CALL = 5_000
+
+_SET_OBJECT = attrgetter(*SetObjects.__slots__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,15 +84,7 @@ class Listing:
             if answer.error != common_pb2.ERROR_CODE_NONE:
                 raise refusal(answer.error, f"listing the set objects of node {target.node_id}")
             for one in answer.objects:
-                rows.append(
-                    (
-                        one.object_id,
-                        one.order_id,
-                        one.data_time_ms,
-                        one.object_size,
-                        one.range_count,
-                    )
-                )
+                rows.append(_SET_OBJECT(one))
                 if one.HasField("max_timestamp_ms"):
                     bounds[one.object_id] = (one.min_timestamp_ms, one.max_timestamp_ms)
                 if one.HasField("crc32c"):

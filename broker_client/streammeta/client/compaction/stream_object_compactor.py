@@ -144,8 +144,11 @@ class StreamObjectCompactor(Compactor):
         """Give every stream the turn that is due at `now_s`; yield reports that say anything."""
         seen: dict[int, _Known] = {}
         async for stream in self._listing.owned_by(self._writer.node_id):
-            known = self._recognised(stream, now_s, schedule)
+            known = self._known.get(stream.stream_id)
+            if known is None or known.epoch != stream.epoch:  # one opened again is a new one
+                known = _Known(stream.epoch, first_turns(stream.stream_id, now_s, schedule))
             kind = due_kind(known.turns, now_s, schedule)
+            report = None
             if kind is not None:
                 report = await self._turn(stream, known, kind, schedule)
                 start = known.start_offset
@@ -155,30 +158,19 @@ class StreamObjectCompactor(Compactor):
                     start = stream.start_offset
                 turns = after_turn(known.turns, kind, now_s, schedule)
                 known = _Known(known.epoch, turns, start)
-            else:
-                report = None
             seen[stream.stream_id] = self._known[stream.stream_id] = known
-            if report is not None:
+            if report is not None and report.says_anything:
                 yield report
         self._known = seen
-
-    def _recognised(self, stream: ListedStream, now_s: float, schedule: StreamSchedule) -> _Known:
-        """Return the state kept of a stream; one that was opened again is a new one."""
-        known = self._known.get(stream.stream_id)
-        if known is None or known.epoch != stream.epoch:
-            known = _Known(stream.epoch, first_turns(stream.stream_id, now_s, schedule))
-        return known
 
     async def _turn(
         self, stream: ListedStream, known: _Known, kind: StreamCompaction, schedule: StreamSchedule
     ) -> GroupReport | None:
-        """Compact, unless nothing can come of it; None also if nothing did."""
-        if not _may_have_work(stream, kind):
-            return None
-        if kind is schedule.kinds[0] and stream.start_offset == known.start_offset:
+        """Compact, unless nothing can come of it."""
+        is_every_look = kind is schedule.kinds[0]
+        if is_every_look and stream.start_offset == known.start_offset:
             return None  # only a trim gives work to every look
-        report = await self._compact_listed(stream, kind)
-        return report if report.says_anything else None
+        return await self._compact_listed(stream, kind) if _may_have_work(stream, kind) else None
 
     # -- one stream
 

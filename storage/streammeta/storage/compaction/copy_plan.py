@@ -8,7 +8,7 @@ fetched. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 MIB = 1024 * 1024
@@ -197,7 +197,4 @@ class _Layout:
 def _cut(source: SourceRange, size: int) -> tuple[SourceRange, SourceRange]:
     """Cut a range behind its first `size` bytes, or behind its end."""
     at = min(source.end, source.start + size)
-    return (
-        SourceRange(source.object_id, source.start, at, source.copyable),
-        SourceRange(source.object_id, at, source.end, source.copyable),
-    )
+    return replace(source, end=at), replace(source, start=at)

@@ -81,10 +81,7 @@ class EntryTable:
 
     @property
     def _columns(self) -> tuple[Column, ...]:
-        return (
-            *(self.object_id, self.stream_id, self.start_offset, self.end_offset),
-            *(self.record_count, self.position, self.size),
-        )
+        return tuple(getattr(self, name) for name in Entry._fields)
 
     @property
     def data_size(self) -> int:
@@ -259,14 +256,11 @@ def merged_index(placed: EntryTable, threshold: int, rule: MergeRule) -> EntryTa
     if not len(firsts):
         return placed
     lasts = np.append(firsts[1:], len(placed)) - 1
-    return EntryTable(
-        placed.object_id[firsts],
-        placed.stream_id[firsts],
-        placed.start_offset[firsts],
-        placed.end_offset[lasts],
-        np.add.reduceat(placed.record_count, firsts),
-        placed.position[firsts],
-        np.add.reduceat(placed.size, firsts),
+    return replace(
+        placed.take(firsts),
+        end_offset=placed.end_offset[lasts],
+        record_count=np.add.reduceat(placed.record_count, firsts),
+        size=np.add.reduceat(placed.size, firsts),
     )
 
 

@@ -7,7 +7,8 @@ budget is cut into several stream objects. Pure: equal entries and limits give e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -108,22 +109,39 @@ def plan_compaction(
     until the limits hold. Otherwise all objects take part, even a single one unless it would only
     be written again as it is; and where they break a limit, they are halved into several commits.
     """
+
+    def plan(sources: EntryTable) -> _Planned | None:
+        if sharing_only:
+            return _plan_some(objects_sharing_streams(sources), limits)
+        whole = _plan_all(sources, limits)
+        is_single = len(sources.object_ids()) == 1
+        return _plan_some(sources, limits) if whole is None and is_single else whole
+
+    return _divided(live, limits, plan)
+
+
+_Planned: TypeAlias = tuple[CommitPlan | None, tuple[Exclusion, ...]]
+"""A commit of some sources, and those that it leaves out."""
+
+
+def _divided(
+    live: EntryTable, limits: CompactionLimits, plan: Callable[[EntryTable], _Planned | None]
+) -> CompactionPlan:
+    """Plan all sound objects; `plan` gives None for several that no one commit can take."""
     order = object_order(live)
     table, faulty = without_faults(sorted_by_stream(live), limits.memory_budget)
     commits: list[CommitPlan] = []
     excluded = list(faulty)
-    waiting = [table]
+    waiting = [table] if len(table) else []
     while waiting:
         sources = waiting.pop()
-        planned = None if sharing_only else _plan_all(sources, limits)
-        if sharing_only:
-            sources = objects_sharing_streams(sources)
-        elif planned is None and len(sources.object_ids()) > 1:
+        planned = plan(sources)
+        if planned is None:
             waiting.extend(reversed(halves(sources, order)))
             continue
-        grouping, commit = planned or _plan_some(sources, limits)
-        excluded += grouping.excluded
-        if len(commit.source_ids) > 1 or grouping.is_split.any():
+        commit, left_out = planned
+        excluded += left_out
+        if commit and (len(commit.source_ids) > 1 or stream_object_count(commit.iterations)):
             commits.append(commit)
     placed = {source_id for commit in commits for source_id in commit.source_ids}
     placed |= {exclusion.object_id for exclusion in excluded}
@@ -145,16 +163,16 @@ def halves(sources: EntryTable, order: Sequence[int]) -> tuple[EntryTable, Entry
     return sources.take(is_early), sources.take(~is_early)
 
 
-def _plan_all(sources: EntryTable, limits: CompactionLimits) -> tuple[Grouping, CommitPlan] | None:
+def _plan_all(sources: EntryTable, limits: CompactionLimits) -> _Planned | None:
     """Plan one commit of all objects; None when it would break a limit."""
     grouping = group_all(sources, limits)
     if grouping is None:
         return None
     commit = _commit_plan(grouping, limits.memory_budget)
-    return (grouping, commit) if _is_within(grouping, commit, limits) else None
+    return (commit, ()) if _is_within(grouping, commit, limits) else None
 
 
-def _plan_some(sources: EntryTable, limits: CompactionLimits) -> tuple[Grouping, CommitPlan]:
+def _plan_some(sources: EntryTable, limits: CompactionLimits) -> _Planned:
     """Plan one commit of as many objects as the limits allow.
 
     How many stream objects are cut by iterations is known only when the groups are; if the limits
@@ -165,7 +183,7 @@ def _plan_some(sources: EntryTable, limits: CompactionLimits) -> tuple[Grouping,
         grouping = group_entries(sources, limits, reserved=reserved)
         commit = _commit_plan(grouping, limits.memory_budget)
         if _is_within(grouping, commit, limits):
-            return grouping, commit
+            return commit, grouping.excluded
         cuts = stream_object_count(commit.iterations) - int(grouping.is_split.sum())
         reserved = max(reserved + 1, cuts)
 
@@ -229,25 +247,15 @@ def plan_force_split(live: EntryTable, limits: CompactionLimits) -> CompactionPl
     entries. Plans are executed like those of `plan_compaction`. An object of which nothing
     would leave is left alone.
     """
-    order = object_order(live)
-    table, faulty = without_faults(sorted_by_stream(live), limits.memory_budget)
-    commits: list[CommitPlan] = []
-    excluded = list(faulty)
-    left_alone: list[int] = []
-    waiting = [table] if len(table) else []
-    while waiting:
-        sources = waiting.pop()
+
+    def plan(sources: EntryTable) -> _Planned | None:
         found = _commit_or_problem(sources, limits)
-        source_ids = sources.object_ids()
         if isinstance(found, CommitPlan):
-            is_worth_it = len(source_ids) > 1 or stream_object_count(found.iterations)
-            commits += [found] if is_worth_it else []
-            left_alone += () if is_worth_it else source_ids
-        elif len(source_ids) > 1:
-            waiting.extend(reversed(halves(sources, order)))
-        else:
-            excluded.append(Exclusion(source_ids[0], *found))
-    return CompactionPlan(tuple(commits), tuple(excluded), tuple(left_alone))
+            return found, ()
+        object_id, *others = sources.object_ids()
+        return None if others else (None, (Exclusion(object_id, *found),))
+
+    return _divided(live, limits, plan)
 
 
 def _commit_or_problem(

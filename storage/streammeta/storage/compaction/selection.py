@@ -68,13 +68,7 @@ class SetObjects:
         return kept._take(np.lexsort((kept.object_id, kept.order_id)))
 
     def _take(self, rows: Column) -> SetObjects:
-        return SetObjects(
-            self.object_id[rows],
-            self.order_id[rows],
-            self.data_time_ms[rows],
-            self.object_size[rows],
-            self.range_count[rows],
-        )
+        return SetObjects(*(getattr(self, name)[rows] for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
