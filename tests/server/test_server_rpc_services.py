@@ -12,7 +12,14 @@ import pytest_asyncio
 from streammeta.controller.rpc.map_routes import LeaderView, routed, routes
 from streammeta.controller.runtime.admission import LIMITS, RequestClass
 from streammeta.rpc.failures import read_failure
-from streammeta.v1 import common_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
+from streammeta.v1 import (
+    common_pb2,
+    metadata_pb2,
+    nodes_pb2,
+    objects_pb2,
+    records_pb2,
+    streams_pb2,
+)
 from streammeta.v1.common_pb2 import (
     ERROR_CODE_COMPACTED_OBJECTS_NOT_FOUND,
     ERROR_CODE_NODE_EPOCH_EXPIRED,
@@ -21,6 +28,7 @@ from streammeta.v1.common_pb2 import (
     ERROR_CODE_OFFSET_NOT_MATCHED,
     ERROR_CODE_STREAM_NOT_CLOSED,
 )
+from streammeta.v1.metadata_pb2_grpc import MetadataServiceStub
 from tests.kit.fake_broker import until
 from tests.server.rpc_server import NODE, SESSION_TIMEOUT_MS, Rpcs, serving
 
@@ -375,10 +383,25 @@ async def test_few_copies_of_the_map_are_made_at_a_time(rpcs: Rpcs) -> None:
 async def test_a_snapshot_that_is_refused_holds_nothing(rpcs: Rpcs) -> None:
     end_offset = rpcs.log.next_offset
     get: Any = rpcs.channel.unary_stream("/streammeta.v1.MetadataService/GetSnapshot")
-    for fields in ({"not_before_offset": end_offset + 1}, {"hold_ms": -1}):
+    too_long = {"hold_ms": 604_800_001}
+    for fields in ({"not_before_offset": end_offset + 1}, {"hold_ms": -1}, too_long):
         request = metadata_pb2.GetSnapshotRequest(**{"hold_ms": 1000, **fields})
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await get(request.SerializeToString()).read()
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert next(iter(fields)) in str(refused.value.details())
     assert rpcs.log.next_offset == end_offset
+
+
+async def test_a_snapshot_holds_deletions_from_before_it(rpcs: Rpcs) -> None:
+    await rpcs.register()
+    stub: Any = MetadataServiceStub(rpcs.channel)
+    request = metadata_pb2.GetSnapshotRequest(hold_ms=60_000, not_before_offset=1)
+    (end_offset,) = {chunk.end_offset async for chunk in stub.GetSnapshot(request)}
+    async for change in stub.Watch(metadata_pb2.WatchRequest()):
+        records = records_pb2.RecordSet.FromString(change.records).records
+        if any(one.HasField("deletions_held") for one in records):
+            break
+    assert change.offset < end_offset
+    (hold,) = (one.deletions_held for one in records)
+    assert hold.until_ms - hold.since_ms == 60_000
