@@ -25,14 +25,6 @@ def drain(cursor: Cursor) -> list[Change]:
     return found
 
 
-def test_entries_come_in_order_from_the_offset_asked_for_control_batches_are_passed() -> None:
-    feed = ChangeFeed()
-    feed.extend([batch(0, b"control", kind=BatchKind.CONTROL), batch(1, b"a", b"b")], 3)
-    feed.extend([batch(3, b"c")], 4)
-    assert drain(feed.cursor(0)) == [Change(1, b"a"), Change(2, b"b"), Change(3, b"c")]
-    assert drain(feed.cursor(2)) == [Change(2, b"b"), Change(3, b"c")]
-
-
 def test_a_cursor_at_the_end_goes_past_what_holds_no_change_and_resumes_there() -> None:
     feed = ChangeFeed()
     cursor = feed.cursor(0)
@@ -40,15 +32,6 @@ def test_a_cursor_at_the_end_goes_past_what_holds_no_change_and_resumes_there() 
     assert (cursor.advance(), cursor.next_offset) == (None, 1)
     feed.extend([batch(1, b"a")], 2)
     assert (cursor.advance(), cursor.next_offset) == (Change(1, b"a"), 2)
-
-
-def test_a_cursor_ahead_of_the_end_waits_for_its_offset() -> None:
-    feed = ChangeFeed()
-    cursor = feed.cursor(2)
-    feed.extend([batch(0, b"a")], 1)
-    assert (cursor.advance(), cursor.next_offset, cursor.is_lost) == (None, 2, False)
-    feed.extend([batch(1, b"b", b"c")], 3)
-    assert cursor.advance() == Change(2, b"c")
 
 
 def test_the_ring_keeps_its_bytes_bounded_and_a_cursor_behind_it_is_lost() -> None:

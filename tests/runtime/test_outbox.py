@@ -18,7 +18,6 @@ from streammeta.controller.quorum.messages import (
 )
 from streammeta.controller.quorum.voters import ReplicaKey, VoterSet
 from streammeta.controller.runtime.core_loop import Outbox
-from tests.quorum.core_harness import Lone
 
 HEADER = RequestHeader(
     cluster_id=ClusterId("c"),
@@ -77,42 +76,19 @@ def test_a_request_leaves_when_its_write_is_durable_and_not_before(request_: Req
     transport = RecordingTransport()
     outbox = Outbox(transport)
     outbox.durable(3)
-    outbox.send(Send(NodeId(0), request_, after=5))
-    assert not transport.sent
+    for each in (request_, FETCH):
+        outbox.send(Send(NodeId(0), each, after=5))
     outbox.durable(4)
     assert not transport.sent
-    outbox.durable(5)
-    assert transport.sent == [request_]
-    outbox.durable(6)
-    assert transport.sent == [request_]
-
-
-def test_a_fetch_of_a_new_round_does_not_overtake_the_flush_that_an_earlier_one_waits_for() -> None:
-    transport = RecordingTransport()
-    outbox = Outbox(transport)
-    earlier, later = FETCH, dataclasses.replace(FETCH, read_round=1)
-    outbox.send(Send(NodeId(0), earlier, after=2))
-    outbox.send(Send(NodeId(0), later, after=2))
-    outbox.durable(1)
-    assert not transport.sent
-    outbox.durable(2)
-    assert transport.sent == [earlier, later]
+    for token in (5, 6):
+        outbox.durable(token)
+        assert transport.sent == [request_, FETCH], "in order and once"
 
 
 def test_a_state_ahead_of_its_turn_lets_no_acknowledgement_go() -> None:
     transport = RecordingTransport()
     outbox = Outbox(transport)
-    header = Lone().header(1, 4)
-    vote = VoteRequest(header=header, pre_vote=False, last_epoch=Epoch(3), end_offset=EndOffset(2))
-    fetch = FetchRequest(
-        header=header,
-        fetch_offset=EndOffset(2),
-        last_epoch=Epoch(3),
-        high_watermark=EndOffset(0),
-        read_round=0,
-        max_wait_ms=0,
-        max_bytes=1,
-    )
+    fetch, vote = FETCH, REQUESTS[5]
     outbox.send(Send(NodeId(1), fetch, 3))  # the batch of write 2 waits for room
     outbox.send(Send(NodeId(1), vote, 3, vouches_for_log=False))
     assert transport.sent == []

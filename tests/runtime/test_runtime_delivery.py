@@ -30,14 +30,6 @@ def log_of(*batches: Batch, start: int = 0, tail_from: int = 0) -> LogView:
     )
 
 
-def test_without_a_snapshot_delivery_begins_at_offset_0() -> None:
-    log, delivery = log_of(batch(0), batch(1, 2)), Delivery(None)
-    assert delivery.next(log, EndOffset(1)) == HandOn((batch(0),))
-    assert delivery.next(log, EndOffset(1)) is None
-    assert delivery.next(log, EndOffset(3)) == HandOn((batch(1, 2),))
-    assert (delivery.end_offset, delivery.epoch) == (3, 1)
-
-
 def test_nothing_is_delivered_before_the_newest_snapshot_is_loaded() -> None:
     log, delivery = log_of(batch(5), batch(6), start=5), Delivery(snapshot(6))
     assert delivery.next(log, EndOffset(7)) == LoadSnapshot(snapshot(6))

@@ -1,17 +1,16 @@
 """What a controller tells of its map, as the state that sensible random requests are made from."""
 
 from random import Random
-from typing import Any
 
 import grpc
-import numpy as np
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.values import ObjectKind, ObjectState
+from streammeta.controller.rpc.map_routes import MAP_SERVICES, PLAIN, ROUTES
 from streammeta.v1 import (
     common_pb2,
-    kv_pb2,
     nodes_pb2,
     nodes_pb2_grpc,
     objects_pb2,
@@ -29,22 +28,14 @@ _LOOK_EVERY = 3
 _OFFSETS_MAX = 10_000
 """Objects that hold more are left out: the draws look at every offset, and spoilt commits got
 through that hold all there are."""
-_MESSAGES: dict[type, tuple[str, type[Message]]] = {
-    r.CreateStreams: ("CreateStreams", streams_pb2.CreateStreamsRequest),
-    r.OpenStreams: ("OpenStreams", streams_pb2.OpenStreamsRequest),
-    r.CloseStreams: ("CloseStreams", streams_pb2.CloseStreamsRequest),
-    r.TrimStreams: ("TrimStreams", streams_pb2.TrimStreamsRequest),
-    r.DeleteStreams: ("DeleteStreams", streams_pb2.DeleteStreamsRequest),
-    r.GetOpeningStreams: ("GetOpeningStreams", streams_pb2.GetOpeningStreamsRequest),
-    r.AbandonUploads: ("AbandonUploads", streams_pb2.AbandonUploadsRequest),
-    r.PrepareObjects: ("PrepareObjects", objects_pb2.PrepareObjectsRequest),
-    r.CommitStreamSetObject: ("CommitStreamSetObject", objects_pb2.CommitStreamSetObjectRequest),
-    r.CommitStreamObject: ("CommitStreamObject", objects_pb2.CommitStreamObjectRequest),
-    r.RegisterNode: ("RegisterNode", nodes_pb2.RegisterNodeRequest),
-    r.UnregisterNode: ("UnregisterNode", nodes_pb2.UnregisterNodeRequest),
-    r.GetNextNodeId: ("GetNextNodeId", nodes_pb2.GetNextNodeIdRequest),
-    r.PutKVs: ("PutKVs", kv_pb2.PutKVsRequest),
-    r.DeleteKVs: ("DeleteKVs", kv_pb2.DeleteKVsRequest),
+_METHODS = {
+    method.name: GetMessageClass(method.input_type)
+    for service in MAP_SERVICES
+    for method in service.methods
+}
+_CALLS = {
+    **{request: (name, _METHODS[name]) for name, (request, _) in ROUTES.items()},
+    r.CommitStreamSetObject: ("CommitStreamSetObject", _METHODS["CommitStreamSetObject"]),
 }
 
 
@@ -65,41 +56,16 @@ class SensibleCalls:
         while True:
             request = self._requests.any(self._model)
             if isinstance(request, r.CommitUploads):
-                batch = objects_pb2.CommitPipelineRequest(sequence=1)
-                fill(batch.uploads, request)
+                uploads = PLAIN.writer(r.CommitUploads, objects_pb2.UploadColumns)(request)
+                batch = objects_pb2.CommitPipelineRequest(sequence=1, uploads=uploads)
                 return "CommitPipeline", batch
             if isinstance(request, r.SetNodeLock):
-                if request.locked:
-                    return "LockNode", nodes_pb2.LockNodeRequest(node_id=request.node_id)
-                return "UnlockNode", nodes_pb2.UnlockNodeRequest(node_id=request.node_id)
-            if type(request) in _MESSAGES:
-                name, kind = _MESSAGES[type(request)]
-                message = kind()
-                fill(message, request)
+                name = "LockNode" if request.locked else "UnlockNode"
+                return name, PLAIN.writer(r.SetNodeLock, _METHODS[name])(request)
+            if type(request) in _CALLS:
+                name, kind = _CALLS[type(request)]
+                message: Message = PLAIN.writer(type(request), kind)(request)
                 return name, message
-
-
-def fill(message: Any, request: Any) -> None:
-    """Set a message's fields to what the request's fields of the same names hold."""
-    if isinstance(message, common_pb2.Tag):
-        message.key, message.value = request
-        return
-    for field in message.DESCRIPTOR.fields:
-        value = getattr(request, field.name, None)
-        if value is None:
-            continue
-        if not field.is_repeated:
-            if field.message_type is not None:
-                fill(getattr(message, field.name), value)
-            elif value != -1 or not field.has_presence:
-                setattr(message, field.name, value)
-            continue
-        values = value.tolist() if isinstance(value, np.ndarray) else value
-        if field.message_type is None:
-            getattr(message, field.name).extend(values)
-        else:
-            for item in values:
-                fill(getattr(message, field.name).add(), item)
 
 
 def state_of(channel: grpc.Channel) -> State:

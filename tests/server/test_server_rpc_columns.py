@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
 from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, CommitUploadsAnswer
@@ -48,24 +49,25 @@ def commit_request() -> objects_pb2.CommitStreamSetObjectRequest:
 
 
 def assert_read(data: bytes) -> None:
-    request = commit_stream_set_object_in(parse_commit(data))
-    assert request.ranges.stream_id.tolist() == [1, 1 << 62]
-    assert request.ranges.stream_epoch.tolist() == [0, -1]
-    assert request.ranges.start_offset.tolist() == [0, 7]
-    assert request.ranges.end_offset.tolist() == [3, 9]
-    assert request.stream_objects.object_id.tolist() == [6]
-    assert request.stream_objects.stream_epoch.tolist() == []
-    assert request.stream_objects.attributes.tolist() == [-2]
-    assert request.compacted_object_ids.tolist() == [1, 2, 3]
-    assert (request.object_id, request.object_size, request.attributes) == (5, 1 << 40, -1)
-    assert (request.min_timestamp_ms, request.max_timestamp_ms) == (0, (1 << 63) - 1)
-    assert request.crc32c == (1 << 32) - 1
-    assert request.stream_objects.min_timestamp_ms.tolist() == [-1]
-    assert request.stream_objects.max_timestamp_ms.tolist() == [-1]
-    assert request.stream_objects.crc32c.tolist() == [1 << 31]
-    assert request.failover
+    """Every field of the request has the value of the message's field."""
+    request, wanted = commit_stream_set_object_in(parse_commit(data)), commit_request()
+    assert plain(request, wanted) == plain(wanted, wanted)
     assert request.on_conflict is OnConflict.ACCEPT_VALID
     assert not request.ranges.stream_id.flags.writeable
+
+
+def plain(value: Any, like: Message) -> dict[str, Any]:
+    """Return the fields of `value` that a message has, columns as lists."""
+    found = {}
+    for field in like.DESCRIPTOR.fields:
+        part = getattr(value, field.name)
+        if field.is_repeated:
+            found[field.name] = [int(each) for each in part]
+        elif field.message_type is not None and field.name != "node":
+            found[field.name] = plain(part, getattr(like, field.name))
+        elif field.name != "node":
+            found[field.name] = part
+    return found
 
 
 def unpacked(field: int, values: list[int]) -> bytes:
@@ -157,38 +159,29 @@ def test_an_enum_value_of_a_newer_version_names_its_field() -> None:
 
 @pytest.mark.parametrize("packs", [True, False])
 def test_uploads(packs: bool) -> None:
-    message = objects_pb2.CommitPipelineRequest(
-        sequence=9,
-        commits=[commit_request()],
-        uploads=objects_pb2.UploadColumns(
-            node=common_pb2.NodeIdentity(node_id=1000, node_epoch=3),
-            object_id=[7, 8],
-            range_count=[1, 2],
-            ranges=objects_pb2.RangeColumns(
-                stream_id=[1, 1, 2], start_offset=[0, 1, 0], end_offset=[1, 2, 1]
-            ),
-            min_timestamp_ms=[3, -1],
-            max_timestamp_ms=[4, -1],
-            crc32c=[-1, 7],
+    columns = objects_pb2.UploadColumns(
+        node=common_pb2.NodeIdentity(node_id=1000, node_epoch=3),
+        object_id=[7, 8],
+        object_size=[10, 11],
+        range_count=[1, 2],
+        ranges=objects_pb2.RangeColumns(
+            stream_id=[1, 1, 2], start_offset=[0, 1, 0], end_offset=[1, 2, 1]
         ),
+        min_timestamp_ms=[3, -1],
+        max_timestamp_ms=[4, -1],
+        crc32c=[-1, 7],
+    )
+    message = objects_pb2.CommitPipelineRequest(
+        sequence=9, commits=[commit_request()], uploads=columns
     )
     tail = b""
-    if packs:
-        message.uploads.object_size.extend([10, 11])
-    else:
+    if not packs:
+        message.uploads.ClearField("object_size")
         tail = unpacked(3, [10, 11])
         tail = bytes([3 << 3 | 2, len(tail)]) + tail
     parsed = parse_batch(message.SerializeToString() + tail)
-    uploads = uploads_in(parsed.uploads)
     assert parsed.sequence == 9
-    assert uploads.object_id.tolist() == [7, 8]
-    assert uploads.object_size.tolist() == [10, 11]
-    assert uploads.range_count.tolist() == [1, 2]
-    assert uploads.ranges.stream_id.tolist() == [1, 1, 2]
-    assert uploads.ranges.stream_epoch.tolist() == []
-    assert uploads.min_timestamp_ms.tolist() == [3, -1]
-    assert uploads.max_timestamp_ms.tolist() == [4, -1]
-    assert uploads.crc32c.tolist() == [-1, 7]
+    assert plain(uploads_in(parsed.uploads), columns) == plain(columns, columns)
 
 
 def test_twins_have_the_contracts_fields() -> None:

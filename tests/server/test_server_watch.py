@@ -184,16 +184,24 @@ async def test_a_snapshot_that_is_loaded_meanwhile_needs_one_at_the_watcher_too(
         assert await status_of(call) == ENDED
 
 
-async def test_a_watcher_that_does_not_read_is_cut_off_and_told_where_to_resume(node: Node) -> None:
+async def overflow(node: Node) -> None:
+    """Commit 30 MB: more than a connection takes on."""
+    for number in range(60):
+        node.commit(kv(f"{number}", size=500_000))
+        await asyncio.sleep(0.005)
+
+
+async def test_a_watcher_that_does_not_read_is_cut_off_and_told_where_to_resume(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "PROGRESS_S", 0.1)
     async with watching(node) as call:
         node.commit(kv("first"))
         assert (await next_change(call))[0] == 0
-        for number in range(300):  # 30 MB: more than a connection takes on
-            node.commit(kv(f"{number}", size=100_000))
-            await asyncio.sleep(0.01)
+        await overflow(node)
         code, reason, told = await status_of(call)
         assert (code, reason) == ("RESOURCE_EXHAUSTED", "WATCHER_TOO_SLOW")
-        assert 0 < int(told["from_offset"]) <= 300
+        assert 0 < int(told["from_offset"]) <= 60
 
 
 async def test_a_watcher_that_never_reads_again_does_not_keep_his_place(
@@ -206,9 +214,7 @@ async def test_a_watcher_that_never_reads_again_does_not_keep_his_place(
     async with watching(node) as stuck:
         node.commit(kv("first"))
         await next_change(stuck)
-        for number in range(300):
-            node.commit(kv(f"{number}", size=100_000))
-            await asyncio.sleep(0.01)
+        await overflow(node)
         start = node.changes.start_offset
         async with following([node.endpoint], from_offset=start) as other:
             assert isinstance(await anext(changes(other)), Change)

@@ -40,7 +40,7 @@ MAP_SERVICES = tuple(
 )
 """The services of which the map answers most calls."""
 
-_ROUTES: Mapping[str, tuple[type, type]] = {
+ROUTES: Mapping[str, tuple[type, type]] = {
     "CreateStreams": (requests.CreateStreams, answers.CreateStreamsAnswer),
     "OpenStreams": (requests.OpenStreams, answers.OpenStreamsAnswer),
     "CloseStreams": (requests.CloseStreams, answers.StreamErrorsAnswer),
@@ -117,8 +117,8 @@ def routes(cluster_id: str, view: LeaderView) -> Mapping[str, Route]:
         )
     }
     for method in (method for service in MAP_SERVICES for method in service.methods):
-        if method.name in _ROUTES:
-            request, answer = _ROUTES[method.name]
+        if method.name in ROUTES:
+            request, answer = ROUTES[method.name]
             constants = _CONSTANTS.get(method.name, {})
             given = {"cluster_id": cluster_id} if method.name == "CheckObjects" else {}
             # The map reads the ids of the requests alone that it remembers.
