@@ -282,6 +282,11 @@ class MemoryCluster:
         await eventually(lambda: controller.committed_end >= offset, f"node {node_id} at {offset}")
         return (await controller.state_hash(offset)).digest
 
+    async def agree(self, node_id: int, offset: int) -> None:
+        """Require of a node the leader's map as of `offset`."""
+        wanted = await self.hash_at(await self.leader(), offset)
+        assert await self.hash_at(node_id, offset) == wanted
+
 
 def create(request_id: str) -> CreateStreams:
     return CreateStreams(request_id=request_id, node=BROKER, streams=(NewStream(),))

@@ -17,11 +17,14 @@ from streammeta.cli.client import CallError, ControllerClient
 from streammeta.cli.local_cluster import Child, LocalCluster, free_ports, start_child
 from streammeta.cli.output import run_cli
 from streammeta.cli.root import cli
+from streammeta.client import BrokerSession
+from streammeta.client.methods import PREPARE_OBJECTS
+from streammeta.client.model import node_message
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.journal.directory import format_directory
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.rpc.connections import operator_channel
-from streammeta.v1 import admin_pb2, admin_pb2_grpc, kv_pb2
+from streammeta.v1 import admin_pb2, admin_pb2_grpc, common_pb2, kv_pb2, objects_pb2
 from streammeta.v1.kv_pb2_grpc import KVServiceStub
 
 _LIFECYCLE = ("--lifecycle-interval-ms", "50", "--delete-delay-ms", "200")
@@ -168,6 +171,16 @@ def values(client: ControllerClient) -> dict[str, str]:
         if not answer.next_page_token:
             return found
         request.page.page_token = answer.next_page_token
+
+
+async def prepare_object(session: BrokerSession, ttl_ms: int = 60_000, **options: Any) -> int:
+    """Prepare one object in the name of a session; return its id."""
+    request = objects_pb2.PrepareObjectsRequest(
+        node=node_message(session.node), count=1, ttl_ms=ttl_ms
+    )
+    answer = await session.client.call(PREPARE_OBJECTS, request, **options)
+    assert answer.error == common_pb2.ERROR_CODE_NONE
+    return int(answer.first_object_id)
 
 
 class Writes:

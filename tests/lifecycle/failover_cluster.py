@@ -6,7 +6,7 @@ from streammeta.controller.errors import ErrorCode
 from streammeta.controller.lifecycle.failover import Failover, Heartbeats, read_nodes
 from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.values import NodeIdentity, RangeColumns, column
+from streammeta.controller.metadata.values import NodeIdentity
 from tests.lifecycle.lifecycle_world import World
 
 A, B, C = (NodeIdentity(node_id, 1) for node_id in (1001, 1002, 1003))
@@ -35,25 +35,12 @@ class Cluster:
             await self.world.write(
                 requests.RegisterNode(node=node, wal_config=f"wal of {node.node_id}")
             )
-        create = requests.CreateStreams(request_id="a", node=A, streams=(requests.NewStream(),))
-        (self.stream_id,) = (await self.world.write(create)).stream_ids
-        await self.world.write(
-            requests.OpenStreams(node=A, streams=(requests.StreamToOpen(self.stream_id, 0),))
-        )
+        (self.stream_id,) = await self.world.open_streams(1)
 
     async def commit_set_object(self) -> int:
         """Let A upload the first ten offsets of its stream; return the object's id."""
-        prepare = requests.PrepareObjects(request_id="p", node=A, count=1, ttl_ms=60_000)
-        object_id: int = (await self.world.write(prepare)).first_object_id
-        rows = RangeColumns(
-            stream_id=column([self.stream_id]),
-            start_offset=column([0]),
-            end_offset=column([10]),
-        )
-        commit = requests.CommitStreamSetObject(
-            node=A, object_id=object_id, order_id=object_id, object_size=1, ranges=rows
-        )
-        assert (await self.world.write(commit)).error is ErrorCode.NONE
+        object_id, error = await self.world.commit({self.stream_id: (0, 10)})
+        assert error is ErrorCode.NONE
         return object_id
 
     async def change_leader(self) -> None:

@@ -8,10 +8,17 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.answers import CheckObjectsAnswer, PrepareObjectsAnswer
+from streammeta.controller.metadata.answers import CheckObjectsAnswer
 from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.values import NodeIdentity, ObjectState
+from streammeta.controller.metadata.values import (
+    NodeIdentity,
+    ObjectState,
+    RangeColumns,
+    StreamObjectColumns,
+    column,
+)
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.object_key import key_for
@@ -81,14 +88,60 @@ class World:
         self.controller.on_committed(self.log.batches, committed)
         self.log.epoch = self.log.batches[-1].epoch
 
-    async def destroyed_objects(self, count: int, request_id: str = "a") -> list[int]:
+    async def prepare(
+        self, count: int = 1, ttl_ms: int = 60_000, node: NodeIdentity = BROKER
+    ) -> list[int]:
+        """Issue object ids to a node."""
+        request_id = f"objects at {self.log.next_offset}"
+        first: int = (
+            await self.write(
+                requests.PrepareObjects(
+                    request_id=request_id, node=node, count=count, ttl_ms=ttl_ms
+                )
+            )
+        ).first_object_id
+        return list(range(first, first + count))
+
+    async def open_streams(self, count: int) -> list[int]:
+        """Let the broker own new streams, at epoch 0."""
+        new = (requests.NewStream(),) * count
+        create = requests.CreateStreams(request_id="streams", node=BROKER, streams=new)
+        ids: Sequence[int] = (await self.write(create)).stream_ids
+        streams = tuple(requests.StreamToOpen(one, 0) for one in ids)
+        await self.write(requests.OpenStreams(node=BROKER, streams=streams))
+        return list(ids)
+
+    async def commit(
+        self,
+        rows: dict[int, tuple[int, int]],
+        *,
+        as_stream_object: bool = False,
+        writer: NodeIdentity = BROKER,
+        **fields: Any,
+    ) -> tuple[int, ErrorCode]:
+        """Commit one object with (start, end) of each stream; return its id and the outcome.
+
+        The id is issued to `writer`; `fields` are further ones of the request.
+        """
+        (object_id,) = await self.prepare(node=writer)
+        ranges = {
+            "stream_id": column(list(rows)),
+            "start_offset": column([start for start, _ in rows.values()]),
+            "end_offset": column([end for _, end in rows.values()]),
+        }
+        if as_stream_object:
+            ids = {"object_id": column([object_id]), "object_size": column([10])}
+            fields |= {"object_id": -1, "order_id": -1, "object_size": 0}
+            fields["stream_objects"] = StreamObjectColumns(**ids, **ranges)
+        else:
+            fields |= {"object_id": object_id, "order_id": object_id, "object_size": 10}
+            fields["ranges"] = RangeColumns(**ranges)
+        answer = await self.write(requests.CommitStreamSetObject(**{"node": BROKER, **fields}))
+        return object_id, answer.error
+
+    async def destroyed_objects(self, count: int) -> list[int]:
         """Put `count` objects into the bucket and mark them destroyed in the map."""
-        prepare = requests.PrepareObjects(
-            request_id=request_id, node=BROKER, count=count, ttl_ms=1_000
-        )
-        answer = (await self.controller.write(prepare)).answer
-        assert isinstance(answer, PrepareObjectsAnswer)
-        ids = list(range(answer.first_object_id, answer.first_object_id + count))
+        ids = await self.prepare(count, ttl_ms=1_000)
         for object_id in ids:
             self.store.put(key_for(object_id, NAMESPACE), b"data")
         self.clock.advance(2_000)

@@ -14,7 +14,8 @@ from streammeta.controller.lifecycle.failover import read_nodes
 from streammeta.controller.lifecycle.sessions import NodeState, Sessions, SupervisedNode
 from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.answers import NodeDescription
-from streammeta.controller.metadata.values import NodeIdentity, StreamObjectColumns, column
+from streammeta.controller.metadata.requests import RecoveryTarget
+from streammeta.controller.metadata.values import NodeIdentity, column
 from tests.lifecycle.failover_cluster import TIMEOUT_MS, A, B, C, Cluster
 
 
@@ -49,12 +50,10 @@ def sessions(active: set[int], fenced: set[int], granted: frozenset[int] = froze
 def test_a_fenced_node_that_owes_something_is_recovered_by_an_active_one() -> None:
     heard = sessions({2, 3}, {1})
     assert plan_recoveries([node(1, owes=True), node(2), node(3)], heard, 1) == (
-        requests.RecoveryTarget(1, 5, 2),
+        RecoveryTarget(1, 5, 2),
     )
     pending = node(1, pending_upload_count=3)
-    assert plan_recoveries([pending, node(2), node(3)], heard, 1) == (
-        requests.RecoveryTarget(1, 5, 2),
-    )
+    assert plan_recoveries([pending, node(2), node(3)], heard, 1) == (RecoveryTarget(1, 5, 2),)
 
 
 @pytest.mark.parametrize(
@@ -78,17 +77,15 @@ def test_a_node_that_never_sent_a_heartbeat_is_neither_recovered_nor_a_target() 
 
 def test_a_target_that_is_not_active_any_more_is_replaced() -> None:
     nodes = [node(1, owes=True, recovered_by=2), node(2), node(3)]
-    assert plan_recoveries(nodes, sessions({3}, {1, 2}), 1) == (requests.RecoveryTarget(1, 5, 3),)
-    assert plan_recoveries(nodes, sessions(set(), {1, 2, 3}), 1) == (
-        requests.RecoveryTarget(1, 5, NONE_ID),
-    )
+    assert plan_recoveries(nodes, sessions({3}, {1, 2}), 1) == (RecoveryTarget(1, 5, 3),)
+    assert plan_recoveries(nodes, sessions(set(), {1, 2, 3}), 1) == (RecoveryTarget(1, 5, NONE_ID),)
 
 
 def test_a_leaving_target_is_replaced() -> None:
     heard = sessions({2, 3}, {1})
     heard.heartbeat(2, 5, 6 * TIMEOUT_MS, wants_shutdown=True)
     nodes = [node(1, owes=True, recovered_by=2), node(2), node(3)]
-    assert plan_recoveries(nodes, heard, 1) == (requests.RecoveryTarget(1, 5, 3),)
+    assert plan_recoveries(nodes, heard, 1) == (RecoveryTarget(1, 5, 3),)
 
 
 @pytest.mark.parametrize(
@@ -101,16 +98,12 @@ def test_a_leaving_target_is_replaced() -> None:
 )
 def test_an_assignment_that_is_over_ends(over: NodeDescription) -> None:
     nodes = [over, node(2)]
-    assert plan_recoveries(nodes, sessions({2}, {1}), 1) == (
-        requests.RecoveryTarget(1, 5, NONE_ID),
-    )
+    assert plan_recoveries(nodes, sessions({2}, {1}), 1) == (RecoveryTarget(1, 5, NONE_ID),)
 
 
 def test_a_node_that_is_heard_again_keeps_its_data() -> None:
     nodes = [node(1, owes=True, recovered_by=2), node(2)]
-    assert plan_recoveries(nodes, sessions({1, 2}, set()), 1) == (
-        requests.RecoveryTarget(1, 5, NONE_ID),
-    )
+    assert plan_recoveries(nodes, sessions({1, 2}, set()), 1) == (RecoveryTarget(1, 5, NONE_ID),)
 
 
 def test_a_new_leader_lets_recoveries_go_on() -> None:
@@ -124,9 +117,7 @@ def test_a_new_leader_lets_recoveries_go_on() -> None:
         assert plan_recoveries([begun, node(2), node(3)], granted, 1) == ()
     assert plan_recoveries([node(1, owes=True), node(2), node(3)], granted, 1) == ()
     orphaned = node(1, owes=True, failover=True)
-    assert plan_recoveries([orphaned, node(2), node(3)], granted, 1) == (
-        requests.RecoveryTarget(1, 5, 2),
-    )
+    assert plan_recoveries([orphaned, node(2), node(3)], granted, 1) == (RecoveryTarget(1, 5, 2),)
 
 
 def test_several_are_recovered_at_once_spread_and_bounded() -> None:
@@ -287,24 +278,15 @@ class Compacting(Cluster):
 
     async def compact(self, writer: NodeIdentity, owner: NodeIdentity = A) -> Any:
         """Compact what A left into a stream object, in its name, with an id of `writer`."""
-        prepare = requests.PrepareObjects(request_id="q", node=writer, count=1, ttl_ms=60_000)
-        object_id = (await self.world.write(prepare)).first_object_id
-        commit = requests.CommitStreamSetObject(
+        _, error = await self.world.commit(
+            {self.stream_id: (0, 10)},
+            as_stream_object=True,
+            writer=writer,
             node=owner,
-            object_id=-1,
-            order_id=-1,
-            object_size=0,
-            stream_objects=StreamObjectColumns(
-                object_id=column([object_id]),
-                object_size=column([1]),
-                stream_id=column([self.stream_id]),
-                start_offset=column([0]),
-                end_offset=column([10]),
-            ),
             compacted_object_ids=column([self.left]),
             failover=writer != owner,
         )
-        return (await self.world.write(commit)).error
+        return error
 
 
 @pytest_asyncio.fixture

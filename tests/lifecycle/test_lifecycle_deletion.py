@@ -105,8 +105,8 @@ async def test_a_stop_at_any_point_loses_nothing(world: World, seed: int) -> Non
         assert marked <= {*MARKED, *REMOVED}, f"seed {seed}: bytes of {marked} were deleted"
 
     world.store.on_delete = check
-    for round_number in range(4):
-        ids += await world.destroyed_objects(rng.randrange(1, 30), f"{round_number}")
+    for _ in range(4):
+        ids += await world.destroyed_objects(rng.randrange(1, 30))
         deletion = new_deletion(world, seed=seed)
         world.clock.advance(DELAY_MS + 1)
         async with deleting(deletion):
@@ -160,7 +160,7 @@ async def test_a_refused_key_holds_up_no_other_and_is_stuck_visibly(world: World
     world.store.refuses = lambda key: key == bad
     async with deleting(new_deletion(world)) as deletion:
         await world.removal(ids[1:])
-        later = await world.destroyed_objects(50, "b")
+        later = await world.destroyed_objects(50)
         await world.removal(later)
         await until(
             lambda: deletion.describe().stuck == 1, "it", lambda: world.clock.advance(1_000)
@@ -195,7 +195,7 @@ async def test_a_key_that_fails_whole_requests_is_found_out(
             world.clock.advance(200)
 
         await until(lambda: len(world.store.requests) > 0, "a request", tick)
-        later = await world.destroyed_objects(100, "b")
+        later = await world.destroyed_objects(100)
         await until(lambda: world.states([*others, *later]) == REMOVED, "the others", tick)
     assert world.states(ids[42:43]) == MARKED
 
@@ -270,7 +270,7 @@ async def test_held_objects_stay_until_the_hold_is_over(world: World) -> None:
     before = await world.destroyed_objects(5)
     world.clock.advance(1)
     await world.write(HoldDeletions(hold_ms=60_000))
-    held = await world.destroyed_objects(5, "b")
+    held = await world.destroyed_objects(5)
     async with deleting(new_deletion(world)):
         await world.removal(before)
         world.clock.advance(50_000)

@@ -17,11 +17,10 @@ from streammeta.controller.lifecycle.sweeps import (
     UploadSweep,
 )
 from streammeta.controller.metadata import requests, stream_decisions, values
-from streammeta.controller.metadata.answers import PrepareObjectsAnswer
 from streammeta.storage.errors import AccessDeniedError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import MultipartUpload
-from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World, until
+from tests.lifecycle.lifecycle_world import NAMESPACE, World, until
 
 A, B = values.NodeIdentity(1001, 1), values.NodeIdentity(1002, 1)
 TIMEOUT_MS = 9_000
@@ -39,64 +38,28 @@ class Writing:
     async def start(self) -> None:
         await self.world.start()
         await self.world.write(requests.RegisterNode(node=B))
-        create = requests.CreateStreams(request_id="a", node=A, streams=(requests.NewStream(),) * 3)
-        await self.world.write(create)
-        streams = tuple(requests.StreamToOpen(i, 0) for i in range(3))
-        await self.world.write(requests.OpenStreams(node=A, streams=streams))
+        await self.world.open_streams(3)
 
-    async def commit(self, *stream_ids: int) -> int:
-        """Commit one set object with ten offsets of each stream; return its id."""
-        prepare = requests.PrepareObjects(request_id=f"{self.ends}", node=A, count=1, ttl_ms=60_000)
-        object_id: int = (await self.world.write(prepare)).first_object_id
-        starts = [self.ends[i] for i in stream_ids]
-        request = requests.CommitStreamSetObject(
-            node=A,
-            object_id=object_id,
-            order_id=object_id,
-            object_size=10,
-            ranges=values.RangeColumns(
-                stream_id=values.column(stream_ids),
-                start_offset=values.column(starts),
-                end_offset=values.column([start + 10 for start in starts]),
-            ),
-        )
-        assert (await self.world.write(request)).error == 0
+    async def commit(self, *stream_ids: int, as_stream_object: bool = False) -> int:
+        """Commit one object with ten offsets of each stream; return its id."""
+        rows = {one: (self.ends[one], self.ends[one] + 10) for one in stream_ids}
+        object_id, error = await self.world.commit(rows, as_stream_object=as_stream_object)
+        assert error == 0
         for stream_id in stream_ids:
             self.ends[stream_id] += 10
         return object_id
 
-    async def commit_stream_object(self, stream_id: int) -> int:
-        """Commit one stream object with ten offsets; return its id."""
-        start = self.ends[stream_id]
-        prepare = requests.PrepareObjects(request_id=f"{self.ends}", node=A, count=1, ttl_ms=60_000)
-        object_id: int = (await self.world.write(prepare)).first_object_id
-        rows = values.StreamObjectColumns(
-            object_id=values.column([object_id]),
-            object_size=values.column([10]),
-            stream_id=values.column([stream_id]),
-            start_offset=values.column([start]),
-            end_offset=values.column([start + 10]),
-        )
-        request = requests.CommitStreamSetObject(
-            node=A, object_id=-1, order_id=-1, object_size=0, stream_objects=rows
-        )
-        assert (await self.world.write(request)).error == 0
-        self.ends[stream_id] += 10
-        return object_id
-
     async def trim(self, stream_id: int, start: int) -> None:
-        await self.world.write(
-            requests.TrimStreams(node=A, streams=(requests.StreamToTrim(stream_id, 0, start),))
-        )
+        streams = (requests.StreamToTrim(stream_id, 0, start),)
+        await self.world.write(requests.TrimStreams(node=A, streams=streams))
 
     async def close_all(self) -> None:
         streams = tuple(requests.StreamToClose(i, 0) for i in range(3))
         await self.world.write(requests.CloseStreams(node=A, streams=streams))
 
-    async def delete(self, stream_id: int) -> None:
-        await self.world.write(
-            requests.DeleteStreams(node=A, streams=(requests.StreamToDelete(stream_id, 0),))
-        )
+    async def delete(self, stream_id: int, node: values.NodeIdentity = A) -> None:
+        streams = (requests.StreamToDelete(stream_id, 0),)
+        await self.world.write(requests.DeleteStreams(node=node, streams=streams))
 
     def fence(self) -> None:
         """Let A fall silent while B is heard."""
@@ -146,8 +109,7 @@ async def test_a_departed_node_is_forgotten_with_its_last_set_object(writing: Wr
     await writing.sweep.step()
     assert (writing.dead(ids), size().nodes) == ([], 2)
     for stream_id in range(3):
-        delete = requests.DeleteStreams(node=B, streams=(requests.StreamToDelete(stream_id, 0),))
-        await writing.world.write(delete)
+        await writing.delete(stream_id, B)
     await writing.sweep.step()
 
     assert (writing.dead(ids), size().nodes) == (ids, 1)
@@ -190,7 +152,7 @@ async def test_objects_of_a_large_deleted_stream_go_in_parts(
     monkeypatch.setattr(stream_decisions, "DESTROYED_AT_ONCE_MAX", 10)
     monkeypatch.setattr(sweeps, "SWEEP_BATCH_MAX", 7)
 
-    ids = [await writing.commit_stream_object(0) for _ in range(40)]
+    ids = [await writing.commit(0, as_stream_object=True) for _ in range(40)]
     await writing.close_all()
     await writing.delete(0)
     cluster_map = writing.world.controller.cluster_map
@@ -203,9 +165,6 @@ async def test_objects_of_a_large_deleted_stream_go_in_parts(
     assert writing.dead(ids) == ids
 
 
-LONG_MS = 3_600_000
-
-
 class Uploading:
     """A world in which uploads are begun, and the sweep over it."""
 
@@ -215,18 +174,9 @@ class Uploading:
             self.world.controller, self.world.store, NAMESPACE, 1_000, may_delete=lambda: True
         )
 
-    async def prepared(self, count: int, ttl_ms: int = LONG_MS) -> list[int]:
-        request_id = f"{self.world.log.next_offset}"
-        prepare = requests.PrepareObjects(
-            request_id=request_id, node=BROKER, count=count, ttl_ms=ttl_ms
-        )
-        answer = await self.world.write(prepare)
-        assert isinstance(answer, PrepareObjectsAnswer)
-        return list(range(answer.first_object_id, answer.first_object_id + count))
-
     async def marked(self, count: int) -> list[int]:
         """Return ids that have expired, whose bytes are still to be deleted."""
-        ids = await self.prepared(count, ttl_ms=1_000)
+        ids = await self.world.prepare(count, ttl_ms=1_000)
         self.world.clock.advance(2_000)
         await self.world.write(requests.ExpireObjects(limit=1_000))
         assert self.world.states(ids) == {values.ObjectState.MARK_DESTROYED}
@@ -258,9 +208,9 @@ async def uploading() -> Uploading:
 
 async def test_only_what_nobody_can_commit_any_more_is_dropped(uploading: Uploading) -> None:
     gone = await uploading.removed(3)
-    wanted = uploading.begin(await uploading.prepared(2))
+    wanted = uploading.begin(await uploading.world.prepare(2))
     wanted += uploading.begin(await uploading.marked(2))
-    next_id = (await uploading.prepared(1))[0] + 1
+    next_id = (await uploading.world.prepare(1))[0] + 1
     wanted += uploading.begin([next_id, next_id + 1_000])
     wanted += uploading.begin(gone, namespace="_streammeta_other")
     wanted.append(uploading.world.store.start_multipart("backup/of/somebody"))
@@ -280,7 +230,7 @@ async def test_steps_of_any_size_drop_the_same(
 
     wanted: set[MultipartUpload] = set()
     for _ in range(rng.randrange(1, 12)):
-        make = rng.choice((uploading.prepared, uploading.marked, uploading.removed))
+        make = rng.choice((uploading.world.prepare, uploading.marked, uploading.removed))
         begun = uploading.begin(await make(rng.randrange(1, 5)))
         if make != uploading.removed:
             wanted.update(begun)
@@ -315,17 +265,9 @@ async def test_who_does_not_lead_asks_nothing_of_the_bucket(uploading: Uploading
     assert len(uploading.unfinished()) == 1
 
 
-async def prepared(world: World, request_id: str, count: int, ttl_ms: int) -> list[int]:
-    request = requests.PrepareObjects(
-        request_id=request_id, node=BROKER, count=count, ttl_ms=ttl_ms
-    )
-    first = (await world.write(request)).first_object_id
-    return list(range(first, first + count))
-
-
 async def test_objects_expire_by_deadline_in_bounded_entries(world: World) -> None:
-    late = await prepared(world, "a", 10, 60_000)
-    early = await prepared(world, "b", 2 * EXPIRE_BATCH_MAX + 1, 5_000)
+    late = await world.prepare(10, ttl_ms=60_000)
+    early = await world.prepare(2 * EXPIRE_BATCH_MAX + 1, ttl_ms=5_000)
     task = asyncio.create_task(Expiry(world.controller, world.clock, 5).run())
     world.clock.advance(5_000)
     await asyncio.sleep(0.03)
@@ -347,7 +289,7 @@ async def test_objects_expire_by_deadline_in_bounded_entries(world: World) -> No
 
 
 async def test_who_does_not_lead_expires_nothing_and_goes_on_when_it_does(world: World) -> None:
-    ids = await prepared(world, "a", 5, 1_000)
+    ids = await world.prepare(5, ttl_ms=1_000)
     world.log.lose_leadership(truncate=False)
     task = asyncio.create_task(Expiry(world.controller, world.clock, 5).run())
     world.clock.advance(2_000)

@@ -14,15 +14,19 @@ from streammeta.client import (
     StreamReader,
     StreamWriter,
     errors,
-    methods,
 )
-from streammeta.client.model import node_message
 from streammeta.storage.bucket_marker import is_own_key, read_claimed, read_marker
 from streammeta.storage.errors import WrongBucketError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.address import open_object_store
-from streammeta.v1 import common_pb2, objects_pb2
-from tests.kit.real_cluster import FAST, describe, leader_of, running_cluster, wait_until
+from tests.kit.real_cluster import (
+    FAST,
+    describe,
+    leader_of,
+    prepare_object,
+    running_cluster,
+    wait_until,
+)
 
 pytestmark = pytest.mark.process
 
@@ -70,11 +74,8 @@ def test_a_cluster_of_the_same_name_is_refused_the_bucket_and_so_are_its_brokers
             async def prepare_and_write() -> None:
                 async with ControllerClient(second.endpoints) as client:
                     session = await BrokerSession.open(client, 1001, 1)
-                    request = objects_pb2.PrepareObjectsRequest(
-                        node=node_message(session.node), count=1, ttl_ms=60_000
-                    )
                     with pytest.raises(errors.BucketRefusedError, match=first_uuid):
-                        await client.call(methods.PREPARE_OBJECTS, request)
+                        await prepare_object(session)
                     with pytest.raises(WrongBucketError, match=first_uuid):
                         await written(session, bucket)
                     reader = StreamReader(client, open_object_store(bucket), session.namespace)
@@ -141,11 +142,8 @@ def test_a_cluster_restored_to_an_earlier_state_issues_and_deletes_nothing(tmp_p
         async def refused() -> None:
             async with ControllerClient(cluster.endpoints) as client:
                 session = await BrokerSession.open(client, 1002, 1)
-                request = objects_pb2.PrepareObjectsRequest(
-                    node=node_message(session.node), count=1, ttl_ms=60_000
-                )
                 with pytest.raises(errors.MapOlderThanBucketError, match="older than the bucket"):
-                    await client.call(methods.PREPARE_OBJECTS, request)
+                    await prepare_object(session)
                 # What asks for no new objects is served.
                 assert await session.create_streams([{}]) == [0]
 
@@ -174,15 +172,11 @@ def test_without_its_bucket_a_leader_takes_commits_and_issues_ids_when_it_is_bac
             async with ControllerClient(cluster.endpoints) as client:
                 session = await BrokerSession.open(client, 1001, 1)
                 assert await session.create_streams([{}]) == [0]
-                request = objects_pb2.PrepareObjectsRequest(
-                    node=node_message(session.node), count=1, ttl_ms=60_000
-                )
                 with pytest.raises(errors.ControllerUnavailableError) as put_off:
-                    await client.call(methods.PREPARE_OBJECTS, request, deadline_s=3)
+                    await prepare_object(session, deadline_s=3)
                 assert put_off.value.reason == "OBJECT_IDS_NOT_READY"
                 bring_back = asyncio.get_running_loop().call_later(0.2, away.rename, bucket)
-                answer = await client.call(methods.PREPARE_OBJECTS, request, deadline_s=60)
-                assert answer.error == common_pb2.ERROR_CODE_NONE
+                await prepare_object(session, deadline_s=60)
                 bring_back.cancel()
 
         asyncio.run(asyncio.wait_for(streams_but_no_ids(), 90))
@@ -234,11 +228,7 @@ def prepared(cluster: LocalCluster, node_epoch: int, ttl_ms: int) -> int:
     async def prepare() -> int:
         async with ControllerClient(cluster.endpoints) as client:
             session = await BrokerSession.open(client, 1001, node_epoch)
-            request = objects_pb2.PrepareObjectsRequest(
-                node=node_message(session.node), count=1, ttl_ms=ttl_ms
-            )
-            answer = await client.call(methods.PREPARE_OBJECTS, request)
-            return int(answer.first_object_id)
+            return await prepare_object(session, ttl_ms)
 
     return asyncio.run(asyncio.wait_for(prepare(), 60))
 

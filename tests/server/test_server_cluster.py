@@ -12,8 +12,7 @@ import pytest
 
 from streammeta.cli.client import ControllerClient as OperatorClient
 from streammeta.cli.local_cluster import PROGRAM, LocalCluster, start_child
-from streammeta.client import BrokerSession, ControllerClient, methods
-from streammeta.client.model import node_message
+from streammeta.client import BrokerSession, ControllerClient
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.storage.bucket_marker import is_own_key
@@ -31,7 +30,14 @@ from streammeta.v1 import (
     streams_pb2,
     streams_pb2_grpc,
 )
-from tests.kit.real_cluster import claims_to_lead, describe, leader_of, running_cluster, wait_until
+from tests.kit.real_cluster import (
+    claims_to_lead,
+    describe,
+    leader_of,
+    prepare_object,
+    running_cluster,
+    wait_until,
+)
 
 pytestmark = pytest.mark.process
 
@@ -93,12 +99,7 @@ def test_a_prepared_object_expires_and_its_bytes_are_deleted(cluster: LocalClust
     async def prepare() -> int:
         async with ControllerClient(cluster.endpoints) as client:
             session = await BrokerSession.open(client, 1001, 1)
-            request = objects_pb2.PrepareObjectsRequest(
-                node=node_message(session.node), count=1, ttl_ms=1000
-            )
-            answer = await client.call(methods.PREPARE_OBJECTS, request)
-            first: int = answer.first_object_id
-            return first
+            return await prepare_object(session, ttl_ms=1_000)
 
     object_id = asyncio.run(prepare())
     store.put(key_for(object_id, namespace), b"uploaded, never committed")
@@ -169,26 +170,6 @@ def test_every_rpc_of_the_contract_is_served(cluster: LocalCluster) -> None:
             answers[method.full_name] = call.code()
 
     assert set(answers.values()) == {grpc.StatusCode.INVALID_ARGUMENT}, answers
-
-
-def test_a_malformed_request_names_the_field(tmp_path: Path) -> None:
-    with running_cluster(tmp_path, count=1) as cluster:
-        leader, epoch = leader_of(cluster), describe(cluster).epoch
-        failure = refusal_to_create_streams(cluster.endpoints[0])
-
-        assert (failure.code.name, failure.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
-        assert failure.metadata["field"] == "request_id"
-        assert (leader_of(cluster), describe(cluster).epoch) == (leader, epoch)
-
-
-def refusal_to_create_streams(endpoint: str) -> RpcFailure:
-    with operator_channel(endpoint) as channel:
-        stub = streams_pb2_grpc.StreamServiceStub(channel)
-        node = common_pb2.NodeIdentity(node_id=1001, node_epoch=1)
-        request = streams_pb2.CreateStreamsRequest(request_id="", node=node)
-        with pytest.raises(grpc.RpcError) as caught:
-            stub.CreateStreams(request, timeout=5)
-    return read_failure(caught.value)
 
 
 def test_dev_runs_until_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

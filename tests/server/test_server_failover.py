@@ -13,7 +13,7 @@ from streammeta.cli.local_cluster import LocalCluster
 from streammeta.client import BrokerSession, ControllerClient, Heartbeat, NodeFencedError, methods
 from streammeta.client.model import node_message
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2, streams_pb2
-from tests.kit.real_cluster import FAST, leader_of, running_cluster
+from tests.kit.real_cluster import FAST, leader_of, prepare_object, running_cluster
 
 pytestmark = pytest.mark.process
 
@@ -44,16 +44,6 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
 async def node(client: ControllerClient, node_id: int) -> nodes_pb2.NodeDescription:
     answer = await client.call(methods.GET_NODES, nodes_pb2.GetNodesRequest(node_ids=[node_id]))
     return answer.nodes[0]
-
-
-async def prepare(session: BrokerSession) -> int:
-    request = objects_pb2.PrepareObjectsRequest(
-        node=node_message(session.node), count=1, ttl_ms=60_000
-    )
-    answer = await session.client.call(methods.PREPARE_OBJECTS, request)
-    assert answer.error == common_pb2.ERROR_CODE_NONE
-    object_id: int = answer.first_object_id
-    return object_id
 
 
 async def upload(
@@ -96,7 +86,7 @@ async def owing(failed: BrokerSession) -> list[int]:
     (await failed.open_streams(dict.fromkeys(streams, 1))).require_all()
     rows = {streams[0]: (0, 10), streams[2]: (0, 10)}
     assert (
-        await upload(failed.client, node_message(failed.node), await prepare(failed), rows)
+        await upload(failed.client, node_message(failed.node), await prepare_object(failed), rows)
         == common_pb2.ERROR_CODE_NONE
     )
     await fast_close(failed, streams[2], 20)
@@ -114,7 +104,7 @@ async def recover(client: ControllerClient, target: BrokerSession, streams: list
     assert owed == [streams[2]]
     # The log of the failed node held [10, 15) of the first stream, never committed.
     rows = {streams[0]: (10, 15), streams[2]: (10, 20)}
-    object_id = await prepare(target)
+    object_id = await prepare_object(target)
     assert await upload(client, owner, object_id, rows) == common_pb2.ERROR_CODE_NODE_FENCED
     assert await upload(client, owner, object_id, rows, failover=True) == common_pb2.ERROR_CODE_NONE
     closing = streams_pb2.CloseStreamsRequest(
@@ -131,7 +121,7 @@ async def compact(client: ControllerClient, target: BrokerSession, streams: list
     """Put what the failed node left into one set object, in its name."""
     listing = nodes_pb2.ListStreamSetObjectsRequest(node_id=FAILED)
     listed = await client.call(methods.LIST_STREAM_SET_OBJECTS, listing)
-    object_id = await prepare(target)
+    object_id = await prepare_object(target)
     request = objects_pb2.CommitStreamSetObjectRequest(
         node=common_pb2.NodeIdentity(node_id=FAILED, node_epoch=1),
         on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
@@ -204,7 +194,7 @@ async def scenario(cluster: LocalCluster) -> None:
         assert described.has_opening_streams
         assert (
             await upload(
-                client, node_message(quiet.node), await prepare(quiet), {untouched: (0, 5)}
+                client, node_message(quiet.node), await prepare_object(quiet), {untouched: (0, 5)}
             )
             == 0
         )

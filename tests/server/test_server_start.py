@@ -26,12 +26,8 @@ def refusal(root: Path, **options: str) -> str:
     return child.log_tail()
 
 
-def serve_once(root: Path, **options: str) -> None:
-    """Start a controller on a new directory, wait until it serves, stop it in good order."""
-    format_data(root)
-    child = start_python("served", controller_command(root, **options), root)
-    child.wait_ready()
-    assert child.stop() == 0
+def contents(root: Path) -> dict[Path, bytes | None]:
+    return {path: path.read_bytes() if path.is_file() else None for path in root.rglob("*")}
 
 
 def test_a_port_in_use(tmp_path: Path) -> None:
@@ -40,32 +36,23 @@ def test_a_port_in_use(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         where = f"127.0.0.1:{taken.getsockname()[1]}"
-
         said = refusal(tmp_path, listen=where)
-
     assert where in said
     assert "choose another with --listen" in said
 
 
-def test_a_data_directory_of_another_node(tmp_path: Path) -> None:
-    serve_once(tmp_path)
-    before = {path: path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file()}
-
-    said = refusal(tmp_path, node_id="2")
-
-    assert str(tmp_path / "data") in said
-    assert "node" in said
-    after = {path: path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file()}
-    assert before == after
-
-
-def test_a_data_directory_of_another_cluster(tmp_path: Path) -> None:
-    serve_once(tmp_path)
-
-    said = refusal(tmp_path, cluster_id="other")
-
-    assert "other" in said
-    assert "test" in said
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"node_id": "2"}, "belongs to node 1, this controller is node 2"),
+        ({"cluster_id": "other"}, "belongs to cluster 'test', this controller to 'other'"),
+    ],
+)
+def test_a_data_directory_of_another(tmp_path: Path, options: dict[str, str], names: str) -> None:
+    format_data(tmp_path)
+    before = contents(tmp_path / "data")
+    assert names in refusal(tmp_path, **options)
+    assert contents(tmp_path / "data") == before
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -94,9 +81,7 @@ def test_a_directory_with_files_that_are_not_ours(tmp_path: Path) -> None:
 
 
 def test_a_missing_bucket_directory(tmp_path: Path) -> None:
-    said = refusal(tmp_path, store=f"file://{tmp_path}/absent")
-
-    assert f"{tmp_path}/absent" in said
+    assert f"{tmp_path}/absent" in refusal(tmp_path, store=f"file://{tmp_path}/absent")
 
 
 @pytest.mark.s3
@@ -113,10 +98,7 @@ def test_an_endpoint_that_refuses_connections(tmp_path: Path) -> None:
         closed.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{closed.getsockname()[1]}"
         store = f"s3://bucket?endpoint={endpoint}&pathStyle=true&accessKey=a&secretKey=b"
-
-        said = refusal(tmp_path, store=store)
-
-    assert endpoint in said
+        assert endpoint in refusal(tmp_path, store=store)
 
 
 @pytest.fixture
@@ -180,10 +162,6 @@ def checked(root: Path, **options: str) -> subprocess.CompletedProcess[str]:
         check=False,
         timeout=60,
     )
-
-
-def contents(root: Path) -> dict[Path, bytes | None]:
-    return {path: path.read_bytes() if path.is_file() else None for path in root.rglob("*")}
 
 
 def test_a_configuration_that_works_is_valid_and_nothing_is_changed(tmp_path: Path) -> None:
