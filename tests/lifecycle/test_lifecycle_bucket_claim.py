@@ -87,7 +87,7 @@ class Claiming(World):
             task.cancel()
             await asyncio.wait([task])
 
-    async def prepare(self, request_id: str, count: int = 1) -> int:
+    async def issue(self, request_id: str, count: int = 1) -> int:
         request = requests.PrepareObjects(
             request_id=request_id, node=BROKER, count=count, ttl_ms=60_000
         )
@@ -125,7 +125,7 @@ async def test_a_new_cluster_draws_a_uuid_marks_the_bucket_claims_and_issues() -
     await world.start()
     assert not world.claims.may_delete
     async with world.running():
-        assert await world.prepare("a") == 0, "the request waited for the gate"
+        assert await world.issue("a") == 0, "the request waited for the gate"
     assert world.claims.may_delete
     assert world.claims.problem == ""
     marker = bucket_marker.read_marker(world.bucket, NAMESPACE)
@@ -148,7 +148,7 @@ async def test_ids_wait_for_the_bucket_and_commits_do_not() -> None:
     await world.start()
     async with world.running():
         with pytest.raises(errors.ObjectIdsNotReadyError, match=r"away|taken over"):
-            await world.prepare("a")
+            await world.issue("a")
         create = requests.CreateStreams(
             request_id="s", node=BROKER, streams=(requests.NewStream(),)
         )
@@ -162,7 +162,7 @@ async def test_ids_wait_for_the_bucket_and_commits_do_not() -> None:
         assert world.log.next_offset == end, "the log grows while the bucket is away"
         world.bucket.is_away = False
         await until(lambda: world.gate.bound > 0, "ids to be issued again", world.tick)
-        assert await world.prepare("a") == 0
+        assert await world.issue("a") == 0
 
 
 async def test_another_clusters_bucket_is_refused_until_it_is_put_right() -> None:
@@ -175,14 +175,14 @@ async def test_another_clusters_bucket_is_refused_until_it_is_put_right() -> Non
     async with world.running():
         assert "another" in await world.refused()
         with pytest.raises(errors.BucketRefusedError, match="another"):
-            await world.prepare("a")
+            await world.issue("a")
         assert not world.claims.may_delete
         assert bucket_marker.read_marker(world.bucket, NAMESPACE) == other
         assert bucket_marker.read_claimed(world.bucket, NAMESPACE) == 0
         world.bucket.delete_many([bucket_marker.marker_key(NAMESPACE)])
         world.clock.advance(bucket_claim.RECHECK_MS)
         await world.opened()
-        assert await world.prepare("a") == 0
+        assert await world.issue("a") == 0
 
 
 async def test_an_unreadable_marker_is_refused_and_left() -> None:
@@ -224,7 +224,7 @@ async def test_a_map_older_than_the_bucket_issues_and_deletes_nothing() -> None:
     async with world.running():
         assert "older than the bucket" in await world.refused()
         with pytest.raises(errors.MapOlderThanBucketError) as refused:
-            await world.prepare("a")
+            await world.issue("a")
         assert (refused.value.issued_below, refused.value.claimed) == (5, 6)
         assert not world.claims.may_delete
         assert world.log.next_offset == end, "nothing may hide it from the next leader"
@@ -234,7 +234,7 @@ async def test_a_map_older_than_the_bucket_issues_and_deletes_nothing() -> None:
         world.clock.advance(bucket_claim.RECHECK_MS)
         await world.opened()
         assert world.claims.may_delete
-        assert await world.prepare("a") == 0
+        assert await world.issue("a") == 0
 
 
 async def test_two_logs_that_come_to_the_same_bound_are_told_apart() -> None:
@@ -257,7 +257,7 @@ async def test_two_logs_that_come_to_the_same_bound_are_told_apart() -> None:
         assert "another copy" in await world.refused()
         assert not world.claims.may_delete
         with pytest.raises(errors.MapOlderThanBucketError):
-            await world.prepare("a")
+            await world.issue("a")
 
 
 @pytest.mark.usefixtures("short_wait")
@@ -266,7 +266,7 @@ async def test_the_gate_closes_with_the_term_and_opens_anew_in_the_next() -> Non
     await world.start()
     async with world.running():
         await world.opened()
-        assert await world.prepare("a", 3) == 0
+        assert await world.issue("a", 3) == 0
         first = world.gate.bound
         world.bucket.is_away = True
         world.log.lose_leadership(truncate=False)
@@ -274,12 +274,12 @@ async def test_the_gate_closes_with_the_term_and_opens_anew_in_the_next() -> Non
         assert not world.claims.may_delete
         world.log.lead()
         with pytest.raises(errors.ObjectIdsNotReadyError):
-            await world.prepare("b")
-        assert await world.prepare("a", 3) == 0, "a repeat issues nothing new"
+            await world.issue("b")
+        assert await world.issue("a", 3) == 0, "a repeat issues nothing new"
         world.bucket.is_away = False
         await until(lambda: world.gate.bound > 0, "ids to be issued again", world.tick)
         assert world.gate.bound == first + 3
-        assert await world.prepare("b") == 3
+        assert await world.issue("b") == 3
 
 
 async def test_claims_are_renewed_when_short_or_old_or_when_a_copy_has_left() -> None:
@@ -297,7 +297,7 @@ async def test_claims_are_renewed_when_short_or_old_or_when_a_copy_has_left() ->
         bound = world.gate.bound
         await asyncio.sleep(10 * INTERVAL_MS / 1000)
         assert world.gate.bound == bound, "no id was issued since"
-        await world.prepare("a")
+        await world.issue("a")
         await renewed("a claim after ids were issued for a while")
         world.claims.claim_soon()
         await renewed("a claim after a copy has left")
@@ -307,6 +307,6 @@ async def test_claims_are_renewed_when_short_or_old_or_when_a_copy_has_left() ->
         await renewed("a claim before ids run out")
         world.gate.open(world.controller.cluster_map.next_object_id)
         with pytest.raises(errors.ObjectIdsNotReadyError, match="issued"):
-            await world.prepare("b")
+            await world.issue("b")
         await renewed("a claim at once when ids have run out")
-        assert await world.prepare("b") == 1
+        assert await world.issue("b") == 1

@@ -58,7 +58,7 @@ def assert_read(data: bytes) -> None:
 
 def plain(value: Any, like: Message) -> dict[str, Any]:
     """Return the fields of `value` that a message has, columns as lists."""
-    found = {}
+    found: dict[str, Any] = {}
     for field in like.DESCRIPTOR.fields:
         part = getattr(value, field.name)
         if field.is_repeated:
