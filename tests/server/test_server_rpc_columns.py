@@ -63,9 +63,9 @@ def plain(value: Any, like: Message) -> dict[str, Any]:
         part = getattr(value, field.name)
         if field.is_repeated:
             found[field.name] = [int(each) for each in part]
-        elif field.message_type is not None and field.name != "node":
+        elif field.message_type is not None:
             found[field.name] = plain(part, getattr(like, field.name))
-        elif field.name != "node":
+        else:
             found[field.name] = part
     return found
 
