@@ -1,4 +1,4 @@
-"""What the journal's tests share: batches, small snapshots, and a view of what a journal holds."""
+"""Shared by the journal's tests: batches, small snapshots, written disks, a journal's contents."""
 
 from __future__ import annotations
 

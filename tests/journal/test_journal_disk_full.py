@@ -1,4 +1,4 @@
-"""Without room nothing is half done: the same call succeeds when there is room again.
+"""A full disk leaves nothing half done: the same call succeeds when there is room again.
 
 The disk is full after every number of bytes, then it heals, or the process restarts first.
 """

@@ -1,4 +1,4 @@
-"""What was flushed is never lost silently; what was not is cut without a word."""
+"""Recovery keeps or reports every flushed batch, and cuts an unflushed tail."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import grpc
 
-from streammeta.controller.ids import ClusterId, DirectoryId, NodeId, SnapshotId
+from streammeta.controller.ids import ClusterId, NodeId, SnapshotId
 from streammeta.controller.journal.directory import format_directory
 from streammeta.controller.journal.errors import BadSnapshotError
 from streammeta.controller.journal.journal import Journal
@@ -91,10 +91,7 @@ class Recorder:
             count = bisect_left(self.offsets, end)
             content = {
                 "id": [end, point.snapshot_id.epoch],
-                "voters": [
-                    [voter.key.node_id, voter.key.directory_id, voter.endpoint]
-                    for voter in point.voters
-                ],
+                "voters": point.voters.to_fields(),
                 "committed": [payload.decode("latin-1") for payload in self.committed[:count]],
             }
             body = json.dumps(content).encode()
@@ -128,12 +125,7 @@ def read_snapshot(snapshot_id: SnapshotId, file: BinaryIO) -> Any:
 
 def snapshot_voters(snapshot_id: SnapshotId, file: BinaryIO) -> VoterSet:
     """The journal's check of a snapshot: whole, and these voters."""
-    return VoterSet(
-        tuple(
-            Voter(ReplicaKey(NodeId(node_id), DirectoryId(disk) if disk else None), endpoint)
-            for node_id, disk, endpoint in read_snapshot(snapshot_id, file)["voters"]
-        )
-    )
+    return VoterSet.from_fields(read_snapshot(snapshot_id, file)["voters"])
 
 
 @dataclass

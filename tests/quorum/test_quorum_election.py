@@ -1,4 +1,4 @@
-"""Who votes for whom, when a replica campaigns, and what must be durable before it says so."""
+"""Votes, campaigns, and the writes that must be durable before a replica announces either."""
 
 from __future__ import annotations
 

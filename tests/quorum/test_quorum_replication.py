@@ -1,4 +1,4 @@
-"""What a leader commits, what a follower accepts, and when either says so."""
+"""Commits of a leader, acceptance by a follower, and the moments at which either reports them."""
 
 from __future__ import annotations
 

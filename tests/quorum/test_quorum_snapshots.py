@@ -109,6 +109,19 @@ def test_a_fetch_below_the_log_gets_the_newest_snapshot(
     assert not sent[-1].batches
 
 
+def ask_chunk(node: Lone, position: int, answered_request_id: int = 0) -> None:
+    """Ask for ten bytes of the newest snapshot as node 1."""
+    node.receive(
+        messages.FetchSnapshotRequest(
+            header=node.header(1, 1),
+            snapshot_id=snapshot(6, 1),
+            position=position,
+            max_bytes=10,
+            answered_request_id=answered_request_id,
+        )
+    )
+
+
 def test_a_fetch_that_gets_a_snapshot_acknowledges_nothing_but_life() -> None:
     node = trimmed_leader()
     before = node.core.high_watermark
@@ -118,23 +131,13 @@ def test_a_fetch_that_gets_a_snapshot_acknowledges_nothing_but_life() -> None:
     assert node.core.high_watermark == before
     for position in range(10):
         node.pass_time(500)
-        request = messages.FetchSnapshotRequest(
-            header=node.header(1, 1),
-            snapshot_id=snapshot(6, 1),
-            position=position,
-            max_bytes=10,
-            answered_request_id=1000 + position,
-        )
-        node.receive(request)
+        ask_chunk(node, position, answered_request_id=1000 + position)
     assert node.role == "Leader"
 
 
 def test_chunks_are_read_and_sent() -> None:
     node = trimmed_leader()
-    request = messages.FetchSnapshotRequest(
-        header=node.header(1, 1), snapshot_id=snapshot(6, 1), position=5, max_bytes=10
-    )
-    node.receive(request)
+    ask_chunk(node, 5)
     (read,) = node.effects_of(events.ReadSnapshot)
     assert (read.snapshot_id, read.position, read.max_bytes) == (snapshot(6, 1), 5, 10)
     node.step(events.SnapshotReadDone(read.read_id, events.SnapshotChunk(20, b"bytes", DIGEST)))
@@ -154,11 +157,7 @@ def test_chunks_that_do_not_exist(
     position: int, chunk: events.SnapshotChunk | None, error: messages.QuorumError
 ) -> None:
     node = trimmed_leader()
-    node.receive(
-        messages.FetchSnapshotRequest(
-            header=node.header(1, 1), snapshot_id=snapshot(6, 1), position=position, max_bytes=10
-        )
-    )
+    ask_chunk(node, position)
     for read in node.effects_of(events.ReadSnapshot):
         node.step(events.SnapshotReadDone(read.read_id, chunk))
     assert node.only(messages.FetchSnapshotResponse).header.error is error

@@ -1,4 +1,4 @@
-"""The one way in which the simulator says that something is wrong."""
+"""Violations: the exception for an invariant that does not hold."""
 
 from __future__ import annotations
 

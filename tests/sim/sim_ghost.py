@@ -1,4 +1,4 @@
-"""What must be true of the whole quorum, kept outside the nodes and across their restarts.
+"""Invariants of the whole quorum, kept outside the nodes and across their restarts.
 
 The names are those of Raft: election safety, log matching, leader completeness, state machine
 safety. Every check is incremental, so it can run after every event.

@@ -1,4 +1,4 @@
-"""What one replica's disk must hold: its batches, how many are certainly durable, who votes."""
+"""Expected contents of one replica's disk: batches, the durable ones among them, voters."""
 
 from __future__ import annotations
 

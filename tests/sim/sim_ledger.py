@@ -1,4 +1,4 @@
-"""What was ever called committed, and the state that follows from it."""
+"""The committed log as any node ever announced it, and the state that follows from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must be true of one node by itself, whatever the others do."""
+"""Invariants of one node by itself, whatever the others do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong during the storm, and how often."""
+"""Faults of the storm, ordered at random at the rates of the profile."""
 
 from __future__ import annotations
 

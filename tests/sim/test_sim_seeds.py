@@ -1,4 +1,4 @@
-"""Whatever is lost, doubled, late, torn, full, rotten or cut off: nothing committed is lost."""
+"""Committed entries survive lost messages, crashes, full or rotten disks, and partitions."""
 
 from __future__ import annotations
 
