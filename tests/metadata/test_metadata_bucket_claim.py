@@ -32,12 +32,6 @@ def test_what_changes_nothing_is_no_record() -> None:
     assert world.map.decide(request, 0, world.map.applied_end_offset).records == ()
 
 
-def test_undo_and_sections_bring_it_back() -> None:
-    world = World()
-    world.write(ClaimBucket(cluster_uuid="a", issued_below=7))
-    world.assert_undone_and_restored([ClaimBucket(cluster_uuid="b", issued_below=9)])
-
-
 @pytest.mark.parametrize(("uuid", "bound"), [("", 9), ("b", 9), ("a", 6)])
 def test_a_record_that_would_change_the_uuid_or_lower_the_bound_does_not_fit(
     uuid: str, bound: int

@@ -8,7 +8,7 @@ import pytest
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.values import ObjectState, RangeColumns, SourceOperation, column
-from tests.metadata.test_metadata_uploads import NODE, OTHER, World, stream_objects, upload
+from tests.metadata.test_metadata_uploads import NODE, OTHER, World, stream_objects
 
 DELETE, KEEP, DEEP = SourceOperation
 COMPOSITE = 1
@@ -88,38 +88,6 @@ def test_a_stream_may_be_in_several_results() -> None:
     assert _seen(world, 0) == [(7, 0, 7), (4, 7, 12), (5, 12, 17), (7, 17, 30)]
 
 
-def test_several_results_are_undone_and_restored() -> None:
-    """Lists of different lengths get different numbers of rows at once, in different places."""
-    world = World()
-    ends = [0, 0, 0]
-    for number in range(6):
-        streams = [stream for stream in range(3) if number % (stream + 1) == 0]
-        world.commit(number, *((stream, ends[stream], ends[stream] + 10) for stream in streams))
-        ends = [end + 10 * (stream in streams) for stream, end in enumerate(ends)]
-    before = [_seen(world, stream) for stream in range(3)]
-    steps = [
-        upload(
-            10,
-            *((0, 10, 13), (0, 16, 30), (0, 40, 41), (1, 10, 30)),
-            compacted_object_ids=column([1, 2, 4]),
-            stream_objects=stream_objects((12, 0, 41, 50), (11, 0, 13, 16)),
-        ),
-        upload(
-            13,
-            *((0, 10, 13), (0, 16, 30), (0, 40, 41), (0, 50, 60), (1, 10, 30)),
-            compacted_object_ids=column([10, 5]),
-        ),
-    ]
-    world.assert_undone_and_restored(steps)
-    assert [_seen(world, stream) for stream in range(3)] == before
-    for step in steps:
-        assert world.write(step).error is ErrorCode.NONE
-    after = [(13, 10, 13), (11, 13, 16), (13, 16, 30), (3, 30, 40), (13, 40, 41), (12, 41, 50)]
-    assert _seen(world, 0) == [(0, 0, 10), *after, (13, 50, 60)]
-    assert _seen(world.restored(), 0) == _seen(world, 0)
-    assert [_seen(world, 1), _seen(world, 2)] == [[(0, 0, 10), (13, 10, 30)], before[2]]
-
-
 @pytest.mark.parametrize(
     ("rows", "others", "verdicts"),
     [
@@ -163,18 +131,6 @@ def test_a_result_never_reaches_over_what_others_hold() -> None:
     apart = _compact(world, 4, (0, 3), (0, 0, 10), (0, 20, 30), (1, 0, 10))
     assert apart.error is ErrorCode.NONE
     assert _seen(world, 0) == [(4, 0, 10), (1, 10, 20), (4, 20, 30)]
-
-
-def test_trimmed_and_deleted_ranges_need_no_result_and_may_have_one() -> None:
-    world = _uploaded()
-    world.write(r.TrimStreams(node=NODE, streams=(r.StreamToTrim(0, 1, 20),)))
-    world.write(r.CloseStreams(node=NODE, streams=(r.StreamToClose(1, 1),)))
-    world.write(r.DeleteStreams(node=NODE, streams=(r.StreamToDelete(1, 1),)))
-    assert _compact(world, 3, (0,), (0, 5, 9)).error is ErrorCode.NONE
-    assert _compact(world, -1, (1,)).error is ErrorCode.NONE
-    assert _compact(world, -1, (1,)).error is ErrorCode.NONE
-    assert world.state(1) is ObjectState.MARK_DESTROYED
-    assert _compact(world, -1, (2,)).error is ErrorCode.OFFSET_NOT_MATCHED
 
 
 @pytest.mark.parametrize(("sources", "node"), [((0, 0), NODE), ((0, 9), NODE), ((0,), OTHER)])
@@ -260,57 +216,3 @@ def test_a_composite_keeps_the_data_of_its_sources_and_hands_it_on() -> None:
     assert [world.state(object_id) for object_id in (1, 2, 4)] == [gone] * 3
     with pytest.raises(InvalidRequestError, match="KEEP_DATA"):
         _merge(world, 6, 10, 30, (5,), operations=(KEEP,))
-
-
-def test_a_deleted_stream_takes_links_along_and_is_swept_piece_by_piece(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    world = _with_stream_objects()
-    both = {"attributes": COMPOSITE, "operations": (KEEP, KEEP)}
-    assert _merge(world, 3, 0, 20, (0, 1), **both) is ErrorCode.NONE
-    objects: Any = world.map._objects
-    held = objects.to_destroy((0,), 10_000)
-    assert held.tolist() == [0, 1, 3, 2]
-    monkeypatch.setattr(objects, "to_destroy", lambda ids, limit: held[:1])
-    world.write(r.CloseStreams(node=NODE, streams=(r.StreamToClose(0, 1),)))
-    world.write(r.DeleteStreams(node=NODE, streams=(r.StreamToDelete(0, 1),)))
-    monkeypatch.undo()
-    assert world.map.has_sweepings()
-    assert world.restored().map.has_sweepings()
-    world.assert_undone_and_restored(
-        [r.SweepDeletedStreams(limit=2), r.SweepDeletedStreams(limit=2)]
-    )
-    assert world.map.has_sweepings()
-    for left in (2, 1):
-        answer: Any = world.write(r.SweepDeletedStreams(limit=2))
-        assert answer.destroyed == left
-    assert not world.map.has_sweepings()
-    assert not world.restored().map.has_sweepings()
-    assert {world.state(each) for each in range(4)} == {ObjectState.MARK_DESTROYED}
-
-
-def test_compactions_are_undone_and_restored() -> None:
-    world = _with_stream_objects()
-    fields: dict[str, Any] = {"node": NODE, "object_size": 5, "stream_id": 0, "stream_epoch": 1}
-    fields |= {"start_offset": 0, "attributes": COMPOSITE}
-    steps = [
-        r.CommitStreamObject(
-            **fields,
-            object_id=result,
-            end_offset=end,
-            source_object_ids=column(sources),
-            operations=operations,
-        )
-        for result, end, sources, operations in (
-            (3, 20, (0, 1), (KEEP, DELETE)),
-            (4, 30, (3, 2), (DELETE, KEEP)),
-            (4, 30, (4,), ()),
-        )
-    ]
-    steps[-1] = r.CommitStreamObject(
-        **(fields | {"attributes": COMPOSITE | 8}),
-        object_id=4,
-        end_offset=30,
-        source_object_ids=column((4,)),
-    )
-    world.assert_undone_and_restored(steps)

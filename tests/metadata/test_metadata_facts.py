@@ -87,18 +87,6 @@ def test_every_way_of_committing_records_facts() -> None:
     assert world.restored().map.state_hash() == world.map.state_hash()
 
 
-def test_part_of_a_batch_keeps_its_own_facts() -> None:
-    world = World()
-    request = batch(
-        (0, (0, 0, 5)),
-        (1, (0, 9, 10)),
-        (2, (1, 0, 5)),
-        **fact_columns((1, 2, 3), (4, 5, 6), (7, 8, 9)),
-    )
-    assert world.write(request).errors.tolist() == [0, int(ErrorCode.OFFSET_NOT_MATCHED), 0]
-    assert known(world, 0, 1, 2) == [(1, 2, 3), UNKNOWN, (7, 8, 9)]
-
-
 def test_a_repeat_and_new_attributes_change_no_facts() -> None:
     world = World()
     made(world, upload(0, (0, 0, 5), **facts(1, 2, 3)))
@@ -115,21 +103,6 @@ def test_a_repeat_and_new_attributes_change_no_facts() -> None:
     )
     made(world, again)
     assert known(world, 0) == [(1, 2, 3)]
-
-
-def test_facts_are_undone_with_their_commit() -> None:
-    world = World()
-    rows = replace(stream_objects((1, 1, 0, 5)), **fact_columns((3, 4, 5)))
-    world.assert_undone_and_restored(
-        [
-            upload(0, (0, 0, 5), **facts(1, 2, 3)),
-            upload(3, (2, 0, 5), stream_objects=rows, **facts(crc32c=0)),
-            batch((4, (0, 5, 6)), **fact_columns((9, 9, 9))),
-        ]
-    )
-    assert known(world, 0, 1, 3, 4) == [UNKNOWN] * 4
-    made(world, upload(0, (0, 0, 5)))
-    assert known(world, 0) == [UNKNOWN]
 
 
 def test_the_next_object_of_a_row_inherits_nothing() -> None:
@@ -149,23 +122,6 @@ def test_the_next_object_of_a_row_inherits_nothing() -> None:
     assert world.map._objects.row(object_id) == row
     made(world, upload(object_id, (0, 5, 9)))
     assert known(world, object_id) == [UNKNOWN]
-
-
-def test_a_view_keeps_the_facts_of_its_time() -> None:
-    world = World()
-    made(world, upload(0, (0, 0, 5), **facts(1, 2, 3)))
-    view = world.map.freeze()
-    digest = view.digest()
-    world.apply(rec.ObjectsDestroyed(object_id=column([0]), marked_at_ms=NOW))
-    world.write(r.RemoveObjects(object_ids=(0,)))
-    world.map.forget_undo(world.map.applied_end_offset)
-    made(world, upload(1, (0, 5, 9), **facts(4, 4, 4)))
-    assert view.digest() == digest
-    section = {
-        name: np.asarray(values).tolist()
-        for name, values in view.sections()["object_facts"].items()
-    }
-    assert section == {"object_id": [0], **{n: [v] for n, v in facts(1, 2, 3).items()}}
 
 
 # ---- what compactions make of them ----
@@ -195,23 +151,6 @@ def test_unknown_bounds_of_a_result_become_those_of_its_sources(
     sources = column([0, 1])
     made(world, upload(2, (0, 0, 20), (1, 0, 20), compacted_object_ids=sources, **given))
     assert known(world, 2) == [wanted]
-
-
-def test_stream_objects_split_off_inherit_row_by_row() -> None:
-    world = _two_set_objects(**facts(50, 150, 2))
-    rows = stream_objects((3, 0, 0, 20), (4, 1, 0, 20))
-    given = replace(rows, **fact_columns((120, 130, -1), (-1, -1, 7)))
-    made(
-        world,
-        upload(
-            -1,
-            (0, 0, 1),
-            ranges=RangeColumns(),
-            stream_objects=given,
-            compacted_object_ids=column([0, 1]),
-        ),
-    )
-    assert known(world, 3, 4) == [(120, 130, -1), (50, 200, 7)]
 
 
 def _stream_objects(*rows: tuple[int, int, int]) -> World:
@@ -327,13 +266,3 @@ def test_a_checkpoint_without_the_section_is_read_with_everything_unknown() -> N
     for file in (whole, old):
         loaded = read_map(file, point.snapshot_id).cluster_map
         assert loaded.state_hash() == world.map.state_hash()
-
-
-def test_a_checkpoint_brings_facts_back() -> None:
-    world = World()
-    made(world, upload(0, (0, 0, 5), **facts(1, 2, 3)))
-    point = SnapshotPoint(SnapshotId(EndOffset(9), Epoch(1)), ClusterId("c"), VoterSet())
-    file = io.BytesIO()
-    FrozenCheckpoint(point, world.map.freeze(), b"").write(file)
-    world.map = read_map(file, point.snapshot_id).cluster_map
-    assert known(world, 0) == [(1, 2, 3)]

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from streammeta.controller.errors import ErrorCode
@@ -109,59 +108,6 @@ def _count_looked_up(world: World) -> list[int]:
     return asked
 
 
-def test_counters_equal_a_count_of_everything() -> None:
-    seed = 5
-    rng = np.random.default_rng(seed)
-    world = World(streams=12)
-    epochs, owners = [1] * 12, [NODE] * 12
-    for step in range(120):
-        stream, taker = int(rng.integers(12)), (NODE, OTHER)[int(rng.integers(2))]
-        item = r.StreamToClose(stream, epochs[stream])
-        world.write(r.CloseStreams(node=owners[stream], streams=(item,)))
-        if rng.random() < 0.7:
-            epochs[stream] += 1
-            owners[stream] = taker
-            opened = r.StreamToOpen(stream, epochs[stream])
-            world.write(r.OpenStreams(node=taker, streams=(opened,)))
-        if rng.random() < 0.1:
-            before = world.map.applied_end_offset
-            world.write(
-                r.DeleteStreams(node=NODE, streams=(r.StreamToDelete(stream, epochs[stream]),))
-            )
-            world.map.undo_to(before)
-        for identity in (NODE, OTHER):
-            listed = world.write(r.GetOpeningStreams(node=identity)).streams
-            has = known(world, identity.node_id).has_opening_streams
-            assert has == bool(listed), f"seed {seed}, step {step}"
-
-
-# ---- locks ----
-
-
-def test_streams_of_a_locked_node_are_opened_by_itself_alone() -> None:
-    world = World(streams=2)
-    close(world, 0, 1)
-    assert world.write(r.SetNodeLock(node_id=0, locked=True)).error is ErrorCode.NONE
-    assert known(world).locked
-    taken = world.write(
-        r.OpenStreams(node=OTHER, streams=(r.StreamToOpen(0, 2), r.StreamToOpen(1, 2)))
-    )
-    assert [stream.error for stream in taken.streams] == [ErrorCode.NODE_LOCKED] * 2
-    for epoch, stream in ((1, 0), (2, 1)):
-        opened = world.write(r.OpenStreams(node=NODE, streams=(r.StreamToOpen(stream, epoch),)))
-        assert opened.streams[0].error is ErrorCode.NONE
-    before = world.map.state_hash()
-    assert world.write(r.SetNodeLock(node_id=0, locked=True)).error is ErrorCode.NONE
-    assert world.map.state_hash() == before
-    close(world, 0)
-    world.write(r.SetNodeLock(node_id=0, locked=False))
-    taken = world.write(r.OpenStreams(node=OTHER, streams=(r.StreamToOpen(0, 2),)))
-    assert taken.streams[0].error is ErrorCode.NONE
-    assert (
-        world.write(r.SetNodeLock(node_id=9, locked=True)).error is ErrorCode.NODE_EPOCH_NOT_EXIST
-    )
-
-
 # ---- unregistering ----
 
 
@@ -196,26 +142,6 @@ def test_uploads_that_are_over_are_forgotten_with_their_node() -> None:
     world.write(r.DeleteStreams(node=NODE, streams=(r.StreamToDelete(0, 1),)))
     assert unregister(world) is ErrorCode.NONE
     assert len(world.map.freeze().sections()["pending_uploads"]["node_id"]) == 0
-
-
-def test_a_node_departs_while_it_holds_set_objects_and_goes_with_the_last() -> None:
-    world = World(streams=1)
-    world.write(batch((1, (0, 0, 5)), (2, (0, 5, 9))))
-    close(world, 0)
-    assert unregister(world) is ErrorCode.NONE
-    assert known(world).departed
-    assert prepare(world, NODE) is ErrorCode.NODE_FENCED
-    before = world.map.state_hash()
-    assert unregister(world) is ErrorCode.NONE
-    assert world.map.state_hash() == before
-    destroy(world, 1)
-    assert known(world).departed
-    end = world.map.applied_end_offset
-    departed = world.map.state_hash()
-    destroy(world, 2)
-    assert node(world) is None
-    world.map.undo_to(end)
-    assert world.map.state_hash() == departed
 
 
 @pytest.mark.parametrize("by", ["register", "opening"])
@@ -317,23 +243,3 @@ def test_a_node_that_departs_is_supervised_no_longer() -> None:
     world.write(r.UnregisterNode(node=NODE))
     assert known(world).departed
     assert not known(world).supervised
-
-
-def test_everything_here_is_undone_and_restored() -> None:
-    world = World(streams=1)
-    world.commit(1, (0, 0, 5))
-    close(world, 0)
-    world.assert_undone_and_restored(
-        (
-            r.SuperviseNode(node=NODE),
-            r.SetNodeLock(node_id=0, locked=True),
-            r.AssignRecoveries(targets=(r.RecoveryTarget(0, 1, 1),)),
-            r.SetNodeLock(node_id=0, locked=False),
-            r.UnregisterNode(node=NODE),
-            r.UnregisterNode(node=OTHER),
-            r.GetNextNodeId(request_id="a"),
-            r.GetNextNodeId(request_id="b"),
-            r.GetOpeningStreams(node=NodeIdentity(0, 2), failover=True),
-            r.RegisterNode(node=NodeIdentity(0, 3)),
-        )
-    )

@@ -105,37 +105,12 @@ def test_a_repeated_close_must_name_the_same_end(
     assert world.map.state_hash() == before
 
 
-def test_a_close_below_the_end_is_refused_and_one_at_the_end_owes_nothing() -> None:
-    world = World()
-    world.commit(0, (0, 0, 100))
-    assert close(world, 99) is ErrorCode.OFFSET_NOT_MATCHED
-    assert close(world, 100) is ErrorCode.NONE
-    assert pending(world) == []
-
-
 def test_closes_with_and_without_an_end_mix() -> None:
     world = World(streams=3)
     streams = (r.StreamToClose(2, 1, 7), r.StreamToClose(0, 1), r.StreamToClose(1, 1, 5))
     assert set(world.write(r.CloseStreams(node=NODE, streams=streams)).errors) == {ErrorCode.NONE}
     assert world.ends() == [0, 5, 7]
     assert [pending(world, stream) for stream in range(3)] == [[], [(0, 0, 5)], [(0, 0, 7)]]
-
-
-# ---- opening ----
-
-
-def test_who_owes_an_upload_can_not_open_the_stream_but_others_can() -> None:
-    world = fast_closed()
-    assert open_by(world, NODE, 1)[0] is ErrorCode.STREAM_NOT_CLOSED
-    assert open_by(world, NODE, 2)[0] is ErrorCode.STREAM_NOT_CLOSED
-    assert open_by(world, OTHER, 2) == (ErrorCode.NONE, 150)
-
-
-@pytest.mark.parametrize("epoch", [1, 2])
-def test_who_uploaded_what_it_owed_can_open_again(epoch: int) -> None:
-    world = fast_closed()
-    assert world.commit(1, (0, 100, 150)).error is ErrorCode.NONE
-    assert open_by(world, NODE, epoch) == (ErrorCode.NONE, 150)
 
 
 # ---- uploading ----
@@ -205,17 +180,6 @@ def test_a_rejected_row_moves_nothing_and_an_accepted_one_beside_it_does() -> No
     assert pending(world, 1) == [(0, 0, 50)]
 
 
-def test_a_batch_uploads_pieces_of_one_pending_upload_behind_each_other() -> None:
-    world = fast_closed(taken_over=True)
-    answer = world.write(
-        batch((1, (0, 100, 120), (1, 0, 5)), (2, (0, 120, 150), (1, 5, 9)), (3, (0, 150, 160)))
-    )
-    assert answer.errors.tolist() == [0, 0, ErrorCode.STREAM_FENCED]
-    assert pending(world) == []
-    assert world.ends() == [150, 9, 0]
-    assert found(world, 0)[0] == [(0, 100), (100, 120), (120, 150)]
-
-
 def test_entries_that_are_over_leave_with_the_next_upload() -> None:
     world = fast_closed()
     close(world, 20, stream=1)
@@ -233,15 +197,6 @@ def test_entries_that_are_over_leave_with_the_next_batch_too() -> None:
     world.write(r.DeleteStreams(node=NODE, streams=(r.StreamToDelete(1, 1),)))
     world.write(batch((1, (0, 0, 5)), (2, (2, 0, 5))))
     assert len(world.map.freeze().sections()["pending_uploads"]["stream_id"]) == 0
-
-
-def test_a_recovery_uploads_and_closes_in_the_name_of_a_fenced_node() -> None:
-    world = World()
-    world.write(r.GetOpeningStreams(node=NODE, failover=True))
-    assert close(world, 30) is ErrorCode.NONE
-    assert world.commit(0, (0, 0, 30)).error is ErrorCode.NODE_FENCED
-    assert world.commit(0, (0, 0, 30), failover=True).error is ErrorCode.NONE
-    assert pending(world) == []
 
 
 # ---- the list of what is open or owed ----
@@ -274,24 +229,6 @@ def test_uploads_under_several_epochs_are_listed_under_their_own() -> None:
     assert pending(world) == [(1, 10, 20), (0, 20, 30)]
     assert opening(world).streams[0] == OpeningStream(0, 3, 0, 20, 30)
     assert opening(world, OTHER).streams == (OpeningStream(0, 2, 0, 10, 20),)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_pages_hold_open_and_owed_streams_in_id_order(size: int) -> None:
-    world = World(streams=9)
-    for stream in (1, 2, 5, 8):
-        close(world, 5, stream=stream)
-    listed: list[tuple[int, int]] = []
-    token = ""
-    while True:
-        answer = opening(world, page_size=size, page_token=token)
-        assert len(answer.streams) <= size
-        listed += [(s.stream_id, s.upload_end_offset) for s in answer.streams]
-        token = answer.next_page_token
-        if not token:
-            break
-        assert len(answer.streams) == size
-    assert listed == [(s, 5 if s in (1, 2, 5, 8) else -1) for s in range(9)]
 
 
 @pytest.mark.parametrize("entry", [(1, 0, 9), (0, 90, 149)])
@@ -327,23 +264,6 @@ def test_what_is_given_up_is_lost_and_readers_pass_over_it() -> None:
     before = world.map.state_hash()
     assert world.write(r.AbandonUploads(node_id=0)).abandoned == ()
     assert world.map.state_hash() == before
-
-
-def test_who_gave_up_can_open_again() -> None:
-    world = fast_closed()
-    world.write(r.AbandonUploads(node_id=0, stream_ids=(0,)))
-    assert open_by(world, NODE, 2) == (ErrorCode.NONE, 150)
-
-
-def test_only_the_streams_named_are_given_up() -> None:
-    world = World(streams=3)
-    for stream in range(3):
-        close(world, 10, stream=stream)
-    answer = world.write(r.AbandonUploads(node_id=0, stream_ids=(2, 1, 77)))
-    assert [upload.stream_id for upload in answer.abandoned] == [1, 2]
-    assert [lost(world, stream) for stream in range(3)] == [(), ((0, 10),), ((0, 10),)]
-    assert pending(world, 0) == [(0, 0, 10)]
-    assert world.write(r.AbandonUploads(node_id=9)).error is ErrorCode.NODE_EPOCH_NOT_EXIST
 
 
 def test_lost_ranges_that_touch_are_one_and_go_with_trims_and_deletion() -> None:

@@ -124,10 +124,3 @@ def test_a_repeated_request_id_returns_the_first_ids() -> None:
     after = world.map.state_hash()
     assert [world.write(create), world.write(prepare)] == first
     assert world.map.state_hash() == after
-
-
-def test_the_same_request_id_of_another_node_is_another_request() -> None:
-    world = World()
-    first = world.write(r.PrepareObjects(request_id="x", node=NODE, count=5, ttl_ms=1_000))
-    other = world.write(r.PrepareObjects(request_id="x", node=OTHER, count=5, ttl_ms=1_000))
-    assert other.first_object_id == first.first_object_id + 5

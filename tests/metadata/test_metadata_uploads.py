@@ -12,7 +12,7 @@ from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata import values as v
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.records.codec import decode_records, encode_records
-from streammeta.controller.records.record import ObjectsDestroyed, Record, StreamSetObjectsCommitted
+from streammeta.controller.records.record import Record, StreamSetObjectsCommitted
 
 NODE = v.NodeIdentity(0, 1)
 OTHER = v.NodeIdentity(1, 1)
@@ -210,15 +210,6 @@ def test_continuity(
         assert world.ends()[0] == end_after
 
 
-def test_one_bad_range_rejects_all_by_default_and_changes_nothing() -> None:
-    world = World()
-    before = world.map.state_hash()
-    answer = world.commit(0, (0, 0, 10), (1, 5, 10), (2, 0, 10))
-    assert answer.error is ErrorCode.OFFSET_NOT_MATCHED
-    assert answer.range_errors.tolist() == [0, ErrorCode.OFFSET_NOT_MATCHED, 0]
-    assert world.map.state_hash() == before
-
-
 def test_accept_valid_commits_the_others_and_a_repeat_is_answered_alike() -> None:
     world = World()
     request = upload(
@@ -239,51 +230,6 @@ def test_accept_valid_commits_the_others_and_a_repeat_is_answered_alike() -> Non
     assert again.range_errors.tolist() == first.range_errors.tolist()
     assert again.stream_object_errors.tolist() == first.stream_object_errors.tolist()
     assert world.map.state_hash() == after
-
-
-def test_accept_valid_with_nothing_valid_commits_nothing() -> None:
-    world = World()
-    answer = world.commit(0, (0, 5, 10), on_conflict=v.OnConflict.ACCEPT_VALID)
-    assert answer.error is ErrorCode.OFFSET_NOT_MATCHED
-    assert world.state(0) is v.ObjectState.PREPARED
-
-
-@pytest.mark.parametrize("removed", [False, True])
-def test_a_repeat_is_answered_after_the_object_is_gone(removed: bool) -> None:
-    world = World()
-    assert world.commit(0, (0, 0, 10)).error is ErrorCode.NONE
-    destroyed = ObjectsDestroyed(object_id=v.column([0]), marked_at_ms=NOW)
-    world.map.apply(world.map.applied_end_offset, (destroyed,))
-    if removed:
-        assert world.write(r.RemoveObjects(object_ids=(0,))).removed == 1
-        assert world.state(0) is v.ObjectState.REMOVED
-    assert world.commit(0, (0, 0, 10)).error is ErrorCode.NONE
-    assert world.ends()[0] == 10
-
-
-def test_an_expired_object_does_not_commit() -> None:
-    world = World()
-    destroyed = ObjectsDestroyed(object_id=v.column([0]), marked_at_ms=NOW)
-    world.map.apply(world.map.applied_end_offset, (destroyed,))
-    assert world.commit(0, (0, 0, 10)).error is ErrorCode.OBJECT_NOT_EXIST
-    assert world.commit(50, (0, 0, 10)).error is ErrorCode.OBJECT_NOT_EXIST
-
-
-def test_a_stream_object_of_a_deleted_stream_is_destroyed_at_once() -> None:
-    world = World()
-    world.write(r.CloseStreams(node=NODE, streams=(r.StreamToClose(1, 1),)))
-    world.write(r.DeleteStreams(node=NODE, streams=(r.StreamToDelete(1, 1),)))
-    answer = world.commit(0, (0, 0, 10), stream_objects=stream_objects((1, 1, 0, 10)))
-    assert answer.error is ErrorCode.NONE
-    assert world.state(1) is v.ObjectState.MARK_DESTROYED
-
-
-def test_a_committed_stream_object_is_not_committed_twice() -> None:
-    world = World()
-    world.commit(0, (0, 0, 10), stream_objects=stream_objects((1, 1, 0, 10)))
-    answer = world.commit(2, (0, 10, 20), stream_objects=stream_objects((1, 1, 10, 20)))
-    assert answer.stream_object_errors.tolist() == [ErrorCode.INVALID_REQUEST]
-    assert world.ends()[:2] == [10, 10]
 
 
 def test_fencing_comes_before_everything_else() -> None:

@@ -7,32 +7,32 @@ import numpy as np
 import pytest
 
 from streammeta.controller.metadata.values import column
-from streammeta.controller.records import record as record_module
+from streammeta.controller.records import record as rec
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.selection import _RULES, EntryIndex, Kind, Selection, select
 
-ALL_TYPES = get_args(record_module.Record)
-ROWS = 3
+ALL_TYPES = get_args(rec.Record)
+_ROWS = column(range(3))
 
 
-def sample(cls: type[Any], node_id: int = 7) -> Any:
+def sample(cls: type[Any], node_id: int = 7, rows: rec.Int64Column = _ROWS) -> Any:
     """A record with three rows, of streams 0, 1 and 2 where it names streams."""
     samples: dict[Any, Any] = {
         int: 5,
         bool: True,
         str: "text",
-        record_module.Int64Column: column(range(ROWS)),
-        record_module.SetObjectRanges: record_module.SetObjectRanges(
+        rec.Int64Column: rows,
+        rec.SetObjectRanges: rec.SetObjectRanges(
             stream_id=column([0, 1, 2]), start_offset=column([0] * 3), end_offset=column([9] * 3)
         ),
-        record_module.Tags: (("key", "value"),),
-        tuple[record_module.Tags, ...]: ((("a", "0"),), (("a", "1"),), (("a", "2"),)),
+        rec.Tags: (("key", "value"),),
+        tuple[rec.Tags, ...]: ((("a", "0"),), (("a", "1"),), (("a", "2"),)),
         tuple[str, ...]: ("a", "b", "c"),
         tuple[bytes, ...]: (b"a", b"b", b"c"),
     }
-    hints = get_type_hints(cls, vars(record_module))
+    hints = get_type_hints(cls, vars(rec))
     values = {field.name: samples[hints[field.name]] for field in fields(cls)}
-    special = {"node_id": node_id, "range_count": column([1, 1, 1]), "count": ROWS}
+    special = {"node_id": node_id, "range_count": column([1, 1, 1]), "count": len(rows)}
     values |= {name: value for name, value in special.items() if name in values}
     if "first_stream_id" in values:
         values["first_stream_id"] = 0
@@ -41,13 +41,13 @@ def sample(cls: type[Any], node_id: int = 7) -> Any:
 
 def stream_ids(record: Any) -> list[int] | None:
     """The streams a record names, None if it has no place for that."""
-    if isinstance(record, record_module.StreamsCreated):
+    if isinstance(record, rec.StreamsCreated):
         return list(range(record.first_stream_id, record.first_stream_id + record.count))
     holder = getattr(record, "ranges", record)
     return holder.stream_id.tolist() if hasattr(holder, "stream_id") else None
 
 
-def chosen(record: record_module.Record, **asked: Any) -> tuple[record_module.Record, ...]:
+def chosen(record: rec.Record, **asked: Any) -> tuple[rec.Record, ...]:
     return select([record], Selection(**asked)) or ()
 
 
@@ -121,7 +121,7 @@ def test_a_record_that_names_another_node_is_left_out_one_that_names_none_of_its
 
 
 def test_a_recovery_concerns_both_nodes() -> None:
-    record = record_module.RecoveryAssigned(node_id=7, target_id=8)
+    record = rec.RecoveryAssigned(node_id=7, target_id=8)
     assert [bool(chosen(record, node_ids=frozenset({node}))) for node in (7, 8, 9)] == [
         *(True, True, False)
     ]
@@ -129,14 +129,14 @@ def test_a_recovery_concerns_both_nodes() -> None:
 
 def test_what_has_no_stream_is_no_change_of_a_stream_but_objects_by_id_may_be() -> None:
     asked = {"stream_ids": frozenset({1})}
-    assert chosen(sample(record_module.KVsPut), **asked) == ()
-    assert chosen(sample(record_module.NodeRegistered), **asked) == ()
-    destroyed = sample(record_module.ObjectsDestroyed)
+    assert chosen(sample(rec.KVsPut), **asked) == ()
+    assert chosen(sample(rec.NodeRegistered), **asked) == ()
+    destroyed = sample(rec.ObjectsDestroyed)
     assert chosen(destroyed, **asked) == (destroyed,)
 
 
 def test_a_set_object_keeps_the_rows_asked_for_and_goes_when_it_has_none() -> None:
-    record = record_module.StreamSetObjectsCommitted(
+    record = rec.StreamSetObjectsCommitted(
         node_id=7,
         committed_at_ms=1,
         data_time_ms=1,
@@ -145,7 +145,7 @@ def test_a_set_object_keeps_the_rows_asked_for_and_goes_when_it_has_none() -> No
         object_size=column([100, 110, 120]),
         attributes=column([0, 1, 2]),
         range_count=column([2, 1, 3]),
-        ranges=record_module.SetObjectRanges(
+        ranges=rec.SetObjectRanges(
             stream_id=column([1, 2, 3, 1, 2, 4]),
             start_offset=column([0, 1, 2, 3, 4, 5]),
             end_offset=column([10, 11, 12, 13, 14, 15]),
@@ -153,7 +153,7 @@ def test_a_set_object_keeps_the_rows_asked_for_and_goes_when_it_has_none() -> No
         crc32c=column([5, 6, -1]),
     )
     (got,) = chosen(record, stream_ids=frozenset({2, 4}))
-    assert isinstance(got, record_module.StreamSetObjectsCommitted)
+    assert isinstance(got, rec.StreamSetObjectsCommitted)
     assert got.object_id.tolist() == [10, 12]
     assert (got.object_size.tolist(), got.attributes.tolist()) == ([100, 120], [0, 2])
     assert got.range_count.tolist() == [1, 2]
@@ -164,7 +164,7 @@ def test_a_set_object_keeps_the_rows_asked_for_and_goes_when_it_has_none() -> No
 
 
 def test_created_streams_stay_apart_where_others_lay_between_and_keep_their_tags() -> None:
-    record = sample(record_module.StreamsCreated)
+    record = sample(rec.StreamsCreated)
     got = chosen(record, stream_ids=frozenset({0, 2}))
     assert [(each.first_stream_id, each.count, each.tags) for each in got] == [  # type: ignore[union-attr]
         (0, 1, ((("a", "0"),),)),
@@ -173,22 +173,18 @@ def test_created_streams_stay_apart_where_others_lay_between_and_keep_their_tags
 
 
 def test_a_column_that_may_be_empty_stays_empty() -> None:
-    closed = record_module.StreamsClosed(stream_id=column([1, 2]), end_offset=column())
+    closed = rec.StreamsClosed(stream_id=column([1, 2]), end_offset=column())
     (got,) = chosen(closed, stream_ids=frozenset({2}))
-    assert isinstance(got, record_module.StreamsClosed)
+    assert isinstance(got, rec.StreamsClosed)
     assert (got.stream_id.tolist(), got.end_offset.tolist()) == ([2], [])
-    opened = record_module.StreamsOpened(
-        node_id=7, stream_id=column([1, 2]), stream_epoch=column([3, 4])
-    )
+    opened = rec.StreamsOpened(node_id=7, stream_id=column([1, 2]), stream_epoch=column([3, 4]))
     (kept,) = chosen(opened, stream_ids=frozenset({2}))
-    assert isinstance(kept, record_module.StreamsOpened)
+    assert isinstance(kept, rec.StreamsOpened)
     assert (kept.stream_epoch.tolist(), kept.tags) == ([4], ())
 
 
 def test_many_streams_asked_for_are_found_as_few_are() -> None:
-    trimmed = record_module.StreamsTrimmed(
-        stream_id=column(range(1000)), start_offset=column(range(1000))
-    )
+    trimmed = rec.StreamsTrimmed(stream_id=column(range(1000)), start_offset=column(range(1000)))
     few, many = frozenset({3, 700}), frozenset({3, 700, *range(2_000, 9_000)})
     for asked in (few, many):
         (got,) = chosen(trimmed, stream_ids=asked)
@@ -202,10 +198,7 @@ def test_order_is_kept_and_nothing_is_none() -> None:
     assert of_objects is not None
     places = [records.index(each) for each in of_objects]
     assert places == sorted(places)
-    assert (
-        select([sample(record_module.CommitRowsRejected)], Selection(kinds=frozenset({Kind.KV})))
-        is None
-    )
+    assert select([sample(rec.CommitRowsRejected)], Selection(kinds=frozenset({Kind.KV}))) is None
 
 
 @pytest.mark.parametrize("cls", ALL_TYPES, ids=lambda cls: cls.__name__)
@@ -223,13 +216,13 @@ def test_the_index_of_an_entry_never_hides_what_a_selection_would_find(cls: type
 def test_the_index_of_an_entry_leaves_out_other_streams_and_other_nodes() -> None:
     index = EntryIndex(
         [
-            sample(record_module.StreamSetObjectsCommitted, node_id=7),
-            sample(record_module.StreamsTrimmed),
+            sample(rec.StreamSetObjectsCommitted, node_id=7),
+            sample(rec.StreamsTrimmed),
         ]
     )
     assert index.may_concern(Selection(stream_ids=frozenset({2, 9})))
     assert not index.may_concern(Selection(stream_ids=frozenset({9})))
     assert not index.may_concern(Selection(kinds=frozenset({Kind.NODE})))
-    locked = EntryIndex([sample(record_module.NodeRegistered, node_id=7)])
+    locked = EntryIndex([sample(rec.NodeRegistered, node_id=7)])
     assert not locked.may_concern(Selection(node_ids=frozenset({8})))
     assert not locked.may_concern(Selection(stream_ids=frozenset({2})))

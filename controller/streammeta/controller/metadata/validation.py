@@ -5,6 +5,7 @@ naming the field as in `proto/`, one over a limit `LimitExceededError`; neither 
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from streammeta.controller.errors import LimitExceededError
 from streammeta.controller.metadata import requests
@@ -47,12 +48,33 @@ def validate(request: requests.WriteRequest | requests.ReadRequest) -> None:
         InvalidRequestError: a field is malformed.
         LimitExceededError: the request is larger than a limit.
     """
-    _CHECKS[type(request)](request)
+    check: Callable[..., None] = _CHECKS.get(type(request), _check_fields)
+    check(request)
 
 
-def _check_request_id(request_id: str) -> None:
-    if not 1 <= len(request_id) <= REQUEST_ID_LENGTH_MAX:
-        raise fail("request_id", repr(request_id), f"1 to {REQUEST_ID_LENGTH_MAX} characters")
+def _check_fields(request: Any) -> None:
+    """Check each field by the rule for its name; flags have none."""
+    for name in request.__dataclass_fields__:
+        check = _FIELDS.get(name)
+        if check is not None:
+            check(name, getattr(request, name))
+
+
+def _between(low: int, high: int) -> Callable[[str, int], None]:
+    return lambda field, value: check_between(field, value, low, high)
+
+
+def _length(longest: int) -> Callable[[str, str], None]:
+    def check(field: str, text: str) -> None:
+        if not 1 <= len(text) <= longest:
+            raise fail(field, repr(text), f"1 to {longest} characters")
+
+    return check
+
+
+def _check_wal_config(field: str, text: str) -> None:
+    if len(text.encode()) > WAL_CONFIG_BYTES_MAX:
+        raise LimitExceededError(f"{field}: over {WAL_CONFIG_BYTES_MAX} bytes")
 
 
 def _check_tags(field: str, tags: Tags) -> None:
@@ -70,7 +92,7 @@ def _check_page(page: PageRequest) -> None:
     check_between("page.page_size", page.page_size, 0, PAGE_SIZE_MAX)
 
 
-def _check_id_page(page: PageRequest) -> None:
+def _check_id_page(_: str, page: PageRequest) -> None:
     _check_page(page)
     token = page.page_token
     if not token:
@@ -83,8 +105,7 @@ def _check_id_page(page: PageRequest) -> None:
 
 
 def _check_create_streams(request: requests.CreateStreams) -> None:
-    _check_request_id(request.request_id)
-    check_node(request.node)
+    _check_fields(request)
     check_batch("streams", request.streams)
     for index, stream in enumerate(request.streams):
         _check_tags(f"streams[{index}].tags", stream.tags)
@@ -124,8 +145,7 @@ def _check_close_streams(request: requests.CloseStreams) -> None:
 
 
 def _check_abandon_uploads(request: requests.AbandonUploads) -> None:
-    check_between("node_id", request.node_id, 0, INT32_MAX)
-    _check_described("stream_ids", request.stream_ids)
+    _check_fields(request)
     check_no_repeat("stream_ids", request.stream_ids)
 
 
@@ -140,39 +160,6 @@ def _check_delete_streams(request: requests.DeleteStreams) -> None:
     _check_streams(request.node, request.streams, epoch_min=-1)
 
 
-def _check_get_opening_streams(request: requests.GetOpeningStreams) -> None:
-    check_node(request.node)
-    _check_id_page(request.page)
-
-
-def _check_prepare_objects(request: requests.PrepareObjects) -> None:
-    _check_request_id(request.request_id)
-    check_node(request.node)
-    check_between("count", request.count, 1, BATCH_MAX)
-    check_between("ttl_ms", request.ttl_ms, TTL_MS_MIN, TTL_MS_MAX)
-
-
-def _check_limit(request: requests.ExpireObjects | requests.SweepDeletedStreams) -> None:
-    check_between("limit", request.limit, 1, BATCH_MAX)
-
-
-def _check_destroy_dead(request: requests.DestroyDeadSetObjects) -> None:
-    check_between("node_id", request.node_id, 0, INT32_MAX)
-    check_between("after_object_id", request.after_object_id, -1, INT64_MAX - 1)
-    check_between("limit", request.limit, 1, BATCH_MAX)
-
-
-def _check_hold(request: requests.HoldDeletions) -> None:
-    check_between("hold_ms", request.hold_ms, 1, TTL_MS_MAX)
-
-
-def _check_claim_bucket(request: requests.ClaimBucket) -> None:
-    if not 1 <= len(request.cluster_uuid) <= CLUSTER_UUID_LENGTH_MAX:
-        problem = f"1 to {CLUSTER_UUID_LENGTH_MAX} characters"
-        raise fail("cluster_uuid", repr(request.cluster_uuid), problem)
-    check_between("issued_below", request.issued_below, 0, INT64_MAX)
-
-
 def _check_object_ids(request: requests.RemoveObjects | requests.CheckObjects) -> None:
     check_batch("object_ids", request.object_ids)
     _check_id_range("object_ids", request.object_ids)
@@ -182,25 +169,6 @@ def _check_id_range(field: str, ids: Sequence[int]) -> None:
     if ids:
         check_between(field, min(ids), 0, INT64_MAX)
         check_between(field, max(ids), 0, INT64_MAX)
-
-
-def _check_register_node(request: requests.RegisterNode) -> None:
-    check_node(request.node)
-    _check_tags("tags", request.tags)
-    if len(request.wal_config.encode()) > WAL_CONFIG_BYTES_MAX:
-        raise LimitExceededError(f"wal_config: over {WAL_CONFIG_BYTES_MAX} bytes")
-
-
-def _check_node_request(request: requests.UnregisterNode | requests.SuperviseNode) -> None:
-    check_node(request.node)
-
-
-def _check_next_node_id(request: requests.GetNextNodeId) -> None:
-    _check_request_id(request.request_id)
-
-
-def _check_set_node_lock(request: requests.SetNodeLock) -> None:
-    check_between("node_id", request.node_id, 0, INT32_MAX)
 
 
 def _check_assign_recoveries(request: requests.AssignRecoveries) -> None:
@@ -251,18 +219,6 @@ def _check_list_kvs(request: requests.ListKVs) -> None:
     _check_page(request.page)
 
 
-def _check_describe_streams(request: requests.DescribeStreams) -> None:
-    _check_id_page(request.page)
-    _check_described("stream_ids", request.stream_ids)
-    if request.owner_node_id is not None:
-        check_between("owner_node_id", request.owner_node_id, 0, INT32_MAX)
-
-
-def _check_describe_objects(request: requests.DescribeObjects) -> None:
-    _check_id_page(request.page)
-    _check_described("object_ids", request.object_ids)
-
-
 def _check_described(field: str, ids: Sequence[int]) -> None:
     if len(ids) > BATCH_MAX:
         raise LimitExceededError(f"{field}: got {len(ids)}, at most {BATCH_MAX} in one request")
@@ -280,48 +236,50 @@ def _check_get_objects(request: requests.GetObjects) -> None:
             raise fail(f"{field}.end_offset", query.end_offset, "-1 or >= start_offset")
 
 
-def _check_get_nodes(request: requests.GetNodes) -> None:
-    _check_described("node_ids", request.node_ids)
+def _check_owner(field: str, node_id: int | None) -> None:
+    if node_id is not None:
+        check_between(field, node_id, 0, INT32_MAX)
 
 
-def _check_list_set_objects(request: requests.ListStreamSetObjects) -> None:
-    check_between("node_id", request.node_id, 0, INT32_MAX)
-    _check_id_page(request.page)
+_FIELDS: dict[str, Callable[[str, Any], None]] = {
+    "after_object_id": _between(-1, INT64_MAX - 1),
+    "cluster_uuid": _length(CLUSTER_UUID_LENGTH_MAX),
+    "count": _between(1, BATCH_MAX),
+    "hold_ms": _between(1, TTL_MS_MAX),
+    "issued_below": _between(0, INT64_MAX),
+    "limit": _between(1, BATCH_MAX),
+    "node": lambda _, node: check_node(node),
+    "node_id": _between(0, INT32_MAX),
+    "node_ids": _check_described,
+    "object_ids": _check_described,
+    "owner_node_id": _check_owner,
+    "page": _check_id_page,
+    "request_id": _length(REQUEST_ID_LENGTH_MAX),
+    "stream_ids": _check_described,
+    "tags": _check_tags,
+    "ttl_ms": _between(TTL_MS_MIN, TTL_MS_MAX),
+    "wal_config": _check_wal_config,
+}
+"""Rules for fields that mean the same in every request that is checked by them."""
 
-
-# Each value takes exactly its key's type, which a dictionary's type can't say.
+# Each value takes exactly its key's type, which a dictionary's type can't say. Requests that are
+# not named have their fields checked.
 _CHECKS: dict[type, Callable[..., None]] = {
     requests.CreateStreams: _check_create_streams,
     requests.OpenStreams: _check_open_streams,
     requests.CloseStreams: _check_close_streams,
     requests.TrimStreams: _check_trim_streams,
     requests.DeleteStreams: _check_delete_streams,
-    requests.GetOpeningStreams: _check_get_opening_streams,
-    requests.PrepareObjects: _check_prepare_objects,
     requests.CommitStreamSetObject: check_commit,
     requests.CommitUploads: check_commit_uploads,
     requests.AbandonUploads: _check_abandon_uploads,
     requests.CommitStreamObject: check_commit_stream_object,
-    requests.ExpireObjects: _check_limit,
-    requests.SweepDeletedStreams: _check_limit,
-    requests.DestroyDeadSetObjects: _check_destroy_dead,
-    requests.HoldDeletions: _check_hold,
-    requests.ClaimBucket: _check_claim_bucket,
     requests.RemoveObjects: _check_object_ids,
-    requests.RegisterNode: _check_register_node,
-    requests.UnregisterNode: _check_node_request,
-    requests.SuperviseNode: _check_node_request,
-    requests.GetNextNodeId: _check_next_node_id,
-    requests.SetNodeLock: _check_set_node_lock,
     requests.AssignRecoveries: _check_assign_recoveries,
     requests.PutKVs: _check_put_kvs,
     requests.DeleteKVs: _check_kv_keys,
-    requests.DescribeStreams: _check_describe_streams,
     requests.GetObjects: _check_get_objects,
-    requests.DescribeObjects: _check_describe_objects,
     requests.CheckObjects: _check_object_ids,
-    requests.GetNodes: _check_get_nodes,
-    requests.ListStreamSetObjects: _check_list_set_objects,
     requests.GetKVs: _check_kv_keys,
     requests.ListKVs: _check_list_kvs,
 }
