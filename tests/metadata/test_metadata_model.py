@@ -18,6 +18,7 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 
 from tests.metadata.map_pair import Pair
@@ -97,11 +98,13 @@ class MapMachine(RuleBasedStateMachine):
         self.pair.check()
 
 
-MapMachine.TestCase.settings = settings(
-    max_examples=_EXAMPLES or 60,
-    stateful_step_count=_STEPS,
-    derandomize=not _EXAMPLES,
-    phases=(Phase.generate, Phase.shrink) if _EXAMPLES else (Phase.generate,),
-    suppress_health_check=list(HealthCheck),
-)
-test_the_map_agrees_with_the_slow_model = MapMachine.TestCase
+@pytest.mark.parametrize("examples", [_EXAMPLES or 15, pytest.param(60, marks=pytest.mark.slow)])
+def test_the_map_agrees_with_the_slow_model(examples: int) -> None:
+    chosen = settings(
+        max_examples=examples,
+        stateful_step_count=_STEPS,
+        derandomize=not _EXAMPLES,
+        phases=(Phase.generate, Phase.shrink) if _EXAMPLES else (Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(MapMachine, settings=chosen)
