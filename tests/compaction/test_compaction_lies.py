@@ -54,6 +54,12 @@ def drop_last_row(columns: str) -> Lie:
     return lie
 
 
+def begin_untrimmed_late(request: CommitStreamSetObjectRequest) -> None:
+    rows = request.stream_objects  # in the order in which they were written
+    untrimmed = list(rows.stream_id).index(max(rows.stream_id))
+    rows.start_offset[untrimmed] += 1
+
+
 def swap_streams(request: CommitStreamSetObjectRequest) -> None:
     ends = request.stream_objects.end_offset
     ends[0], ends[1] = ends[1] + 1, ends[0] - 1
@@ -82,7 +88,7 @@ LIES: dict[str, Lie] = {
     "take another stream": shift("ranges.stream_id", 2, 100),
     "drop a stream object": drop_last_row("stream_objects"),
     "end a stream object early": shift("stream_objects.end_offset", 0, -1),
-    "begin an untrimmed stream object late": shift("stream_objects.start_offset", -1, 1),
+    "begin an untrimmed stream object late": begin_untrimmed_late,
     "swap streams": swap_streams,
     "double a stream object": double_stream_object,
     "name one source less": lambda request: bool(request.compacted_object_ids.pop()),
