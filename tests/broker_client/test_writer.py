@@ -26,7 +26,6 @@ from streammeta.client import (
     StreamWriter,
     UploadFailedError,
     WriterClosedError,
-    WriterConfig,
 )
 from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
 from streammeta.client.object_ids import STOCK_MIN
@@ -34,7 +33,7 @@ from streammeta.client.record_buffer import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_O
 from streammeta.storage.errors import StoreRejectedError
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_format.object_key import key_for
-from tests.kit.fake_broker import NEVER, Broker, broker, until, writing
+from tests.kit.fake_broker import Broker, broker, until, writing
 from tests.kit.fake_cluster import NAMESPACE
 
 COMMITS = "CommitStreamSetObject"
@@ -57,11 +56,6 @@ class Recorder(SilentObserver):
 
     async def on_refused(self, object_ids: Sequence[int], error: Exception) -> None:
         self.seen.append(("refused", list(object_ids)))
-
-
-def config(**changes: Any) -> WriterConfig:
-    """Uploads at flush only, unless a test changes that."""
-    return WriterConfig(**{"linger_s": NEVER, **changes})
 
 
 def commits_of(b: Broker) -> list[Any]:
@@ -162,7 +156,7 @@ async def test_a_lost_answer_to_a_commit_does_not_duplicate_it(streams: int) -> 
             (grpc.StatusCode.ABORTED, "OUTCOME_UNKNOWN"),
         ):
             b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, status, reason, applied=True)
-            async with StreamWriter(b.session, b.store, config()) as writer:
+            async with StreamWriter(b.session, b.store) as writer:
                 writer.attach(await b.reopened((one.stream_id for one in opened), 0))
                 acks = [await writer.append(i, b"x") for i in range(streams)]
                 await writer.flush()
@@ -391,10 +385,7 @@ async def test_what_an_observer_raises_changes_nothing(caplog: pytest.LogCapture
 
 
 async def test_close_flushes_and_refuses_what_comes_after() -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
-        writer = StreamWriter(b.session, b.store, config())
-        writer.attach(streams)
+    async with writing() as (_, writer):
         ack = await writer.append(0, b"x")
         await writer.close()
         assert ack.result() == 0
@@ -403,11 +394,8 @@ async def test_close_flushes_and_refuses_what_comes_after() -> None:
 
 
 async def test_a_cancelled_upload_is_not_acknowledged() -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
+    async with writing() as (b, writer):
         stuck = b.hold()
-        writer = StreamWriter(b.session, b.store, config())
-        writer.attach(streams)
         ack = await writer.append(0, b"x")
         before = asyncio.all_tasks()
         flushing = asyncio.create_task(writer.flush())
@@ -419,18 +407,14 @@ async def test_a_cancelled_upload_is_not_acknowledged() -> None:
         with pytest.raises(WriterClosedError, match=r"stream 0 \[0, 1\) was cancelled; it may"):
             ack.result()
         stuck.set()
-        await writer.close()
 
 
 async def test_only_attached_streams_take_appends() -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
-        async with StreamWriter(b.session, b.store, config()) as writer:
-            with pytest.raises(StreamNotOpenedError, match="not attached"):
-                await writer.append(0, b"x")
-            writer.attach(streams)
-            with pytest.raises(ValueError, match="count is 0"):
-                await writer.append(0, b"x", 0)
-            await writer.append(0, b"x")
-            with pytest.raises(ValueError, match="flush"):
-                writer.attach(streams)
+    async with writing() as (b, writer):
+        (stream,) = await b.opened(1)
+        with pytest.raises(StreamNotOpenedError, match="not attached"):
+            await writer.append(stream.stream_id, b"x")
+        writer.attach([stream])
+        await writer.append(stream.stream_id, b"x")
+        with pytest.raises(ValueError, match="flush"):
+            writer.attach([stream])

@@ -9,27 +9,20 @@ import pytest
 
 from streammeta.client import (
     NodeFencedError,
-    StreamWriter,
     WriterClosedError,
-    WriterConfig,
 )
 from streammeta.client.record_buffer import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OVERHEAD
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import INT32_MAX
-from tests.kit.fake_broker import NEVER, broker, until, writing
+from tests.kit.fake_broker import until, writing
 from tests.kit.fake_cluster import NAMESPACE
 
 COMMITS = "CommitStreamSetObject"
 
 
-def config(**changes: Any) -> WriterConfig:
-    return WriterConfig(**{"linger_s": NEVER, **changes})
-
-
 async def test_close_gives_up_at_its_deadline_and_says_what_is_known() -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
+    async with writing(upload_bytes=1, parallel_uploads=1) as (b, writer):
         b.hold()
         prepares = asyncio.Event()
 
@@ -38,8 +31,6 @@ async def test_close_gives_up_at_its_deadline_and_says_what_is_known() -> None:
                 await prepares.wait()
 
         b.cluster.hooks["PrepareObjects"] = hold_prepares
-        writer = StreamWriter(b.session, b.store, config(upload_bytes=1, parallel_uploads=1))
-        writer.attach(streams)
         submitted = await writer.append(0, b"x")
         await until(lambda: b.cluster.calls[COMMITS] == 1, "commit")
         later = [await writer.append(0, b"y") for _ in range(20)]
@@ -56,12 +47,9 @@ async def test_close_gives_up_at_its_deadline_and_says_what_is_known() -> None:
 
 
 async def test_appends_that_wait_for_room_are_refused_by_close() -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
+    room = RUN_OVERHEAD + RECORD_OVERHEAD + ACK_OVERHEAD + 100
+    async with writing(max_buffer_bytes=room, upload_bytes=room) as (b, writer):
         gate = b.hold()
-        room = RUN_OVERHEAD + RECORD_OVERHEAD + ACK_OVERHEAD + 100
-        writer = StreamWriter(b.session, b.store, config(max_buffer_bytes=room, upload_bytes=room))
-        writer.attach(streams)
         ack = await writer.append(0, bytes(100))
         waiting = asyncio.create_task(writer.append(0, b"y"))
         await until(lambda: b.cluster.calls[COMMITS] == 1, "commit of the full buffer")
@@ -75,13 +63,9 @@ async def test_appends_that_wait_for_room_are_refused_by_close() -> None:
 
 async def test_a_node_that_is_taken_over_fails_everything_at_once() -> None:
     """Also what is being uploaded, what waits in the buffer and who waits for room."""
-    async with broker() as b:
-        streams = await b.opened(2)
+    room = 2 * (RUN_OVERHEAD + RECORD_OVERHEAD + ACK_OVERHEAD + 10)
+    async with writing(2, max_buffer_bytes=room, upload_bytes=RUN_OVERHEAD) as (b, writer):
         gate = b.hold("PrepareObjects")
-        one = RUN_OVERHEAD + RECORD_OVERHEAD + ACK_OVERHEAD + 10
-        settings = config(max_buffer_bytes=2 * one, upload_bytes=RUN_OVERHEAD)
-        writer = StreamWriter(b.session, b.store, settings)
-        writer.attach(streams)
         first = await writer.append(0, b"x" * 10)
         flushing = asyncio.create_task(writer.flush())
         await until(lambda: b.cluster.calls["PrepareObjects"] == 1, "the upload's prepare")

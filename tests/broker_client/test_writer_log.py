@@ -152,12 +152,9 @@ async def test_passing_failures_are_repeated_until_they_pass(
 
 
 async def test_close_leaves_in_the_log_what_it_could_not_commit() -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
-        log = FakeLog()
+    log = FakeLog()
+    async with writing(log=log, durability="wal") as (b, writer):
         b.cluster.fail_next(PREPARE_OBJECTS, grpc.StatusCode.UNAVAILABLE, times=10_000)
-        writer = writer_of(b, log)
-        writer.attach(streams)
         ack = await writer.append(0, b"x")
         log.finish()
         await writer.close(0.2)

@@ -72,6 +72,7 @@ class NodeCompaction:
     streams: tuple[GroupReport, ...]
 
 
+@dataclass(eq=False, repr=False)
 class StreamClient(ClosedAtExit):
     """Everything a broker needs of one cluster. Make it with `open`, and `close` it.
 
@@ -82,27 +83,16 @@ class StreamClient(ClosedAtExit):
     `StorageError` for failures of the bucket, and `TypeError` or `ValueError` for wrong arguments.
     """
 
-    def __init__(
-        self,
-        controllers: ControllerClient,
-        store: ObjectStore,
-        reader: StreamReader,
-        writer: StreamWriter | None,
-        session: BrokerSession | None,
-        config: StreamClientConfig,
-        closing: AsyncExitStack,
-    ) -> None:
-        self.controllers = controllers
-        self.store = store
-        self.reader = reader
-        self._writer = writer
-        self._session = session
-        self._config = config
-        self._closing = closing
-        inherited = () if session is None else session.inherited
-        self._epochs = {one.stream_id: one.epoch for one in inherited}
-        self._compactors: tuple[SetObjectCompactor, StreamObjectCompactor] | None = None
-        self.recovery: RecoveryReport | None = None
+    controllers: ControllerClient
+    store: ObjectStore
+    reader: StreamReader
+    _writer: StreamWriter | None
+    _session: BrokerSession | None
+    _config: StreamClientConfig
+    _epochs: dict[int, int]
+    _closing: AsyncExitStack
+    _compactors: tuple[SetObjectCompactor, StreamObjectCompactor] | None = None
+    recovery: RecoveryReport | None = None
 
     @classmethod
     async def open(
@@ -153,7 +143,9 @@ class StreamClient(ClosedAtExit):
                 writer.attach(session.inherited)
             reader = StreamReader(controllers, store, namespace, config.reader)
             await closing.enter_async_context(reader)
-            client = cls(controllers, store, reader, writer, session, config, closing)
+            inherited = () if session is None else session.inherited
+            epochs = {one.stream_id: one.epoch for one in inherited}
+            client = cls(controllers, store, reader, writer, session, config, epochs, closing)
             if writer is not None and config.wal_directory is not None:
                 client.recovery = await writer.recover()
             client._closing = closing.pop_all()
