@@ -1,6 +1,8 @@
 """What a controller tells of its map, as the state that sensible random requests are made from."""
 
+from dataclasses import fields
 from random import Random
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
@@ -56,16 +58,21 @@ class SensibleCalls:
         while True:
             request = self._requests.any(self._model)
             if isinstance(request, r.CommitUploads):
-                uploads = PLAIN.writer(r.CommitUploads, objects_pb2.UploadColumns)(request)
+                uploads = message_of(request, objects_pb2.UploadColumns)
                 batch = objects_pb2.CommitPipelineRequest(sequence=1, uploads=uploads)
                 return "CommitPipeline", batch
             if isinstance(request, r.SetNodeLock):
                 name = "LockNode" if request.locked else "UnlockNode"
-                return name, PLAIN.writer(r.SetNodeLock, _METHODS[name])(request)
+                return name, message_of(request, _METHODS[name])
             if type(request) in _CALLS:
                 name, kind = _CALLS[type(request)]
-                message: Message = PLAIN.writer(type(request), kind)(request)
-                return name, message
+                return name, message_of(request, kind)
+
+
+def message_of(request: Any, kind: type[Message]) -> Any:
+    """Return a request of the map as the message that asks for it."""
+    missing = {"request_id"} - {part.name for part in fields(request)}
+    return PLAIN.writer(type(request), kind, *missing)(request)
 
 
 def state_of(channel: grpc.Channel) -> State:

@@ -57,9 +57,14 @@ def assert_read(data: bytes) -> None:
 
 
 def plain(value: Any, like: Message) -> dict[str, Any]:
-    """Return the fields of `value` that a message has, columns as lists."""
+    """Return the fields of `value` that a message has, columns as lists.
+
+    A commit is known again by its object: its request id is not read.
+    """
     found: dict[str, Any] = {}
     for field in like.DESCRIPTOR.fields:
+        if field.name == "request_id":
+            continue
         part = getattr(value, field.name)
         if field.is_repeated:
             found[field.name] = [int(each) for each in part]
