@@ -156,7 +156,7 @@ async def test_a_commit_that_is_never_taken_ends_at_the_commit_deadline_and_says
 
 async def test_ids_are_asked_for_until_the_commit_deadline_not_that_of_a_call() -> None:
     async with writing(deadline=0.2, **CONFIG) as (b, writer):
-        b.cluster.fail_next(PREPARE_OBJECTS, EXHAUSTED, "DISK_FULL", times=8)
+        b.cluster.fail_next(PREPARE_OBJECTS, EXHAUSTED, "DISK_FULL", times=4)
         assert await (await writer.append(0, b"x")) == 0
 
 

@@ -2,8 +2,8 @@
 
 Owns the connection, what was sent on it and not answered, and the time that may take. What is
 handed in while messages are under way waits and travels together in the next one. After a failure
-everything unanswered is sent again, in order: commits are idempotent by object id. What a message
-holds is `commit_messages`' business.
+everything unanswered is sent again, in order: commits are idempotent by object id. The contents of
+a message are in `commit_messages`.
 """
 
 from __future__ import annotations

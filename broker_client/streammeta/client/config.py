@@ -97,7 +97,7 @@ class UploadObserver(Protocol):
 
 
 class SilentObserver:
-    """Looks at nothing."""
+    """An observer that does nothing."""
 
     async def on_prepared(self, object_ids: Sequence[int], deadline_ms: int) -> None:
         """Do nothing."""

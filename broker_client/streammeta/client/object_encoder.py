@@ -2,7 +2,7 @@
 
 Owns where data blocks are cut and the buffer the object is built in. The records leave their run
 piece by piece as they enter the object, so that a batch is never held twice. The bytes are those
-that `storage.object_format.object_builder` gives for the same records. Pure: no I/O, no clock.
+of the format, `streammeta.storage.object_format`. Pure: no I/O, no clock.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Owns admission (bytes, order, push-back), the triggers of an upload (size, streams, linger_s, flush,
 a full buffer) and the way of each batch: built and prepared in order, uploaded in parallel,
 committed in order with several commits under way. After a stream's write failed nothing later of
-that stream is committed until it is attached again, so its log never gets a hole. What an upload is
-made of is `upload`'s business, what a write-ahead log adds is `logged_acks`'.
+that stream is committed until it is attached again, so its log never gets a hole. The contents of
+an upload are the uploader's; early acknowledgement by a write-ahead log is in `writer_log`.
 """
 
 from __future__ import annotations

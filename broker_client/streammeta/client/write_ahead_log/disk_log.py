@@ -169,7 +169,7 @@ class DiskLog:
         found good.
 
         Raises:
-            WrongLogError, DamagedLogError: as `scan` says; nothing was changed.
+            WrongLogError, DamagedLogError: as `_scan` raises them; nothing was changed.
             OSError: the disk failed or is full.
         """
         path = directory / STATE_NAME

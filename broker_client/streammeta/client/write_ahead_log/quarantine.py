@@ -57,8 +57,8 @@ class _Salvage:
 def quarantine(files: FileSystem, directory: Path, identity: LogIdentity) -> int:
     """Mend everything that opening the log would report as damage; does nothing without damage.
 
-    Returns how many records are lost with segments at the beginning that are missing; `scan` counts
-    those that are lost behind.
+    Returns how many records are lost with missing segments at the beginning; opening the log counts
+    those lost behind.
 
     Raises:
         WrongLogError: the log is another's.
