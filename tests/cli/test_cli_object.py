@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store import address as addresses
 from tests.kit.built_objects import ObjectBuilder
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.real_cluster import streammeta
 from tests.storage.format_objects import PUBLISHED_LINES, published_object
 from tests.storage.kafka_batches import ZSTD, kafka_batch, kafka_record
 from tests.storage.meta_payloads import PARTITION, PRODUCERS
@@ -29,14 +29,20 @@ def published() -> bytes:
     return published_object(PRODUCERS, PARTITION).data
 
 
+@pytest.fixture
+def sound(published: bytes, tmp_path: Path) -> Path:
+    """A file of that object, called by its id."""
+    (tmp_path / "78").write_bytes(published)
+    return tmp_path / "78"
+
+
 def dump(*words: str | Path) -> int:
     return output.run_cli(cli, ["object", "dump", *map(str, words)])
 
 
-def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    found = json.loads(capsys.readouterr().out)
-    assert isinstance(found, dict)
-    return found
+def document(*words: str | Path) -> dict[str, Any]:
+    """What `dump` says in json, with its `exit_code`."""
+    return streammeta("object", "dump", *map(str, words))
 
 
 def kafka_object(*payloads: bytes) -> bytes:
@@ -46,10 +52,9 @@ def kafka_object(*payloads: bytes) -> bytes:
 
 
 def test_a_published_object_shows_the_published_lines(
-    published: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    sound: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "78").write_bytes(published)
-    assert dump("--decode", "metastream", "--stream", "3", tmp_path / "78") == 0
+    assert dump("--decode", "metastream", "--stream", "3", sound) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[: len(PUBLISHED_LINES)] == PUBLISHED_LINES
     assert lines[len(PUBLISHED_LINES) :][0] == (
@@ -63,11 +68,8 @@ def test_a_published_object_shows_the_published_lines(
     ]
 
 
-def test_as_many_records_show_as_asked_for(
-    published: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "object"
-    path.write_bytes(published)
+def test_as_many_records_show_as_asked_for(sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = sound.rename(sound.with_name("object"))
     shown = {}
     for words in ((), ("--records", "3"), ("--no-records",), ("--records", "0", "--stream", "5")):
         assert dump(*words, path) == 0
@@ -80,14 +82,9 @@ def test_as_many_records_show_as_asked_for(
     assert shown[("--records", "0", "--stream", "5")] == (0, "records not shown: 84")
 
 
-def test_the_same_in_json(
-    published: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "78"
-    path.write_bytes(published)
-    assert dump("--format", "json", "--decode", "metastream", "--stream", "3", path) == 0
-    found = document(capsys)
-    assert found["ok"] is True
+def test_the_same_in_json(sound: Path) -> None:
+    found = document("--decode", "metastream", "--stream", "3", sound)
+    assert (found["exit_code"], found["ok"]) == (0, True)
     assert (found["object_id"], found["size"], found["kind"]) == (78, 5242306, "normal")
     assert found["footer"] == {"index_position": 5242006, "index_size": 252}
     assert len(found["index"]) == 7
@@ -132,56 +129,46 @@ def test_kafka_batches_show_with_their_records(
     assert lines[3].endswith("key=null, value=null, headers=[]")
     assert lines[-1].startswith("not decoded: what is left for a batch header at byte 0 is 8 bytes")
     assert all(line.isprintable() for line in lines)
-    assert dump("--decode", "kafka", "--format", "json", path) == 0
-    found = document(capsys)["records"]
+    found = document("--decode", "kafka", path)["records"]
     assert [one["batches"][0]["compression"] for one in found[:2]] == ["NONE", "ZSTD"]
     assert found[1]["batches"][0]["records"][0]["key_base64"] == "aw=="
     assert found[2]["not_decoded"]["found"] == "8 bytes"
 
 
-def test_a_batch_whose_checksum_does_not_hold_is_damage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_batch_whose_checksum_does_not_hold_is_damage(tmp_path: Path) -> None:
     batch = bytearray(kafka_batch(0, [kafka_record(0, None, b"value")]))
     batch[-2] ^= 1
     path = tmp_path / "object"
     path.write_bytes(kafka_object(bytes(batch)))
-    assert dump(path) == 0
-    capsys.readouterr()
-    assert dump("--decode", "kafka", "--format", "json", path) == 1
-    found = document(capsys)
-    assert (found["ok"], found["error"]["code"]) == (False, "CORRUPT_OBJECT")
+    assert document(path)["ok"]
+    found = document("--decode", "kafka", path)
+    assert (found["exit_code"], found["error"]["code"]) == (1, "CORRUPT_OBJECT")
     assert found["faults"][0]["position"] == 10 + 33
     assert found["records"][0]["batches"][0]["checksum_holds"] is False
 
 
-@pytest.mark.parametrize("as_json", [False, True])
 def test_a_corrupt_object_shows_what_is_left_and_fails(
-    *, as_json: bool, published: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    sound: Path, published: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "object"
-    path.write_bytes(published[:-1])
-    assert dump("--stream", "3", *(("--format", "json") if as_json else ()), path) == 1
+    sound.write_bytes(published[:-1])
+    found = document("--stream", "3", sound)
+    assert (found["exit_code"], found["error"]["code"]) == (1, "CORRUPT_OBJECT")
+    assert (found["footer"], found["kind"], found["ranges"]) == (None, None, None)
+    assert found["faults"][0]["expected"] == "0x88e241b785f4cff7 or 0x88e241b785f4cff8"
+    assert [record["base_offset"] for record in found["records"]] == [4, 5]
+
+    assert dump("--stream", "3", sound) == 1
     shown = capsys.readouterr()
-    if as_json:
-        found = json.loads(shown.out)
-        assert found["ok"] is False
-        assert found["error"]["code"] == "CORRUPT_OBJECT"
-        assert (found["footer"], found["kind"], found["ranges"]) == (None, None, None)
-        assert found["faults"][0]["expected"] == "0x88e241b785f4cff7 or 0x88e241b785f4cff8"
-        assert [record["base_offset"] for record in found["records"]] == [4, 5]
-    else:
-        lines = shown.out.splitlines()
-        assert lines[0].startswith("CORRUPT at byte 5242297: footer magic is ")
-        assert lines[1].startswith("===========StreamRecordBatch{streamId=3,")
-        assert "is corrupt in places: 2; at byte 5242297 footer magic" in shown.err
+    lines = shown.out.splitlines()
+    assert lines[0].startswith("CORRUPT at byte 5242297: footer magic is ")
+    assert lines[1].startswith("===========StreamRecordBatch{streamId=3,")
+    assert "is corrupt in places: 2; at byte 5242297 footer magic" in shown.err
 
 
 def test_an_object_comes_from_standard_input_too(
-    published: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+    sound: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "piped").write_bytes(published)
-    with (tmp_path / "piped").open() as file:
+    with sound.open() as file:
         monkeypatch.setattr("sys.stdin", file)
         assert dump("--no-records", "-") == 0
     assert capsys.readouterr().out.splitlines()[:9] == PUBLISHED_LINES[:9]
@@ -242,8 +229,7 @@ def test_a_composite_shows_its_links(tmp_path: Path, capsys: pytest.CaptureFixtu
         "streamId=9, startOffset=0, endOffset=10, recordCount=1, startPosition=0, size=53",
         "objectId=7, ranges=[9:0-10, ]",
     ]
-    assert dump("--format", "json", path) == 0
-    found = document(capsys)
+    found = document(path)
     assert found["kind"] == "composite"
     assert found["links"] == [{"object_id": 101, "bucket_id": 3, "index_entries": 1}]
 
@@ -264,7 +250,6 @@ def test_what_can_not_be_dumped_is_said(
 ) -> None:
     assert dump(*words) == code
     assert said in capsys.readouterr().err
-    assert dump("--format", "json", *words) == code
-    found = document(capsys)
-    assert found["ok"] is False
+    found = document(*words)
+    assert (found["exit_code"], found["ok"]) == (code, False)
     assert said in found["error"]["message"]

@@ -108,3 +108,5 @@ def test_an_address_is_written_and_explained() -> None:
     _, amazon = run_json("url", "--bucket", "data")
     assert (amazon["endpoint"], amazon["path_style"]) == ("Amazon S3", False)
     assert amazon["server_form"] is None
+    _, by_host = run_json("url", *options, "--host-style")
+    assert by_host["path_style"] is False

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -301,7 +301,11 @@ def dev(
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    with _root(data_dir) as root:
+    with contextlib.ExitStack() as stack:
+        if data_dir is None:
+            folder = tempfile.TemporaryDirectory(prefix="streammeta-dev-")
+            data_dir = Path(stack.enter_context(folder))
+        root = data_dir.absolute()
         bucket = root / "bucket"
         bucket.mkdir(parents=True, exist_ok=True)
         ports = free_ports(CONTROLLER_COUNT) if port is None else range(port, port + 3)
@@ -323,15 +327,6 @@ def _say_ready(cluster: LocalCluster, output_format: OutputFormat) -> None:
         click.echo(json.dumps({"ok": True, "connect": cluster.connect, "store": cluster.store_uri}))
     else:
         click.echo(f"{READY_PREFIX}connect={cluster.connect} store={cluster.store_uri}")
-
-
-@contextlib.contextmanager
-def _root(data_dir: Path | None) -> Iterator[Path]:
-    if data_dir is not None:
-        yield data_dir.absolute()
-        return
-    with tempfile.TemporaryDirectory(prefix="streammeta-dev-") as folder:
-        yield Path(folder)
 
 
 def _wait(cluster: LocalCluster, stop: threading.Event) -> None:

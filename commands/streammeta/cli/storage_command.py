@@ -251,10 +251,30 @@ def _inspected(data_dir: Path) -> Iterator[Inspection]:
 
 def _print_facts(output: Output, facts: Inspection) -> None:
     """Print all that is known of a directory."""
-    output.summary(_identity_facts(facts) | _log_facts(facts))
+    identity, state = facts.identity, facts.state
+    vote = state.vote if state else None
+    lost = facts.record.lost if facts.record else None
+    output.summary(
+        {
+            "cluster_id": identity.cluster_id,
+            "node_id": identity.node_id,
+            "directory_id": identity.directory_id,
+            "epoch": state.epoch if state else None,
+            "leader_id": state.leader_id if state else None,
+            "voted_id": vote.node_id if vote else None,
+            "voted_directory_id": vote.directory_id if vote else None,
+            "log_start_offset": facts.start_offset,
+            "log_end_offset": facts.end_offset,
+            "flushed_end_offset": facts.flushed_end,
+            "batches": facts.batch_count,
+            "unflushed_torn_bytes": facts.torn_bytes,
+            "reserve_bytes": facts.reserve_bytes,
+            "repairs_up_to_offset": lost.end_offset if lost else None,
+        }
+    )
     voters = [
         (voter.key.node_id, voter.endpoint, voter.key.directory_id)
-        for voter in facts.identity.bootstrap_voters
+        for voter in identity.bootstrap_voters
     ]
     snapshots = [
         (s.name, s.snapshot_id.end_offset, s.snapshot_id.epoch, s.size) for s in facts.snapshots
@@ -276,30 +296,3 @@ def _print_facts(output: Output, facts: Inspection) -> None:
             output.note("")
         if rows or output.format == "json":
             output.rows(name, columns, rows)
-
-
-def _identity_facts(facts: Inspection) -> dict[str, object]:
-    identity, state = facts.identity, facts.state
-    vote = state.vote if state else None
-    return {
-        "cluster_id": identity.cluster_id,
-        "node_id": identity.node_id,
-        "directory_id": identity.directory_id,
-        "epoch": state.epoch if state else None,
-        "leader_id": state.leader_id if state else None,
-        "voted_id": vote.node_id if vote else None,
-        "voted_directory_id": vote.directory_id if vote else None,
-    }
-
-
-def _log_facts(facts: Inspection) -> dict[str, object]:
-    lost = facts.record.lost if facts.record else None
-    return {
-        "log_start_offset": facts.start_offset,
-        "log_end_offset": facts.end_offset,
-        "flushed_end_offset": facts.flushed_end,
-        "batches": facts.batch_count,
-        "unflushed_torn_bytes": facts.torn_bytes,
-        "reserve_bytes": facts.reserve_bytes,
-        "repairs_up_to_offset": lost.end_offset if lost else None,
-    }
