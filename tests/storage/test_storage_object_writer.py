@@ -170,10 +170,15 @@ def test_what_can_not_be_written_is_refused_by_name_and_changes_nothing(
     assert list(writer.parts()) == list(reference.parts())
 
 
-def test_a_stream_id_out_of_range_is_refused() -> None:
+def test_a_stream_out_of_range_or_out_of_order_is_refused() -> None:
     for stream_id in (-1, 2**63):
         with pytest.raises(ValueError, match="record stream_id is"):
             ObjectWriter().write([RecordBatch(stream_id, 0, 0, 1, b"")])
+    writer = ObjectWriter()
+    writer.write([RecordBatch(2, 0, 0, 1, b"")])
+    writer.write([])
+    with pytest.raises(ValueError, match="stream 1 written after stream 2"):
+        writer.write([RecordBatch(1, 0, 0, 1, b"")])
 
 
 # Checksums
@@ -190,8 +195,7 @@ def test_a_checksum_is_that_of_all_bytes_in_whatever_pieces(data: bytes, cuts: l
 
 
 def test_a_checksum_that_does_not_hold_is_corruption() -> None:
-    checksum = ObjectChecksum()
-    checksum.update(b"123456789")
+    checksum = ObjectChecksum.of(memoryview(b"123456789"))
     checksum.verify(0xE3069283, source="a")  # the check value that the algorithm is published with
     with pytest.raises(CorruptObjectError) as caught:
         checksum.verify(1, source="some/key")

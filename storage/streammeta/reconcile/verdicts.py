@@ -129,9 +129,8 @@ def judge(rows: JoinedColumns, rules: Rules) -> VerdictColumn:
         (~issued, Verdict.NOT_ISSUED),
         (rows.modified_ms >= rules.young_from_ms, Verdict.TOO_YOUNG),
     ]
-    conditions = [condition for condition, _ in ladder]
-    verdicts = [str(verdict) for _, verdict in ladder]
-    return np.select(conditions, verdicts, default=str(Verdict.ORPHAN))
+    conditions, verdicts = zip(*ladder, strict=True)
+    return np.select(conditions, [str(one) for one in verdicts], default=str(Verdict.ORPHAN))
 
 
 MISSING_SHARE = 0.01

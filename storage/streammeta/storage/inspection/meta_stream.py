@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -98,19 +98,8 @@ def decode_meta_entry(payload: bytes | memoryview) -> MetaEntry:
     except UnicodeDecodeError as error:
         raise PayloadError(_FRAME.size, "key", error.reason, "UTF-8") from error
     raw = data[end:]
-    return MetaEntry(key, raw, _decode_value(key, raw, end))
-
-
-def _decode_value(key: str, raw: bytes, origin: int) -> MetaValue:
-    match key:
-        case "PARTITION" | "LOG":
-            return _decode_json(raw, origin)
-        case "LEADER_EPOCH_CHECKPOINT":
-            return _decode_epochs(raw, origin)
-        case "PRODUCER_SNAPSHOTS":
-            return _decode_snapshots(raw, origin)
-        case _:
-            return None
+    decode = _DECODERS.get(key)
+    return MetaEntry(key, raw, None if decode is None else decode(raw, end))
 
 
 def _decode_json(raw: bytes, origin: int) -> MetaValue:
@@ -180,3 +169,12 @@ def _expect_bytes(data: bytes, origin: int, wanted: int, what: str) -> None:
         raise PayloadError(
             origin, f"what is left for {what}", f"{len(data)} bytes", f"{wanted} bytes"
         )
+
+
+_DECODERS: dict[str, Callable[[bytes, int], MetaValue]] = {
+    "PARTITION": _decode_json,
+    "LOG": _decode_json,
+    "LEADER_EPOCH_CHECKPOINT": _decode_epochs,
+    "PRODUCER_SNAPSHOTS": _decode_snapshots,
+}
+"""Decoder of a value and its position in the payload, by key."""

@@ -63,9 +63,7 @@ class Checksum(StrEnum):
             case Checksum.CRC32:
                 raw = zlib.crc32(body).to_bytes(4, "big")
             case Checksum.CRC32C:
-                checksum = ObjectChecksum()
-                checksum.update(body)
-                raw = checksum.value.to_bytes(4, "big")
+                raw = ObjectChecksum.of(body).value.to_bytes(4, "big")
         return base64.b64encode(raw).decode()
 
     def of(self, body: bytes | memoryview) -> dict[str, Any]:
