@@ -127,32 +127,6 @@ def test_the_next_object_of_a_row_inherits_nothing() -> None:
 # ---- what compactions make of them ----
 
 
-def _two_set_objects(**second: Any) -> World:
-    world = World()
-    made(world, upload(0, (0, 0, 10), (1, 0, 10), **facts(100, 200, 1)))
-    made(world, upload(1, (0, 10, 20), (1, 10, 20), **second))
-    return world
-
-
-@pytest.mark.parametrize(
-    ("second", "given", "wanted"),
-    [
-        (facts(50, 150, 2), {}, (50, 200, -1)),
-        (facts(150, 250, 2), facts(crc32c=9), (100, 250, 9)),
-        (facts(crc32c=2), {}, UNKNOWN),
-        (facts(50, 150), facts(60, 70, 9), (60, 70, 9)),
-        ({}, facts(60, 70), (60, 70, -1)),
-    ],
-)
-def test_unknown_bounds_of_a_result_become_those_of_its_sources(
-    second: Any, given: Any, wanted: Any
-) -> None:
-    world = _two_set_objects(**second)
-    sources = column([0, 1])
-    made(world, upload(2, (0, 0, 20), (1, 0, 20), compacted_object_ids=sources, **given))
-    assert known(world, 2) == [wanted]
-
-
 def _stream_objects(*rows: tuple[int, int, int]) -> World:
     """Stream objects 0, 1, ... hold stream 0, ten offsets each, and have these facts."""
     world = World()

@@ -9,7 +9,7 @@ from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.answers import NodeDescription
 from streammeta.controller.metadata.values import Int64Column, NodeIdentity, PageRequest, column
 from streammeta.controller.records.record import ObjectsDestroyed
-from tests.metadata.test_metadata_uploads import NODE, NOW, OTHER, World, batch
+from tests.metadata.test_metadata_uploads import NODE, NOW, OTHER, World
 
 
 def node(world: World, node_id: int = 0) -> NodeDescription | None:
@@ -50,26 +50,6 @@ def next_id(world: World, request_id: str) -> int:
 
 
 # ---- counters ----
-
-
-def test_open_streams_and_set_objects_are_counted_through_their_lives() -> None:
-    world = World(streams=3)
-    assert known(world).has_opening_streams
-    world.write(batch((1, (0, 0, 5)), (2, (1, 0, 5))))
-    world.commit(3, (2, 0, 5))
-    assert known(world).stream_set_object_count == 3
-    close(world, 0, 1)
-    assert known(world).has_opening_streams
-    close(world, 2)
-    assert not known(world).has_opening_streams
-    world.write(r.OpenStreams(node=OTHER, streams=(r.StreamToOpen(0, 2),)))
-    world.write(r.OpenStreams(node=NODE, streams=(r.StreamToOpen(1, 1),)))
-    assert known(world, 1).has_opening_streams
-    assert known(world).has_opening_streams
-    destroy(world, 1, 3)
-    assert known(world).stream_set_object_count == 1
-    listed: Any = world.map.query(r.GetNodes(include_stream_set_objects=True))
-    assert [item.object_id for item in listed.nodes[0].stream_set_objects] == [2]
 
 
 def test_a_nodes_set_objects_are_listed_without_looking_at_those_of_others() -> None:

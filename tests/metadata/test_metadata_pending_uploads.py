@@ -288,15 +288,6 @@ def test_lost_ranges_go_with_their_stream() -> None:
     assert len(world.map.freeze().sections()["lost_ranges"]["stream_id"]) == 0
 
 
-def test_only_what_is_still_owed_counts() -> None:
-    world = fast_closed(taken_over=True)
-    nodes: Any = world.map.query(r.GetNodes())
-    assert [node.pending_upload_count for node in nodes.nodes] == [1, 0]
-    trim(world, OTHER, 2, 150)
-    nodes = world.map.query(r.GetNodes())
-    assert [node.pending_upload_count for node in nodes.nodes] == [0, 0]
-
-
 # ---- undo and snapshots ----
 
 

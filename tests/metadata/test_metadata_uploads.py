@@ -232,18 +232,6 @@ def test_accept_valid_commits_the_others_and_a_repeat_is_answered_alike() -> Non
     assert world.map.state_hash() == after
 
 
-def test_fencing_comes_before_everything_else() -> None:
-    world = World()
-    world.write(r.GetOpeningStreams(node=v.NodeIdentity(0, 1), failover=True))
-    assert world.commit(0, (0, 0, 10)).error is ErrorCode.NODE_FENCED
-    assert world.commit(0, (0, 0, 10), failover=True).error is ErrorCode.NONE
-    stale = world.commit(0, (0, 0, 10), node=v.NodeIdentity(0, 0), failover=True)
-    assert stale.error is ErrorCode.NODE_EPOCH_EXPIRED
-    assert stale.range_errors.tolist() == [ErrorCode.NODE_EPOCH_EXPIRED]
-    unknown = world.commit(0, (0, 0, 10), node=v.NodeIdentity(9, 0))
-    assert unknown.error is ErrorCode.NODE_EPOCH_NOT_EXIST
-
-
 def test_many_commits_over_many_streams_are_found_again() -> None:
     seed = 20
     rng = np.random.default_rng(seed)
