@@ -20,15 +20,7 @@ from streammeta.client.compaction.config import CompactionConfig, CompactionTarg
 from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.resources import give_back
-from streammeta.controller.metadata.requests import (
-    CommitStreamSetObject,
-    CreateStreams,
-    NewStream,
-    OpenStreams,
-    PrepareObjects,
-    RegisterNode,
-    StreamToOpen,
-)
+from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.values import NodeIdentity, RangeColumns, column
 from streammeta.storage.compaction.selection import SelectionConfig
 from streammeta.storage.object_format.object_key import key_for
@@ -54,13 +46,13 @@ class Sources:
 
     async def register(self, node_id: int) -> None:
         node = NodeIdentity(node_id, 1)
-        await self.map.write(RegisterNode(node=node))
-        new = (NewStream(),) * self._streams
+        await self.map.write(requests.RegisterNode(node=node))
+        new = (requests.NewStream(),) * self._streams
         created = await self.map.write(
-            CreateStreams(request_id=self.map.request_id(), node=node, streams=new)
+            requests.CreateStreams(request_id=self.map.request_id(), node=node, streams=new)
         )
-        items = tuple(StreamToOpen(each, 1) for each in created.stream_ids)
-        await self.map.write(OpenStreams(node=node, streams=items))
+        items = tuple(requests.StreamToOpen(each, 1) for each in created.stream_ids)
+        await self.map.write(requests.OpenStreams(node=node, streams=items))
 
     async def upload(self, node_id: int, object_bytes: int, number: int) -> None:
         """Write the `number`-th object of a node, with as many records of each stream."""
@@ -75,11 +67,13 @@ class Sources:
             builder.write([RecordBatch(stream_id, 1, i, 1, payload) for i in range(start, end)])
         built = builder.finish()
         prepared = await self.map.write(
-            PrepareObjects(request_id=self.map.request_id(), node=node, count=1, ttl_ms=60_000)
+            requests.PrepareObjects(
+                request_id=self.map.request_id(), node=node, count=1, ttl_ms=60_000
+            )
         )
         object_id = prepared.first_object_id
         self._store.put(key_for(object_id, NAMESPACE), built.data)
-        commit = CommitStreamSetObject(
+        commit = requests.CommitStreamSetObject(
             node=node,
             object_id=object_id,
             order_id=object_id,

@@ -195,23 +195,14 @@ def spoiled(rng: random.Random, index: list[Entry]) -> list[list[Entry]]:
     """Return versions of an index with one fault each."""
     at = rng.randrange(len(index))
     before, one, after = index[:at], index[at], index[at + 1 :]
-    fields = (one.object_id, one.stream_id, one.start_offset, one.end_offset)
-    return [
-        [*before, *after],
-        [*before, one, one, *after],
-        [*before, Entry(*fields, one.record_count + 1, one.position, one.size), *after],
-        [*before, Entry(*fields, one.record_count, one.position, one.size + 1), *after],
-        [
-            *before,
-            Entry(*fields[:3], one.end_offset + 1, one.record_count, one.position, one.size),
-            *after,
-        ],
-        [
-            *before,
-            Entry(fields[0], 10**6, *fields[2:], one.record_count, one.position, one.size),
-            *after,
-        ],
-    ]
+    wrong = (
+        one._replace(record_count=one.record_count + 1),
+        one._replace(size=one.size + 1),
+        one._replace(end_offset=one.end_offset + 1),
+        one._replace(stream_id=10**6),
+    )
+    changed = [[*before, each, *after] for each in wrong]
+    return [[*before, *after], [*before, one, one, *after], *changed]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

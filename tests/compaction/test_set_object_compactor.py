@@ -31,29 +31,18 @@ COMMIT = "CommitStreamSetObject"
 
 
 class BadLine(Steps):
-    """As long as `fate` is set, calls named `name` meet it."""
+    """Calls named `name` meet `fate` as long as it is set; with `third` only the third one does."""
 
-    def __init__(self, name: str, fate: Fate) -> None:
+    def __init__(self, name: str, fate: Fate, *, third: bool = False) -> None:
         super().__init__()
         self.name = name
         self.fate: Fate | None = fate
+        self.third = third
 
     def _enter(self, name: str) -> tuple[int, Fate | None]:
         ordinal, _ = super()._enter(name)
-        return ordinal, self.fate if name == self.name else None
-
-
-class ThirdFails(Steps):
-    """The third call named `name` fails."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-    def _enter(self, name: str) -> tuple[int, Fate | None]:
-        ordinal, _ = super()._enter(name)
-        is_third = name == self.name and self.names.count(name) == 3
-        return ordinal, Fate.FAIL if is_third else None
+        is_met = name == self.name and (not self.third or self.names.count(name) == 3)
+        return ordinal, self.fate if is_met else None
 
 
 async def world_of(
@@ -186,7 +175,9 @@ async def test_a_commit_without_an_answer_is_made_once_whatever_became_of_it(fat
 async def test_outputs_of_a_failed_attempt_are_used_by_the_next_one() -> None:
     world, ids = await world_of(6)
     config = replace(TINY, memory_budget=1_500)
-    with compactor(world, NODE, ThirdFails("complete_multipart"), config) as made:
+    with compactor(
+        world, NODE, BadLine("complete_multipart", Fate.FAIL, third=True), config
+    ) as made:
         planned = [group async for group in (await made.plan(target(world, NODE))).groups()]
         outputs = sum(len(iteration.outputs) for iteration in planned[0].plan.commits[0].iterations)
         first = await cycle(made, world)

@@ -59,9 +59,7 @@ async def reads_stay(rng: random.Random) -> None:
         assert not list(world.store.list_multipart_uploads())
         for _ in range(10):
             await act(world, rng, SHAPE)
-    await world.expire()
-    check.run()
-    assert not world.strays(), "what nobody needs is deleted"
+    await check.all_gone()
 
 
 async def grown_world() -> World:
@@ -88,26 +86,22 @@ EVERYTHING = (
 )
 
 
-def all_steps() -> list[str]:
-    """What an undisturbed life does, step by step."""
-
-    async def run() -> list[str]:
-        world, steps = await grown_world(), Steps()
-        reports = await lives.compacted_streams(world, EVERYTHING, steps)
-        assert sum(len(report.made) for report in reports) >= 4
-        return steps.names
-
-    return asyncio.run(run())
+async def all_steps() -> list[str]:
+    """Return the steps of an undisturbed life."""
+    world, steps = await grown_world(), Steps()
+    reports = await lives.compacted_streams(world, EVERYTHING, steps)
+    assert sum(len(report.made) for report in reports) >= 4
+    return steps.names
 
 
 @pytest.mark.parametrize("share", [0, *(pytest.param(i, marks=SLOW) for i in (1, 2, 3))])
-def test_a_life_may_end_at_any_step(share: int) -> None:
+async def test_a_life_may_end_at_any_step(share: int) -> None:
     """Every step meets one of the fates; in the long runs the others too."""
-    count = len(all_steps())
+    count = len(await all_steps())
     assert count > 20
     fates = list(Fate)
     for at in range(1, count + 1):
-        asyncio.run(ends_at(Fault(at, fates[(at + share) % len(fates)])))
+        await ends_at(Fault(at, fates[(at + share) % len(fates)]))
 
 
 async def ends_at(fault: Fault) -> None:
@@ -124,13 +118,11 @@ async def ends_at(fault: Fault) -> None:
     again = await lives.compacted_streams(world, EVERYTHING)
     assert all(report.error is None and not report.left_out for report in again), fault
     assert len(world.stored_ranges(0)) <= 2
-    await world.expire()
-    check.run()
-    assert not world.strays(), fault
+    await check.all_gone()
 
 
 async def test_a_commit_whose_answer_is_lost_is_found_done() -> None:
-    names = await _names_of(EVERYTHING)
+    names = await all_steps()
     commits = [at for at, name in enumerate(names, start=1) if name == "CommitStreamObject"]
     assert len(commits) >= 4, names
     for at in commits:
@@ -143,12 +135,6 @@ async def test_a_commit_whose_answer_is_lost_is_found_done() -> None:
         ReadCheck(world).run()
 
 
-async def _names_of(kinds: tuple[StreamCompaction, ...]) -> list[str]:
-    world, steps = await grown_world(), Steps()
-    await lives.compact_streams(world, kinds, steps)
-    return steps.names
-
-
 async def test_two_compactors_of_one_node_do_no_harm() -> None:
     world = await grown_world()
     check = ReadCheck(world)
@@ -157,10 +143,7 @@ async def test_two_compactors_of_one_node_do_no_harm() -> None:
     )
     errors = [one.error for reports in both for one in reports or () if one.error is not None]
     assert {type(error) for error in errors} <= {CompactedObjectsNotFoundError}
-    check.run()
-    await world.expire()
-    check.run()
-    assert not world.strays()
+    await check.all_gone()
 
 
 async def test_ids_that_expired_are_not_used_again() -> None:
@@ -178,9 +161,7 @@ async def test_ids_that_expired_are_not_used_again() -> None:
         again = await made.compact(0, StreamCompaction.GATHER_SMALL)
     assert again.error is None
     assert again.made
-    ReadCheck(world).run()
-    await world.expire()
-    assert not world.strays()
+    await ReadCheck(world).all_gone()
 
 
 async def test_another_owner_ends_it_and_nothing_is_changed() -> None:

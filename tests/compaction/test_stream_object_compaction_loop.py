@@ -48,12 +48,18 @@ async def test_streams_stay_in_few_objects_while_they_grow(composites: bool) -> 
         assert len(world.stored_ranges(each)) < uploads / 2
 
 
-async def test_a_stream_that_was_just_opened_rests() -> None:
+async def small_world() -> World:
+    """One stream of four small objects."""
     world = World(block_bytes=100)
     await world.register(lives.NODE)
     await world.create(lives.NODE, 1)
     for _ in range(4):
         await world.upload(lives.NODE, {0: [(1, 9)]}, [0])
+    return world
+
+
+async def test_a_stream_that_was_just_opened_rests() -> None:
+    world = await small_world()
     steps = Steps()
     with lives.stream_compactor(world, steps) as worker:
 
@@ -69,11 +75,7 @@ async def test_a_stream_that_was_just_opened_rests() -> None:
 
 
 async def test_the_task_goes_on_after_a_failure_and_ends_when_cancelled() -> None:
-    world = World(block_bytes=100)
-    await world.register(lives.NODE)
-    await world.create(lives.NODE, 1)
-    for _ in range(4):
-        await world.upload(lives.NODE, {0: [(1, 9)]}, [0])
+    world = await small_world()
     done = asyncio.Event()
     failures = 0
 
@@ -81,7 +83,7 @@ async def test_the_task_goes_on_after_a_failure_and_ends_when_cancelled() -> Non
         nonlocal failures
         if step.name == "DescribeStreams" and failures < 1:
             failures += 1
-            raise_refused()
+            raise ControllerUnavailableError("DescribeStreams", 1.0, {})
 
     steps = Steps(hook=fail_first)
     with lives.stream_compactor(world, steps) as worker:
@@ -96,16 +98,8 @@ async def test_the_task_goes_on_after_a_failure_and_ends_when_cancelled() -> Non
     ReadCheck(world).run()
 
 
-def raise_refused() -> None:
-    raise ControllerUnavailableError("DescribeStreams", 1.0, {})
-
-
 async def test_a_process_that_was_replaced_ends_its_task() -> None:
-    world = World(block_bytes=100)
-    await world.register(lives.NODE)
-    await world.create(lives.NODE, 1)
-    for _ in range(4):
-        await world.upload(lives.NODE, {0: [(1, 9)]}, [0])
+    world = await small_world()
     steps = Steps()
     with lives.stream_compactor(world, steps) as worker:
         await world.register(lives.NODE)
