@@ -25,11 +25,11 @@ from streammeta.storage.compaction.plan import CommitPlan
 from streammeta.storage.errors import StoreRejectedError
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_format.object_reader import ObjectReader
 from tests.compaction.compaction_map import NAMESPACE, LeadingMap
 from tests.compaction.compaction_steps import Steps
 from tests.conformance.compaction_inputs import Given, WrittenInput
 from tests.conformance.map_rows import MapRows
+from tests.kit.built_objects import opened
 from tests.kit.memory_store import MemoryObjectStore
 
 NODE = NodeIdentity(1_000, 1)
@@ -113,9 +113,7 @@ class Stage:
     def index_of(self, made: MadeObject) -> EntryTable:
         """Read the index of an object that was made, as a reader does."""
         data = self.store.get_range(key_of(made.object_id))
-        reader = ObjectReader(key_of(made.object_id), made.size)
-        while (needed := reader.needed) is not None:
-            reader.receive(data[needed.start : needed.end])
+        reader = opened(data, key_of(made.object_id))
         for entry in reader.index:
             place = reader.block_range(entry)
             reader.records(entry, data[place.start : place.end])

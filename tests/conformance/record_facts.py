@@ -8,8 +8,9 @@ whether there are any records can be compared. Order within an entry means nothi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from streammeta.controller.metadata.answers import StreamDescription
@@ -83,16 +84,13 @@ def _check_types(expected: list[str], told: list[Told]) -> Iterator[Mismatch]:
         yield Mismatch("records.types", expected, _types(told))
 
 
-def _check_includes(expected: list[str], told: list[Told]) -> Iterator[Mismatch]:
+def _check_includes(
+    expected: list[str], told: list[Told], *, wanted: bool = True
+) -> Iterator[Mismatch]:
     for kind in expected:
-        if not any(item["type"] == kind for item in told):
-            yield Mismatch("records.includes", kind, _types(told))
-
-
-def _check_excludes(expected: list[str], told: list[Told]) -> Iterator[Mismatch]:
-    for kind in expected:
-        if any(item["type"] == kind for item in told):
-            yield Mismatch("records.excludes", kind, _types(told))
+        if any(item["type"] == kind for item in told) is not wanted:
+            name = "includes" if wanted else "excludes"
+            yield Mismatch(f"records.{name}", kind, _types(told))
 
 
 def _check_sequence(expected: list[Told], told: list[Told]) -> Iterator[Mismatch]:
@@ -126,12 +124,27 @@ _CHECKS: dict[str, Callable[[Any, list[Told]], Iterator[Mismatch]]] = {
     "count_without_object_records": _check_other_count,
     "types": _check_types,
     "includes": _check_includes,
-    "excludes": _check_excludes,
+    "excludes": partial(_check_includes, wanted=False),
     "sequence": _check_sequence,
 }
 
 
 # ---- spelling out ----
+
+
+def _cells(record: Any, *columns: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a record of columns."""
+    return zip(*(getattr(record, name).tolist() for name in columns), strict=True)
+
+
+def _rows(kind: str, **columns: str) -> Callable[[Any, Context], Iterator[Told]]:
+    """Return what tells a record of this kind for each row of these columns."""
+
+    def spell(record: Any, _: Context) -> Iterator[Told]:
+        for cells in _cells(record, *columns.values()):
+            yield {"type": kind, **dict(zip(columns, cells, strict=True))}
+
+    return spell
 
 
 def _created(record: ours.StreamsCreated, _: Context) -> Iterator[Told]:
@@ -166,9 +179,7 @@ def _closed(record: ours.StreamsClosed, context: Context) -> Iterator[Told]:
 
 
 def _trimmed(record: ours.StreamsTrimmed, context: Context) -> Iterator[Told]:
-    for stream_id, start in zip(
-        record.stream_id.tolist(), record.start_offset.tolist(), strict=True
-    ):
+    for stream_id, start in _cells(record, "stream_id", "start_offset"):
         yield {"type": "S3Stream", "stream": stream_id}
         yield from _trimmed_ranges(context.before.streams[stream_id], start)
 
@@ -185,37 +196,16 @@ def _trimmed_ranges(stream: StreamDescription, start: int) -> Iterator[Told]:
         return
 
 
-def _ranges_removed(record: ours.RangesRemoved, _: Context) -> Iterator[Told]:
-    for stream_id, index in zip(
-        record.stream_id.tolist(), record.range_index.tolist(), strict=True
-    ):
-        yield {"type": "RemoveRange", "stream": stream_id, "index": index}
-
-
-def _deleted(record: ours.StreamsDeleted, _: Context) -> Iterator[Told]:
-    for stream_id in record.stream_id.tolist():
-        yield {"type": "RemoveS3Stream", "stream": stream_id}
-
-
 def _prepared(record: ours.ObjectsPrepared, _: Context) -> Iterator[Told]:
     last = record.first_object_id + record.count - 1
     yield {"type": "AssignedS3ObjectId", "object": last, "assigned": last}
     for object_id in range(record.first_object_id, last + 1):
-        yield {
-            "type": "S3Object",
-            "object": object_id,
-            "state": "PREPARED",
-            "timestamp_ms": record.deadline_ms,
-        }
+        told = {"object": object_id, "state": "PREPARED", "timestamp_ms": record.deadline_ms}
+        yield {"type": "S3Object", **told}
 
 
 def _set_objects(record: ours.StreamSetObjectsCommitted, context: Context) -> Iterator[Told]:
-    for object_id, order, size in zip(
-        record.object_id.tolist(),
-        record.order_id.tolist(),
-        record.object_size.tolist(),
-        strict=True,
-    ):
+    for object_id, order, size in _cells(record, "object_id", "order_id", "object_size"):
         yield _committed(object_id, size, record.committed_at_ms)
         if context.op != "commit_object":
             told = {"object": object_id, "node": record.node_id, "order": order}
@@ -223,12 +213,7 @@ def _set_objects(record: ours.StreamSetObjectsCommitted, context: Context) -> It
 
 
 def _stream_objects(record: ours.StreamObjectsCommitted, context: Context) -> Iterator[Told]:
-    for object_id, size, stream_id in zip(
-        record.object_id.tolist(),
-        record.object_size.tolist(),
-        record.stream_id.tolist(),
-        strict=True,
-    ):
+    for object_id, size, stream_id in _cells(record, "object_id", "object_size", "stream_id"):
         if stream_id in context.before.streams:
             yield _committed(object_id, size, record.committed_at_ms)
             yield {"type": "S3StreamObject", "object": object_id, "stream": stream_id}
@@ -263,31 +248,6 @@ def _linked(record: ours.ObjectsLinked, context: Context) -> Iterator[Told]:
             yield from _let_go(object_id, context)
 
 
-def _removed(record: ours.ObjectsRemoved, _: Context) -> Iterator[Told]:
-    for object_id in record.object_id.tolist():
-        yield {"type": "RemoveS3Object", "object": object_id}
-
-
-def _pending(record: ours.PendingUploadsSet, _: Context) -> Iterator[Told]:
-    yield {"type": "NodeWALUncommittedOffsets", "node": record.node_id}
-
-
-def _epoch_set(record: ours.NodeEpochSet, _: Context) -> Iterator[Told]:
-    yield {"type": "NodeWALMetadata", "node": record.node_id}
-
-
-def _registered(_: ours.NodeRegistered, __: Context) -> Iterator[Told]:
-    yield {"type": "KV"}
-
-
-def _put(record: ours.KVsPut, _: Context) -> Iterator[Told]:
-    yield {"type": "KV", "keys": list(record.keys)}
-
-
-def _kv_deleted(record: ours.KVsDeleted, _: Context) -> Iterator[Told]:
-    yield {"type": "RemoveKV", "keys": list(record.keys)}
-
-
 def _end_offsets(records: Sequence[ours.Record], context: Context) -> Iterator[Told]:
     """Yield the one record of new ends an upload has, if it moves any."""
     for record in records:
@@ -307,23 +267,25 @@ def _end_offsets(records: Sequence[ours.Record], context: Context) -> Iterator[T
                 return
 
 
-_SPELLED: dict[type, Callable[[Any, Context], Iterator[Told]]] = {
+_SPELLED: dict[type, Callable[[Any, Context], Iterable[Told]]] = {
     ours.StreamsCreated: _created,
     ours.StreamsOpened: _opened,
     ours.StreamsReopened: _reopened,
     ours.StreamsClosed: _closed,
     ours.StreamsTrimmed: _trimmed,
-    ours.RangesRemoved: _ranges_removed,
-    ours.StreamsDeleted: _deleted,
+    ours.RangesRemoved: _rows("RemoveRange", stream="stream_id", index="range_index"),
+    ours.StreamsDeleted: _rows("RemoveS3Stream", stream="stream_id"),
     ours.ObjectsPrepared: _prepared,
     ours.StreamSetObjectsCommitted: _set_objects,
     ours.StreamObjectsCommitted: _stream_objects,
     ours.ObjectsDestroyed: _destroyed,
     ours.ObjectsLinked: _linked,
-    ours.ObjectsRemoved: _removed,
-    ours.PendingUploadsSet: _pending,
-    ours.NodeEpochSet: _epoch_set,
-    ours.NodeRegistered: _registered,
-    ours.KVsPut: _put,
-    ours.KVsDeleted: _kv_deleted,
+    ours.ObjectsRemoved: _rows("RemoveS3Object", object="object_id"),
+    ours.PendingUploadsSet: lambda one, _: [
+        {"type": "NodeWALUncommittedOffsets", "node": one.node_id}
+    ],
+    ours.NodeEpochSet: lambda one, _: [{"type": "NodeWALMetadata", "node": one.node_id}],
+    ours.NodeRegistered: lambda *_: [{"type": "KV"}],
+    ours.KVsPut: lambda one, _: [{"type": "KV", "keys": list(one.keys)}],
+    ours.KVsDeleted: lambda one, _: [{"type": "RemoveKV", "keys": list(one.keys)}],
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from streammeta.controller.lifecycle.deletion import Deletion
@@ -59,11 +59,6 @@ class StorageWorld:
             step.get("op") == "complete_storage_delete" for step in run.scenario.get("steps") or []
         )
         self._pending: asyncio.Task[None] | None = None
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether a delete waits to be completed by hand."""
-        return self._pending is not None
 
     async def expire(self) -> None:
         """Mark what is past its deadline, as the running controller does."""
@@ -137,24 +132,20 @@ class StorageWorld:
             await asyncio.gather(self._pending, return_exceptions=True)
 
     async def _drive(
-        self, task: asyncio.Task[None], is_done: object, *, cancel: bool = True
+        self, task: asyncio.Task[None], is_done: Callable[[], bool], *, cancel: bool = True
     ) -> None:
         """Commit what is appended until the condition holds."""
-        assert callable(is_done)
-        log = self._run.live.log
+        live = self._run.live
         deadline = asyncio.get_running_loop().time() + RUN_DEADLINE_S
         for _ in range(20):  # what needs no thread ends within a few turns of the event loop
             await asyncio.sleep(0)
-            if log.committed < log.next_offset:
-                log.commit()
+            live.commit()
         while not is_done() and not task.done():
             if asyncio.get_running_loop().time() > deadline:
                 break
-            if log.committed < log.next_offset:
-                log.commit()
+            live.commit()
             await asyncio.sleep(0.001)
-        if log.committed < log.next_offset:
-            log.commit()
+        live.commit()
         await asyncio.sleep(0)
         if cancel or task.done():
             task.cancel()

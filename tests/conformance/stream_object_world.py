@@ -17,7 +17,7 @@ from streammeta.client.model import NodeIdentity
 from streammeta.storage.bucket_marker import BucketMarker, create_marker
 from streammeta.storage.compaction.stream_objects import StreamCompaction, StreamObject
 from streammeta.storage.object_format.composite import decode_composite
-from streammeta.storage.object_format.index_block import IndexBlock, IndexEntry
+from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.object_key import (
     ObjectAttributes,
     ObjectKind,
@@ -25,10 +25,11 @@ from streammeta.storage.object_format.object_key import (
     encode_attributes,
     key_for,
 )
-from streammeta.storage.object_format.object_reader import ObjectReader, read_entry
+from streammeta.storage.object_format.object_reader import read_entry
 from streammeta.v1 import admin_pb2, common_pb2, objects_pb2, streams_pb2
 from tests.conformance.stream_object_inputs import PreparedObject
 from tests.fake_bucket import FAKE_UUID
+from tests.kit.built_objects import opened
 from tests.kit.memory_store import MemoryObjectStore
 
 NAMESPACE = "DEFAULT"
@@ -193,7 +194,7 @@ class StreamObjectWorld:
             composite = decode_composite(data, source=str(object_id))
             held = [(one, link.object_id) for link in composite.links for one in link.entries]
             return [entry for entry, _ in held], [holder for _, holder in held]
-        index = _index(object_id, data)
+        index = opened(data, str(object_id)).index
         return list(index), [object_id] * len(index)
 
     def _block(self, object_id: int, entry: IndexEntry) -> memoryview:
@@ -201,13 +202,6 @@ class StreamObjectWorld:
 
     def _bytes(self, object_id: int) -> bytes:
         return self.store.objects()[key_for(object_id, NAMESPACE)]
-
-
-def _index(object_id: int, data: bytes) -> IndexBlock:
-    reader = ObjectReader(str(object_id), len(data))
-    while (needed := reader.needed) is not None:
-        reader.receive(data[needed.start : needed.end])
-    return reader.index
 
 
 def _linked(data: bytes) -> list[dict[str, int]]:

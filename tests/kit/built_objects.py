@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streammeta.storage.object_format.index_block import IndexEntry, StreamRange
+from streammeta.storage.object_format.object_reader import ObjectReader
 from streammeta.storage.object_format.object_writer import (
     DEFAULT_BLOCK_SIZE_THRESHOLD,
     ObjectWriter,
@@ -63,3 +64,11 @@ class ObjectBuilder:
         (data,) = self._writer.parts()
         summary = self._writer.summary
         return BuiltObject(data, summary.entries, summary.stream_ranges, summary.crc32c)
+
+
+def opened(data: bytes, source: str = "object") -> ObjectReader:
+    """Return a reader that has read the index of a whole object."""
+    reader = ObjectReader(source, len(data))
+    while (needed := reader.needed) is not None:
+        reader.receive(data[needed.start : needed.end])
+    return reader
