@@ -99,6 +99,18 @@ async def test_dead_set_objects_of_a_fenced_node_are_destroyed_and_live_ones_kep
     assert writing.dead(ids) == [*ids[:3], ids[4]], "stream 0 still has [25, 30)"
 
 
+async def test_set_objects_are_swept_by_the_leader_alone(writing: Writing) -> None:
+    ids = [await writing.commit(0)]
+    await writing.trim(0, 10)
+    writing.fence()
+    writing.world.log.lose_leadership(truncate=False)
+    await writing.sweep.step()
+    assert writing.dead(ids) == []
+    writing.world.log.lead()
+    await writing.sweep.step()
+    assert writing.dead(ids) == ids
+
+
 async def test_a_departed_node_is_forgotten_with_its_last_set_object(writing: Writing) -> None:
     ids = [await writing.commit(0, 1, 2) for _ in range(3)]
     await writing.close_all()

@@ -244,3 +244,6 @@ def test_an_absent_order_is_left_to_the_map_and_zero_is_an_order(
     message.ClearField("order_id")
     message.MergeFrom(objects_pb2.CommitStreamSetObjectRequest(**given))  # type: ignore[arg-type]
     assert commit_stream_set_object_in(parse_commit(message.SerializeToString())).order_id == read
+    message.order_id = -1
+    with pytest.raises(InvalidRequestError, match="order_id: -1; wanted 0 or more, or no value"):
+        commit_stream_set_object_in(parse_commit(message.SerializeToString()))

@@ -7,8 +7,9 @@ import pytest
 from google.protobuf.message import Message
 
 from streammeta.controller.errors import InvalidRequestError
-from streammeta.controller.rpc.map_routes import routes
-from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2, quorum_pb2, streams_pb2
+from streammeta.controller.metadata.requests import GetKVs
+from streammeta.controller.rpc.map_routes import PLAIN, routes
+from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2, quorum_pb2, streams_pb2
 
 NODE = common_pb2.NodeIdentity(node_id=0, node_epoch=0)
 STREAM: dict[str, Any] = {"stream_id": 0, "stream_epoch": 0}
@@ -91,3 +92,15 @@ def test_what_there_is_not_is_left_out_and_never_said_by_a_number(field: str) ->
 
 def test_no_voter_is_removed_that_is_not_named() -> None:
     assert not quorum_pb2.RemoveVoterRequest(cluster_id="c").key.HasField("node_id")
+
+
+def test_a_tag_that_is_given_twice_is_refused() -> None:
+    tags = [common_pb2.Tag(key="k", value=value) for value in "ab"]
+    with pytest.raises(InvalidRequestError, match=r"^streams\[0\]\.tags: a key appears twice"):
+        decoder(streams_pb2.OpenStreamsRequest)(open_of(tags=tags))
+
+
+def test_a_field_without_counterpart_is_found_before_any_message() -> None:
+    for plan in (PLAIN.reader, PLAIN.writer):
+        with pytest.raises(TypeError, match="items"):
+            plan(GetKVs, kv_pb2.PutKVsRequest)

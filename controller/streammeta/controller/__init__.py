@@ -1,6 +1,6 @@
 """The metadata controller: a Raft-replicated map of streams, objects and nodes.
 
-Packages in the order a request flows through them: `rpc` translates, `loop` orders and waits,
+Packages in the order a request flows through them: `rpc` translates, `runtime` orders and waits,
 `metadata` decides and replays, `records` gives decisions their bytes, `quorum` replicates them,
 `journal` keeps them on disk, `snapshot` holds the whole map in one file, `lifecycle` expires and
 deletes objects, `server` puts the parts together, `cli` and `shell` face the operator.
