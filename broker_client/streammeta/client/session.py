@@ -15,31 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
-from streammeta.client import methods
-from streammeta.client.arguments import (
-    INT32_MAX,
-    check_callable,
-    check_client,
-    check_int,
-    check_int_mapping,
-    check_items,
-    check_kind,
-    check_session,
-    check_tags,
-)
+from streammeta.client import arguments, errors, methods
 from streammeta.client.controller_client import ControllerClient
-from streammeta.client.errors import (
-    BrokerClientError,
-    ClientClosedError,
-    ControllerUnavailableError,
-    NodeEpochExpiredError,
-    NodeFencedError,
-    NodeNotRegisteredError,
-    ProtocolViolationError,
-    RefusedError,
-    UnsupportedError,
-    refusal,
-)
 from streammeta.client.model import (
     HeartbeatAnswer,
     NodeIdentity,
@@ -73,7 +50,7 @@ class Outcomes(Generic[DoneT]):
     """What happened to each stream of a batch: an entry in `done` or in `failed`, by stream id."""
 
     done: dict[int, DoneT] = field(default_factory=dict)
-    failed: dict[int, RefusedError] = field(default_factory=dict)
+    failed: dict[int, errors.RefusedError] = field(default_factory=dict)
 
     def require_all(self) -> dict[int, DoneT]:
         """Return `done` if nothing failed; otherwise raise the failure of the smallest id."""
@@ -111,15 +88,15 @@ class BrokerSession:
         `node_epoch` grows with each start, for example the start time in ms. Raises
         `NodeEpochExpiredError` when a newer process has registered.
         """
-        check_client(client)
-        check_int("node_id", node_id, 0, INT32_MAX)
-        check_int("node_epoch", node_epoch)
-        check_kind("wal_config", wal_config, str, "a str")
+        arguments.check_client(client)
+        arguments.check_int("node_id", node_id, 0, arguments.INT32_MAX)
+        arguments.check_int("node_epoch", node_epoch)
+        arguments.check_kind("wal_config", wal_config, str, "a str")
         node = NodeIdentity(node_id, node_epoch)
         request = nodes_pb2.RegisterNodeRequest(
             node=node_message(node),
             wal_config=wal_config,
-            tags=_tags(check_tags("tags", {} if tags is None else tags)),
+            tags=_tags(arguments.check_tags("tags", {} if tags is None else tags)),
         )
         answer = await client.call(methods.REGISTER_NODE, request)
         _check(answer.error, f"registration of node {node_id} at epoch {node_epoch}")
@@ -139,7 +116,8 @@ class BrokerSession:
         """Create a closed, empty stream for each element of `tags`; return their ids in order."""
         wanted = 'a sequence with the tags of each stream, such as [{"topic": "example"}]'
         streams = [
-            check_tags(f"tags[{i}]", one) for i, one in enumerate(check_items("tags", tags, wanted))
+            arguments.check_tags(f"tags[{i}]", one)
+            for i, one in enumerate(arguments.check_items("tags", tags, wanted))
         ]
         ids: list[int] = []
         for batch in _batches(streams):
@@ -168,7 +146,7 @@ class BrokerSession:
             _same_length("OpenStreams", len(batch), len(answer.streams))
             for (stream_id, epoch), one in zip(batch, answer.streams, strict=True):
                 if one.error != common_pb2.ERROR_CODE_NONE:
-                    outcomes.failed[stream_id] = refusal(
+                    outcomes.failed[stream_id] = errors.refusal(
                         one.error, f"opening stream {stream_id} at epoch {epoch}"
                     )
                     continue
@@ -189,8 +167,8 @@ class BrokerSession:
         self, epochs: Mapping[int, int], new_starts: Mapping[int, int]
     ) -> Outcomes[None]:
         """Move the first visible offset of each stream of `new_starts` forward."""
-        starts = check_int_mapping("new_starts", new_starts, "new start offsets")
-        known = check_int_mapping("epochs", epochs, _EPOCHS)
+        starts = arguments.check_int_mapping("new_starts", new_starts, "new start offsets")
+        known = arguments.check_int_mapping("epochs", epochs, _EPOCHS)
         if missing := starts.keys() - known.keys():
             raise ValueError(f"epochs has no stream {min(missing)}, which new_starts names")
         streams = [
@@ -222,7 +200,7 @@ class BrokerSession:
                 if code == common_pb2.ERROR_CODE_NONE:
                     outcomes.done[one.stream_id] = None
                 else:
-                    outcomes.failed[one.stream_id] = refusal(
+                    outcomes.failed[one.stream_id] = errors.refusal(
                         code, f"{doing} stream {one.stream_id}"
                     )
         return outcomes
@@ -248,7 +226,7 @@ def _batches(items: Sequence[ItemT]) -> Iterator[Sequence[ItemT]]:
 
 
 def _by_id(epochs: Mapping[int, int]) -> list[tuple[int, int]]:
-    return sorted(check_int_mapping("epochs", epochs, _EPOCHS).items())
+    return sorted(arguments.check_int_mapping("epochs", epochs, _EPOCHS).items())
 
 
 def _tags(tags: Tags) -> list[common_pb2.Tag]:
@@ -257,12 +235,12 @@ def _tags(tags: Tags) -> list[common_pb2.Tag]:
 
 def _check(code: common_pb2.ErrorCode.ValueType, subject: str) -> None:
     if code != common_pb2.ERROR_CODE_NONE:
-        raise refusal(code, subject)
+        raise errors.refusal(code, subject)
 
 
 def _same_length(method: str, wanted: int, got: int) -> None:
     if wanted != got:
-        raise ProtocolViolationError(method, detail=f"{got} rows answer {wanted} items")
+        raise errors.ProtocolViolationError(method, detail=f"{got} rows answer {wanted} items")
 
 
 FIRST_INTERVAL_S = 2.0
@@ -285,11 +263,13 @@ class Heartbeat(ClosedAtExit):
     def __init__(
         self,
         session: BrokerSession,
-        on_taken_over: Callable[[BrokerClientError], None],
+        on_taken_over: Callable[[errors.BrokerClientError], None],
         rng: random.Random | None = None,
     ) -> None:
-        check_session(session)
-        check_callable("on_taken_over", on_taken_over, "a function of one argument, the refusal")
+        arguments.check_session(session)
+        arguments.check_callable(
+            "on_taken_over", on_taken_over, "a function of one argument, the refusal"
+        )
         self._session = session
         self._on_taken_over = on_taken_over
         self._rng = rng or random.Random()
@@ -334,15 +314,19 @@ class Heartbeat(ClosedAtExit):
         """Send one; return whether there is any use in the next."""
         try:
             answer = await self._session.heartbeat()
-        except ControllerUnavailableError as error:
+        except errors.ControllerUnavailableError as error:
             _log.warning("no heartbeat got through: %s", error)
-        except (NodeEpochExpiredError, NodeFencedError, NodeNotRegisteredError) as error:
+        except (
+            errors.NodeEpochExpiredError,
+            errors.NodeFencedError,
+            errors.NodeNotRegisteredError,
+        ) as error:
             _log.warning("the node was taken over: %s", error)
             self._on_taken_over(error)
             return False
-        except (ClientClosedError, UnsupportedError):
+        except (errors.ClientClosedError, errors.UnsupportedError):
             return False  # no client to send with, or controllers without sessions
-        except BrokerClientError as error:
+        except errors.BrokerClientError as error:
             _log.warning("a heartbeat was refused: %s", error)
         else:
             if answer.session_timeout_s > 0:

@@ -16,15 +16,7 @@ import grpc
 
 from streammeta.controller.errors import BusyError, InvalidRequestError
 from streammeta.controller.ids import ClusterId
-from streammeta.controller.quorum.messages import (
-    BeginQuorumEpochRequest,
-    EndQuorumEpochRequest,
-    FetchRequest,
-    FetchSnapshotRequest,
-    Request,
-    UpdateVoterRequest,
-    VoteRequest,
-)
+from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
 from streammeta.controller.rpc.quorum_wire import (
     EXCHANGES,
@@ -74,13 +66,13 @@ class QuorumServicer(quorum_pb2_grpc.QuorumServiceServicer):
         self._driver = driver
         self._cluster_id = cluster_id
         control = _Room("votes and announcements", 128)
-        self._room: dict[type[Request], _Room] = {
-            VoteRequest: control,
-            BeginQuorumEpochRequest: control,
-            EndQuorumEpochRequest: control,
-            UpdateVoterRequest: control,
-            FetchRequest: _Room("fetches", 256),
-            FetchSnapshotRequest: _Room("reads of snapshots", 32),
+        self._room: dict[type[messages.Request], _Room] = {
+            messages.VoteRequest: control,
+            messages.BeginQuorumEpochRequest: control,
+            messages.EndQuorumEpochRequest: control,
+            messages.UpdateVoterRequest: control,
+            messages.FetchRequest: _Room("fetches", 256),
+            messages.FetchSnapshotRequest: _Room("reads of snapshots", 32),
         }
         self._operators = _Room("requests of operators", 32)
 
@@ -93,27 +85,27 @@ class QuorumServicer(quorum_pb2_grpc.QuorumServiceServicer):
 
     async def Vote(self, request: pb.VoteRequest, context: Context) -> Any:
         """Vote on a candidate."""
-        return await self._handle(VoteRequest, request, context)
+        return await self._handle(messages.VoteRequest, request, context)
 
     async def BeginQuorumEpoch(self, request: pb.BeginQuorumEpochRequest, context: Context) -> Any:
         """Note the leader of an epoch."""
-        return await self._handle(BeginQuorumEpochRequest, request, context)
+        return await self._handle(messages.BeginQuorumEpochRequest, request, context)
 
     async def EndQuorumEpoch(self, request: pb.EndQuorumEpochRequest, context: Context) -> Any:
         """Note that a leader has resigned."""
-        return await self._handle(EndQuorumEpochRequest, request, context)
+        return await self._handle(messages.EndQuorumEpochRequest, request, context)
 
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> Any:
         """Return batches of the log; may wait for them."""
-        return await self._handle(FetchRequest, request, context)
+        return await self._handle(messages.FetchRequest, request, context)
 
     async def FetchSnapshot(self, request: pb.FetchSnapshotRequest, context: Context) -> Any:
         """Return bytes of a snapshot."""
-        return await self._handle(FetchSnapshotRequest, request, context)
+        return await self._handle(messages.FetchSnapshotRequest, request, context)
 
     async def UpdateVoter(self, request: pb.UpdateVoterRequest, context: Context) -> Any:
         """Note a voter's address and disk."""
-        return await self._handle(UpdateVoterRequest, request, context)
+        return await self._handle(messages.UpdateVoterRequest, request, context)
 
     async def AddVoter(self, request: pb.AddVoterRequest, context: Context) -> pb.AddVoterResponse:
         """Make an observer a voter, and wait until that is committed."""
@@ -161,7 +153,7 @@ class QuorumServicer(quorum_pb2_grpc.QuorumServiceServicer):
         )
         return description
 
-    async def _handle(self, kind: type[Request], message: Any, context: Context) -> Any:
+    async def _handle(self, kind: type[messages.Request], message: Any, context: Context) -> Any:
         exchange = EXCHANGES[kind]
         try:
             with self._room[kind].one():

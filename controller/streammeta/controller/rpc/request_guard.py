@@ -13,19 +13,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError, Message
 
-from streammeta.controller.errors import (
-    ApiError,
-    BucketRefusedError,
-    BusyError,
-    InvalidRequestError,
-    LimitExceededError,
-    MapOlderThanBucketError,
-    NotLeaderError,
-    ObjectIdsNotReadyError,
-    OffsetPassedError,
-    OutcomeUnknownError,
-    TooManyPipelinesError,
-)
+from streammeta.controller import errors
 from streammeta.controller.quorum.messages import QuorumError
 from streammeta.controller.runtime.change_feed import WatcherTooSlowError
 from streammeta.controller.runtime.quorum_errors import (
@@ -73,30 +61,30 @@ def classify(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]]:
     if (known := _classify_quorum(error) or _classify_bucket(error)) is not None:
         return known
     match error:
-        case NotLeaderError():
+        case errors.NotLeaderError():
             where = {
                 "leader_id": str(error.leader_id),
                 "leader_endpoint": error.leader_endpoint,
                 "epoch": str(error.epoch),
             }
             return grpc.StatusCode.UNAVAILABLE, Reason.NOT_LEADER, where
-        case InvalidRequestError():
+        case errors.InvalidRequestError():
             return grpc.StatusCode.INVALID_ARGUMENT, Reason.INVALID_FIELD, {"field": error.field}
-        case TooManyPipelinesError():
+        case errors.TooManyPipelinesError():
             return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.TOO_MANY_PIPELINES, {}
-        case BusyError():
+        case errors.BusyError():
             return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.BUSY, {}
-        case LimitExceededError():
+        case errors.LimitExceededError():
             return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.LIMIT_EXCEEDED, {}
         case WatcherTooSlowError():
             resume = {"from_offset": str(error.from_offset)}
             return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.WATCHER_TOO_SLOW, resume
-        case OffsetPassedError():
+        case errors.OffsetPassedError():
             end = {"end_offset": str(error.end_offset)}
             return grpc.StatusCode.FAILED_PRECONDITION, Reason.OFFSET_PASSED, end
-        case OutcomeUnknownError():
+        case errors.OutcomeUnknownError():
             return grpc.StatusCode.ABORTED, Reason.OUTCOME_UNKNOWN, {}
-        case ApiError():
+        case errors.ApiError():
             return grpc.StatusCode.FAILED_PRECONDITION, Reason.REFUSED, {}
         case TimeoutError():
             return grpc.StatusCode.DEADLINE_EXCEEDED, Reason.DEADLINE, {}
@@ -126,11 +114,11 @@ def _classify_quorum(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, 
 
 def _classify_bucket(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:
     match error:
-        case ObjectIdsNotReadyError():
+        case errors.ObjectIdsNotReadyError():
             return grpc.StatusCode.UNAVAILABLE, Reason.OBJECT_IDS_NOT_READY, {}
-        case BucketRefusedError():
+        case errors.BucketRefusedError():
             return grpc.StatusCode.FAILED_PRECONDITION, Reason.WRONG_BUCKET, {}
-        case MapOlderThanBucketError():
+        case errors.MapOlderThanBucketError():
             bounds = {"issued_below": str(error.issued_below), "claimed": str(error.claimed)}
             return grpc.StatusCode.FAILED_PRECONDITION, Reason.MAP_OLDER_THAN_BUCKET, bounds
         case _:
@@ -180,8 +168,8 @@ def parsed(
             message = parse(data)
         except DecodeError:
             malformed = f"{len(data)} bytes that are no message of this call; send one"
-            await abort(context, InvalidRequestError("message", malformed))
-        except InvalidRequestError as error:
+            await abort(context, errors.InvalidRequestError("message", malformed))
+        except errors.InvalidRequestError as error:
             await abort(context, error)
         return await handler(message, context)
 
@@ -215,9 +203,9 @@ def read_after(context: Context) -> int | None:
         return None
     text = str(values[0])
     if len(values) > 1:
-        raise InvalidRequestError(READ_AFTER_KEY, f"given {len(values)} times; give it once")
+        raise errors.InvalidRequestError(READ_AFTER_KEY, f"given {len(values)} times; give it once")
     if not (text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= OFFSET_MAX):
-        raise InvalidRequestError(
+        raise errors.InvalidRequestError(
             READ_AFTER_KEY,
             f"{text[:40]!r}; must be an offset, 0 to {OFFSET_MAX}, in decimal digits",
         )

@@ -15,24 +15,15 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
 from streammeta.controller.ids import NONE_ID
-from streammeta.controller.metadata import answers, requests
-from streammeta.controller.metadata.values import (
-    EMPTY_COLUMN,
-    Int64Column,
-    NodeIdentity,
-    OnConflict,
-    RangeColumns,
-    StreamObjectColumns,
-    column,
-)
+from streammeta.controller.metadata import answers, requests, values
 from streammeta.controller.rpc.conversion import enum_in, not_set
 from streammeta.v1 import columns_pb2 as pb
 from streammeta.v1 import common_pb2, objects_pb2
 
 _DTYPE = np.dtype("<i8")
 _ROW_BYTES = _DTYPE.itemsize
-_NO_RANGES = RangeColumns()
-_NO_STREAM_OBJECTS = StreamObjectColumns()
+_NO_RANGES = values.RangeColumns()
+_NO_STREAM_OBJECTS = values.StreamObjectColumns()
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -84,7 +75,7 @@ def commit_stream_set_object_in(
         ),
         compacted_object_ids=_column(message.compacted_object_ids, "compacted_object_ids"),
         failover=message.failover,
-        on_conflict=enum_in(OnConflict, message.on_conflict, "on_conflict"),
+        on_conflict=enum_in(values.OnConflict, message.on_conflict, "on_conflict"),
         min_timestamp_ms=_optional(message, "min_timestamp_ms"),
         max_timestamp_ms=_optional(message, "max_timestamp_ms"),
         crc32c=_optional(message, "crc32c"),
@@ -154,8 +145,8 @@ def _has_unknown(message: Message) -> bool:
     return len(UnknownFieldSet(message)) > 0
 
 
-def _ranges_in(message: pb.PackedRangeColumns, field: str) -> RangeColumns:
-    return RangeColumns(
+def _ranges_in(message: pb.PackedRangeColumns, field: str) -> values.RangeColumns:
+    return values.RangeColumns(
         stream_id=_column(message.stream_id, field, "stream_id"),
         stream_epoch=_column(message.stream_epoch, field, "stream_epoch"),
         start_offset=_column(message.start_offset, field, "start_offset"),
@@ -163,26 +154,26 @@ def _ranges_in(message: pb.PackedRangeColumns, field: str) -> RangeColumns:
     )
 
 
-def _stream_objects_in(message: pb.PackedStreamObjectColumns) -> StreamObjectColumns:
+def _stream_objects_in(message: pb.PackedStreamObjectColumns) -> values.StreamObjectColumns:
     field = "stream_objects"
-    return StreamObjectColumns(
+    return values.StreamObjectColumns(
         object_id=_column(message.object_id, field, "object_id"),
         object_size=_column(message.object_size, field, "object_size"),
         stream_id=_column(message.stream_id, field, "stream_id"),
         stream_epoch=_column(message.stream_epoch, field, "stream_epoch"),
         start_offset=_column(message.start_offset, field, "start_offset"),
         end_offset=_column(message.end_offset, field, "end_offset"),
-        attributes=column(message.attributes),
+        attributes=values.column(message.attributes),
         min_timestamp_ms=_column(message.min_timestamp_ms, field, "min_timestamp_ms"),
         max_timestamp_ms=_column(message.max_timestamp_ms, field, "max_timestamp_ms"),
         crc32c=_column(message.crc32c, field, "crc32c"),
     )
 
 
-def _column(pieces: Sequence[bytes], *path: str) -> Int64Column:
+def _column(pieces: Sequence[bytes], *path: str) -> values.Int64Column:
     """Lay a read-only column over received bytes; only several pieces are copied."""
     if not pieces:
-        return EMPTY_COLUMN
+        return values.EMPTY_COLUMN
     data = pieces[0] if len(pieces) == 1 else _joined(pieces)
     if len(data) % _ROW_BYTES:
         raise InvalidRequestError(
@@ -192,11 +183,11 @@ def _column(pieces: Sequence[bytes], *path: str) -> Int64Column:
     return np.frombuffer(data, dtype=_DTYPE)
 
 
-def _node(message: common_pb2.NodeIdentity, field: str) -> NodeIdentity:
+def _node(message: common_pb2.NodeIdentity, field: str) -> values.NodeIdentity:
     for name in ("node_id", "node_epoch"):
         if not message.HasField(name):
             raise not_set(f"{field}.{name}")
-    return NodeIdentity(message.node_id, message.node_epoch)
+    return values.NodeIdentity(message.node_id, message.node_epoch)
 
 
 def _optional(message: Message, field: str) -> int:

@@ -23,22 +23,7 @@ import structlog
 from streammeta.controller.ids import EndOffset, SnapshotId
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.journal.snapshots import SnapshotWriter
-from streammeta.controller.quorum.events import (
-    AppendLog,
-    ClearDamage,
-    InstallSnapshot,
-    LogReadDone,
-    PersistQuorumState,
-    ReadLog,
-    ReadSnapshot,
-    SnapshotInstalled,
-    SnapshotReadDone,
-    SnapshotTaken,
-    TrimLog,
-    TruncateLog,
-    WriteDone,
-    WriteSnapshotChunk,
-)
+from streammeta.controller.quorum import events
 from streammeta.controller.quorum.messages import Batch
 from streammeta.storage.durable_files import DiskFullError
 
@@ -93,13 +78,22 @@ class SnapshotDropped:
     reason: str
 
 
-Read: TypeAlias = ReadLog | ReadSnapshot | DiskRead
+Read: TypeAlias = events.ReadLog | events.ReadSnapshot | DiskRead
 Write: TypeAlias = (
-    PersistQuorumState | AppendLog | TruncateLog | TrimLog | InstallSnapshot | ClearDamage
+    events.PersistQuorumState
+    | events.AppendLog
+    | events.TruncateLog
+    | events.TrimLog
+    | events.InstallSnapshot
+    | events.ClearDamage
 )
-Work: TypeAlias = Write | Read | WriteSnapshotChunk | FinishSnapshot | StateWritten
+Work: TypeAlias = Write | Read | events.WriteSnapshotChunk | FinishSnapshot | StateWritten
 CoreReport: TypeAlias = (
-    WriteDone | LogReadDone | SnapshotReadDone | SnapshotInstalled | SnapshotTaken
+    events.WriteDone
+    | events.LogReadDone
+    | events.SnapshotReadDone
+    | events.SnapshotInstalled
+    | events.SnapshotTaken
 )
 Report: TypeAlias = CoreReport | DiskReadDone | SnapshotDropped | StateWritten
 
@@ -124,7 +118,7 @@ class DiskWorker:
         self._journal = journal
         self._reports: list[Report] = []
         self._unreported: int | None = None
-        self._begun: AppendLog | None = None
+        self._begun: events.AppendLog | None = None
 
     def run(self, work: Sequence[Work], *, may_refill: bool = True) -> Progress:
         """Carry out work in order, with one flush for all of it.
@@ -154,15 +148,15 @@ class DiskWorker:
         work = self._write_last_state(work)
         left: list[Work] = []
         for item in work:
-            if isinstance(item, ReadLog | DiskRead):
+            if isinstance(item, events.ReadLog | DiskRead):
                 if item.start_offset >= self._journal.end_offset:
                     left.append(item)  # its batches are yet to be written
                     continue
                 self._read_log(item)
-            elif isinstance(item, ReadSnapshot):
+            elif isinstance(item, events.ReadSnapshot):
                 self._read_snapshot(item)
             else:
-                if isinstance(item, TrimLog) and self._may_trim(item):
+                if isinstance(item, events.TrimLog) and self._may_trim(item):
                     self._journal.trim(item.start_offset)
                 left.append(item)
         return Progress(self._take_reports(), tuple(left))
@@ -171,7 +165,7 @@ class DiskWorker:
 
     def _write_last_state(self, work: Sequence[Work]) -> Sequence[Work]:
         """Write the newest quorum-state; return the work with its states marked as written."""
-        states = [item for item in work if isinstance(item, PersistQuorumState)]
+        states = [item for item in work if isinstance(item, events.PersistQuorumState)]
         if not states:
             return work
         try:
@@ -180,44 +174,44 @@ class DiskWorker:
             return work
         self._reports.append(StateWritten(states[-1].token))
         return [
-            StateWritten(item.token) if isinstance(item, PersistQuorumState) else item
+            StateWritten(item.token) if isinstance(item, events.PersistQuorumState) else item
             for item in work
         ]
 
     def _carry_out(self, item: Work) -> None:
         journal = self._journal
         match item:
-            case AppendLog():
+            case events.AppendLog():
                 self._append(item)
-            case PersistQuorumState(state=state):
+            case events.PersistQuorumState(state=state):
                 journal.write_quorum_state(state)
             case StateWritten():
                 pass  # done, now that the work before it is
-            case TruncateLog(end_offset=end_offset):
+            case events.TruncateLog(end_offset=end_offset):
                 journal.truncate(end_offset)
-            case TrimLog(start_offset=start_offset):
+            case events.TrimLog(start_offset=start_offset):
                 journal.trim(start_offset)
-            case ClearDamage():
+            case events.ClearDamage():
                 self._flush()  # the repaired entries must be durable first
                 journal.clear_damage()
-            case WriteSnapshotChunk(snapshot_id=snapshot_id, position=position, data=data):
+            case events.WriteSnapshotChunk(snapshot_id=snapshot_id, position=position, data=data):
                 journal.snapshots.write_chunk(snapshot_id, position, data)
                 return
-            case InstallSnapshot():
+            case events.InstallSnapshot():
                 self._install(item)
                 return
             case FinishSnapshot(writer=writer):
                 self._finish(writer)
                 return
-            case ReadSnapshot():
+            case events.ReadSnapshot():
                 self._read_snapshot(item)
                 return
-            case ReadLog() | DiskRead():
+            case events.ReadLog() | DiskRead():
                 self._read_log(item)
                 return
         self._unreported = item.token
 
-    def _append(self, item: AppendLog) -> None:
+    def _append(self, item: events.AppendLog) -> None:
         batches = item.batches
         if item is self._begun:
             # Some of them were written the last time.
@@ -226,40 +220,40 @@ class DiskWorker:
         self._journal.append(batches)
         self._begun = None
 
-    def _install(self, item: InstallSnapshot) -> None:
+    def _install(self, item: events.InstallSnapshot) -> None:
         self._flush()
         voters = self._journal.install_snapshot(item.snapshot_id, item.total_bytes, item.digest)
         self._unreported = item.token
         self._flush()
-        self._reports.append(SnapshotInstalled(item.snapshot_id, voters))
+        self._reports.append(events.SnapshotInstalled(item.snapshot_id, voters))
 
     def _finish(self, writer: SnapshotWriter) -> None:
         snapshot_id = writer.snapshot_id
         if self._journal.finish_snapshot(writer):
-            self._reports.append(SnapshotTaken(snapshot_id))
+            self._reports.append(events.SnapshotTaken(snapshot_id))
         else:
             reason = f"the log begins at {self._journal.start_offset} by now"
             self._reports.append(SnapshotDropped(snapshot_id, reason))
 
-    def _read_log(self, item: ReadLog | DiskRead) -> None:
+    def _read_log(self, item: events.ReadLog | DiskRead) -> None:
         batches = self._journal.read(item.start_offset, item.max_bytes)
         if isinstance(item, DiskRead):
             self._reports.append(DiskReadDone(item, batches))
         else:
-            self._reports.append(LogReadDone(item.read_id, batches))
+            self._reports.append(events.LogReadDone(item.read_id, batches))
 
-    def _read_snapshot(self, item: ReadSnapshot) -> None:
+    def _read_snapshot(self, item: events.ReadSnapshot) -> None:
         chunk = self._journal.snapshots.read(item.snapshot_id, item.position, item.max_bytes)
-        self._reports.append(SnapshotReadDone(item.read_id, chunk))
+        self._reports.append(events.SnapshotReadDone(item.read_id, chunk))
 
-    def _may_trim(self, item: TrimLog) -> bool:
+    def _may_trim(self, item: events.TrimLog) -> bool:
         kept = self._journal.snapshots.kept
         return bool(kept) and kept[-1].end_offset >= item.start_offset
 
     def _flush(self) -> None:
         self._journal.sync()
         if self._unreported is not None:
-            self._reports.append(WriteDone(self._unreported))
+            self._reports.append(events.WriteDone(self._unreported))
             self._unreported = None
 
     def _take_reports(self) -> tuple[Report, ...]:
@@ -309,7 +303,7 @@ class JournalThread:
         with self._wake:
             if self._is_stopping:
                 return
-            if isinstance(work, ReadSnapshot):
+            if isinstance(work, events.ReadSnapshot):
                 self._snapshot_threads.submit(self._read_snapshot, work)
                 return
             self._queue.append(work)
@@ -376,13 +370,13 @@ class JournalThread:
 
     # -- the threads that read snapshots
 
-    def _read_snapshot(self, item: ReadSnapshot) -> None:
+    def _read_snapshot(self, item: events.ReadSnapshot) -> None:
         try:
             chunk = self._journal.snapshots.read(item.snapshot_id, item.position, item.max_bytes)
         except BaseException as error:  # noqa: BLE001 (reported; the process ends on it)
             self._report(self._on_error, error)
         else:
-            self._report(self._on_report, SnapshotReadDone(item.read_id, chunk))
+            self._report(self._on_report, events.SnapshotReadDone(item.read_id, chunk))
 
     # -- reporting
 

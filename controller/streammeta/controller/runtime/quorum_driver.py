@@ -18,43 +18,9 @@ import structlog
 from streammeta.controller.errors import InvariantError, NotLeaderError
 from streammeta.controller.ids import EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.journal.journal import Journal
+from streammeta.controller.quorum import events
 from streammeta.controller.quorum.config import QuorumConfig
 from streammeta.controller.quorum.core import QuorumCore
-from streammeta.controller.quorum.events import (
-    Append,
-    AppendLog,
-    ClearDamage,
-    CommitAdvanced,
-    DiskFull,
-    Effect,
-    FullVotersChanged,
-    InstallSnapshot,
-    LeadershipEnded,
-    LeadershipStarted,
-    LogReadDone,
-    PeerConnectionLost,
-    PersistQuorumState,
-    ReadIndexReady,
-    ReadIndexRefused,
-    ReadIndexRequested,
-    ReadLog,
-    ReadSnapshot,
-    Received,
-    RequestFailed,
-    Resign,
-    Send,
-    SnapshotInstalled,
-    SnapshotReadDone,
-    SnapshotTaken,
-    TransferRefused,
-    TrimLog,
-    TruncateLog,
-    VoterChangeDone,
-    VoterChangeRefused,
-    VotersChanged,
-    WriteDone,
-    WriteSnapshotChunk,
-)
 from streammeta.controller.quorum.messages import Request, Response
 from streammeta.controller.quorum.roles import Resigned
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
@@ -75,13 +41,13 @@ _log = structlog.get_logger(component="quorum")
 _STOP_ROUNDS = 20
 
 _Outcome: TypeAlias = (
-    ReadIndexReady
-    | ReadIndexRefused
-    | VotersChanged
-    | VoterChangeDone
-    | VoterChangeRefused
-    | FullVotersChanged
-    | TransferRefused
+    events.ReadIndexReady
+    | events.ReadIndexRefused
+    | events.VotersChanged
+    | events.VoterChangeDone
+    | events.VoterChangeRefused
+    | events.FullVotersChanged
+    | events.TransferRefused
 )
 
 
@@ -130,7 +96,7 @@ class QuorumDriver:
             on_short=self._on_short_of_space,
             on_impatient=state_machine.on_writes_held_up,
         )
-        self._elected: LeadershipStarted | None = None
+        self._elected: events.LeadershipStarted | None = None
         self._claimed_epoch: Epoch | None = None
         self._commits = OffsetWaiters()
         self.fatal: asyncio.Future[None] = asyncio.Future()
@@ -179,7 +145,7 @@ class QuorumDriver:
         The wait for the commit is bounded by a fetch timeout.
         """
         await self._finish_appends()
-        self._core_loop.feed(Resign())
+        self._core_loop.feed(events.Resign())
         for _ in range(_STOP_ROUNDS):
             role = self._core.role
             if self.fatal.done() or not isinstance(role, Resigned) or not role.unacknowledged:
@@ -322,7 +288,7 @@ class QuorumDriver:
 
     def resign(self) -> None:
         """Give up leadership, if held; the voter with the longest log should follow."""
-        self._core_loop.feed(Resign())
+        self._core_loop.feed(events.Resign())
 
     def describe(self) -> QuorumDescription:
         """Return the contents of DescribeQuorum."""
@@ -429,51 +395,51 @@ class QuorumDriver:
         key = call_key(request.header.sender.node_id, request.header)
         future = self._outbox.calls.expect(key)
         try:
-            self._core_loop.feed(Received(request))
+            self._core_loop.feed(events.Received(request))
             return await future
         finally:
             self._outbox.calls.forget(key, future)
 
     def on_response(self, response: Response) -> None:
         """Take a peer's answer."""
-        self._core_loop.feed(Received(response))
+        self._core_loop.feed(events.Received(response))
 
     def on_request_failed(self, peer: NodeId, request_id: int) -> None:
         """Note that no answer will come."""
-        self._core_loop.feed(RequestFailed(peer, request_id))
+        self._core_loop.feed(events.RequestFailed(peer, request_id))
 
     def on_connection_lost(self, peer: NodeId) -> None:
         """Note that a peer's process has probably ended."""
-        self._core_loop.feed(PeerConnectionLost(peer))
+        self._core_loop.feed(events.PeerConnectionLost(peer))
 
     # -- effects
 
-    def _carry_out(self, effects: Sequence[Effect]) -> None:
+    def _carry_out(self, effects: Sequence[events.Effect]) -> None:
         for effect in effects:
             match effect:
-                case Send():
+                case events.Send():
                     self._outbox.send(effect)
-                case InstallSnapshot():
+                case events.InstallSnapshot():
                     self._checkpointer.abandon()
                     self._deliverer.install_begins()
                     self._disk.submit(effect)
                 case (
-                    PersistQuorumState()
-                    | AppendLog()
-                    | TruncateLog()
-                    | TrimLog()
-                    | WriteSnapshotChunk()
-                    | ClearDamage()
-                    | ReadLog()
-                    | ReadSnapshot()
+                    events.PersistQuorumState()
+                    | events.AppendLog()
+                    | events.TruncateLog()
+                    | events.TrimLog()
+                    | events.WriteSnapshotChunk()
+                    | events.ClearDamage()
+                    | events.ReadLog()
+                    | events.ReadSnapshot()
                 ):
                     self._disk.submit(effect)
-                case CommitAdvanced(high_watermark=high_watermark):
+                case events.CommitAdvanced(high_watermark=high_watermark):
                     self._commits.release(high_watermark)
                     self._deliverer.run()
                     self._claim_if_ready()
                     self._turns.give_if(self._core.uncommitted_batches)
-                case LeadershipEnded():
+                case events.LeadershipEnded():
                     _log.info(
                         "leadership_ended",
                         epoch=effect.epoch,
@@ -481,7 +447,7 @@ class QuorumDriver:
                         had_served=self._claimed_epoch is not None,
                     )
                     self._lose_leadership()
-                case LeadershipStarted():
+                case events.LeadershipStarted():
                     _log.info("leader_elected", epoch=effect.epoch)
                     self._elected = effect
                 case _:
@@ -490,16 +456,16 @@ class QuorumDriver:
     def _complete(self, effect: _Outcome) -> None:
         """Pass an outcome to the callers that wait for it."""
         match effect:
-            case ReadIndexReady(read_id=read_id, index=index):
+            case events.ReadIndexReady(read_id=read_id, index=index):
                 self._reads.proven(read_id, index)
-            case ReadIndexRefused(read_id=read_id):
+            case events.ReadIndexRefused(read_id=read_id):
                 self._reads.refused(read_id, self.leader_hint())
-            case VotersChanged(voters=voters):
+            case events.VotersChanged(voters=voters):
                 _log.info("voters_changed", voters=[_named(voter) for voter in voters])
                 self._transport.set_voters(voters)
-            case FullVotersChanged(full_voters=full_voters):
+            case events.FullVotersChanged(full_voters=full_voters):
                 self._disk_space.on_majority(full_voters)
-            case VoterChangeDone() | VoterChangeRefused() | TransferRefused():
+            case events.VoterChangeDone() | events.VoterChangeRefused() | events.TransferRefused():
                 self._operations.outcome(effect)
             case _:
                 assert_never(effect)
@@ -513,15 +479,15 @@ class QuorumDriver:
             self._outbox.state_durable(report.token)
             return
         match report:
-            case WriteDone(token=token):
+            case events.WriteDone(token=token):
                 self._outbox.durable(token)
-            case SnapshotInstalled(snapshot_id=snapshot_id, voters=voters):
+            case events.SnapshotInstalled(snapshot_id=snapshot_id, voters=voters):
                 self._deliverer.install_ended(snapshot_id, is_installed=voters is not None)
                 if voters is not None:
                     self._checkpointer.on_newest(snapshot_id)
-            case SnapshotTaken(snapshot_id=snapshot_id):
+            case events.SnapshotTaken(snapshot_id=snapshot_id):
                 self._checkpointer.on_newest(snapshot_id)
-            case LogReadDone() | SnapshotReadDone():
+            case events.LogReadDone() | events.SnapshotReadDone():
                 pass
         self._core_loop.feed(report)
 
@@ -529,7 +495,7 @@ class QuorumDriver:
         if not self._core_loop.is_running:
             return
         self._disk_space.on_disk(error)
-        self._core_loop.feed(DiskFull(error is not None))
+        self._core_loop.feed(events.DiskFull(error is not None))
 
     def _on_short_of_space(self) -> None:
         self._turns.give()  # to be refused
@@ -546,9 +512,9 @@ class QuorumDriver:
         self._flush_scheduled = False
         self._core_loop.flush()
         if (read_id := self._reads.take()) is not None:
-            self._core_loop.feed(ReadIndexRequested(read_id))
+            self._core_loop.feed(events.ReadIndexRequested(read_id))
 
-    def _take_appends(self) -> Iterator[Append]:
+    def _take_appends(self) -> Iterator[events.Append]:
         """Yield the appended payloads, checked against their promised offsets."""
         base_offset = self._forming.base_offset
         for payloads in self._forming.take():
@@ -560,7 +526,7 @@ class QuorumDriver:
                     f"at {self._core.log.end_offset}"
                 )
             base_offset = EndOffset(base_offset + len(payloads))
-            yield Append(payloads)
+            yield events.Append(payloads)
 
     # -- leading
 
