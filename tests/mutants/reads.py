@@ -34,6 +34,13 @@ READS = (
         "A leader that was elected a moment ago reads without asking whether it still leads.",
         "why a read index needs a round of its own (Raft thesis, section 6.4)",
         """
+        streammeta.controller.quorum.roles:
+          epoch_start: EndOffset
+          progress: dict[ReplicaKey, ReplicaProgress]
+        + started_at: int
+        streammeta.controller.quorum.replica:
+        - self._change_role(roles.Leader(start, progress))
+        + self._change_role(roles.Leader(start, progress, self.now))
         streammeta.controller.quorum.leading:
         + if replica.now - role.started_at < replica.config.timings.election_timeout_ms:
         +     replica.emit(events.ReadIndexReady(read_id, replica.high_watermark))

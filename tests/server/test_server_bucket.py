@@ -62,7 +62,8 @@ def test_a_cluster_of_the_same_name_is_refused_the_bucket_and_so_are_its_brokers
     (tmp_path / "first").mkdir()
     with running_cluster(tmp_path / "first") as first:
         issuing(first)
-        first_uuid = describe(first).cluster_uuid
+        first_uuid = describe(first, leader_of(first)).cluster_uuid
+        assert first_uuid
         bucket = first.store_uri
         second = LocalCluster(tmp_path / "second", "test", bucket, free_ports(1), FAST)
         try:
