@@ -1,7 +1,8 @@
 """Rules for all tests: selection of the slow ones, and order of those that start processes.
 
 Slow tests (long simulations, storms of faults) run with `--slow`. Tests that start processes stay
-together on one worker, so that a machine of two cores never has two clusters to carry. Generated
+together on one worker, so that a machine of two cores never has two clusters to carry. Those whose
+processes only compute, and wait for no clock, stay together apart from them. Generated
 examples have no time limit, since machines are held up, and a failure prints its replay.
 """
 
@@ -10,7 +11,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 
-_STARTING_PROCESSES = ("process", "s3", "spark")
+_GROUPS = {"spark": "computations", "process": "processes", "s3": "processes"}
+"""Worker group by mark; the first mark that a test has decides, unless it names a group itself."""
 
 settings.register_profile(
     "held-up machines",
@@ -28,7 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook too
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if any(map(item.get_closest_marker, _STARTING_PROCESSES)):
-            item.add_marker(pytest.mark.xdist_group("processes"))
+        groups = [group for mark, group in _GROUPS.items() if item.get_closest_marker(mark)]
+        if groups and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(groups[0]))
         if item.get_closest_marker("slow") and not config.getoption("slow"):
             item.add_marker(pytest.mark.skip(reason="slow; run with --slow"))

