@@ -18,6 +18,8 @@ from tests.mutants.mutant import Edit, Mutant, Simulated
 from tests.mutants.running import run_trial
 from tests.mutants.trial import Trial
 
+_ROOT = Path(__file__).resolve().parents[2]
+
 _AT_ONCE = 2
 _QUICK = [
     mutant.name
@@ -60,6 +62,13 @@ def test_the_edits_fit_the_code(mutant: Mutant) -> None:
         sources[edit.module] = edit.apply(source)
     for module, source in sources.items():
         compile(source, module, "exec")
+
+
+def test_the_tests_that_catch_mutants_exist() -> None:
+    for mutant in MUTANTS.values():
+        if not isinstance(mutant.caught_by, Simulated):
+            file, name = mutant.caught_by.test.split("[")[0].split("::")
+            assert f"def {name}(" in Path(_ROOT, file).read_text(encoding="utf-8"), mutant.name
 
 
 def test_an_edit_replaces_lines_that_stand_there_once() -> None:

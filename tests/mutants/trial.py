@@ -78,7 +78,7 @@ def _test(test: str) -> tuple[bool, str]:
 
     # Plugins that these tests do not need take longer to load than the tests to run.
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    plugins = [arg for name in ("timeout", "asyncio") for arg in ("-p", name)]
+    plugins = ["-p", "pytest_timeout", "-p", "pytest_asyncio.plugin"]
     options = [*plugins, "-q", "-x", "--timeout=60", "--no-header"]
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
