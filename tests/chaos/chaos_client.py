@@ -105,8 +105,8 @@ class ChaosClient:
         """Send `request` until it is answered; unless it `may_repeat`, carried out at most once.
 
         Raises:
-            NotDoneError: within `within_s` seconds nobody took it.
-            OutcomeUnknownError: somebody may have.
+            NotDoneError: within `within_s` seconds no controller took it.
+            OutcomeUnknownError: a controller may have taken it.
             DefectError: see there.
         """
         deadline = time.monotonic() + within_s

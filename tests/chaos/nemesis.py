@@ -88,7 +88,7 @@ _ODDS = {
     Kind.LOSE_DISK: (2, 0.0, 1.0),
     Kind.UNANSWERED: (1, 0.3, 1.5),
 }
-"""How often a kind is drawn, and bounds of its duration in seconds."""
+"""Weight of a kind in the draw, and bounds of its duration in seconds."""
 _LEADER_SHARE = 0.6
 _ALL_SHARE = 0.1
 _SEVERAL_SHARE = 0.2

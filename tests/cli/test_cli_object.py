@@ -41,7 +41,7 @@ def dump(*words: str | Path) -> int:
 
 
 def document(*words: str | Path) -> dict[str, Any]:
-    """What `dump` says in json, with its `exit_code`."""
+    """The JSON object of `dump`, with its `exit_code`."""
     return streammeta("object", "dump", *map(str, words))
 
 

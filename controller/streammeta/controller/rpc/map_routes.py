@@ -94,7 +94,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class LeaderView:
-    """What the leader knows of a node id beside the map: its state, and who compacts for it."""
+    """The leader's knowledge of a node beside the map: its state, and its compacting node."""
 
     state_of: Callable[[int], NodeState]
     compacted_by: Callable[[int], int]
