@@ -17,6 +17,18 @@ READS = (
         Simulated("takeover"),
     ),
     Mutant(
+        "read-joins-round-under-way",
+        "A read takes the proof of a round that had begun before the read arrived.",
+        "why a read index needs a round of its own (Raft thesis, section 6.4)",
+        """
+        streammeta.controller.runtime.waiters:
+          read: asyncio.Future[EndOffset] = asyncio.get_running_loop().create_future()
+        - self._forming.append(read)
+        + (self._under_way or self._forming).append(read)
+        """,
+        Tested("tests/runtime/test_waiters.py::test_a_read_never_joins_the_round_under_way"),
+    ),
+    Mutant(
         "fetch-proves-leadership",
         "Any Fetch of the epoch proves leadership, even one sent before the read was asked for.",
         "why a read index needs a round of its own (Raft thesis, section 6.4)",

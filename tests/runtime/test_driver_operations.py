@@ -11,10 +11,12 @@ from streammeta.controller.ids import NodeId
 from streammeta.controller.metadata.requests import DescribeStreams
 from streammeta.controller.quorum.config import QuorumLimits
 from streammeta.controller.quorum.messages import EndQuorumEpochRequest, QuorumError, Request
+from streammeta.controller.quorum.roles import Leader
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
 from streammeta.controller.runtime import quorum_errors
 from tests.kit.memory_cluster import (
     MemoryCluster,
+    Node,
     create,
     endpoint,
     eventually,
@@ -251,3 +253,27 @@ async def test_leadership_that_ends_between_two_batches_of_one_turn_is_no_defect
         assert not node.driver.fatal.done()
         cluster.cut.clear()
         assert stream_ids(await cluster.write(create("after"))) == (1,)
+
+
+async def test_reads_in_flight_together_ask_the_voters_twice(cluster: MemoryCluster) -> None:
+    await cluster.fill("a", 1)
+    node = cluster.nodes[await cluster.leader()]
+    before = _read_round(node)
+
+    async def read_after(turns: int) -> int:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return await node.driver.read_barrier()
+
+    indexes = await asyncio.gather(*(read_after(2 * (each % 2)) for each in range(64)))
+
+    assert min(indexes) >= 1
+    assert _read_round(node) - before == 2, (
+        "one for the first half, one for all that came meanwhile"
+    )
+
+
+def _read_round(node: Node) -> int:
+    role = node.driver._core.role
+    assert isinstance(role, Leader)
+    return role.read_round

@@ -1,11 +1,16 @@
-"""Callers that wait for an offset are released or failed in order, a bounded number a turn."""
+"""Callers that wait for an offset are released or failed in order, a bounded number a turn.
+
+Reads share rounds, of which one is under way and one forms.
+"""
 
 import asyncio
 
 import pytest
 
-from streammeta.controller.errors import OutcomeUnknownError
-from streammeta.controller.runtime.waiters import COMPLETED_PER_TURN, OffsetWaiters
+from streammeta.controller.errors import NotLeaderError, OutcomeUnknownError
+from streammeta.controller.ids import EndOffset
+from streammeta.controller.runtime.quorum_errors import TooManyReadsError
+from streammeta.controller.runtime.waiters import COMPLETED_PER_TURN, OffsetWaiters, ReadRounds
 
 
 async def test_answers_leave_when_the_high_watermark_passes_them() -> None:
@@ -99,3 +104,71 @@ async def test_what_was_released_is_answered_though_leadership_is_lost_before_it
     assert outcomes[:100] == [None] * 100, "committed before"
     assert all(isinstance(each, OutcomeUnknownError) for each in outcomes[100:])
     assert len(waiters) == 0
+
+
+async def test_a_read_never_joins_the_round_under_way() -> None:
+    rounds = ReadRounds(10)
+    before = rounds.join()
+    first = rounds.begin()
+    assert first is not None
+
+    after = rounds.join()
+    rounds.proven(first, EndOffset(5))
+
+    assert before.result() == 5
+    assert not after.done(), "the voters may have echoed that round before this read arrived"
+    second = rounds.begin()
+    assert second is not None
+    rounds.proven(second, EndOffset(7))
+    assert after.result() == 7
+
+
+async def test_all_reads_that_arrive_during_a_round_share_the_next_one() -> None:
+    rounds = ReadRounds(100)
+    first_read = rounds.join()
+    first = rounds.begin()
+    assert first is not None
+    reads = [rounds.join() for _ in range(63)]
+    assert rounds.begin() is None, "one is under way"
+
+    rounds.proven(first, EndOffset(1))
+    second = rounds.begin()
+    assert second == first + 1
+    rounds.proven(second, EndOffset(2))
+
+    assert first_read.result() == 1
+    assert {read.result() for read in reads} == {2}
+    assert rounds.begin() is None, "nobody waits"
+
+
+async def test_a_round_without_proof_fails_its_reads_and_no_others() -> None:
+    rounds = ReadRounds(10)
+    gone, stays = rounds.join(), rounds.join()
+    gone.cancel()
+    first = rounds.begin()
+    assert first is not None
+    later = rounds.join()
+
+    rounds.refused(first, NotLeaderError())
+    rounds.proven(first, EndOffset(3))  # over already
+
+    with pytest.raises(NotLeaderError):
+        await stays
+    assert not later.done()
+    rounds.refuse_forming(NotLeaderError())
+    with pytest.raises(NotLeaderError):
+        await later
+
+
+async def test_the_reads_that_wait_are_bounded() -> None:
+    rounds = ReadRounds(2)
+    reads = [rounds.join()]
+    rounds.begin()
+    reads.append(rounds.join())
+    with pytest.raises(TooManyReadsError, match="at most 2"):
+        rounds.join()
+    rounds.close(NotLeaderError())
+    for read in reads:
+        with pytest.raises(NotLeaderError):
+            await read
+    rounds.join()

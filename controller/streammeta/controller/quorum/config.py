@@ -67,8 +67,8 @@ class QuorumLimits:
     """Committed batches kept in memory for followers with little lag."""
     max_delayed_fetches: int = 64
     """Maximum number of delayed Fetches; one more is answered at once."""
-    max_pending_reads: int = 1024
-    """Maximum number of read rounds without a majority's echo; one more is refused."""
+    max_pending_reads: int = 16_384
+    """Maximum number of reads that wait for a majority's echo; one more is refused."""
     snapshot_chunk_bytes: int = 1 << 20
     """Bytes of a snapshot requested at once."""
     snapshots_kept: int = 2

@@ -270,21 +270,20 @@ class QuorumDriver:
         """Raise NoDiskSpaceError while appends are refused because of full disks."""
         self._disk_space.require()
 
-    async def read_barrier(self, timeout_ms: int | None = None) -> int:
+    async def read_barrier(self) -> int:
         """Prove that this node leads from now on; return the offset a read must have applied.
 
         Everything committed before the call began lies below the returned offset, and has been
-        delivered when it returns.
+        delivered when it returns: a majority has echoed a round that began after the call did.
 
         Raises:
             NotLeaderError: this node does not lead, or stopped leading meanwhile.
-            TooManyReadsError: too many rounds wait for a majority already.
-            TimeoutError: no majority answered in time.
+            TooManyReadsError: too many reads wait for a majority already.
         """
         self._require_leadership()
-        waiting = asyncio.shield(self._reads.join())
+        proof = self._reads.join()
         self._schedule_flush()
-        return await asyncio.wait_for(waiting, None if timeout_ms is None else timeout_ms / 1000)
+        return await proof
 
     def resign(self) -> None:
         """Give up leadership, if held; the voter with the longest log should follow."""
@@ -458,8 +457,10 @@ class QuorumDriver:
         match effect:
             case events.ReadIndexReady(read_id=read_id, index=index):
                 self._reads.proven(read_id, index)
+                self._go_on_reading()
             case events.ReadIndexRefused(read_id=read_id):
                 self._reads.refused(read_id, self.leader_hint())
+                self._go_on_reading()
             case events.VotersChanged(voters=voters):
                 _log.info("voters_changed", voters=[_named(voter) for voter in voters])
                 self._transport.set_voters(voters)
@@ -511,8 +512,13 @@ class QuorumDriver:
     def _flush(self) -> None:
         self._flush_scheduled = False
         self._core_loop.flush()
-        if (read_id := self._reads.take()) is not None:
+        if (read_id := self._reads.begin()) is not None:
             self._core_loop.feed(events.ReadIndexRequested(read_id))
+
+    def _go_on_reading(self) -> None:
+        """Begin the next round of reads in the next turn, with those that arrive in this one."""
+        if self._reads.is_forming:
+            self._schedule_flush()
 
     def _take_appends(self) -> Iterator[events.Append]:
         """Yield the appended payloads, checked against their promised offsets."""
@@ -549,8 +555,7 @@ class QuorumDriver:
         self._commits.fail_all(NotLeaderError(epoch=self._core.epoch))
         self._turns.give()
         self._operations.leadership_ended()
-        if (read_id := self._reads.take()) is not None:
-            self._reads.refused(read_id, self.leader_hint())
+        self._reads.refuse_forming(self.leader_hint())
 
 
 def _named(voter: Voter) -> str:

@@ -22,7 +22,7 @@ class NoDiskSpaceError(LimitExceededError):
 
 
 class TooManyReadsError(BusyError):
-    """Too many rounds of linearizable reads wait for a majority of the voters."""
+    """Too many linearizable reads wait for a majority of the voters."""
 
 
 class NotCaughtUpError(ApiError):

@@ -136,50 +136,87 @@ class OffsetWaiters:
 
 
 class ReadRounds:
-    """Rounds of linearizable reads by number, of which the last may still be forming.
+    """Rounds of linearizable reads: at most one is under way, and one is forming behind it.
 
-    All reads of one turn of the event loop share a round. A round ends when the core returns the
-    offset that its reads must have applied, or can't prove leadership.
+    A round proves leadership from its beginning on, for every read that came before. A read
+    therefore joins the forming round and never the one under way, which may have been echoed
+    before the read arrived: everything acknowledged by then could be another leader's. However
+    many reads wait, the voters are asked once for all of them.
+
+    A round ends when the core returns the offset that its reads must have applied, or can't prove
+    leadership.
     """
 
-    def __init__(self, max_pending: int) -> None:
-        """Limit the number of pending rounds."""
-        self._max_pending = max_pending
-        self._rounds: WaiterMap[int, EndOffset] = WaiterMap()
+    def __init__(self, max_waiting: int) -> None:
+        """Limit the number of reads that wait in both rounds together."""
+        self._max_waiting = max_waiting
+        self._forming: list[asyncio.Future[EndOffset]] = []
+        self._under_way: list[asyncio.Future[EndOffset]] = []
         self._last = 0
-        self._forming: int | None = None
+        """Number of the last round that began."""
+
+    @property
+    def is_forming(self) -> bool:
+        """Whether reads wait for a round to begin."""
+        return bool(self._forming)
 
     def join(self) -> asyncio.Future[EndOffset]:
-        """Return the future of the forming round; the caller must not cancel it.
+        """Return a future of the forming round, the caller's own.
 
         Raises:
-            TooManyReadsError: too many rounds wait already.
+            TooManyReadsError: too many reads wait already.
         """
-        if self._forming is not None:
-            return self._rounds.waiting_for(self._forming)
-        if len(self._rounds) >= self._max_pending:
+        waiting = len(self._forming) + len(self._under_way)
+        if waiting >= self._max_waiting:
             raise TooManyReadsError(
-                f"{len(self._rounds)} rounds of reads wait for a majority of the voters, at most "
-                f"{self._max_pending} may; try again later"
+                f"{waiting} reads wait for a majority of the voters, at most "
+                f"{self._max_waiting} may; try again later"
             )
-        self._last += 1
-        self._forming = self._last
-        return self._rounds.expect(self._last)
+        read: asyncio.Future[EndOffset] = asyncio.get_running_loop().create_future()
+        self._forming.append(read)
+        return read
 
-    def take(self) -> int | None:
-        """Close the forming round to further reads; return its number, or None."""
-        round_, self._forming = self._forming, None
-        return round_
+    def begin(self) -> int | None:
+        """Begin the forming round and return its number.
+
+        None if no read waits for one, or a round is under way.
+        """
+        if self._under_way or not self._forming:
+            return None
+        self._under_way, self._forming = self._forming, []
+        self._last += 1
+        return self._last
 
     def proven(self, round_: int, index: EndOffset) -> None:
         """Release the reads of a round."""
-        self._rounds.answer(round_, index)
+        for read in self._end(round_):
+            if not read.done():
+                read.set_result(index)
 
     def refused(self, round_: int, error: Exception) -> None:
         """Fail the reads of a round."""
-        self._rounds.fail(round_, error)
+        _fail_reads(self._end(round_), error)
+
+    def refuse_forming(self, error: Exception) -> None:
+        """Fail the reads whose round has not begun."""
+        forming, self._forming = self._forming, []
+        _fail_reads(forming, error)
 
     def close(self, error: Exception) -> None:
         """Fail all reads."""
-        self._forming = None
-        self._rounds.fail_all(error)
+        self.refused(self._last, error)
+        self.refuse_forming(error)
+
+    def _end(self, round_: int) -> list[asyncio.Future[EndOffset]]:
+        """Return the reads of a round that is over; none if it was over before."""
+        if round_ != self._last:
+            return []
+        ended, self._under_way = self._under_way, []
+        return ended
+
+
+def _fail_reads(reads: list[asyncio.Future[EndOffset]], error: Exception) -> None:
+    for read in reads:
+        if not read.done():
+            read.set_exception(error)
+            read.exception()  # mark as retrieved: the caller may have been cancelled
