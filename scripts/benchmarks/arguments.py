@@ -15,6 +15,7 @@ from scripts.benchmarks import (
     map_growth,
     object_format,
     reading,
+    timeline,
     watches,
 )
 from scripts.benchmarks.peers import comparison
@@ -43,8 +44,8 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     )
     kinds = parser.add_subparsers(
         dest="benchmark",
-        metavar="failover|commits|peers|map|objects|appending|reading|compaction|watches|simulator"
-        "|all",
+        metavar="failover|commits|timeline|peers|map|objects|appending|reading|compaction|watches"
+        "|simulator|all",
         parser_class=_Parser,
     )
     kinds.required = True
@@ -55,6 +56,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     for name, parents, text in (
         ("failover", [failover, kind, common], "time from the leader's loss to the next write"),
         ("commits", [commit, common], "commits a second, latency, and what a commit costs"),
+        ("timeline", [_timeline(), common], "when the steps of a lone commit happen"),
         ("peers", [_peers(), common], "the same commits on ZooKeeper, etcd and PostgreSQL"),
         ("map", [grown, common], "memory, commits, freezing, checkpoints, restart as it grows"),
         ("objects", [objects, common], "the object format against memcpy; searches in an index"),
@@ -66,7 +68,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         (
             "all",
             [failover, commit, grown, objects, read, simulator, common],
-            "all but peers, appending, compaction and watches, all kinds of failover",
+            "all but timeline, peers, appending, compaction, watches; all kinds of failover",
         ),
     ):
         example = f"example: ./scripts/bench {name} --format json"
@@ -140,6 +142,22 @@ def _commits() -> _Parser:
         "--seconds", type=_seconds, default=defaults.seconds, help="per level; default: %(default)s"
     )
     parser.add_argument("--profile", action="store_true", help="and profile the event loops")
+    return parser
+
+
+def _timeline() -> _Parser:
+    parser = _options()
+    defaults = timeline.Settings()
+    parser.add_argument(
+        "--ways",
+        type=lambda text: _names(text, timeline.WAYS),
+        default=defaults.ways,
+        metavar="WAY,WAY",
+        help=f"of {', '.join(timeline.WAYS)}; default: {','.join(defaults.ways)}",
+    )
+    parser.add_argument(
+        "--seconds", type=_seconds, default=defaults.seconds, help="per way; default: %(default)s"
+    )
     return parser
 
 

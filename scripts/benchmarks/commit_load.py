@@ -17,6 +17,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import uvloop
 
@@ -35,6 +36,8 @@ class Window:
     began: float = float("inf")
     ends: float = float("inf")
     latencies_s: list[float] = field(default_factory=list)
+    times_s: list[tuple[float, float]] = field(default_factory=list)
+    """When each was asked for and answered, by CLOCK_MONOTONIC."""
     commits_in_all: int = 0
 
     def take(self, asked: float, answered: float) -> None:
@@ -42,6 +45,7 @@ class Window:
         self.commits_in_all += 1
         if self.began <= answered < self.ends:
             self.latencies_s.append(answered - asked)
+            self.times_s.append((asked, answered))
 
 
 def committer_of(system: str, load: Load) -> Committer:
@@ -81,9 +85,10 @@ async def _commit_until_end(committer: Committer, slot: int, window: Window) -> 
         window.take(asked, time.monotonic())
 
 
-async def run(committer: Committer, in_flight: int, seconds: float) -> dict[str, object]:
-    """Drive the load and return its figures."""
-    window = Window()
+async def run(
+    committer: Committer, in_flight: int, seconds: float, window: Window
+) -> dict[str, object]:
+    """Drive the load, fill `window` and return its figures."""
     await committer.open()
     try:
         async with asyncio.TaskGroup() as group:
@@ -135,6 +140,7 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--objects", type=int, default=20_000, help="prepared beforehand")
+    parser.add_argument("--times", type=Path, help="file for the times of every commit")
     arguments = parser.parse_args()
     load = Load(
         endpoint=arguments.endpoint,
@@ -144,7 +150,10 @@ def main() -> None:
     )
     committer = committer_of(arguments.system, load)
     with _no_collections():
-        figures = uvloop.run(run(committer, arguments.in_flight, arguments.seconds))
+        window = Window()
+        figures = uvloop.run(run(committer, arguments.in_flight, arguments.seconds, window))
+    if arguments.times is not None:
+        arguments.times.write_text(json.dumps(window.times_s))
     print(json.dumps(figures), flush=True)
 
 

@@ -185,7 +185,12 @@ async def run_load(
 
 
 def start_client(
-    system: str, endpoint: str, load: tuple[int, int, int], seconds: float, log: Path
+    system: str,
+    endpoint: str,
+    load: tuple[int, int, int],
+    seconds: float,
+    log: Path,
+    options: Sequence[str] = (),
 ) -> Child:
     """Start the client process; `load` is ranges, commits in flight, object ids beforehand."""
     ranges, in_flight, objects = map(str, load)
@@ -195,6 +200,7 @@ def start_client(
             *(sys.executable, "-m", "scripts.benchmarks.commit_load"),
             *("--system", system, "--endpoint", endpoint, "--ranges", ranges),
             *("--in-flight", in_flight, "--objects", objects, "--seconds", str(seconds)),
+            *options,
         ],
         log,
     )
@@ -221,14 +227,28 @@ def observed(
 ) -> Callable[[int, list[str]], list[str]]:
     """Return how a controller's command changes to be observed, and profiled if `profile`."""
 
+    def wrapper(node_id: int) -> list[str]:
+        profiled = "-" if profile is None else str(profile(node_id))
+        return ["observed_controller", str(_counters_path(place, node_id)), profiled]
+
+    return wrapped(wrapper)
+
+
+def wrapped(
+    wrapper: Callable[[int], Sequence[str]],
+) -> Callable[[int, list[str]], list[str]]:
+    """Return how a controller's command changes to run in a module of these scripts.
+
+    `wrapper` gives the module and its first words, by the controller's id.
+    """
+
     def change(node_id: int, command: list[str]) -> list[str]:
         product = command.index("streammeta.cli.main")
+        module, *words = wrapper(node_id)
         return [
             # -P keeps this tree off the path, and the wrapper is in it.
             *(word for word in command[:product] if word != "-P"),
-            *("scripts.benchmarks.observed_controller", str(_counters_path(place, node_id))),
-            "-" if profile is None else str(profile(node_id)),
-            *command[product + 1 :],
+            *(f"scripts.benchmarks.{module}", *words, *command[product + 1 :]),
         ]
 
     return change

@@ -23,6 +23,7 @@ from scripts.benchmarks import (
     faults,
     map_growth,
     simulator,
+    timeline,
 )
 from scripts.benchmarks.arguments import as_words, parse
 from scripts.benchmarks.bench_cluster import UnhealthyError
@@ -100,6 +101,7 @@ async def _measure(arguments: argparse.Namespace, place: Path, reporter: Reporte
         )
     for names, measured in (
         (("commits", "all"), _commits),
+        (("timeline",), _timeline),
         (("peers",), _peers),
         (("map", "all"), _map),
         (("objects", "all"), _objects),
@@ -127,6 +129,11 @@ async def _commits(arguments: argparse.Namespace, place: Path, say: Say) -> list
     if arguments.profile:
         outcomes.append(await commit_profile.measure(place / "commits", settings, say))
     return outcomes
+
+
+async def _timeline(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:
+    settings = timeline.Settings(ways=arguments.ways, seconds=arguments.seconds)
+    return [await timeline.measure(place / "timeline", settings, say)]
 
 
 async def _peers(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:

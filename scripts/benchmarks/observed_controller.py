@@ -120,19 +120,20 @@ def main() -> int:
     """Run the controller named on the command line; return its exit code."""
     _, counters, profile_path, *arguments = sys.argv
     _Counting(Path(counters)).install()
-    sys.argv = ["streammeta", *arguments]
     if profile_path == "-":
-        return _run()
+        return run_product(arguments)
     profile = cProfile.Profile(time.thread_time)
     profile.enable()
     try:
-        return _run()
+        return run_product(arguments)
     finally:
         profile.disable()
         profile.dump_stats(profile_path)
 
 
-def _run() -> int:
+def run_product(arguments: Sequence[str]) -> int:
+    """Run `streammeta` with these words in this process; return its exit code."""
+    sys.argv = ["streammeta", *arguments]
     try:
         streammeta()
     except SystemExit as end:

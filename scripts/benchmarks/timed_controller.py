@@ -1,0 +1,232 @@
+"""Runs a controller as `streammeta controller` does, and notes when the steps of a commit happen.
+
+    python -m scripts.benchmarks.timed_controller STAMPS controller --node-id ...
+
+The product has no hooks for this: functions of it are wrapped before it starts, those in `POINTS`,
+one line for a step. Stamps are CLOCK_MONOTONIC, which all processes of a machine share; they are
+kept in memory and written to the file STAMPS, as JSON, when the controller ends. A point whose
+function this tree does not have is left out, and named among the `missing`.
+"""
+
+import functools
+import importlib
+import inspect
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from scripts.benchmarks.observed_controller import run_product
+from streammeta.controller.quorum import events, messages
+
+PRODUCT = "streammeta.controller."
+
+EndOffset: TypeAlias = Callable[[Sequence[Any], Any], int | None]
+"""From a call's arguments and result: the end offset in the log of the entries that it is about, 0
+if it does not know them, None if the call is no step of a commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A step, and the function whose call is that step."""
+
+    role: Literal["leader", "follower", "each"]
+    step: str
+    places: tuple[str, ...]
+    """MODULE:QUALIFIED.NAME within the controller's package; the first that exists is wrapped."""
+    moment: Literal["enters", "returns"] = "enters"
+    end_offset: EndOffset = lambda _arguments, _result: 0
+
+
+_unflushed: list[int] = []
+"""End of what the journal was given and has not flushed; its thread alone knows it."""
+
+
+def _given(arguments: Sequence[Any], _result: Any) -> int:
+    end_offset: int = arguments[1][-1].end_offset
+    _unflushed[:] = [end_offset]
+    return end_offset
+
+
+def _flushed(_arguments: Sequence[Any], _result: Any) -> int | None:
+    return _unflushed.pop() if _unflushed else None
+
+
+def _end_of_batches(message: Any) -> int | None:
+    has_batches = isinstance(message, messages.FetchResponse) and message.batches
+    return message.batches[-1].end_offset if has_batches else None
+
+
+def _fetched_below(message: Any) -> int | None:
+    return message.fetch_offset if isinstance(message, messages.FetchRequest) else None
+
+
+def _reported(arguments: Sequence[Any], _result: Any) -> int | None:
+    is_write = isinstance(arguments[1], events.WriteDone)
+    return arguments[0]._core.log.flushed_end if is_write else None
+
+
+_JOURNAL = "journal.journal:Journal."
+_DRIVER = "runtime.quorum_driver:QuorumDriver."
+
+POINTS = (
+    Point(
+        "leader",
+        "request is read",
+        ("rpc.commit_pipeline:_Ahead.put",),
+        end_offset=lambda call, _: None if call[1] is None else 0,
+    ),
+    Point("leader", "request is read", ("rpc.wire_columns:parse_commit",)),
+    Point("leader", "decided", ("metadata.cluster_map:ClusterMap.decide",), "returns"),
+    Point("leader", "replayed", ("metadata.cluster_map:ClusterMap.apply",), "returns"),
+    Point("leader", "appended", (_DRIVER + "append",), "returns", lambda _, end_offset: end_offset),
+    Point(
+        "leader",
+        "batch is in the log",
+        ("quorum.leading:Leading.append",),
+        "returns",
+        lambda call, _: call[0]._replica.log.end_offset,
+    ),
+    Point(
+        "leader",
+        "Fetch is answered",
+        ("runtime.core_loop:Outbox.send",),
+        end_offset=lambda call, _: _end_of_batches(call[1].message),
+    ),
+    Point(
+        "leader",
+        "batch is with the transport",
+        (_DRIVER + "handle",),
+        "returns",
+        lambda _, response: _end_of_batches(response),
+    ),
+    Point("each", "journal's thread begins", (_JOURNAL + "append",), "enters", _given),
+    Point("each", "flushed", (_JOURNAL + "sync",), "returns", _flushed),
+    Point("each", "flush is reported", (_DRIVER + "_on_report",), "enters", _reported),
+    Point(
+        "leader",
+        "follower's Fetch is read",
+        (_DRIVER + "handle",),
+        end_offset=lambda call, _: _fetched_below(call[1]),
+    ),
+    Point(
+        "leader",
+        "high watermark passes it",
+        ("runtime.controller:MetadataController.on_committed",),
+        end_offset=lambda call, _: call[2],
+    ),
+    Point("leader", "answer is encoded", ("rpc.commit_pipeline:_Decided.response",), "returns"),
+    Point(
+        "leader", "answer is encoded", ("rpc.wire_columns:commit_stream_set_object_out",), "returns"
+    ),
+    Point(
+        "follower",
+        "batch is read",
+        (_DRIVER + "on_response",),
+        end_offset=lambda call, _: _end_of_batches(call[1]),
+    ),
+    Point(
+        "follower",
+        "next Fetch is with the transport",
+        ("rpc.peer_transport:GrpcPeerTransport.send",),
+        end_offset=lambda call, _: _fetched_below(call[1]),
+    ),
+)
+
+
+class _Stamps:
+    """Times of steps, by the number of their point."""
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[int, int, int]] = []
+        self._missing: list[int] = []
+
+    def install(self) -> None:
+        """Wrap the functions of all points."""
+        importlib.import_module(f"{PRODUCT}server")
+        for number, point in enumerate(POINTS):
+            found = find(point)
+            if found is None:
+                self._missing.append(number)
+            else:
+                _replace(*found, self._stamping(found[2], number))
+
+    def write(self, path: Path) -> None:
+        """Write everything down."""
+        path.write_text(json.dumps({"stamps": self._taken, "missing": self._missing}))
+
+    def _stamping(self, function: Callable[..., Any], number: int) -> Callable[..., Any]:
+        point, taken = POINTS[number], self._taken
+        is_before = point.moment == "enters"
+
+        def note(at_ns: int, arguments: Sequence[Any], result: Any) -> None:
+            end_offset = point.end_offset(arguments, result)
+            if end_offset is not None:
+                taken.append((number, at_ns, end_offset))
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            at_ns = time.monotonic_ns()
+            result = function(*arguments, **named)
+            note(at_ns if is_before else time.monotonic_ns(), arguments, result)
+            return result
+
+        @functools.wraps(function)
+        async def waiting_call(*arguments: Any, **named: Any) -> Any:
+            if is_before:
+                note(time.monotonic_ns(), arguments, None)
+            result = await function(*arguments, **named)
+            if not is_before:
+                note(time.monotonic_ns(), arguments, result)
+            return result
+
+        return waiting_call if inspect.iscoroutinefunction(function) else call
+
+
+def find(point: Point) -> tuple[Any, str, Callable[..., Any]] | None:
+    """Return the owner of a point's function, its name there, and the function; None if gone."""
+    return next(filter(None, map(_find, point.places)), None)
+
+
+def _find(place: str) -> tuple[Any, str, Callable[..., Any]] | None:
+    module, _, path = place.partition(":")
+    try:
+        owner: Any = importlib.import_module(PRODUCT + module)
+    except ModuleNotFoundError:
+        return None
+    *outer, name = path.split(".")
+    for each in outer:
+        owner = getattr(owner, each, None)
+    function = getattr(owner, name, None)
+    return None if function is None else (owner, name, function)
+
+
+def _replace(owner: Any, name: str, function: Any, replacement: Callable[..., Any]) -> None:
+    """Put `replacement` wherever the product holds the function by name, or in a table."""
+    setattr(owner, name, replacement)
+    if inspect.isclass(owner):
+        return
+    for module in [each for key, each in sys.modules.items() if key.startswith(PRODUCT)]:
+        for key, value in list(vars(module).items()):
+            if value is function:
+                setattr(module, key, replacement)
+            elif isinstance(value, dict) and not key.startswith("__"):
+                value.update({k: replacement for k, held in value.items() if held is function})
+
+
+def main() -> int:
+    """Run the controller named on the command line; return its exit code."""
+    _, path, *arguments = sys.argv
+    stamps = _Stamps()
+    stamps.install()
+    try:
+        return run_product(arguments)
+    finally:
+        stamps.write(Path(path))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
