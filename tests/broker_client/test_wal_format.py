@@ -61,10 +61,10 @@ def test_a_frame_is_laid_out_as_documented() -> None:
     assert (header.base_offset, header.end_offset, header.flushed_end) == (4, 6, 3)
     assert (header.epoch, header.size) == (9, len(data))
     header.check_body(body)
-    assert list(records_in(header, body, "x")) == [record_at(4), record_at(5)]
+    assert list(records_in(header, body)) == [record_at(4), record_at(5)]
     for kind, count in ((4, 2), (1, 1), (1, 3)):
         with pytest.raises(BadFrameError):
-            list(records_in(replace(header, kind=kind, count=count), body, "x"))
+            list(records_in(replace(header, kind=kind, count=count), body))
 
 
 def test_the_state_file_is_laid_out_as_documented() -> None:

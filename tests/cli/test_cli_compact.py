@@ -172,16 +172,16 @@ def test_few_small_objects_wait_for_more_unless_told_otherwise(cluster: LocalClu
 
 
 @pytest.mark.process
-def test_objects_without_live_offsets_are_removed_with_the_others(cluster: LocalCluster) -> None:
-    async def upload_and_delete() -> None:
-        async with broker(cluster, 1008) as one:
-            await one.upload(2)
-        async with broker(cluster, 1008) as two:
-            await two.upload(2)
-            deleted = await two.session.delete_streams(dict.fromkeys(one.stream_ids, 1))
-            deleted.require_all()
+async def test_objects_without_live_offsets_are_removed_with_the_others(
+    cluster: LocalCluster,
+) -> None:
 
-    asyncio.run(upload_and_delete())
+    async with broker(cluster, 1008) as one:
+        await one.upload(2)
+    async with broker(cluster, 1008) as two:
+        await two.upload(2)
+        deleted = await two.session.delete_streams(dict.fromkeys(one.stream_ids, 1))
+        deleted.require_all()
     plan = compact(cluster, "plan", "--node", "1008", "--growth", "1")
     assert (plan["commits"], plan["objects_before"], plan["objects_after"]) == (1, 4, 1)
     assert (len(plan["sources"]), plan["outputs"][0]["ranges"]) == (4, STREAMS)

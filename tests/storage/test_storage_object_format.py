@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streammeta.storage.errors import CorruptObjectError
+from streammeta.storage.errors import CorruptObjectError, Source
 from streammeta.storage.object_format.index_block import (
     UNLIMITED,
     IndexBlock,
@@ -120,7 +120,7 @@ def test_a_record_header_out_of_range_is_corrupt(
 ) -> None:
     header = struct.pack(">Bqqqii", 0x22, stream_id, epoch, base, count, 0)
     with pytest.raises(CorruptObjectError, match="record header is stream") as caught:
-        decode_record(memoryview(b"xx" + header), 2, origin=100)
+        decode_record(memoryview(b"xx" + header), 2, source=Source("test", 100))
     assert caught.value.position == 103
     assert f"base offset {base}, count {count}" in caught.value.found
 
@@ -378,5 +378,7 @@ FIELDS = "a stream, start and position of at least 0"
 def test_an_index_that_breaks_a_rule_is_corrupt(entries: list[IndexEntry], rule: str) -> None:
     data_size = sum(entry.size for entry in entries)
     with pytest.raises(CorruptObjectError, match=rule) as caught:
-        decode_index(memoryview(encode_index(entries)), data_size=data_size, origin=1000)
+        decode_index(
+            memoryview(encode_index(entries)), data_size=data_size, source=Source("test", 1000)
+        )
     assert caught.value.position == 1000 + (len(entries) - 1) * 36

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streammeta.storage.errors import CorruptObjectError
+from streammeta.storage.errors import CorruptObjectError, Source
 from streammeta.storage.inspection.object_report import PlacedRecord, read_outline, read_records
 from streammeta.storage.inspection.rendering import (
     outline_document,
@@ -68,21 +68,23 @@ def damaged(draw: st.DrawFn, sound: bytes) -> bytes:
     return bytes(data)
 
 
+SOURCE = Source("test")
+
 LAYERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
-    "record": (OBJECT[10:46], lambda data: decode_record(memoryview(data), 0, source="test")),
-    "block": (OBJECT[46:202], lambda data: decode_blocks(memoryview(data), source="test")),
+    "record": (OBJECT[10:46], lambda data: decode_record(memoryview(data), 0, source=SOURCE)),
+    "block": (OBJECT[46:202], lambda data: decode_blocks(memoryview(data), SOURCE)),
     "index": (
         OBJECT[DATA_SIZE:-48],
-        lambda data: decode_index(memoryview(data), data_size=DATA_SIZE, source="test"),
+        lambda data: decode_index(memoryview(data), data_size=DATA_SIZE, source=SOURCE),
     ),
     "linked index": (
         OBJECT[DATA_SIZE:-48],
-        lambda data: decode_index(memoryview(data), data_size=None, source="test"),
+        lambda data: decode_index(memoryview(data), data_size=None, source=SOURCE),
     ),
     "footer": (
         OBJECT[-48:],
         lambda data: decode_footer(
-            memoryview(data), len(OBJECT) - 48 + len(data), composite=None, source="test"
+            memoryview(data), len(OBJECT) - 48 + len(data), composite=None, source=SOURCE
         ),
     ),
     "object": (OBJECT, read_whole),

@@ -180,21 +180,37 @@ class Deviation:
         return f"{self.what} is {self.found}, wanted {self.expected}"
 
 
-def deviate(
-    noted: list[Deviation] | None,
-    source: str,
-    position: int,
-    what: str,
-    found: object,
-    expected: object,
-) -> None:
-    """Note a deviation of the object named `source`, or refuse it when `noted` is None.
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Provenance of bytes that are decoded: the object's `name`, and their position in it.
 
-    Raises `CorruptObjectError` with the same content.
+    `origin` is the byte position in the object of the first byte that the decoder is given.
+    `noted` collects deviations; without it, they are refused.
     """
-    if noted is None:
-        raise CorruptObjectError(source, position, what, found, expected)
-    noted.append(Deviation(position, what, str(found), str(expected)))
+
+    name: str
+    origin: int = 0
+    noted: list[Deviation] | None = None
+
+    def corrupt(self, at: int, what: str, found: object, expected: object) -> CorruptObjectError:
+        """Return the error for what is found `at` bytes behind the origin."""
+        return CorruptObjectError(self.name, self.origin + at, what, found, expected)
+
+    def deviate(
+        self, at: int, what: str, found: object, expected: object, *, is_allowed: bool = True
+    ) -> None:
+        """Note a deviation `at` bytes behind the origin.
+
+        Raises `CorruptObjectError` with the same content if deviations are refused, or this one is
+        not allowed.
+        """
+        if self.noted is None or not is_allowed:
+            raise self.corrupt(at, what, found, expected)
+        self.noted.append(Deviation(self.origin + at, what, str(found), str(expected)))
+
+
+UNNAMED = Source("in memory")
+"""The source of bytes that are of no stored object."""
 
 
 class PayloadError(StorageError):

@@ -352,7 +352,7 @@ def _records_of(frames: FrameReader, path: Path, begin: int, end: int) -> Iterat
             if header.base_offset >= end:
                 return
             skipped = max(0, begin - header.base_offset)
-            yield from islice(records_in(header, body, str(path)), skipped, None)
+            yield from islice(records_in(header, body), skipped, None)
     except BadFrameError as error:
         raise DamagedLogError(path, frames.position, f"the frame there: {error}") from error
 

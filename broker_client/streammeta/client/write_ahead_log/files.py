@@ -134,7 +134,7 @@ def frame_codec(log_id: bytes) -> FrameCodec:
     return FrameCodec(b"SMWF", log_id, has_epoch_first=False)
 
 
-def records_in(header: FrameHeader, body: bytes, source: str) -> Iterator[RecordBatch]:
+def records_in(header: FrameHeader, body: bytes) -> Iterator[RecordBatch]:
     """Yield the records of a checked frame; raises `BadFrameError` if they are not `count`."""
     if header.kind in (FrameKind.LOST, FrameKind.TEXT):
         return
@@ -144,7 +144,7 @@ def records_in(header: FrameHeader, body: bytes, source: str) -> Iterator[Record
     position = 0
     for _ in range(header.count):
         try:
-            record = decode_record(view, position, source=source)
+            record = decode_record(view, position)
         except CorruptObjectError as error:
             raise BadFrameError(f"a record in it is malformed: {error.problem}") from error
         position += record.encoded_size

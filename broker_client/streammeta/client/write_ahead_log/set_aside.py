@@ -86,7 +86,7 @@ def _read(path: Path, files: FileSystem | None) -> Iterator[str | RecordBatch]:
             while frame := frames.next():
                 if frame[0].kind == FrameKind.TEXT:
                     yield frame[1].decode()
-                yield from records_in(*frame, str(path))
+                yield from records_in(*frame)
                 position = frames.position
         except BadHeaderError as error:
             raise DamagedLogError(path, position, str(error)) from None

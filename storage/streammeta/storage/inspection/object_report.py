@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from streammeta.storage.errors import CorruptObjectError, Deviation
+from streammeta.storage.errors import CorruptObjectError, Deviation, Source
 from streammeta.storage.object_format.composite import LinkedObject, decode_composite
 from streammeta.storage.object_format.index_block import (
     FOOTER_SIZE,
@@ -108,30 +108,22 @@ def _read_outline(
     try:
         start = max(0, size - FOOTER_SIZE)
         tail = fetch(start, size) if size > start else b""
-        again: list[Deviation] | None = None if noted is None else []  # noted by the reader below
-        footer = decode_footer(memoryview(tail), size, composite=None, source=source, noted=again)
+        again = Source(source, noted=None if noted is None else [])  # noted by the reader below
+        footer = decode_footer(memoryview(tail), size, composite=None, source=again)
     except CorruptObjectError as fault:
         return ObjectOutline(source, size, None, (), (), (fault,))
     try:
         if footer.composite:
-            composite = decode_composite(
-                exactly(ByteRange(0, size), fetch(0, size), source), source=source, noted=noted
-            )
+            data = exactly(ByteRange(0, size), fetch(0, size), source)
+            composite = decode_composite(data, source=source, noted=noted)
             return ObjectOutline(source, size, footer, tuple(composite.index), composite.links, ())
-        entries = _read_entries(source, size, fetch, noted)
-        return ObjectOutline(source, size, footer, entries, (), ())
+        reader = ObjectReader(source, size, noted)
+        while (needed := reader.needed) is not None:
+            reader.receive(fetch(needed.start, needed.end))
+        return ObjectOutline(source, size, footer, tuple(reader.index), (), ())
     except CorruptObjectError as fault:
         entries = _salvage_index(footer, fetch)
         return ObjectOutline(source, size, footer, entries, (), (fault,))
-
-
-def _read_entries(
-    source: str, size: int, fetch: Fetch, noted: list[Deviation] | None
-) -> tuple[IndexEntry, ...]:
-    reader = ObjectReader(source, size, noted)
-    while (needed := reader.needed) is not None:
-        reader.receive(fetch(needed.start, needed.end))
-    return tuple(reader.index)
 
 
 def _salvage_index(footer: Footer, fetch: Fetch) -> tuple[IndexEntry, ...]:
@@ -206,28 +198,24 @@ def _entry_findings(
     except CorruptObjectError as error:
         fault = error
     yield from noted or ()
-    again: list[Deviation] | None = None if noted is None else []
+    again = Source(source, entry.position, None if noted is None else [])
     at = 0
     with suppress(CorruptObjectError):  # it is the fault that is known already
         while at < len(data):
-            header = decode_block_header(
-                data, at, source=source, origin=entry.position, noted=again
-            )
+            header = decode_block_header(data, at, source=again)
             stop = at + BLOCK_HEADER_SIZE + header.data_length
-            yield from _block_records(data[:stop], at, header.record_count, source, entry.position)
+            yield from _block_records(data[:stop], at, header.record_count, again)
             at = stop
     if fault is not None:
         yield fault
 
 
-def _block_records(
-    data: memoryview, at: int, count: int, source: str, origin: int
-) -> Iterator[PlacedRecord]:
+def _block_records(data: memoryview, at: int, count: int, source: Source) -> Iterator[PlacedRecord]:
     """Yield the records of the block at `at`, one by one. Raises `CorruptObjectError`."""
     at += BLOCK_HEADER_SIZE
     for _ in range(count):
-        record = decode_record(data, at, source=source, origin=origin)
-        yield PlacedRecord(origin + at, record)
+        record = decode_record(data, at, source=source)
+        yield PlacedRecord(source.origin + at, record)
         at += record.encoded_size
 
 
@@ -236,24 +224,21 @@ def _walk(source: str, data_size: int, fetch: Fetch, is_tolerant: bool) -> Itera
     window = _Window(source, data_size, fetch)
     at = 0
     while at < data_size:
-        noted: list[Deviation] | None = [] if is_tolerant else None
+        place = Source(source, at, [] if is_tolerant else None)
         try:
             head = window.read(at, min(at + BLOCK_HEADER_SIZE, data_size))
-            header = decode_block_header(
-                head, 0, end=data_size - at, source=source, origin=at, noted=noted
-            )
-            yield from noted or ()
+            header = decode_block_header(head, 0, end=data_size - at, source=place)
+            yield from place.noted or ()
             size = BLOCK_HEADER_SIZE + header.data_length
             if size > MAX_SALVAGED_BLOCK_BYTES:
-                raise CorruptObjectError(
-                    source,
-                    at,
+                raise place.corrupt(
+                    0,
                     "a block that no sound index speaks of",
                     f"{size} bytes",
                     f"at most {MAX_SALVAGED_BLOCK_BYTES} bytes to be looked into",
                 )
             block = window.read(at, at + size)
-            yield from _block_records(block, 0, header.record_count, source, at)
+            yield from _block_records(block, 0, header.record_count, place)
         except CorruptObjectError as fault:
             yield fault
             return

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from streammeta.storage.errors import CorruptObjectError, Deviation, deviate
+from streammeta.storage.errors import Deviation, Source
 from streammeta.storage.object_format.index_block import (
     FOOTER_SIZE,
     INDEX_ENTRY_SIZE,
@@ -75,23 +75,20 @@ def decode_composite(
 
     Raises `CorruptObjectError`; deviations are passed over if they are to be `noted`.
     """
-    view = memoryview(data)
-    footer = decode_footer(view, len(view), composite=True, source=source, noted=noted)
-    table = _decode_table(view[: footer.index_position], source, noted)
+    view, whole = memoryview(data), Source(source, noted=noted)
+    footer = decode_footer(view, len(view), composite=True, source=whole)
+    table = _decode_table(view[: footer.index_position], whole)
+    of_index = Source(source, footer.index_position)
     index = decode_index(
-        view[footer.index_position : len(view) - FOOTER_SIZE],
-        data_size=None,
-        source=source,
-        origin=footer.index_position,
+        view[footer.index_position : len(view) - FOOTER_SIZE], data_size=None, source=of_index
     )
     bounds = [*(ordinal for _, ordinal, _ in table), len(index)]
-    _check_bounds(bounds, source)
+    _check_bounds(bounds, whole)
     entries = tuple(index)
     fault = _first_break(entries)
     if fault is not None:
-        raise CorruptObjectError(
-            source,
-            footer.index_position + fault * INDEX_ENTRY_SIZE,
+        raise of_index.corrupt(
+            fault * INDEX_ENTRY_SIZE,
             f"index entry {fault}",
             _start_of(entries[fault]),
             _end_of(entries[fault - 1]),
@@ -103,7 +100,7 @@ def decode_composite(
     return CompositeObject(links, tuple(bounds[:-1]), index)
 
 
-def _check_bounds(bounds: Sequence[int], source: str) -> None:
+def _check_bounds(bounds: Sequence[int], source: Source) -> None:
     """Refuse first ordinals that leave a link without an entry, or an entry without a link."""
     wrong = next(
         (i for i, (a, b) in enumerate(pairwise([-1, *bounds])) if b <= a or (i == 0 and b != 0)),
@@ -112,8 +109,7 @@ def _check_bounds(bounds: Sequence[int], source: str) -> None:
     if wrong is None:
         return
     link = max(0, min(wrong, len(bounds) - 2))
-    raise CorruptObjectError(
-        source,
+    raise source.corrupt(
         _HEAD.size + link * _LINK.size + _ORDINAL_POSITION,
         f"first ordinal of link {link}",
         bounds[link],
@@ -156,40 +152,25 @@ def _end_of(entry: IndexEntry) -> str:
     return f"stream {entry.stream_id} from offset {entry.end_offset}, where the one before it ends"
 
 
-def _decode_table(
-    table: memoryview, source: str, noted: list[Deviation] | None
-) -> list[tuple[int, int, int]]:
+def _decode_table(table: memoryview, source: Source) -> list[tuple[int, int, int]]:
     if len(table) < _HEAD.size:
-        raise CorruptObjectError(
-            source,
-            0,
-            "what there is for the link table",
-            f"{len(table)} bytes",
-            f"at least {_HEAD.size} bytes",
-        )
+        wanted = f"at least {_HEAD.size} bytes"
+        raise source.corrupt(0, "what there is for the link table", f"{len(table)} bytes", wanted)
     magic, count = _HEAD.unpack_from(table, 0)
     if magic != COMPOSITE_TABLE_MAGIC:
-        raise CorruptObjectError(
-            source, 0, "link table magic", f"{magic:#04x}", f"{COMPOSITE_TABLE_MAGIC:#04x}"
-        )
+        wanted = f"{COMPOSITE_TABLE_MAGIC:#04x}"
+        raise source.corrupt(0, "link table magic", f"{magic:#04x}", wanted)
     if count < 1 or len(table) != _HEAD.size + count * _LINK.size:
-        is_empty = count == 0 and len(table) == _HEAD.size
-        deviate(
-            noted if is_empty else None,
-            source,
+        source.deviate(
             _COUNT_POSITION,
             f"link count of a table of {len(table)} bytes",
             count,
             f"at least 1, for {_HEAD.size} bytes and {_LINK.size} for each link",
+            is_allowed=count == 0 and len(table) == _HEAD.size,
         )
     links = list(_LINK.iter_unpack(table[_HEAD.size :]))
     for i, (object_id, _, _) in enumerate(links):
         if object_id < 0:
-            raise CorruptObjectError(
-                source,
-                _HEAD.size + i * _LINK.size,
-                f"object id of link {i}",
-                object_id,
-                "at least 0",
-            )
+            where = _HEAD.size + i * _LINK.size
+            raise source.corrupt(where, f"object id of link {i}", object_id, "at least 0")
     return links

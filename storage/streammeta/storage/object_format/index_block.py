@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from streammeta.storage.errors import CorruptObjectError, Deviation, deviate
+from streammeta.storage.errors import UNNAMED, Source
 from streammeta.storage.object_format.record import BLOCK_HEADER_SIZE, INT64_MAX, RECORD_HEADER_SIZE
 
 FOOTER_SIZE = 48
@@ -50,24 +50,18 @@ def encode_footer(footer: Footer) -> bytes:
 
 
 def decode_footer(
-    data: memoryview,
-    object_size: int,
-    *,
-    composite: bool | None,
-    source: str = "footer",
-    noted: list[Deviation] | None = None,
+    data: memoryview, object_size: int, *, composite: bool | None, source: Source = UNNAMED
 ) -> Footer:
     """Read the footer, the last 48 bytes of `data`, of an object of `object_size` bytes.
 
-    `composite` is the kind that the object must be of; None takes either. Raises
-    `CorruptObjectError` when the footer is cut short, has another magic than wanted, uses the
-    reserved bytes (passed over if that is to be `noted`), or when the index it names does not end
-    where the footer starts.
+    `composite` is the kind that the object must be of; None takes either. `source` has the origin
+    0. Raises `CorruptObjectError` when the footer is cut short, has another magic than wanted, uses
+    the reserved bytes (a deviation), or when the index it names does not end where the footer
+    starts.
     """
     position = object_size - FOOTER_SIZE
     if position < 0 or len(data) < FOOTER_SIZE:
-        raise CorruptObjectError(
-            source,
+        raise source.corrupt(
             0,
             "what there is for the footer",
             f"{max(0, min(object_size, len(data)))} bytes",
@@ -77,25 +71,17 @@ def decode_footer(
     kinds = (False, True) if composite is None else (composite,)
     magics = [COMPOSITE_MAGIC if kind else NORMAL_MAGIC for kind in kinds]
     if magic not in magics:
-        raise CorruptObjectError(
-            source,
+        raise source.corrupt(
             position + _MAGIC_POSITION,
             "footer magic",
             f"{magic:#018x}",
             " or ".join(f"{wanted:#018x}" for wanted in magics),
         )
     if reserved != _RESERVED:
-        deviate(
-            noted,
-            source,
-            position + _RESERVED_POSITION,
-            "reserved bytes of the footer",
-            reserved.hex(),
-            "28 zeros",
-        )
+        where = position + _RESERVED_POSITION
+        source.deviate(where, "reserved bytes of the footer", reserved.hex(), "28 zeros")
     if index_position < 0 or index_size < 0 or index_position + index_size != position:
-        raise CorruptObjectError(
-            source,
+        raise source.corrupt(
             position,
             "place of the index",
             f"{index_size} bytes at {index_position}",
@@ -277,15 +263,19 @@ def _view(column: array[int]) -> _Column:
 
 
 def decode_index(
-    data: memoryview, *, data_size: int | None, source: str = "index", origin: int = 0
+    data: memoryview, *, data_size: int | None, source: Source = UNNAMED
 ) -> IndexBlock:
-    """Read an index block that fills `data` exactly and starts at byte `origin` of `source`.
+    """Read an index block that fills `data`, which is of `source`, exactly.
 
     `data_size` is the number of data bytes in front of it, which the entries must tile from 0; it
     is None for a composite object, whose entries point into other objects. Raises
     `CorruptObjectError` naming the first entry that breaks a rule.
     """
-    table = _read_table(data, source, origin)
+    if len(data) % INDEX_ENTRY_SIZE:
+        raise source.corrupt(
+            0, "size of the index", f"{len(data)} bytes", f"a multiple of {INDEX_ENTRY_SIZE}"
+        )
+    table = np.frombuffer(data, dtype=INDEX_ENTRY_DTYPE)
     rules = [
         (_entry_faults(table), _FIELD_RULE),
         (_order_faults(table), "a start behind the end of the entry before, by stream and offset"),
@@ -293,12 +283,11 @@ def decode_index(
     if data_size is not None:
         rules.append((_tiling_faults(table), "a position where the entry before ends"))
     for faults, rule in rules:
-        _check(faults, table, rule, source, origin)
+        _check(faults, table, rule, source)
     index = IndexBlock(table)
     if data_size is not None and index.data_size != data_size:
-        raise CorruptObjectError(
-            source,
-            origin,
+        raise source.corrupt(
+            0,
             "sum of the sizes in the index",
             f"{index.data_size} bytes",
             f"{data_size} bytes, all that is in front of the index",
@@ -320,18 +309,6 @@ _FIELD_RULE = (
     "a stream, start and position of at least 0, an end below 2^63, 1 record or more, at least one"
     " offset for each record, and a size that can hold them"
 )
-
-
-def _read_table(data: memoryview, source: str, origin: int) -> NDArray[np.void]:
-    if len(data) % INDEX_ENTRY_SIZE:
-        raise CorruptObjectError(
-            source,
-            origin,
-            "size of the index",
-            f"{len(data)} bytes",
-            f"a multiple of {INDEX_ENTRY_SIZE}",
-        )
-    return np.frombuffer(data, dtype=INDEX_ENTRY_DTYPE)
 
 
 def _entry_faults(table: NDArray[np.void]) -> _Mask:
@@ -364,16 +341,11 @@ def _tiling_faults(table: NDArray[np.void]) -> _Mask:
     return faults
 
 
-def _check(faults: _Mask, table: NDArray[np.void], rule: str, source: str, origin: int) -> None:
+def _check(faults: _Mask, table: NDArray[np.void], rule: str, source: Source) -> None:
     if faults.any():
         ordinal = int(faults.argmax())
         names = ", ".join(
             f"{name} {table[name][ordinal]}" for name in INDEX_ENTRY_DTYPE.names or ()
         )
-        raise CorruptObjectError(
-            source,
-            origin + ordinal * INDEX_ENTRY_SIZE,
-            f"index entry {ordinal}",
-            f"({names})",
-            rule,
-        )
+        where = ordinal * INDEX_ENTRY_SIZE
+        raise source.corrupt(where, f"index entry {ordinal}", f"({names})", rule)

@@ -8,9 +8,9 @@ checksum, so a change of payload or epoch bytes goes unnoticed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from streammeta.storage.errors import CorruptObjectError, Deviation, deviate
+from streammeta.storage.errors import Deviation, Source
 from streammeta.storage.object_format.index_block import (
     FOOTER_SIZE,
     INDEX_ENTRY_SIZE,
@@ -47,13 +47,8 @@ def tail_guess(size: int, source: str) -> ByteRange:
     named `source` is too small to have a footer.
     """
     if size < FOOTER_SIZE:
-        raise CorruptObjectError(
-            source,
-            0,
-            "size of the object",
-            f"{size} bytes",
-            f"at least the {FOOTER_SIZE} bytes of a footer",
-        )
+        wanted = f"at least the {FOOTER_SIZE} bytes of a footer"
+        raise Source(source).corrupt(0, "size of the object", f"{size} bytes", wanted)
     return ByteRange(max(0, size - _GUESS_BASE - size // _MIB * INDEX_ENTRY_SIZE), size)
 
 
@@ -64,9 +59,8 @@ def exactly(wanted: ByteRange, data: bytes | memoryview, source: str) -> memoryv
     """
     length = wanted.end - wanted.start
     if len(data) != length:
-        raise CorruptObjectError(
-            source,
-            wanted.start + min(len(data), length),
+        raise Source(source, wanted.start).corrupt(
+            min(len(data), length),
             f"what was read from byte {wanted.start} on",
             f"{len(data)} bytes",
             f"{length} bytes",
@@ -85,8 +79,7 @@ class ObjectReader:
     """
 
     def __init__(self, source: str, object_size: int, noted: list[Deviation] | None = None) -> None:
-        self._source = source
-        self._noted = noted
+        self._source = Source(source, noted=noted)
         self._size = object_size
         self._needed: ByteRange | None = tail_guess(object_size, source)
         self._footer: Footer | None = None
@@ -101,7 +94,9 @@ class ObjectReader:
     def index(self) -> IndexBlock:
         """The index. Raises `RuntimeError` while bytes are still needed for it."""
         if self._index is None:
-            raise RuntimeError(f"index of {self._source} is not read yet: receive {self._needed}")
+            raise RuntimeError(
+                f"index of {self._source.name} is not read yet: receive {self._needed}"
+            )
         return self._index
 
     def receive(self, data: bytes | memoryview) -> None:
@@ -111,16 +106,17 @@ class ObjectReader:
         index break the format; the reader then stays as it was.
         """
         if self._needed is None:
-            raise RuntimeError(f"index of {self._source} is known already, no bytes are needed")
-        view = exactly(self._needed, data, self._source)
-        is_again = self._footer is not None and self._noted is not None
-        noted = [] if is_again else self._noted  # each deviation once
-        footer = decode_footer(view, self._size, composite=False, source=self._source, noted=noted)
+            raise RuntimeError(
+                f"index of {self._source.name} is known already, no bytes are needed"
+            )
+        view, source = exactly(self._needed, data, self._source.name), self._source
+        if self._footer is not None and source.noted is not None:
+            source = replace(source, noted=[])  # each deviation once
+        footer = decode_footer(view, self._size, composite=False, source=source)
         if self._footer is None:
             self._check_place(footer)
         elif footer != self._footer:
-            raise CorruptObjectError(
-                self._source,
+            raise source.corrupt(
                 self._size - FOOTER_SIZE,
                 "footer at the second reading",
                 footer,
@@ -134,8 +130,7 @@ class ObjectReader:
         self._index = decode_index(
             view[at : at + footer.index_size],
             data_size=footer.index_position,
-            source=self._source,
-            origin=footer.index_position,
+            source=Source(source.name, footer.index_position),
         )
         self._needed = None
 
@@ -148,8 +143,8 @@ class ObjectReader:
 
         Raises `CorruptObjectError` when the bytes break the format or are not what the index says.
         """
-        view = exactly(self.block_range(entry), data, self._source)
-        return read_entry(entry, view, self._source, self._noted)
+        view = exactly(self.block_range(entry), data, self._source.name)
+        return read_entry(entry, view, self._source.name, self._source.noted)
 
     def _check_place(self, footer: Footer) -> None:
         """Refuse an index that the blocks in front of it could not fill: it is not to be fetched.
@@ -158,8 +153,7 @@ class ObjectReader:
         """
         most = footer.index_position // _SMALLEST_BLOCK * INDEX_ENTRY_SIZE
         if footer.index_size > most:
-            raise CorruptObjectError(
-                self._source,
+            raise self._source.corrupt(
                 self._size - FOOTER_SIZE,
                 "size of the index",
                 f"{footer.index_size} bytes",
@@ -175,35 +169,25 @@ def read_entry(
     Offsets must follow each other without a gap, since an entry covers exactly what is in it.
     Raises `CorruptObjectError`; deviations are passed over if they are to be `noted`.
     """
-    records = decode_blocks(data, source=source, origin=entry.position, noted=noted)
+    place = Source(source, entry.position, noted)
+    records = decode_blocks(data, place)
     if len(records) != entry.record_count:
-        raise CorruptObjectError(
-            source,
-            entry.position,
-            "number of records in the blocks of an index entry",
-            len(records),
-            f"{entry.record_count}, as in the index",
-        )
+        what = "number of records in the blocks of an index entry"
+        raise place.corrupt(0, what, len(records), f"{entry.record_count}, as in the index")
     stream_id, next_offset = entry.stream_id, entry.start_offset
     for ordinal, record in enumerate(records):
         if record.stream_id != stream_id or record.base_offset != next_offset:
             is_gap = record.stream_id == stream_id and record.base_offset > next_offset
-            deviate(
-                noted if is_gap and ordinal > 0 else None,
-                source,
-                entry.position,
+            place.deviate(
+                0,
                 f"record {ordinal} of an index entry",
                 f"of stream {record.stream_id} at offset {record.base_offset}",
                 f"stream {stream_id} at offset {next_offset}",
+                is_allowed=is_gap and ordinal > 0,
             )
             next_offset = record.base_offset
         next_offset += record.count
     if next_offset != entry.end_offset:
-        raise CorruptObjectError(
-            source,
-            entry.position,
-            "end of the last record of an index entry",
-            f"offset {next_offset}",
-            f"offset {entry.end_offset}",
-        )
+        what = "end of the last record of an index entry"
+        raise place.corrupt(0, what, f"offset {next_offset}", f"offset {entry.end_offset}")
     return records

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import NoReturn
 
-from streammeta.storage.errors import CorruptObjectError, Deviation, deviate
+from streammeta.storage.errors import UNNAMED, CorruptObjectError, Source
 
 RECORD_MAGIC = 0x22
 RECORD_HEADER_SIZE = 33
@@ -99,38 +98,30 @@ def check_encodable(record: RecordBatch) -> None:
             raise ValueError(f"record {field} is {value}, wanted {low}..{high}")
 
 
-def decode_record(
-    data: memoryview, at: int, *, source: str = "record", origin: int = 0
-) -> RecordBatch:
+def decode_record(data: memoryview, at: int, *, source: Source = UNNAMED) -> RecordBatch:
     """Read the record that starts at `data[at]`.
 
-    `source` names the object and `origin` is the position of `data[0]` in it, both for the
-    message of `CorruptObjectError`, raised when the record is cut short or breaks the format.
+    `source` is that of `data`, for the message of `CorruptObjectError`, raised when the record is
+    cut short or breaks the format.
     """
     records: list[RecordBatch] = []
-    decode_records(data, at, 1, records, source=source, origin=origin)
+    decode_records(data, at, 1, records, source)
     return records[0]
 
 
 def decode_records(
-    data: memoryview,
-    at: int,
-    count: int,
-    records: list[RecordBatch],
-    *,
-    source: str = "record",
-    origin: int = 0,
+    data: memoryview, at: int, count: int, records: list[RecordBatch], source: Source
 ) -> int:
     """Append the `count` records that follow each other from `data[at]` on; return their end.
 
-    `source` and `origin` are those of `decode_record`, and so is the error. What precedes a record
-    that raises it has been appended.
+    `source` is that of `decode_record`, and so is the error. What precedes a record that raises it
+    has been appended.
     """
     unpack, add, end = _RECORD_HEADER.unpack_from, records.append, len(data)
     for _ in range(count):
         start = at + RECORD_HEADER_SIZE
         if start > end:
-            _raise_fault(data, at, source, origin)
+            raise _fault(data, at, source)
         magic, stream_id, epoch, base, offsets, length = unpack(data, at)
         stop = start + length
         if (
@@ -141,7 +132,7 @@ def decode_records(
             or stream_id | epoch | base < 0  # the sign of one is the sign of all
             or base > INT64_MAX - offsets
         ):
-            _raise_fault(data, at, source, origin)
+            raise _fault(data, at, source)
         record = _Unfrozen(stream_id, epoch, base, offsets, data[start:stop].tobytes())
         record.__class__ = RecordBatch  # type: ignore[assignment]
         add(record)  # type: ignore[arg-type]
@@ -149,33 +140,24 @@ def decode_records(
     return at
 
 
-def _raise_fault(data: memoryview, at: int, source: str, origin: int) -> NoReturn:
-    """Raise the error of the record at `data[at]`."""
+def _fault(data: memoryview, at: int, source: Source) -> CorruptObjectError:
+    """Return the error of the record at `data[at]`."""
     left = len(data) - at
     if left < RECORD_HEADER_SIZE:
-        raise CorruptObjectError(
-            source,
-            origin + at,
+        return source.corrupt(
+            at,
             "what is left for a record header",
             f"{left} bytes",
             f"{RECORD_HEADER_SIZE} bytes",
         )
     magic, stream_id, epoch, base, count, length = _RECORD_HEADER.unpack_from(data, at)
     if magic != RECORD_MAGIC:
-        raise CorruptObjectError(
-            source, origin + at, "record magic", f"{magic:#04x}", f"{RECORD_MAGIC:#04x}"
-        )
-    if not 0 <= length <= left - RECORD_HEADER_SIZE:
-        raise CorruptObjectError(
-            source,
-            origin + at + _SIZE_POSITION,
-            "record payload length",
-            length,
-            f"0..{left - RECORD_HEADER_SIZE}",
-        )
-    raise CorruptObjectError(
-        source,
-        origin + at + 1,
+        return source.corrupt(at, "record magic", f"{magic:#04x}", f"{RECORD_MAGIC:#04x}")
+    most = left - RECORD_HEADER_SIZE
+    if not 0 <= length <= most:
+        return source.corrupt(at + _SIZE_POSITION, "record payload length", length, f"0..{most}")
+    return source.corrupt(
+        at + 1,
         "record header",
         f"stream {stream_id}, epoch {epoch}, base offset {base}, count {count}",
         "a count of at least 1, the others not negative, the end below 2^63",
@@ -216,20 +198,16 @@ def decode_block_header(
     at: int,
     *,
     end: int | None = None,
-    source: str = "block",
-    origin: int = 0,
-    noted: list[Deviation] | None = None,
+    source: Source = UNNAMED,
 ) -> BlockHeader:
     """Read the header at `data[at]` of a block that ends at or before `end`, the end of `data`.
 
-    A larger `end` is for a caller that has not all of the block yet. `source` names the object,
-    `origin` is the position of `data[0]` in it. Raises `CorruptObjectError` when the header is cut
-    short, or can't be that of such a block; deviations are passed over if they are to be `noted`.
+    A larger `end` is for a caller that has not all of the block yet. `source` is that of `data`.
+    Raises `CorruptObjectError` when the header is cut short, or can't be that of such a block.
     """
     if len(data) - at < BLOCK_HEADER_SIZE:
-        raise CorruptObjectError(
-            source,
-            origin + at,
+        raise source.corrupt(
+            at,
             "what is left for a block header",
             f"{len(data) - at} bytes",
             f"{BLOCK_HEADER_SIZE} bytes",
@@ -237,28 +215,16 @@ def decode_block_header(
     left = (len(data) if end is None else end) - at - BLOCK_HEADER_SIZE
     magic, flag, count, length = _BLOCK_HEADER.unpack_from(data, at)
     if magic != BLOCK_MAGIC:
-        raise CorruptObjectError(
-            source, origin + at, "block magic", f"{magic:#04x}", f"{BLOCK_MAGIC:#04x}"
-        )
+        raise source.corrupt(at, "block magic", f"{magic:#04x}", f"{BLOCK_MAGIC:#04x}")
     if flag != BLOCK_FLAG:
-        deviate(
-            noted,
-            source,
-            origin + at + _FLAG_POSITION,
-            "block flag",
-            f"{flag:#04x}",
-            f"{BLOCK_FLAG:#04x}",
-        )
+        source.deviate(at + _FLAG_POSITION, "block flag", f"{flag:#04x}", f"{BLOCK_FLAG:#04x}")
     if not 0 <= length <= left:
-        raise CorruptObjectError(
-            source, origin + at + _LENGTH_POSITION, "block data length", length, f"0..{left}"
-        )
+        raise source.corrupt(at + _LENGTH_POSITION, "block data length", length, f"0..{left}")
     if count == 0 and length == 0:
-        deviate(noted, source, origin + at + _COUNT_POSITION, "block record count", 0, "1 or more")
+        source.deviate(at + _COUNT_POSITION, "block record count", 0, "1 or more")
     elif not 1 <= count <= length // RECORD_HEADER_SIZE:
-        raise CorruptObjectError(
-            source,
-            origin + at + _COUNT_POSITION,
+        raise source.corrupt(
+            at + _COUNT_POSITION,
             "block record count",
             count,
             f"1..{length // RECORD_HEADER_SIZE}, what {length} bytes can hold",
@@ -266,36 +232,21 @@ def decode_block_header(
     return BlockHeader(count, length)
 
 
-def decode_blocks(
-    data: memoryview,
-    *,
-    source: str = "block",
-    origin: int = 0,
-    noted: list[Deviation] | None = None,
-) -> list[RecordBatch]:
+def decode_blocks(data: memoryview, source: Source = UNNAMED) -> list[RecordBatch]:
     """Read all records of the blocks that fill `data` exactly.
 
-    `source` names the object, `origin` is the position of `data[0]` in it. Raises
-    `CorruptObjectError` when anything is cut short, left over, or breaks the format; deviations are
-    passed over if they are to be `noted`.
+    `source` is that of `data`. Raises `CorruptObjectError` when anything is cut short, left over,
+    or breaks the format.
     """
     records: list[RecordBatch] = []
     at = 0
     while at < len(data):
-        header = decode_block_header(data, at, source=source, origin=origin, noted=noted)
-        stop = at + BLOCK_HEADER_SIZE + header.data_length
-        at = decode_records(
-            data[:stop],
-            at + BLOCK_HEADER_SIZE,
-            header.record_count,
-            records,
-            source=source,
-            origin=origin,
-        )
+        header = decode_block_header(data, at, source=source)
+        start, stop = at + BLOCK_HEADER_SIZE, at + BLOCK_HEADER_SIZE + header.data_length
+        at = decode_records(data[:stop], start, header.record_count, records, source)
         if at != stop:
-            raise CorruptObjectError(
-                source,
-                origin + at,
+            raise source.corrupt(
+                at,
                 f"what is behind the last of {header.record_count} records of a block",
                 f"{stop - at} bytes",
                 "0 bytes",
