@@ -1,0 +1,1 @@
+"""The quorum's own transport between controllers: frames, codec, connections, listener."""

@@ -1,0 +1,431 @@
+"""Codec of the quorum's messages: dataclasses to payloads of frames and back, with checks.
+
+There is one function for each kind of frame and direction. A value that no correct peer
+sends is refused here with InvalidRequestError, before the core sees it: a negative offset must not
+become a size to allocate, nor damage between two controllers part of a log. Knows no connection.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from streammeta.controller.errors import InvalidRequestError
+from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
+from streammeta.controller.peers.frames import FrameKind
+from streammeta.controller.peers.wire_parts import (
+    FieldReader,
+    LeaderAddress,
+    answer_part,
+    ask_part,
+    batch_parts,
+    flag,
+    key_part,
+    not_negative,
+    read_answer,
+    read_ask,
+    read_batches,
+    read_endpoint,
+    read_key,
+    require_end,
+    text_part,
+    unpacked,
+)
+from streammeta.controller.quorum.messages import (
+    Batch,
+    BeginQuorumEpochRequest,
+    BeginQuorumEpochResponse,
+    EndQuorumEpochRequest,
+    EndQuorumEpochResponse,
+    EpochEnd,
+    FetchRequest,
+    FetchResponse,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    QuorumError,
+    Request,
+    Response,
+    UpdateVoterRequest,
+    UpdateVoterResponse,
+    VoteRequest,
+    VoteResponse,
+)
+from streammeta.controller.quorum.voters import Voter
+
+DIGEST_BYTES = 32
+"""Length of a SHA-256."""
+
+Parts: TypeAlias = list[bytes]
+"""A payload in parts that follow each other."""
+
+
+# -- votes and announcements
+
+_VOTE = struct.Struct(">qqB")
+_VOTED = struct.Struct(">BB")
+_COUNT = struct.Struct(">B")
+
+
+def _vote(request: VoteRequest) -> Parts:
+    return [
+        ask_part(request.header),
+        _VOTE.pack(request.last_epoch, request.end_offset, request.pre_vote),
+    ]
+
+
+def _read_vote(data: bytes) -> VoteRequest:
+    header, position = read_ask(data)
+    last_epoch, end_offset, pre_vote = unpacked(_VOTE, data, position, "end_offset")
+    require_end(data, position + _VOTE.size)
+    not_negative(("last_epoch", "end_offset"), (last_epoch, end_offset))
+    return VoteRequest(
+        header=header,
+        pre_vote=flag(pre_vote, "pre_vote"),
+        last_epoch=last_epoch,
+        end_offset=end_offset,
+    )
+
+
+def _voted(response: VoteResponse, leader: LeaderAddress) -> Parts:
+    return [answer_part(response.header, leader), _VOTED.pack(response.pre_vote, response.granted)]
+
+
+def _read_voted(data: bytes) -> tuple[VoteResponse, LeaderAddress]:
+    header, leader, position = read_answer(data)
+    pre_vote, granted = unpacked(_VOTED, data, position, "granted")
+    require_end(data, position + _VOTED.size)
+    response = VoteResponse(
+        header=header, pre_vote=flag(pre_vote, "pre_vote"), granted=flag(granted, "granted")
+    )
+    return response, leader
+
+
+def _begin_epoch(request: BeginQuorumEpochRequest) -> Parts:
+    return [ask_part(request.header)]
+
+
+def _read_begin_epoch(data: bytes) -> BeginQuorumEpochRequest:
+    header, position = read_ask(data)
+    require_end(data, position)
+    return BeginQuorumEpochRequest(header=header)
+
+
+def _end_epoch(request: EndQuorumEpochRequest) -> Parts:
+    successors = request.preferred_successors
+    return [ask_part(request.header), _COUNT.pack(len(successors)), *map(key_part, successors)]
+
+
+def _read_end_epoch(data: bytes) -> EndQuorumEpochRequest:
+    header, position = read_ask(data)
+    reader = FieldReader(data, position)
+    (count,) = reader.fields(_COUNT, "preferred_successors")
+    successors = tuple(read_key(reader, f"preferred_successors[{index}]") for index in range(count))
+    reader.end()
+    return EndQuorumEpochRequest(header=header, preferred_successors=successors)
+
+
+_Bare: TypeAlias = BeginQuorumEpochResponse | EndQuorumEpochResponse | UpdateVoterResponse
+"""Answers that are a header and nothing else."""
+
+
+def _bare(response: _Bare, leader: LeaderAddress) -> Parts:
+    return [answer_part(response.header, leader)]
+
+
+def _bare_reader(kind: type[_Bare]) -> Callable[[bytes], tuple[_Bare, LeaderAddress]]:
+    def read(data: bytes) -> tuple[_Bare, LeaderAddress]:
+        header, leader, position = read_answer(data)
+        require_end(data, position)
+        return kind(header=header), leader
+
+    return read
+
+
+def _update_voter(request: UpdateVoterRequest) -> Parts:
+    voter = request.voter
+    return [ask_part(request.header), key_part(voter.key), text_part(voter.endpoint)]
+
+
+def _read_update_voter(data: bytes) -> UpdateVoterRequest:
+    header, position = read_ask(data)
+    reader = FieldReader(data, position)
+    voter = Voter(read_key(reader, "voter.key"), read_endpoint(reader, "voter.endpoint"))
+    reader.end()
+    if voter.key != header.sender:
+        raise InvalidRequestError("voter.key", "not the sender's; a voter speaks for itself alone")
+    return UpdateVoterRequest(header=header, voter=voter)
+
+
+# -- replication
+
+_FETCH = struct.Struct(">qqqqqqqB")
+_FETCH_NAMES = (
+    "fetch_offset", "last_epoch", "high_watermark", "read_round", "max_wait_ms", "max_bytes",
+    "answered_request_id",
+)  # fmt: skip
+_FETCHED = struct.Struct(">qqqBI")
+_FETCHED_NAMES = ("high_watermark", "log_start_offset", "read_round")
+_POINT = struct.Struct(">qq")
+_DIVERGING, _SNAPSHOT, _BATCHES = 1, 2, 4
+
+
+def _fetch(request: FetchRequest) -> Parts:
+    fields = _FETCH.pack(
+        request.fetch_offset,
+        request.last_epoch,
+        request.high_watermark,
+        request.read_round,
+        request.max_wait_ms,
+        request.max_bytes,
+        request.answered_request_id,
+        request.is_disk_full,
+    )
+    return [ask_part(request.header), fields]
+
+
+def _read_fetch(data: bytes) -> FetchRequest:
+    header, position = read_ask(data)
+    fields = unpacked(_FETCH, data, position, "fetch_offset")
+    require_end(data, position + _FETCH.size)
+    not_negative(_FETCH_NAMES, fields[:7])
+    return FetchRequest(
+        header=header,
+        fetch_offset=fields[0],
+        last_epoch=fields[1],
+        high_watermark=fields[2],
+        read_round=fields[3],
+        max_wait_ms=fields[4],
+        max_bytes=fields[5],
+        answered_request_id=fields[6],
+        is_disk_full=flag(fields[7], "is_disk_full"),
+    )
+
+
+def _fetched(response: FetchResponse, leader: LeaderAddress) -> Parts:
+    diverging, snapshot_id, batches = response.diverging, response.snapshot_id, response.batches
+    content = (
+        (_DIVERGING if diverging is not None else 0)
+        | (_SNAPSHOT if snapshot_id is not None else 0)
+        | (_BATCHES if batches else 0)
+    )
+    fields = _FETCHED.pack(
+        response.high_watermark,
+        response.log_start_offset,
+        response.read_round,
+        content,
+        len(batches),
+    )
+    parts = [answer_part(response.header, leader), fields]
+    if diverging is not None:
+        parts.append(_POINT.pack(diverging.epoch, diverging.end_offset))
+    if snapshot_id is not None:
+        parts.append(_POINT.pack(snapshot_id.epoch, snapshot_id.end_offset))
+    for batch in batches:
+        parts += batch_parts(batch)
+    return parts
+
+
+def _read_fetched(data: bytes) -> tuple[FetchResponse, LeaderAddress]:
+    header, leader, position = read_answer(data)
+    fields = unpacked(_FETCHED, data, position, "high_watermark")
+    position += _FETCHED.size
+    high_watermark, log_start_offset, read_round, content, count = fields
+    not_negative(_FETCHED_NAMES, fields[:3])
+    if content not in (0, _DIVERGING, _SNAPSHOT, _BATCHES):
+        raise InvalidRequestError(
+            "diverging, snapshot_id, batches", "at most one of them may be given"
+        )
+    diverging: EpochEnd | None = None
+    snapshot_id: SnapshotId | None = None
+    batches: tuple[Batch, ...] = ()
+    if content == _BATCHES:
+        batches, position = read_batches(data, position, count)
+    elif content == _DIVERGING:
+        epoch, end, position = _read_point(data, position, "diverging")
+        diverging = EpochEnd(epoch, end)
+    elif content == _SNAPSHOT:
+        epoch, end, position = _read_point(data, position, "snapshot_id")
+        snapshot_id = SnapshotId(end, epoch)
+    require_end(data, position)
+    response = FetchResponse(
+        header=header,
+        high_watermark=high_watermark,
+        log_start_offset=log_start_offset,
+        read_round=read_round,
+        diverging=diverging,
+        snapshot_id=snapshot_id,
+        batches=batches,
+    )
+    return response, leader
+
+
+def _read_point(data: bytes, position: int, name: str) -> tuple[Epoch, EndOffset, int]:
+    epoch, end_offset = unpacked(_POINT, data, position, name)
+    not_negative((f"{name}.epoch", f"{name}.end_offset"), (epoch, end_offset))
+    return epoch, end_offset, position + _POINT.size
+
+
+# -- snapshots
+
+_FETCH_SNAPSHOT = struct.Struct(">qqqqq")
+_FETCH_SNAPSHOT_NAMES = (
+    "snapshot_id.end_offset", "snapshot_id.epoch", "position", "max_bytes", "answered_request_id",
+)  # fmt: skip
+_CHUNK = struct.Struct(">qqqqBI")
+_CHUNK_NAMES = ("snapshot_id.end_offset", "snapshot_id.epoch", "total_bytes", "position")
+
+
+def _fetch_snapshot(request: FetchSnapshotRequest) -> Parts:
+    fields = _FETCH_SNAPSHOT.pack(
+        request.snapshot_id.end_offset,
+        request.snapshot_id.epoch,
+        request.position,
+        request.max_bytes,
+        request.answered_request_id,
+    )
+    return [ask_part(request.header), fields]
+
+
+def _read_fetch_snapshot(data: bytes) -> FetchSnapshotRequest:
+    header, place = read_ask(data)
+    fields = unpacked(_FETCH_SNAPSHOT, data, place, "snapshot_id")
+    require_end(data, place + _FETCH_SNAPSHOT.size)
+    not_negative(_FETCH_SNAPSHOT_NAMES, fields)
+    end_offset, epoch, position, max_bytes, answered_request_id = fields
+    if max_bytes < 1:
+        raise InvalidRequestError("max_bytes", f"{max_bytes}; must be at least 1")
+    return FetchSnapshotRequest(
+        header=header,
+        snapshot_id=SnapshotId(end_offset, epoch),
+        position=position,
+        max_bytes=max_bytes,
+        answered_request_id=answered_request_id,
+    )
+
+
+def _chunk(response: FetchSnapshotResponse, leader: LeaderAddress) -> Parts:
+    fields = _CHUNK.pack(
+        response.snapshot_id.end_offset,
+        response.snapshot_id.epoch,
+        response.total_bytes,
+        response.position,
+        len(response.file_digest),
+        len(response.data),
+    )
+    return [answer_part(response.header, leader), fields, response.file_digest, response.data]
+
+
+def _read_chunk(data: bytes) -> tuple[FetchSnapshotResponse, LeaderAddress]:
+    header, leader, place = read_answer(data)
+    reader = FieldReader(data, place)
+    fields = reader.fields(_CHUNK, "snapshot_id")
+    not_negative(_CHUNK_NAMES, fields[:4])
+    end_offset, epoch, total_bytes, position, digest_length, length = fields
+    response = FetchSnapshotResponse(
+        header=header,
+        snapshot_id=SnapshotId(end_offset, epoch),
+        total_bytes=total_bytes,
+        position=position,
+        file_digest=reader.raw(digest_length, "file_digest"),
+        data=reader.raw(length, "data"),
+    )
+    reader.end()
+    if header.error is QuorumError.NONE:
+        _check_chunk(response)
+    return response, leader
+
+
+def _check_chunk(response: FetchSnapshotResponse) -> None:
+    end = response.position + len(response.data)
+    if end > response.total_bytes:
+        raise InvalidRequestError(
+            "data", f"ends at byte {end} of a snapshot of {response.total_bytes} bytes"
+        )
+    if len(response.file_digest) != DIGEST_BYTES:
+        raise InvalidRequestError(
+            "file_digest", f"{len(response.file_digest)} bytes; a SHA-256 has {DIGEST_BYTES}"
+        )
+
+
+# -- all kinds
+
+REQUEST_KINDS: Mapping[type[Request], FrameKind] = {
+    VoteRequest: FrameKind.VOTE,
+    BeginQuorumEpochRequest: FrameKind.BEGIN_QUORUM_EPOCH,
+    EndQuorumEpochRequest: FrameKind.END_QUORUM_EPOCH,
+    FetchRequest: FrameKind.FETCH,
+    FetchSnapshotRequest: FrameKind.FETCH_SNAPSHOT,
+    UpdateVoterRequest: FrameKind.UPDATE_VOTER,
+}
+ANSWER_KINDS: Mapping[FrameKind, FrameKind] = {
+    kind: FrameKind(kind + 16) for kind in REQUEST_KINDS.values()
+}
+"""The kind that answers each kind of request."""
+
+_REQUEST_ENCODERS: Mapping[FrameKind, Callable[[Any], Parts]] = {
+    FrameKind.VOTE: _vote,
+    FrameKind.BEGIN_QUORUM_EPOCH: _begin_epoch,
+    FrameKind.END_QUORUM_EPOCH: _end_epoch,
+    FrameKind.FETCH: _fetch,
+    FrameKind.FETCH_SNAPSHOT: _fetch_snapshot,
+    FrameKind.UPDATE_VOTER: _update_voter,
+}
+_REQUEST_DECODERS: Mapping[FrameKind, Callable[[bytes], Request]] = {
+    FrameKind.VOTE: _read_vote,
+    FrameKind.BEGIN_QUORUM_EPOCH: _read_begin_epoch,
+    FrameKind.END_QUORUM_EPOCH: _read_end_epoch,
+    FrameKind.FETCH: _read_fetch,
+    FrameKind.FETCH_SNAPSHOT: _read_fetch_snapshot,
+    FrameKind.UPDATE_VOTER: _read_update_voter,
+}
+_ANSWER_ENCODERS: Mapping[type[Response], tuple[FrameKind, Callable[[Any, LeaderAddress], Parts]]]
+_ANSWER_ENCODERS = {
+    VoteResponse: (FrameKind.VOTE_ANSWER, _voted),
+    BeginQuorumEpochResponse: (FrameKind.BEGIN_QUORUM_EPOCH_ANSWER, _bare),
+    EndQuorumEpochResponse: (FrameKind.END_QUORUM_EPOCH_ANSWER, _bare),
+    FetchResponse: (FrameKind.FETCH_ANSWER, _fetched),
+    FetchSnapshotResponse: (FrameKind.FETCH_SNAPSHOT_ANSWER, _chunk),
+    UpdateVoterResponse: (FrameKind.UPDATE_VOTER_ANSWER, _bare),
+}
+_ANSWER_DECODERS: Mapping[FrameKind, Callable[[bytes], tuple[Response, LeaderAddress]]] = {
+    FrameKind.VOTE_ANSWER: _read_voted,
+    FrameKind.BEGIN_QUORUM_EPOCH_ANSWER: _bare_reader(BeginQuorumEpochResponse),
+    FrameKind.END_QUORUM_EPOCH_ANSWER: _bare_reader(EndQuorumEpochResponse),
+    FrameKind.FETCH_ANSWER: _read_fetched,
+    FrameKind.FETCH_SNAPSHOT_ANSWER: _read_chunk,
+    FrameKind.UPDATE_VOTER_ANSWER: _bare_reader(UpdateVoterResponse),
+}
+
+
+def encode_request(request: Request) -> tuple[FrameKind, Parts]:
+    """Return the kind of a request's frame, and its payload."""
+    kind = REQUEST_KINDS[type(request)]
+    return kind, _REQUEST_ENCODERS[kind](request)
+
+
+def decode_request(kind: FrameKind, payload: bytes) -> Request:
+    """Read a request.
+
+    Raises:
+        InvalidRequestError: it is malformed, or holds a value that no correct peer sends.
+    """
+    return _REQUEST_DECODERS[kind](payload)
+
+
+def encode_answer(response: Response, leader: LeaderAddress) -> tuple[FrameKind, Parts]:
+    """Return the kind of an answer's frame, and its payload.
+
+    `leader` are the addresses of the leader that its header names.
+    """
+    kind, encode = _ANSWER_ENCODERS[type(response)]
+    return kind, encode(response, leader)
+
+
+def decode_answer(kind: FrameKind, payload: bytes) -> tuple[Response, LeaderAddress]:
+    """Read an answer, and the addresses of the leader that its header names.
+
+    Raises:
+        InvalidRequestError: it is malformed, or holds a value that no correct peer sends.
+    """
+    return _ANSWER_DECODERS[kind](payload)

@@ -1,0 +1,336 @@
+"""Parts of the quorum's messages on the wire: numbers, texts, headers, voters and batches.
+
+Numbers are big-endian and signed, and mostly refused below 0; texts are UTF-8 behind their length.
+What the headers of a connection's messages have in common is written and read once and kept.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import google_crc32c
+
+from streammeta.controller.config import ConfigError, check_reachable
+from streammeta.controller.errors import InvalidRequestError
+from streammeta.controller.ids import ClusterId, DirectoryId, NodeId
+from streammeta.controller.quorum.messages import (
+    Batch,
+    BatchKind,
+    QuorumError,
+    RequestHeader,
+    ResponseHeader,
+)
+from streammeta.controller.quorum.voters import ReplicaKey
+
+DIRECTORY_ID_CHARS_MAX = 64
+"""More than any UUID has; ids are compared, stored in every voter set and shown, never parsed."""
+
+_NO_LEADER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderAddress:
+    """Addresses of the leader that an answer's header names; empty where unknown."""
+
+    endpoint: str = ""
+    client_endpoint: str = ""
+
+
+NO_ADDRESS = LeaderAddress()
+
+
+# -- texts and numbers
+
+
+@lru_cache(maxsize=256)
+def text_part(text: str) -> bytes:
+    """Return a text behind its length."""
+    data = text.encode()
+    if len(data) > 0xFF:
+        raise InvalidRequestError("text", f"{len(data)} bytes; at most 255")
+    return bytes((len(data),)) + data
+
+
+class FieldReader:
+    """Reads fields of one payload in order; raises InvalidRequestError where it is too short."""
+
+    def __init__(self, data: bytes, position: int = 0) -> None:
+        self._data = data
+        self.position = position
+
+    def fields(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
+        """Return fields of a fixed layout."""
+        values = unpacked(layout, self._data, self.position, what)
+        self.position += layout.size
+        return values
+
+    def raw(self, length: int, what: str) -> bytes:
+        """Return so many bytes."""
+        end = self.position + length
+        if end > len(self._data):
+            raise too_short(what, self._data, end)
+        data = self._data[self.position : end]
+        self.position = end
+        return data
+
+    def text(self, what: str) -> str:
+        """Return a text."""
+        (length,) = self.raw(1, what)
+        try:
+            return self.raw(length, what).decode()
+        except UnicodeDecodeError as error:
+            raise InvalidRequestError(what, f"not UTF-8: {error.reason}") from None
+
+    def end(self) -> None:
+        """Require that nothing follows."""
+        require_end(self._data, self.position)
+
+
+def unpacked(layout: struct.Struct, data: bytes, position: int, what: str) -> tuple[Any, ...]:
+    """Return the fields at a position; raises InvalidRequestError if the data ends before."""
+    try:
+        return layout.unpack_from(data, position)
+    except struct.error:
+        raise too_short(what, data, position + layout.size) from None
+
+
+def too_short(what: str, data: bytes, wanted: int) -> InvalidRequestError:
+    """Return the refusal of data that ends within a field."""
+    return InvalidRequestError(what, f"the message has {len(data)} bytes; wanted {wanted} or more")
+
+
+def require_end(data: bytes, position: int) -> None:
+    """Raise InvalidRequestError unless the data ends here."""
+    if position != len(data):
+        raise InvalidRequestError(
+            "message", f"{len(data) - position} bytes follow its last field; must be none"
+        )
+
+
+def not_negative(names: Sequence[str], values: Sequence[int]) -> None:
+    """Refuse the first of the named values that is below 0."""
+    if min(values) < 0:
+        name, value = next(pair for pair in zip(names, values, strict=True) if pair[1] < 0)
+        raise InvalidRequestError(name, f"{value}; must be 0 or more")
+
+
+def flag(number: int, name: str) -> bool:
+    """Return a truth value; raises InvalidRequestError if it is neither 0 nor 1."""
+    if number > 1:
+        raise InvalidRequestError(name, f"{number}; must be 0 or 1")
+    return number == 1
+
+
+# -- replicas and voters
+
+_NODE = struct.Struct(">i")
+
+
+def key_part(key: ReplicaKey) -> bytes:
+    """Return a replica's key."""
+    return _NODE.pack(key.node_id) + text_part(key.directory_id or "")
+
+
+def read_key(reader: FieldReader, path: str) -> ReplicaKey:
+    """Read a replica's key."""
+    (node_id,) = reader.fields(_NODE, f"{path}.node_id")
+    not_negative((f"{path}.node_id",), (node_id,))
+    directory = reader.text(f"{path}.directory_id")
+    if len(directory) > DIRECTORY_ID_CHARS_MAX:
+        raise InvalidRequestError(
+            f"{path}.directory_id",
+            f"{len(directory)} characters; at most {DIRECTORY_ID_CHARS_MAX}",
+        )
+    return ReplicaKey(NodeId(node_id), DirectoryId(directory) if directory else None)
+
+
+def read_endpoint(reader: FieldReader, path: str) -> str:
+    """Read `host:port`, for others will connect to it."""
+    endpoint = reader.text(path)
+    try:
+        check_reachable(path, endpoint)
+    except ConfigError as error:
+        raise InvalidRequestError(path, str(error).removeprefix(f"{path}: ")) from None
+    return endpoint
+
+
+# -- headers
+
+_ASKED = struct.Struct(">qqqBH")
+_ASKED_NAMES = ("header.epoch", "header.incarnation", "header.request_id")
+_ANSWERED = struct.Struct(">iiqqqiB")
+_ANSWERED_NAMES = (
+    "header.sender", "header.receiver", "header.epoch", "header.incarnation", "header.request_id",
+)  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _identities(cluster_id: str, sender: ReplicaKey, receiver: ReplicaKey) -> bytes:
+    """Return what the headers of a connection's requests have in common."""
+    return text_part(cluster_id) + key_part(sender) + key_part(receiver)
+
+
+@lru_cache(maxsize=64)
+def _read_identities(data: bytes) -> tuple[ClusterId, ReplicaKey, ReplicaKey]:
+    reader = FieldReader(data)
+    cluster_id = ClusterId(reader.text("header.cluster_id"))
+    sender, receiver = read_key(reader, "header.sender"), read_key(reader, "header.receiver")
+    reader.end()
+    return cluster_id, sender, receiver
+
+
+def ask_part(header: RequestHeader) -> bytes:
+    """Return the header of a request."""
+    who = _identities(header.cluster_id, header.sender, header.receiver)
+    fixed = _ASKED.pack(
+        header.epoch, header.incarnation, header.request_id, header.is_founder, len(who)
+    )
+    return fixed + who
+
+
+def read_ask(data: bytes) -> tuple[RequestHeader, int]:
+    """Return the header of a request and where it ends."""
+    epoch, incarnation, request_id, is_founder, length = unpacked(_ASKED, data, 0, "header")
+    not_negative(_ASKED_NAMES, (epoch, incarnation, request_id))
+    end = _ASKED.size + length
+    if end > len(data):
+        raise too_short("header", data, end)
+    cluster_id, sender, receiver = _read_identities(data[_ASKED.size : end])
+    header = RequestHeader(
+        cluster_id=cluster_id,
+        sender=sender,
+        receiver=receiver,
+        epoch=epoch,
+        incarnation=incarnation,
+        request_id=request_id,
+        is_founder=flag(is_founder, "header.is_founder"),
+    )
+    return header, end
+
+
+def answer_part(header: ResponseHeader, leader: LeaderAddress) -> bytes:
+    """Return the header of an answer; the addresses go with a leader's id alone."""
+    leader_id = _NO_LEADER if header.leader_id is None else header.leader_id
+    if leader_id == _NO_LEADER:
+        leader = NO_ADDRESS
+    fixed = _ANSWERED.pack(
+        header.sender,
+        header.receiver,
+        header.epoch,
+        header.incarnation,
+        header.request_id,
+        leader_id,
+        header.error,
+    )
+    return b"".join((fixed, text_part(leader.endpoint), text_part(leader.client_endpoint)))
+
+
+def read_answer(data: bytes) -> tuple[ResponseHeader, LeaderAddress, int]:
+    """Return the header of an answer, the addresses in it and where it ends."""
+    fixed = unpacked(_ANSWERED, data, 0, "header")
+    not_negative(_ANSWERED_NAMES, fixed[:5])
+    sender, receiver, epoch, incarnation, request_id, leader_id, number = fixed
+    if leader_id < _NO_LEADER:
+        raise InvalidRequestError("header.leader_id", f"{leader_id}; must be 0 or more, or -1")
+    error = _ERRORS.get(number)
+    if error is None:
+        known = ", ".join(f"{one.name} ({one.value})" for one in QuorumError)
+        raise InvalidRequestError("header.error", f"{number}; wanted one of {known}")
+    end = _text_end(data, _text_end(data, _ANSWERED.size))
+    header = ResponseHeader(
+        sender=sender,
+        receiver=receiver,
+        epoch=epoch,
+        leader_id=None if leader_id == _NO_LEADER else leader_id,
+        error=error,
+        incarnation=incarnation,
+        request_id=request_id,
+    )
+    return header, _read_leader(data[_ANSWERED.size : end]), end
+
+
+_ERRORS = {int(error): error for error in QuorumError}
+
+
+def _text_end(data: bytes, position: int) -> int:
+    """Return where the text at a position ends."""
+    if position >= len(data) or position + 1 + data[position] > len(data):
+        raise too_short("header.leader_endpoint", data, position + 1)
+    return position + 1 + data[position]
+
+
+@lru_cache(maxsize=64)
+def _read_leader(data: bytes) -> LeaderAddress:
+    reader = FieldReader(data)
+    address = LeaderAddress(
+        reader.text("header.leader_endpoint"), reader.text("header.leader_client_endpoint")
+    )
+    reader.end()
+    return address
+
+
+# -- batches
+
+_BATCH = struct.Struct(">qqBI")
+_CHECKSUM = struct.Struct(">I")
+
+
+def batch_parts(batch: Batch) -> tuple[bytes, bytes]:
+    """Return a batch, and the CRC-32C of its bytes: fields, lengths of the payloads, payloads."""
+    count = len(batch.payloads)
+    fields = _BATCH.pack(batch.base_offset, batch.epoch, batch.kind, count)
+    lengths = struct.pack(f">{count}I", *map(len, batch.payloads))
+    data = b"".join((fields, lengths, *batch.payloads))
+    return data, _CHECKSUM.pack(google_crc32c.value(data))
+
+
+def _read_batch(data: bytes, start: int, path: str) -> tuple[Batch, int]:
+    """Return the batch that begins at a position and where it ends."""
+    base_offset, epoch, number, count = unpacked(_BATCH, data, start, path)
+    position = start + _BATCH.size
+    if position + 4 * count > len(data):
+        raise too_short(f"{path}: batch at {base_offset}", data, position + 4 * count)
+    lengths = struct.unpack_from(f">{count}I", data, position)
+    position += 4 * count
+    end = position + sum(lengths)
+    (checksum,) = unpacked(_CHECKSUM, data, end, f"{path}: batch at {base_offset}")
+    if google_crc32c.value(data[start:end]) != checksum:
+        raise InvalidRequestError(path, f"batch at {base_offset}: its checksum does not match")
+    _check_batch(path, base_offset, epoch, number, count)
+    payloads = []
+    for length in lengths:
+        payloads.append(data[position : position + length])
+        position += length
+    return Batch(base_offset, epoch, BatchKind(number), tuple(payloads)), end + _CHECKSUM.size
+
+
+def _check_batch(path: str, base_offset: int, epoch: int, kind: int, count: int) -> None:
+    not_negative((f"{path}.base_offset", f"{path}.epoch"), (base_offset, epoch))
+    if kind not in _BATCH_KINDS:
+        raise InvalidRequestError(path, f"batch at {base_offset}: {kind} is no kind of batch")
+    if not count:
+        raise InvalidRequestError(path, f"batch at {base_offset}: it is empty")
+
+
+_BATCH_KINDS = frozenset(int(kind) for kind in BatchKind)
+
+
+def read_batches(data: bytes, position: int, count: int) -> tuple[tuple[Batch, ...], int]:
+    """Return batches of which each begins where the one before ends, and where they all end."""
+    batches: list[Batch] = []
+    for _ in range(count):
+        batch, position = _read_batch(data, position, "batches")
+        batches.append(batch)
+    for before, batch in pairwise(batches):
+        if batch.base_offset != before.end_offset or batch.epoch < before.epoch:
+            raise InvalidRequestError(
+                "batches",
+                f"batch at {batch.base_offset} of epoch {batch.epoch} does not continue the one "
+                f"before it, which ends at {before.end_offset} in epoch {before.epoch}",
+            )
+    return tuple(batches), position

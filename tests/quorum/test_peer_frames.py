@@ -1,0 +1,212 @@
+"""Frames and hellos: whole, torn, damaged and misplaced ones; nothing but a frame passes."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from streammeta.controller.ids import ClusterId, NodeId
+from streammeta.controller.peers.frames import (
+    ANSWERS,
+    HEADER_BYTES,
+    HELLO_BYTES_MAX,
+    HELLO_ONLY,
+    REQUEST_BYTES_MAX,
+    REQUESTS,
+    Frame,
+    FrameError,
+    FrameKind,
+    FrameParser,
+    seal,
+)  # fmt: skip
+from streammeta.controller.peers.hello import (
+    Hello,
+    HelloAnswer,
+    HelloError,
+    Purpose,
+    Refusal,
+)  # fmt: skip
+
+VOTE = Frame(FrameKind.VOTE, 1, b"vote")
+FETCH = Frame(FrameKind.FETCH, (1 << 64) - 1, b"")
+THREE = [VOTE, FETCH, Frame(FrameKind.UPDATE_VOTER, 7, b"x" * 1000)]
+HELLO = Hello(ClusterId("c"), NodeId(3), NodeId(4), Purpose.BULK, "[::1]:9090")
+
+
+def sealed(frames: list[Frame]) -> bytes:
+    return b"".join(seal(frame.kind, frame.call_id, [frame.payload]) for frame in frames)
+
+
+def drained(parser: FrameParser) -> Iterator[Frame]:
+    while frame := parser.next():
+        yield frame
+
+
+def parsed(*pieces: bytes) -> list[Frame]:
+    parser = FrameParser(REQUESTS)
+    frames: list[Frame] = []
+    for piece in pieces:
+        parser.feed(piece)
+        frames += drained(parser)
+    return frames
+
+
+def test_several_frames_of_one_read_come_in_order() -> None:
+    assert parsed(sealed(THREE)) == THREE
+
+
+def test_parts_are_joined_and_covered_by_one_checksum() -> None:
+    assert parsed(seal(FrameKind.VOTE, 1, [b"vo", b"", b"te"])) == [VOTE]
+
+
+def test_frames_torn_at_any_byte_are_the_same_frames() -> None:
+    data = sealed(THREE)
+    for cut in range(len(data)):
+        assert parsed(data[:cut], data[cut:]) == THREE
+    assert parsed(*(data[at : at + 1] for at in range(len(data)))) == THREE
+
+
+def test_every_flipped_bit_of_a_frame_is_noticed() -> None:
+    data = sealed([VOTE])
+    for bit in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        try:
+            assert parsed(bytes(changed)) == [], "a longer length waits for bytes that never come"
+        except FrameError:
+            continue
+        assert bit < 32
+
+
+def test_an_oversized_frame_is_refused_from_its_header() -> None:
+    parser = FrameParser(REQUESTS)
+    header = struct.pack(">IB3sQI", REQUEST_BYTES_MAX + 1, FrameKind.VOTE, bytes(3), 1, 0)
+    parser.feed(header[:-1])
+    assert parser.next() is None
+    parser.feed(header[-1:])
+    with pytest.raises(FrameError, match=f"VOTE of {REQUEST_BYTES_MAX + 1} bytes; at most"):
+        parser.next()
+    assert parser.buffered == HEADER_BYTES
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (struct.pack(">IB3sQI", 0, 99, bytes(3), 1, 0), "unknown kind 99"),
+        (struct.pack(">IB3sQI", 0, 16, b"\0\0\1", 1, 0), "reserved bytes are 000001"),
+        (struct.pack(">IB3sQI", 0, 16, bytes(3), 1, 7), "checksum of a VOTE of 0 bytes"),
+        (seal(FrameKind.VOTE_ANSWER, 1, []), "VOTE_ANSWER came where only VOTE,"),
+        (seal(FrameKind.HELLO, 0, []), "HELLO came where only VOTE,"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "unknown kind 47"),
+        (bytes.fromhex("160301020001000001fc0303") + bytes(40), "unknown kind 0"),
+    ],
+    ids=["kind", "reserved", "checksum", "direction", "second hello", "http", "tls"],
+)
+def test_what_is_no_frame_here_is_refused_with_the_reason(header: bytes, message: str) -> None:
+    with pytest.raises(FrameError, match=message):
+        parsed(header)
+
+
+def test_a_frame_before_the_hello_is_refused() -> None:
+    parser = FrameParser(HELLO_ONLY)
+    parser.feed(sealed([VOTE]))
+    with pytest.raises(FrameError, match="only HELLO"):
+        parser.next()
+
+
+def test_other_kinds_are_taken_from_the_frame_after_the_hello_on() -> None:
+    parser = FrameParser(HELLO_ONLY)
+    parser.feed(seal(FrameKind.HELLO, 0, [b"h"]) + sealed([VOTE]))
+    assert parser.next() == (FrameKind.HELLO, 0, b"h")
+    parser.expect(REQUESTS)
+    assert parser.next() == VOTE
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_damaged_reordered_and_repeated_frames_never_pass_as_others(seed: int) -> None:
+    """What passes was sent, whatever happened on the way."""
+    rng = random.Random(seed)
+    frames = [
+        Frame(kind, rng.getrandbits(64), rng.randbytes(rng.choice((0, 1, 30, 3000))))
+        for kind in rng.choices(sorted(ANSWERS), k=20)
+    ]
+    pieces = [sealed([frame]) for frame in rng.choices(frames, k=40)]
+    data = bytearray(b"".join(pieces))
+    for _ in range(rng.randrange(3)):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    if rng.random() < 0.5:
+        at = rng.randrange(len(data))
+        del data[at : at + rng.randrange(100)]
+    parser = FrameParser(ANSWERS)
+    passed: list[Frame] = []
+    try:
+        while data:
+            size = rng.randrange(1, 5000)
+            parser.feed(bytes(data[:size]))
+            del data[:size]
+            passed += drained(parser)
+    except FrameError:
+        pass
+    assert all(frame in frames for frame in passed)
+
+
+# -- hello
+
+
+@pytest.mark.parametrize(
+    "hello", [HELLO, Hello(ClusterId("c"), NodeId(0), NodeId(0), Purpose.CONTROL)]
+)
+def test_a_hello_is_unchanged_by_the_wire_and_short_enough(hello: Hello) -> None:
+    assert Hello.decoded(hello.encoded()) == hello
+    longest = Hello(ClusterId("c" * 64), NodeId(0), NodeId(1), Purpose.BULK, "h" * 255)
+    assert len(longest.encoded()) <= HELLO_BYTES_MAX
+
+
+@pytest.mark.parametrize("refusal", Refusal)
+def test_an_answer_to_a_hello_is_unchanged_by_the_wire(refusal: Refusal) -> None:
+    answer = HelloAnswer(ClusterId("c"), NodeId(3), refusal)
+    assert HelloAnswer.decoded(answer.encoded()) == answer
+
+
+def test_of_a_hello_of_another_version_only_that_is_read() -> None:
+    later = Hello(HELLO.cluster_id, HELLO.sender, HELLO.receiver, HELLO.purpose, version=9)
+    assert Hello.decoded(later.encoded() + b"more").version == 9
+    answer = bytearray(HelloAnswer(ClusterId("c"), NodeId(3)).encoded())
+    answer[9] = 9
+    assert HelloAnswer.decoded(bytes(answer)).refusal is Refusal.UNKNOWN_VERSION
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "0 bytes"),
+        (b"x" + HELLO.encoded()[1:], "begins with b'xtrmpeer'"),
+        (HELLO.encoded() + b"x", "bytes of names"),
+        (HELLO.encoded()[:-1], "bytes of names"),
+        (HELLO.encoded()[:-1] + b"\xff", "not UTF-8"),
+        (Hello(ClusterId("c"), NodeId(-1), NodeId(0), Purpose.BULK).encoded(), "ids are 0 or more"),
+        (HELLO.encoded()[:18] + b"\x07" + HELLO.encoded()[19:], "purpose 7"),
+    ],
+)
+def test_what_is_no_hello_is_refused_with_the_reason(data: bytes, message: str) -> None:
+    with pytest.raises(HelloError, match=message):
+        Hello.decoded(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "0 bytes"),
+        (HELLO.encoded()[:-1], "bytes of names"),
+        (
+            HelloAnswer(ClusterId("c"), NodeId(1)).encoded().replace(b"\0\1c", b"\x09\1c"),
+            "refusal 9",
+        ),
+    ],
+)
+def test_what_is_no_answer_to_a_hello_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(HelloError, match=message):
+        HelloAnswer.decoded(data)
