@@ -90,19 +90,24 @@ async def prepared(kind: Kind, cluster: LocalCluster) -> AsyncIterator[Fault]:
 
 
 async def _behind_relays(cluster: LocalCluster) -> Relays:
-    """Move every controller to another port and put a relay where everybody looks for it."""
-    behind = dict(zip(cluster.children, free_ports(len(cluster.children)), strict=True))
+    """Move every controller to other ports and put relays where everybody looks for it."""
+    count = len(cluster.children)
+    fresh = free_ports(2 * count)
+    behind = dict(
+        zip(cluster.children, zip(fresh[:count], fresh[count:], strict=True), strict=True)
+    )
 
     def change(node_id: int, command: list[str]) -> list[str]:
-        place = command.index("--listen") + 1
-        return [
-            *command[:place],
-            *(f"127.0.0.1:{behind[node_id]}", "--advertise", command[place]),
-            *command[place + 1 :],
-        ]
+        for option, port in zip(("listen", "peer-listen"), behind[node_id], strict=True):
+            place = command.index(f"--{option}") + 1
+            known = (f"--{option.replace('listen', 'advertise')}", command[place])
+            command = [*command[:place], f"127.0.0.1:{port}", *known, *command[place + 1 :]]
+        return command
 
     await in_thread(restart_changed, cluster, change)
     relays = Relays({node_id: child.pid for node_id, child in cluster.children.items()})
-    for node_id, port in zip(cluster.children, cluster.ports, strict=True):
-        await relays.start(node_id, port, behind[node_id])
+    before = zip(cluster.ports, cluster.peer_ports, strict=True)
+    for node_id, ports in zip(cluster.children, before, strict=True):
+        for port, target_port in zip(ports, behind[node_id], strict=True):
+            await relays.start(node_id, port, target_port)
     return relays

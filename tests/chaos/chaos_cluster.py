@@ -72,7 +72,7 @@ def steady_ports(count: int, rng: random.Random) -> list[int]:
 
 @dataclass(slots=True)
 class ChaosCluster:
-    """Controllers 1..`count` under `root`, each on its own port behind `network`.
+    """Controllers 1..`count` under `root`, each on its own two ports behind `network`.
 
     The first `first_voters` of them, by default all, are started as voters; the others are there
     to join.
@@ -87,6 +87,9 @@ class ChaosCluster:
     node_options: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """What some controllers are told besides, after `options`, which it thus overrides."""
     ports: dict[int, int] = field(default_factory=dict)
+    """Those for clients, by id."""
+    peer_ports: dict[int, int] = field(default_factory=dict)
+    """Those for the other controllers, by id."""
     children: dict[int, Child] = field(default_factory=dict)
     states: dict[int, ProcessState] = field(default_factory=dict)
     without_disk: set[int] = field(default_factory=set)
@@ -97,9 +100,10 @@ class ChaosCluster:
 
     def __post_init__(self) -> None:
         # Not from the run's seed: two runs of one seed may go on at the same time.
-        ports = steady_ports(self.count, random.Random())
-        self.ports = dict(enumerate(ports, start=1))
-        self.network = FaultNetwork(self.ports)
+        ports = steady_ports(2 * self.count, random.Random())
+        self.ports = dict(enumerate(ports[: self.count], start=1))
+        self.peer_ports = dict(enumerate(ports[self.count :], start=1))
+        self.network = FaultNetwork(self.ports, self.peer_ports)
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -127,8 +131,13 @@ class ChaosCluster:
 
     @property
     def direct_endpoints(self) -> dict[int, str]:
-        """Where each controller listens, past all faults of the network, by its id."""
+        """Where each controller listens for clients, past all faults of the network, by its id."""
         return {node: f"127.0.0.1:{port}" for node, port in self.ports.items()}
+
+    @property
+    def peer_endpoints(self) -> dict[int, str]:
+        """Where each controller listens for the others, past all faults, by its id."""
+        return {node: f"127.0.0.1:{port}" for node, port in self.peer_ports.items()}
 
     @property
     def log_paths(self) -> list[Path]:
@@ -149,7 +158,7 @@ class ChaosCluster:
         await self.network.start()
         voters = VoterSet(
             tuple(
-                Voter(ReplicaKey(NodeId(node)), self.direct_endpoints[node])
+                Voter(ReplicaKey(NodeId(node)), self.peer_endpoints[node])
                 for node in self.voters_at_first
             )
         )
@@ -294,6 +303,7 @@ class ChaosCluster:
             *(sys.executable, "-m", self.module, "controller"),
             *("--node-id", str(node_id), "--cluster-id", CLUSTER_ID),
             *("--listen", self.direct_endpoints[node_id]),
+            *("--peer-listen", self.peer_endpoints[node_id]),
             *self.peer_options(node_id),
             *("--data-dir", str(self.data_dir(node_id))),
             *("--store", f"file://{self.root / 'bucket'}"),
@@ -303,7 +313,7 @@ class ChaosCluster:
 
     def peer_options(self, node_id: int) -> list[str]:
         """Tell a controller of the others, and that it reaches them through the network alone."""
-        seeds = ",".join(f"{node}@{where}" for node, where in self.direct_endpoints.items())
+        seeds = ",".join(f"{node}@{where}" for node, where in self.peer_endpoints.items())
         overrides = ",".join(
             f"{other}@{self.network.endpoint(node_id, other)}"
             for other in self.members

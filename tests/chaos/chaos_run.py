@@ -140,7 +140,7 @@ class _ChaosRun:
             await asyncio.sleep(0.02)
 
     async def _replace(self, node_id: int, directory_id: str) -> None:
-        endpoint = self._cluster.direct_endpoints[node_id]
+        endpoint = self._cluster.peer_endpoints[node_id]
         key = quorum_pb2.ReplicaKey(node_id=node_id, directory_id=directory_id)
         voter = quorum_pb2.Voter(key=key, endpoint=endpoint)
         await replace_voter(self._watch, voter, _REPLACED_S)

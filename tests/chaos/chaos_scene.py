@@ -120,7 +120,7 @@ class Scene:
         await wait_until(is_observer, f"controller {node_id} to fetch as an observer")
         await self.streammeta(
             *("quorum", "add-voter", *self.connect, "--node-id", str(node_id)),
-            *("--endpoint", self.cluster.direct_endpoints[node_id]),
+            *("--endpoint", self.cluster.peer_endpoints[node_id]),
             *("--directory-id", directory_id),
         )
 

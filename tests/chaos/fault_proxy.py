@@ -235,17 +235,20 @@ class Cut:
 class FaultNetwork:
     """Proxies between all members, and between their clients (member `CLIENTS`) and each of them.
 
+    `ports` are where members listen for clients, `peer_ports` where they listen for each other.
+
     Bytes from i to j travel forward through the link (i, j) and backward through the link (j, i),
     so that a one-way cut hits requests of the one and answers to the other.
     """
 
     CLIENTS = 0
 
-    def __init__(self, listen_ports: Mapping[int, int]) -> None:
-        self._links = {
+    def __init__(self, ports: Mapping[int, int], peer_ports: Mapping[int, int]) -> None:
+        self._links = {(self.CLIENTS, target): LinkProxy(port) for target, port in ports.items()}
+        self._links |= {
             (source, target): LinkProxy(port)
-            for target, port in listen_ports.items()
-            for source in (self.CLIENTS, *listen_ports)
+            for target, port in peer_ports.items()
+            for source in peer_ports
             if source != target
         }
         self._cuts: list[Cut] = []

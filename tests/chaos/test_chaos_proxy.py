@@ -71,7 +71,8 @@ async def link() -> AsyncIterator[Link]:
     """A connection that works, until the test breaks it."""
     echo = Echo()
     server = await asyncio.start_server(echo.serve, "127.0.0.1", 0)
-    network = FaultNetwork({1: server.sockets[0].getsockname()[1], 2: 1})
+    port = server.sockets[0].getsockname()[1]
+    network = FaultNetwork({1: 1, 2: 1}, {1: port, 2: 1})
     await network.start()
     clients = Clients(network)
     try:

@@ -138,9 +138,9 @@ def test_controller_formats_once_and_accepts_its_configuration(name: str, tmp_pa
 
 
 def test_voters_are_the_controllers_of_the_file() -> None:
-    port = re.search(r"EXPOSE (9\d+)", DOCKERFILE)
-    assert port is not None
-    wanted = {f"{name.partition('-')[2]}@{name}:{port[1]}" for name in CONTROLLERS}
+    ports = re.search(r"EXPOSE (9\d+) (9\d+)", DOCKERFILE)
+    assert ports is not None
+    wanted = {f"{name.partition('-')[2]}@{name}:{ports[2]}" for name in CONTROLLERS}
 
     assert len(CONTROLLERS) == 3
     for name in CONTROLLERS:
@@ -148,8 +148,10 @@ def test_voters_are_the_controllers_of_the_file() -> None:
         assert set(settings["STREAMMETA_STORAGE_FORMAT_VOTERS"].split(",")) == wanted
         assert settings["STREAMMETA_STORAGE_FORMAT_NODE_ID"] == node_id
         assert settings["STREAMMETA_CONTROLLER_NODE_ID"] == node_id
-        assert f"{node_id}@{settings['STREAMMETA_CONTROLLER_ADVERTISE']}" in wanted
-        assert settings["STREAMMETA_CONTROLLER_LISTEN"].endswith(f":{port[1]}")
+        assert f"{node_id}@{settings['STREAMMETA_CONTROLLER_PEER_ADVERTISE']}" in wanted
+        assert settings["STREAMMETA_CONTROLLER_PEER_LISTEN"].endswith(f":{ports[2]}")
+        assert settings["STREAMMETA_CONTROLLER_ADVERTISE"] == f"{name}:{ports[1]}"
+        assert settings["STREAMMETA_CONTROLLER_LISTEN"].endswith(f":{ports[1]}")
         for option in ("CLUSTER_ID", "DATA_DIR"):
             formatted = settings[f"STREAMMETA_STORAGE_FORMAT_{option}"]
             assert formatted == settings[f"STREAMMETA_CONTROLLER_{option}"]

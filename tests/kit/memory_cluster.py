@@ -26,7 +26,7 @@ from streammeta.controller.quorum.messages import FetchRequest, Request
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.runtime.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.controller import Answered, MetadataController
-from streammeta.controller.runtime.interfaces import PeerListener
+from streammeta.controller.runtime.interfaces import Endpoints, PeerListener
 from streammeta.controller.runtime.map_checkpoint import snapshot_check
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.storage.durable_files import DiskFullError, File, PosixFileSystem
@@ -116,8 +116,8 @@ class MemoryTransport:
     def set_voters(self, voters: VoterSet) -> None:
         self.voters = voters
 
-    def endpoint(self, node_id: NodeId) -> str | None:
-        return endpoint(node_id)
+    def endpoints(self, node_id: NodeId) -> Endpoints:
+        return Endpoints(endpoint(node_id), endpoint(node_id))
 
     async def close(self) -> None:
         for call in self._calls:

@@ -88,13 +88,14 @@ def claims_to_lead(cluster: LocalCluster, node_id: int) -> bool:
 
 def controller_command(root: Path, **options: str) -> list[str]:
     """Return a command line for one controller alone; `options` replace its defaults."""
-    (port,) = free_ports(1)
+    port, peer_port = free_ports(2)
     bucket = root / "bucket"
     bucket.mkdir(exist_ok=True)
     settings = {
         "node-id": "1",
         "cluster-id": "test",
         "listen": f"127.0.0.1:{port}",
+        "peer-listen": f"127.0.0.1:{peer_port}",
         "data-dir": str(root / "data"),
         "store": f"file://{bucket}",
         **{name.replace("_", "-"): value for name, value in options.items()},

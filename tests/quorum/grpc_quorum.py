@@ -25,11 +25,11 @@ from streammeta.controller.quorum.config import QuorumConfig, QuorumTimings
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.rpc.peer_transport import GrpcPeerTransport, PeerAddresses
-from streammeta.controller.rpc.quorum_service import QuorumServicer
+from streammeta.controller.rpc.quorum_service import PeerServicer, QuorumServicer
 from streammeta.controller.rpc.services import service_handler
 from streammeta.controller.runtime.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.clock import SystemClock
-from streammeta.controller.runtime.interfaces import SnapshotPoint
+from streammeta.controller.runtime.interfaces import Endpoints, SnapshotPoint
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.controller.snapshot.checkpoint_file import Sink
 from streammeta.rpc.connections import listen, new_server
@@ -140,7 +140,7 @@ class Node:
 
 
 class GrpcQuorum:
-    """Starts, kills and restarts replicas; ports are chosen once.
+    """Starts, kills and restarts replicas, each with one port for peers and clients, chosen once.
 
     Nodes below `size` are the voters that directories are formatted with, `spare` more may join.
     """
@@ -158,6 +158,8 @@ class GrpcQuorum:
         self._checkpoints = checkpoints
         self._sockets = [_reserve_port() for _ in range(size + spare)]
         self.endpoints = [f"127.0.0.1:{reserved.getsockname()[1]}" for reserved in self._sockets]
+        self.client_endpoints = [f"clients-of-{index}:1" for index in range(size + spare)]
+        """What the replicas are told to be; nobody listens there."""
         self.voters = VoterSet(
             tuple(Voter(ReplicaKey(NodeId(index)), self.endpoints[index]) for index in range(size))
         )
@@ -194,12 +196,15 @@ class GrpcQuorum:
             cluster_id=CLUSTER,
             local=ReplicaKey(NodeId(node_id), journal.identity.directory_id),
             endpoint=self.endpoints[node_id],
+            client_endpoint=self.client_endpoints[node_id],
             bootstrap_voters=journal.identity.bootstrap_voters,
             seeds=tuple(seeds),
             timings=self._timings,
             **overrides,
         )
-        addresses = PeerAddresses(NodeId(node_id), config.endpoint, seeds, {})
+        addresses = PeerAddresses(
+            NodeId(node_id), Endpoints(config.endpoint, config.client_endpoint), seeds, {}
+        )
         machine = Recorder()
         transport = GrpcPeerTransport(addresses, self._timings.request_timeout_ms)
         driver = QuorumDriver(
@@ -213,7 +218,7 @@ class GrpcQuorum:
         )
         server = new_server()
         service = quorum_pb2.DESCRIPTOR.services_by_name["QuorumService"]
-        unary = QuorumServicer(driver, CLUSTER).unary()
+        unary = {**PeerServicer(driver).unary(), **QuorumServicer(driver, CLUSTER).unary()}
         server.add_generic_rpc_handlers((service_handler(service, unary, {}),))
         self._sockets[node_id].close()
         assert listen(server, self.endpoints[node_id])
@@ -260,13 +265,13 @@ class GrpcQuorum:
         return claimed()[0]
 
     async def settled_leader(self) -> int:
-        """Wait for a leader that knows every voter's disk, and has nothing left to commit."""
+        """Wait for a leader that knows all of every voter, and has nothing left to commit."""
         leader = await self.leader()
 
         def is_settled() -> bool:
             seen = self.nodes[leader].driver.describe()
             return seen.high_watermark == seen.end_offset and all(
-                voter.key.directory_id is not None for voter in seen.voters
+                voter.key.directory_id is not None and voter.endpoint for voter in seen.voters
             )
 
         await eventually(is_settled, 10, "the voters have told which disks they have")

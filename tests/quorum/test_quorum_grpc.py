@@ -61,6 +61,7 @@ async def test_only_the_leader_appends_and_reads(quorum: GrpcQuorum) -> None:
     with pytest.raises(NotLeaderError) as refused:
         follower.append([b"x"], required_base_offset=follower.next_offset)
     assert refused.value.leader_id == leader
+    assert refused.value.leader_endpoint == quorum.client_endpoints[leader]
     with pytest.raises(NotLeaderError):
         await follower.read_barrier()
 

@@ -93,6 +93,9 @@ async def test_a_joining_node_is_made_a_voter_and_votes(tmp_path: Path) -> None:
     assert node.machine.loaded
     assert voter_ids(quorum, 0) == voter_ids(quorum, 1) == {0, 1}
 
+    await quorum.settled_leader()
+    described = {seen.endpoint for seen in quorum.nodes[0].driver.describe().voters}
+    assert described == set(quorum.client_endpoints), "the new voter has told where clients find it"
     await quorum.nodes[0].driver.transfer_leadership(NodeId(1), 10_000)
     await eventually(lambda: quorum.nodes[1].driver.is_leader, 10, "the new voter leads")
     await quorum.nodes[1].driver.remove_voter(quorum_key(quorum, 0), 10_000)

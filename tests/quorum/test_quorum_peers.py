@@ -23,11 +23,13 @@ from streammeta.controller.rpc.peer_transport import (
     PeerAddresses,
 )
 from streammeta.controller.rpc.services import service_handler
+from streammeta.controller.runtime.interfaces import Endpoints
 from streammeta.v1 import quorum_pb2 as pb
 from tests.kit.grpc_servers import served
 from tests.quorum.stubborn_peer import answer_header
 
 PEER = NodeId(1)
+OWN = Endpoints("127.0.0.1:1", "127.0.0.1:2")
 TIMEOUT_MS = 1000
 NEVER_MS = 100_000
 """Where silence alone must not be what ends a request."""
@@ -122,7 +124,7 @@ async def transport_with(
 ) -> AsyncIterator[tuple[GrpcPeerTransport, Listener]]:
     seeds = {PEER: seed} if seed else {}
     overrides = {PEER: override} if override else {}
-    addresses = PeerAddresses(NodeId(0), "127.0.0.1:1", seeds, overrides)
+    addresses = PeerAddresses(NodeId(0), OWN, seeds, overrides)
     transport, listener = GrpcPeerTransport(addresses, timeout_ms), Listener()
     transport.bind(listener)
     transport.set_voters(voters or VoterSet())
@@ -286,7 +288,7 @@ async def test_of_two_addresses_the_one_that_works_is_found(is_right: str) -> No
                 assert listener.lost == [], "another address was not tried yet"
                 transport.send(vote(2))
                 assert await listener.ended(2)
-            assert transport.endpoint(PEER) == there
+            assert transport.endpoints(PEER).peers == there
 
 
 @pytest.mark.parametrize(
@@ -313,18 +315,24 @@ async def test_an_address_taken_over_by_another_node_is_left(impostor: dict[str,
         assert listener.lost == []
 
 
-async def test_the_leaders_address_is_learnt_from_answers() -> None:
+async def test_the_leaders_addresses_are_learnt_from_answers() -> None:
     """A node that joins knows its seeds alone; they say where the leader is."""
-    told = voting_as(PEER, leader_id=7, leader_endpoint="10.0.0.7:9090")
-    odd = voting_as(PEER, leader_id=7, leader_endpoint="no address")
-    for handlers, known in ((told, "10.0.0.7:9090"), (odd, None)):
+    both = {"leader_endpoint": "10.0.0.7:9091", "leader_client_endpoint": "10.0.0.7:9090"}
+    told = voting_as(PEER, leader_id=7, **both)
+    odd = voting_as(PEER, leader_id=7, **dict.fromkeys(both, "no address"))
+    part = voting_as(PEER, leader_id=7, leader_client_endpoint="10.0.0.7:9090")
+    for handlers, known in (
+        (told, Endpoints("10.0.0.7:9091", "10.0.0.7:9090")),
+        (odd, Endpoints()),
+        (part, Endpoints(clients="10.0.0.7:9090")),
+    ):
         async with (
             peer_here(handlers) as endpoint,
             transport_with(seed=endpoint) as (transport, listener),
         ):
             transport.send(vote(1))
             assert await listener.ended(1)
-            assert transport.endpoint(NodeId(7)) == known
+            assert transport.endpoints(NodeId(7)) == known
 
 
 async def test_an_override_wins_and_is_told_to_nobody() -> None:
@@ -337,8 +345,8 @@ async def test_an_override_wins_and_is_told_to_nobody() -> None:
     ):
         transport.send(vote(1))
         assert await listener.ended(1)
-        assert transport.endpoint(PEER) == "10.0.0.2:1"
-        assert transport.endpoint(NodeId(0)) == "127.0.0.1:1"
+        assert transport.endpoints(PEER) == Endpoints("10.0.0.2:1")
+        assert transport.endpoints(NodeId(0)) == OWN
 
 
 # -- limits and separate connections

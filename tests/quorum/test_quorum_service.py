@@ -13,8 +13,9 @@ import pytest
 from streammeta.controller.errors import NotLeaderError
 from streammeta.controller.ids import ClusterId, Epoch, NodeId
 from streammeta.controller.quorum import messages
-from streammeta.controller.rpc.quorum_service import QuorumServicer
+from streammeta.controller.rpc.quorum_service import PeerServicer, QuorumServicer
 from streammeta.controller.rpc.services import service_handler
+from streammeta.controller.runtime.interfaces import Endpoints
 from streammeta.rpc.connections import REQUEST_BYTES_MAX, client_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.v1 import quorum_pb2 as pb
@@ -29,10 +30,13 @@ class Driver:
     """Answers votes and lets every Fetch wait, until `release` is set."""
 
     def __init__(self) -> None:
-        self.leader = (NodeId(3), "10.0.0.3:1")
         self.waiting = 0
         self.changed = asyncio.Event()
         self.release = asyncio.Event()
+
+    def endpoints(self, node_id: NodeId) -> Endpoints:
+        """Return the addresses of controller 3."""
+        return Endpoints("10.0.0.3:1", "10.0.0.3:2") if node_id == NodeId(3) else Endpoints()
 
     async def handle(self, request: messages.Request) -> messages.VoteResponse:
         if isinstance(request, messages.FetchRequest):
@@ -56,7 +60,8 @@ class Driver:
 @asynccontextmanager
 async def served() -> AsyncIterator[tuple[Driver, Any]]:
     driver: Any = Driver()
-    unary = QuorumServicer(driver, ClusterId("c")).unary()
+    operators = QuorumServicer(driver, ClusterId("c")).unary()
+    unary = {**PeerServicer(driver).unary(), **operators}
     service = pb.DESCRIPTOR.services_by_name["QuorumService"]
     handler = service_handler(service, unary, {})
     async with serving(handler) as endpoint, client_channel(endpoint) as channel:
@@ -89,13 +94,15 @@ async def test_a_flood_of_fetches_leaves_room_for_votes() -> None:
         assert (await failure_of(stub.Fetch(pb.FetchRequest(header=HEADER)))).reason == "NOT_LEADER"
 
 
-async def test_the_leader_is_named_with_its_own_address_or_none() -> None:
-    """Who leads may change between the answer and its sending."""
+async def test_the_leader_is_named_with_its_own_addresses_or_none() -> None:
+    """Whatever else is known meanwhile."""
     async with served() as (_, stub):
         same = (await stub.Vote(pb.VoteRequest(header=HEADER, pre_vote=False))).header
         changed = (await stub.Vote(pb.VoteRequest(header=HEADER, pre_vote=True))).header
         assert (same.leader_id, same.leader_endpoint) == (3, "10.0.0.3:1")
+        assert same.leader_client_endpoint == "10.0.0.3:2"
         assert (changed.leader_id, changed.leader_endpoint) == (2, "")
+        assert changed.leader_client_endpoint == ""
 
 
 async def test_a_bad_request_does_not_reach_the_replica() -> None:

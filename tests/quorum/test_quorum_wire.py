@@ -14,6 +14,7 @@ from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, 
 from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
 from streammeta.controller.rpc.quorum_wire import EXCHANGES, batch_to_pb
+from streammeta.controller.runtime.interfaces import Endpoints
 from streammeta.v1 import quorum_pb2 as pb
 
 ASK = messages.RequestHeader(
@@ -34,6 +35,7 @@ ANSWER = messages.ResponseHeader(
     incarnation=3,
     request_id=9,
 )
+AT = Endpoints("h:1", "h:2")
 GOOD = dataclasses.replace(ANSWER, error=messages.QuorumError.NONE, leader_id=NodeId(2))
 BATCH = messages.Batch(EndOffset(7), Epoch(5), messages.BatchKind.DATA, (b"a", b"", b"bc"))
 NEXT = messages.Batch(EndOffset(10), Epoch(6), messages.BatchKind.CONTROL, (b"{}",))
@@ -69,6 +71,7 @@ REQUESTS: list[messages.Request] = [
         header=ASK, snapshot_id=SNAPSHOT, position=0, max_bytes=1 << 20, answered_request_id=6
     ),
     messages.UpdateVoterRequest(header=ASK, voter=Voter(ASK.sender, "[::1]:9091")),
+    messages.UpdateVoterRequest(header=ASK, voter=Voter(ASK.sender, "[::1]:9091", "h:9090")),
 ]
 RESPONSES: list[messages.Response] = [
     messages.VoteResponse(header=ANSWER, pre_vote=False, granted=True),
@@ -98,7 +101,7 @@ _ANSWERED_BY = {
 def encoded(message: messages.Request | messages.Response) -> Message:
     if isinstance(message, messages.Request):
         return EXCHANGES[type(message)].request_to_pb(message)
-    return EXCHANGES[_ANSWERED_BY[type(message)]].response_to_pb(message, "h:1")
+    return EXCHANGES[_ANSWERED_BY[type(message)]].response_to_pb(message, AT)
 
 
 def decoded(
@@ -132,14 +135,15 @@ def test_the_contract_names_every_error(error: messages.QuorumError) -> None:
     assert pb.QuorumError.Name(pb.QuorumError.ValueType(error)) == f"QUORUM_ERROR_{error.name}"
 
 
-def test_the_leaders_endpoint_goes_with_its_id_alone() -> None:
+def test_the_leaders_endpoints_go_with_its_id_alone() -> None:
     named = encoded(messages.VoteResponse(header=GOOD, pre_vote=False, granted=False))
     unnamed = encoded(messages.VoteResponse(header=ANSWER, pre_vote=False, granted=False))
     assert isinstance(named, pb.VoteResponse)
     assert isinstance(unnamed, pb.VoteResponse)
     assert (named.header.leader_id, named.header.leader_endpoint) == (2, "h:1")
+    assert named.header.leader_client_endpoint == "h:2"
     assert not unnamed.header.HasField("leader_id")
-    assert unnamed.header.leader_endpoint == ""
+    assert unnamed.header.leader_endpoint == unnamed.header.leader_client_endpoint == ""
 
 
 # -- what no correct peer sends

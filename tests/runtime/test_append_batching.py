@@ -152,7 +152,7 @@ async def test_a_voter_record_between_an_append_and_its_flush_shifts_nothing(
         writing = asyncio.create_task(leader.controller.write(put))
         updating = asyncio.create_task(leader.driver.handle(update_of(follower, leader)))
         await updating
-        endpoints = {voter.endpoint for voter in leader.driver.describe().voters}
+        endpoints = {voter.peer_endpoint for voter in leader.driver.describe().voters}
         assert "moved:1" in endpoints, "no record was written in between"
         written = await writing
         get = GetKVs(keys=(KVKey(key="k"),))

@@ -18,6 +18,7 @@ from streammeta.controller.quorum.messages import (
 )
 from streammeta.controller.quorum.voters import ReplicaKey, VoterSet
 from streammeta.controller.runtime.core_loop import Outbox
+from streammeta.controller.runtime.interfaces import Endpoints
 
 HEADER = RequestHeader(
     cluster_id=ClusterId("c"),
@@ -64,8 +65,8 @@ class RecordingTransport:
     def set_voters(self, voters: VoterSet) -> None:
         """Reach nobody."""
 
-    def endpoint(self, node_id: NodeId) -> str | None:
-        return None
+    def endpoints(self, node_id: NodeId) -> Endpoints:
+        return Endpoints()
 
     async def close(self) -> None:
         """Hold nothing."""

@@ -3,16 +3,18 @@
 import asyncio
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.descriptor import MethodDescriptor
 
 from streammeta.cli.client import ControllerClient as OperatorClient
 from streammeta.cli.local_cluster import PROGRAM, LocalCluster, start_child
 from streammeta.client import BrokerSession, ControllerClient
+from streammeta.controller.rpc.quorum_wire import EXCHANGES
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.storage.bucket_marker import is_own_key
@@ -155,21 +157,38 @@ def test_health_tells_the_leader_from_the_others(cluster: LocalCluster) -> None:
     wait_until(lambda: claims() == [describe(cluster).leader_id], "the leader alone says so")
 
 
-def test_every_rpc_of_the_contract_is_served(cluster: LocalCluster) -> None:
+def test_every_rpc_of_the_contract_is_served_where_it_belongs(cluster: LocalCluster) -> None:
     """Bytes that are no message are refused by whoever serves the call."""
     files = (admin_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, quorum_pb2, streams_pb2)
     services = [each for file in files for each in file.DESCRIPTOR.services_by_name.values()]
+    methods = [method for service in services for method in service.methods]
+    leader = leader_of(cluster) - 1
+
+    for_clients = answers_to_nonsense(cluster.endpoints[leader], methods)
+    for_peers = answers_to_nonsense(cluster.peer_endpoints[leader], methods)
+
+    served, not_served = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED
+    of_peers = {f"streammeta.v1.QuorumService.{each.method}" for each in EXCHANGES.values()}
+    for name, code in for_clients.items():
+        assert code is (not_served if name in of_peers else served), name
+    for name, code in for_peers.items():
+        assert code is (served if name in of_peers else not_served), name
+
+
+def answers_to_nonsense(
+    endpoint: str, methods: Sequence[MethodDescriptor]
+) -> dict[str, grpc.StatusCode]:
+    """Return the status of a call of each method with bytes that are no message, by its name."""
     answers: dict[str, grpc.StatusCode] = {}
-    with operator_channel(cluster.endpoints[leader_of(cluster) - 1]) as channel:
-        for method in (method for service in services for method in service.methods):
+    with operator_channel(endpoint) as channel:
+        for method in methods:
             path = f"/{method.containing_service.full_name}/{method.name}"
             begin: Any = channel.stream_stream(path)
             call = begin(iter([b"\xff\xff\xff"]), timeout=10)
             with pytest.raises(grpc.RpcError):
                 list(call)
             answers[method.full_name] = call.code()
-
-    assert set(answers.values()) == {grpc.StatusCode.INVALID_ARGUMENT}, answers
+    return answers
 
 
 def test_dev_runs_until_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.controller.config import ConfigError, ControllerConfig, parse_peers
+from streammeta.controller.config import ConfigError, ControllerConfig, next_port, parse_peers
 from streammeta.controller.ids import ClusterId, NodeId
 
 GOOD = ControllerConfig(
@@ -14,6 +14,8 @@ GOOD = ControllerConfig(
     cluster_id=ClusterId("demo"),
     listen="127.0.0.1:9091",
     advertise="127.0.0.1:9091",
+    peer_listen="127.0.0.1:9092",
+    peer_advertise="127.0.0.1:9092",
     data_dir=Path("data"),
     store_uri="file:///tmp/bucket",
     namespace="_streammeta_demo",
@@ -30,6 +32,10 @@ GOOD = ControllerConfig(
         ({"advertise": "0.0.0.0:9091"}, "advertise: '0.0.0.0:9091' is no address that others"),
         ({"advertise": "[::]:9091"}, "is no address that others can connect to"),
         ({"advertise": "h:0"}, "is no address that others can connect to"),
+        ({"peer_listen": "h"}, "peer-listen: 'h'"),
+        ({"peer_advertise": "0.0.0.0:9092"}, "peer-advertise: '0.0.0.0:9092' is no address"),
+        ({"peer_listen": "127.0.0.1:9091"}, "peer-listen: '127.0.0.1:9091' is what --listen says"),
+        ({"peer_advertise": "127.0.0.1:9091"}, "is what --advertise says"),
         ({"snapshot_log_bytes": 0}, "snapshot-log-bytes: 0"),
         ({"snapshot_interval_ms": -1}, "snapshot-interval-ms: -1"),
         ({"listen": "localhost"}, "listen: 'localhost'"),
@@ -45,6 +51,15 @@ GOOD = ControllerConfig(
 def test_a_bad_setting_is_named(change: dict[str, object], names: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(names)):
         dataclasses.replace(GOOD, **change)  # type: ignore[arg-type]
+
+
+def test_peers_are_served_one_port_above_clients() -> None:
+    assert next_port("listen", "[::1]:9090") == "[::1]:9091"
+    for none_next in ("h:65535", "h:0"):
+        with pytest.raises(ConfigError, match=r"^peer-listen: no port is next to that of --listen"):
+            next_port("listen", none_next)
+    with pytest.raises(ConfigError, match=r"^listen: 'h'"):
+        next_port("listen", "h")
 
 
 def test_peers_parse() -> None:

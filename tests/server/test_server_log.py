@@ -34,7 +34,7 @@ def test_the_log_tells_the_life_of_a_controller(tmp_path: Path) -> None:
     with running_cluster(tmp_path, count=1, options=STEADY) as cluster:
         leader_of(cluster)
         joined = cluster.join()
-        added = ("--node-id", str(joined), "--endpoint", cluster.endpoints[-1])
+        added = ("--node-id", str(joined), "--endpoint", cluster.peer_endpoints[-1])
         wait_until(
             lambda: streammeta("quorum", "add-voter", "--connect", cluster.connect, *added)["ok"],
             "the observer to vote",
@@ -51,7 +51,8 @@ def test_the_log_tells_the_life_of_a_controller(tmp_path: Path) -> None:
     assert of("controller_ready")
     last = of("voters_changed")[-1]["voters"]
     assert [voter.partition("@")[0] for voter in last] == ["1", str(joined)]
-    assert all(endpoint in voter for voter, endpoint in zip(last, cluster.endpoints, strict=True))
+    named = zip(last, cluster.peer_endpoints, strict=True)
+    assert all(endpoint in voter for voter, endpoint in named)
     assert [event["signal"] for event in of("controller_stopping")] == ["SIGTERM"]
     names = [event["event"] for event in logged(log)]
     assert names[0] == "controller_starting"

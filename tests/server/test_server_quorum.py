@@ -43,7 +43,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 def _have_told_their_disks(cluster: LocalCluster) -> bool:
-    return all(row["directory_id"] for row in quorum(cluster, "describe")["replicas"])
+    rows = quorum(cluster, "describe")["replicas"]
+    return all(row["directory_id"] and row["endpoint"] for row in rows)
 
 
 def test_describe_tells_who_leads_and_how_far_everybody_is(cluster: LocalCluster) -> None:
@@ -62,6 +63,7 @@ def test_describe_tells_who_leads_and_how_far_everybody_is(cluster: LocalCluster
         assert sorted(roles.values()) == ["follower", "follower", "leader"]
         assert roles[seen["leader_id"]] == "leader"
         assert [row["endpoint"] for row in seen["replicas"]] == cluster.endpoints
+        assert [row["peer_endpoint"] for row in seen["replicas"]] == cluster.peer_endpoints
         assert all(row["end_offset"] >= seen["high_watermark"] > 0 for row in seen["replicas"])
         assert [row["node_id"] for row in seen["controllers"]] == [1, 2, 3]
         assert not any(row["repairing"] or row["disk_full"] for row in seen["controllers"])
@@ -113,7 +115,7 @@ def test_a_voter_that_votes_already_is_not_added(cluster: LocalCluster) -> None:
 
     said = streammeta(
         *("quorum", "add-voter", "--connect", cluster.connect, "--node-id", "2"),
-        *("--endpoint", voter["endpoint"], "--directory-id", voter["directory_id"]),
+        *("--endpoint", voter["peer_endpoint"], "--directory-id", voter["directory_id"]),
     )
 
     assert said["error"]["code"] == "DUPLICATE_VOTER"
@@ -223,7 +225,7 @@ def test_voters_are_added_and_removed_while_writes_go_on(tmp_path: Path) -> None
             assert replica(cluster, joined)["role"] == "observer"
             shown = describe(cluster, leader_of(cluster)).controllers
             assert [controller.voter for controller in shown] == [True] * (joined - 1) + [False]
-            endpoint = cluster.endpoints[joined - 1]
+            endpoint = cluster.peer_endpoints[joined - 1]
 
             said = quorum(cluster, "add-voter", "--node-id", str(joined), "--endpoint", endpoint)
 
@@ -249,7 +251,7 @@ def test_a_node_of_another_cluster_is_not_let_in(tmp_path: Path) -> None:
         data = str(tmp_path / "stray")
         identity = ("--node-id", "2", "--cluster-id", "other", "--data-dir", data)
         assert streammeta("storage", "format", "--join", *identity)["ok"]
-        seeds = f"1@{cluster.endpoints[0]}"
+        seeds = f"1@{cluster.peer_endpoints[0]}"
         options = {"node_id": "2", "cluster_id": "other", "data_dir": data, "seeds": seeds}
         stray = start_python("stray", controller_command(tmp_path, **options), tmp_path)
         try:
@@ -267,15 +269,18 @@ def test_all_addresses_may_change_at_once(tmp_path: Path) -> None:
         with writes_going_on(cluster) as writes:
             writes.expect_progress()
         cluster.stop_all()
-        cluster.ports[:] = free_ports(3)
+        ports = free_ports(6)
+        cluster.ports[:], cluster.peer_ports[:] = ports[:3], ports[3:]
         cluster.start_all()
         with writes_going_on(cluster):
             pass
 
-        def endpoints() -> list[str]:
-            return [row["endpoint"] for row in quorum(cluster, "describe")["replicas"]]
+        def are_known() -> bool:
+            rows = quorum(cluster, "describe")["replicas"]
+            known = [[row[name] for row in rows] for name in ("endpoint", "peer_endpoint")]
+            return known == [cluster.endpoints, cluster.peer_endpoints]
 
-        wait_until(lambda: endpoints() == cluster.endpoints, "the voters' new addresses are known")
+        wait_until(are_known, "the voters' new addresses are known")
 
 
 def test_a_stopped_controller_does_not_hide_the_others(tmp_path: Path) -> None:

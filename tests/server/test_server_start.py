@@ -30,15 +30,16 @@ def contents(root: Path) -> dict[Path, bytes | None]:
     return {path: path.read_bytes() if path.is_file() else None for path in root.rglob("*")}
 
 
-def test_a_port_in_use(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["listen", "peer_listen"])
+def test_a_port_in_use(tmp_path: Path, option: str) -> None:
     format_data(tmp_path)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         where = f"127.0.0.1:{taken.getsockname()[1]}"
-        said = refusal(tmp_path, listen=where)
+        said = refusal(tmp_path, **{option: where})
     assert where in said
-    assert "choose another with --listen" in said
+    assert f"choose another with --{option.replace('_', '-')}" in said
 
 
 @pytest.mark.parametrize(
@@ -139,6 +140,8 @@ def test_wrong_credentials(tmp_path: Path, forbidding_s3: str) -> None:
         ("peer_override", "1@nowhere", "peer-override"),
         ("advertise", "0.0.0.0:9090", "advertise"),
         ("listen", "0.0.0.0:9090", "advertise"),
+        ("peer_advertise", "0.0.0.0:9090", "peer-advertise"),
+        ("peer_listen", "0.0.0.0:9090", "peer-advertise"),
         ("cluster_id", "a/b", "cluster-id"),
         ("store", "ftp://x", "ftp"),
     ],

@@ -17,7 +17,7 @@ from streammeta.controller.quorum.messages import BatchKind, Message, Request
 from streammeta.controller.quorum.roles import Leader
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.core_loop import CoreLoop
-from streammeta.controller.runtime.interfaces import SnapshotPoint
+from streammeta.controller.runtime.interfaces import Endpoints, SnapshotPoint
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from tests.sim.sim_checkpoints import SimCheckpointer
 from tests.sim.sim_disk import StoppedError
@@ -75,9 +75,9 @@ class SimTransport:
     def set_voters(self, voters: VoterSet) -> None:
         """Everyone is found by node id."""
 
-    def endpoint(self, node_id: int) -> str:
-        """Return where clients find a node."""
-        return f"node{node_id}:1"
+    def endpoints(self, node_id: int) -> Endpoints:
+        """Return where a node is found, by clients too."""
+        return Endpoints(f"node{node_id}:1", f"node{node_id}:1")
 
     async def close(self) -> None:
         """Nothing is open."""

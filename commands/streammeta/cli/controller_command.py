@@ -10,6 +10,7 @@ from streammeta.controller.config import (
     ConfigError,
     ControllerConfig,
     check_cluster_id,
+    next_port,
     parse_peers,
 )
 from streammeta.controller.ids import ClusterId, NodeId
@@ -46,19 +47,28 @@ def _setting_options(command: Command) -> Command:
 @click.command()
 @click.option("--node-id", type=int, required=True, help="This controller's id, 0 to 999.")
 @click.option("--cluster-id", required=True, help="The cluster's name; part of every object's key.")
-@click.option(
-    "--listen", required=True, metavar="HOST:PORT", help="Where to listen for clients and peers."
-)
+@click.option("--listen", required=True, metavar="HOST:PORT", help="Where to listen for clients.")
 @click.option(
     "--advertise",
     metavar="HOST:PORT",
-    help="Where others reach this controller.  [default: what --listen says]",
+    help="Where clients reach this controller.  [default: what --listen says]",
+)
+@click.option(
+    "--peer-listen",
+    metavar="HOST:PORT",
+    help="Where to listen for the other controllers.  [default: one port above that of --listen]",
+)
+@click.option(
+    "--peer-advertise",
+    metavar="HOST:PORT",
+    help="Where the other controllers reach this one.  [default: what --peer-listen says]",
 )
 @click.option(
     "--seeds",
     default="",
     metavar="ID@HOST:PORT,...",
-    help="Controllers to ask for the leader: for one that joins, and when addresses have changed.",
+    help="Controllers to ask for the leader, at their --peer-advertise: for one that joins, and"
+    " when addresses have changed.",
 )
 @click.option(
     "--data-dir",
@@ -80,7 +90,7 @@ def _setting_options(command: Command) -> Command:
     "--peer-override",
     default="",
     metavar="ID@HOST:PORT,...",
-    help="Addresses of these controllers, over any other known: for NAT and proxies.",
+    help="Where this controller reaches these others, over any address known: for NAT and proxies.",
 )
 @click.option(
     "--log-level",
@@ -99,6 +109,8 @@ def controller(
     cluster_id: str,
     listen: str,
     advertise: str | None,
+    peer_listen: str | None,
+    peer_advertise: str | None,
     seeds: str,
     data_dir: Path,
     store_uri: str,
@@ -118,17 +130,20 @@ def controller(
     \b
     Example, a cluster of one:
       streammeta storage format --node-id 1 --cluster-id demo --data-dir data/1 \\
-        --voters 1@127.0.0.1:9091
+        --voters 1@127.0.0.1:9092
       streammeta controller --node-id 1 --cluster-id demo --data-dir data/1 \\
         --listen 127.0.0.1:9091 --store file:///var/lib/streammeta/bucket
     """
     try:
         check_cluster_id(cluster_id)
+        peer_listen = peer_listen or next_port("listen", listen)
         config = ControllerConfig(
             node_id=NodeId(node_id),
             cluster_id=ClusterId(cluster_id),
             listen=listen,
             advertise=advertise or listen,
+            peer_listen=peer_listen,
+            peer_advertise=peer_advertise or peer_listen,
             seeds=parse_peers("seeds", seeds),
             peer_overrides=parse_peers("peer-override", peer_override),
             data_dir=data_dir,

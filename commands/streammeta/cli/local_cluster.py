@@ -143,7 +143,7 @@ def start_child(
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` loopback TCP ports that were free a moment ago."""
+    """Return `count` loopback TCP ports that were free a moment ago, each another one."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for opened in sockets:
@@ -155,6 +155,8 @@ def free_ports(count: int) -> list[int]:
 class LocalCluster:
     """Controllers 1..N on loopback, each with its own data directory under `root`.
 
+    `ports` are those for clients, `peer_ports` those for the other controllers, by default free
+    ones.
     The first start formats all directories with all controllers as voters. A directory that is
     missing later, or that of a controller that joined, is formatted without: it becomes an
     observer, which `streammeta quorum add-voter` makes a voter. `peer_overrides` say for a
@@ -169,11 +171,20 @@ class LocalCluster:
     env: Mapping[str, str] = field(default_factory=dict)
     peer_overrides: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
     children: dict[int, Child] = field(default_factory=dict)
+    peer_ports: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._add_peer_ports()
 
     @property
     def endpoints(self) -> list[str]:
-        """Host and port of every controller, whether it runs or not."""
+        """Where clients reach every controller, whether it runs or not."""
         return [f"127.0.0.1:{port}" for port in self.ports]
+
+    @property
+    def peer_endpoints(self) -> list[str]:
+        """Where the other controllers reach every one, whether it runs or not."""
+        return [f"127.0.0.1:{port}" for port in self.peer_ports]
 
     @property
     def connect(self) -> str:
@@ -205,7 +216,7 @@ class LocalCluster:
         """Start one controller without waiting for it, on a formatted directory."""
         if not any(self._is_formatted(each) for each in self.node_ids):
             for each in self.node_ids:
-                self._format(each, self.endpoints)
+                self._format(each, self.peer_endpoints)
         if not self._is_formatted(node_id):
             self._format(node_id, [])
         self.children[node_id] = start_child(
@@ -217,7 +228,8 @@ class LocalCluster:
 
     def join(self) -> int:
         """Start one more controller, an observer; wait until it listens and return its id."""
-        self.ports.extend(free_ports(1))
+        self.ports.extend(_others(1, self.ports + self.peer_ports))
+        self._add_peer_ports()
         self.start(len(self.ports))
         return len(self.ports)
 
@@ -236,6 +248,10 @@ class LocalCluster:
         deadline = time.monotonic() + 10
         for child in running:
             child.stop(max(0.1, deadline - time.monotonic()))
+
+    def _add_peer_ports(self) -> None:
+        missing = len(self.ports) - len(self.peer_ports)
+        self.peer_ports.extend(_others(missing, self.ports + self.peer_ports))
 
     def _is_formatted(self, node_id: int) -> bool:
         return (self.data_dir(node_id) / META_NAME).exists()
@@ -260,12 +276,18 @@ class LocalCluster:
             "controller",
             *("--node-id", str(node_id), "--cluster-id", self.cluster_id),
             *("--listen", self.endpoints[node_id - 1]),
-            *("--seeds", _peers(dict(zip(self.node_ids, self.endpoints, strict=True)))),
+            *("--peer-listen", self.peer_endpoints[node_id - 1]),
+            *("--seeds", _peers(dict(zip(self.node_ids, self.peer_endpoints, strict=True)))),
             *(("--peer-override", _peers(overrides)) if overrides else ()),
             *("--data-dir", str(self.data_dir(node_id))),
             *("--store", self.store_uri),
             *self.options,
         ]
+
+
+def _others(count: int, taken: Sequence[int]) -> list[int]:
+    """Return `count` free ports besides those that are taken already."""
+    return [port for port in free_ports(count + len(taken)) if port not in taken][:count]
 
 
 def _peers(endpoints: Mapping[int, str]) -> str:
@@ -284,8 +306,9 @@ CONTROLLER_COUNT = 3
 @click.option("--cluster-id", default="dev", show_default=True, help="The cluster's name.")
 @click.option(
     "--port",
-    type=click.IntRange(1, 65_533),
-    help="First of three consecutive ports.  [default: free ones]",
+    type=click.IntRange(1, 65_530),
+    help="First of six consecutive ports: three for clients, then three for the controllers among"
+    " themselves.  [default: free ones]",
 )
 @format_option
 def dev(
@@ -308,8 +331,14 @@ def dev(
         root = data_dir.absolute()
         bucket = root / "bucket"
         bucket.mkdir(parents=True, exist_ok=True)
-        ports = free_ports(CONTROLLER_COUNT) if port is None else range(port, port + 3)
-        cluster = LocalCluster(root, cluster_id, f"file://{bucket}", list(ports))
+        ports = free_ports(2 * CONTROLLER_COUNT) if port is None else list(range(port, port + 6))
+        cluster = LocalCluster(
+            root,
+            cluster_id,
+            f"file://{bucket}",
+            ports[:CONTROLLER_COUNT],
+            peer_ports=ports[CONTROLLER_COUNT:],
+        )
         try:
             cluster.start_all()
             _say_ready(cluster, output_format)

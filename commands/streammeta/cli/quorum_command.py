@@ -38,7 +38,7 @@ _SHARE_OF_TIMEOUT = 0.9
 """The controller gives up a little before this command does, so that its reason arrives."""
 
 _REPLICA_COLUMNS = (
-    *("node_id", "role", "endpoint", "end_offset", "lag"),
+    *("node_id", "role", "endpoint", "peer_endpoint", "end_offset", "lag"),
     *("last_fetch_ms", "last_caught_up_ms", "directory_id"),
 )
 _CONTROLLER_COLUMNS = (
@@ -116,6 +116,7 @@ def _replica_rows(view: pb.DescribeQuorumResponse) -> Iterator[tuple[object, ...
                 replica.key.node_id,
                 "leader" if replica.key.node_id == view.leader_id else role,
                 replica.endpoint or None,
+                replica.peer_endpoint or None,
                 end_offset,
                 None if end_offset is None else max(0, view.end_offset - end_offset),
                 field_value(replica, "last_fetch_age_ms"),
@@ -143,7 +144,10 @@ def _controller_rows(views: QuorumViews) -> Iterator[tuple[object, ...]]:
 @with_client(CHANGE_TIMEOUT_S)
 @node_id_option
 @click.option(
-    "--endpoint", required=True, metavar="HOST:PORT", help="Where others reach that controller."
+    "--endpoint",
+    required=True,
+    metavar="HOST:PORT",
+    help="Where the other controllers reach that one: its --peer-advertise.",
 )
 @directory_id_option
 @with_output
@@ -161,7 +165,7 @@ def add_voter(
 
     \b
     Example:
-      streammeta quorum add-voter --connect 127.0.0.1:9091 --node-id 4 --endpoint 127.0.0.1:9094
+      streammeta quorum add-voter --connect 127.0.0.1:9091 --node-id 4 --endpoint 127.0.0.1:9104
     """
     check_reachable("endpoint", endpoint)
     view = leaders_view(client)
@@ -189,7 +193,7 @@ def _refuse_voter(view: pb.DescribeQuorumResponse, node_id: int) -> None:
         if voter.key.node_id == node_id:
             raise CommandError(
                 "DUPLICATE_VOTER",
-                f"node {node_id} votes already, at {voter.endpoint}",
+                f"node {node_id} votes already, at {voter.peer_endpoint}",
                 "nothing was changed; to replace its disk, remove this voter first: "
                 f"streammeta quorum remove-voter --node-id {node_id}",
             )

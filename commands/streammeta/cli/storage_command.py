@@ -99,7 +99,8 @@ def _uuid(text: str) -> DirectoryId:
     "--voters",
     metavar="ID@HOST:PORT[/DIRECTORY-ID],...",
     callback=_voters,
-    help="The first voters of a new cluster, this controller included; the same on each of them.",
+    help="The first voters of a new cluster, this controller included, at their --peer-advertise;"
+    " the same on each of them.",
 )
 @click.option(
     "--join",
@@ -138,7 +139,7 @@ def format_command(
     \b
     Example:
       streammeta storage format --data-dir /var/lib/streammeta --cluster-id demo --node-id 1 \\
-        --voters 1@10.0.0.1:9090,2@10.0.0.2:9090,3@10.0.0.3:9090
+        --voters 1@10.0.0.1:9091,2@10.0.0.2:9091,3@10.0.0.3:9091
     """
     if (voters is None) != join:
         raise click.UsageError("give --voters for a new cluster, or --join for one that exists")

@@ -27,6 +27,7 @@ _AT_LEAST_ONE = (
     "snapshot_log_bytes",
     "snapshot_interval_ms",
 )
+_PORT_MAX = 65_535
 _ENDPOINT = re.compile(r"(?P<host>[^\s:@,/]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
 
 
@@ -38,16 +39,19 @@ class ConfigError(ValueError):
 class ControllerConfig:
     """One controller's settings.
 
-    `listen` is where this process binds, `advertise` where its peers and clients reach it. `seeds`
-    are controllers to ask for the leader, as `host:port` by node id; an entry of this node itself
-    is ignored. `peer_overrides` say where to reach a peer whatever else is known of its address.
-    `delete_rate` is in objects a second.
+    `listen` and `peer_listen` are where this process binds for clients and for its peers,
+    `advertise` and `peer_advertise` where those reach it. `seeds` are controllers to ask for the
+    leader, by node id at their peers' addresses; an entry of this node itself is ignored.
+    `peer_overrides` say where to reach a peer whatever else is known of its address. `delete_rate`
+    is in objects a second.
     """
 
     node_id: NodeId
     cluster_id: ClusterId
     listen: str
     advertise: str
+    peer_listen: str
+    peer_advertise: str
     data_dir: Path
     store_uri: str
     namespace: str
@@ -69,6 +73,10 @@ class ControllerConfig:
         check_controller_id("node-id", self.node_id)
         check_endpoint("listen", self.listen)
         check_reachable("advertise", self.advertise)
+        check_endpoint("peer-listen", self.peer_listen)
+        check_reachable("peer-advertise", self.peer_advertise)
+        for option in ("listen", "advertise"):
+            _check_apart(option, getattr(self, option), getattr(self, f"peer_{option}"))
         for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 option = name.replace("_", "-")
@@ -94,7 +102,7 @@ def check_cluster_id(cluster_id: str) -> None:
 def check_endpoint(option: str, endpoint: str) -> None:
     """Raise `ConfigError` unless `endpoint` is `host:port`."""
     match = _ENDPOINT.fullmatch(endpoint)
-    if match is None or not 0 <= int(match["port"]) <= 65_535:
+    if match is None or not 0 <= int(match["port"]) <= _PORT_MAX:
         raise ConfigError(f"{option}: {endpoint!r}; must be HOST:PORT, e.g. 127.0.0.1:9090")
 
 
@@ -105,8 +113,30 @@ def check_reachable(option: str, endpoint: str) -> None:
     if host in _WILDCARDS or int(port) == 0:
         raise ConfigError(
             f"{option}: {endpoint!r} is no address that others can connect to; give HOST:PORT as "
-            "peers and clients reach this controller"
+            "they reach this controller"
         )
+
+
+def _check_apart(option: str, for_clients: str, for_peers: str) -> None:
+    if for_clients == for_peers:
+        raise ConfigError(
+            f"peer-{option}: {for_peers!r} is what --{option} says; peers need a port of their own"
+        )
+
+
+def next_port(option: str, endpoint: str) -> str:
+    """Return the endpoint of the same host one port above.
+
+    Raises:
+        ConfigError: `endpoint`, what `option` says, is malformed, or there is no such port.
+    """
+    check_endpoint(option, endpoint)
+    host, _, port = endpoint.rpartition(":")
+    if not 0 < int(port) < _PORT_MAX:
+        raise ConfigError(
+            f"peer-listen: no port is next to that of --{option}, {endpoint!r}; give HOST:PORT"
+        )
+    return f"{host}:{int(port) + 1}"
 
 
 def parse_peers(option: str, text: str) -> dict[NodeId, str]:

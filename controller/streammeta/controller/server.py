@@ -34,7 +34,7 @@ from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.controller.rpc.commit_pipeline import CommitPipeline
 from streammeta.controller.rpc.map_routes import LeaderView, routed, routes
 from streammeta.controller.rpc.peer_transport import GrpcPeerTransport, PeerAddresses
-from streammeta.controller.rpc.quorum_service import QuorumServicer
+from streammeta.controller.rpc.quorum_service import PeerServicer, QuorumServicer
 from streammeta.controller.rpc.services import (
     AdminHandlers,
     MetadataHandlers,
@@ -44,6 +44,7 @@ from streammeta.controller.rpc.services import (
 from streammeta.controller.runtime.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.clock import SystemClock
 from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.interfaces import Endpoints
 from streammeta.controller.runtime.map_checkpoint import snapshot_check
 from streammeta.controller.runtime.object_id_gate import ObjectIdGate
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
@@ -69,7 +70,7 @@ STOP_GRACE_S = 1.0
 
 
 class PortInUseError(OSError):
-    """The address to listen on is taken."""
+    """An address to listen on is taken."""
 
 
 def run(config: ControllerConfig) -> None:
@@ -77,7 +78,7 @@ def run(config: ControllerConfig) -> None:
 
     Raises:
         ConfigError: the store's URI does not parse.
-        PortInUseError: the address is taken.
+        PortInUseError: an address is taken.
         JournalError: the data directory is not formatted, damaged, locked or another node's.
         StorageError: the bucket can't be used.
     """
@@ -161,9 +162,8 @@ class ControllerNode:
         object_ids = ObjectIdGate()
         self._controller = MetadataController(ClusterMap(), clock, object_ids)
         quorum = _quorum_config(config, journal)
-        addresses = PeerAddresses(
-            config.node_id, config.advertise, config.seeds, config.peer_overrides
-        )
+        own = Endpoints(peers=config.peer_advertise, clients=config.advertise)
+        addresses = PeerAddresses(config.node_id, own, config.seeds, config.peer_overrides)
         self._driver = QuorumDriver(
             config=quorum,
             journal=journal,
@@ -233,7 +233,11 @@ class ControllerNode:
             await self._set_health("serving", serving=True)
             # The supervisor of this process reads this line; everything else goes to the log.
             print(f"ready endpoint={self._config.listen}", flush=True)
-            _log.info("controller_ready", listen=self._config.listen)
+            _log.info(
+                "controller_ready",
+                listen=self._config.listen,
+                peer_listen=self._config.peer_listen,
+            )
             stopped = asyncio.create_task(stop.wait())
             # A part that can't go on ends the process: limping would hide it.
             ends: tuple[asyncio.Future[Any], ...] = (stopped, self._driver.fatal, *lifecycle)
@@ -249,22 +253,18 @@ class ControllerNode:
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
-        server = new_server()
-        server.add_generic_rpc_handlers(self._handlers())
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection(_service_names(), server)
-        try:
-            listen(server, self._config.listen)
-        except RuntimeError as error:
-            raise PortInUseError(
-                f"listen: can't listen on {self._config.listen}: {error}; "
-                f"is another process using the port? choose another with --listen"
-            ) from error
-        await server.start()
-        try:
+        clients, peers = new_server(), new_server()
+        clients.add_generic_rpc_handlers(self._handlers())
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, clients)
+        reflection.enable_server_reflection(_service_names(), clients)
+        service = quorum_pb2.DESCRIPTOR.services_by_name["QuorumService"]
+        served = PeerServicer(self._driver).unary()
+        peers.add_generic_rpc_handlers((service_handler(service, served, {}),))
+        async with (
+            _started(clients, "listen", self._config.listen),
+            _started(peers, "peer-listen", self._config.peer_listen),
+        ):
             yield
-        finally:
-            await server.stop(STOP_GRACE_S)
 
     @contextlib.asynccontextmanager
     async def _lifecycle_running(self) -> AsyncIterator[Sequence[asyncio.Task[None]]]:
@@ -329,11 +329,29 @@ class ControllerNode:
         await self._health.set(service, states.SERVING if serving else states.NOT_SERVING)
 
 
+@contextlib.asynccontextmanager
+async def _started(server: grpc.aio.Server, option: str, address: str) -> AsyncIterator[None]:
+    """Serve at the address that `option` says until the block ends; raises PortInUseError."""
+    try:
+        listen(server, address)
+    except RuntimeError as error:
+        raise PortInUseError(
+            f"{option}: can't listen on {address}: {error}; "
+            f"is another process using the port? choose another with --{option}"
+        ) from error
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop(STOP_GRACE_S)
+
+
 def _quorum_config(config: ControllerConfig, journal: Journal) -> QuorumConfig:
     return QuorumConfig(
         cluster_id=config.cluster_id,
         local=ReplicaKey(config.node_id, journal.identity.directory_id),
-        endpoint=config.advertise,
+        endpoint=config.peer_advertise,
+        client_endpoint=config.advertise,
         bootstrap_voters=journal.identity.bootstrap_voters,
         seeds=tuple(sorted(set(config.seeds) - {config.node_id})),
         timings=QuorumTimings(

@@ -194,7 +194,7 @@ class Controller(_message.Message):
     node_id: _builtins.int
     """controller id"""
     endpoint: _builtins.str
-    """host:port; empty: unknown, as that of observers is"""
+    """host:port of its client listener; empty: unknown, as that of observers is"""
     voter: _builtins.bool
     """counts towards the majority"""
     def __init__(

@@ -209,6 +209,7 @@ class QuorumResponseHeader(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LEADER_CLIENT_ENDPOINT_FIELD_NUMBER: _builtins.int
     sender: _builtins.int
     """node id of who answers"""
     receiver: _builtins.int
@@ -218,13 +219,15 @@ class QuorumResponseHeader(_message.Message):
     leader_id: _builtins.int
     """leader of that epoch; absent: unknown"""
     leader_endpoint: _builtins.str
-    """its host:port, empty if unknown"""
+    """its host:port for the other controllers, empty if unknown"""
     error: Global___QuorumError.ValueType
     """why the request was refused"""
     incarnation: _builtins.int
     """as in the request"""
     request_id: _builtins.int
     """as in the request"""
+    leader_client_endpoint: _builtins.str
+    """the leader's host:port for clients, empty if unknown"""
     def __init__(
         self,
         *,
@@ -236,10 +239,11 @@ class QuorumResponseHeader(_message.Message):
         error: Global___QuorumError.ValueType = ...,
         incarnation: _builtins.int = ...,
         request_id: _builtins.int = ...,
+        leader_client_endpoint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "leader_id", b"leader_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "epoch", b"epoch", "error", b"error", "incarnation", b"incarnation", "leader_endpoint", b"leader_endpoint", "leader_id", b"leader_id", "receiver", b"receiver", "request_id", b"request_id", "sender", b"sender"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "epoch", b"epoch", "error", b"error", "incarnation", b"incarnation", "leader_client_endpoint", b"leader_client_endpoint", "leader_endpoint", b"leader_endpoint", "leader_id", b"leader_id", "receiver", b"receiver", "request_id", b"request_id", "sender", b"sender"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__leader_id: _TypeAlias = _typing.Literal["leader_id"]  # noqa: Y015
     _WhichOneofArgType__leader_id: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id"]  # noqa: Y015
@@ -718,14 +722,17 @@ Global___FetchSnapshotResponse: _TypeAlias = FetchSnapshotResponse  # noqa: Y015
 
 @_typing.final
 class Voter(_message.Message):
-    """A voter and its address."""
+    """A voter and its addresses."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
     ENDPOINT_FIELD_NUMBER: _builtins.int
+    CLIENT_ENDPOINT_FIELD_NUMBER: _builtins.int
     endpoint: _builtins.str
-    """host:port"""
+    """host:port for the other controllers"""
+    client_endpoint: _builtins.str
+    """host:port for clients; absent: not known yet"""
     @_builtins.property
     def key(self) -> Global___ReplicaKey:
         """node and disk"""
@@ -735,12 +742,15 @@ class Voter(_message.Message):
         *,
         key: Global___ReplicaKey | None = ...,
         endpoint: _builtins.str = ...,
+        client_endpoint: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_client_endpoint", b"_client_endpoint", "client_endpoint", b"client_endpoint", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_client_endpoint", b"_client_endpoint", "client_endpoint", b"client_endpoint", "endpoint", b"endpoint", "key", b"key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__client_endpoint: _TypeAlias = _typing.Literal["client_endpoint"]  # noqa: Y015
+    _WhichOneofArgType__client_endpoint: _TypeAlias = _typing.Literal["_client_endpoint", b"_client_endpoint"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__client_endpoint) -> _WhichOneofReturnType__client_endpoint | None: ...
 
 Global___Voter: _TypeAlias = Voter  # noqa: Y015
 
@@ -759,7 +769,7 @@ class AddVoterRequest(_message.Message):
     """how long to wait for the commit, milliseconds; 0: 30 000; at most 600 000"""
     @_builtins.property
     def voter(self) -> Global___Voter:
-        """the replica to add, disk included; it must fetch as an observer already"""
+        """the replica to add, disk included; it must fetch as an observer already, and reports its client endpoint itself"""
 
     def __init__(
         self,
@@ -854,7 +864,7 @@ Global___RemoveVoterResponse: _TypeAlias = RemoveVoterResponse  # noqa: Y015
 
 @_typing.final
 class UpdateVoterRequest(_message.Message):
-    """Tells the leader where a voter listens now and which disk it has."""
+    """Tells the leader where a voter is reached now and which disk it has."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -866,7 +876,7 @@ class UpdateVoterRequest(_message.Message):
 
     @_builtins.property
     def voter(self) -> Global___Voter:
-        """the sender, with its present disk and endpoint"""
+        """the sender, with its present disk and both endpoints"""
 
     def __init__(
         self,
@@ -939,14 +949,17 @@ class ReplicaStatus(_message.Message):
     END_OFFSET_FIELD_NUMBER: _builtins.int
     LAST_FETCH_AGE_MS_FIELD_NUMBER: _builtins.int
     LAST_CAUGHT_UP_AGE_MS_FIELD_NUMBER: _builtins.int
+    PEER_ENDPOINT_FIELD_NUMBER: _builtins.int
     endpoint: _builtins.str
-    """host:port, empty if unknown"""
+    """host:port for clients, empty if unknown"""
     end_offset: _builtins.int
     """end of its log; absent: unknown"""
     last_fetch_age_ms: _builtins.int
     """milliseconds since its last Fetch; absent: unknown"""
     last_caught_up_age_ms: _builtins.int
     """milliseconds since it had everything; absent: unknown"""
+    peer_endpoint: _builtins.str
+    """host:port for the other controllers, empty if unknown"""
     @_builtins.property
     def key(self) -> Global___ReplicaKey:
         """node and disk"""
@@ -959,10 +972,11 @@ class ReplicaStatus(_message.Message):
         end_offset: _builtins.int | None = ...,
         last_fetch_age_ms: _builtins.int | None = ...,
         last_caught_up_age_ms: _builtins.int | None = ...,
+        peer_endpoint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_last_caught_up_age_ms", b"_last_caught_up_age_ms", "_last_fetch_age_ms", b"_last_fetch_age_ms", "end_offset", b"end_offset", "key", b"key", "last_caught_up_age_ms", b"last_caught_up_age_ms", "last_fetch_age_ms", b"last_fetch_age_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_last_caught_up_age_ms", b"_last_caught_up_age_ms", "_last_fetch_age_ms", b"_last_fetch_age_ms", "end_offset", b"end_offset", "endpoint", b"endpoint", "key", b"key", "last_caught_up_age_ms", b"last_caught_up_age_ms", "last_fetch_age_ms", b"last_fetch_age_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_last_caught_up_age_ms", b"_last_caught_up_age_ms", "_last_fetch_age_ms", b"_last_fetch_age_ms", "end_offset", b"end_offset", "endpoint", b"endpoint", "key", b"key", "last_caught_up_age_ms", b"last_caught_up_age_ms", "last_fetch_age_ms", b"last_fetch_age_ms", "peer_endpoint", b"peer_endpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__end_offset: _TypeAlias = _typing.Literal["end_offset"]  # noqa: Y015
     _WhichOneofArgType__end_offset: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset"]  # noqa: Y015

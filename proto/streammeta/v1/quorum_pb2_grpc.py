@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class QuorumServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """RPCs of the role peer are served at an address of their own, for the other controllers alone.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -82,7 +83,8 @@ class QuorumServiceStub:
 
 
 class QuorumServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """RPCs of the role peer are served at an address of their own, for the other controllers alone.
+    """
 
     def Vote(self, request, context):
         """Asks for a vote or, with pre_vote, whether one could be had.
@@ -135,7 +137,7 @@ class QuorumServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdateVoter(self, request, context):
-        """Tells the leader where a voter listens and which disk it has.
+        """Tells the leader where a voter is reached and which disk it has.
         Retry: safe.
         Errors: QuorumError in the answer's header.
         Roles: peer.
@@ -231,7 +233,8 @@ def add_QuorumServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class QuorumService:
-    """Missing associated documentation comment in .proto file."""
+    """RPCs of the role peer are served at an address of their own, for the other controllers alone.
+    """
 
     @staticmethod
     def Vote(request,

@@ -35,6 +35,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class QuorumServiceStub:
+    """RPCs of the role peer are served at an address of their own, for the other controllers alone."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
@@ -70,7 +72,7 @@ class QuorumServiceStub:
     Roles: peer.
     """
     UpdateVoter: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.UpdateVoterRequest, _quorum_pb2.UpdateVoterResponse]
-    """Tells the leader where a voter listens and which disk it has.
+    """Tells the leader where a voter is reached and which disk it has.
     Retry: safe.
     Errors: QuorumError in the answer's header.
     Roles: peer.
@@ -96,6 +98,8 @@ class QuorumServiceStub:
 
 @_typing.type_check_only
 class QuorumServiceAsyncStub(QuorumServiceStub):
+    """RPCs of the role peer are served at an address of their own, for the other controllers alone."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Vote: _aio.UnaryUnaryMultiCallable[_quorum_pb2.VoteRequest, _quorum_pb2.VoteResponse]  # type: ignore[assignment]
     """Asks for a vote or, with pre_vote, whether one could be had.
@@ -128,7 +132,7 @@ class QuorumServiceAsyncStub(QuorumServiceStub):
     Roles: peer.
     """
     UpdateVoter: _aio.UnaryUnaryMultiCallable[_quorum_pb2.UpdateVoterRequest, _quorum_pb2.UpdateVoterResponse]  # type: ignore[assignment]
-    """Tells the leader where a voter listens and which disk it has.
+    """Tells the leader where a voter is reached and which disk it has.
     Retry: safe.
     Errors: QuorumError in the answer's header.
     Roles: peer.
@@ -153,6 +157,8 @@ class QuorumServiceAsyncStub(QuorumServiceStub):
     """
 
 class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
+    """RPCs of the role peer are served at an address of their own, for the other controllers alone."""
+
     @_abc_1.abstractmethod
     def Vote(
         self,
@@ -219,7 +225,7 @@ class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _quorum_pb2.UpdateVoterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_quorum_pb2.UpdateVoterResponse, _abc.Awaitable[_quorum_pb2.UpdateVoterResponse]]:
-        """Tells the leader where a voter listens and which disk it has.
+        """Tells the leader where a voter is reached and which disk it has.
         Retry: safe.
         Errors: QuorumError in the answer's header.
         Roles: peer.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from streammeta.controller.ids import ClusterId, Epoch, NodeId
-from streammeta.controller.quorum.voters import ReplicaKey, VoterSet
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,17 +80,23 @@ class QuorumConfig:
     """A replica's identity and surroundings.
 
     `bootstrap_voters` vote until the log or a snapshot names others; empty for a replica that joins
-    a cluster. A replica without a vote asks `seeds` for the leader. `endpoint` is the address of
-    this replica.
+    a cluster. A replica without a vote asks `seeds` for the leader. `endpoint` is where its peers
+    reach this replica, `client_endpoint` where clients do; None where there are no clients.
     """
 
     cluster_id: ClusterId
     local: ReplicaKey
     endpoint: str
+    client_endpoint: str | None = None
     bootstrap_voters: VoterSet
     seeds: tuple[NodeId, ...] = ()
     timings: QuorumTimings = field(default_factory=QuorumTimings)
     limits: QuorumLimits = field(default_factory=QuorumLimits)
+
+    @property
+    def voter(self) -> Voter:
+        """Return this replica as the voters in force should name it."""
+        return Voter(self.local, self.endpoint, self.client_endpoint)
 
 
 PRIMORDIAL_EPOCH = Epoch(0)

@@ -120,7 +120,7 @@ class Election:
         change = messages.encode_leader_change(local.node_id, replica.voters, role.granted)
         if replica.voters_named_at > 0:
             return (change,)
-        voters = replica.voters.updated(Voter(local, replica.config.endpoint))
+        voters = replica.voters.updated(replica.config.voter)
         return change, messages.encode_voters(voters)
 
     def _lose_pre_vote(self) -> None:

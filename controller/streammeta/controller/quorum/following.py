@@ -10,7 +10,7 @@ from streammeta.controller.ids import EndOffset, NodeId, SnapshotId
 from streammeta.controller.quorum import events, messages, roles
 from streammeta.controller.quorum.election import Election
 from streammeta.controller.quorum.replica import Replica
-from streammeta.controller.quorum.voters import ReplicaKey, Voter
+from streammeta.controller.quorum.voters import ReplicaKey
 
 _SMALLEST_CHUNK_BYTES = 64
 """Smallest chunk requested; a link too slow for it is of no use."""
@@ -124,18 +124,17 @@ class Following:
         replica = self._replica
         return replica.is_disk_full and replica.log.flushed_end < replica.log.end_offset
 
-    # -- reporting endpoint and disk (KIP-853)
+    # -- reporting endpoints and disk (KIP-853)
 
     def must_update(self, role: roles.Follower) -> bool:
-        """Whether the log names another endpoint or no disk for this voter."""
+        """Whether the log names other endpoints or no disk for this voter."""
         return role.has_fetched and self._replica.is_voter and not self._replica.is_known
 
     def _send_update_voter(self, role: roles.Follower) -> None:
         replica = self._replica
         role.next_update = replica.now + replica.timings.heartbeat_ms
         header = replica.request_header(role.leader_id, messages.UpdateVoterResponse)
-        voter = Voter(replica.local, replica.config.endpoint)
-        replica.send(messages.UpdateVoterRequest(header=header, voter=voter))
+        replica.send(messages.UpdateVoterRequest(header=header, voter=replica.config.voter))
 
     # -- answers of the leader
 

@@ -179,7 +179,7 @@ class Membership:
     # -- UpdateVoter
 
     def on_update_voter(self, request: messages.UpdateVoterRequest) -> None:
-        """Record a voter's endpoint and disk; the answer waits for nothing."""
+        """Record a voter's endpoints and disk; the answer waits for nothing."""
         role = self._replica.role
         assert isinstance(role, roles.Leader)
         self._replica.acknowledge(request, self._update(role, request.voter))
@@ -230,7 +230,7 @@ class Membership:
             if deadline is not None and replica.now >= deadline:
                 self._give_up(role, change, "stopped catching up")
         if replica.is_voter and not replica.is_known:
-            self._update(role, Voter(replica.local, replica.config.endpoint))
+            self._update(role, replica.config.voter)
         return self._due_transfer(role)
 
     def next_look(self, transfer: roles.Transfer, role: roles.Leader) -> int:

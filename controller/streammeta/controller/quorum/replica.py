@@ -16,7 +16,7 @@ from streammeta.controller.ids import EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum import events, messages, roles
 from streammeta.controller.quorum.config import QuorumConfig, QuorumState
 from streammeta.controller.quorum.log_view import EMPTY_LOG_END, LogStart, LogView
-from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet
+from streammeta.controller.quorum.voters import ReplicaKey, VoterHistory, VoterSet
 
 
 @dataclass(slots=True)
@@ -111,8 +111,8 @@ class Replica:
         named = self.voters.find(self.local.node_id)
         self.is_voter = named is not None and self.is_self(named.key)
         """Whether this replica votes."""
-        self.is_known = named == Voter(self.local, self.config.endpoint)
-        """Whether the voters in force name this replica's disk and where it listens."""
+        self.is_known = named == self.config.voter
+        """Whether the voters in force name this replica's disk and both of its endpoints."""
 
     # -- voters and times
 

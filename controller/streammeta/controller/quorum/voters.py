@@ -39,10 +39,38 @@ class ReplicaKey:
 
 @dataclass(frozen=True, slots=True)
 class Voter:
-    """A replica that votes, and where it listens (`host:port`)."""
+    """A replica that votes, and its addresses (`host:port`).
+
+    `endpoint` is where its peers reach it, `client_endpoint` where clients do; None while it has
+    not reported that.
+    """
 
     key: ReplicaKey
     endpoint: str
+    client_endpoint: str | None = None
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return the voter as a JSON object; an unknown client endpoint is left out."""
+        fields = {
+            "node_id": self.key.node_id,
+            "directory_id": self.key.directory_id,
+            "endpoint": self.endpoint,
+        }
+        if self.client_endpoint is not None:
+            fields["client_endpoint"] = self.client_endpoint
+        return fields
+
+    @classmethod
+    def from_fields(cls, item: Mapping[str, Any]) -> Voter:
+        """Read what `to_fields` returned; raises KeyError, TypeError or ValueError."""
+        disk, clients = item["directory_id"], item.get("client_endpoint")
+        return cls(
+            ReplicaKey(
+                NodeId(int(str(item["node_id"]))), None if disk is None else DirectoryId(str(disk))
+            ),
+            str(item["endpoint"]),
+            None if clients is None else str(clients),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,30 +121,12 @@ class VoterSet:
 
     def to_fields(self) -> list[dict[str, Any]]:
         """Return the voters as JSON objects, as the log and a data directory hold them."""
-        return [
-            {
-                "node_id": voter.key.node_id,
-                "directory_id": voter.key.directory_id,
-                "endpoint": voter.endpoint,
-            }
-            for voter in self
-        ]
+        return [voter.to_fields() for voter in self]
 
     @classmethod
     def from_fields(cls, items: Iterable[Mapping[str, Any]]) -> VoterSet:
         """Read what `to_fields` returned; raises KeyError, TypeError or ValueError."""
-        return cls(
-            tuple(
-                Voter(
-                    ReplicaKey(
-                        NodeId(int(str(item["node_id"]))),
-                        None if (disk := item["directory_id"]) is None else DirectoryId(str(disk)),
-                    ),
-                    str(item["endpoint"]),
-                )
-                for item in items
-            )
-        )
+        return cls(tuple(Voter.from_fields(item) for item in items))
 
     def follows(self, earlier: VoterSet) -> bool:
         """Whether this set may replace `earlier`: one voter more, one less, or one known better.

@@ -27,32 +27,32 @@ from streammeta.controller.quorum.messages import (
 )
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.rpc.quorum_wire import EXCHANGES
-from streammeta.controller.runtime.interfaces import PeerListener
+from streammeta.controller.runtime.interfaces import Endpoints, PeerListener
 from streammeta.rpc.connections import peer_channel
 from streammeta.v1 import quorum_pb2_grpc
 
 
 class PeerAddresses:
-    """Addresses of the peers of one controller.
+    """Addresses of the peers of one controller, and where clients reach them.
 
-    `endpoint` is where this controller itself is reached. An entry of `overrides` is used
-    instead of all others and never published: it is valid from this controller's place in the
-    network alone.
+    `own` are the addresses of this controller itself. `seeds` and `overrides` name addresses for
+    peers. An entry of `overrides` is used instead of all others and never published: it is valid
+    from this controller's place in the network alone.
     """
 
     def __init__(
         self,
         local: NodeId,
-        endpoint: str,
+        own: Endpoints,
         seeds: Mapping[NodeId, str],
         overrides: Mapping[NodeId, str],
     ) -> None:
         self._local = local
-        self._endpoint = endpoint
+        self._own = own
         self._seeds = seeds
         self._overrides = overrides
         self._voters = VoterSet()
-        self._leader: tuple[NodeId, str] | None = None
+        self._leader: tuple[NodeId, Endpoints] | None = None
         self._in_use: dict[NodeId, str] = {}
         self._failed: dict[NodeId, set[str]] = {}
 
@@ -60,13 +60,16 @@ class PeerAddresses:
         """Take over the addresses of the voters now in force."""
         self._voters = voters
 
-    def learn_leader(self, node_id: NodeId, endpoint: str) -> None:
-        """Note the leader's address in an answer; ignore malformed ones."""
-        try:
-            check_reachable("leader_endpoint", endpoint)
-        except ConfigError:
-            return
-        self._leader = (node_id, endpoint)
+    def learn_leader(self, node_id: NodeId, endpoint: str, client_endpoint: str) -> None:
+        """Note the leader's addresses in an answer; ignore malformed and empty ones."""
+        known = self._told_of_leader(node_id)
+        self._leader = (
+            node_id,
+            Endpoints(
+                _if_reachable(endpoint) or known.peers,
+                _if_reachable(client_endpoint) or known.clients,
+            ),
+        )
 
     def in_use(self, node_id: NodeId) -> str | None:
         """Return the address for requests to this node; None if none is known."""
@@ -75,15 +78,25 @@ class PeerAddresses:
         return self.published(node_id)
 
     def published(self, node_id: NodeId) -> str | None:
-        """Return the address of this node to publish to others; None if none is known."""
+        """Return the address for peers to publish to others; None if none is known."""
         if node_id == self._local:
-            return self._endpoint
+            return self._own.peers
         candidates = self._candidates(node_id)
         if not candidates:
             return None
         if self._in_use.get(node_id) not in candidates:
             self._in_use[node_id] = candidates[0]
         return self._in_use[node_id]
+
+    def for_clients(self, node_id: NodeId) -> str | None:
+        """Return where clients reach this node; None if that is not known.
+
+        What the leader says of itself is newer than the record of it in the log.
+        """
+        if node_id == self._local:
+            return self._own.clients
+        voter = self._voters.find(node_id)
+        return self._told_of_leader(node_id).clients or (voter.client_endpoint if voter else None)
 
     def is_candidate(self, node_id: NodeId, endpoint: str) -> bool:
         """Return whether this may still be the node's address."""
@@ -115,10 +128,23 @@ class PeerAddresses:
         voter = self._voters.find(node_id)
         told = [
             voter.endpoint if voter else None,
-            self._leader[1] if self._leader and self._leader[0] == node_id else None,
+            self._told_of_leader(node_id).peers,
             self._seeds.get(node_id),
         ]
         return list(dict.fromkeys(filter(None, told)))
+
+    def _told_of_leader(self, node_id: NodeId) -> Endpoints:
+        """Return what answers said of this node as the leader."""
+        return self._leader[1] if self._leader and self._leader[0] == node_id else Endpoints()
+
+
+def _if_reachable(endpoint: str) -> str | None:
+    """Return an address that others could connect to, None for anything else."""
+    try:
+        check_reachable("endpoint", endpoint)
+    except ConfigError:
+        return None
+    return endpoint
 
 
 IN_FLIGHT_PER_PEER_MAX = 32
@@ -130,7 +156,13 @@ _MEANT_FOR_ANOTHER = {
 }
 """Refusals that suggest a wrong address, and their log events."""
 
-_SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_NO_PEER = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    # The port of a controller's clients: older logs and configurations name it.
+    grpc.StatusCode.UNIMPLEMENTED,
+)
+"""Statuses of an address at which no peer answers."""
 
 _log = structlog.get_logger(component="quorum")
 
@@ -189,9 +221,9 @@ class GrpcPeerTransport:
         self._addresses.set_voters(voters)
         self._drop_unused()
 
-    def endpoint(self, node_id: NodeId) -> str | None:
-        """Return the address of this node to publish to others; None if none is known."""
-        return self._addresses.published(node_id)
+    def endpoints(self, node_id: NodeId) -> Endpoints:
+        """Return the addresses of this node to publish to others."""
+        return Endpoints(self._addresses.published(node_id), self._addresses.for_clients(node_id))
 
     @property
     def connected_to(self) -> set[tuple[NodeId, str]]:
@@ -236,9 +268,12 @@ class GrpcPeerTransport:
         answer = await getattr(stub, exchange.method)(
             exchange.request_to_pb(request), timeout=self._timeout_ms / 1000
         )
-        if answer.header.leader_endpoint and answer.header.HasField("leader_id"):
-            leader_id = NodeId(answer.header.leader_id)
-            self._addresses.learn_leader(leader_id, answer.header.leader_endpoint)
+        if answer.header.HasField("leader_id"):
+            self._addresses.learn_leader(
+                NodeId(answer.header.leader_id),
+                answer.header.leader_endpoint,
+                answer.header.leader_client_endpoint,
+            )
         response: Response = exchange.response_from_pb(answer)
         return response
 
@@ -261,7 +296,7 @@ class GrpcPeerTransport:
     def _on_failure(self, request: Request, endpoint: str, error: grpc.aio.AioRpcError) -> None:
         peer = request.header.receiver.node_id
         all_failed = False
-        if error.code() in _SILENT:
+        if error.code() in _NO_PEER:
             all_failed = self._addresses.failed(peer, endpoint)
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             # TCP may wait for minutes before it retransmits after a cut; a new connection does not.

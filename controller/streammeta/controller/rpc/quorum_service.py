@@ -1,7 +1,8 @@
 """QuorumService: passes requests to the quorum driver and returns its answers.
 
-The core answers requests of peers, the driver those of operators. The number in flight is bounded
-for each kind, so that a flood of one kind leaves room for the others.
+Its RPCs are served apart: those of operators to clients, those of peers to the other controllers,
+whose requests the core answers. The number in flight is bounded for each kind, so that a flood of
+one kind leaves room for the others.
 """
 
 # ruff: noqa: N802 (methods are named as in the contract)
@@ -23,10 +24,10 @@ from streammeta.controller.rpc.quorum_wire import (
     MESSAGES,
 )
 from streammeta.controller.rpc.request_guard import UnaryHandler, abort
+from streammeta.controller.runtime.interfaces import Endpoints
 from streammeta.controller.runtime.operations import QuorumDescription
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.v1 import quorum_pb2 as pb
-from streammeta.v1 import quorum_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -59,12 +60,11 @@ class _Room:
             self._taken -= 1
 
 
-class QuorumServicer(quorum_pb2_grpc.QuorumServiceServicer):
-    """Serves one replica of the quorum."""
+class PeerServicer:
+    """Serves one replica of the quorum to the others."""
 
-    def __init__(self, driver: QuorumDriver, cluster_id: ClusterId) -> None:
+    def __init__(self, driver: QuorumDriver) -> None:
         self._driver = driver
-        self._cluster_id = cluster_id
         control = _Room("votes and announcements", 128)
         self._room: dict[type[messages.Request], _Room] = {
             messages.VoteRequest: control,
@@ -74,14 +74,10 @@ class QuorumServicer(quorum_pb2_grpc.QuorumServiceServicer):
             messages.FetchRequest: _Room("fetches", 256),
             messages.FetchSnapshotRequest: _Room("reads of snapshots", 32),
         }
-        self._operators = _Room("requests of operators", 32)
 
     def unary(self) -> Mapping[str, UnaryHandler]:
         """Return the handlers by method name."""
-        return {
-            method.name: getattr(self, method.name)
-            for method in pb.DESCRIPTOR.services_by_name["QuorumService"].methods
-        }
+        return {exchange.method: getattr(self, exchange.method) for exchange in EXCHANGES.values()}
 
     async def Vote(self, request: pb.VoteRequest, context: Context) -> Any:
         """Vote on a candidate."""
@@ -104,8 +100,37 @@ class QuorumServicer(quorum_pb2_grpc.QuorumServiceServicer):
         return await self._handle(messages.FetchSnapshotRequest, request, context)
 
     async def UpdateVoter(self, request: pb.UpdateVoterRequest, context: Context) -> Any:
-        """Note a voter's address and disk."""
+        """Note a voter's addresses and disk."""
         return await self._handle(messages.UpdateVoterRequest, request, context)
+
+    async def _handle(self, kind: type[messages.Request], message: Any, context: Context) -> Any:
+        exchange = EXCHANGES[kind]
+        try:
+            with self._room[kind].one():
+                request = exchange.request_from_pb(message)
+                response = await self._driver.handle(request)
+        except Exception as error:  # noqa: BLE001 (every failure of a call is a status)
+            await abort(context, error)
+        leader_id = response.header.leader_id
+        leader = Endpoints() if leader_id is None else self._driver.endpoints(leader_id)
+        return exchange.response_to_pb(response, leader)
+
+
+class QuorumServicer:
+    """Serves the quorum to operators: its description, and changes of its voters."""
+
+    def __init__(self, driver: QuorumDriver, cluster_id: ClusterId) -> None:
+        self._driver = driver
+        self._cluster_id = cluster_id
+        self._operators = _Room("requests of operators", 32)
+
+    def unary(self) -> Mapping[str, UnaryHandler]:
+        """Return the handlers by method name."""
+        return {
+            "AddVoter": self.AddVoter,
+            "RemoveVoter": self.RemoveVoter,
+            "DescribeQuorum": self.DescribeQuorum,
+        }
 
     async def AddVoter(self, request: pb.AddVoterRequest, context: Context) -> pb.AddVoterResponse:
         """Make an observer a voter, and wait until that is committed."""
@@ -152,18 +177,6 @@ class QuorumServicer(quorum_pb2_grpc.QuorumServiceServicer):
             disk_full=seen.is_disk_full,
         )
         return description
-
-    async def _handle(self, kind: type[messages.Request], message: Any, context: Context) -> Any:
-        exchange = EXCHANGES[kind]
-        try:
-            with self._room[kind].one():
-                request = exchange.request_from_pb(message)
-                response = await self._driver.handle(request)
-        except Exception as error:  # noqa: BLE001 (every failure of a call is a status)
-            await abort(context, error)
-        leader = self._driver.leader  # may have changed since the answer was made
-        is_same = leader is not None and leader[0] == response.header.leader_id
-        return exchange.response_to_pb(response, leader[1] if leader and is_same else "")
 
     def _require_cluster(self, cluster_id: str) -> None:
         if cluster_id != self._cluster_id:

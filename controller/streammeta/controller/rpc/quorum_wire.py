@@ -41,6 +41,7 @@ from streammeta.controller.quorum.messages import (
 )
 from streammeta.controller.quorum.voters import Voter
 from streammeta.controller.rpc.conversion import Conversion, checked, not_negative
+from streammeta.controller.runtime.interfaces import Endpoints
 from streammeta.v1 import quorum_pb2 as pb
 
 DIRECTORY_ID_CHARS_MAX = 64
@@ -103,8 +104,10 @@ def _directory_id(text: str, path: str) -> DirectoryId | None:
 
 
 def _check_voter(voter: Voter) -> None:
-    """Require an endpoint as `host:port`, for others will connect to it."""
+    """Require endpoints as `host:port`, for others will connect to them."""
     checked(check_reachable, voter.endpoint, "voter.endpoint")
+    if voter.client_endpoint is not None:
+        checked(check_reachable, voter.client_endpoint, "voter.client_endpoint")
 
 
 def _check_fetch(request: FetchRequest) -> None:
@@ -177,9 +180,10 @@ _PARTS = Conversion(
         UpdateVoterRequest: _check_update,
     },
 )
-# The leader's endpoint is no part of an answer; the transport knows it.
-_read_header = _PARTS.reader(ResponseHeader, pb.QuorumResponseHeader, "leader_endpoint")
-_write_header = _PARTS.writer(ResponseHeader, pb.QuorumResponseHeader, "leader_endpoint")
+# The leader's endpoints are no part of an answer; the transport knows them.
+_LEADER = ("leader_endpoint", "leader_client_endpoint")
+_read_header = _PARTS.reader(ResponseHeader, pb.QuorumResponseHeader, *_LEADER)
+_write_header = _PARTS.writer(ResponseHeader, pb.QuorumResponseHeader, *_LEADER)
 
 MESSAGES = _PARTS.extended(reads={ResponseHeader: _read_header})
 """Conversion of the quorum's messages and their parts."""
@@ -189,13 +193,13 @@ MESSAGES = _PARTS.extended(reads={ResponseHeader: _read_header})
 class Exchange:
     """How one kind of request and its answer travel.
 
-    `response_to_pb` takes the answer and the endpoint of the leader that its header names.
+    `response_to_pb` takes the answer and the endpoints of the leader that its header names.
     """
 
     method: str
     request_to_pb: Callable[[Any], Message]
     request_from_pb: Callable[[Any], Any]
-    response_to_pb: Callable[[Any, str], Message]
+    response_to_pb: Callable[[Any, Endpoints], Message]
     response_from_pb: Callable[[Any], Any]
 
 
@@ -204,9 +208,14 @@ def _exchange(request: type, response: type) -> Exchange:
     request_class, response_class = getattr(pb, request.__name__), getattr(pb, response.__name__)
     write = MESSAGES.writer(response, response_class, "header")
 
-    def response_to_pb(answer: Any, endpoint: str) -> Message:
-        named = endpoint if answer.header.leader_id is not None else ""
-        message: Message = write(answer, header=_write_header(answer.header, leader_endpoint=named))
+    def response_to_pb(answer: Any, leader: Endpoints) -> Message:
+        named = Endpoints() if answer.header.leader_id is None else leader
+        header = _write_header(
+            answer.header,
+            leader_endpoint=named.peers or "",
+            leader_client_endpoint=named.clients or "",
+        )
+        message: Message = write(answer, header=header)
         return message
 
     return Exchange(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 from streammeta.controller.ids import ClusterId, NodeId, SnapshotId
 from streammeta.controller.quorum.messages import Batch, Request, Response
@@ -19,6 +19,15 @@ class SnapshotPoint:
     snapshot_id: SnapshotId
     cluster_id: ClusterId
     voters: VoterSet
+
+
+class Endpoints(NamedTuple):
+    """Addresses of a controller, `host:port`; None for one that is not known."""
+
+    peers: str | None = None
+    """Where the other controllers reach it."""
+    clients: str | None = None
+    """Where clients reach it."""
 
 
 class StateMachine(Protocol):
@@ -97,11 +106,11 @@ class PeerTransport(Protocol):
         ...
 
     def set_voters(self, voters: VoterSet) -> None:
-        """Use these voters and endpoints from now on."""
+        """Use these voters and their endpoints from now on."""
         ...
 
-    def endpoint(self, node_id: NodeId) -> str | None:
-        """Return the best known address of a node, or None."""
+    def endpoints(self, node_id: NodeId) -> Endpoints:
+        """Return the best known addresses of a node to publish to others."""
         ...
 
     async def close(self) -> None:

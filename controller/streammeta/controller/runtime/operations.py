@@ -101,6 +101,9 @@ class ReplicaDescription:
 
     key: ReplicaKey
     endpoint: str
+    """Where clients reach it; empty if unknown."""
+    peer_endpoint: str
+    """Where the other controllers reach it; empty if unknown."""
     end_offset: EndOffset | None
     last_fetch_age_ms: int | None
     """Milliseconds since its last Fetch; 0 for the leader itself."""
@@ -136,13 +139,12 @@ def describe_quorum(
     core: QuorumCore, config: QuorumConfig, now_ms: int, *, is_disk_full: bool
 ) -> QuorumDescription:
     """Describe the quorum as `core` sees it at `now_ms`."""
-    described = {
-        voter.key: _describe(core, config.local, voter.key, voter.endpoint, now_ms)
-        for voter in core.voters
-    }
+    described = {voter.key: _describe(core, config.local, voter, now_ms) for voter in core.voters}
     others = core.role.progress if isinstance(core.role, Leader) else {}
     observers = tuple(
-        _describe(core, config.local, key, "", now_ms) for key in others if key not in described
+        _describe(core, config.local, Voter(key, ""), now_ms)
+        for key in others
+        if key not in described
     )
     return QuorumDescription(
         node_id=config.local.node_id,
@@ -163,9 +165,9 @@ def describe_quorum(
 
 
 def _describe(
-    core: QuorumCore, local: ReplicaKey, key: ReplicaKey, endpoint: str, now_ms: int
+    core: QuorumCore, local: ReplicaKey, replica: Voter, now_ms: int
 ) -> ReplicaDescription:
-    end_offset, fetched, caught_up = None, None, None
+    key, end_offset, fetched, caught_up = replica.key, None, None, None
     progress = core.role.progress.get(key) if isinstance(core.role, Leader) else None
     # A voter that is named without a disk is not the disk that replaced it.
     if key == local or (core.is_voter and key == ReplicaKey(local.node_id)):
@@ -179,7 +181,8 @@ def _describe(
             caught_up = now_ms - progress.caught_up_at
     return ReplicaDescription(
         key=key,
-        endpoint=endpoint,
+        endpoint=replica.client_endpoint or "",
+        peer_endpoint=replica.endpoint,
         end_offset=end_offset,
         last_fetch_age_ms=fetched,
         last_caught_up_age_ms=caught_up,

@@ -30,7 +30,12 @@ from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.core_loop import CoreLoop, Outbox, call_key
 from streammeta.controller.runtime.delivery import Deliverer
 from streammeta.controller.runtime.disk_space import DiskSpace
-from streammeta.controller.runtime.interfaces import PeerTransport, SnapshotPoint, StateMachine
+from streammeta.controller.runtime.interfaces import (
+    Endpoints,
+    PeerTransport,
+    SnapshotPoint,
+    StateMachine,
+)
 from streammeta.controller.runtime.operations import Operations, QuorumDescription, describe_quorum
 from streammeta.controller.runtime.quorum_disk import CoreReport, JournalThread, StateWritten
 from streammeta.controller.runtime.waiters import OffsetWaiters, ReadRounds
@@ -216,14 +221,16 @@ class QuorumDriver:
 
     @property
     def leader(self) -> tuple[NodeId, str] | None:
-        """Return the leader's node id and endpoint, if known."""
+        """Return the leader's node id and where clients reach it, if both are known."""
         leader_id = self._core.leader_id
         if leader_id is None:
             return None
-        if leader_id == self._config.local.node_id:
-            return leader_id, self._config.endpoint
-        endpoint = self._transport.endpoint(leader_id)
+        endpoint = self._transport.endpoints(leader_id).clients
         return None if endpoint is None else (leader_id, endpoint)
+
+    def endpoints(self, node_id: NodeId) -> Endpoints:
+        """Return the best known addresses of a controller, this one included."""
+        return self._transport.endpoints(node_id)
 
     def leader_hint(self) -> NotLeaderError:
         """Return the error that sends a client to the leader."""

@@ -20,8 +20,9 @@ The footer is written last: a file that was cut off has none, and is refused. A 
 is checked when it is read, the digest when the whole file is verified.
 
 The section `voters`, the first, names who votes as of the end offset: node_id (int64),
-directory_id (text, empty if not known) and endpoint (text). What the columns of the others hold is
-the map's matter; columns are int64 or narrower integers, booleans, text or bytes.
+directory_id (text, empty if not known), endpoint (text) and, once one is known, client_endpoint
+(text, empty if not known). What the columns of the others hold is the map's matter; columns are
+int64 or narrower integers, booleans, text or bytes.
 
 The writer works section by section, in pieces of a few megabytes: only one section is in memory at
 a time, and the interpreter's lock is held no longer than for one piece, because the writing thread

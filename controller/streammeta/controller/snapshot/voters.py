@@ -1,7 +1,8 @@
 """The section of a checkpoint that says who votes.
 
 A checkpoint outlives the log below it, so it carries the voters as of its end. A file without the
-section, as older versions wrote, names nobody.
+section, as older versions wrote, names nobody; one without the column `client_endpoint`, which is
+left out while none is known, names the voters' other addresses alone.
 """
 
 from typing import Any
@@ -16,12 +17,15 @@ VOTERS_SECTION = "voters"
 
 
 def voters_section(voters: VoterSet) -> dict[str, Any]:
-    """Return the columns of the section; a directory id that is not known is an empty text."""
-    return {
+    """Return the columns of the section; what is not known of a voter is an empty text."""
+    columns: dict[str, Any] = {
         "node_id": np.array([voter.key.node_id for voter in voters], dtype=np.int64),
         "directory_id": [voter.key.directory_id or "" for voter in voters],
         "endpoint": [voter.endpoint for voter in voters],
     }
+    if any(voter.client_endpoint for voter in voters):
+        columns["client_endpoint"] = [voter.client_endpoint or "" for voter in voters]
+    return columns
 
 
 def section_voters(reader: CheckpointReader) -> VoterSet:
@@ -33,12 +37,18 @@ def section_voters(reader: CheckpointReader) -> VoterSet:
     if VOTERS_SECTION not in reader.entries:
         return VoterSet()
     columns = reader.columns(VOTERS_SECTION)
-    rows = zip(columns["node_id"], columns["directory_id"], columns["endpoint"], strict=True)
+    count = len(columns["node_id"])
+    names = ("node_id", "directory_id", "endpoint", "client_endpoint")
+    rows = zip(*(columns.get(name, [""] * count) for name in names), strict=True)
     try:
         return VoterSet(
             tuple(
-                Voter(ReplicaKey(NodeId(int(node_id)), DirectoryId(disk) if disk else None), place)
-                for node_id, disk, place in rows
+                Voter(
+                    ReplicaKey(NodeId(int(node_id)), DirectoryId(disk) if disk else None),
+                    peers,
+                    clients or None,
+                )
+                for node_id, disk, peers, clients in rows
             )
         )
     except ValueError as error:
