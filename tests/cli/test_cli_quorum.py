@@ -113,6 +113,16 @@ def test_a_voter_that_does_not_answer_is_named_and_without_any_the_command_fails
     assert gone in error["message"]
 
 
+def test_a_voter_that_has_not_told_where_clients_reach_it_is_named() -> None:
+    with serving(view(1, "leader", voters=1)) as (connect, controllers):
+        controllers[0].view.voters.add(key=pb.ReplicaKey(node_id=2), peer_endpoint="h:9")
+        answer = described(connect)
+    (silent,) = answer["silent"]
+    assert silent["endpoint"] is None
+    assert "voter 2, h:9 to its peers" in silent["reason"]
+    assert answer["replicas"][1]["peer_endpoint"] == "h:9"
+
+
 def test_observers_are_shown_while_they_fetch() -> None:
     observers = (
         replica(7, "new"),

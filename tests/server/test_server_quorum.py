@@ -285,6 +285,7 @@ def test_all_addresses_may_change_at_once(tmp_path: Path) -> None:
 
 def test_a_stopped_controller_does_not_hide_the_others(tmp_path: Path) -> None:
     with running_cluster(tmp_path, options=STEADY) as cluster:
+        wait_until(lambda: _have_told_their_disks(cluster), "all voters have told their addresses")
         leader = leader_of(cluster)
         stopped = cluster.children[leader % 3 + 1]
         stopped.process.send_signal(signal.SIGSTOP)

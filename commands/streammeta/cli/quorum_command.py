@@ -102,8 +102,7 @@ def _say(output: Output, views: QuorumViews) -> None:
     output.rows("replicas", _REPLICA_COLUMNS, _replica_rows(newest))
     output.note("")
     output.rows("controllers", _CONTROLLER_COLUMNS, _controller_rows(views))
-    if views.silent:
-        silent = [(endpoint, failure.message) for endpoint, failure in views.silent.items()]
+    if silent := [*_silent_rows(views)]:
         output.note("")
         output.rows("silent", ("endpoint", "reason"), silent)
 
@@ -138,6 +137,16 @@ def _controller_rows(views: QuorumViews) -> Iterator[tuple[object, ...]]:
             view.repairing,
             view.disk_full,
         )
+
+
+def _silent_rows(views: QuorumViews) -> Iterator[tuple[object, ...]]:
+    """Controllers that did not answer, and voters that could not be asked."""
+    for endpoint, failure in views.silent.items():
+        yield endpoint, failure.message
+    for voter in views.newest.voters:
+        if not voter.endpoint and voter.key.node_id not in views.answers:
+            where = voter.peer_endpoint
+            yield None, f"voter {voter.key.node_id}, {where} to its peers, has no known address"
 
 
 @quorum.command("add-voter")
