@@ -4,9 +4,9 @@ import io
 import re
 from pathlib import Path
 
-from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.quorum.voters import VoterSet
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
@@ -28,7 +28,8 @@ def documented() -> dict[str, list[tuple[str, str]]]:
 
 
 def test_the_page_lists_every_section_and_column_in_order() -> None:
-    point = SnapshotPoint(SnapshotId(EndOffset(0), Epoch(0)), ClusterId("c"), VoterSet())
+    voters = VoterSet((Voter(ReplicaKey(NodeId(1)), "h:2", "h:1"),))
+    point = SnapshotPoint(SnapshotId(EndOffset(0), Epoch(0)), ClusterId("c"), voters)
     file = io.BytesIO()
     FrozenCheckpoint(point, ClusterMap().freeze(), bytes(16)).write(file)
     reader = CheckpointReader(file)

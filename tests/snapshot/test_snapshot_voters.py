@@ -23,6 +23,7 @@ VOTERS = VoterSet(
         Voter(ReplicaKey(NodeId(2)), "[::1]:9100"),
     )
 )
+TOLD = VOTERS.updated(Voter(ReplicaKey(NodeId(2)), "[::1]:9100", "[::1]:9101"))
 ID = SnapshotId(EndOffset(7), Epoch(3))
 CHECK = snapshot_check(ClusterId("c"))
 
@@ -34,12 +35,17 @@ def written(voters: VoterSet) -> bytes:
     return sink.getvalue()
 
 
-@pytest.mark.parametrize("voters", [VOTERS, VoterSet()])
+@pytest.mark.parametrize("voters", [VOTERS, TOLD, VoterSet()])
 def test_the_voters_come_back(voters: VoterSet) -> None:
     whole = written(voters)
     assert CHECK(ID, io.BytesIO(whole)) == voters
     assert next(iter(CheckpointReader(io.BytesIO(whole)).entries)) == "voters"
     assert read_map(io.BytesIO(whole), ID).cluster_map.state_hash() == ClusterMap().state_hash()
+
+
+def test_a_file_is_as_it_was_while_no_client_endpoint_is_known() -> None:
+    assert list(voters_section(VOTERS)) == ["node_id", "directory_id", "endpoint"]
+    assert voters_section(TOLD)["client_endpoint"] == ["", "[::1]:9101"]
 
 
 def test_a_file_without_the_section_names_nobody() -> None:
