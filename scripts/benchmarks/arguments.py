@@ -12,6 +12,7 @@ from scripts.benchmarks import (
     commits,
     compaction_settings,
     faults,
+    latency,
     map_growth,
     object_format,
     reading,
@@ -21,6 +22,10 @@ from scripts.benchmarks import (
 from scripts.benchmarks.peers import comparison
 from scripts.benchmarks.report import FORMATS
 
+_LATENCY = (
+    "one commit and many, and reads, at streammeta, ZooKeeper and etcd in alternating short turns; "
+    "about two minutes with the defaults, half as long again with --baseline"
+)
 _NOT_PASSED_ON = ("benchmark", "baseline", "rounds", "format")
 
 
@@ -44,8 +49,8 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     )
     kinds = parser.add_subparsers(
         dest="benchmark",
-        metavar="failover|commits|timeline|peers|map|objects|appending|reading|compaction|watches"
-        "|simulator|all",
+        metavar="failover|commits|timeline|latency|peers|map|objects|appending|reading|compaction"
+        "|watches|simulator|all",
         parser_class=_Parser,
     )
     kinds.required = True
@@ -57,6 +62,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         ("failover", [failover, kind, common], "time from the leader's loss to the next write"),
         ("commits", [commit, common], "commits a second, latency, and what a commit costs"),
         ("timeline", [_timeline(), common], "when the steps of a lone commit happen"),
+        ("latency", [_latency(), _common(latency.ROUNDS_DEFAULT)], _LATENCY),
         ("peers", [_peers(), common], "the same commits on ZooKeeper, etcd and PostgreSQL"),
         ("map", [grown, common], "memory, commits, freezing, checkpoints, restart as it grows"),
         ("objects", [objects, common], "the object format against memcpy; searches in an index"),
@@ -68,7 +74,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         (
             "all",
             [failover, commit, grown, objects, read, simulator, common],
-            "all but timeline, peers, appending, compaction, watches; all kinds of failover",
+            "failover of all kinds, commits, map, objects, reading and simulator",
         ),
     ):
         example = f"example: ./scripts/bench {name} --format json"
@@ -94,7 +100,7 @@ def _options() -> _Parser:
     return _Parser(add_help=False)
 
 
-def _common() -> _Parser:
+def _common(rounds: int = 3) -> _Parser:
     parser = _options()
     parser.add_argument("--format", choices=FORMATS, default="table", help="default: %(default)s")
     parser.add_argument(
@@ -107,7 +113,10 @@ def _common() -> _Parser:
         "--baseline", metavar="REV", help="measure this commit too, alternating, and print ratios"
     )
     parser.add_argument(
-        "--rounds", type=_positive, default=3, help="with --baseline; default: %(default)s"
+        "--rounds",
+        type=_positive,
+        default=rounds,
+        help="how often each tree, or system, has its turn; default: %(default)s",
     )
     return parser
 
@@ -157,6 +166,22 @@ def _timeline() -> _Parser:
     )
     parser.add_argument(
         "--seconds", type=_seconds, default=defaults.seconds, help="per way; default: %(default)s"
+    )
+    return parser
+
+
+def _latency() -> _Parser:
+    parser = _options()
+    defaults = latency.Settings()
+    parser.add_argument(
+        "--systems",
+        type=lambda text: _names(text, defaults.systems),
+        default=defaults.systems,
+        metavar="NAME,NAME,...",
+        help=f"default: {','.join(defaults.systems)}",
+    )
+    parser.add_argument(
+        "--seconds", type=_turn, default=defaults.seconds, help="of a turn; default: %(default)s"
     )
     return parser
 
@@ -343,6 +368,16 @@ def _seconds(text: str) -> float:
         seconds = 0.0
     if not 0.5 <= seconds <= 600:
         raise argparse.ArgumentTypeError(f"got {text!r}, wanted 0.5 to 600 seconds")
+    return seconds
+
+
+def _turn(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 60:
+        raise argparse.ArgumentTypeError(f"got {text!r}, wanted 0.1 to 60 seconds")
     return seconds
 
 

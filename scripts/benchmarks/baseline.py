@@ -77,17 +77,15 @@ async def compare(
     return _outcome(measured, arguments, rounds)
 
 
+def module_of(tree: Path, module: str, python: str = sys.executable) -> list[str]:
+    """Return the words that run a module of these scripts with the product of `tree`."""
+    path = os.pathsep.join([str(tree), *_product_path(tree)])
+    return ["env", f"--chdir={tree}", f"PYTHONPATH={path}", python, "-m", module]
+
+
 async def _measure(tree: Path, arguments: Sequence[str], log: Path) -> dict[str, float]:
-    path = [str(tree), *_product_path(tree)]
-    child = start_child(
-        f"benchmark of {tree}",
-        [
-            *("env", f"--chdir={tree}", f"PYTHONPATH={os.pathsep.join(path)}", sys.executable),
-            "-m",
-            *("scripts.benchmarks.main", *arguments, "--format", "json"),
-        ],
-        log,
-    )
+    command = module_of(tree, "scripts.benchmarks.main")
+    child = start_child(f"benchmark of {tree}", [*command, *arguments, "--format", "json"], log)
     try:
         said, _ = await asyncio.to_thread(child.process.communicate)
     finally:

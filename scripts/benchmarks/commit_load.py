@@ -68,6 +68,15 @@ def committer_of(system: str, load: Load) -> Committer:
             from scripts.benchmarks.product_client import ProductCommitter
 
             return ProductCommitter(load)
+        case "streammeta-reads" | "etcd-reads" | "zookeeper-reads":
+            from scripts.benchmarks import ten_reads
+
+            readers: dict[str, Callable[[Load], Committer]] = {
+                "streammeta-reads": ten_reads.StreammetaReads,
+                "etcd-reads": ten_reads.EtcdReads,
+                "zookeeper-reads": ten_reads.ZookeeperReads,
+            }
+            return readers[system](load)
     from scripts.benchmarks import streammeta_client
 
     ways: dict[str, Callable[[Load], Committer]] = {

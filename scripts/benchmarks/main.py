@@ -10,8 +10,9 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeAlias
 
 from scripts.benchmarks import (
@@ -21,6 +22,7 @@ from scripts.benchmarks import (
     compaction_settings,
     failover,
     faults,
+    latency,
     map_growth,
     simulator,
     timeline,
@@ -92,6 +94,8 @@ async def _measure(arguments: argparse.Namespace, place: Path, reporter: Reporte
     if arguments.baseline is not None:
         commit = baseline.unpack(ROOT, arguments.baseline, place / "baseline")
         trees = {baseline.THIS: ROOT, commit[:12]: place / "baseline"}
+        if arguments.benchmark == "latency":
+            return await _latency(arguments, place, say, trees)
         words = as_words(arguments)
         return [await baseline.compare(trees, words, arguments.rounds, place, say)]
     outcomes: list[Outcome] = []
@@ -102,6 +106,7 @@ async def _measure(arguments: argparse.Namespace, place: Path, reporter: Reporte
     for names, measured in (
         (("commits", "all"), _commits),
         (("timeline",), _timeline),
+        (("latency",), _latency),
         (("peers",), _peers),
         (("map", "all"), _map),
         (("objects", "all"), _objects),
@@ -134,6 +139,18 @@ async def _commits(arguments: argparse.Namespace, place: Path, say: Say) -> list
 async def _timeline(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:
     settings = timeline.Settings(ways=arguments.ways, seconds=arguments.seconds)
     return [await timeline.measure(place / "timeline", settings, say)]
+
+
+async def _latency(
+    arguments: argparse.Namespace,
+    place: Path,
+    say: Say,
+    trees: Mapping[str, Path] = MappingProxyType({baseline.THIS: ROOT}),
+) -> list[Outcome]:
+    settings = latency.Settings(
+        systems=arguments.systems, seconds=arguments.seconds, rounds=arguments.rounds
+    )
+    return [await latency.measure(place / "latency", trees, settings, say)]
 
 
 async def _peers(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:

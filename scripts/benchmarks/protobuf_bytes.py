@@ -1,5 +1,7 @@
 """Protocol Buffers' wire format, as much as a load writes by hand to spare itself the messages."""
 
+from collections.abc import Iterator
+
 
 def varint(value: int) -> bytes:
     """Return a non-negative number as a varint."""
@@ -23,20 +25,28 @@ def length_delimited(field: int, value: bytes) -> bytes:
 
 def fields(message: bytes) -> dict[int, int | bytes]:
     """Return the fields of a message by number; of a repeated one the last."""
-    found: dict[int, int | bytes] = {}
+    return dict(_fields(message))
+
+
+def count_of_field(message: bytes, field: int) -> int:
+    """Return how often a message has a field."""
+    return sum(found == field for found, _ in _fields(message))
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     at = 0
     while at < len(message):
         key, at = _read_varint(message, at)
         match key & 7:
             case 0:
-                found[key >> 3], at = _read_varint(message, at)
+                value, at = _read_varint(message, at)
+                yield key >> 3, value
             case 2:
                 size, at = _read_varint(message, at)
-                found[key >> 3] = message[at : at + size]
+                yield key >> 3, message[at : at + size]
                 at += size
             case kind:
                 raise ValueError(f"field {key >> 3} at {at}: wire type {kind}, wanted 0 or 2")
-    return found
 
 
 def _read_varint(message: bytes, at: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import pytest
 from scripts.benchmarks import http2
 from scripts.benchmarks.peers import jute
 from scripts.benchmarks.peers.template import Template
-from scripts.benchmarks.protobuf_bytes import fields, length_delimited, number
+from scripts.benchmarks.protobuf_bytes import count_of_field, fields, length_delimited, number
 
 
 def test_a_new_session_is_asked_for_as_jute_lays_it_out() -> None:
@@ -51,6 +51,34 @@ def test_a_reply_says_which_error_failed_a_multi() -> None:
     assert jute.reply_of_multi(_multi_reply(done)) == (1, 0)
     assert jute.reply_of_multi(_multi_reply(*failed)) == (1, -103)
     assert jute.reply_of_multi(struct.pack(">iqi", 5, 99, -4)) == (5, -4)
+
+
+def test_many_nodes_are_read_by_one_request() -> None:
+    """Header of the request, header and path of each read, no watch, and the end mark."""
+    assert jute.multi_read(1, ["/a"]) == bytes.fromhex(
+        "00000021"  # 33 bytes follow
+        "00000001 00000016"
+        "00000004 00 ffffffff"
+        "00000002 2f61 00"
+        "ffffffff 01 ffffffff"
+    )
+    read = struct.pack(">i?i", jute.GET_DATA, False, 0) + jute.buffer(b"xyz") + bytes(68)
+    failed = struct.pack(">i?ii", -1, False, -101, -101)  # -101: no node
+    assert jute.data_count_of_multi_read(_multi_reply(read, read)) == 2
+    assert jute.data_count_of_multi_read(_multi_reply(read, failed)) == 1
+    assert jute.data_count_of_multi_read(struct.pack(">iqi", 1, 99, -4)) == 0
+
+
+def test_an_idle_session_pings() -> None:
+    """Its number and its kind, nothing else."""
+    assert jute.ping() == bytes.fromhex("00000008 fffffffe 0000000b")
+
+
+def test_repeated_fields_of_an_answer_are_counted() -> None:
+    """Other fields, of other types, are passed over."""
+    long = length_delimited(2, bytes(300))
+    message = length_delimited(1, b"header") + long + number(3, 1_000) + length_delimited(2, b"")
+    assert count_of_field(message, 2) == 2
 
 
 def test_all_holes_of_a_name_are_filled_and_nothing_else() -> None:

@@ -38,10 +38,15 @@ class EtcdCommitter:
         self._templates: list[Template] = []
         self._next_object_id = 1_000_000_000
 
+    @property
+    def object_folder(self) -> bytes:
+        """What the keys of this load's objects begin with."""
+        return f"{self._root}/o/".encode()
+
     async def open(self) -> None:
         """Connect and put the values of all streams."""
-        self._channel = client_channel(self._load.endpoint)
-        self._txn: Any = self._channel.unary_unary(TXN)
+        self.channel = client_channel(self._load.endpoint)
+        self._txn: Any = self.channel.unary_unary(TXN)
         ids = [each for slot in self._slots for each in slot.ids]
         for at in range(0, len(ids), KEYS_A_TXN):
             puts = [
@@ -53,7 +58,7 @@ class EtcdCommitter:
 
     async def close(self) -> None:
         """Drop the connection."""
-        await self._channel.close()
+        await self.channel.close()
 
     async def _call(self, request: bytes) -> bytes:
         try:
@@ -90,7 +95,7 @@ class EtcdCommitter:
             template.add(length_delimited(_SUCCESS, put)[:-8])
             template.hole("end", 8)
         ids = b"".join(stream_id.to_bytes(8, "little") for stream_id in slot.ids)
-        folder = f"{self._root}/o/".encode()
+        folder = self.object_folder
         value = 3 * len(ids)
         put_size = _size(1, len(folder) + ID_DIGITS) + _size(2, value)
         template.add(_head(_SUCCESS, _size(_REQUEST_PUT, put_size)))

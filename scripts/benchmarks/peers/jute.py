@@ -6,7 +6,10 @@ Layouts are those of `zookeeper.jute` of ZooKeeper 3.8.
 
 import struct
 
-CREATE, SET_DATA, MULTI = 1, 5, 14
+CREATE, GET_DATA, SET_DATA, SYNC, PING, MULTI, MULTI_READ = 1, 4, 5, 9, 11, 14, 22
+PING_XID = -2
+REPLY_HEADER_BYTES = 16
+STAT_BYTES = 68
 ALL_PERMISSIONS = 0x1F
 
 
@@ -28,6 +31,11 @@ def connect_request(session_timeout_ms: int) -> bytes:
 def request_header(xid: int, kind: int) -> bytes:
     """Return RequestHeader."""
     return struct.pack(">ii", xid, kind)
+
+
+def ping() -> bytes:
+    """Return the packet that keeps an idle session alive."""
+    return packet(request_header(PING_XID, PING))
 
 
 def multi_header(kind: int) -> bytes:
@@ -57,6 +65,28 @@ def multi(xid: int, operations: list[tuple[int, bytes]]) -> bytes:
     for kind, request in operations:
         parts += (multi_header(kind), request)
     return packet(b"".join((*parts, end_of_multi())))
+
+
+def multi_read(xid: int, paths: list[str]) -> bytes:
+    """Return the packet of a request that reads many nodes."""
+    parts = [request_header(xid, MULTI_READ)]
+    for path in paths:
+        parts += (multi_header(GET_DATA), buffer(path.encode()), b"\0")
+    return packet(b"".join((*parts, end_of_multi())))
+
+
+def data_count_of_multi_read(body: bytes) -> int:
+    """Return how many nodes' data a reply to `multi_read` holds."""
+    _, _, error = struct.unpack_from(">iqi", body)
+    at, count = REPLY_HEADER_BYTES, 0
+    while error == 0 and at < len(body):
+        kind, is_done, _ = struct.unpack_from(">i?i", body, at)
+        if is_done or kind != GET_DATA:
+            break
+        (size,) = struct.unpack_from(">i", body, at + 9)
+        at += 9 + 4 + max(0, size) + STAT_BYTES
+        count += 1
+    return count
 
 
 def reply_of_multi(body: bytes) -> tuple[int, int]:

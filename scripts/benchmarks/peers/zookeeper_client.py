@@ -18,6 +18,7 @@ from scripts.benchmarks.peers import jute
 from scripts.benchmarks.peers.template import Template
 
 SESSION_TIMEOUT_MS = 30_000
+PING_EVERY_S = 10.0
 NODES_A_MULTI = 500
 ID_DIGITS = 10
 
@@ -33,6 +34,17 @@ class _Session(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclass.
         self._transport = cast(asyncio.Transport, transport)
+        self._ping_later()
+
+    def _ping_later(self) -> None:
+        asyncio.get_running_loop().call_later(PING_EVERY_S, self._ping)
+
+    def _ping(self) -> None:
+        if self._transport is None:
+            return
+        if not self._replies:
+            self.ask(jute.ping())
+        self._ping_later()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -75,14 +87,19 @@ class ZookeeperCommitter:
         self._root = f"/b{time.monotonic_ns():x}"
         self._slots = own_streams(load)
         self._templates: list[Template] = []
-        self._next_object_id = 1_000_000_000
+        self.next_object_id = 1_000_000_000
+
+    @property
+    def object_folder(self) -> str:
+        """What the paths of this load's objects begin with."""
+        return f"{self._root}/o/"
 
     async def open(self) -> None:
         """Begin a session and create the nodes of all streams."""
         host, _, port = self._load.endpoint.rpartition(":")
         loop = asyncio.get_running_loop()
-        _, self._session = await loop.create_connection(_Session, host, int(port))
-        await self._session.ask(jute.connect_request(SESSION_TIMEOUT_MS))
+        _, self.session = await loop.create_connection(_Session, host, int(port))
+        await self.session.ask(jute.connect_request(SESSION_TIMEOUT_MS))
         await self._create([(self._root, b"")])
         await self._create([(f"{self._root}/{name}", b"") for name in "so"])
         paths = [(self._stream_path(each), bytes(8)) for slot in self._slots for each in slot.ids]
@@ -92,20 +109,20 @@ class ZookeeperCommitter:
 
     async def close(self) -> None:
         """Drop the connection."""
-        self._session.close()
+        self.session.close()
 
     async def commit(self, slot: int) -> None:
         """Make the next commit of a slot."""
         streams = self._slots[slot]
         starts, ends = streams.columns()
-        object_id, self._next_object_id = self._next_object_id, self._next_object_id + 1
+        object_id, self.next_object_id = self.next_object_id, self.next_object_id + 1
         packet = self._templates[slot].fill(
             end=ends[:8],
             version=struct.pack(">i", streams.end_offset // STEP),
             object_id=b"%010d" % object_id,
             ranges=starts + ends,
         )
-        _require(await self._session.ask(packet))
+        _require(await self.session.ask(packet))
         streams.advance()
 
     def _stream_path(self, stream_id: int) -> str:
@@ -113,7 +130,7 @@ class ZookeeperCommitter:
 
     async def _create(self, nodes: list[tuple[str, bytes]]) -> None:
         operations = [(jute.CREATE, jute.create_request(path, data)) for path, data in nodes]
-        _require(await self._session.ask(jute.multi(1, operations)))
+        _require(await self.session.ask(jute.multi(1, operations)))
 
     def _template(self, slot: SlotStreams) -> Template:
         template = Template()
@@ -124,7 +141,7 @@ class ZookeeperCommitter:
             template.add(struct.pack(">i", 8))
             template.hole("end", 8)
             template.hole("version", 4)
-        folder = f"{self._root}/o/".encode()
+        folder = self.object_folder.encode()
         ids = b"".join(stream_id.to_bytes(8, "little") for stream_id in slot.ids)
         template.add(jute.multi_header(jute.CREATE))
         template.add(struct.pack(">i", len(folder) + ID_DIGITS) + folder)
