@@ -7,6 +7,7 @@ from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata import answers as a
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata import values as v
+from streammeta.controller.metadata.values import column
 from tests.metadata.slow_model_nodes import result
 from tests.metadata.slow_model_state import HOLDERS, State
 from tests.metadata.slow_model_streams import PAGE_SIZE
@@ -132,7 +133,7 @@ def _find(state: State, query: r.ObjectQuery) -> a.ObjectList:
         at = end
     return a.ObjectList(
         error=ErrorCode.NONE,
-        objects=tuple(found),
+        objects=a.ObjectSlices(*(column(cells) for cells in zip(*found, strict=True))),
         stream_start_offset=stream.start,
         stream_end_offset=stream.end,
         lost_end_offset=state.lost_at(query.stream_id, query.start_offset),

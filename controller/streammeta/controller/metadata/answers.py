@@ -4,6 +4,7 @@ Mirrors the responses in `proto/`: same fields, same meaning. Per-item outcomes 
 values; a request that fails as a whole raises instead.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, overload
@@ -232,16 +233,37 @@ class ObjectSlices(Sequence[ObjectSlice]):
         return list(self)[row]
 
     def __iter__(self) -> Iterator[ObjectSlice]:
-        kinds = [_KINDS[kind] for kind in self.kind.tolist()]
-        cells = (self.start_offset, self.end_offset, self.object_size, self.attributes)
-        columns = (self.object_id.tolist(), kinds, *(values.tolist() for values in cells))
-        facts = (self.min_timestamp_ms, self.max_timestamp_ms, self.crc32c)
-        known = (values.tolist() if len(values) else [-1] * len(self) for values in facts)
-        return map(ObjectSlice._make, zip(*columns, *known, strict=True))
+        known = self.facts() if self.has_facts else itertools.repeat((-1, -1, -1), len(self))
+        for (object_id, kind, *cells), facts in zip(self.places(), known, strict=True):
+            yield ObjectSlice._make((object_id, _KINDS[kind], *cells, *facts))
+
+    @property
+    def has_facts(self) -> bool:
+        """Whether something is known of some object's content."""
+        return len(self.crc32c) > 0
+
+    def places(self) -> Iterator[tuple[int, int, int, int, int, int]]:
+        """Return the first six fields of each slice, its kind as a number."""
+        columns = (
+            self.object_id,
+            self.kind,
+            self.start_offset,
+            self.end_offset,
+            self.object_size,
+            self.attributes,
+        )
+        return zip(*[values.tolist() for values in columns], strict=True)
+
+    def facts(self) -> Iterator[tuple[int, int, int]]:
+        """Return the last three fields of each slice; nothing without `has_facts`."""
+        columns = (self.min_timestamp_ms, self.max_timestamp_ms, self.crc32c)
+        return zip(*[values.tolist() for values in columns], strict=True)
 
 
 # Looking a member up by its number is slow; answers have thousands.
 _KINDS = tuple(ObjectKind)
+
+NO_SLICES = ObjectSlices()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +275,7 @@ class ObjectList:
     """
 
     error: ErrorCode
-    objects: Sequence[ObjectSlice] = ()
+    objects: ObjectSlices = field(default_factory=lambda: NO_SLICES)
     stream_start_offset: int = -1
     stream_end_offset: int = -1
     lost_end_offset: int = -1

@@ -289,7 +289,7 @@ class QuorumDriver:
         """
         self._require_leadership()
         proof = self._reads.join()
-        self._schedule_flush()
+        self._go_on_reading()
         return await proof
 
     def resign(self) -> None:
@@ -518,13 +518,14 @@ class QuorumDriver:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        self._core_loop.flush()
+        if len(self._forming):
+            self._core_loop.flush()
         if (read_id := self._reads.begin()) is not None:
             self._core_loop.feed(events.ReadIndexRequested(read_id))
 
     def _go_on_reading(self) -> None:
-        """Begin the next round of reads in the next turn, with those that arrive in this one."""
-        if self._reads.is_forming:
+        """Begin a round of reads in the next turn, with all that arrive in this one, if it may."""
+        if self._reads.may_begin:
             self._schedule_flush()
 
     def _take_appends(self) -> Iterator[events.Append]:

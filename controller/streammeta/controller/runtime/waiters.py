@@ -156,9 +156,9 @@ class ReadRounds:
         """Number of the last round that began."""
 
     @property
-    def is_forming(self) -> bool:
-        """Whether reads wait for a round to begin."""
-        return bool(self._forming)
+    def may_begin(self) -> bool:
+        """Whether reads wait for a round, and none is under way."""
+        return bool(self._forming) and not self._under_way
 
     def join(self) -> asyncio.Future[EndOffset]:
         """Return a future of the forming round, the caller's own.
@@ -181,7 +181,7 @@ class ReadRounds:
 
         None if no read waits for one, or a round is under way.
         """
-        if self._under_way or not self._forming:
+        if not self.may_begin:
             return None
         self._under_way, self._forming = self._forming, []
         self._last += 1
