@@ -90,7 +90,7 @@ async def test_an_index_takes_one_request_unless_its_streams_have_many_blocks(
     assert index.tail_crc32c == google_crc32c.value(data[index.data_size :])
     assert index.data_size + index.tail_size == len(data)
     assert bench.map.asked == [], "as many ranges as the map says"
-    bench.indexes.forget(7)
+    bench.indexes.cache.forget(7)
     await bench.indexes.load([source])
     assert bench.gets == 2 * gets
 
@@ -134,13 +134,13 @@ async def test_entries_that_the_map_does_not_know_are_not_the_objects() -> None:
     assert bench.map.asked == [[7]]
     assert is_whole(index, {0: 0, 1: 0, 2: 0})
     bench.map.known[7].append((0, 3, 9))
-    bench.indexes.forget(7)
+    bench.indexes.cache.forget(7)
     index = index_of((await bench.indexes.load([listed]))[7])
     assert not is_whole(index, {0: 0, 2: 0}), "offsets 3 to 9 are not in the index"
     assert is_whole(index, {0: 9, 2: 0}), "unless nobody can read them"
     assert is_whole(index, {2: 0})
     bench.map.known.clear()
-    bench.indexes.forget(7)
+    bench.indexes.cache.forget(7)
     assert isinstance((await bench.indexes.load([listed]))[7], SourceError)
 
 

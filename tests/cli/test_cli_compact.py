@@ -172,16 +172,16 @@ def test_few_small_objects_wait_for_more_unless_told_otherwise(cluster: LocalClu
 
 
 @pytest.mark.process
-async def test_objects_without_live_offsets_are_removed_with_the_others(
-    cluster: LocalCluster,
-) -> None:
+def test_objects_without_live_offsets_are_removed_with_the_others(cluster: LocalCluster) -> None:
+    async def upload_and_delete() -> None:
+        async with broker(cluster, 1008) as one:
+            await one.upload(2)
+        async with broker(cluster, 1008) as two:
+            await two.upload(2)
+            deleted = await two.session.delete_streams(dict.fromkeys(one.stream_ids, 1))
+            deleted.require_all()
 
-    async with broker(cluster, 1008) as one:
-        await one.upload(2)
-    async with broker(cluster, 1008) as two:
-        await two.upload(2)
-        deleted = await two.session.delete_streams(dict.fromkeys(one.stream_ids, 1))
-        deleted.require_all()
+    asyncio.run(upload_and_delete())
     plan = compact(cluster, "plan", "--node", "1008", "--growth", "1")
     assert (plan["commits"], plan["objects_before"], plan["objects_after"]) == (1, 4, 1)
     assert (len(plan["sources"]), plan["outputs"][0]["ranges"]) == (4, STREAMS)
@@ -255,7 +255,7 @@ async def test_stream_objects_of_a_live_node_are_merged_too(cluster: LocalCluste
         request = CompactionRequest(
             connect=tuple(cluster.endpoints),
             timeout_s=PATIENCE_S,
-            store_uri=cluster.store_uri,
+            store=cluster.store_uri,
             node_ids=(1007,),
             gone=False,
             force_split=force_split,

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from streammeta.client.config import ReaderStats
 from streammeta.client.errors import CorruptObjectError
 from streammeta.client.reading.lookups import UNKNOWN_CRC, Slice
-from streammeta.client.resources import SharedWork, StoreThreads
+from streammeta.client.resources import RecentlyUsed, SharedWork, StoreThreads
 from streammeta.storage.errors import CorruptObjectError as BrokenFormatError
 from streammeta.storage.errors import RangeNotSatisfiableError
 from streammeta.storage.object_format.checksum import ObjectChecksum
@@ -154,17 +154,10 @@ class ObjectSource:
         self.on_whole = on_whole
         self._threads = threads
         self._namespace = namespace
-        self._cache_bytes = cache_bytes
-        self._cached_bytes = 0
         self._request_timeout = request_timeout_s
         self.stats = stats
-        self._cache: OrderedDict[int, ObjectIndex] = OrderedDict()
+        self.cache: RecentlyUsed[ObjectIndex] = RecentlyUsed(cache_bytes)
         self._fetching: SharedWork[tuple[int, bool], ObjectIndex] = SharedWork()
-
-    @property
-    def cached_bytes(self) -> int:
-        """About what the cached indexes take."""
-        return self._cached_bytes
 
     def key(self, object_id: int) -> str:
         """Return the key of an object in this cluster's namespace."""
@@ -178,9 +171,8 @@ class ObjectSource:
         `with_small_objects` fetches such whole and gives their bytes to `on_whole`. Raises
         `CorruptObjectError`, or `streammeta.storage.errors.ObjectNotFoundError` if it is deleted.
         """
-        cached = self._cache.get(piece.object_id)
+        cached = self.cache.get(piece.object_id)
         if cached is not None:
-            self._cache.move_to_end(piece.object_id)
             self.stats.index_hits += 1
             return cached
         small = not piece.is_composite and piece.object_size <= WHOLE_OBJECT_BYTES
@@ -188,12 +180,6 @@ class ObjectSource:
         return await self._fetching.run(
             (piece.object_id, whole), lambda: self._fetch_index(piece, stream_id, whole=whole)
         )
-
-    def forget(self, object_id: int) -> None:
-        """Drop what is cached of an object."""
-        dropped = self._cache.pop(object_id, None)
-        if dropped is not None:
-            self._cached_bytes -= dropped.cost
 
     async def fetch(self, wanted: BlockRange) -> list[bytes]:
         """Fetch a range: the bytes of each of its blocks. Raises as `index` does."""
@@ -234,7 +220,7 @@ class ObjectSource:
         fetched = await self._threads.run(lambda: self._read_index(piece, stream_id, whole=whole))
         self.stats.indexes_fetched += 1
         self._count(fetched.requests, fetched.received)
-        self._remember(fetched.index)
+        self.cache.put(piece.object_id, fetched.index)
         if fetched.whole is not None:
             self.on_whole(fetched.index, fetched.whole)
         return fetched.index
@@ -288,15 +274,6 @@ class ObjectSource:
             data[block.entry.position - at : block.entry.position - at + block.entry.size]
             for block in wanted.blocks
         ]
-
-    def _remember(self, fetched: ObjectIndex) -> None:
-        """Cache an index, and forget the longest unused ones that no longer fit."""
-        if fetched.object_id in self._cache:
-            return
-        self._cache[fetched.object_id] = fetched
-        self._cached_bytes += fetched.cost
-        while self._cached_bytes > self._cache_bytes and self._cache:
-            self.forget(next(iter(self._cache)))
 
 
 def _check_crc(piece: Slice, data: bytes, key: str) -> None:

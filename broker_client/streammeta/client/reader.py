@@ -134,7 +134,7 @@ class StreamReader(ClosedAtExit):
     @property
     def held_bytes(self) -> int:
         """Bytes of indexes, blocks and unfinished reads in memory now."""
-        return self._source.cached_bytes + self._blocks.size + self._fetcher.held_bytes
+        return self._source.cache.held_bytes + self._blocks.size + self._fetcher.held_bytes
 
     async def close(self) -> None:
         """Stop everything; reads that wait fail with `ReaderClosedError`."""

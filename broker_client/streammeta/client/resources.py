@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import warnings
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from streammeta.storage.object_store.base import ObjectStore
 
@@ -148,6 +148,49 @@ class SharedWork(Generic[KeyT, ValueT]):
         if not task.done():
             task.add_done_callback(_ignore_failure)
             task.cancel()
+
+
+class Costly(Protocol):
+    """A value that knows about how many bytes of memory it takes."""
+
+    @property
+    def cost(self) -> int:
+        """About what it takes in memory, in bytes."""
+        ...
+
+
+CostlyT = TypeVar("CostlyT", bound=Costly)
+
+
+class RecentlyUsed(Generic[CostlyT]):
+    """A cache by object id of values of at most `limit` bytes together, the last used ones."""
+
+    def __init__(self, limit: int) -> None:
+        self.held_bytes = 0
+        self._limit = limit
+        self._held: OrderedDict[int, CostlyT] = OrderedDict()
+
+    def get(self, object_id: int) -> CostlyT | None:
+        """Return what is held of an object."""
+        found = self._held.get(object_id)
+        if found is not None:
+            self._held.move_to_end(object_id)
+        return found
+
+    def put(self, object_id: int, value: CostlyT) -> None:
+        """Hold a value unless there is one, and drop the longest unused that no longer fit."""
+        if object_id in self._held:
+            return
+        self._held[object_id] = value
+        self.held_bytes += value.cost
+        while self.held_bytes > self._limit and self._held:
+            self.forget(next(iter(self._held)))
+
+    def forget(self, object_id: int) -> None:
+        """Drop what is held of an object."""
+        dropped = self._held.pop(object_id, None)
+        if dropped is not None:
+            self.held_bytes -= dropped.cost
 
 
 async def all_of(work: Iterable[Awaitable[ValueT]]) -> list[ValueT]:

@@ -134,17 +134,12 @@ class BrokerSession:
     async def open_streams(self, epochs: Mapping[int, int]) -> Outcomes[OpenedStream]:
         """Open each stream of `epochs` (stream id to stream epoch) for this node."""
         outcomes: Outcomes[OpenedStream] = Outcomes()
-        for batch in _batches(_by_id(epochs)):
-            request = streams_pb2.OpenStreamsRequest(
-                node=node_message(self.node),
-                streams=[
-                    streams_pb2.StreamToOpen(stream_id=stream_id, stream_epoch=epoch)
-                    for stream_id, epoch in batch
-                ],
-            )
-            answer = await self.client.call(methods.OPEN_STREAMS, request)
+        wanted = _epochs_of(streams_pb2.StreamToOpen, epochs)
+        for batch in _batches(wanted):
+            answer = await self._answer(methods.OPEN_STREAMS, batch)
             _same_length("OpenStreams", len(batch), len(answer.streams))
-            for (stream_id, epoch), one in zip(batch, answer.streams, strict=True):
+            for stream, one in zip(batch, answer.streams, strict=True):
+                stream_id, epoch = stream.stream_id, stream.stream_epoch
                 if one.error != common_pb2.ERROR_CODE_NONE:
                     outcomes.failed[stream_id] = errors.refusal(
                         one.error, f"opening stream {stream_id} at epoch {epoch}"
@@ -157,10 +152,7 @@ class BrokerSession:
 
     async def close_streams(self, epochs: Mapping[int, int]) -> Outcomes[None]:
         """Close streams of which everything acknowledged is committed; `epochs` as when opened."""
-        streams = [
-            streams_pb2.StreamToClose(stream_id=stream_id, stream_epoch=epoch)
-            for stream_id, epoch in _by_id(epochs)
-        ]
+        streams = _epochs_of(streams_pb2.StreamToClose, epochs)
         return await self._change(methods.CLOSE_STREAMS, "closing", streams)
 
     async def trim_streams(
@@ -181,10 +173,7 @@ class BrokerSession:
 
     async def delete_streams(self, epochs: Mapping[int, int]) -> Outcomes[None]:
         """Delete closed streams for good, with all their data."""
-        streams = [
-            streams_pb2.StreamToDelete(stream_id=stream_id, stream_epoch=epoch)
-            for stream_id, epoch in _by_id(epochs)
-        ]
+        streams = _epochs_of(streams_pb2.StreamToDelete, epochs)
         return await self._change(methods.DELETE_STREAMS, "deleting", streams)
 
     async def _change(
@@ -193,8 +182,7 @@ class BrokerSession:
         """Call `method`, whose answer has an error code for each stream, batch by batch."""
         outcomes: Outcomes[None] = Outcomes()
         for batch in _batches(streams):
-            request = method.request(node=node_message(self.node), streams=batch)
-            answer = await self.client.call(method, request)
+            answer = await self._answer(method, batch)
             _same_length(method.name, len(batch), len(answer.errors))
             for one, code in zip(batch, answer.errors, strict=True):
                 if code == common_pb2.ERROR_CODE_NONE:
@@ -204,6 +192,10 @@ class BrokerSession:
                         code, f"{doing} stream {one.stream_id}"
                     )
         return outcomes
+
+    async def _answer(self, method: methods.Method[Any, Any], streams: Sequence[Any]) -> Any:
+        request = method.request(node=node_message(self.node), streams=streams)
+        return await self.client.call(method, request)
 
 
 async def _opening_streams(client: ControllerClient, node: NodeIdentity) -> list[OpenedStream]:
@@ -225,8 +217,10 @@ def _batches(items: Sequence[ItemT]) -> Iterator[Sequence[ItemT]]:
     return (items[i : i + _BATCH] for i in range(0, len(items), _BATCH))
 
 
-def _by_id(epochs: Mapping[int, int]) -> list[tuple[int, int]]:
-    return sorted(arguments.check_int_mapping("epochs", epochs, _EPOCHS).items())
+def _epochs_of(kind: Callable[..., ItemT], epochs: Mapping[int, int]) -> list[ItemT]:
+    """Make a message for each stream, by id."""
+    by_id = sorted(arguments.check_int_mapping("epochs", epochs, _EPOCHS).items())
+    return [kind(stream_id=stream_id, stream_epoch=epoch) for stream_id, epoch in by_id]
 
 
 def _tags(tags: Tags) -> list[common_pb2.Tag]:

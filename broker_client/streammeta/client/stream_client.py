@@ -20,10 +20,7 @@ from streammeta.client.arguments import (
     check_ints,
     check_store,
 )
-from streammeta.client.compaction.config import (
-    CompactionConfig,
-    CompactionTarget,
-)
+from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
 from streammeta.client.compaction.report import CompactionReport, GroupReport
 from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
 from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor

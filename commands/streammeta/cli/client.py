@@ -171,6 +171,16 @@ connect_option = click.option(
 """Adds `--connect`: argument `connect: tuple[str, ...]`, at least one `host:port`."""
 
 
+store_option = click.option(
+    "--store",
+    required=True,
+    metavar="URI",
+    help="s3://BUCKET?endpoint=URL&region=R&pathStyle=true or file:///DIR. Give credentials in"
+    " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+)
+"""Adds `--store`: argument `store: str`, the address of a bucket."""
+
+
 def timeout_option(default_s: float) -> Callable[[Command], Command]:
     """Return a decorator that adds `--timeout`: argument `timeout_s: float`, above 0."""
     return click.option(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streammeta.cli.client import connection_options
+from streammeta.cli.client import connection_options, store_option
 from streammeta.cli.node_command import NODE_ID_MAX
 from streammeta.cli.output import ByteCount, Duration, Output, with_output
 
@@ -35,7 +35,7 @@ class CompactionRequest:
 
     connect: tuple[str, ...]
     timeout_s: float
-    store_uri: str
+    store: str
     node_ids: tuple[int, ...]
     gone: bool
     force_split: bool
@@ -64,7 +64,7 @@ class CompactionRequest:
         from streammeta.storage.object_store.address import open_object_store
 
         try:
-            return open_object_store(self.store_uri)
+            return open_object_store(self.store)
         except ValueError as error:
             raise click.UsageError(str(error)) from error
 
@@ -88,14 +88,7 @@ def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _OPTIONS = (
-    click.option(
-        "--store",
-        "store_uri",
-        required=True,
-        metavar="URI",
-        help="s3://BUCKET?endpoint=URL&region=R&pathStyle=true or file:///DIR. Give credentials in"
-        " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
-    ),
+    store_option,
     click.option(
         "--node",
         "node_ids",

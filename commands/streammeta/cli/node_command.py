@@ -85,11 +85,9 @@ def lock(client: ControllerClient, node_id: int, output: Output) -> None:
     Example:
       streammeta node lock --connect 127.0.0.1:9091 --node-id 1007
     """
-    locked = client.call(
-        lambda channel: NodeServiceStub(channel).LockNode,
-        nodes_pb2.LockNodeRequest(request_id=_new_id(), node_id=node_id),
-    )
-    _require(locked.error, node_id)
+    request = nodes_pb2.LockNodeRequest(request_id=_new_id(), node_id=node_id)
+    answer = client.call(lambda channel: NodeServiceStub(channel).LockNode, request)
+    _require(answer.error, node_id)
     output.summary({"node_id": node_id, "locked": True})
 
 
@@ -104,11 +102,9 @@ def unlock(client: ControllerClient, node_id: int, output: Output) -> None:
     Example:
       streammeta node unlock --connect 127.0.0.1:9091 --node-id 1007
     """
-    unlocked = client.call(
-        lambda channel: NodeServiceStub(channel).UnlockNode,
-        nodes_pb2.UnlockNodeRequest(request_id=_new_id(), node_id=node_id),
-    )
-    _require(unlocked.error, node_id)
+    request = nodes_pb2.UnlockNodeRequest(request_id=_new_id(), node_id=node_id)
+    answer = client.call(lambda channel: NodeServiceStub(channel).UnlockNode, request)
+    _require(answer.error, node_id)
     output.summary({"node_id": node_id, "locked": False})
 
 
@@ -127,14 +123,10 @@ def unregister(client: ControllerClient, node_id: int, output: Output) -> None:
       streammeta node unregister --connect 127.0.0.1:9091 --node-id 1007
     """
     described = _get_node(client, node_id)
-    done = client.call(
-        lambda channel: NodeServiceStub(channel).UnregisterNode,
-        nodes_pb2.UnregisterNodeRequest(
-            request_id=_new_id(),
-            node=common_pb2.NodeIdentity(node_id=node_id, node_epoch=described.node_epoch),
-        ),
-    )
-    _require(done.error, node_id)
+    identity = common_pb2.NodeIdentity(node_id=node_id, node_epoch=described.node_epoch)
+    request = nodes_pb2.UnregisterNodeRequest(request_id=_new_id(), node=identity)
+    answer = client.call(lambda channel: NodeServiceStub(channel).UnregisterNode, request)
+    _require(answer.error, node_id)
     left = _get_nodes(client, nodes_pb2.GetNodesRequest(node_ids=[node_id]))
     output.summary(
         {
@@ -179,12 +171,10 @@ def abandon(
         _get_node(client, node_id)
         uploads = list(_owed(client, node_id, stream_ids))
     else:
-        answer = client.call(
-            lambda channel: StreamServiceStub(channel).AbandonUploads,
-            streams_pb2.AbandonUploadsRequest(
-                request_id=_new_id(), node_id=node_id, stream_ids=stream_ids
-            ),
+        request = streams_pb2.AbandonUploadsRequest(
+            request_id=_new_id(), node_id=node_id, stream_ids=stream_ids
         )
+        answer = client.call(lambda channel: StreamServiceStub(channel).AbandonUploads, request)
         _require(answer.error, node_id)
         uploads = list(answer.abandoned)
     offsets = sum(each.end_offset - each.start_offset for each in uploads)

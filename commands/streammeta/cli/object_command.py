@@ -12,16 +12,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import click
 
-from streammeta.cli.output import (
-    CommandError,
-    Output,
-    OutputFormat,
-    with_output,
-)
+from streammeta.cli.output import CommandError, Output, OutputFormat, with_output
 from streammeta.storage.errors import CorruptObjectError, Deviation, PayloadError
 from streammeta.storage.inspection import rendering
 from streammeta.storage.inspection.kafka_batch import (
@@ -97,18 +92,16 @@ def _in_file(path: str, file: BinaryIO) -> OpenedObject:
 
 @contextmanager
 def _in_bucket(address: str) -> Iterator[OpenedObject]:
-    from streammeta.storage.object_store.address import open_object_store  # boto3 is slow to import
+    from streammeta.storage.object_store.address import open_with_path  # boto3 is slow to import
 
     parts = urlsplit(address)
-    key = unquote(parts.path[1:])
-    if parts.scheme != "s3" or not key or parts.fragment:
+    if parts.scheme != "s3" or not parts.path[1:] or parts.fragment:
         raise click.BadParameter(
             f"{address.partition('?')[0]!r} is no object; wanted a file, - for standard input, or"
             " s3://bucket/key?options with # and ? in the key percent-encoded"
         )
-    query = f"?{parts.query}" if parts.query else ""
     try:
-        store = open_object_store(f"s3://{parts.netloc}{query}")
+        store, key = open_with_path(address)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     with closing(store):

@@ -6,16 +6,8 @@ from collections.abc import Iterator
 
 import click
 
-from streammeta.cli.client import (
-    ControllerClient,
-    connection_options,
-    with_client,
-)
-from streammeta.cli.output import (
-    CommandError,
-    Output,
-    with_output,
-)
+from streammeta.cli.client import ControllerClient, connection_options, with_client
+from streammeta.cli.output import CommandError, Output, with_output
 from streammeta.cli.quorum_views import (
     QuorumViews,
     find_replica,

@@ -5,13 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streammeta.cli.client import connect_option, parse_endpoints
-from streammeta.cli.output import (
-    CommandError,
-    Duration,
-    Output,
-    with_output,
-)
+from streammeta.cli.client import connect_option, parse_endpoints, store_option
+from streammeta.cli.output import CommandError, Duration, Output, with_output
 from streammeta.storage.installation import optional_packages
 
 if TYPE_CHECKING:
@@ -52,13 +47,7 @@ _memory_option = click.option(
 
 
 @reconcile.command("plan")
-@click.option(
-    "--store",
-    required=True,
-    metavar="URI",
-    help="s3://BUCKET?endpoint=URL&region=R&pathStyle=true or file:///DIR. Give credentials in"
-    " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
-)
+@store_option
 @connect_option
 @_plan_folder_option
 @click.option(

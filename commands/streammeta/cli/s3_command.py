@@ -11,12 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from streammeta.cli.output import (
-    CommandError,
-    Output,
-    OutputFormat,
-    with_output,
-)
+from streammeta.cli.output import CommandError, Output, OutputFormat, with_output
 from streammeta.storage.object_store.address import (
     DEFAULT_REGION,
     Checksum,

@@ -11,18 +11,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import click
 import grpc
 
 from streammeta.cli.client import CallError, ControllerClient, parse_endpoints, timeout_option
-from streammeta.cli.output import (
-    EXIT_USAGE,
-    CommandError,
-    Output,
-    with_output,
-)
+from streammeta.cli.output import EXIT_USAGE, CommandError, Output, with_output
 from streammeta.controller.config import ConfigError
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
 from streammeta.controller.snapshot.parquet_export import (
@@ -32,7 +27,7 @@ from streammeta.controller.snapshot.parquet_export import (
     export_parquet,
 )
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
-from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store.address import open_with_path
 from streammeta.storage.object_store.base import ObjectStore
 from streammeta.v1 import metadata_pb2
 from streammeta.v1.metadata_pb2_grpc import MetadataServiceStub
@@ -52,16 +47,14 @@ def open_target(address: str) -> ExportTarget:
         path = Path(address)
         path.mkdir(parents=True, exist_ok=True)
         return DirectoryTarget(path)
-    parts = urlsplit(address)
-    if parts.scheme != "s3":
+    if urlsplit(address).scheme != "s3":
         raise ConfigError(f"--to: {address!r}; wanted a directory or s3://bucket/prefix?options")
-    query = f"?{parts.query}" if parts.query else ""
     try:
-        store = open_object_store(f"s3://{parts.netloc}{query}")
+        store, prefix = open_with_path(address)
     except ValueError as error:
         raise ConfigError(f"--to: {error}") from error
     store.check()
-    return StoreTarget(store, unquote(parts.path).strip("/"))
+    return StoreTarget(store, prefix.strip("/"))
 
 
 class DirectoryTarget:

@@ -12,11 +12,7 @@ from pathlib import Path
 
 import click
 
-from streammeta.cli.output import (
-    CommandError,
-    Output,
-    with_output,
-)
+from streammeta.cli.output import CommandError, Output, with_output
 from streammeta.controller.config import (
     ConfigError,
     check_cluster_id,

@@ -35,13 +35,7 @@ from streammeta.reconcile.identity import (
 from streammeta.reconcile.leader import LeaderClient
 from streammeta.reconcile.listing import shards_of, write_listing, write_uploads
 from streammeta.reconcile.map_export import MAP_COLUMNS, MapExport, export_map
-from streammeta.reconcile.plan_folder import (
-    CLOCK_SKEW_MS,
-    PlanResult,
-    Tally,
-    check_grace,
-    tallies,
-)
+from streammeta.reconcile.plan_folder import CLOCK_SKEW_MS, PlanResult, Tally, check_grace, tallies
 from streammeta.reconcile.session import SparkConfig, job_errors, record_batch, spark_session
 from streammeta.reconcile.verdicts import (
     ABSENT,

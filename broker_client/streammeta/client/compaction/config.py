@@ -10,11 +10,7 @@ from streammeta.client.model import NodeIdentity
 from streammeta.storage.compaction.copy_plan import CopyRules
 from streammeta.storage.compaction.entries import OUTPUT_INDEX_THRESHOLD
 from streammeta.storage.compaction.selection import SelectionConfig
-from streammeta.storage.compaction.stream_objects import (
-    GroupRules,
-    StreamCompaction,
-    tiered_rules,
-)
+from streammeta.storage.compaction.stream_objects import GroupRules, StreamCompaction, tiered_rules
 from streammeta.storage.object_store.base import MAX_PARTS, MIN_PART_SIZE
 
 MIB = 1024 * 1024

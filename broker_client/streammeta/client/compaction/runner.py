@@ -12,11 +12,7 @@ from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.listing import Listing
 from streammeta.client.compaction.store_calls import StoreCalls
 from streammeta.client.controller_client import ControllerClient
-from streammeta.client.errors import (
-    BrokerClientError,
-    NodeFencedError,
-    NodeNotRegisteredError,
-)
+from streammeta.client.errors import BrokerClientError, NodeFencedError, NodeNotRegisteredError
 from streammeta.client.model import NodeIdentity
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import ObjectStore

@@ -33,11 +33,7 @@ from streammeta.client.errors import (
 )
 from streammeta.client.model import NodeIdentity
 from streammeta.client.resources import give_back
-from streammeta.storage.compaction.selection import (
-    Group,
-    Selection,
-    select_set_objects,
-)
+from streammeta.storage.compaction.selection import Group, Selection, select_set_objects
 from streammeta.storage.compaction.verification import CoverageError
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_store.base import ObjectStore
@@ -267,7 +263,7 @@ class SetObjectCompactor(Compactor):
             report.made.extend(made)
             self._journal.drop(one.object_id for one in made)
             for source_id in replacement.source_ids:
-                self._indexes.forget(source_id)
+                self._indexes.cache.forget(source_id)
         return True
 
     def _distrust(self, replacement: Replacement, error: RefusedError) -> None:

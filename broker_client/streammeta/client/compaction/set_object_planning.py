@@ -24,11 +24,7 @@ from streammeta.client.compaction.set_object_sources import (
 )
 from streammeta.client.compaction.store_calls import StoreCalls
 from streammeta.storage.compaction.entries import EntryTable, live_entries, objects_without_entries
-from streammeta.storage.compaction.plan import (
-    CompactionLimits,
-    CompactionPlan,
-    ExclusionReason,
-)
+from streammeta.storage.compaction.plan import CompactionLimits, CompactionPlan, ExclusionReason
 from streammeta.storage.compaction.planner import plan_compaction, plan_force_split
 from streammeta.storage.compaction.selection import Group, GroupKind
 from streammeta.storage.compaction.verification import RecordedChecksum

@@ -8,7 +8,6 @@ and never copied.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +16,7 @@ import numpy as np
 from streammeta.client.compaction.listing import Listing
 from streammeta.client.compaction.report import SourceError
 from streammeta.client.compaction.store_calls import StoreCalls
+from streammeta.client.resources import RecentlyUsed
 from streammeta.storage.compaction.entries import Column, EntryTable, Mask, contiguous_runs
 from streammeta.storage.errors import (
     CorruptObjectError,
@@ -80,9 +80,7 @@ class SourceIndexes:
         self._calls = calls
         self._listing = listing
         self._key_of = key_of
-        self._cache_bytes = cache_bytes
-        self._cached_bytes = 0
-        self._cache: OrderedDict[int, SourceIndex] = OrderedDict()
+        self.cache: RecentlyUsed[SourceIndex] = RecentlyUsed(cache_bytes)
         self._suspects: set[int] = set()
         self.reads = 0
         self.bytes_read = 0
@@ -99,7 +97,7 @@ class SourceIndexes:
         await self._match_with_metadata(wanted.values(), loaded)
         for object_id, index in loaded.items():
             if isinstance(index, SourceIndex):
-                self._remember(object_id, index)
+                self.cache.put(object_id, index)
         return loaded
 
     def suspect(self, object_ids: Sequence[int]) -> bool:
@@ -107,19 +105,12 @@ class SourceIndexes:
         is_new = not self._suspects.issuperset(object_ids)
         self._suspects.update(object_ids)
         for object_id in object_ids:
-            self.forget(object_id)
+            self.cache.forget(object_id)
         return is_new
 
-    def forget(self, object_id: int) -> None:
-        """Drop the cached index of an object."""
-        dropped = self._cache.pop(object_id, None)
-        if dropped is not None:
-            self._cached_bytes -= dropped.cost
-
     async def _index(self, source: Source) -> SourceIndex:
-        cached = self._cache.get(source.object_id)
+        cached = self.cache.get(source.object_id)
         if cached is not None:
-            self._cache.move_to_end(source.object_id)
             return cached
         object_id, key = source.object_id, self._key_of(source.object_id)
         try:
@@ -184,14 +175,6 @@ class SourceIndexes:
                 continue
             inside = one.entries.take(_inside(one.entries, known[object_id]))
             loaded[object_id] = replace(one, entries=inside, known_ranges=known[object_id])
-
-    def _remember(self, object_id: int, index: SourceIndex) -> None:
-        if object_id in self._cache:
-            return
-        self._cache[object_id] = index
-        self._cached_bytes += index.cost
-        while self._cached_bytes > self._cache_bytes and self._cache:
-            self.forget(next(iter(self._cache)))
 
 
 def is_whole(index: SourceIndex, starts: dict[int, int]) -> bool:

@@ -12,13 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from streammeta.client.object_source import Block, ObjectSource, merge_blocks
-from streammeta.client.reading.lookups import (
-    QUERIES_PER_CALL,
-    Located,
-    Lookups,
-    Slice,
-    StreamQuery,
-)
+from streammeta.client.reading.lookups import QUERIES_PER_CALL, Located, Lookups, Slice, StreamQuery
 from streammeta.client.reading.range_reader import NO_BOUND, BlockPlanner, pause_or_raise, trimmed
 from streammeta.client.resources import all_of
 from streammeta.storage.errors import ObjectNotFoundError

@@ -203,7 +203,7 @@ class RangeReader:
         object_id = _id_of(error, self._namespace)
         self._stats.vanished_objects += 1
         self._slices.forget(stream_id)
-        self._source.forget(object_id)
+        self._source.cache.forget(object_id)
         self._fetcher.forget(object_id)
         await pause_or_raise(error, stream_id, attempt, self._namespace)
 

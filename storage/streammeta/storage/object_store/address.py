@@ -250,6 +250,16 @@ def open_object_store(uri: str) -> ObjectStore:
     )
 
 
+def open_with_path(address: str) -> tuple[ObjectStore, str]:
+    """Open the bucket of `s3://bucket/path?options`; return it and the path, percent-decoded.
+
+    Raises as `open_object_store`.
+    """
+    parts = urlsplit(address)
+    query = f"?{parts.query}" if parts.query else ""
+    return open_object_store(f"{parts.scheme}://{parts.netloc}{query}"), unquote(parts.path[1:])
+
+
 def _directory_of(uri: str) -> Path:
     parts = urlsplit(uri)
     if parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:

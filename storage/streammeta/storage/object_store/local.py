@@ -43,13 +43,7 @@ from streammeta.storage.object_store.base import (
     check_range,
     check_tags,
 )
-from streammeta.storage.object_store.calls import (
-    Meter,
-    StoreMetrics,
-    Tally,
-    earlier,
-    with_clean_up,
-)
+from streammeta.storage.object_store.calls import Meter, StoreMetrics, Tally, earlier, with_clean_up
 from streammeta.storage.object_store.local_files import (
     copy_bytes,
     etag_of,

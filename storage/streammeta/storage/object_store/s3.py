@@ -38,12 +38,7 @@ from streammeta.storage.object_store.base import (
     check_parts,
     check_range,
 )
-from streammeta.storage.object_store.calls import (
-    Meter,
-    StoreMetrics,
-    earlier,
-    with_clean_up,
-)
+from streammeta.storage.object_store.calls import Meter, StoreMetrics, earlier, with_clean_up
 from streammeta.storage.object_store.reads import Scatter
 from streammeta.storage.object_store.retry import Retrier, RetryPolicy
 from streammeta.storage.object_store.s3_client import (
@@ -178,18 +173,10 @@ class S3ObjectStore:
         self, prefix: str = "", start_after: str | None = None
     ) -> Iterator[ObjectInfo]:
         """See `ObjectStore.list_objects`; 1000 keys a page."""
-        options: Any = {} if start_after is None else {"StartAfter": start_after}
-        while True:
-            page = self._call(
-                "list_objects",
-                partial(
-                    self._client.list_objects_v2, Bucket=self._bucket, Prefix=prefix, **options
-                ),
-            )
+        begin = {} if start_after is None else {"StartAfter": start_after}
+        list_page = partial(self._client.list_objects_v2, Bucket=self._bucket, Prefix=prefix)
+        for page in self._pages("list_objects", list_page, begin, ("ContinuationToken",)):
             yield from map(info_of, page.get("Contents", []))
-            if not page.get("IsTruncated"):
-                return
-            options = {"ContinuationToken": page["NextContinuationToken"]}
 
     def delete_many(self, keys: Iterable[str]) -> DeleteResult:
         """See `ObjectStore.delete_many`."""
@@ -229,15 +216,11 @@ class S3ObjectStore:
         check_part_number(number)
         body = as_view(data)
         digest = self._checksum.of(body)
+        target = self._target(upload)
         answer = self._call(
             "upload_part",
             lambda: self._client.upload_part(
-                Bucket=self._bucket,
-                Key=upload.key,
-                UploadId=upload.upload_id,
-                PartNumber=number,
-                Body=sendable(body),
-                **digest,
+                **target, PartNumber=number, Body=sendable(body), **digest
             ),
             key=upload.key,
             upload_id=upload.upload_id,
@@ -253,12 +236,11 @@ class S3ObjectStore:
         check_part_number(number)
         check_key(source_key)
         check_range(start, end)
+        target = self._target(upload)
         answer = self._call(
             "copy_part",
             lambda: self._client.upload_part_copy(
-                Bucket=self._bucket,
-                Key=upload.key,
-                UploadId=upload.upload_id,
+                **target,
                 PartNumber=number,
                 CopySource={"Bucket": self._bucket, "Key": source_key},
                 CopySourceRange=f"bytes={start}-{end - 1}",
@@ -278,15 +260,13 @@ class S3ObjectStore:
         """
         check_parts(parts)
         named = [self._named(part) for part in parts]
+        target = self._target(upload)
 
         def complete() -> None:
             try:
                 self._translated(
                     lambda: self._client.complete_multipart_upload(
-                        Bucket=self._bucket,
-                        Key=upload.key,
-                        UploadId=upload.upload_id,
-                        MultipartUpload={"Parts": named},
+                        **target, MultipartUpload={"Parts": named}
                     ),
                     key=upload.key,
                     upload_id=upload.upload_id,
@@ -301,13 +281,12 @@ class S3ObjectStore:
         """See `ObjectStore.abort_multipart`."""
         view = copy.copy(self)
         view._deadline = with_clean_up(self._deadline)
+        target = self._target(upload)
 
         def abort() -> None:
             with suppress(UploadNotFoundError):
                 self._translated(
-                    lambda: self._client.abort_multipart_upload(
-                        Bucket=self._bucket, Key=upload.key, UploadId=upload.upload_id
-                    ),
+                    lambda: self._client.abort_multipart_upload(**target),
                     key=upload.key,
                     upload_id=upload.upload_id,
                 )
@@ -316,25 +295,27 @@ class S3ObjectStore:
 
     def list_multipart_uploads(self, prefix: str = "") -> Iterator[MultipartUpload]:
         """See `ObjectStore.list_multipart_uploads`."""
-        options: Any = {}
-        while True:
-            page = self._call(
-                "list_multipart_uploads",
-                partial(
-                    self._client.list_multipart_uploads,
-                    Bucket=self._bucket,
-                    Prefix=prefix,
-                    **options,
-                ),
-            )
+        list_page = partial(self._client.list_multipart_uploads, Bucket=self._bucket, Prefix=prefix)
+        markers = ("KeyMarker", "UploadIdMarker")
+        for page in self._pages("list_multipart_uploads", list_page, {}, markers):
             for upload in page.get("Uploads", []):
                 yield MultipartUpload(upload["Key"], upload["UploadId"], to_ms(upload["Initiated"]))
+
+    def _pages(
+        self,
+        operation: str,
+        list_page: Callable[..., Any],
+        begin: dict[str, str],
+        markers: Sequence[str],
+    ) -> Iterator[Any]:
+        """Yield the pages of a listing from `begin` on; a page has the next `markers`."""
+        options = begin
+        while True:
+            page = self._call(operation, partial(list_page, **options))
+            yield page
             if not page.get("IsTruncated"):
                 return
-            options = {
-                "KeyMarker": page["NextKeyMarker"],
-                "UploadIdMarker": page["NextUploadIdMarker"],
-            }
+            options = {marker: page[f"Next{marker}"] for marker in markers}
 
     def enforces_checksum(self, key: str, checksum: Checksum) -> bool:
         """Tell whether the server takes bytes with their `checksum`, and refuses others with it.
@@ -436,6 +417,10 @@ class S3ObjectStore:
         return self._translated(
             lambda: self._client.head_object(Bucket=self._bucket, Key=key), key=key
         )
+
+    def _target(self, upload: MultipartUpload) -> Any:
+        """Return the fields of a request that name an upload."""
+        return {"Bucket": self._bucket, "Key": upload.key, "UploadId": upload.upload_id}
 
     def _named(self, part: UploadedPart) -> CompletedPartTypeDef:
         named: Any = {"PartNumber": part.number, "ETag": part.etag}
