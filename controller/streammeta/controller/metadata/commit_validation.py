@@ -68,6 +68,11 @@ def check_node(node: NodeIdentity) -> None:
     check_between("node.node_epoch", node.node_epoch, 0, INT64_MAX)
 
 
+def all_between(values: Int64Column, low: int, high: int) -> bool:
+    """Return whether all numbers are in `[low, high]`, of which there is one at least."""
+    return bool(np.minimum.reduce(values) >= low and np.maximum.reduce(values) <= high)
+
+
 def raise_at(field: str, bad: np.ndarray, first_row: int, wanted: str) -> None:
     """Raise for the first bad row; `first_row` is the number of the row that `bad` begins with."""
     if np.count_nonzero(bad):
@@ -84,6 +89,11 @@ _POLICIES = frozenset(OnConflict)
 _OPERATIONS = frozenset(SourceOperation)
 _MAY_BE_EMPTY = frozenset(("stream_epoch", "attributes", *FACT_COLUMNS))
 """Columns that a table of rows may leave out."""
+_NAMES = {
+    table: tuple(field.name for field in fields(table))
+    for table in (RangeColumns, StreamObjectColumns)
+}
+"""Columns of the tables."""
 
 
 def check_commit(request: CommitStreamSetObject) -> None:
@@ -325,7 +335,7 @@ def _check_no_twin(field: str, ids: Int64Column) -> None:
 def _check_columns(
     field: str, columns: RangeColumns | StreamObjectColumns, rows: int, optional: Set[str]
 ) -> None:
-    for name in (field.name for field in fields(columns)):
+    for name in _NAMES[type(columns)]:
         length = len(getattr(columns, name))
         if length != rows and not (length == 0 and name in optional):
             raise InvalidRequestError(
@@ -334,7 +344,9 @@ def _check_columns(
 
 
 def _check_sizes(field: str, sizes: Int64Column) -> None:
-    raise_at(field, (sizes < 0) | (sizes > OBJECT_SIZE_MAX), 0, f"0 to {OBJECT_SIZE_MAX} bytes")
+    if not all_between(sizes, 0, OBJECT_SIZE_MAX):
+        outside = (sizes < 0) | (sizes > OBJECT_SIZE_MAX)
+        raise_at(field, outside, 0, f"0 to {OBJECT_SIZE_MAX} bytes")
 
 
 def _check_offsets(field: str, start: Int64Column, end: Int64Column) -> None:

@@ -9,7 +9,6 @@ the quorum's rules were broken, and the process must end.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import assert_never
 
 from streammeta.controller.errors import InvariantError
@@ -129,7 +128,7 @@ class QuorumCore:
 
     def next_deadline(self) -> int | None:
         """Return the time of the next `Tick`, or None if only events can change anything."""
-        return min((due for due in self._deadlines() if due is not None), default=None)
+        return min(self._deadlines(), default=None)
 
     # -- stepping
 
@@ -356,53 +355,52 @@ class QuorumCore:
 
     # -- time
 
-    def _deadlines(self) -> Iterator[int | None]:
+    def _deadlines(self) -> list[int]:
         replica = self._replica
         match replica.role:
+            case roles.Leader() as leader:
+                return self._leader_deadlines(leader)
+            case roles.Follower() as follower:
+                return [] if replica.installing is not None else self._follower_deadlines(follower)
             case roles.Unattached(election_deadline=deadline, next_search=next_search):
                 if replica.may_campaign:
-                    yield deadline
-                elif replica.installing is None:
-                    yield next_search
+                    return [deadline]
+                return [] if replica.installing is not None else [next_search]
             case roles.Prospective(starts_at=starts_at, deadline=deadline, asked=asked):
-                yield deadline if asked else starts_at
+                return [deadline if asked else starts_at]
             case roles.Candidate(deadline=deadline):
-                yield deadline
+                return [deadline]
             case roles.Resigned(election_deadline=deadline, unacknowledged=unacknowledged):
-                yield deadline
-                yield from unacknowledged.values()
-            case roles.Follower() as follower:
-                if replica.installing is None:
-                    yield from self._follower_deadlines(follower)
-            case roles.Leader() as leader:
-                yield from self._leader_deadlines(leader)
+                return [deadline, *unacknowledged.values()]
             case _:
                 assert_never(replica.role)
 
-    def _follower_deadlines(self, follower: roles.Follower) -> Iterator[int]:
+    def _follower_deadlines(self, follower: roles.Follower) -> list[int]:
         replica = self._replica
-        yield follower.fetch_deadline
         waiting = [
             until
             for kind in (messages.FetchResponse, messages.FetchSnapshotResponse)
             if (until := replica.pending_until(follower.leader_id, kind)) is not None
             and until > replica.now
         ]
-        yield max(waiting, default=follower.next_fetch)
+        deadlines = [follower.fetch_deadline, max(waiting, default=follower.next_fetch)]
         if self._following.must_update(follower):
-            yield follower.next_update
+            deadlines.append(follower.next_update)
+        return deadlines
 
-    def _leader_deadlines(self, leader: roles.Leader) -> Iterator[int | None]:
-        yield self._leading.quorum_deadline(leader)
-        yield self._leading.full_disks.next_look(leader)
-        for voter in self._replica.others:
-            yield self._leading.next_heartbeat(leader, leader.progress[voter.key])
-        for delayed in leader.delayed_fetches.values():
-            yield delayed.answer_by
+    def _leader_deadlines(self, leader: roles.Leader) -> list[int]:
+        leading, progress = self._leading, leader.progress
+        deadlines = [
+            leading.next_heartbeat(leader, progress[voter.key]) for voter in self._replica.others
+        ]
+        deadlines.extend(delayed.answer_by for delayed in leader.delayed_fetches.values())
+        others = [leading.quorum_deadline(leader), leading.full_disks.next_look(leader)]
         if leader.transfer is not None:
-            yield self._membership.next_look(leader.transfer, leader)
+            others.append(self._membership.next_look(leader.transfer, leader))
         if leader.voter_change is not None:
-            yield self._membership.round_deadline(leader.voter_change)
+            others.append(self._membership.round_deadline(leader.voter_change))
+        deadlines.extend(deadline for deadline in others if deadline is not None)
+        return deadlines
 
 
 def _is_valid_vote(request: messages.VoteRequest) -> bool:

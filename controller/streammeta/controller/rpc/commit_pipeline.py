@@ -105,43 +105,45 @@ class _Ahead:
     def __init__(self, messages_max: int) -> None:
         self._messages_max = messages_max
         self._sizes: deque[int] = deque()
+        self._bytes = 0
         self._undecided: deque[bytes] = deque()
         self._is_over = False
-        self._changed = asyncio.Condition()
+        self._fewer = asyncio.Event()
+        self._more = asyncio.Event()
 
     async def room(self) -> None:
         """Wait until another message may be read."""
-        async with self._changed:
-            await self._changed.wait_for(self._has_room)
+        while len(self._sizes) >= self._messages_max or self._bytes >= BYTES_AHEAD:
+            self._fewer.clear()
+            await self._fewer.wait()
 
-    async def put(self, data: bytes | None) -> None:
-        """Add a message that was read; None marks the end."""
-        async with self._changed:
-            if data is None:
-                self._is_over = True
-            else:
-                self._sizes.append(len(data))
-                self._undecided.append(data)
-            self._changed.notify_all()
+    def put(self, data: bytes) -> None:
+        """Add a message that was read."""
+        self._sizes.append(len(data))
+        self._bytes += len(data)
+        self._undecided.append(data)
+        self._more.set()
+
+    def end(self) -> None:
+        """Note that no more messages will come."""
+        self._is_over = True
+        self._more.set()
 
     async def wait(self) -> bool:
         """Wait until there is a message to decide; return False at the end."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._undecided or self._is_over)
+        while not (self._undecided or self._is_over):
+            self._more.clear()
+            await self._more.wait()
         return bool(self._undecided)
 
     def take(self) -> bytes | None:
         """Return the next message to decide, None if there is none now."""
         return self._undecided.popleft() if self._undecided else None
 
-    async def answered(self) -> None:
+    def answered(self) -> None:
         """Note that the oldest message is answered."""
-        async with self._changed:
-            self._sizes.popleft()
-            self._changed.notify_all()
-
-    def _has_room(self) -> bool:
-        return len(self._sizes) < self._messages_max and sum(self._sizes) < BYTES_AHEAD
+        self._bytes -= self._sizes.popleft()
+        self._fewer.set()
 
 
 class CommitPipeline:
@@ -197,7 +199,7 @@ class CommitPipeline:
         try:
             while (message := await taken.get()) is not None:
                 await context.write(await _answer(message, context))
-                await ahead.answered()
+                ahead.answered()
         finally:
             for task in tasks:
                 task.cancel()
@@ -210,10 +212,10 @@ class CommitPipeline:
             while (data := await anext(stream, None)) is not None:
                 # Messages of many pipelines may arrive at once; their work is spread over turns.
                 await self._budget.take(ROWS_A_MESSAGE + len(data) // BYTES_A_ROW)
-                await ahead.put(data)
+                ahead.put(data)
                 await ahead.room()
         finally:
-            await ahead.put(None)
+            ahead.end()
 
     async def _decide_all(
         self, ahead: _Ahead, taken: "asyncio.Queue[_Decided | _Refused | None]"

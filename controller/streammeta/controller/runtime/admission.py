@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -176,16 +176,17 @@ class Gate:
         self._doors: dict[Ticket, asyncio.Future[None]] = {}
         self._is_scheduled = False
 
-    @contextlib.asynccontextmanager
-    async def admitted(
-        self, kind: RequestClass, remaining_s: float | None = None
-    ) -> AsyncIterator[None]:
-        """Run the body as a call of class `kind` once it is admitted.
+    def admitted(self, kind: RequestClass, remaining_s: float | None = None) -> _Admitted:
+        """Return the context of a call of class `kind`: entered once the call is admitted.
 
-        Raises:
+        Entering raises:
             BusyError: too many of its class wait already.
             TimeoutError: `remaining_s` seconds passed before its turn came.
         """
+        return _Admitted(self, kind, remaining_s)
+
+    async def enter(self, kind: RequestClass, remaining_s: float | None) -> Ticket:
+        """Return the ticket of a call once it is admitted; raises as `admitted` says."""
         now_ms = self._clock.monotonic_ms()
         deadline_ms = None if remaining_s is None else now_ms + int(remaining_s * 1000)
         ticket = self._admission.ask(kind, deadline_ms, now_ms)
@@ -195,11 +196,16 @@ class Gate:
             if kind in _PATIENT:
                 for _ in range(ROUNDS_BEFORE_SCAN):
                     await asyncio.sleep(0)
-            yield
-        finally:
-            self._admission.leave(ticket)
-            if self._doors:
-                self._schedule()
+        except BaseException:
+            self.leave(ticket)
+            raise
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """Release the place of a call that has ended, and admit those that wait for it."""
+        self._admission.leave(ticket)
+        if self._doors:
+            self._schedule()
 
     async def _turn_of(self, ticket: Ticket) -> None:
         loop = asyncio.get_running_loop()
@@ -241,6 +247,23 @@ class Gate:
             else:
                 door.set_exception(_late())
         self._schedule()
+
+
+class _Admitted:
+    """A call's stay; a class of its own, because generators cost more and each call has one."""
+
+    __slots__ = ("_gate", "_kind", "_remaining_s", "_ticket")
+
+    def __init__(self, gate: Gate, kind: RequestClass, remaining_s: float | None) -> None:
+        self._gate = gate
+        self._kind = kind
+        self._remaining_s = remaining_s
+
+    async def __aenter__(self) -> None:
+        self._ticket = await self._gate.enter(self._kind, self._remaining_s)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._gate.leave(self._ticket)
 
 
 def _late() -> TimeoutError:

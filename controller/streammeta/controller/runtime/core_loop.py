@@ -44,6 +44,8 @@ class CoreLoop:
         self._events: deque[Event] = deque()
         self._is_stepping = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
+        """Deadline that the timer was made for."""
         self.is_running = False
 
     def start(self) -> None:
@@ -100,16 +102,26 @@ class CoreLoop:
         self._carry_out(self._core.step(self._clock.monotonic_ms(), event))
 
     def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        """Arrange to wake by the core's next deadline; a timer that is earlier stays.
+
+        Most deadlines only move away, with every message: to cancel and make a timer each time
+        would cost more than to wake once in vain.
+        """
         deadline = self._core.next_deadline()
         if deadline is None or not self.is_running:
             return
+        if self._timer is not None:
+            if self._timer_at <= deadline:
+                return
+            self._timer.cancel()
         wait_ms = max(0, deadline - self._clock.monotonic_ms())
-        loop = asyncio.get_running_loop()
+        self._timer_at = deadline
         # One millisecond more: the clock's milliseconds are truncated.
-        self._timer = loop.call_later((wait_ms + 1) / 1000, self.feed, Tick())
+        self._timer = asyncio.get_running_loop().call_later((wait_ms + 1) / 1000, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self.feed(Tick())
 
 
 class Outbox:

@@ -10,12 +10,13 @@ snapshot takes its turn in the journal's queue.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 import structlog
@@ -283,12 +284,13 @@ class JournalThread:
         self._on_full = on_full
         self._on_error = on_error
         self._worker = DiskWorker(journal)
-        self._queue: deque[Work] = deque()
+        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        """Work for the thread; None, the last item, asks it to end."""
         self._waiting: list[Work] = []
         self._is_full = False
         self._retry_at = 0.0
-        self._wake = threading.Condition()
         self._is_stopping = False
+        self._is_ending = False
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._snapshot_threads = ThreadPoolExecutor(_SNAPSHOT_THREADS, "snapshot")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -300,20 +302,17 @@ class JournalThread:
 
     def submit(self, work: Work) -> None:
         """Queue work; chunks of snapshots are read out of order. Ignored after `stop`."""
-        with self._wake:
-            if self._is_stopping:
-                return
-            if isinstance(work, events.ReadSnapshot):
-                self._snapshot_threads.submit(self._read_snapshot, work)
-                return
-            self._queue.append(work)
-            self._wake.notify()
+        if self._is_stopping:
+            return
+        if isinstance(work, events.ReadSnapshot):
+            self._snapshot_threads.submit(self._read_snapshot, work)
+        else:
+            self._queue.put(work)
 
     async def stop(self) -> None:
         """Finish queued work, except that which waits for disk space, and end the threads."""
-        with self._wake:
-            self._is_stopping = True
-            self._wake.notify()
+        self._is_stopping = True
+        self._queue.put(None)
         await asyncio.to_thread(self._snapshot_threads.shutdown, cancel_futures=True)
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join)
@@ -331,14 +330,16 @@ class JournalThread:
 
     def _next_work(self) -> list[Work] | None:
         """Wait for work, or for the next retry; None to end."""
-        with self._wake:
-            if not self._queue and not self._is_stopping:
-                self._wake.wait(RETRY_FULL_S if self._is_full else _IDLE_CHECK_S)
-            if not self._queue and self._is_stopping:
-                return None
-            work = list(self._queue)
-            self._queue.clear()
-            return work
+        work: list[Work] = []
+        if self._is_ending:
+            return None
+        with contextlib.suppress(Empty):
+            item = self._queue.get(timeout=RETRY_FULL_S if self._is_full else _IDLE_CHECK_S)
+            while item is not None:
+                work.append(item)
+                item = self._queue.get_nowait()
+            self._is_ending = True
+        return None if self._is_ending and not work else work
 
     def _carry_out(self, work: list[Work]) -> None:
         is_due = time.monotonic() >= self._retry_at
