@@ -30,6 +30,7 @@ from streammeta.controller.rpc.request_guard import (
     read_after,
 )
 from streammeta.controller.runtime.admission import class_of
+from streammeta.controller.runtime.commit_joining import CommitJoiner
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
 
@@ -85,11 +86,15 @@ _TIME_FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Translation of one unary RPC; `writes` is True for mutations, False for queries."""
+    """Translation of one unary RPC; `writes` is True for mutations, False for queries.
+
+    Calls that arrive together are decided together if it `joins` them.
+    """
 
     decode: Callable[[Any], Any]
     encode: Callable[[Any], Message]
     writes: bool
+    joins: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,7 @@ def routes(cluster_id: str, view: LeaderView) -> Mapping[str, Route]:
             wire_columns.commit_stream_set_object_in,
             wire_columns.commit_stream_set_object_out,
             writes=True,
+            joins=True,
         )
     }
     for method in (method for service in MAP_SERVICES for method in service.methods):
@@ -134,13 +140,14 @@ def routes(cluster_id: str, view: LeaderView) -> Mapping[str, Route]:
 
 def routed(route: Route, controller: MetadataController) -> UnaryHandler:
     """Return the handler that submits a route's requests to the loop; reads may name an offset."""
+    write = CommitJoiner(controller).write if route.joins else controller.write
 
     async def handle(request: Message, context: Context) -> Message:
         decoded = route.decode(request)
         kind = class_of(decoded, writes=route.writes)
         async with controller.gate.admitted(kind, context.time_remaining()):
             if route.writes:
-                answered = await controller.write(decoded)
+                answered = await write(decoded)
             else:
                 answered = await controller.read(
                     decoded, at_least=read_after(context), timeout_ms=longest_wait_ms(context)

@@ -1,0 +1,108 @@
+"""Plain uploads of several callers as one `CommitUploads`, which is decided in vectors.
+
+An upload is plain if `CommitUploads` can say all of it. Joined uploads are judged as they would be
+alone, one after the other; what becomes of one that is not simply accepted is decided alone.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.answers import (
+    CommitStreamSetObjectAnswer,
+    CommitUploadsAnswer,
+)
+from streammeta.controller.metadata.commit_validation import BATCH_MAX, COMMIT_ROWS_MAX
+from streammeta.controller.metadata.object_facts import UNKNOWN
+from streammeta.controller.metadata.requests import CommitStreamSetObject, CommitUploads
+from streammeta.controller.metadata.values import (
+    EMPTY_COLUMN,
+    Int64Column,
+    OnConflict,
+    RangeColumns,
+)
+from streammeta.controller.records.record import FACT_COLUMNS
+
+
+def is_plain(request: CommitStreamSetObject) -> bool:
+    """Return whether a well-formed upload may be joined with others."""
+    return (
+        request.object_id >= 0
+        and request.order_id in (UNKNOWN, request.object_id)
+        and not request.attributes
+        and not request.failover
+        and request.on_conflict is OnConflict.REJECT_ALL
+        and not len(request.compacted_object_ids)
+        and not len(request.stream_objects.stream_id)
+        and len(request.ranges.stream_epoch) == len(request.ranges.stream_id)
+    )
+
+
+class UploadBatch:
+    """Plain uploads of one node, to be committed together."""
+
+    def __init__(self) -> None:
+        self._uploads: dict[int, CommitStreamSetObject] = {}
+        self._rows = 0
+
+    def __len__(self) -> int:
+        return len(self._uploads)
+
+    def add(self, upload: CommitStreamSetObject) -> bool:
+        """Add an upload; return False if it must go with another batch.
+
+        One call has room for so many only, and an object once: a repeat is decided after it.
+        """
+        rows = len(upload.ranges.stream_id)
+        is_full = len(self._uploads) == BATCH_MAX or self._rows + rows > COMMIT_ROWS_MAX
+        if is_full or upload.object_id in self._uploads:
+            return False
+        self._uploads[upload.object_id] = upload
+        self._rows += rows
+        return True
+
+    def request(self) -> CommitUploads:
+        """Return all uploads as one request."""
+        uploads = tuple(self._uploads.values())
+        return CommitUploads(
+            node=uploads[0].node,
+            object_id=np.array([upload.object_id for upload in uploads]),
+            object_size=np.array([upload.object_size for upload in uploads]),
+            range_count=np.array([len(upload.ranges.stream_id) for upload in uploads]),
+            ranges=_joined_ranges([upload.ranges for upload in uploads]),
+            **_joined_facts(uploads),
+        )
+
+    def answers(self, answer: CommitUploadsAnswer) -> dict[int, CommitStreamSetObjectAnswer]:
+        """Return the answers of the uploads that were simply accepted, by object id."""
+        accepted: dict[int, CommitStreamSetObjectAnswer] = {}
+        stop = 0
+        errors, range_errors = answer.errors.tolist(), answer.range_errors
+        for upload, error in zip(self._uploads.values(), errors, strict=True):
+            start, stop = stop, stop + len(upload.ranges.stream_id)
+            verdicts = range_errors[start:stop]
+            if error == ErrorCode.NONE and not np.count_nonzero(verdicts):
+                accepted[upload.object_id] = CommitStreamSetObjectAnswer(
+                    error=ErrorCode.NONE,
+                    range_errors=verdicts,
+                    stream_object_errors=EMPTY_COLUMN,
+                )
+        return accepted
+
+
+def _joined_ranges(parts: Sequence[RangeColumns]) -> RangeColumns:
+    return RangeColumns(
+        stream_id=np.concatenate([part.stream_id for part in parts]),
+        stream_epoch=np.concatenate([part.stream_epoch for part in parts]),
+        start_offset=np.concatenate([part.start_offset for part in parts]),
+        end_offset=np.concatenate([part.end_offset for part in parts]),
+    )
+
+
+def _joined_facts(uploads: Sequence[CommitStreamSetObject]) -> dict[str, Int64Column]:
+    """Return the columns of known facts; none if nothing is known of any object."""
+    columns = {name: [getattr(upload, name) for upload in uploads] for name in FACT_COLUMNS}
+    if all(value == UNKNOWN for values in columns.values() for value in values):
+        return {}
+    return {name: np.array(values) for name, values in columns.items()}

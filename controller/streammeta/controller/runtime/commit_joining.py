@@ -1,0 +1,138 @@
+"""Commits of single calls that arrive together, decided and appended as one.
+
+Deciding and applying a commit costs much the same for one object as for fifty, and so does a record
+of the log. Calls that come while a batch is on its way therefore wait for the next one together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from streammeta.controller.metadata.answers import Answer, CommitUploadsAnswer
+from streammeta.controller.metadata.requests import CommitStreamSetObject
+from streammeta.controller.metadata.upload_batches import UploadBatch, is_plain
+from streammeta.controller.metadata.validation import validate
+from streammeta.controller.metadata.values import NodeIdentity
+from streammeta.controller.runtime.controller import Answered, MetadataController, Submission
+
+ANSWERED_PER_TURN = 32
+"""Callers woken in one turn of the event loop: their work costs more than their release."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    request: CommitStreamSetObject
+    answered: asyncio.Future[Answered]
+
+    def fail(self, error: Exception) -> None:
+        if not self.answered.done():
+            self.answered.set_exception(error)
+
+
+class CommitJoiner:
+    """Commits that wait for the next batch of the log; on the controller's event loop."""
+
+    def __init__(self, controller: MetadataController) -> None:
+        self._controller = controller
+        self._calls: deque[_Call] = deque()
+        self._deciding: asyncio.Task[None] | None = None
+        self._answering: set[asyncio.Task[None]] = set()
+
+    async def write(self, request: CommitStreamSetObject) -> Answered:
+        """Decide, replicate and answer one commit; raises as `MetadataController.write` does."""
+        if not is_plain(request):
+            return await self._controller.write(request)
+        validate(request)
+        call = _Call(request, asyncio.get_running_loop().create_future())
+        self._calls.append(call)
+        if self._deciding is None:
+            self._deciding = asyncio.create_task(self._decide_all())
+        return await call.answered
+
+    async def _decide_all(self) -> None:
+        try:
+            while self._calls:
+                try:
+                    await self._controller.turn()
+                except Exception as error:  # noqa: BLE001 - told to the callers
+                    self._fail_all(error)
+                    return
+                self._decide_waiting()
+                await asyncio.sleep(0)
+        finally:
+            self._deciding = None
+
+    def _fail_all(self, error: Exception) -> None:
+        while self._calls:
+            self._calls.popleft().fail(error)
+
+    def _decide_waiting(self) -> None:
+        """Decide the calls that wait, one batch a node; what fits none waits for the next."""
+        batches: defaultdict[NodeIdentity, UploadBatch] = defaultdict(UploadBatch)
+        taken: defaultdict[NodeIdentity, list[_Call]] = defaultdict(list)
+        left: deque[_Call] = deque()
+        for call in self._calls:
+            if call.answered.done():
+                continue  # its caller has gone
+            node = call.request.node
+            if batches[node].add(call.request):
+                taken[node].append(call)
+            else:
+                left.append(call)
+        self._calls = left
+        for node, calls in taken.items():
+            if len(calls) == 1:
+                self._decide_alone(calls[0])
+            else:
+                self._decide_together(batches[node], calls)
+
+    def _decide_together(self, batch: UploadBatch, calls: Sequence[_Call]) -> None:
+        try:
+            submission = self._controller.submit((batch.request(),))
+        except Exception:  # noqa: BLE001 - which of them it is shows when each is decided alone
+            for call in calls:
+                self._decide_alone(call)
+            return
+        (answer,) = submission.answers
+        assert isinstance(answer, CommitUploadsAnswer)
+        accepted = batch.answers(answer)
+        done: list[tuple[_Call, Answer]] = []
+        for call in calls:
+            if (found := accepted.get(call.request.object_id)) is None:
+                self._decide_alone(call)
+            else:
+                done.append((call, found))
+        if done:
+            self._answer_when_committed(submission, done)
+
+    def _decide_alone(self, call: _Call) -> None:
+        try:
+            submission = self._controller.submit((call.request,))
+        except Exception as error:  # noqa: BLE001 - told to the caller
+            call.fail(error)
+        else:
+            self._answer_when_committed(submission, [(call, submission.answers[0])])
+
+    def _answer_when_committed(
+        self, submission: Submission, done: Sequence[tuple[_Call, Answer]]
+    ) -> None:
+        task = asyncio.create_task(_answer(submission, done))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+
+async def _answer(submission: Submission, done: Sequence[tuple[_Call, Answer]]) -> None:
+    try:
+        await submission.committed()
+    except Exception as error:  # noqa: BLE001 - told to the callers
+        for call, _ in done:
+            call.fail(error)
+        return
+    for count, (call, answer) in enumerate(done, start=1):
+        if not call.answered.done():
+            call.answered.set_result(Answered(answer, submission.offset))
+        if count % ANSWERED_PER_TURN == 0:
+            await asyncio.sleep(0)

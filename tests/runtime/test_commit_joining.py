@@ -1,0 +1,193 @@
+"""Commits of single calls that arrive together: one batch of the log, the answers of each alone."""
+
+import asyncio
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from streammeta.controller.errors import (
+    ErrorCode,
+    InvalidRequestError,
+    NotLeaderError,
+    OutcomeUnknownError,
+)
+from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer
+from streammeta.controller.metadata.requests import (
+    CommitStreamSetObject,
+    OpenStreams,
+    PrepareObjects,
+    RegisterNode,
+    StreamToOpen,
+)
+from streammeta.controller.metadata.values import NodeIdentity, OnConflict, RangeColumns
+from streammeta.controller.runtime.commit_joining import CommitJoiner
+from streammeta.controller.runtime.controller import Answered, MetadataController
+from tests.kit.memory_log import NODE, MemoryLog, committed, create, leading
+
+STREAMS = 40
+OTHER = NodeIdentity(8, 1)
+
+
+async def prepared() -> tuple[MetadataController, MemoryLog]:
+    """Return a leader with open streams 0 to `STREAMS` - 1 and a hundred prepared objects."""
+    controller, log = await leading()
+    await committed(log, controller.write(RegisterNode(node=OTHER)))
+    await committed(log, controller.write(create("streams", STREAMS)))
+    streams = tuple(StreamToOpen(stream_id=each, stream_epoch=1) for each in range(STREAMS))
+    await committed(log, controller.write(OpenStreams(node=NODE, streams=streams)))
+    ids = PrepareObjects(request_id="ids", node=NODE, count=100, ttl_ms=60_000)
+    await committed(log, controller.write(ids))
+    return controller, log
+
+
+def upload(object_id: int, *streams: int, start: int = 0, end: int = 10) -> CommitStreamSetObject:
+    count = len(streams)
+    return CommitStreamSetObject(
+        node=NODE,
+        object_id=object_id,
+        order_id=object_id,
+        object_size=1_000 + object_id,
+        ranges=RangeColumns(
+            stream_id=np.array(streams, dtype=np.int64),
+            stream_epoch=np.ones(count, dtype=np.int64),
+            start_offset=np.full(count, start),
+            end_offset=np.full(count, end),
+        ),
+    )
+
+
+async def joined(
+    controller: MetadataController, log: MemoryLog, *uploads: CommitStreamSetObject
+) -> list[Answered | BaseException]:
+    """Make calls that arrive together; commit all that they append."""
+    joiner = CommitJoiner(controller)
+    calls = [asyncio.ensure_future(joiner.write(each)) for each in uploads]
+    while not all(call.done() for call in calls):
+        await asyncio.sleep(0)
+        if log.next_offset > log.committed:
+            log.commit()
+    return [call.exception() or call.result() for call in calls]
+
+
+def verdict(answered: Answered | BaseException) -> tuple[int, list[int]]:
+    assert isinstance(answered, Answered)
+    assert isinstance(answered.answer, CommitStreamSetObjectAnswer)
+    return int(answered.answer.error), answered.answer.range_errors.tolist()
+
+
+async def test_calls_that_arrive_together_are_one_entry_of_the_log() -> None:
+    controller, log = await prepared()
+    before = log.next_offset
+    answers = await joined(controller, log, *(upload(each, each) for each in range(20)))
+    assert [verdict(each) for each in answers] == [(0, [0])] * 20
+    assert log.next_offset == before + 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_joined_commits_end_like_commits_alone(seed: int) -> None:
+    rng = random.Random(seed)
+    streams = rng.sample(range(STREAMS), 30)
+    uploads = [
+        upload(index, *sorted(streams[3 * index : 3 * index + rng.randint(1, 3)]))
+        for index in range(10)
+    ]
+    for index in rng.sample(range(10), rng.randint(0, 4)):
+        changes = rng.choice(
+            (
+                {"ranges": replace(uploads[index].ranges, start_offset=np.full(1, 5))},
+                {"object_id": 5_000 + index, "order_id": 5_000 + index},
+                {"node": OTHER},
+                {"on_conflict": OnConflict.ACCEPT_VALID},
+                {"min_timestamp_ms": 3, "max_timestamp_ms": 4, "crc32c": 7},
+                {"attributes": 4},
+            )
+        )
+        if "ranges" in changes:
+            uploads[index] = upload(index, streams[3 * index], start=5, end=9)
+        else:
+            uploads[index] = replace(uploads[index], **changes)
+    together, its_log = await prepared()
+    answers = await joined(together, its_log, *uploads)
+    alone, log = await prepared()
+    expected = [await committed(log, alone.write(each)) for each in uploads]
+    assert [verdict(each) for each in answers] == [verdict(each) for each in expected]
+    assert together.cluster_map.freeze().digest() == alone.cluster_map.freeze().digest()
+
+
+async def test_a_repeat_in_flight_gets_the_first_answer() -> None:
+    controller, log = await prepared()
+    answers = await joined(controller, log, upload(1, 1), upload(1, 1), upload(2, 2))
+    assert [verdict(each) for each in answers] == [(0, [0])] * 3
+
+
+async def test_another_content_under_one_id_is_refused() -> None:
+    controller, log = await prepared()
+    first, second = await joined(controller, log, upload(1, 1), upload(1, 2))
+    assert verdict(first) == (0, [0])
+    assert verdict(second)[0] == ErrorCode.OBJECT_CONTENT_MISMATCH
+
+
+async def test_a_malformed_commit_fails_alone() -> None:
+    controller, log = await prepared()
+    bad, good = await joined(controller, log, upload(1, 1, start=9, end=9), upload(2, 2))
+    assert isinstance(bad, InvalidRequestError)
+    assert bad.field == "ranges.end_offset[0]"
+    assert verdict(good) == (0, [0])
+
+
+async def test_commits_beyond_one_request_wait_for_the_next() -> None:
+    controller, log = await prepared()
+    wide = [upload(each, each) for each in range(4)]
+    rows = 12_000
+    wide = [
+        replace(
+            each,
+            ranges=RangeColumns(
+                stream_id=np.arange(rows) + 1_000,
+                stream_epoch=np.ones(rows, dtype=np.int64),
+                start_offset=np.zeros(rows, dtype=np.int64),
+                end_offset=np.ones(rows, dtype=np.int64),
+            ),
+        )
+        for each in wide
+    ]
+    answers = await joined(controller, log, *wide)
+    assert {verdict(each)[0] for each in answers} == {ErrorCode.STREAM_NOT_EXIST}
+
+
+async def test_leadership_lost_before_the_decision_fails_all() -> None:
+    controller, log = await prepared()
+    joiner = CommitJoiner(controller)
+    calls = [asyncio.ensure_future(joiner.write(upload(each, each))) for each in range(3)]
+    log.lose_leadership(truncate=True)
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(each, NotLeaderError) for each in results)
+
+
+async def test_leadership_lost_before_the_commit_leaves_the_outcome_unknown() -> None:
+    controller, log = await prepared()
+    joiner = CommitJoiner(controller)
+    calls = [asyncio.ensure_future(joiner.write(upload(each, each))) for each in range(3)]
+    before = log.next_offset
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert log.next_offset > before
+    log.lose_leadership(truncate=True)
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(each, OutcomeUnknownError) for each in results)
+
+
+async def test_a_caller_that_goes_disturbs_no_other() -> None:
+    controller, log = await prepared()
+    joiner = CommitJoiner(controller)
+    calls = [asyncio.ensure_future(joiner.write(upload(each, each))) for each in range(3)]
+    await asyncio.sleep(0)
+    calls[1].cancel()
+    while not all(call.done() for call in calls):
+        await asyncio.sleep(0)
+        if log.next_offset > log.committed:
+            log.commit()
+    assert calls[1].cancelled()
+    assert [verdict(calls[each].result()) for each in (0, 2)] == [(0, [0])] * 2
