@@ -11,8 +11,12 @@ from scripts.benchmarks.latency_load import LOADS
 
 def _turn(member: str, load: str, number: int, p50_ms: float) -> dict[str, Any]:
     return {
-        "member": member, "load": load, "round": number, "p50_ms": p50_ms,
-        "per_s": 1000 / p50_ms, "leader_cpu_us": 5.0,
+        "member": member,
+        "load": load,
+        "round": number,
+        "p50_ms": p50_ms,
+        "per_s": 1000 / p50_ms,
+        "leader_cpu_us": 5.0,
     }
 
 

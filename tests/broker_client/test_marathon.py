@@ -18,13 +18,7 @@ import pytest
 from streammeta.cli.local_cluster import Child, LocalCluster, start_child
 from streammeta.client import ControllerClient, StreamReader
 from streammeta.storage.object_store.local import LocalObjectStore
-from tests.broker_client.marathon_broker import (
-    MANY,
-    Settings,
-    count_notes,
-    payload_of,
-    read_notes,
-)
+from tests.broker_client.marathon_broker import MANY, Settings, count_notes, payload_of, read_notes
 from tests.kit.real_cluster import running_cluster
 
 pytestmark = pytest.mark.process

@@ -32,9 +32,7 @@ from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.reads import MAX_SPAN, MAX_UNUSED
-from streammeta.v1.common_pb2 import (
-    OBJECT_KIND_COMPOSITE,
-)
+from streammeta.v1.common_pb2 import OBJECT_KIND_COMPOSITE
 from tests.kit.built_objects import ObjectBuilder
 from tests.kit.fake_broker import Broker, broker
 from tests.kit.fake_cluster import NAMESPACE, FakeStream

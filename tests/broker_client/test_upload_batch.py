@@ -1,20 +1,30 @@
-"""The split rule: big streams get objects of their own, the rest shares one, in stream order."""
+"""The split rule: big streams get objects of their own, the rest shares one; ids are fresh."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 
+import grpc
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from streammeta.client import object_encoder
+from streammeta.client import (
+    BrokerSession,
+    InvalidRequestError,
+    NodeEpochExpiredError,
+    object_encoder,
+)
+from streammeta.client.methods import PREPARE_OBJECTS
 from streammeta.client.object_encoder import encode_object
+from streammeta.client.object_ids import STOCK_MAX, STOCK_MIN, ObjectIds
 from streammeta.client.record_buffer import UNKNOWN_TIME, StreamRun, WriterStream, plan_objects
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.record import RecordBatch
 from tests.kit.built_objects import ObjectBuilder
+from tests.kit.fake_broker import broker
 
 SPLIT = 100
 EPOCH = 3
@@ -160,3 +170,61 @@ async def test_the_first_outcome_of_a_run_is_everybodys() -> None:
     bad.add_ack(acks[3], 15)
     assert [acks[0].result(), acks[1].result()] == [7, 8]
     assert [str(ack.exception()) for ack in acks[2:]] == ["first", "first"]
+
+
+PREPARES = "PrepareObjects"
+
+
+async def test_ids_ascend_in_the_order_of_the_calls_and_few_calls_bring_them() -> None:
+    seed = 5
+    rng = random.Random(seed)
+    async with broker() as b:
+        ids = ObjectIds(b.session, 600.0)
+        counts = [rng.choice([1, 1, 2, 30]) for _ in range(500)]
+        taken = await asyncio.gather(*(ids.take(count) for count in counts))
+        assert [len(one.ids) for one in taken] == counts
+        every = [object_id for one in taken for object_id in one.ids]
+        assert every == sorted(set(every)), f"seed {seed}"
+        assert b.cluster.map.prepared.issuperset(every)
+        assert b.cluster.calls[PREPARES] <= 16, "the stock does not grow"
+        assert b.cluster.map.next_object_id - len(every) <= STOCK_MAX
+
+
+async def test_more_ids_than_one_call_may_ask_for() -> None:
+    async with broker() as b:
+        ids = ObjectIds(b.session, 600.0)
+        taken = await ids.take(20_001)
+        assert taken.ids == tuple(range(20_001))
+        assert max(request.count for request in b.cluster.requests[PREPARES]) == 10_000
+
+
+async def test_what_may_have_expired_is_not_given_out() -> None:
+    now = [0.0]
+    async with broker() as b:
+        ids = ObjectIds(b.session, 600.0, clock=lambda: now[0])
+        assert (await ids.take(1)).ids == (0,)
+        now[0] = 299.0
+        assert (await ids.take(1)).ids == (1,)
+        now[0] = 300.0
+        assert (await ids.take(1)).ids == (STOCK_MIN,)
+
+
+async def test_discarded_ids_are_not_given_out() -> None:
+    async with broker() as b:
+        ids = ObjectIds(b.session, 600.0)
+        await ids.take(3)
+        ids.discard()
+        assert (await ids.take(2)).ids == (STOCK_MIN, STOCK_MIN + 1)
+
+
+async def test_a_call_that_fails_leaves_the_stock_as_it_was() -> None:
+    async with broker() as b:
+        ids = ObjectIds(b.session, 600.0)
+        await ids.take(STOCK_MIN - 2)
+        b.cluster.fail_next(PREPARE_OBJECTS, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+        with pytest.raises(InvalidRequestError):
+            await ids.take(3)
+        assert (await ids.take(2)).ids == (STOCK_MIN - 2, STOCK_MIN - 1)
+        await BrokerSession.open(b.client, 1000, 2)
+        with pytest.raises(NodeEpochExpiredError, match="preparing"):
+            await ids.take(1)

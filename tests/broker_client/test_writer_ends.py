@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 
-from streammeta.client import (
-    NodeFencedError,
-    WriterClosedError,
-)
+from streammeta.client import NodeFencedError, WriterClosedError
 from streammeta.client.record_buffer import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OVERHEAD
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.object_key import key_for

@@ -4,11 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.chaos_checks import (
-    check_linearizable,
-    check_no_commit_lost,
-    check_no_write_lost,
-)
+from tests.chaos.chaos_checks import check_linearizable, check_no_commit_lost, check_no_write_lost
 from tests.chaos.chaos_scene import SOON_S, Scene, scene_in, wait_until
 from tests.chaos.workload import Workload, WorkloadSize
 

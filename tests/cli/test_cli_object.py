@@ -18,8 +18,7 @@ from tests.kit.built_objects import ObjectBuilder
 from tests.kit.memory_store import MemoryObjectStore
 from tests.kit.real_cluster import streammeta
 from tests.storage.format_objects import PUBLISHED_LINES, published_object
-from tests.storage.kafka_batches import ZSTD, kafka_batch, kafka_record
-from tests.storage.meta_payloads import PARTITION, PRODUCERS
+from tests.storage.kafka_batches import PARTITION, PRODUCERS, ZSTD, kafka_batch, kafka_record
 from tests.storage.s3_servers import running_ministack
 
 

@@ -1,14 +1,20 @@
-"""Cycles of a compactor on a real map: what each does, reports, and leaves to the next one."""
+"""Cycles of a compactor on a real map: reports, memory, and what is left to the next one.
+
+The journal of outputs is in the memory of the process, so all attempts here are of one process.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import mmap
+import time
+import weakref
 from dataclasses import replace
 
 import pytest
 
 from streammeta.client.compaction import set_object_planning, set_object_run
-from streammeta.client.compaction.report import CompactionReport
+from streammeta.client.compaction.report import CompactionReport, Figures
 from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
 from streammeta.client.errors import NodeEpochExpiredError
 from streammeta.controller.metadata.values import ObjectState
@@ -17,10 +23,19 @@ from streammeta.storage.compaction.verification import CoverageError, check_cove
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.calls import StoreMetrics
-from tests.compaction.compaction_lives import NODE, OTHER, TINY, compactor, target
+from tests.compaction.compaction_lives import (
+    EAGER,
+    NODE,
+    OTHER,
+    PART_BYTES,
+    TINY,
+    compacted,
+    compactor,
+    target,
+)
 from tests.compaction.compaction_map import NAMESPACE
 from tests.compaction.compaction_reads import ReadCheck
-from tests.compaction.compaction_steps import Fate, Steps
+from tests.compaction.compaction_steps import Fate, Fault, Steps
 from tests.compaction.compaction_world import World, time_of
 from tests.kit.built_objects import ObjectBuilder
 from tests.kit.fake_broker import until
@@ -330,3 +345,139 @@ async def test_objects_without_anything_live_go_without_a_trace() -> None:
     assert moved(before, world.store.metrics())["puts"] == 0
     assert not world.committed()
     ReadCheck(world).run()
+
+
+BUDGET = 12_000
+BLOCK = 1_000
+
+
+class Buffers:
+    """Stands in for the memory that blocks are read into, and adds up what is in use.
+
+    A thread lets go of what it has sent a moment after the loop hears of it, so there is a short
+    wait for that.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.held = 0
+        self.most = 0
+        self.made = 0
+
+    def new(self, size: int) -> memoryview:
+        if not size:
+            return memoryview(b"")
+        patience = time.monotonic() + 1.0
+        while self.held + size > self._limit and time.monotonic() < patience:
+            time.sleep(0.001)
+        pages = mmap.mmap(-1, size)
+        weakref.finalize(pages, self._freed, size)
+        self.made += 1
+        self.held += size
+        self.most = max(self.most, self.held)
+        return memoryview(pages)
+
+    def _freed(self, size: int) -> None:
+        self.held -= size
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("force_split", [False, True])
+async def test_blocks_in_memory_are_within_the_budget(
+    overlap: bool, force_split: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trailers = 36 * 15 + 48 * 5  # entries and outputs that one iteration can end with
+    buffers = Buffers(BUDGET + PART_BYTES + trailers)
+    monkeypatch.setattr("streammeta.client.compaction.set_object_run.new_buffer", buffers.new)
+
+    world = World(BLOCK)
+    await world.register(1000)
+    streams = await world.create(1000, 5)
+    for _ in range(8):
+        sizes = {each: [(1, BLOCK)] * (1 + each) for each in streams}
+        await world.upload(1000, sizes)
+    check = ReadCheck(world)
+    selection = replace(EAGER, split_size=20 * BLOCK)
+    config = replace(TINY, memory_budget=BUDGET, overlap=overlap, selection=selection)
+    report = await compacted(world, 1000, config=config, force_split=force_split)
+    assert not report.failures
+    check.run()
+    await world.sweep()
+    check.run()
+    assert buffers.made >= 10, "there is far more to read than the budget holds"
+    assert BUDGET / 2 < buffers.most <= BUDGET + PART_BYTES + trailers
+    assert buffers.held == 0, "nothing is kept"
+
+
+SAME = [(2, 30), (1, 40), (1, 10)]
+STREAMS = 6
+IN_ONE_REQUEST = replace(TINY, put_bytes=100_000)
+
+
+async def alike_world() -> World:
+    """Streams that are as large as each other to the byte, and two tiny ones that stay together."""
+    world = World(block_bytes=120)
+    await world.register(1000)
+    large = await world.create(1000, STREAMS)
+    tiny = await world.create(1000, 2)
+    for _ in range(4):
+        await world.upload(1000, dict.fromkeys(large, SAME) | {key: [(1, 5)] for key in tiny})
+    return world
+
+
+async def undisturbed() -> tuple[list[str], Figures]:
+    """The steps of a compaction that nothing disturbs, and its figures."""
+    world, steps = await alike_world(), Steps()
+    with compactor(world, 1000, steps, IN_ONE_REQUEST) as made:
+        report = await made.run_once(target(world, 1000))
+    return steps.names, report.figures
+
+
+async def test_what_was_written_before_a_failure_is_not_written_again() -> None:
+    names, whole = await undisturbed()
+    puts = [at for at, name in enumerate(names, start=1) if name == "put"]
+    assert len(puts) > 1
+    for at in puts:
+        world = await alike_world()
+        with compactor(world, 1000, Steps(Fault(at, Fate.FAIL)), IN_ONE_REQUEST) as made:
+            first = await made.run_once(target(world, 1000))
+            ReadCheck(world).run()
+            second = await made.run_once(target(world, 1000))
+        assert first.failures
+        assert not second.failures
+        assert first.figures.puts + second.figures.puts == whole.puts, "each output is put once"
+        assert second.figures.reused == first.figures.puts
+        await ReadCheck(world).all_gone()
+
+
+@pytest.mark.parametrize("fate", [Fate.FAIL, Fate.LOSE_ANSWER])
+async def test_a_commit_that_got_no_answer_is_repeated_with_the_same_objects(fate: Fate) -> None:
+    names, whole = await undisturbed()
+    world = await alike_world()
+    steps = Steps(Fault(names.index("CommitStreamSetObject") + 1, fate, times=1_000))
+    with compactor(world, 1000, steps, IN_ONE_REQUEST) as made:
+        first = await made.run_once(target(world, 1000))
+        assert first.failures
+        assert first.figures.puts == whole.puts
+        steps.heal()
+        second = await made.run_once(target(world, 1000))
+    assert not second.failures
+    assert second.figures.puts == 0, "nothing has to be written a second time"
+    assert len(world.set_objects(1000)) == 1
+    await ReadCheck(world).all_gone()
+
+
+async def test_outputs_are_not_used_for_sources_that_have_changed_what_is_live() -> None:
+    """Between both attempts a stream is trimmed: what was made of all its blocks is not wanted."""
+    names, _ = await undisturbed()
+    last_put = len(names) - names[::-1].index("put")
+    world = await alike_world()
+    with compactor(world, 1000, Steps(Fault(last_put, Fate.FAIL)), IN_ONE_REQUEST) as made:
+        await made.run_once(target(world, 1000))
+        for stream in world.live():
+            await world.trim(stream.stream_id, stream.end - 2)
+        check = ReadCheck(world)
+        check.run()
+        report = await made.run_once(target(world, 1000))
+        assert not report.failures
+    await check.all_gone()

@@ -19,12 +19,7 @@ from streammeta.storage.compaction.entries import (
     sorted_by_stream,
 )
 from streammeta.storage.compaction.layout import SetObjectSoFar, lay_out
-from streammeta.storage.compaction.plan import (
-    CompactionLimits,
-    CompactionPlan,
-    Output,
-    OutputKind,
-)
+from streammeta.storage.compaction.plan import CompactionLimits, CompactionPlan, Output, OutputKind
 from streammeta.storage.compaction.planner import plan_compaction, plan_force_split
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.index_block import (
@@ -33,7 +28,6 @@ from streammeta.storage.object_format.index_block import (
     decode_footer,
     salvage_entries,
 )
-from tests.conformance.compaction_answer import Answer, entry_facts, features_of_plan
 from tests.conformance.compaction_inputs import (
     LARGEST_BLOCK,
     Given,
@@ -42,7 +36,13 @@ from tests.conformance.compaction_inputs import (
     read_given,
 )
 from tests.conformance.compaction_stage import Compactor, Stage, break_uploads, key_of
-from tests.conformance.conformance_report import Mismatch, compare
+from tests.conformance.conformance_report import (
+    Answer,
+    Mismatch,
+    compare,
+    entry_facts,
+    features_of_plan,
+)
 from tests.conformance.scenario_args import Args
 
 InputSets = Mapping[str, Any]

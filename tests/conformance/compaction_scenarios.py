@@ -29,16 +29,18 @@ from streammeta.storage.compaction.plan import (
 )
 from streammeta.storage.compaction.planner import plan_compaction, without_faults
 from streammeta.storage.compaction.selection import SetObjects
-from tests.conformance.compaction_answer import (
+from tests.conformance.compaction_execution import compact, fail, force_split, unreadable, upload
+from tests.conformance.compaction_inputs import block_list, limits_of, read_given
+from tests.conformance.conformance_report import (
     Answer,
+    Mismatch,
+    ScenarioResult,
+    compare,
     differences,
     entry_facts,
     features_of,
     features_of_plan,
 )
-from tests.conformance.compaction_execution import compact, fail, force_split, unreadable, upload
-from tests.conformance.compaction_inputs import block_list, limits_of, read_given
-from tests.conformance.conformance_report import Mismatch, ScenarioResult, compare
 from tests.conformance.scenario_args import Args
 
 InputSets = Mapping[str, Any]

@@ -19,8 +19,7 @@ from tests.conformance.conformance_report import Mismatch, ScenarioResult
 from tests.conformance.format_scenarios import FIELDS as FORMAT_FIELDS
 from tests.conformance.format_scenarios import check_format
 from tests.conformance.image_scenarios import check_codec, check_image
-from tests.conformance.key_tables import KEY_TABLES, NOT_OFFERED
-from tests.conformance.layout_tables import SENTENCES, check_layout
+from tests.conformance.layout_tables import KEY_TABLES, NOT_OFFERED, SENTENCES, check_layout
 from tests.conformance.query_scenarios import SECTIONS as QUERY_SECTIONS
 from tests.conformance.query_scenarios import check_queries
 from tests.conformance.scenario_args import Args, Check, run_entry

@@ -28,9 +28,8 @@ from streammeta.storage.object_format.record import (
     encode_block_header,
     encode_record,
 )
-from tests.conformance.compaction_answer import entry_facts
 from tests.conformance.composite_scenario import delete_composites
-from tests.conformance.conformance_report import Mismatch, ScenarioResult, compare
+from tests.conformance.conformance_report import Mismatch, ScenarioResult, compare, entry_facts
 from tests.conformance.scenario_args import Args
 
 MAX_BYTES = 2**31 - 1

@@ -30,10 +30,11 @@ from tests.conformance.compaction_facts import (
     Before,
     Spans,
     malformed_rows,
+    put_merge,
+    put_set_compaction,
     set_object_features,
     stream_object_features,
 )
-from tests.conformance.compactions_by_hand import put_merge, put_set_compaction
 from tests.conformance.scenario_args import Args
 from tests.conformance.scenario_run import SERVICE, Outcome, ScenarioRun, error_name
 

@@ -25,12 +25,12 @@ from streammeta.storage.compaction.stream_objects import (
 from streammeta.storage.compaction.stream_objects import rules_for as group_rules_for
 from tests.conformance.conformance_report import Mismatch, ScenarioResult, compare, rules_for
 from tests.conformance.scenario_args import Args
-from tests.conformance.stream_object_inputs import (
+from tests.conformance.stream_object_world import (
+    StreamObjectWorld,
     described_objects,
     listed_objects,
     prepared_objects,
 )
-from tests.conformance.stream_object_world import StreamObjectWorld
 
 _KINDS_BY_NAME = {
     "CLEANUP": StreamCompaction.REMOVE_EXPIRED,

@@ -8,11 +8,7 @@ from streammeta.controller.lifecycle.failover import Heartbeats
 from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.rpc.commit_pipeline import CommitPipeline
 from streammeta.controller.rpc.map_routes import LeaderView, routed, routes
-from streammeta.controller.rpc.services import (
-    MetadataHandlers,
-    NodeHandlers,
-    service_handler,
-)
+from streammeta.controller.rpc.services import MetadataHandlers, NodeHandlers, service_handler
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.v1 import kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2

@@ -16,7 +16,7 @@ from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.answers import NodeDescription
 from streammeta.controller.metadata.requests import RecoveryTarget
 from streammeta.controller.metadata.values import NodeIdentity, column
-from tests.lifecycle.failover_cluster import TIMEOUT_MS, A, B, C, Cluster
+from tests.lifecycle.lifecycle_world import TIMEOUT_MS, A, B, C, Cluster
 
 
 def node(node_id: int, *, owes: bool = False, **changes: object) -> NodeDescription:

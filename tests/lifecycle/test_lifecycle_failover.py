@@ -10,7 +10,7 @@ from streammeta.controller.lifecycle.failover import read_nodes
 from streammeta.controller.lifecycle.sessions import NodeState
 from streammeta.controller.metadata.requests import GetOpeningStreams, RegisterNode, UnregisterNode
 from streammeta.controller.metadata.values import NodeIdentity
-from tests.lifecycle.failover_cluster import TIMEOUT_MS, A, B, C, Cluster
+from tests.lifecycle.lifecycle_world import TIMEOUT_MS, A, B, C, Cluster
 
 
 @pytest_asyncio.fixture

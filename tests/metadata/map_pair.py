@@ -22,9 +22,9 @@ from streammeta.controller.metadata.values import ObjectState, PageRequest
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import ObjectsDestroyed, Record
 from tests.metadata.slow_model import Model
-from tests.metadata.slow_model_objects import deletable
 from tests.metadata.slow_model_reads import size_of
 from tests.metadata.slow_model_streams import kept_alive, swept
+from tests.metadata.slow_model_uploads import deletable
 
 _VIEWS_MAX = 3
 _FIELDS: dict[type, tuple[str, ...]] = {}

@@ -1,17 +1,17 @@
-"""Random well-formed requests that a model's state makes likely to get somewhere, or to collide.
+"""Random well-formed requests and reads that a model's state holds or held.
 
 Most are what a correct broker would send next; the rest is off by one in an epoch, an owner, an
 object or an offset.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.values import NodeIdentity, ObjectState, PageRequest
 from tests.metadata.random_commits import RandomCommits
-from tests.metadata.random_draws import NODE_IDS
+from tests.metadata.random_draws import NODE_IDS, RandomDraws
 from tests.metadata.slow_model import Model
 from tests.metadata.slow_model_state import State
 
@@ -270,3 +270,79 @@ _WEIGHTS = {
 }
 MAKERS = (*_WEIGHTS, "new_streams")
 """Names that `RandomRequests.make` takes."""
+
+
+class RandomReads(RandomDraws):
+    """Makes reads for one model, which it only looks at."""
+
+    def make(self, kind: type, state: State) -> Any:
+        """Return a read of one kind."""
+        return _MAKERS[kind](self, state)
+
+    def _page(self, end: int) -> PageRequest:
+        token = str(self._rng.randrange(end + 1)) if self._chance(40) else ""
+        return PageRequest(self._one((0, 1, 2, 1_000)), token)
+
+    def _ids(self, end: int) -> tuple[int, ...]:
+        return tuple(self._some(range(end + 1), 4))
+
+    def _streams(self, state: State) -> Any:
+        return r.DescribeStreams(
+            stream_ids=self._ids(state.next_stream) if self._chance(50) else (),
+            owner_node_id=self._one((None, None, *NODE_IDS)),
+            include_ranges=self._chance(50),
+            include_stream_objects=self._chance(50),
+            page=self._page(state.next_stream),
+        )
+
+    def _query(self, state: State) -> r.ObjectQuery:
+        stream_id = self._stream(state)
+        stream = state.streams.get(stream_id)
+        start, end = (stream.start, stream.end) if stream is not None else (0, 3)
+        first = max(0, self._one((start, end, (start + end) // 2)) + self._one((0, 0, 1, -1)))
+        return r.ObjectQuery(
+            stream_id, first, self._one((-1, first + 4, max(first, end))), self._one((0, 0, 1, 2))
+        )
+
+    def _slices(self, state: State) -> Any:
+        return r.GetObjects(queries=tuple(self._query(state) for _ in range(self._one((1, 3)))))
+
+    def _objects(self, state: State) -> Any:
+        ids = self._ids(state.next_object) if self._chance(50) else ()
+        return r.DescribeObjects(object_ids=ids, page=self._page(state.next_object))
+
+    def _states(self, state: State) -> Any:
+        return r.CheckObjects(object_ids=self._ids(state.next_object))
+
+    def _nodes(self, _state: State) -> Any:
+        ids = tuple(self._some(NODE_IDS, 2)) if self._chance(50) else ()
+        return r.GetNodes(node_ids=ids, include_stream_set_objects=self._chance(50))
+
+    def _set_objects(self, state: State) -> Any:
+        page = self._page(state.next_object)
+        return r.ListStreamSetObjects(node_id=self._one(NODE_IDS), page=page)
+
+    def _values(self, _state: State) -> Any:
+        keys = self._some("abc", 2)
+        return r.GetKVs(keys=tuple(r.KVKey(key=key, namespace=self._one("mn")) for key in keys))
+
+    def _keys(self, _state: State) -> Any:
+        return r.ListKVs(
+            namespace=self._one("mn"),
+            prefix=self._one(("", "a")),
+            keys_only=self._chance(50),
+            namespaces=self._chance(30),
+            page=PageRequest(self._one((0, 1, 2)), self._one(("", "a", "m"))),
+        )
+
+
+_MAKERS: dict[type, Callable[[RandomReads, State], Any]] = {
+    r.DescribeStreams: RandomReads._streams,
+    r.GetObjects: RandomReads._slices,
+    r.DescribeObjects: RandomReads._objects,
+    r.CheckObjects: RandomReads._states,
+    r.GetNodes: RandomReads._nodes,
+    r.ListStreamSetObjects: RandomReads._set_objects,
+    r.GetKVs: RandomReads._values,
+    r.ListKVs: RandomReads._keys,
+}

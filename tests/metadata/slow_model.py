@@ -12,10 +12,10 @@ from typing import Any
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.answers import SweepAnswer
 from tests.metadata import slow_model_compactions as compactions
-from tests.metadata import slow_model_nodes as nodes
-from tests.metadata import slow_model_objects as objects
 from tests.metadata import slow_model_reads as reads
+from tests.metadata import slow_model_streams as nodes
 from tests.metadata import slow_model_streams as streams
+from tests.metadata import slow_model_uploads as objects
 from tests.metadata import slow_model_uploads as uploads
 from tests.metadata.slow_model_state import State
 

@@ -8,9 +8,8 @@ from streammeta.controller.metadata import answers as a
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata import values as v
 from streammeta.controller.metadata.values import column
-from tests.metadata.slow_model_nodes import result
 from tests.metadata.slow_model_state import HOLDERS, State
-from tests.metadata.slow_model_streams import PAGE_SIZE
+from tests.metadata.slow_model_streams import PAGE_SIZE, result
 
 _T = TypeVar("_T")
 

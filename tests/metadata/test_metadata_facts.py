@@ -19,14 +19,7 @@ from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, read_map
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader, write_checkpoint
 from streammeta.v1.records_pb2 import RecordSet
-from tests.metadata.test_metadata_uploads import (
-    NODE,
-    NOW,
-    World,
-    batch,
-    stream_objects,
-    upload,
-)
+from tests.metadata.test_metadata_uploads import NODE, NOW, World, batch, stream_objects, upload
 
 UNKNOWN = (-1, -1, -1)
 COMPOSITE = 1

@@ -29,8 +29,7 @@ from tests.metadata.mutated_requests import (
     offsets_end,
     row_count,
 )
-from tests.metadata.random_reads import RandomReads
-from tests.metadata.random_requests import MAKERS, RandomRequests
+from tests.metadata.random_requests import MAKERS, RandomReads, RandomRequests
 from tests.metadata.small_tables import small_tables
 from tests.metadata.test_metadata_section_rules import read_everything
 

@@ -7,12 +7,7 @@ import pytest
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError, LimitExceededError
 from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.values import (
-    NodeIdentity,
-    PageRequest,
-    RangeColumns,
-    column,
-)
+from streammeta.controller.metadata.values import NodeIdentity, PageRequest, RangeColumns, column
 from tests.metadata.test_metadata_uploads import NODE, NOW, World, batch, stream_objects, upload
 
 STREAM = (r.NewStream(),)

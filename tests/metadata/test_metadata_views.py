@@ -1,13 +1,20 @@
-"""Entries are applied once, and undone until they are committed; views of tables never change."""
+"""Views of the map: asked by name, applied once, undone until committed, never changed."""
 
+import ast
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from streammeta.controller.errors import InvariantError
+from streammeta.controller import metadata
+from streammeta.controller.errors import InvalidRequestError, InvariantError
 from streammeta.controller.metadata import requests as r
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.maintenance import Claim
+from streammeta.controller.metadata.requests import ClaimBucket
 from streammeta.controller.metadata.tables import Table, Undo
+from streammeta.controller.records.record import BucketClaimed
 from tests.metadata.test_metadata_uploads import NODE, NOW, World
 
 
@@ -65,3 +72,103 @@ def test_table_views_and_undo_over_random_writes(seed: int) -> None:
     for view, a, b in views:
         assert np.array_equal(view.column("a"), a), f"seed {seed}"
         assert np.array_equal(view.column("b"), b), f"seed {seed}"
+
+
+_MODULES = sorted(Path(metadata.__path__[0]).glob("*.py"))
+_MANAGERS = (
+    "_streams",
+    "_objects",
+    "_nodes",
+    "_kvs",
+    "_bucket_claim",
+    "_upkeep",
+    "_repeats",
+)
+
+
+@pytest.mark.parametrize("name", _MANAGERS)
+def test_a_manager_shows_no_table(name: str) -> None:
+    manager = getattr(ClusterMap(), name)
+    assert [field for field in vars(manager) if not field.startswith("_")] == []
+    assert not hasattr(manager, "__getitem__"), "a column by its name is no named query"
+
+
+@pytest.mark.parametrize("path", _MODULES, ids=lambda path: path.stem)
+def test_private_parts_are_reached_through_their_owner_alone(path: Path) -> None:
+    # `self._streams` names a manager; `self._streams._table` would reach into it.
+    found = [
+        f"{ast.unparse(node)} in line {node.lineno}"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and not _is_own(node.value)
+        and not _is_builder(node)
+    ]
+    assert found == []
+
+
+def _is_own(owner: ast.expr) -> bool:
+    return isinstance(owner, ast.Name) and owner.id in ("self", "cls")
+
+
+def _is_builder(node: ast.Attribute) -> bool:
+    """Return whether `from_sections` fills its map, or a named tuple is asked for its parts."""
+    if node.attr in ("_make", "_fields"):
+        return True
+    return isinstance(node.value, ast.Name) and node.value.id == "cluster_map"
+
+
+def test_the_first_uuid_stays_and_the_bound_only_grows() -> None:
+    world = World()
+    assert world.map.bucket_claim == Claim("", 0)
+    for uuid, bound, expected in (
+        ("a", 0, Claim("a", 0)),
+        ("b", 0, Claim("a", 0)),
+        ("b", 70, Claim("a", 70)),
+        ("a", 60, Claim("a", 70)),
+        ("a", 2**63 - 1, Claim("a", 2**63 - 1)),
+    ):
+        answer = world.write(ClaimBucket(cluster_uuid=uuid, issued_below=bound))
+        assert Claim(answer.cluster_uuid, answer.issued_below) == expected
+        assert world.map.bucket_claim == expected
+
+
+def test_what_changes_nothing_is_no_record() -> None:
+    world = World()
+    request = ClaimBucket(cluster_uuid="a", issued_below=7)
+    world.write(request)
+    assert world.map.decide(request, 0, world.map.applied_end_offset).records == ()
+
+
+@pytest.mark.parametrize(("uuid", "bound"), [("", 9), ("b", 9), ("a", 6)])
+def test_a_record_that_would_change_the_uuid_or_lower_the_bound_does_not_fit(
+    uuid: str, bound: int
+) -> None:
+    world = World()
+    world.write(ClaimBucket(cluster_uuid="a", issued_below=7))
+    with pytest.raises(InvariantError, match=r"record (sets the cluster's UUID|lowers the bound)"):
+        world.map.apply(
+            world.map.applied_end_offset, [BucketClaimed(cluster_uuid=uuid, issued_below=bound)]
+        )
+    assert world.map.bucket_claim == Claim("a", 7)
+
+
+@pytest.mark.parametrize(
+    ("field", "uuid", "bound"),
+    [
+        ("cluster_uuid", "", 0),
+        ("cluster_uuid", "u" * 65, 0),
+        ("issued_below", "u", -1),
+        ("issued_below", "u", 2**63),
+    ],
+)
+def test_malformed_requests_are_refused(field: str, uuid: str, bound: int) -> None:
+    with pytest.raises(InvalidRequestError, match=field):
+        ClusterMap().decide(ClaimBucket(cluster_uuid=uuid, issued_below=bound), 0, 0)
+
+
+def test_checkpoints_of_versions_without_claims_are_read() -> None:
+    sections = dict(World().map.freeze().sections())
+    del sections["bucket_claim"]
+    assert ClusterMap.from_sections(sections, 1).bucket_claim == Claim("", 0)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from streammeta.reconcile.session import SparkConfig, spark_session
-from tests.reconcile.fake_controller import FakeMap, serving
-from tests.reconcile.local_bucket import LocalBucket
+from tests.reconcile.fake_controller import FakeMap, LocalBucket, serving
 
 
 @pytest.fixture(scope="session")

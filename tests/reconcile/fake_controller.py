@@ -1,11 +1,13 @@
-"""A controller for reconciliation tests: a map in a dict behind the three real gRPC services."""
+"""A controller, a bucket in a directory, and plans, for reconciliation tests without Spark."""
 
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,8 +16,12 @@ import numpy as np
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.snapshot.checkpoint_file import write_checkpoint
 from streammeta.reconcile.identity import ClusterIdentity
+from streammeta.reconcile.plan_folder import PlanResult, Tally
+from streammeta.reconcile.verdicts import Verdict
 from streammeta.rpc.failures import Reason, details_trailer
 from streammeta.storage.bucket_marker import BucketMarker, create_marker
+from streammeta.storage.object_format.object_key import cluster_namespace, key_for
+from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import ObjectStore
 from streammeta.v1 import (
     admin_pb2,
@@ -200,3 +206,65 @@ def serving(state: FakeMap) -> Iterator[str]:
         (admin_pb2_grpc.add_AdminServiceServicer_to_server, _Admin(state)),  # type: ignore[abstract]
     ) as endpoint:
         yield endpoint
+
+
+OWN = cluster_namespace("c1")
+OTHER = cluster_namespace("c2")
+LONG_AGO_S = 1_700_000_000
+
+
+def is_marker(key: str) -> bool:
+    """Whether it is the marker of any cluster."""
+    return key.endswith("/cluster.json")
+
+
+class LocalBucket:
+    """A folder as a bucket; what is put is old unless told otherwise."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir()
+        self.root = root
+        self.uri = root.as_uri()
+        self.store = open_object_store(self.uri)
+
+    def put(self, key: str, size: int = 10, *, young: bool = False) -> str:
+        """Store `size` bytes; gives the key."""
+        self.store.put(key, b"x" * size)
+        if not young:
+            os.utime(self.root / "objects" / key, (LONG_AGO_S, LONG_AGO_S))
+        return key
+
+    def keys(self) -> set[str]:
+        """All keys but the markers'."""
+        return {key for info in self.store.list_objects() if not is_marker(key := info.key)}
+
+
+def own(object_id: int) -> str:
+    """The key of an object of this cluster."""
+    return key_for(object_id, OWN)
+
+
+HOUR_MS = 3_600_000
+
+
+def example_plan(made_at_ms: int = 1_000 * HOUR_MS, **changes: Any) -> PlanResult:
+    """A plan of cluster c1 that may be applied, with every field set, and then `changes`."""
+    plan = PlanResult(
+        cluster_id="c1",
+        cluster_uuid="uuid-1",
+        store="s3://b",
+        place="s3://b at Amazon S3",
+        namespace=cluster_namespace("c1"),
+        connect=("h:1", "h:2"),
+        created_at_ms=made_at_ms,
+        listing_started_ms=made_at_ms - 60_000,
+        young_from_ms=made_at_ms - 60_000 - HOUR_MS,
+        unsafe_grace=False,
+        map_end_offset=9,
+        map_epoch=4,
+        next_object_id=100,
+        map_objects=80,
+        classes={Verdict.LIVE: Tally(80, 8000), Verdict.ORPHAN: Tally(20, 2000)},
+        unfinished_uploads=2,
+    )
+    return replace(plan, **changes)

@@ -27,8 +27,15 @@ from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import MultipartUpload
 from streammeta.v1 import common_pb2
-from tests.reconcile.fake_controller import COMMITTED, FakeMap, MapObject
-from tests.reconcile.local_bucket import OTHER, OWN, LocalBucket, own
+from tests.reconcile.fake_controller import (
+    COMMITTED,
+    OTHER,
+    OWN,
+    FakeMap,
+    LocalBucket,
+    MapObject,
+    own,
+)
 from tests.storage.s3_servers import running_ministack
 
 pytestmark = pytest.mark.timeout(300)

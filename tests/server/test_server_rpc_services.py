@@ -12,14 +12,7 @@ import pytest_asyncio
 from streammeta.controller.rpc.map_routes import LeaderView, routed, routes
 from streammeta.controller.runtime.admission import LIMITS, RequestClass
 from streammeta.rpc.failures import read_failure
-from streammeta.v1 import (
-    common_pb2,
-    metadata_pb2,
-    nodes_pb2,
-    objects_pb2,
-    records_pb2,
-    streams_pb2,
-)
+from streammeta.v1 import common_pb2, metadata_pb2, nodes_pb2, objects_pb2, records_pb2, streams_pb2
 from streammeta.v1.common_pb2 import (
     ERROR_CODE_COMPACTED_OBJECTS_NOT_FOUND,
     ERROR_CODE_NODE_EPOCH_EXPIRED,

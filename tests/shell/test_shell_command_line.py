@@ -19,8 +19,8 @@ from streammeta.cli.shell_command import shell
 from streammeta.controller.errors import ApiError
 from streammeta.shell.prompt import run_interactive
 from streammeta.shell.tree import Child, Directory, Node
-from tests.shell.dict_tree import SAMPLE, DictDirectory
 from tests.shell.fake_cluster import sample_cluster, serve
+from tests.shell.test_shell_commands import SAMPLE, DictDirectory
 
 FOUND_BEFORE = {"command", "documents", "entries", "text"}
 """Members of an answer that a failing command may have filled before it failed."""

@@ -1,14 +1,25 @@
-"""Commands over a tree of dicts: what they show, and what they say of things that are not there."""
+"""Commands over a tree of dicts, and patterns: what they show and match, without a terminal."""
 
+from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streammeta.shell.commands import COMMANDS, ShellState, execute
 from streammeta.shell.events import Event, Left, Moved, Problem, columns, json_value, text_lines
-from streammeta.shell.paths import split_words
+from streammeta.shell.paths import (
+    UnclosedQuoteError,
+    absolute,
+    compile_component,
+    escape,
+    split_words,
+    unescape,
+)
 from streammeta.shell.prompt import SUGGESTIONS_MAX, suggestions
-from tests.shell.dict_tree import SAMPLE, DictDirectory
+from streammeta.shell.tree import Child, Directory, Document, File, Node, name_of, text_of
 
 
 def state_in(*here: str) -> ShellState:
@@ -217,3 +228,150 @@ def test_completion_is_bounded() -> None:
 
     assert len(suggestions(ShellState(root), "ls /")) == SUGGESTIONS_MAX
     assert root.listed_count <= SUGGESTIONS_MAX + 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "other"),
+    [
+        ("abc", ["abc"], ["ab", "abcd"]),
+        ("a?c", ["abc", "a?c"], ["ac", "abbc"]),
+        ("a*", ["a", "abc"], ["ba"]),
+        ("*", ["", "abc"], []),
+        ("{ab,cd}e", ["abe", "cde"], ["e", "abcde"]),
+        ("{a*,?b}", ["axx", "xb"], ["xbb"]),
+        ("{,a}b", ["b", "ab"], ["aab"]),
+        (r"a\*b", ["a*b"], ["axb", r"a\*b"]),
+        (r"\{a,b\}", ["{a,b}"], ["a", "b"]),
+        (r"{a\,b,c}", ["a,b", "c"], ["a", "b"]),
+        ("a[bc]", ["a[bc]"], ["ab"]),
+        ("a.c", ["a.c"], ["abc"]),
+        ("{a,{b,c}}", ["{a,{b,c}}"], ["a", "b"]),
+        ("{a,b", ["{a,b"], ["a", "b"]),
+        ("a}", ["a}"], ["a"]),
+        ("a,b", ["a,b"], ["a"]),
+        ("\\", ["\\"], [""]),
+        ("*\\", ["a\\"], ["a"]),
+    ],
+)
+def test_pattern_matches_what_it_should(
+    pattern: str, matching: list[str], other: list[str]
+) -> None:
+    compiled = compile_component(pattern)
+
+    assert [name for name in matching if not compiled.matches(name)] == []
+    assert [name for name in other if compiled.matches(name)] == []
+
+
+@given(st.text())
+def test_escaped_name_is_literal_and_matches_itself(name: str) -> None:
+    compiled = compile_component(escape(name))
+
+    assert name == compiled.literal
+    assert name == unescape(escape(name))
+    assert compiled.matches(name)
+
+
+@given(st.text(alphabet="ab*?{},\\", max_size=8), st.text(alphabet="ab*", max_size=8))
+def test_every_match_begins_with_the_prefix(pattern: str, name: str) -> None:
+    compiled = compile_component(pattern)
+
+    assert not compiled.matches(name) or name.startswith(compiled.prefix)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", []),
+        ("  ls   /a  ", ["ls", "/a"]),
+        ("cat 'a b' c", ["cat", r"a\ b", "c"]),
+        ('cat "*"x', ["cat", r"\*x"]),
+        ("cat ''", ["cat", ""]),
+        (r"cat a\ b", ["cat", r"a\ b"]),
+        (r"cat a\*b", ["cat", r"a\*b"]),
+        ("cat a\\", ["cat", "a\\"]),
+        (r"cat \'x", ["cat", r"\'x"]),
+    ],
+)
+def test_line_is_split_into_patterns(line: str, words: list[str]) -> None:
+    assert words == split_words(line)
+
+
+def test_unclosed_quote_is_an_error() -> None:
+    with pytest.raises(UnclosedQuoteError, match='the quote " is never closed'):
+        split_words('ls "a')
+
+
+@pytest.mark.parametrize(
+    ("here", "word", "path"),
+    [
+        (("a",), "b", ("a", "b")),
+        (("a",), "/b//c/", ("b", "c")),
+        (("a", "b"), "../c/.", ("a", "c")),
+        ((), "../..", ()),
+        (("a*b",), "c", (r"a\*b", "c")),
+    ],
+)
+def test_word_is_relative_to_the_current_directory(
+    here: tuple[str, ...], word: str, path: tuple[str, ...]
+) -> None:
+    assert path == absolute(here, word)
+
+
+@given(st.text(min_size=1, alphabet=st.characters(exclude_categories=["Cs"])))
+def test_name_of_any_key_leads_back_to_it(key: str) -> None:
+    name = name_of(key)
+
+    assert key == text_of(name)
+    assert "/" not in name
+    assert name not in {"", ".", ".."}
+    assert name.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("__automq_node/1", "__automq_node%2F1"),
+        ("50%", "50%25"),
+        ("..", "%2E%2E"),
+        ("主题", "主题"),
+    ],
+)
+def test_name_of_key(key: str, name: str) -> None:
+    assert name == name_of(key)
+
+
+@pytest.mark.parametrize("name", ["a%2f", "a%41", "%", "%FF"])
+def test_text_of_refuses_names_that_no_key_has(name: str) -> None:
+    assert text_of(name) is None
+
+
+class DictDirectory(Directory):
+    """A directory over a dict; counts the children it was asked for."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self.content = content
+        self.listed_count = 0
+
+    def children(self, prefix: str = "") -> Iterator[Child]:
+        for name, content in self.content.items():
+            if name.startswith(prefix):
+                self.listed_count += 1
+                yield Child(name, node_of(content))
+
+    def child(self, name: str) -> Node | None:
+        return node_of(self.content[name]) if name in self.content else None
+
+
+def node_of(content: Any) -> Node:
+    if isinstance(content, dict):
+        return DictDirectory(content)
+    return File(lambda: None if content is None else Document((("value", content),)))
+
+
+SAMPLE: dict[str, Any] = {
+    "cluster": "one",
+    "empty": {},
+    "nodes": {"1": {"info": "first", "sets": {"68": "a", "78": "b"}}, "2": {"info": "second"}},
+    "odd": {"a*b": "star", "a b": "blank", "axb": "plain", "gone": None},
+    "streams": {"3": "three", "4": "four", "12": "twelve"},
+}

@@ -18,14 +18,7 @@ from streammeta.shell.events import Problem, json_value, text_lines
 from streammeta.shell.live_tree import live_tree
 from streammeta.shell.paths import split_words
 from streammeta.shell.prompt import suggestions
-from streammeta.v1 import (
-    admin_pb2,
-    admin_pb2_grpc,
-    common_pb2,
-    nodes_pb2,
-    objects_pb2,
-    streams_pb2,
-)
+from streammeta.v1 import admin_pb2, admin_pb2_grpc, common_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.shell.fake_cluster import FakeCluster, sample_cluster, serve
 
 STREAM_COUNT = 2500

@@ -19,9 +19,8 @@ from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.core_loop import CoreLoop
 from streammeta.controller.runtime.interfaces import Endpoints, SnapshotPoint
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
-from tests.sim.sim_checkpoints import SimCheckpointer
 from tests.sim.sim_disk import StoppedError
-from tests.sim.sim_storage import SimStorage
+from tests.sim.sim_storage import SimCheckpointer, SimStorage
 
 if TYPE_CHECKING:
     from tests.sim.sim_node import SimNode

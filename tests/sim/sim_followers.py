@@ -14,8 +14,8 @@ from streammeta.controller.errors import ApiError
 from streammeta.controller.runtime.controller import StateHash
 from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint
 from streammeta.v1 import metadata_pb2 as pb
-from tests.sim.sim_check import check, violated
 from tests.sim.sim_store import StoreView
+from tests.sim.sim_time import check, violated
 
 if TYPE_CHECKING:
     from tests.sim.sim_node import SimNode

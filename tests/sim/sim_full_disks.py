@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.linearizability.models import Get, Put
-from tests.sim.sim_check import check
 from tests.sim.sim_service import Answered, Outcome, Refused
+from tests.sim.sim_time import check
 
 if TYPE_CHECKING:
     from tests.sim.sim_node import SimNode

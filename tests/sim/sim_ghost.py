@@ -20,9 +20,8 @@ from streammeta.controller.quorum.messages import (
     VoteResponse,
 )
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from tests.sim.sim_check import check, violated
-from tests.sim.sim_ghost_log import GhostLog, GhostReplica
-from tests.sim.sim_ledger import Ledger
+from tests.sim.sim_ledger import GhostLog, GhostReplica, Ledger
+from tests.sim.sim_time import check, violated
 
 
 class Ghost:

@@ -25,7 +25,7 @@ from streammeta.controller.records.record import (
     StreamSetObjectsCommitted,
 )
 from tests.metadata.slow_model_state import Node, Object, State, Stream
-from tests.sim.sim_check import check
+from tests.sim.sim_time import check
 
 MAP_KEY = "map"
 

@@ -12,9 +12,9 @@ from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.values import ObjectState
 from tests.metadata.random_requests import RandomRequests
 from tests.metadata.slow_model import Model
+from tests.sim.sim_clients import Session
 from tests.sim.sim_map import MAP_KEY, MapWrite, state_of
 from tests.sim.sim_service import Answered, Outcome, Refused
-from tests.sim.sim_session import Session
 
 if TYPE_CHECKING:
     from tests.sim.sim_node import SimNode

@@ -20,14 +20,13 @@ from streammeta.controller.quorum.core import QuorumCore
 from streammeta.controller.quorum.events import Event
 from streammeta.controller.quorum.messages import Batch, Message
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from tests.sim.sim_check import check, violated
 from tests.sim.sim_disk import SimDisk
 from tests.sim.sim_driver import SimDriver
 from tests.sim.sim_loop import SimLoop
 from tests.sim.sim_service import SimService
 from tests.sim.sim_storage import SimStorage
 from tests.sim.sim_store import read_snapshot_voters
-from tests.sim.sim_time import NodeClock
+from tests.sim.sim_time import NodeClock, check, violated
 from tests.sim.sim_watch import CLUSTER, Watch
 
 if TYPE_CHECKING:

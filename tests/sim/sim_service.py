@@ -15,9 +15,9 @@ from streammeta.controller.quorum.events import ReadIndexRequested
 from streammeta.controller.rpc.watch import WatchHandler
 from streammeta.controller.runtime.controller import Answered as ControllerAnswered
 from tests.linearizability.models import Delete, Get
-from tests.sim.sim_check import violated
 from tests.sim.sim_controller import SimController
 from tests.sim.sim_store import Answer, Keyed, Request
+from tests.sim.sim_time import violated
 
 if TYPE_CHECKING:
     from tests.sim.sim_node import SimNode

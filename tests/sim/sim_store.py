@@ -37,8 +37,8 @@ from tests.linearizability.models import (
     ReadEnd,
     ReadObjects,
 )
-from tests.sim.sim_check import check
 from tests.sim.sim_map import MAP_KEY, MapAnswer, MapWrite, find_readable, state_of
+from tests.sim.sim_time import check
 
 Request = Get | Put | Delete | CommitRange | ReadEnd | ReadObjects | MapWrite
 READS = Get | ReadEnd | ReadObjects

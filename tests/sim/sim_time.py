@@ -1,12 +1,12 @@
-"""Virtual time: what will happen, in order, and clocks that run at different speeds."""
+"""Virtual time, clocks that run at different speeds, the trace of a run, and its violations."""
 
 from __future__ import annotations
 
+import hashlib
 import heapq
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from tests.sim.sim_check import check
 
 EVENTS_MAX = 100_000
 """More events than any run needs: something goes round in circles."""
@@ -54,3 +54,39 @@ class NodeClock:
     def when(self, shown: int) -> int:
         """The first virtual time at which it shows `shown` or more."""
         return -((self.offset - shown) * 1000 // self.rate)
+
+
+class Violation(Exception):  # noqa: N818 (the simulator's word for it)
+    """An invariant does not hold; the message begins with its name."""
+
+
+def check(condition: object, invariant: str, detail: str) -> None:
+    """Raise unless the condition holds; for hot paths, test first and call `violated`."""
+    if not condition:
+        violated(invariant, detail)
+
+
+def violated(invariant: str, detail: str) -> None:
+    """Say that an invariant does not hold."""
+    raise Violation(f"{invariant}: {detail}")
+
+
+KEPT = 50
+"""Lines that a failure prints."""
+
+
+class Trace:
+    """Lines of one run; taken only when a run is looked at, for they cost much."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self.lines: deque[str] = deque(maxlen=kept)
+        self._hash = hashlib.sha256()
+
+    def add(self, line: str) -> None:
+        """Add a line."""
+        self.lines.append(line)
+        self._hash.update(line.encode())
+
+    def digest(self) -> str:
+        """A hash of every line there ever was."""
+        return self._hash.hexdigest()

@@ -12,7 +12,7 @@ from streammeta.controller.quorum.core import QuorumCore
 from streammeta.controller.quorum.events import Append, Effect, Event, Received, Send
 from streammeta.controller.quorum.roles import Candidate, Follower, Leader
 from streammeta.controller.quorum.voters import VoterSet
-from tests.sim.sim_check import violated
+from tests.sim.sim_time import violated
 
 if TYPE_CHECKING:
     from tests.sim.sim_node import SimNode

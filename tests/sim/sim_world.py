@@ -20,7 +20,6 @@ from streammeta.controller.quorum.messages import Message, RequestHeader
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.storage.durable_files import DiskFullError
 from tests.linearizability.history import Recorder
-from tests.sim.sim_check import violated
 from tests.sim.sim_clients import Client
 from tests.sim.sim_disk import StoppedError
 from tests.sim.sim_followers import Auditor, Follower
@@ -32,8 +31,7 @@ from tests.sim.sim_operator import Operator
 from tests.sim.sim_profiles import Profile, profile_for
 from tests.sim.sim_service import Outcome, Refused
 from tests.sim.sim_store import READS, Request, Store
-from tests.sim.sim_time import Timeline
-from tests.sim.sim_trace import Trace
+from tests.sim.sim_time import Timeline, Trace, violated
 from tests.sim.sim_weather import Weather
 
 POOL_MAX = 7

@@ -12,8 +12,8 @@ from streammeta.controller.metadata.tables import Undo
 from streammeta.controller.metadata.values import ObjectState, RangeColumns, SourceOperation, column
 from streammeta.controller.records import record
 from tests.metadata.test_metadata_uploads import NODE, NOW, World, stream_objects, upload
-from tests.sim.sim_check import Violation
 from tests.sim.sim_map import MapWatch
+from tests.sim.sim_time import Violation
 
 
 class Watched(World):

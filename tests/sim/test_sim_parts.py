@@ -15,11 +15,10 @@ from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.runtime.state_hashes import RollingHash
 from tests.linearizability.models import CommitRange, Committed, Get, KVAnswer, NotAtEnd, Put
-from tests.sim.sim_check import Violation
 from tests.sim.sim_ghost import Ghost
 from tests.sim.sim_map import MAP_KEY, MapWrite
 from tests.sim.sim_store import Keyed, Store, StoreImage, decode_image, encode_image, record_of
-from tests.sim.sim_time import NodeClock, Timeline
+from tests.sim.sim_time import NodeClock, Timeline, Violation
 
 NO_VOTERS = VoterSet()
 

@@ -23,10 +23,7 @@ from streammeta.storage.inspection.rendering import (
     problem_document,
     record_document,
 )
-from streammeta.storage.object_format.composite import (
-    decode_composite,
-    encode_composite,
-)
+from streammeta.storage.object_format.composite import decode_composite, encode_composite
 from streammeta.storage.object_format.index_block import (
     Footer,
     decode_footer,

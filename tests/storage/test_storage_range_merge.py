@@ -6,11 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streammeta.storage.object_store.reads import (
-    MAX_SPAN,
-    MergedRange,
-    merge_ranges,
-)
+from streammeta.storage.object_store.reads import MAX_SPAN, MergedRange, merge_ranges
 
 RANGES = st.lists(
     st.tuples(st.integers(0, 500), st.integers(1, 80)).map(lambda one: (one[0], one[0] + one[1])),
