@@ -53,12 +53,14 @@ class Lone:
         local: ReplicaKey | None = None,
         log: LogStart | None = None,
         seeds: Iterable[int] = (),
+        client_endpoint: str | None = None,
     ) -> None:
         self.local = local or ReplicaKey(ME)
         self.config = QuorumConfig(
             cluster_id=CLUSTER,
             local=self.local,
             endpoint=f"n{self.local.node_id}:1",
+            client_endpoint=client_endpoint,
             bootstrap_voters=voter_set(*range(size)),
             seeds=tuple(map(NodeId, seeds)),
             timings=timings or QuorumTimings(),

@@ -315,6 +315,39 @@ def test_a_voter_tells_its_disk_and_the_leader_records_it() -> None:
     assert leader.core.high_watermark == 3
 
 
+def lone_as_recorded(record: Voter, client_endpoint: str) -> Lone:
+    """Return a replica whose log names it so among three voters, of epoch 1."""
+    payload = messages.encode_voters(voter_set(0, 1, 2).updated(record))
+    first = messages.Batch(EndOffset(0), Epoch(1), messages.BatchKind.CONTROL, (payload,))
+    log = replace(log_of([first]), control=(first,))
+    return Lone(
+        local=record.key, log=log, state=QuorumState(Epoch(1)), client_endpoint=client_endpoint
+    )
+
+
+@pytest.mark.parametrize(
+    ("recorded", "is_told"), [("n1:3", True), (None, True), ("n1:2", False)], ids=str
+)
+def test_a_voter_tells_where_clients_reach_it_until_the_record_says_so(
+    recorded: str | None, is_told: bool
+) -> None:
+    key = ReplicaKey(NodeId(1), DirectoryId("disk1"))
+    voter = lone_as_recorded(Voter(key, "n1:1", recorded), "n1:2")
+    voter.feed(voter.follow(0, 2))
+    told = [request.voter for request in voter.sent(messages.UpdateVoterRequest)]
+    assert told == ([Voter(key, "n1:1", "n1:2")] if is_told else [])
+
+
+@pytest.mark.parametrize("recorded", ["n0:3", None])
+def test_a_leader_corrects_where_clients_reach_it(recorded: str | None) -> None:
+    key = ReplicaKey(NodeId(0), DirectoryId("disk0"))
+    leader = lone_as_recorded(Voter(key, "n0:1", recorded), "n0:2")
+    leader.become_leader()
+    leader.fetch(1, 2, 2)
+    leader.pass_time(10)
+    assert leader.core.voters.find(NodeId(0)) == Voter(key, "n0:1", "n0:2")
+
+
 def test_a_disk_that_is_known_is_not_replaced_by_telling() -> None:
     leader = established()
     for disk, error in (

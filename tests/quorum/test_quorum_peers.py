@@ -297,8 +297,9 @@ async def test_of_two_addresses_the_one_that_works_is_found(is_right: str) -> No
         voting_as(2),
         voting_as(PEER, error=int(messages.QuorumError.INVALID_VOTER_KEY)),
         voting_as(PEER, error=int(messages.QuorumError.INCONSISTENT_CLUSTER_ID)),
+        {},
     ],
-    ids=["another node", "another disk", "another cluster"],
+    ids=["another node", "another disk", "another cluster", "the port for clients"],
 )
 async def test_an_address_taken_over_by_another_node_is_left(impostor: dict[str, Handler]) -> None:
     async with (
@@ -347,6 +348,21 @@ async def test_an_override_wins_and_is_told_to_nobody() -> None:
         assert await listener.ended(1)
         assert transport.endpoints(PEER) == Endpoints("10.0.0.2:1")
         assert transport.endpoints(NodeId(0)) == OWN
+
+
+def test_what_a_leader_says_of_itself_is_newer_than_its_record() -> None:
+    addresses = PeerAddresses(NodeId(0), OWN, {}, {})
+    addresses.set_voters(VoterSet((Voter(ReplicaKey(PEER), "10.0.0.1:2", "10.0.0.1:1"),)))
+    assert addresses.for_clients(NodeId(0)) == OWN.clients
+    assert addresses.for_clients(NodeId(2)) is None
+    assert addresses.for_clients(PEER) == "10.0.0.1:1"
+    addresses.learn_leader(PEER, "10.0.0.1:4", "10.0.0.1:3")
+    addresses.learn_leader(PEER, "", "0.0.0.0:9")
+    assert addresses.for_clients(PEER) == "10.0.0.1:3", "unknown and malformed ones are ignored"
+    assert addresses.is_candidate(PEER, "10.0.0.1:4")
+    assert not addresses.is_candidate(PEER, "10.0.0.1:3"), "that is no address for peers"
+    addresses.learn_leader(NodeId(2), "10.0.0.2:2", "10.0.0.2:1")
+    assert addresses.for_clients(PEER) == "10.0.0.1:1"
 
 
 # -- limits and separate connections

@@ -61,6 +61,16 @@ def test_voters_survive_their_record() -> None:
     assert messages.voters_named_by(control(0, change)) is None
 
 
+def test_a_record_names_where_clients_reach_a_voter_once_that_is_known() -> None:
+    """Records of voters that have not told it are as they always were."""
+    told = Voter(ReplicaKey(NodeId(2), DirectoryId("d2")), "n2:1", "n2:2")
+    untold, known = VoterSet((voter(1),)).added(told).to_fields()
+    assert untold == {"node_id": 1, "directory_id": "d1", "endpoint": "n1:1"}
+    assert known["client_endpoint"] == "n2:2"
+    named = voters(1).added(told)
+    assert messages.voters_named_by(control(0, messages.encode_voters(named))) == named
+
+
 @pytest.mark.parametrize(
     "payload", [b"{}", b"nonsense", b'{"type":"voters","version":9}', b'{"type":"voters"}', b"[]"]
 )

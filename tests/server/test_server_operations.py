@@ -37,13 +37,14 @@ def test_a_lost_disk_is_replaced_by_the_documented_commands(tmp_path: Path) -> N
     bucket.mkdir()
     options = (*STEADY, "--snapshot-log-bytes", "20000")
     cluster = LocalCluster(tmp_path, "demo", f"file://{bucket}", free_ports(3), options)
-    others = {1: cluster.endpoints[0], 2: cluster.endpoints[1]}
+    others = {1: cluster.peer_endpoints[0], 2: cluster.peer_endpoints[1]}
     env = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "CONNECT": ",".join(others.values()),
+        "CONNECT": ",".join(cluster.endpoints[: NODE - 1]),
         "SEEDS": ",".join(f"{node_id}@{endpoint}" for node_id, endpoint in others.items()),
         "ENDPOINT": cluster.endpoints[NODE - 1],
+        "PEER": cluster.peer_endpoints[NODE - 1],
         "DATA": str(cluster.data_dir(NODE)),
         "STORE": cluster.store_uri,
     }

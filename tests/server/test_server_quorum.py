@@ -10,6 +10,9 @@ import pytest
 
 from streammeta.cli.client import ControllerClient
 from streammeta.cli.local_cluster import LocalCluster, free_ports
+from streammeta.controller.ids import ClusterId, NodeId
+from streammeta.controller.journal.directory import format_directory
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.rpc.request_guard import OFFSET_KEY, READ_AFTER_KEY
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.failures import read_failure
@@ -281,6 +284,42 @@ def test_all_addresses_may_change_at_once(tmp_path: Path) -> None:
             return known == [cluster.endpoints, cluster.peer_endpoints]
 
         wait_until(are_known, "the voters' new addresses are known")
+
+
+def test_logs_that_name_one_address_for_everything_lead_to_the_others(tmp_path: Path) -> None:
+    """Once the overrides have brought the voters together, their records need no override."""
+    with running_cluster(tmp_path) as cluster:
+        peers = dict(zip(cluster.node_ids, cluster.peer_endpoints, strict=True))
+        cluster.stop_all()
+        common = VoterSet(
+            tuple(
+                Voter(ReplicaKey(NodeId(node_id)), endpoint)
+                for node_id, endpoint in zip(cluster.node_ids, cluster.endpoints, strict=True)
+            )
+        )
+        for node_id in cluster.node_ids:
+            cluster.wipe(node_id)
+            format_directory(
+                cluster.data_dir(node_id),
+                cluster_id=ClusterId("test"),
+                node_id=NodeId(node_id),
+                bootstrap_voters=common,
+            )
+        cluster.peer_overrides = {
+            node_id: {other: where for other, where in peers.items() if other != node_id}
+            for node_id in cluster.node_ids
+        }
+        cluster.start_all()
+        leader_of(cluster)
+        wait_until(lambda: _have_told_their_disks(cluster), "all voters have told their addresses")
+        cluster.stop_all()
+        cluster.peer_overrides = {}
+        cluster.start_all()
+        leader_of(cluster)
+
+        rows = quorum(cluster, "describe")["replicas"]
+        assert [row["peer_endpoint"] for row in rows] == cluster.peer_endpoints
+        assert [row["endpoint"] for row in rows] == cluster.endpoints
 
 
 def test_a_stopped_controller_does_not_hide_the_others(tmp_path: Path) -> None:
