@@ -130,3 +130,10 @@ class DamagedMapError(Exception):
         self.section = section
         self.row = row
         self.field = field
+        self.got = got
+        self.wanted = wanted
+
+    def moved(self, rows: int) -> "DamagedMapError":
+        """Return the same error of a row that many rows further down."""
+        row = self.row + rows if self.row >= 0 else self.row
+        return DamagedMapError(self.section, row, self.field, self.got, self.wanted)

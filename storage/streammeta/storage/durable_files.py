@@ -279,7 +279,8 @@ class _FileReader(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        data = self._file.read(self._position, len(buffer))
+        # A piece at a time: the next one gets the same memory, which is in the cache by then.
+        data = self._file.read(self._position, min(len(buffer), _PIECE_BYTES))
         buffer[: len(data)] = data
         self._position += len(data)
         return len(data)

@@ -22,7 +22,7 @@ from streammeta.controller.metadata.request_identity import (
 )
 from streammeta.controller.metadata.requests import PrepareObjects
 from streammeta.controller.metadata.stream_index import range_rows
-from streammeta.controller.metadata.tables import Undo
+from streammeta.controller.metadata.tables import Undo, roomy_zeros
 from streammeta.controller.metadata.values import (
     COMPOSITE_BITS,
     KIND_MASK,
@@ -287,10 +287,14 @@ class Objects(ObjectQueries):
         if not len(ids):
             return
         listed = np.repeat(state == _COMMITTED, count)
-        left = listed & ~exists & np.repeat(columns["kind"] != _STREAM_SET, count)
+        left = listed & ~exists
+        if np.count_nonzero(left):
+            left &= np.repeat(columns["kind"] != _STREAM_SET, count)
         self._swept = set(np.unique(ranges["stream_id"][left]).tolist())
         first = self._ranges.load(ranges, count, listed & exists | left, starts)
-        self._table.load({**columns, "first_range": np.where(count > 0, first, 0)})
+        first_range = roomy_zeros(len(ids), np.int32)
+        np.copyto(first_range, first, where=count > 0, casting="same_kind")
+        self._table.load({**columns, "first_range": first_range})
         self._counts.add(state, columns["object_size"], 1)
         in_set = (columns["kind"] == _STREAM_SET) & (state == _COMMITTED)
         self._set_objects.load(columns["node_id"][in_set], ids[in_set])

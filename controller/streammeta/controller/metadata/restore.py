@@ -19,10 +19,11 @@ from streammeta.controller.metadata.nodes import Node, Nodes
 from streammeta.controller.metadata.object_facts import Facts
 from streammeta.controller.metadata.objects import Objects
 from streammeta.controller.metadata.request_identity import IssuedIds, RequestKey, RequestKind
-from streammeta.controller.metadata.section_checks import check_ends
+from streammeta.controller.metadata.section_checks import check_ends, windows
 from streammeta.controller.metadata.section_rules import COLUMNS, FLAGS, TEXTS, SectionChecker
 from streammeta.controller.metadata.stream_ranges import StreamSpans
 from streammeta.controller.metadata.streams import Streams
+from streammeta.controller.metadata.tables import roomy_zeros
 from streammeta.controller.metadata.values import INT64_MAX, Int64Column
 from streammeta.controller.records.record import FACT_COLUMNS
 
@@ -69,7 +70,7 @@ def restore(
 
 
 class _Checked:
-    """Sections with numbers as int64 arrays, each checked when it is asked for."""
+    """Sections with numbers as arrays of int64 or `_NARROW`, each checked when asked for."""
 
     def __init__(self, sections: Mapping[str, Mapping[str, Any]]) -> None:
         self._sections = sections
@@ -82,11 +83,28 @@ class _Checked:
         if name not in self._sections:
             raise DamagedMapError(name, -1, "its columns", "no such section", "there")
         columns: dict[str, Any] = {
-            column: values if column in TEXTS else np.asarray(values, dtype=np.int64)
-            for column, values in self._sections[name].items()
+            field: values if field in TEXTS else _integers(field, values)
+            for field, values in self._sections[name].items()
         }
         self._checker.check(name, columns)
         return columns
+
+
+_NARROW = {
+    "state": np.int8,
+    "kind": np.int8,
+    "attributes": np.int32,
+    "node_id": np.int32,
+    "range_index": np.int32,
+    "range_count": np.int32,
+}
+"""Types of columns in tables, and so in files, that are loaded without being widened."""
+
+
+def _integers(field: str, values: Any) -> Any:
+    if isinstance(values, np.ndarray) and values.dtype == _NARROW.get(field):
+        return values
+    return np.asarray(values, dtype=np.int64)
 
 
 def _restore_objects(
@@ -95,12 +113,15 @@ def _restore_objects(
     columns = dict(sections["objects"])
     ranges = dict(sections["object_ranges"])
     if "content_digest" not in columns:  # older versions kept none
-        columns["content_digest"] = np.zeros_like(columns["object_id"])
+        columns["content_digest"] = roomy_zeros(len(columns["object_id"]), np.int64)
     ids = ranges["stream_id"]
-    exists = streams.existing(ids)
-    check_ends(ranges, exists, streams.end_offsets(ids))
-    # Nothing is visible of a stream that does not exist.
-    starts = np.where(exists, streams.start_offsets(ids), INT64_MAX)
+    exists, starts = np.empty(len(ids), np.bool_), np.empty(len(ids), np.int64)
+    for rows in windows(len(ids)):
+        some = ids[rows]
+        exists[rows] = streams.existing(some)
+        check_ends(ranges["end_offset"][rows], exists[rows], streams.end_offsets(some), rows.start)
+        # Nothing is visible of a stream that does not exist.
+        starts[rows] = np.where(exists[rows], streams.start_offsets(some), INT64_MAX)
     objects.load(columns, ranges, exists, starts, next_object_id)
     if "object_facts" in sections:  # older versions knew none
         known = sections["object_facts"]

@@ -2,13 +2,14 @@
 
 Owns the kinds of rules and how a violation is told; which rules a section has is in
 `section_rules`. Sections are checked in the order in which they are loaded, so a rule may refer to
-those before it. Each rule is a few vector operations over whole columns.
+those before it. Each rule is a few vector operations over columns, in windows of rows that fit into
+the processor's cache, or over whole ones where rows are compared with others.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +23,22 @@ Loaded: TypeAlias = Mapping[str, Columns]
 """Sections by name: the one that is checked, and those before it."""
 
 
+WINDOW_ROWS = 1 << 16
+
+
+def windows(rows: int, overlap: int = 0) -> Iterator[slice]:
+    """Yield slices that cover `rows` rows, each with the last `overlap` of the one before."""
+    for start in range(0, rows, WINDOW_ROWS):
+        yield slice(max(0, start - overlap), min(start + WINDOW_ROWS, rows))
+
+
 class Rule(Protocol):
     """Rules that a section must keep."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether rows are compared with no other rows of their section but the one before."""
+        ...
 
     def check(self, section: str, loaded: Loaded) -> None:
         """Raise `DamagedMapError` for the first row that breaks the rule."""
@@ -46,6 +61,7 @@ class Between:
     field: str
     low: int
     high: int | str
+    is_local: ClassVar[bool] = True
 
     def check(self, section: str, loaded: Loaded) -> None:
         """See `Rule`."""
@@ -66,6 +82,7 @@ class Ascending:
     """Rows are in the order of these columns, and no two have equal ones."""
 
     fields: tuple[str, ...]
+    is_local: ClassVar[bool] = True
 
     def check(self, section: str, loaded: Loaded) -> None:
         """See `Rule`."""
@@ -100,6 +117,7 @@ class Unique:
     """No two rows have equal values in these columns."""
 
     fields: tuple[str, ...]
+    is_local: ClassVar[bool] = False
 
     def check(self, section: str, loaded: Loaded) -> None:
         """See `Rule`."""
@@ -119,12 +137,14 @@ class Unique:
 class Refers:
     """A column names rows of another section by that one's first column, which is sorted.
 
-    `only` says for which rows that holds; None: for all.
+    `only` says for which rows that holds; None: for all. The target may be the section itself if
+    `is_local` says so.
     """
 
     field: str
     target: str
     only: Callable[[Columns], Mask] | None = None
+    is_local: bool = True
 
     def check(self, section: str, loaded: Loaded) -> None:
         """See `Rule`."""
@@ -134,12 +154,13 @@ class Refers:
         values = np.asarray(columns[self.field])
         if not len(values):
             return
-        asked = np.ones(len(values), dtype=np.bool_) if self.only is None else self.only(columns)
-        good = ~asked | _is_in(values, known)
+        good = is_in(values, known)
+        if self.only is not None:
+            good |= ~self.only(columns)
         require(section, self.field, good, values, f"the {key} of a row of {self.target!r}")
 
 
-def _is_in(values: npt.NDArray[np.int64], known: npt.NDArray[np.int64]) -> Mask:
+def is_in(values: npt.NDArray[np.int64], known: npt.NDArray[np.int64]) -> Mask:
     """Say which values are among `known`, which ascends."""
     if not len(known):
         return np.zeros(len(values), dtype=np.bool_)
@@ -163,6 +184,7 @@ class Holds:
     field: str
     wanted: str
     good: Callable[[Columns, Loaded], Mask]
+    is_local: bool = True
 
     def check(self, section: str, loaded: Loaded) -> None:
         """See `Rule`."""
@@ -195,11 +217,14 @@ def check_apart(
 
     Look-ups find the range with the next end above an offset, so starts must ascend as well.
     """
-    streams, end = columns["stream_id"][listed], columns["end_offset"][listed]
-    starts = np.maximum(columns["start_offset"], visible_from)[listed]
-    overlaps = (streams[1:] == streams[:-1]) & (starts[1:] < end[:-1])
-    if np.count_nonzero(overlaps):
-        row = int(listed[int(np.argmax(overlaps)) + 1])
+    for window in windows(len(listed), overlap=1):
+        rows = listed[window]
+        streams, end = columns["stream_id"][rows], columns["end_offset"][rows]
+        starts = np.maximum(columns["start_offset"][rows], visible_from[rows])
+        overlaps = (streams[1:] == streams[:-1]) & (starts[1:] < end[:-1])
+        if not np.count_nonzero(overlaps):
+            continue
+        row = int(rows[int(np.argmax(overlaps)) + 1])
         raise DamagedMapError(
             "object_ranges",
             row,
@@ -209,7 +234,13 @@ def check_apart(
         )
 
 
-def check_ends(ranges: Columns, exists: Mask, ends: Int64Column) -> None:
-    """Raise for a range that ends behind its stream's end, one entry of `ends` a range."""
-    good = (ranges["end_offset"] <= ends) | ~exists
-    require("object_ranges", "end_offset", good, ranges["end_offset"], "at most its stream's end")
+def check_ends(end: Int64Column, exists: Mask, ends: Int64Column, first_row: int) -> None:
+    """Raise for a range whose `end` is behind its stream's, one entry of `ends` a range.
+
+    The ranges are those from row `first_row` of their section on.
+    """
+    good = (end <= ends) | ~exists
+    if np.count_nonzero(good) < len(good):
+        at = int(np.argmin(good))
+        wanted = "at most its stream's end"
+        raise DamagedMapError("object_ranges", at + first_row, "end_offset", end[at], wanted)

@@ -5,7 +5,7 @@ answers wrongly or not at all. Rules say what every map keeps up, so a checkpoin
 was damaged, or written by a controller with a defect.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -22,7 +22,9 @@ from streammeta.controller.metadata.section_checks import (
     Rule,
     Unique,
     check_columns,
+    is_in,
     require,
+    windows,
 )
 from streammeta.controller.metadata.values import (
     INT32_MAX,
@@ -49,6 +51,10 @@ _COUNTERS = {
 }
 
 
+_REFERRED_TO = frozenset(("counters", "nodes", "streams", "objects"))
+"""Sections that rules of others refer to; no other is kept in memory."""
+
+
 class SectionChecker:
     """Checks the sections of one checkpoint as they are loaded."""
 
@@ -63,8 +69,25 @@ class SectionChecker:
         names, rules = SECTIONS[section]
         check_columns(section, columns, names)
         self._loaded[section] = columns
+        local = [rule for rule in rules if rule.is_local]
+        for rows in windows(len(columns[names[0]]), overlap=1):
+            part = {name: values[rows] for name, values in columns.items()}
+            _check_part(section, {**self._loaded, section: part}, local, rows.start)
         for rule in rules:
-            rule.check(section, self._loaded)
+            if not rule.is_local:
+                rule.check(section, self._loaded)
+        if section not in _REFERRED_TO:
+            del self._loaded[section]
+
+
+def _check_part(section: str, loaded: Loaded, rules: Sequence[Rule], first_row: int) -> None:
+    try:
+        for rule in rules:
+            rule.check(section, loaded)
+    except DamagedMapError as error:
+        if first_row:
+            raise error.moved(first_row) from None
+        raise
 
 
 def _in_set(objects: Columns) -> Mask:
@@ -103,6 +126,8 @@ def _owned_at_all(streams: Columns, _: Loaded) -> Mask:
 class _OneRow:
     """There is one row."""
 
+    is_local = False
+
     def check(self, section: str, loaded: Loaded) -> None:
         """See `Rule`."""
         field, values = next(iter(loaded[section].items()))
@@ -112,6 +137,8 @@ class _OneRow:
 
 class _CurrentRanges:
     """The last range of each stream that was ever opened is the stream's own."""
+
+    is_local = False
 
     def check(self, section: str, loaded: Loaded) -> None:
         """See `Rule`."""
@@ -174,6 +201,8 @@ def _composite_of_link(objects: Columns, _: Loaded) -> Mask:
 
 class _RangesOfObjects:
     """Ranges are those of the objects, in their order, as many as each one counts."""
+
+    is_local = False
 
     def check(self, section: str, loaded: Loaded) -> None:
         """See `Rule`."""
@@ -252,7 +281,7 @@ def _issued_once(requests: Columns, loaded: Loaded) -> Mask:
 
 
 def _not_present(removed: Columns, loaded: Loaded) -> Mask:
-    return np.isin(removed["object_id"], loaded["objects"]["object_id"], invert=True)
+    return ~is_in(removed["object_id"], loaded["objects"]["object_id"])
 
 
 _OFFSETS = (Between("start_offset", 0, INT64_MAX), _below("start_offset", "end_offset"))
@@ -371,8 +400,13 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
             Between("data_time_ms", -1, INT64_MAX),
             Holds("range_count", "what its state and kind allow", _holds_as_many_as_its_kind),
             Refers("node_id", "nodes", only=_in_set),
-            Refers("order_id", "objects", only=_linked),
-            Holds("order_id", "a committed composite, as the object is linked", _composite_of_link),
+            Refers("order_id", "objects", only=_linked, is_local=False),
+            Holds(
+                "order_id",
+                "a committed composite, as the object is linked",
+                _composite_of_link,
+                is_local=False,
+            ),
         ),
     ),
     "object_ranges": (

@@ -7,10 +7,19 @@ says where the block before it ends. Undo never names a block: lists are put bac
 then.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from streammeta.controller.metadata.tables import FreeBlocks, Undo, grown_array
+from streammeta.controller.metadata.section_checks import windows
+from streammeta.controller.metadata.tables import (
+    FreeBlocks,
+    Undo,
+    grown_array,
+    roomy_zeros,
+    whole_array,
+)
 from streammeta.controller.metadata.values import Int64Column
 
 Slots = npt.NDArray[np.int32]
@@ -29,6 +38,15 @@ def range_rows(first: npt.NDArray[np.integer], count: npt.NDArray[np.integer]) -
     shift: Int64Column = np.repeat(first.astype(np.int64) - (ends - count), count)
     shift += np.arange(total, dtype=np.int64)
     return shift
+
+
+def _block_lengths(counts: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return how many rows the blocks of lists have: the next power of two."""
+    if len(counts) and np.maximum.reduce(counts) <= _BLOCK_MIN:
+        return np.full_like(counts, _BLOCK_MIN)
+    exponents = np.frexp(counts - 1)[1].astype(counts.dtype)
+    lengths: npt.NDArray[Any] = np.maximum(_BLOCK_MIN, 1 << exponents)
+    return lengths
 
 
 class StreamIndex:
@@ -124,14 +142,38 @@ class StreamIndex:
         self._write(streams, counts, rows)
         undo.append(lambda: self._write(streams, *before))
 
-    def load(self, streams: Int64Column, rows: Int64Column) -> None:
+    def load(self, streams: npt.NDArray[np.integer], rows: Int64Column) -> None:
         """Fill an empty index; stream ids ascend, and equal ones are in list order."""
         if not len(streams):
             return
-        first = np.flatnonzero(np.concatenate(([True], streams[1:] != streams[:-1])))
-        counts = np.diff(np.append(first, len(streams)))
-        self._cover(int(streams[-1]))
-        self._write(streams[first], counts, rows)
+        begins = np.empty(len(streams) + 1, dtype=np.bool_)
+        begins[0] = begins[-1] = True
+        np.not_equal(streams[1:], streams[:-1], out=begins[1:-1])
+        first = np.flatnonzero(begins).astype(np.int32)
+        self._load_lists(streams[first[:-1]], first, rows)
+
+    def _load_lists(
+        self, streams: npt.NDArray[np.integer], first: Slots, rows: Int64Column
+    ) -> None:
+        """Give each list one block, in their order; the next list's `first` row ends a list."""
+        self._covered = int(streams[-1]) + 1
+        covered = max(self._covered, len(self._next))
+        self._next, self._end, self._held, self._older = (
+            whole_array(roomy_zeros(covered, column.dtype))
+            for column in (self._next, self._end, self._held, self._older)
+        )
+        counts = np.diff(first)
+        lengths = _block_lengths(counts)
+        ends = np.cumsum(lengths, dtype=np.int32)
+        firsts = ends - lengths
+        self._held[streams] = lengths
+        self._end[streams] = ends
+        self._next[streams] = firsts + counts
+        self._used = int(ends[-1])
+        self._slots = whole_array(roomy_zeros(max(self._used, len(self._slots)), np.int32))
+        for window in windows(len(counts)):
+            places = range_rows(firsts[window], counts[window])
+            self._slots[places] = rows[first[window.start] : first[window.stop]].astype(np.int32)
 
     def _write(
         self, streams: Int64Column, counts: Int64Column, rows: npt.NDArray[np.integer]
@@ -167,7 +209,7 @@ class StreamIndex:
         self._release(streams[~right])
         new = ~right & (counts > 0)
         streams = streams[new]
-        lengths = np.maximum(_BLOCK_MIN, 1 << np.frexp(counts[new] - 1)[1].astype(np.int64))
+        lengths = _block_lengths(counts[new])
         self._held[streams] = lengths
         self._end[streams] = self._allocate(lengths) + lengths
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from streammeta.controller.errors import ErrorCode, InvariantError
 from streammeta.controller.metadata.answers import StreamRange
@@ -36,7 +37,7 @@ from streammeta.controller.metadata.stream_ranges import (
     PendingUploads,
     StreamSpans,
 )
-from streammeta.controller.metadata.tables import Table, TableView, Undo
+from streammeta.controller.metadata.tables import Array, Table, TableView, Undo, roomy_zeros
 from streammeta.controller.metadata.values import (
     EMPTY_COLUMN,
     INT64_MAX,
@@ -62,6 +63,7 @@ STREAM_COLUMNS = {
 }
 
 _OPENED = int(StreamState.OPENED)
+_COUNTED_BELOW = 1 << 16
 
 
 _Cell = TypeVar("_Cell")
@@ -470,19 +472,19 @@ class Streams:
         """Fill an empty registry: streams in id order, all ranges by stream and index."""
         if not next_stream_id:
             return
-        rows = streams["stream_id"]
-        self._live = len(rows)
-        full = {name: np.zeros(next_stream_id, dtype) for name, dtype in STREAM_COLUMNS.items()}
-        full["past_head"] = np.zeros(next_stream_id, dtype=np.int32)
-        full["state"][:] = DELETED
-        for name in STREAM_COLUMNS:
-            if name != "range_start":
-                full[name][rows] = streams[name]
-        of_range = ranges["stream_id"]
-        is_current = ranges["range_index"] == full["range_index"][of_range]
-        full["range_start"][of_range[is_current]] = ranges["start_offset"][is_current]
-        ids, heads = self._past.load({n: values[~is_current] for n, values in ranges.items()})
-        full["past_head"][ids] = heads
+        self._live = len(streams["stream_id"])
+        full = _rows_by_id(next_stream_id, streams)
+        full["past_head"] = roomy_zeros(next_stream_id, np.int32)
+        of_range, starts = ranges["stream_id"], ranges["start_offset"]
+        if np.array_equal(of_range, streams["stream_id"]) and len(of_range) == next_stream_id:
+            full["range_start"] = starts  # each stream has one range
+        else:
+            full["range_start"] = roomy_zeros(next_stream_id, np.int64)
+            is_current = ranges["range_index"] == full["range_index"][of_range]
+            full["range_start"][of_range[is_current]] = starts[is_current]
+            past = {name: values[~is_current] for name, values in ranges.items()}
+            ids, heads = self._past.load(past)
+            full["past_head"][ids] = heads
         self._table.load(full)
         self._open_counts.load(full["node_id"][full["state"] == _OPENED])
         self._tags.load((owner, tuple(map(sys.intern, texts))) for owner, texts in tags.items())
@@ -516,6 +518,22 @@ class Streams:
             undo.append(lambda: self._tags.__setitem__(stream_id, tags))
 
 
+def _rows_by_id(next_stream_id: int, streams: dict[str, Int64Column]) -> dict[str, Array]:
+    """Return the columns of `streams` with one row an id; ids that there are no more are deleted.
+
+    They are the same arrays if there are all.
+    """
+    ids = streams["stream_id"]
+    names = [name for name in STREAM_COLUMNS if name != "range_start"]
+    if len(ids) == next_stream_id:
+        return {name: streams[name] for name in names}
+    full = {name: roomy_zeros(next_stream_id, STREAM_COLUMNS[name]) for name in names}
+    full["state"][:] = DELETED
+    for name in names:
+        full[name][ids] = streams[name]
+    return full
+
+
 def epoch_check(head: Head[int] | None, epoch: int) -> ErrorCode:
     """Return NONE if the stream exists and has exactly this epoch."""
     if head is None:
@@ -531,6 +549,16 @@ def ownership(head: Head[int] | None, epoch: int, node_id: int) -> ErrorCode:
     if error is ErrorCode.NONE and head is not None and head.node_id != node_id:
         return ErrorCode.STREAM_FENCED
     return error
+
+
+def _times(node_ids: npt.NDArray[np.integer]) -> dict[int, int]:
+    """Return how often each node is named; nothing is sorted if ids are few, as they mostly are."""
+    if len(node_ids) and int(node_ids.max()) < _COUNTED_BELOW:
+        counts = np.bincount(node_ids)
+        names = np.flatnonzero(counts)
+        return dict(zip(names.tolist(), counts[names].tolist(), strict=True))
+    names, times = np.unique(node_ids, return_counts=True)
+    return dict(zip(names.tolist(), times.tolist(), strict=True))
 
 
 class NodeCounts:
@@ -557,8 +585,7 @@ class NodeCounts:
 
     def load(self, node_ids: Int64Column) -> None:
         """Count from nothing: each node as often as it is named."""
-        names, times = np.unique(node_ids, return_counts=True)
-        self._counts = Counter(dict(zip(names.tolist(), times.tolist(), strict=True)))
+        self._counts = Counter(_times(node_ids))
 
     def _add(self, node_id: int, delta: int, undo: Undo) -> None:
         self._counts[node_id] += delta

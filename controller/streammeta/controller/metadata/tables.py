@@ -70,20 +70,47 @@ RESERVED_ROWS = 1 << 24
 _PAGE_SHIFT = 12
 _PAGE_ROWS = 1 << _PAGE_SHIFT
 _CAPACITY_MIN = 1024
+_EXACT_BITS = 4
+"""Blocks of less than 2 ** 4 rows are not rounded up."""
 
 
 def grown_array(array: Array, size: int, used: int) -> Array:
     """Return an array of at least `size` elements with the first `used` of `array`, then zeros."""
-    capacity = max(size, len(array) + (len(array) >> 1))
-    if capacity > RESERVE_ABOVE:
-        # Beyond what was reserved once it is four times as much: copied once in a long while.
-        reserved = RESERVED_ROWS
-        while reserved < size:
-            reserved *= 4
-        capacity = reserved
-    grown = _zeros(capacity, array.dtype)
+    grown = _zeros(_capacity(max(size, len(array) + (len(array) >> 1)), size), array.dtype)
     grown[:used] = array[:used]
     return grown
+
+
+def roomy_zeros(count: int, dtype: npt.DTypeLike) -> Array:
+    """Return `count` zeros, about to be written, in an array that has room to grow behind them.
+
+    A table that is loaded with such a column takes it as its own (see `Table.load`).
+    """
+    return _zeros(_capacity(count, count), np.dtype(dtype))[:count]
+
+
+def whole_array(array: Array) -> Array:
+    """Return what `roomy_zeros` made, with its room; other arrays as they are."""
+    base = array.base
+    if not isinstance(base, np.ndarray) or not _is_reserved(base):
+        return array
+    is_begin = base.ctypes.data == array.ctypes.data and base.dtype == array.dtype
+    return base if is_begin else array
+
+
+def _is_reserved(array: Array) -> bool:
+    memory = array.base
+    return isinstance(memory, memoryview) and isinstance(memory.obj, mmap.mmap)
+
+
+def _capacity(wanted: int, size: int) -> int:
+    if wanted <= RESERVE_ABOVE:
+        return wanted
+    # Beyond what was reserved once it is four times as much: copied once in a long while.
+    reserved = RESERVED_ROWS
+    while reserved < size:
+        reserved *= 4
+    return reserved
 
 
 def _zeros(count: int, dtype: np.dtype[Any]) -> Array:
@@ -155,12 +182,20 @@ class Table:
         array[rows] = values
 
     def load(self, columns: Mapping[str, Any]) -> None:
-        """Fill an empty table; every column is given, all of one length."""
+        """Fill an empty table; every column is given, all of one length.
+
+        A column of `roomy_zeros` that has the table's type is not copied: it is the table's from
+        now on.
+        """
         size = len(next(iter(columns.values())))
         self._reserve(size)
         self._size = size
         for name, array in self._arrays.items():
-            array[:size] = columns[name]
+            whole = whole_array(columns[name])
+            if whole.dtype == array.dtype and len(whole) == len(array):
+                self._arrays[name] = whole
+            else:
+                array[:size] = columns[name]
 
     def view(self) -> "TableView":
         """Return an immutable view of all rows as they are now."""
@@ -233,14 +268,16 @@ def _pages_of(rows: Rows, size: int) -> list[int]:
 
 def block_rows(counts: Int64Column) -> Int64Column:
     """Return how many rows blocks take that are to hold `counts` rows: an eighth more at most."""
-    step = 1 << np.maximum(np.frexp(counts)[1].astype(np.int64) - 4, 0)
+    if len(counts) and np.maximum.reduce(counts) < 1 << _EXACT_BITS:
+        return counts.astype(np.int64)
+    step = 1 << np.maximum(np.frexp(counts)[1].astype(np.int64) - _EXACT_BITS, 0)
     rows: Int64Column = -(-counts // step) * step
     return rows
 
 
 def block_size(count: int) -> int:
     """Return `block_rows` of one count."""
-    step = 1 << max(count.bit_length() - 4, 0)
+    step = 1 << max(count.bit_length() - _EXACT_BITS, 0)
     return -(-count // step) * step
 
 
@@ -317,5 +354,5 @@ class FreeBlocks:
 
 def _largest_block(rows: int) -> int:
     """Return the largest block size that fits into `rows` rows."""
-    step = 1 << max(rows.bit_length() - 4, 0)
+    step = 1 << max(rows.bit_length() - _EXACT_BITS, 0)
     return rows // step * step

@@ -15,6 +15,7 @@ from streammeta.controller.journal.errors import BadSnapshotError
 from streammeta.controller.journal.snapshots import SnapshotCheck
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.frozen import FrozenMap
+from streammeta.controller.metadata.tables import roomy_zeros
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.state_hashes import UNKNOWN_LOG_HASH
@@ -96,7 +97,8 @@ def read_map(file: BinaryIO, snapshot_id: SnapshotId) -> LoadedMap:
             f"the file says it is {reader.id.file_name}, wanted is {snapshot_id.file_name}"
         )
     try:
-        cluster_map = ClusterMap.from_sections(reader.sections(), snapshot_id.end_offset)
+        sections = reader.sections(roomy_zeros)
+        cluster_map = ClusterMap.from_sections(sections, snapshot_id.end_offset)
     except DamagedMapError as error:
         raise CheckpointError(f"{snapshot_id.file_name}: {error}") from error
     return LoadedMap(cluster_map, _log_hash(reader))

@@ -35,7 +35,7 @@ import io
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeAlias
@@ -195,6 +195,9 @@ def _variable_array(kind: pa.DataType, values: Sequence[str | bytes]) -> "pa.Arr
 
 _CHUNK_BYTES = 1 << 20
 
+Room: TypeAlias = Callable[[int, npt.DTypeLike], npt.NDArray[Any]]
+"""Makes an array of so many numbers of a type, to be filled."""
+
 
 class CheckpointReader:
     """One checkpoint file, open. `id`, `cluster_id` and `entries` come from header and index."""
@@ -237,30 +240,64 @@ class CheckpointReader:
         Raises:
             CheckpointError: there is no such section, or its bytes are damaged.
         """
-        entry = self.entries.get(section)
-        if entry is None:
-            raise self._error(f"has no section {section!r}, only {', '.join(self.entries)}")
+        entry = self._entry(section)
         body = self._read(entry.position, entry.length)
         if google_crc32c.value(body) != entry.crc32c:
-            raise self._error(
-                f"section {section!r} at byte {entry.position} does not match its checksum"
-            )
+            raise self._checksum_error(entry)
         try:
             return pa.ipc.open_stream(body).read_all()
         except (pa.ArrowInvalid, OSError) as error:
             raise self._error(f"section {section!r} is no Arrow IPC stream: {error}") from error
 
-    def columns(self, section: str) -> dict[str, Any]:
-        """Return one section as numpy arrays (numbers) and lists (text, bytes); raises likewise."""
+    def columns(self, section: str, room: Room = np.empty) -> dict[str, Any]:
+        """Return one section as numpy arrays (numbers) and lists (text, bytes); raises likewise.
+
+        `room` makes the arrays that numbers are read into, batch by batch; no more of a section of
+        numbers is ever in memory.
+        """
+        columns = self._numbers(self._entry(section), room)
+        if columns is not None:
+            return columns
         table = self.table(section)
         return {
             name: _to_numpy(values) if _is_fixed(values.type) else _as_list(values)
             for name, values in zip(table.column_names, table.columns, strict=True)
         }
 
-    def sections(self) -> Mapping[str, dict[str, Any]]:
+    def sections(self, room: Room = np.empty) -> Mapping[str, dict[str, Any]]:
         """Return `columns` of every section, each read when it is asked for."""
-        return _Sections(self)
+        return _Sections(self, room)
+
+    def _numbers(self, entry: SectionEntry, room: Room) -> dict[str, npt.NDArray[Any]] | None:
+        """Return the columns of a section of numbers, None of one that has others too."""
+        body = _SectionBody(self._file, entry)
+        try:
+            columns, problem = _read_numbers(body, entry.rows, room), ""
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError, OSError) as error:
+            columns, problem = {}, str(error)
+        if columns is None:
+            return None
+        if body.rest_crc() != entry.crc32c:
+            raise self._checksum_error(entry)
+        if problem:
+            raise self._error(f"section {entry.name!r} is no Arrow IPC stream: {problem}")
+        return columns
+
+    def _entry(self, section: str) -> SectionEntry:
+        entry = self.entries.get(section)
+        if entry is None:
+            raise self._error(f"has no section {section!r}, only {', '.join(self.entries)}")
+        if entry.position < 0 or entry.position + entry.length > self._size:
+            raise self._error(
+                f"has {self._size} bytes, but {entry.length} at {entry.position} are wanted; "
+                "it was cut off"
+            )
+        return entry
+
+    def _checksum_error(self, entry: SectionEntry) -> CheckpointError:
+        return self._error(
+            f"section {entry.name!r} at byte {entry.position} does not match its checksum"
+        )
 
     def verify(self) -> None:
         """Read the whole file and compare its digest.
@@ -271,12 +308,13 @@ class CheckpointReader:
         state = hashlib.sha256()
         self._file.seek(0)
         left = self._digest_end
+        buffer = memoryview(bytearray(_CHUNK_BYTES))
         while left:
-            chunk = self._file.read(min(_CHUNK_BYTES, left))
-            if not chunk:
+            size = _read_into(self._file, buffer[: min(_CHUNK_BYTES, left)])
+            if not size:
                 raise self._error(f"ends {left} bytes before its footer")
-            state.update(chunk)
-            left -= len(chunk)
+            state.update(buffer[:size])
+            left -= size
         if state.digest() != self._digest:
             raise self._error(
                 f"the digest of its {self._digest_end} bytes is {state.hexdigest()}, "
@@ -323,11 +361,12 @@ class CheckpointReader:
 
 
 class _Sections(Mapping[str, dict[str, Any]]):
-    def __init__(self, reader: CheckpointReader) -> None:
+    def __init__(self, reader: CheckpointReader, room: Room) -> None:
         self._reader = reader
+        self._room = room
 
     def __getitem__(self, name: str) -> dict[str, Any]:
-        return self._reader.columns(name)
+        return self._reader.columns(name, self._room)
 
     def __contains__(self, name: object) -> bool:
         return name in self._reader.entries
@@ -337,6 +376,83 @@ class _Sections(Mapping[str, dict[str, Any]]):
 
     def __len__(self) -> int:
         return len(self._reader.entries)
+
+
+def _read_into(file: BinaryIO, buffer: memoryview | npt.NDArray[np.uint8]) -> int:
+    # Every binary file has the method; the type leaves it out.
+    return int(file.readinto(buffer))  # type: ignore[attr-defined]
+
+
+class _SectionBody(io.RawIOBase):
+    """The file that Arrow reads one section from: piece by piece, each summed up.
+
+    What a large read returns, which is a batch's numbers, is valid until the next large read, as
+    they share their memory.
+    """
+
+    def __init__(self, file: BinaryIO, entry: SectionEntry) -> None:
+        super().__init__()
+        self._file = file
+        self._left = entry.length
+        self._memory = np.empty(0, np.uint8)
+        self._crc = 0
+        file.seek(entry.position)
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        return bytes(self._next(size))
+
+    def read_buffer(self, size: int = -1) -> pa.Buffer:
+        """Do what Arrow asks for instead of `read` if there is such a method."""
+        return pa.py_buffer(self._next(size))
+
+    def rest_crc(self) -> int:
+        """Read what is left; return the checksum of the section."""
+        while len(self._next(_CHUNK_BYTES)):
+            pass
+        return self._crc
+
+    def _next(self, size: int) -> npt.NDArray[np.uint8]:
+        wanted = self._left if size < 0 else min(size, self._left)
+        piece, got = self._room(wanted), 0
+        while got < wanted:
+            part = piece[got : got + _CHUNK_BYTES]
+            count = _read_into(self._file, part)
+            if not count:
+                break
+            self._crc = google_crc32c.extend(self._crc, part[:count])
+            got += count
+        self._left -= wanted
+        return piece[:got]
+
+    def _room(self, size: int) -> npt.NDArray[np.uint8]:
+        if size <= _CHUNK_BYTES:
+            return np.empty(size, np.uint8)
+        if size > len(self._memory):
+            self._memory = np.empty(size, np.uint8)
+        return self._memory[:size]
+
+
+def _read_numbers(body: _SectionBody, rows: int, room: Room) -> dict[str, npt.NDArray[Any]] | None:
+    """Return the columns of a section of `rows` rows; None, reading no row, unless all are numbers.
+
+    Raises:
+        ValueError: the rows are more or fewer, or their bytes fewer.
+    """
+    stream = pa.ipc.open_stream(body)
+    if not all(_is_fixed(field.type) for field in stream.schema):
+        return None
+    columns = {field.name: room(rows, np.dtype(str(field.type))) for field in stream.schema}
+    end = 0
+    for batch in stream:
+        first, end = end, end + batch.num_rows
+        for values, array in zip(batch.columns, columns.values(), strict=True):
+            array[first:end] = _chunk_to_numpy(values, array.dtype)
+    if end != rows:
+        raise ValueError(f"{end} rows, {rows} according to the index")
+    return columns
 
 
 def _as_list(values: "pa.ChunkedArray[Any]") -> list[Any]:
