@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from scripts.benchmarks import (
     appending,
+    brokers,
     commits,
     compaction_settings,
     faults,
@@ -50,7 +51,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     kinds = parser.add_subparsers(
         dest="benchmark",
         metavar="failover|commits|timeline|latency|peers|map|objects|appending|reading|compaction"
-        "|watches|simulator|all",
+        "|watches|brokers|simulator|all",
         parser_class=_Parser,
     )
     kinds.required = True
@@ -70,6 +71,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         ("reading", [read, common], "requests and bytes for each MiB read, in three ways"),
         ("compaction", [_compaction(), common], "its requests and bytes, what it brings, speed"),
         ("watches", [_watches(), common], "a bystander's commits beside watches and pipelines"),
+        ("brokers", [_brokers(), common], "what 300 brokers cost, and how late they have news"),
         ("simulator", [simulator, common], "events a second of the quorum's simulator"),
         (
             "all",
@@ -339,6 +341,35 @@ def _watches() -> _Parser:
     )
     parser.add_argument(
         "--seconds", type=_seconds, default=defaults.seconds, help="per level; default: %(default)s"
+    )
+    return parser
+
+
+def _brokers() -> _Parser:
+    parser = _options()
+    defaults = brokers.Settings()
+    for name, value, text in (
+        ("--brokers", defaults.brokers, "each with heartbeats and a watch"),
+        ("--commits-per-s", defaults.commits_per_s, "pipelined, of one range"),
+        ("--processes", defaults.processes, "client processes that the brokers are spread over"),
+    ):
+        parser.add_argument(
+            name, type=_positive, default=value, metavar="N", help=f"{text}; default: %(default)s"
+        )
+    parser.add_argument(
+        "--heartbeat-s",
+        type=_seconds,
+        default=defaults.heartbeat_s,
+        help="between two heartbeats of a broker; default: %(default)s",
+    )
+    parser.add_argument(
+        "--watch-at",
+        choices=brokers.WATCH_AT,
+        default=defaults.watch_at,
+        help="where watches are opened; default: %(default)s, as the product's client does",
+    )
+    parser.add_argument(
+        "--seconds", type=_seconds, default=defaults.seconds, help="default: %(default)s"
     )
     return parser
 

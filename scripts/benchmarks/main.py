@@ -114,6 +114,7 @@ async def _measure(arguments: argparse.Namespace, place: Path, reporter: Reporte
         (("reading", "all"), _reading),
         (("compaction",), _compaction),
         (("watches",), _watches),
+        (("brokers",), _brokers),
     ):
         if arguments.benchmark in names:
             outcomes += await measured(arguments, place, say)
@@ -234,6 +235,20 @@ async def _watches(arguments: argparse.Namespace, place: Path, say: Say) -> list
         seconds=arguments.seconds,
     )
     return [await watches.measure(place / "watches", settings, say)]
+
+
+async def _brokers(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:
+    from scripts.benchmarks import brokers
+
+    settings = brokers.Settings(
+        brokers=arguments.brokers,
+        commits_per_s=arguments.commits_per_s,
+        heartbeat_s=arguments.heartbeat_s,
+        watch_at=arguments.watch_at,
+        processes=arguments.processes,
+        seconds=arguments.seconds,
+    )
+    return [await brokers.measure(place / "brokers", settings, say)]
 
 
 def _failovers(arguments: argparse.Namespace) -> list[tuple[faults.Kind, int]]:

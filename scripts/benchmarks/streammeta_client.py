@@ -169,6 +169,10 @@ class PipelinedCommitter:
 
     async def commit(self, slot: int) -> None:
         """Make the next commit of a slot; it goes with all that come in this turn of the loop."""
+        await self.commit_next(slot)
+
+    async def commit_next(self, slot: int) -> int:
+        """Do as `commit` does, and return the id of the object that was committed."""
         object_id = await self._prepared.next()
         loop = asyncio.get_running_loop()
         waiting = _Waiting(self._slots[slot], object_id, loop.create_future())
@@ -178,6 +182,7 @@ class PipelinedCommitter:
             loop.call_soon(self._send)
         await waiting.done
         waiting.slot.streams.advance()
+        return object_id
 
     def _send(self) -> None:
         self._is_sending = False

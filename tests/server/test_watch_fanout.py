@@ -270,3 +270,35 @@ async def test_a_watch_that_takes_nothing_makes_room_when_others_need_it(
         await stuck.task
     assert raised.value.from_offset == 1
     await leave(other)
+
+
+async def test_a_watch_that_keeps_up_rests_between_messages_and_misses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch_module, "REST_S", 0.2)
+    feed = ChangeFeed()
+    fanout = Fanout(feed)
+    rested, prompt = Watch(fanout, combines=True), Watch(fanout)
+    commit(feed, kv("first"))
+    await until(lambda: len(rested.keys) == 1, "what comes after silence")
+    for number in range(20):
+        commit(feed, kv(f"{number}"))
+        await asyncio.sleep(0.001)
+    await until(lambda: len(prompt.changes) == 21, "one message a change")
+    await until(lambda: rested.next_offset == feed.end_offset, "the changes", PATIENCE_S)
+    assert rested.keys == prompt.keys == ["first", *map(str, range(20))]
+    assert len(rested.changes) <= 3, "as many as times it rested, on any machine about one"
+    await leave(rested, prompt)
+
+
+async def test_a_watch_that_is_behind_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_module, "REST_S", 3600.0)
+    feed = ChangeFeed()
+    commit(feed, *(kv(f"{number}") for number in range(5 * watch_messages.EXAMINED_MAX)))
+    watch = Watch(Fanout(feed), combines=True)
+    await until(lambda: watch.next_offset == feed.end_offset, "all there was", PATIENCE_S)
+    assert len(watch.changes) == 5
+    commit(feed, kv("next"))
+    await asyncio.sleep(0.01)
+    assert len(watch.changes) == 5, "rests"
+    await leave(watch)

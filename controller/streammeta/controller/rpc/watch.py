@@ -3,15 +3,18 @@
 A watch that waits for changes stands in a queue. A turn serves the first few and then leaves the
 event loop to everything else for as long as it held it itself, messages sent included; so commits
 and the quorum's own messages always come between, however many watch. Nothing waits for a slow
-connection: a watch costs a cursor and the one message that is being sent. A watch whose next
-change has left the ring is cut off and told where to resume. Any controller serves watches, leader
-or not; `watch_messages` encodes what is sent.
+connection: a watch costs a cursor and the one message that is being sent. While changes come all
+the time, a watch that keeps up and takes several in a message rests between two messages: sending
+costs the same however much is in it. A watch whose next change has left the ring is cut off and
+told where to resume. Any controller serves watches, leader or not; `watch_messages` encodes what is
+sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections import deque
 from collections.abc import Awaitable, Iterator
 from heapq import heappop, heappush
@@ -19,12 +22,18 @@ from heapq import heappop, heappush
 from streammeta.controller.errors import BusyError, InvalidRequestError
 from streammeta.controller.records.selection import Kind, Selection
 from streammeta.controller.rpc.request_guard import Context, abort
-from streammeta.controller.rpc.watch_messages import WatchMessages
+from streammeta.controller.rpc.watch_messages import EXAMINED_MAX, WatchMessages
 from streammeta.controller.runtime.change_feed import ChangeFeed, Cursor, WatcherTooSlowError
 from streammeta.v1 import metadata_pb2 as pb
 
 PROGRESS_S = 1.0
 """Maximum time between two messages to an idle watch, in seconds, unless others wait."""
+
+REST_S = 0.05
+"""Time that a watch rests after a message, in seconds; changes after a longer silence come at once.
+
+Only those rest that may be sent several changes at once, and that one message brings up to date.
+"""
 
 WATCHES_PER_TURN = 16
 """Watches served in one turn of the event loop."""
@@ -61,6 +70,7 @@ class Follower:
         self.message: asyncio.Future[bytes | None] | None = None
         self.message_bytes = 0
         self.told_at = self.sending_since = asyncio.get_running_loop().time()
+        self.rests_until = float("-inf")
         self.has_left = False
 
     async def next(self) -> bytes | None:
@@ -94,13 +104,14 @@ class Follower:
 
 
 class Fanout:
-    """All watches of one controller. Each follower is idle, queued, or sending a message."""
+    """All watches of one controller, each of them idle, queued, resting or sending a message."""
 
     def __init__(self, changes: ChangeFeed) -> None:
         self.messages = WatchMessages(changes)
         self._changes = changes
         self._queue: deque[Follower] = deque()
         self._idle: dict[Follower, None] = {}
+        self._resting: deque[Follower] = deque()
         self._sending: dict[Follower, None] = {}
         self._sending_bytes = 0
         self._alarms: list[tuple[float, int, Follower]] = []
@@ -151,6 +162,7 @@ class Fanout:
             self._has_news = False
             self._queue.extend(self._idle)
             self._idle.clear()
+        self._wake_rested(began)
         self._wake_due(began)
         has_room = True
         for _ in range(min(len(self._queue), WATCHES_PER_TURN)):
@@ -187,10 +199,14 @@ class Fanout:
         if cursor.is_lost:
             follower.message.set_result(None)
             return
+        if now < follower.rests_until and self._may_rest(follower):
+            self._resting.append(follower)
+            return
         batch = self.messages.following(follower.group, cursor.next_offset)
         has_moved = batch.next_offset > cursor.next_offset
         cursor.next_offset = batch.next_offset
         if batch.message is not None:
+            follower.rests_until = now + REST_S
             self._give(follower, batch.message, now)
         elif now - follower.told_at >= PROGRESS_S:
             self._give(follower, self.messages.progress(cursor.next_offset), now)
@@ -198,6 +214,14 @@ class Fanout:
             self._queue.append(follower)
         else:
             self._idle[follower] = None
+
+    def _may_rest(self, follower: Follower) -> bool:
+        waiting = self._changes.end_offset - follower.cursor.next_offset
+        return follower.group.combines and 0 < waiting < EXAMINED_MAX
+
+    def _wake_rested(self, now: float) -> None:
+        while self._resting and self._resting[0].rests_until <= now:
+            self._queue.append(self._resting.popleft())
 
     def _give(self, follower: Follower, message: bytes, now: float) -> None:
         assert follower.message is not None
@@ -241,9 +265,11 @@ class Fanout:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        if self._alarms:
+        due = [follower.rests_until for follower in itertools.islice(self._resting, 1)]
+        due += [at for at, _, _ in self._alarms[:1]]
+        if due:
             loop = asyncio.get_running_loop()
-            self._alarm = loop.call_at(self._alarms[0][0], self._schedule_turn)
+            self._alarm = loop.call_at(min(due), self._schedule_turn)
 
 
 WATCHERS_MAX = 1_000

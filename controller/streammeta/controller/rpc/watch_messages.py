@@ -138,14 +138,20 @@ class _Entry:
         self._payload = payload
         self._records = decode_records(payload)
         self._index: EntryIndex | None = None
+        self._last_cut: tuple[Selection, bytes] | None = None
+        """Of the selection asked for last: watches of one selection come one after the other."""
 
     def cut(self, selection: Selection, *, is_indexed: bool) -> bytes:
         """Return the selected records as a RecordSet; empty if there are none."""
+        if self._last_cut is not None and self._last_cut[0] is selection:
+            return self._last_cut[1]
         if is_indexed:
             self._index = self._index or EntryIndex(self._records)
             if not self._index.may_concern(selection):
                 return b""
-        return _cut(self._payload, self._records, selection)
+        cut = _cut(self._payload, self._records, selection)
+        self._last_cut = (selection, cut)
+        return cut
 
 
 def _cut(payload: bytes, records: Sequence[Record], selection: Selection) -> bytes:
