@@ -202,7 +202,7 @@ class Deliverer:
         match self._delivery.next(self._core.log, self._core.high_watermark):
             case HandOn() as step:
                 self._hand_on(step)
-                self._go_on_soon()
+                self.run_soon()
             case ReadForDelivery(start_offset=start_offset):
                 self._disk.submit(DiskRead(start_offset, DELIVERY_BYTES, self._on_read))
             case LoadSnapshot(snapshot_id=snapshot_id):
@@ -210,7 +210,8 @@ class Deliverer:
             case None:
                 pass
 
-    def _go_on_soon(self) -> None:
+    def run_soon(self) -> None:
+        """Do as `run` in the next turn of the event loop, if there is anything to deliver."""
         if not self._goes_on and not self.is_caught_up():
             self._goes_on = True
             asyncio.get_running_loop().call_soon(self._go_on)
@@ -245,7 +246,7 @@ class Deliverer:
                 self.run()
             else:
                 self._hand_on(step)
-                self._go_on_soon()
+                self.run_soon()
 
         self._host.enter(work)
 

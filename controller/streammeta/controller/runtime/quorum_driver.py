@@ -442,8 +442,7 @@ class QuorumDriver:
                     self._disk.submit(effect)
                 case events.CommitAdvanced(high_watermark=high_watermark):
                     self._commits.release(high_watermark)
-                    self._deliverer.run()
-                    self._claim_if_ready()
+                    self._deliver()
                     self._turns.give_if(self._core.uncommitted_batches)
                 case events.LeadershipEnded():
                     _log.info(
@@ -458,6 +457,15 @@ class QuorumDriver:
                     self._elected = effect
                 case _:
                     self._complete(effect)
+
+    def _deliver(self) -> None:
+        if self._claimed_epoch is None:
+            # Nobody waits for it here, but its leader does for the batches that came with the news:
+            # the disk's thread gets the interpreter first.
+            self._deliverer.run_soon()
+        else:
+            self._deliverer.run()
+            self._claim_if_ready()
 
     def _complete(self, effect: _Outcome) -> None:
         """Pass an outcome to the callers that wait for it."""
