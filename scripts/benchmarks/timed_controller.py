@@ -99,9 +99,9 @@ POINTS = (
     Point(
         "leader",
         "batch is with the transport",
-        (_DRIVER + "handle",),
+        ("peers.server:_AcceptedConnection._reply", _DRIVER + "handle"),
         "returns",
-        lambda _, response: _end_of_batches(response),
+        lambda call, response: _end_of_batches(response or call[-1]),
     ),
     Point("each", "journal's thread begins", (_JOURNAL + "append",), "enters", _given),
     Point("each", "flushed", (_JOURNAL + "sync",), "returns", _flushed),
@@ -131,7 +131,7 @@ POINTS = (
     Point(
         "follower",
         "next Fetch is with the transport",
-        ("rpc.peer_transport:GrpcPeerTransport.send",),
+        ("peers.transport:TcpPeerTransport.send", "rpc.peer_transport:GrpcPeerTransport.send"),
         end_offset=lambda call, _: _fetched_below(call[1]),
     ),
 )

@@ -22,7 +22,7 @@ from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.requests import CreateStreams, NewStream, RegisterNode
 from streammeta.controller.metadata.values import NodeIdentity
 from streammeta.controller.quorum.config import QuorumConfig, QuorumLimits, QuorumTimings
-from streammeta.controller.quorum.messages import FetchRequest, Request
+from streammeta.controller.quorum.messages import FetchRequest, Request, Response
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.runtime.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.controller import Answered, MetadataController
@@ -104,7 +104,7 @@ class MemoryTransport:
         try:
             if not self._cluster.is_linked(self._node_id, receiver, request):
                 raise NotLeaderError
-            response = await self._cluster.nodes[receiver].driver.handle(request)
+            response = await answered(self._cluster.nodes[receiver].driver, request)
             if not self._cluster.is_linked(self._node_id, receiver, request):
                 raise NotLeaderError
         except (NotLeaderError, KeyError):
@@ -123,6 +123,24 @@ class MemoryTransport:
         for call in self._calls:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
+
+
+async def answered(driver: QuorumDriver, request: Request) -> Response:
+    """Return the answer to a request; raises NotLeaderError if there will be none."""
+    future: asyncio.Future[Response | None] = asyncio.get_running_loop().create_future()
+
+    def reply(response: Response | None) -> None:
+        if not future.done():
+            future.set_result(response)
+
+    driver.handle(request, reply)
+    try:
+        response = await future
+    finally:
+        driver.forget(request, reply)
+    if response is None:
+        raise NotLeaderError
+    return response
 
 
 @dataclass

@@ -46,7 +46,7 @@ FETCH = messages.FetchRequest(
 FETCH_SNAPSHOT = messages.FetchSnapshotRequest(
     header=ASK, snapshot_id=SNAPSHOT, position=0, max_bytes=1 << 20, answered_request_id=6
 )
-UPDATE = messages.UpdateVoterRequest(header=ASK, voter=Voter(ASK.sender, "[::1]:9091"))
+UPDATE = messages.UpdateVoterRequest(header=ASK, voter=Voter(ASK.sender, "[::1]:9091", "h:9090"))
 VOTED = messages.VoteResponse(header=ANSWER, pre_vote=False, granted=True)
 FETCHED = messages.FetchResponse(
     header=GOOD, high_watermark=EndOffset(6), log_start_offset=EndOffset(2), read_round=3

@@ -11,11 +11,11 @@ import pytest
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.peers.frames import (
     ANSWERS,
+    CONTROL_REQUESTS,
     HEADER_BYTES,
     HELLO_BYTES_MAX,
     HELLO_ONLY,
     REQUEST_BYTES_MAX,
-    REQUESTS,
     Frame,
     FrameError,
     FrameKind,
@@ -46,7 +46,7 @@ def drained(parser: FrameParser) -> Iterator[Frame]:
 
 
 def parsed(*pieces: bytes) -> list[Frame]:
-    parser = FrameParser(REQUESTS)
+    parser = FrameParser(CONTROL_REQUESTS)
     frames: list[Frame] = []
     for piece in pieces:
         parser.feed(piece)
@@ -82,7 +82,7 @@ def test_every_flipped_bit_of_a_frame_is_noticed() -> None:
 
 
 def test_an_oversized_frame_is_refused_from_its_header() -> None:
-    parser = FrameParser(REQUESTS)
+    parser = FrameParser(CONTROL_REQUESTS)
     header = struct.pack(">IB3sQI", REQUEST_BYTES_MAX + 1, FrameKind.VOTE, bytes(3), 1, 0)
     parser.feed(header[:-1])
     assert parser.next() is None
@@ -121,7 +121,7 @@ def test_other_kinds_are_taken_from_the_frame_after_the_hello_on() -> None:
     parser = FrameParser(HELLO_ONLY)
     parser.feed(seal(FrameKind.HELLO, 0, [b"h"]) + sealed([VOTE]))
     assert parser.next() == (FrameKind.HELLO, 0, b"h")
-    parser.expect(REQUESTS)
+    parser.expect(CONTROL_REQUESTS)
     assert parser.next() == VOTE
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.ids import EndOffset, Epoch
 from streammeta.controller.peers import wire
-from streammeta.controller.peers.frames import ANSWERS, REQUESTS, FrameKind
-from streammeta.controller.peers.wire_parts import NO_ADDRESS, LeaderAddress
+from streammeta.controller.peers.frames import ANSWERS, BULK_REQUESTS, CONTROL_REQUESTS, FrameKind
 from streammeta.controller.quorum import messages
+from streammeta.controller.runtime.interfaces import Endpoints
 from tests.quorum import peer_messages
 from tests.quorum.peer_messages import (
     BATCH,
@@ -31,8 +31,9 @@ from tests.quorum.peer_messages import (
     with_field,
 )  # fmt: skip
 
+REQUESTS = {**CONTROL_REQUESTS, **BULK_REQUESTS}
 Message: TypeAlias = messages.Request | messages.Response
-LEADER = LeaderAddress("h:1", "client:2")
+LEADER = Endpoints("h:1", "client:2")
 ALL: list[Message] = [*peer_messages.REQUESTS, *peer_messages.RESPONSES]
 
 
@@ -75,7 +76,7 @@ def test_the_leaders_addresses_go_with_its_id_alone() -> None:
     named = wire.encode_answer(dataclasses.replace(VOTED, header=GOOD), LEADER)
     unnamed = wire.encode_answer(VOTED, LEADER)
     assert wire.decode_answer(named[0], b"".join(named[1]))[1] == LEADER
-    assert wire.decode_answer(unnamed[0], b"".join(unnamed[1]))[1] == NO_ADDRESS
+    assert wire.decode_answer(unnamed[0], b"".join(unnamed[1]))[1] == Endpoints()
 
 
 # -- what no correct peer sends
@@ -136,6 +137,7 @@ def test_a_batch_below_zero_is_refused(field: str) -> None:
         (FETCH_SNAPSHOT, "snapshot_id.end_offset", -1),
         (UPDATE, "voter.endpoint", "nowhere"),
         (UPDATE, "voter.endpoint", "0.0.0.0:9090"),
+        (UPDATE, "voter.client_endpoint", "nowhere"),
         (UPDATE, "voter.key.node_id", 1),
         (VOTED, "header.error", 200),
         (VOTED, "header.leader_id", -2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -15,22 +15,22 @@ import pytest
 
 from streammeta.cli.local_cluster import Child, free_ports, start_child
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId, SnapshotId
+from streammeta.controller.peers.addresses import PeerAddresses
+from streammeta.controller.peers.dialled import IN_FLIGHT_MAX, Identity
+from streammeta.controller.peers.server import PeerServer
+from streammeta.controller.peers.transport import TcpPeerTransport
 from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from streammeta.controller.rpc.peer_transport import (
-    IN_FLIGHT_PER_PEER_MAX,
-    GrpcPeerTransport,
-    PeerAddresses,
-)
-from streammeta.controller.rpc.services import service_handler
 from streammeta.controller.runtime.interfaces import Endpoints
-from streammeta.v1 import quorum_pb2 as pb
 from tests.kit.grpc_servers import served
-from tests.quorum.stubborn_peer import answer_header
+from tests.quorum.fake_replica import NOWHERE, FakeReplica
 
 PEER = NodeId(1)
 OWN = Endpoints("127.0.0.1:1", "127.0.0.1:2")
 TIMEOUT_MS = 1000
+CLUSTER = ClusterId("c")
+AS_CALLER = Identity(CLUSTER, NodeId(0))
+AS_PEER = Identity(CLUSTER, PEER)
 NEVER_MS = 100_000
 """Where silence alone must not be what ends a request."""
 
@@ -74,7 +74,7 @@ class Listener:
 
 def header(request_id: int) -> messages.RequestHeader:
     return messages.RequestHeader(
-        cluster_id=ClusterId("c"),
+        cluster_id=CLUSTER,
         sender=ReplicaKey(NodeId(0)),
         receiver=ReplicaKey(PEER),
         epoch=Epoch(1),
@@ -121,11 +121,11 @@ async def transport_with(
     override: str = "",
     voters: VoterSet | None = None,
     timeout_ms: int = TIMEOUT_MS,
-) -> AsyncIterator[tuple[GrpcPeerTransport, Listener]]:
+) -> AsyncIterator[tuple[TcpPeerTransport, Listener]]:
     seeds = {PEER: seed} if seed else {}
     overrides = {PEER: override} if override else {}
     addresses = PeerAddresses(NodeId(0), OWN, seeds, overrides)
-    transport, listener = GrpcPeerTransport(addresses, timeout_ms), Listener()
+    transport, listener = TcpPeerTransport(addresses, AS_CALLER, timeout_ms), Listener()
     transport.bind(listener)
     transport.set_voters(voters or VoterSet())
     try:
@@ -134,28 +134,25 @@ async def transport_with(
         await transport.close()
 
 
-Handler = Callable[[Any, Any], Awaitable[Any]]
-
-
 @asynccontextmanager
-async def peer_here(handlers: Mapping[str, Handler]) -> AsyncIterator[str]:
+async def peer_here(replica: FakeReplica, identity: Identity = AS_PEER) -> AsyncIterator[str]:
     """A peer in this process; its endpoint."""
-    service = pb.DESCRIPTOR.services_by_name["QuorumService"]
-    async with served(service_handler(service, handlers, {})) as endpoint:
-        yield endpoint
+    server = PeerServer(replica, identity)
+    port = await server.start("127.0.0.1:0")
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop()
 
 
-def voting_as(node_id: int, **fields: Any) -> dict[str, Handler]:
-    async def answer(request: pb.VoteRequest, _: Any) -> pb.VoteResponse:
-        return pb.VoteResponse(header=answer_header(node_id, request.header, **fields))
-
-    return {"Vote": answer}
+def voting_as(node_id: int, at: Endpoints = NOWHERE, **fields: Any) -> FakeReplica:
+    return FakeReplica(node_id, at, **fields)
 
 
 @pytest.fixture
 def peer(tmp_path: Path) -> Iterator[tuple[Child, str]]:
     """A peer in a process of its own."""
-    command = [sys.executable, "-m", "tests.quorum.stubborn_peer", str(PEER)]
+    command = [sys.executable, "-m", "tests.quorum.stubborn_peer", CLUSTER, str(PEER)]
     child = start_child("peer", command, tmp_path / "peer.log")
     yield child, child.wait_ready()
     child.kill()
@@ -253,6 +250,22 @@ class SwallowingProxy:
         sink.close()
 
 
+@asynccontextmanager
+async def counting_proxy(target: str) -> AsyncIterator[tuple[str, list[object]]]:
+    """Forwards connections; gives its endpoint, and the connections made so far."""
+    proxy, connections = SwallowingProxy(target), list[object]()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        await proxy.connected(reader, writer)
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    try:
+        yield "{}:{}".format(*server.sockets[0].getsockname()), connections
+    finally:
+        server.close()
+
+
 async def test_a_connection_that_carries_nothing_is_not_waited_for() -> None:
     """TCP itself would try an old connection for minutes after a cut has healed."""
     async with peer_here(voting_as(PEER)) as target:
@@ -292,18 +305,21 @@ async def test_of_two_addresses_the_one_that_works_is_found(is_right: str) -> No
 
 
 @pytest.mark.parametrize(
-    "impostor",
+    ("impostor", "identity"),
     [
-        voting_as(2),
-        voting_as(PEER, error=int(messages.QuorumError.INVALID_VOTER_KEY)),
-        voting_as(PEER, error=int(messages.QuorumError.INCONSISTENT_CLUSTER_ID)),
-        {},
+        (voting_as(PEER), Identity(CLUSTER, NodeId(2))),
+        (voting_as(PEER), Identity(ClusterId("other"), PEER)),
+        (voting_as(2), AS_PEER),
+        (voting_as(PEER, error=messages.QuorumError.INVALID_VOTER_KEY), AS_PEER),
+        (voting_as(PEER, error=messages.QuorumError.INCONSISTENT_CLUSTER_ID), AS_PEER),
     ],
-    ids=["another node", "another disk", "another cluster", "the port for clients"],
+    ids=["another node", "another cluster", "another's answer", "another disk", "its cluster"],
 )
-async def test_an_address_taken_over_by_another_node_is_left(impostor: dict[str, Handler]) -> None:
+async def test_an_address_taken_over_by_another_node_is_left(
+    impostor: FakeReplica, identity: Identity
+) -> None:
     async with (
-        peer_here(impostor) as taken,
+        peer_here(impostor, identity) as taken,
         peer_here(voting_as(PEER)) as there,
         transport_with(seed=there, voters=voters_at(taken)) as (transport, listener),
     ):
@@ -316,19 +332,34 @@ async def test_an_address_taken_over_by_another_node_is_left(impostor: dict[str,
         assert listener.lost == []
 
 
+async def test_a_port_for_clients_is_left(grpc_port: str) -> None:
+    """Logs and configurations of older releases name it."""
+    async with (
+        peer_here(voting_as(PEER)) as there,
+        transport_with(seed=there, voters=voters_at(grpc_port)) as (transport, listener),
+    ):
+        transport.send(vote(1))
+        assert not await listener.ended(1)
+        transport.send(vote(2))
+        assert await listener.ended(2)
+
+
+@pytest.fixture
+async def grpc_port() -> AsyncIterator[str]:
+    async with served() as endpoint:
+        yield endpoint
+
+
 async def test_the_leaders_addresses_are_learnt_from_answers() -> None:
     """A node that joins knows its seeds alone; they say where the leader is."""
-    both = {"leader_endpoint": "10.0.0.7:9091", "leader_client_endpoint": "10.0.0.7:9090"}
-    told = voting_as(PEER, leader_id=7, **both)
-    odd = voting_as(PEER, leader_id=7, **dict.fromkeys(both, "no address"))
-    part = voting_as(PEER, leader_id=7, leader_client_endpoint="10.0.0.7:9090")
-    for handlers, known in (
-        (told, Endpoints("10.0.0.7:9091", "10.0.0.7:9090")),
-        (odd, Endpoints()),
-        (part, Endpoints(clients="10.0.0.7:9090")),
+    clients = Endpoints(clients="10.0.0.7:9090")
+    for named, known in (
+        (both := Endpoints("10.0.0.7:9091", "10.0.0.7:9090"), both),
+        (Endpoints("no address", "no address"), Endpoints()),
+        (clients, clients),
     ):
         async with (
-            peer_here(handlers) as endpoint,
+            peer_here(voting_as(PEER, named, leader_id=NodeId(7))) as endpoint,
             transport_with(seed=endpoint) as (transport, listener),
         ):
             transport.send(vote(1))
@@ -369,49 +400,35 @@ def test_what_a_leader_says_of_itself_is_newer_than_its_record() -> None:
 
 
 async def test_snapshots_travel_on_a_connection_of_their_own() -> None:
-    callers: dict[str, str] = {}
-
-    async def answer(request: Any, context: Any) -> Any:
-        is_vote = isinstance(request, pb.VoteRequest)
-        callers["vote" if is_vote else "snapshot"] = context.peer()
-        kind = pb.VoteResponse if is_vote else pb.FetchSnapshotResponse
-        number = int(
-            messages.QuorumError.NONE if is_vote else messages.QuorumError.SNAPSHOT_NOT_FOUND
-        )
-        return kind(header=answer_header(PEER, request.header, error=number))
-
     async with (
-        peer_here({"Vote": answer, "FetchSnapshot": answer}) as endpoint,
+        peer_here(voting_as(PEER)) as target,
+        counting_proxy(target) as (endpoint, connections),
         transport_with(seed=endpoint) as (transport, listener),
     ):
-        transport.send(vote(1))
-        transport.send(fetch_snapshot(2))
-        assert await listener.ended(1)
-        assert await listener.ended(2)
-    assert callers["vote"] != callers["snapshot"]
+        for request_id in (1, 3):
+            transport.send(vote(request_id))
+            transport.send(fetch_snapshot(request_id + 1))
+            assert await listener.ended(request_id)
+            assert await listener.ended(request_id + 1)
+        assert len(connections) == 2
 
 
 async def test_a_peer_that_answers_nothing_holds_a_bounded_number_of_requests() -> None:
-    arrived: set[int] = set()
-
-    async def never(request: pb.FetchRequest, _: Any) -> pb.FetchResponse:
-        arrived.add(request.header.request_id)
-        await asyncio.Event().wait()
-        return pb.FetchResponse()
-
+    replica = voting_as(PEER)
     async with (
-        peer_here({"Fetch": never, **voting_as(PEER)}) as endpoint,
+        peer_here(replica) as endpoint,
         transport_with(seed=endpoint) as (transport, listener),
     ):
-        for request_id in range(IN_FLIGHT_PER_PEER_MAX + 3):
+        for request_id in range(IN_FLIGHT_MAX + 3):
             transport.send(fetch(request_id))
         await listener.until(lambda: len(listener.failed) >= 3)
-        assert sorted(listener.failed) == [IN_FLIGHT_PER_PEER_MAX + extra for extra in range(3)]
-        for request_id in range(IN_FLIGHT_PER_PEER_MAX):
+        assert sorted(listener.failed) == [IN_FLIGHT_MAX + extra for extra in range(3)]
+        for request_id in range(IN_FLIGHT_MAX):
             assert not await listener.ended(request_id)
         transport.send(vote(1000))
         assert await listener.ended(1000), "there is room again"
-        assert max(arrived) < IN_FLIGHT_PER_PEER_MAX
+        assert max(each.header.request_id for each in replica.waiting) < IN_FLIGHT_MAX
+        assert len(replica.forgotten) == IN_FLIGHT_MAX, "its requests went with the connection"
 
 
 async def test_connections_to_nodes_that_are_none_of_ours_any_more_are_closed() -> None:

@@ -16,6 +16,7 @@ from tests.kit.memory_cluster import (
     STEADY,
     MemoryCluster,
     Node,
+    answered,
     create,
     eventually,
     is_fetch,
@@ -150,7 +151,7 @@ async def test_a_voter_record_between_an_append_and_its_flush_shifts_nothing(
         put = PutKVs(items=(KVToPut(key="k", value=b"v"),))
         # Both run in this turn of the event loop; what was put is flushed in the next.
         writing = asyncio.create_task(leader.controller.write(put))
-        updating = asyncio.create_task(leader.driver.handle(update_of(follower, leader)))
+        updating = asyncio.create_task(answered(leader.driver, update_of(follower, leader)))
         await updating
         endpoints = {voter.peer_endpoint for voter in leader.driver.describe().voters}
         assert "moved:1" in endpoints, "no record was written in between"

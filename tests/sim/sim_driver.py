@@ -13,7 +13,7 @@ from streammeta.controller.ids import SnapshotId
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum import events
 from streammeta.controller.quorum.core import QuorumCore
-from streammeta.controller.quorum.messages import BatchKind, Message, Request
+from streammeta.controller.quorum.messages import BatchKind, Request
 from streammeta.controller.quorum.roles import Leader
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.core_loop import CoreLoop
@@ -59,7 +59,7 @@ class SimCoreLoop(CoreLoop):
 
 
 class SimTransport:
-    """Sends requests into the simulated network, and answers too: see `SimCalls`."""
+    """Sends requests into the simulated network, and `SimDriver` answers too."""
 
     def __init__(self, node: SimNode) -> None:
         self._node = node
@@ -82,27 +82,14 @@ class SimTransport:
         """Nothing is open."""
 
 
-class SimCalls:
-    """Answers to peers, which leave whether their calls still wait or not: networks repeat."""
-
-    def __init__(self, node: SimNode) -> None:
-        self._node = node
-
-    def answer(self, _key: object, message: Message) -> None:
-        """Let an answer leave the node."""
-        self._node.release(message)
-
-    def fail_all(self, error: Exception) -> None:
-        """Nobody waits."""
-
-
 class SimDriver(QuorumDriver):
     """One replica; `node` must be what it runs on."""
 
     def __init__(self, node: SimNode, **parts: Any) -> None:
         self._node = node
         super().__init__(transport=SimTransport(node), clock=node, **parts)
-        self._outbox.calls = SimCalls(node)  # type: ignore[assignment]
+        # Answers leave whether their calls still wait or not: networks repeat.
+        self._outbox.answer = node.release  # type: ignore[assignment, method-assign]
 
     def _make_disk(self, journal: Journal) -> Any:
         return SimStorage(self._node, journal, self._on_report, self._on_full)

@@ -1,7 +1,8 @@
 """Composition root of one controller process: builds each part once, closes them in reverse.
 
 Holds no rule. What it builds: the journal on disk, the quorum driver over it, the map and its
-single-writer loop, the gRPC server with every service of the contract, and the lifecycle tasks,
+single-writer loop, the gRPC server with every service of the contract, the listener for the other
+controllers, and the lifecycle tasks,
 which work only while this node leads.
 """
 
@@ -30,12 +31,15 @@ from streammeta.controller.lifecycle.failover import Failover, Heartbeats
 from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.lifecycle.sweeps import Expiry, SetObjectSweep, StreamSweep, UploadSweep
 from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.peers.addresses import PeerAddresses
+from streammeta.controller.peers.dialled import Identity
+from streammeta.controller.peers.server import PeerServer
+from streammeta.controller.peers.transport import TcpPeerTransport
 from streammeta.controller.quorum.config import QuorumConfig, QuorumTimings
 from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.controller.rpc.commit_pipeline import CommitPipeline
 from streammeta.controller.rpc.map_routes import LeaderView, routed, routes
-from streammeta.controller.rpc.peer_transport import GrpcPeerTransport, PeerAddresses
-from streammeta.controller.rpc.quorum_service import PeerServicer, QuorumServicer
+from streammeta.controller.rpc.quorum_service import QuorumServicer
 from streammeta.controller.rpc.services import (
     AdminHandlers,
     MetadataHandlers,
@@ -173,16 +177,18 @@ class ControllerNode:
         quorum = _quorum_config(config, journal)
         own = Endpoints(peers=config.peer_advertise, clients=config.advertise)
         addresses = PeerAddresses(config.node_id, own, config.seeds, config.peer_overrides)
+        identity = Identity(config.cluster_id, config.node_id, config.advertise)
         self._driver = QuorumDriver(
             config=quorum,
             journal=journal,
-            transport=GrpcPeerTransport(addresses, quorum.timings.request_timeout_ms),
+            transport=TcpPeerTransport(addresses, identity, quorum.timings.request_timeout_ms),
             state_machine=self._controller,
             clock=clock,
             checkpoints=CheckpointLimits(
                 log_bytes=config.snapshot_log_bytes, interval_ms=config.snapshot_interval_ms
             ),
         )
+        self._peers = PeerServer(self._driver, identity)
         self._controller.bind(self._driver)
         self._health = health.aio.HealthServicer()
         self._sessions = Sessions(config.session_timeout_ms)
@@ -262,18 +268,24 @@ class ControllerNode:
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
-        clients, peers = new_server(), new_server()
+        clients = new_server()
         clients.add_generic_rpc_handlers(self._handlers())
         health_pb2_grpc.add_HealthServicer_to_server(self._health, clients)
         reflection.enable_server_reflection(_service_names(), clients)
-        service = quorum_pb2.DESCRIPTOR.services_by_name["QuorumService"]
-        served = PeerServicer(self._driver).unary()
-        peers.add_generic_rpc_handlers((service_handler(service, served, {}),))
-        async with (
-            _started(clients, "listen", self._config.listen),
-            _started(peers, "peer-listen", self._config.peer_listen),
-        ):
+        try:
+            listen(clients, self._config.listen)
+        except RuntimeError as error:
+            raise _port_in_use("listen", self._config.listen, error) from error
+        try:
+            await self._peers.start(self._config.peer_listen)
+        except OSError as error:
+            raise _port_in_use("peer-listen", self._config.peer_listen, error) from error
+        await clients.start()
+        try:
             yield
+        finally:
+            await self._peers.stop()
+            await clients.stop(STOP_GRACE_S)
 
     @contextlib.asynccontextmanager
     async def _lifecycle_running(self) -> AsyncIterator[Sequence[asyncio.Task[None]]]:
@@ -338,21 +350,11 @@ class ControllerNode:
         await self._health.set(service, states.SERVING if serving else states.NOT_SERVING)
 
 
-@contextlib.asynccontextmanager
-async def _started(server: grpc.aio.Server, option: str, address: str) -> AsyncIterator[None]:
-    """Serve at the address that `option` says until the block ends; raises PortInUseError."""
-    try:
-        listen(server, address)
-    except RuntimeError as error:
-        raise PortInUseError(
-            f"{option}: can't listen on {address}: {error}; "
-            f"is another process using the port? choose another with --{option}"
-        ) from error
-    await server.start()
-    try:
-        yield
-    finally:
-        await server.stop(STOP_GRACE_S)
+def _port_in_use(option: str, address: str, error: Exception) -> PortInUseError:
+    return PortInUseError(
+        f"{option}: can't listen on {address}: {error}; "
+        f"is another process using the port? choose another with --{option}"
+    )
 
 
 def _quorum_config(config: ControllerConfig, journal: Journal) -> QuorumConfig:

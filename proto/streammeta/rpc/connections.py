@@ -1,6 +1,6 @@
 """Factory of all gRPC channels and servers: message sizes, keepalive, reconnecting.
 
-Nothing else opens a channel or a port, so that credentials have one place to enter. Every
+Nothing else opens a channel or a port of gRPC, so that credentials have one place to enter. Every
 connection is plain text today.
 """
 
@@ -13,10 +13,10 @@ from typing import TypeAlias
 import grpc
 
 REQUEST_BYTES_MAX = 16 << 20
-"""Largest request that a controller takes, from peers and clients alike."""
+"""Largest request that a controller takes."""
 
 ANSWER_BYTES_MAX = 64 << 20
-"""Largest answer: room for a Fetch of 8 MiB, or one batch that is larger, with all framing."""
+"""Largest answer."""
 
 _Options: TypeAlias = Sequence[tuple[str, int]]
 
@@ -55,16 +55,6 @@ _OPERATOR: _Options = (
     # A dead host must leave time to ask the others.
     ("grpc.min_reconnect_backoff_ms", 2000),
 )
-_PEER: _Options = (
-    *_CHANNEL,
-    ("grpc.max_send_message_length", REQUEST_BYTES_MAX),
-    # A peer that restarts must be found again well within an election timeout.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 500),
-    # A restarted container may have another address under the same name.
-    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
-)
-_BULK_IDLE_MS = 60_000
 
 
 def client_channel(endpoint: str) -> grpc.aio.Channel:
@@ -75,15 +65,6 @@ def client_channel(endpoint: str) -> grpc.aio.Channel:
 def operator_channel(endpoint: str) -> grpc.Channel:
     """Return a blocking channel to a controller, for commands and jobs."""
     return grpc.insecure_channel(endpoint, _OPERATOR)
-
-
-def peer_channel(
-    endpoint: str, connect_timeout_ms: int, *, for_snapshots: bool = False
-) -> grpc.aio.Channel:
-    """Return a controller's channel to a peer; one for snapshots disconnects when it is idle."""
-    idle = [("grpc.client_idle_timeout_ms", _BULK_IDLE_MS)] if for_snapshots else []
-    connect = ("grpc.min_reconnect_backoff_ms", connect_timeout_ms)
-    return grpc.aio.insecure_channel(endpoint, options=[*_PEER, connect, *idle])
 
 
 def new_server() -> grpc.aio.Server:

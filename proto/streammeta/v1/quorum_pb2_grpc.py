@@ -26,8 +26,7 @@ if _version_not_supported:
 
 
 class QuorumServiceStub:
-    """RPCs of the role peer are served at an address of their own, for the other controllers alone.
-    """
+    """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
         """Constructor.
@@ -35,36 +34,6 @@ class QuorumServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Vote = channel.unary_unary(
-                '/streammeta.v1.QuorumService/Vote',
-                request_serializer=streammeta_dot_v1_dot_quorum__pb2.VoteRequest.SerializeToString,
-                response_deserializer=streammeta_dot_v1_dot_quorum__pb2.VoteResponse.FromString,
-                _registered_method=True)
-        self.BeginQuorumEpoch = channel.unary_unary(
-                '/streammeta.v1.QuorumService/BeginQuorumEpoch',
-                request_serializer=streammeta_dot_v1_dot_quorum__pb2.BeginQuorumEpochRequest.SerializeToString,
-                response_deserializer=streammeta_dot_v1_dot_quorum__pb2.BeginQuorumEpochResponse.FromString,
-                _registered_method=True)
-        self.EndQuorumEpoch = channel.unary_unary(
-                '/streammeta.v1.QuorumService/EndQuorumEpoch',
-                request_serializer=streammeta_dot_v1_dot_quorum__pb2.EndQuorumEpochRequest.SerializeToString,
-                response_deserializer=streammeta_dot_v1_dot_quorum__pb2.EndQuorumEpochResponse.FromString,
-                _registered_method=True)
-        self.Fetch = channel.unary_unary(
-                '/streammeta.v1.QuorumService/Fetch',
-                request_serializer=streammeta_dot_v1_dot_quorum__pb2.FetchRequest.SerializeToString,
-                response_deserializer=streammeta_dot_v1_dot_quorum__pb2.FetchResponse.FromString,
-                _registered_method=True)
-        self.FetchSnapshot = channel.unary_unary(
-                '/streammeta.v1.QuorumService/FetchSnapshot',
-                request_serializer=streammeta_dot_v1_dot_quorum__pb2.FetchSnapshotRequest.SerializeToString,
-                response_deserializer=streammeta_dot_v1_dot_quorum__pb2.FetchSnapshotResponse.FromString,
-                _registered_method=True)
-        self.UpdateVoter = channel.unary_unary(
-                '/streammeta.v1.QuorumService/UpdateVoter',
-                request_serializer=streammeta_dot_v1_dot_quorum__pb2.UpdateVoterRequest.SerializeToString,
-                response_deserializer=streammeta_dot_v1_dot_quorum__pb2.UpdateVoterResponse.FromString,
-                _registered_method=True)
         self.AddVoter = channel.unary_unary(
                 '/streammeta.v1.QuorumService/AddVoter',
                 request_serializer=streammeta_dot_v1_dot_quorum__pb2.AddVoterRequest.SerializeToString,
@@ -83,68 +52,7 @@ class QuorumServiceStub:
 
 
 class QuorumServiceServicer:
-    """RPCs of the role peer are served at an address of their own, for the other controllers alone.
-    """
-
-    def Vote(self, request, context):
-        """Asks for a vote or, with pre_vote, whether one could be had.
-        Retry: safe.
-        Errors: QuorumError in the answer's header.
-        Roles: peer.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def BeginQuorumEpoch(self, request, context):
-        """Announces the sender as leader of its epoch.
-        Retry: safe.
-        Errors: QuorumError in the answer's header.
-        Roles: peer.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def EndQuorumEpoch(self, request, context):
-        """Announces that the sender no longer leads its epoch.
-        Retry: safe.
-        Errors: QuorumError in the answer's header.
-        Roles: peer.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Fetch(self, request, context):
-        """Acknowledges everything below an offset and asks for what follows; may wait for it.
-        Retry: safe.
-        Errors: QuorumError in the answer's header.
-        Roles: peer.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def FetchSnapshot(self, request, context):
-        """Downloads some bytes of a snapshot.
-        Retry: safe.
-        Errors: QuorumError in the answer's header.
-        Roles: peer.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def UpdateVoter(self, request, context):
-        """Tells the leader where a voter is reached and which disk it has.
-        Retry: safe.
-        Errors: QuorumError in the answer's header.
-        Roles: peer.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
+    """Missing associated documentation comment in .proto file."""
 
     def AddVoter(self, request, context):
         """Makes an observer a voter. The leader serves it.
@@ -179,36 +87,6 @@ class QuorumServiceServicer:
 
 def add_QuorumServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Vote': grpc.unary_unary_rpc_method_handler(
-                    servicer.Vote,
-                    request_deserializer=streammeta_dot_v1_dot_quorum__pb2.VoteRequest.FromString,
-                    response_serializer=streammeta_dot_v1_dot_quorum__pb2.VoteResponse.SerializeToString,
-            ),
-            'BeginQuorumEpoch': grpc.unary_unary_rpc_method_handler(
-                    servicer.BeginQuorumEpoch,
-                    request_deserializer=streammeta_dot_v1_dot_quorum__pb2.BeginQuorumEpochRequest.FromString,
-                    response_serializer=streammeta_dot_v1_dot_quorum__pb2.BeginQuorumEpochResponse.SerializeToString,
-            ),
-            'EndQuorumEpoch': grpc.unary_unary_rpc_method_handler(
-                    servicer.EndQuorumEpoch,
-                    request_deserializer=streammeta_dot_v1_dot_quorum__pb2.EndQuorumEpochRequest.FromString,
-                    response_serializer=streammeta_dot_v1_dot_quorum__pb2.EndQuorumEpochResponse.SerializeToString,
-            ),
-            'Fetch': grpc.unary_unary_rpc_method_handler(
-                    servicer.Fetch,
-                    request_deserializer=streammeta_dot_v1_dot_quorum__pb2.FetchRequest.FromString,
-                    response_serializer=streammeta_dot_v1_dot_quorum__pb2.FetchResponse.SerializeToString,
-            ),
-            'FetchSnapshot': grpc.unary_unary_rpc_method_handler(
-                    servicer.FetchSnapshot,
-                    request_deserializer=streammeta_dot_v1_dot_quorum__pb2.FetchSnapshotRequest.FromString,
-                    response_serializer=streammeta_dot_v1_dot_quorum__pb2.FetchSnapshotResponse.SerializeToString,
-            ),
-            'UpdateVoter': grpc.unary_unary_rpc_method_handler(
-                    servicer.UpdateVoter,
-                    request_deserializer=streammeta_dot_v1_dot_quorum__pb2.UpdateVoterRequest.FromString,
-                    response_serializer=streammeta_dot_v1_dot_quorum__pb2.UpdateVoterResponse.SerializeToString,
-            ),
             'AddVoter': grpc.unary_unary_rpc_method_handler(
                     servicer.AddVoter,
                     request_deserializer=streammeta_dot_v1_dot_quorum__pb2.AddVoterRequest.FromString,
@@ -233,170 +111,7 @@ def add_QuorumServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class QuorumService:
-    """RPCs of the role peer are served at an address of their own, for the other controllers alone.
-    """
-
-    @staticmethod
-    def Vote(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/streammeta.v1.QuorumService/Vote',
-            streammeta_dot_v1_dot_quorum__pb2.VoteRequest.SerializeToString,
-            streammeta_dot_v1_dot_quorum__pb2.VoteResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def BeginQuorumEpoch(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/streammeta.v1.QuorumService/BeginQuorumEpoch',
-            streammeta_dot_v1_dot_quorum__pb2.BeginQuorumEpochRequest.SerializeToString,
-            streammeta_dot_v1_dot_quorum__pb2.BeginQuorumEpochResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def EndQuorumEpoch(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/streammeta.v1.QuorumService/EndQuorumEpoch',
-            streammeta_dot_v1_dot_quorum__pb2.EndQuorumEpochRequest.SerializeToString,
-            streammeta_dot_v1_dot_quorum__pb2.EndQuorumEpochResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Fetch(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/streammeta.v1.QuorumService/Fetch',
-            streammeta_dot_v1_dot_quorum__pb2.FetchRequest.SerializeToString,
-            streammeta_dot_v1_dot_quorum__pb2.FetchResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def FetchSnapshot(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/streammeta.v1.QuorumService/FetchSnapshot',
-            streammeta_dot_v1_dot_quorum__pb2.FetchSnapshotRequest.SerializeToString,
-            streammeta_dot_v1_dot_quorum__pb2.FetchSnapshotResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def UpdateVoter(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/streammeta.v1.QuorumService/UpdateVoter',
-            streammeta_dot_v1_dot_quorum__pb2.UpdateVoterRequest.SerializeToString,
-            streammeta_dot_v1_dot_quorum__pb2.UpdateVoterResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
+    """Missing associated documentation comment in .proto file."""
 
     @staticmethod
     def AddVoter(request,

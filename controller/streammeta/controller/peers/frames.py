@@ -66,15 +66,16 @@ HELLO_ONLY: PayloadLimits = {FrameKind.HELLO: HELLO_BYTES_MAX}
 """Frames that a listener takes first."""
 HELLO_ANSWER_ONLY: PayloadLimits = {FrameKind.HELLO_ANSWER: HELLO_BYTES_MAX}
 """Frames that a dialler takes first."""
-REQUESTS: PayloadLimits = {
+CONTROL_REQUESTS: PayloadLimits = {
     FrameKind.VOTE: REQUEST_BYTES_MAX,
     FrameKind.BEGIN_QUORUM_EPOCH: REQUEST_BYTES_MAX,
     FrameKind.END_QUORUM_EPOCH: REQUEST_BYTES_MAX,
     FrameKind.FETCH: REQUEST_BYTES_MAX,
-    FrameKind.FETCH_SNAPSHOT: REQUEST_BYTES_MAX,
     FrameKind.UPDATE_VOTER: REQUEST_BYTES_MAX,
 }
-"""Frames that a listener takes after the hello."""
+"""Frames that a listener takes after the hello of a connection for control."""
+BULK_REQUESTS: PayloadLimits = {FrameKind.FETCH_SNAPSHOT: REQUEST_BYTES_MAX}
+"""Frames that a listener takes after the hello of a connection for bulk."""
 ANSWERS: PayloadLimits = {
     FrameKind.VOTE_ANSWER: SMALL_ANSWER_BYTES_MAX,
     FrameKind.BEGIN_QUORUM_EPOCH_ANSWER: SMALL_ANSWER_BYTES_MAX,

@@ -16,7 +16,7 @@ VERSION = 1
 """Version of the protocol between controllers: of frames, hellos and messages."""
 
 _MAGIC = b"strmpeer"
-_HELLO = struct.Struct(">8sHiiBBB")
+_HELLO = struct.Struct(">8sHiiBBH")
 _ANSWER = struct.Struct(">8sHiBB")
 
 

@@ -16,7 +16,6 @@ from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.peers.frames import FrameKind
 from streammeta.controller.peers.wire_parts import (
     FieldReader,
-    LeaderAddress,
     answer_part,
     ask_part,
     batch_parts,
@@ -26,9 +25,9 @@ from streammeta.controller.peers.wire_parts import (
     read_answer,
     read_ask,
     read_batches,
-    read_endpoint,
     read_key,
     require_end,
+    require_reachable,
     text_part,
     unpacked,
 )
@@ -52,6 +51,7 @@ from streammeta.controller.quorum.messages import (
     VoteResponse,
 )
 from streammeta.controller.quorum.voters import Voter
+from streammeta.controller.runtime.interfaces import Endpoints
 
 DIGEST_BYTES = 32
 """Length of a SHA-256."""
@@ -87,11 +87,11 @@ def _read_vote(data: bytes) -> VoteRequest:
     )
 
 
-def _voted(response: VoteResponse, leader: LeaderAddress) -> Parts:
+def _voted(response: VoteResponse, leader: Endpoints) -> Parts:
     return [answer_part(response.header, leader), _VOTED.pack(response.pre_vote, response.granted)]
 
 
-def _read_voted(data: bytes) -> tuple[VoteResponse, LeaderAddress]:
+def _read_voted(data: bytes) -> tuple[VoteResponse, Endpoints]:
     header, leader, position = read_answer(data)
     pre_vote, granted = unpacked(_VOTED, data, position, "granted")
     require_end(data, position + _VOTED.size)
@@ -129,12 +129,12 @@ _Bare: TypeAlias = BeginQuorumEpochResponse | EndQuorumEpochResponse | UpdateVot
 """Answers that are a header and nothing else."""
 
 
-def _bare(response: _Bare, leader: LeaderAddress) -> Parts:
+def _bare(response: _Bare, leader: Endpoints) -> Parts:
     return [answer_part(response.header, leader)]
 
 
-def _bare_reader(kind: type[_Bare]) -> Callable[[bytes], tuple[_Bare, LeaderAddress]]:
-    def read(data: bytes) -> tuple[_Bare, LeaderAddress]:
+def _bare_reader(kind: type[_Bare]) -> Callable[[bytes], tuple[_Bare, Endpoints]]:
+    def read(data: bytes) -> tuple[_Bare, Endpoints]:
         header, leader, position = read_answer(data)
         require_end(data, position)
         return kind(header=header), leader
@@ -144,17 +144,26 @@ def _bare_reader(kind: type[_Bare]) -> Callable[[bytes], tuple[_Bare, LeaderAddr
 
 def _update_voter(request: UpdateVoterRequest) -> Parts:
     voter = request.voter
-    return [ask_part(request.header), key_part(voter.key), text_part(voter.endpoint)]
+    return [
+        ask_part(request.header),
+        key_part(voter.key),
+        text_part(voter.endpoint),
+        text_part(voter.client_endpoint or ""),
+    ]
 
 
 def _read_update_voter(data: bytes) -> UpdateVoterRequest:
     header, position = read_ask(data)
     reader = FieldReader(data, position)
-    voter = Voter(read_key(reader, "voter.key"), read_endpoint(reader, "voter.endpoint"))
+    key, peers = read_key(reader, "voter.key"), reader.text("voter.endpoint")
+    clients = reader.text("voter.client_endpoint")
     reader.end()
-    if voter.key != header.sender:
+    require_reachable("voter.endpoint", peers)
+    if clients:
+        require_reachable("voter.client_endpoint", clients)
+    if key != header.sender:
         raise InvalidRequestError("voter.key", "not the sender's; a voter speaks for itself alone")
-    return UpdateVoterRequest(header=header, voter=voter)
+    return UpdateVoterRequest(header=header, voter=Voter(key, peers, clients or None))
 
 
 # -- replication
@@ -202,7 +211,7 @@ def _read_fetch(data: bytes) -> FetchRequest:
     )
 
 
-def _fetched(response: FetchResponse, leader: LeaderAddress) -> Parts:
+def _fetched(response: FetchResponse, leader: Endpoints) -> Parts:
     diverging, snapshot_id, batches = response.diverging, response.snapshot_id, response.batches
     content = (
         (_DIVERGING if diverging is not None else 0)
@@ -226,7 +235,7 @@ def _fetched(response: FetchResponse, leader: LeaderAddress) -> Parts:
     return parts
 
 
-def _read_fetched(data: bytes) -> tuple[FetchResponse, LeaderAddress]:
+def _read_fetched(data: bytes) -> tuple[FetchResponse, Endpoints]:
     header, leader, position = read_answer(data)
     fields = unpacked(_FETCHED, data, position, "high_watermark")
     position += _FETCHED.size
@@ -304,7 +313,7 @@ def _read_fetch_snapshot(data: bytes) -> FetchSnapshotRequest:
     )
 
 
-def _chunk(response: FetchSnapshotResponse, leader: LeaderAddress) -> Parts:
+def _chunk(response: FetchSnapshotResponse, leader: Endpoints) -> Parts:
     fields = _CHUNK.pack(
         response.snapshot_id.end_offset,
         response.snapshot_id.epoch,
@@ -316,7 +325,7 @@ def _chunk(response: FetchSnapshotResponse, leader: LeaderAddress) -> Parts:
     return [answer_part(response.header, leader), fields, response.file_digest, response.data]
 
 
-def _read_chunk(data: bytes) -> tuple[FetchSnapshotResponse, LeaderAddress]:
+def _read_chunk(data: bytes) -> tuple[FetchSnapshotResponse, Endpoints]:
     header, leader, place = read_answer(data)
     reader = FieldReader(data, place)
     fields = reader.fields(_CHUNK, "snapshot_id")
@@ -379,7 +388,7 @@ _REQUEST_DECODERS: Mapping[FrameKind, Callable[[bytes], Request]] = {
     FrameKind.FETCH_SNAPSHOT: _read_fetch_snapshot,
     FrameKind.UPDATE_VOTER: _read_update_voter,
 }
-_ANSWER_ENCODERS: Mapping[type[Response], tuple[FrameKind, Callable[[Any, LeaderAddress], Parts]]]
+_ANSWER_ENCODERS: Mapping[type[Response], tuple[FrameKind, Callable[[Any, Endpoints], Parts]]]
 _ANSWER_ENCODERS = {
     VoteResponse: (FrameKind.VOTE_ANSWER, _voted),
     BeginQuorumEpochResponse: (FrameKind.BEGIN_QUORUM_EPOCH_ANSWER, _bare),
@@ -388,7 +397,7 @@ _ANSWER_ENCODERS = {
     FetchSnapshotResponse: (FrameKind.FETCH_SNAPSHOT_ANSWER, _chunk),
     UpdateVoterResponse: (FrameKind.UPDATE_VOTER_ANSWER, _bare),
 }
-_ANSWER_DECODERS: Mapping[FrameKind, Callable[[bytes], tuple[Response, LeaderAddress]]] = {
+_ANSWER_DECODERS: Mapping[FrameKind, Callable[[bytes], tuple[Response, Endpoints]]] = {
     FrameKind.VOTE_ANSWER: _read_voted,
     FrameKind.BEGIN_QUORUM_EPOCH_ANSWER: _bare_reader(BeginQuorumEpochResponse),
     FrameKind.END_QUORUM_EPOCH_ANSWER: _bare_reader(EndQuorumEpochResponse),
@@ -413,7 +422,7 @@ def decode_request(kind: FrameKind, payload: bytes) -> Request:
     return _REQUEST_DECODERS[kind](payload)
 
 
-def encode_answer(response: Response, leader: LeaderAddress) -> tuple[FrameKind, Parts]:
+def encode_answer(response: Response, leader: Endpoints) -> tuple[FrameKind, Parts]:
     """Return the kind of an answer's frame, and its payload.
 
     `leader` are the addresses of the leader that its header names.
@@ -422,7 +431,7 @@ def encode_answer(response: Response, leader: LeaderAddress) -> tuple[FrameKind,
     return kind, encode(response, leader)
 
 
-def decode_answer(kind: FrameKind, payload: bytes) -> tuple[Response, LeaderAddress]:
+def decode_answer(kind: FrameKind, payload: bytes) -> tuple[Response, Endpoints]:
     """Read an answer, and the addresses of the leader that its header names.
 
     Raises:

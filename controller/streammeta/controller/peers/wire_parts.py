@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -26,22 +25,13 @@ from streammeta.controller.quorum.messages import (
     ResponseHeader,
 )
 from streammeta.controller.quorum.voters import ReplicaKey
+from streammeta.controller.runtime.interfaces import Endpoints
 
 DIRECTORY_ID_CHARS_MAX = 64
 """More than any UUID has; ids are compared, stored in every voter set and shown, never parsed."""
 
 _NO_LEADER = -1
-
-
-@dataclass(frozen=True, slots=True)
-class LeaderAddress:
-    """Addresses of the leader that an answer's header names; empty where unknown."""
-
-    endpoint: str = ""
-    client_endpoint: str = ""
-
-
-NO_ADDRESS = LeaderAddress()
+_LENGTH = struct.Struct(">H")
 
 
 # -- texts and numbers
@@ -51,9 +41,7 @@ NO_ADDRESS = LeaderAddress()
 def text_part(text: str) -> bytes:
     """Return a text behind its length."""
     data = text.encode()
-    if len(data) > 0xFF:
-        raise InvalidRequestError("text", f"{len(data)} bytes; at most 255")
-    return bytes((len(data),)) + data
+    return _LENGTH.pack(len(data)) + data
 
 
 class FieldReader:
@@ -80,7 +68,7 @@ class FieldReader:
 
     def text(self, what: str) -> str:
         """Return a text."""
-        (length,) = self.raw(1, what)
+        (length,) = self.fields(_LENGTH, what)
         try:
             return self.raw(length, what).decode()
         except UnicodeDecodeError as error:
@@ -149,14 +137,12 @@ def read_key(reader: FieldReader, path: str) -> ReplicaKey:
     return ReplicaKey(NodeId(node_id), DirectoryId(directory) if directory else None)
 
 
-def read_endpoint(reader: FieldReader, path: str) -> str:
-    """Read `host:port`, for others will connect to it."""
-    endpoint = reader.text(path)
+def require_reachable(path: str, endpoint: str) -> None:
+    """Raise InvalidRequestError unless it is `host:port`, for others will connect to it."""
     try:
         check_reachable(path, endpoint)
     except ConfigError as error:
         raise InvalidRequestError(path, str(error).removeprefix(f"{path}: ")) from None
-    return endpoint
 
 
 # -- headers
@@ -213,11 +199,11 @@ def read_ask(data: bytes) -> tuple[RequestHeader, int]:
     return header, end
 
 
-def answer_part(header: ResponseHeader, leader: LeaderAddress) -> bytes:
+def answer_part(header: ResponseHeader, leader: Endpoints) -> bytes:
     """Return the header of an answer; the addresses go with a leader's id alone."""
     leader_id = _NO_LEADER if header.leader_id is None else header.leader_id
     if leader_id == _NO_LEADER:
-        leader = NO_ADDRESS
+        leader = Endpoints()
     fixed = _ANSWERED.pack(
         header.sender,
         header.receiver,
@@ -227,10 +213,10 @@ def answer_part(header: ResponseHeader, leader: LeaderAddress) -> bytes:
         leader_id,
         header.error,
     )
-    return b"".join((fixed, text_part(leader.endpoint), text_part(leader.client_endpoint)))
+    return b"".join((fixed, text_part(leader.peers or ""), text_part(leader.clients or "")))
 
 
-def read_answer(data: bytes) -> tuple[ResponseHeader, LeaderAddress, int]:
+def read_answer(data: bytes) -> tuple[ResponseHeader, Endpoints, int]:
     """Return the header of an answer, the addresses in it and where it ends."""
     fixed = unpacked(_ANSWERED, data, 0, "header")
     not_negative(_ANSWERED_NAMES, fixed[:5])
@@ -259,19 +245,19 @@ _ERRORS = {int(error): error for error in QuorumError}
 
 def _text_end(data: bytes, position: int) -> int:
     """Return where the text at a position ends."""
-    if position >= len(data) or position + 1 + data[position] > len(data):
-        raise too_short("header.leader_endpoint", data, position + 1)
-    return position + 1 + data[position]
+    (length,) = unpacked(_LENGTH, data, position, "header.leader_endpoint")
+    end: int = position + _LENGTH.size + length
+    if end > len(data):
+        raise too_short("header.leader_endpoint", data, end)
+    return end
 
 
 @lru_cache(maxsize=64)
-def _read_leader(data: bytes) -> LeaderAddress:
+def _read_leader(data: bytes) -> Endpoints:
     reader = FieldReader(data)
-    address = LeaderAddress(
-        reader.text("header.leader_endpoint"), reader.text("header.leader_client_endpoint")
-    )
+    peers, clients = reader.text("header.leader_endpoint"), reader.text("header.leader_clients")
     reader.end()
-    return address
+    return Endpoints(peers or None, clients or None)
 
 
 # -- batches

@@ -53,7 +53,7 @@ class Batch:
 
 @unique
 class QuorumError(IntEnum):
-    """Refusals of quorum requests; numbers are those of the protobuf enum."""
+    """Refusals of quorum requests; numbers are those of Kafka's protocol."""
 
     NONE = 0
     NOT_LEADER = 6

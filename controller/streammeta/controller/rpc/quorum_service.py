@@ -1,8 +1,6 @@
-"""QuorumService: passes requests to the quorum driver and returns its answers.
+"""QuorumService: passes requests of operators to the quorum driver and returns its answers.
 
-Its RPCs are served apart: those of operators to clients, those of peers to the other controllers,
-whose requests the core answers. The number in flight is bounded for each kind, so that a flood of
-one kind leaves room for the others.
+The number in flight is bounded. The other controllers speak to the quorum elsewhere.
 """
 
 # ruff: noqa: N802 (methods are named as in the contract)
@@ -15,16 +13,12 @@ from typing import Any
 
 import grpc
 
+from streammeta.controller.config import check_reachable
 from streammeta.controller.errors import BusyError, InvalidRequestError
-from streammeta.controller.ids import ClusterId
-from streammeta.controller.quorum import messages
+from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
-from streammeta.controller.rpc.quorum_wire import (
-    EXCHANGES,
-    MESSAGES,
-)
+from streammeta.controller.rpc.conversion import Conversion, checked, not_negative
 from streammeta.controller.rpc.request_guard import UnaryHandler, abort
-from streammeta.controller.runtime.interfaces import Endpoints
 from streammeta.controller.runtime.operations import QuorumDescription
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.v1 import quorum_pb2 as pb
@@ -38,20 +32,26 @@ CHANGE_TIMEOUT_MS_MAX = 600_000
 """Maximum time limit of a voter change, in milliseconds: a new voter catches up first."""
 
 
-class _Room:
-    """Bound on the number of requests of one kind in flight."""
+REQUESTS_MAX = 32
+"""Maximum number of voter changes in flight."""
 
-    def __init__(self, what: str, limit: int) -> None:
-        self._what = what
-        self._limit = limit
+DIRECTORY_ID_CHARS_MAX = 64
+"""More than any UUID has; ids are compared, stored in every voter set and shown, never parsed."""
+
+
+class _Room:
+    """Bound on the number of requests in flight."""
+
+    def __init__(self) -> None:
         self._taken = 0
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:
         """Take one place while the block runs; raises BusyError if there is none."""
-        if self._taken >= self._limit:
+        if self._taken >= REQUESTS_MAX:
             raise BusyError(
-                f"{self._taken} {self._what} are under way, as many as may be; try again later"
+                f"{self._taken} requests of operators are under way, as many as may be; "
+                "try again later"
             )
         self._taken += 1
         try:
@@ -60,69 +60,13 @@ class _Room:
             self._taken -= 1
 
 
-class PeerServicer:
-    """Serves one replica of the quorum to the others."""
-
-    def __init__(self, driver: QuorumDriver) -> None:
-        self._driver = driver
-        control = _Room("votes and announcements", 128)
-        self._room: dict[type[messages.Request], _Room] = {
-            messages.VoteRequest: control,
-            messages.BeginQuorumEpochRequest: control,
-            messages.EndQuorumEpochRequest: control,
-            messages.UpdateVoterRequest: control,
-            messages.FetchRequest: _Room("fetches", 256),
-            messages.FetchSnapshotRequest: _Room("reads of snapshots", 32),
-        }
-
-    def unary(self) -> Mapping[str, UnaryHandler]:
-        """Return the handlers by method name."""
-        return {exchange.method: getattr(self, exchange.method) for exchange in EXCHANGES.values()}
-
-    async def Vote(self, request: pb.VoteRequest, context: Context) -> Any:
-        """Vote on a candidate."""
-        return await self._handle(messages.VoteRequest, request, context)
-
-    async def BeginQuorumEpoch(self, request: pb.BeginQuorumEpochRequest, context: Context) -> Any:
-        """Note the leader of an epoch."""
-        return await self._handle(messages.BeginQuorumEpochRequest, request, context)
-
-    async def EndQuorumEpoch(self, request: pb.EndQuorumEpochRequest, context: Context) -> Any:
-        """Note that a leader has resigned."""
-        return await self._handle(messages.EndQuorumEpochRequest, request, context)
-
-    async def Fetch(self, request: pb.FetchRequest, context: Context) -> Any:
-        """Return batches of the log; may wait for them."""
-        return await self._handle(messages.FetchRequest, request, context)
-
-    async def FetchSnapshot(self, request: pb.FetchSnapshotRequest, context: Context) -> Any:
-        """Return bytes of a snapshot."""
-        return await self._handle(messages.FetchSnapshotRequest, request, context)
-
-    async def UpdateVoter(self, request: pb.UpdateVoterRequest, context: Context) -> Any:
-        """Note a voter's addresses and disk."""
-        return await self._handle(messages.UpdateVoterRequest, request, context)
-
-    async def _handle(self, kind: type[messages.Request], message: Any, context: Context) -> Any:
-        exchange = EXCHANGES[kind]
-        try:
-            with self._room[kind].one():
-                request = exchange.request_from_pb(message)
-                response = await self._driver.handle(request)
-        except Exception as error:  # noqa: BLE001 (every failure of a call is a status)
-            await abort(context, error)
-        leader_id = response.header.leader_id
-        leader = Endpoints() if leader_id is None else self._driver.endpoints(leader_id)
-        return exchange.response_to_pb(response, leader)
-
-
 class QuorumServicer:
     """Serves the quorum to operators: its description, and changes of its voters."""
 
     def __init__(self, driver: QuorumDriver, cluster_id: ClusterId) -> None:
         self._driver = driver
         self._cluster_id = cluster_id
-        self._operators = _Room("requests of operators", 32)
+        self._operators = _Room()
 
     def unary(self) -> Mapping[str, UnaryHandler]:
         """Return the handlers by method name."""
@@ -194,8 +138,31 @@ def _change_timeout_ms(asked: int, context: Context) -> int:
     return timeout_ms if remaining_s is None else min(timeout_ms, int(remaining_s * 1000))
 
 
-_read_voter = MESSAGES.reader(Voter, pb.Voter)
-_read_key = MESSAGES.reader(ReplicaKey, pb.ReplicaKey)
-_write_description = MESSAGES.writer(
+def _directory_id(text: str, path: str) -> DirectoryId | None:
+    if len(text) > DIRECTORY_ID_CHARS_MAX:
+        raise InvalidRequestError(path, f"{len(text)} characters; at most {DIRECTORY_ID_CHARS_MAX}")
+    return DirectoryId(text) if text else None
+
+
+def _check_voter(voter: Voter) -> None:
+    """Require endpoints as `host:port`, for others will connect to them."""
+    checked(check_reachable, voter.endpoint, "voter.endpoint")
+    if voter.client_endpoint is not None:
+        checked(check_reachable, voter.client_endpoint, "voter.client_endpoint")
+
+
+_PARTS = Conversion(
+    reads={
+        NodeId: not_negative,
+        Epoch: not_negative,
+        EndOffset: not_negative,
+        DirectoryId: _directory_id,
+    },
+    writes={},
+    checks={Voter: _check_voter},
+)
+_read_voter = _PARTS.reader(Voter, pb.Voter)
+_read_key = _PARTS.reader(ReplicaKey, pb.ReplicaKey)
+_write_description = _PARTS.writer(
     QuorumDescription, pb.DescribeQuorumResponse, "cluster_id", "repairing", "disk_full"
 )

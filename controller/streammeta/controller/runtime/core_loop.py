@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 from streammeta.controller.ids import NodeId
 from streammeta.controller.quorum.core import QuorumCore
 from streammeta.controller.quorum.events import Append, Effect, Event, Send, Tick
 from streammeta.controller.quorum.messages import Request, RequestHeader, Response, ResponseHeader
 from streammeta.controller.runtime.clock import Clock
-from streammeta.controller.runtime.interfaces import PeerTransport
-from streammeta.controller.runtime.waiters import WaiterMap
+from streammeta.controller.runtime.interfaces import PeerTransport, Reply
+
+_CallKey: TypeAlias = tuple[NodeId, int, int]
 
 
 class CoreLoop:
@@ -127,7 +129,7 @@ class CoreLoop:
 class Outbox:
     """Messages of the core in order, each held until the write it depends on is durable.
 
-    A request goes to the transport; an answer goes to the waiting call of the peer, if any.
+    A request goes to the transport; an answer to the call of the peer, if it still waits.
     """
 
     def __init__(self, transport: PeerTransport) -> None:
@@ -136,8 +138,7 @@ class Outbox:
         self._state_token = 0
         """Token of the last quorum-state that became durable ahead of its turn."""
         self._held: deque[Send] = deque()
-        self.calls: WaiterMap[tuple[NodeId, int, int], Response] = WaiterMap()
-        """Calls of peers by `call_key`."""
+        self._replies: dict[_CallKey, Reply] = {}
 
     def send(self, effect: Send) -> None:
         """Send a message once the write it depends on is durable."""
@@ -146,8 +147,28 @@ class Outbox:
         elif isinstance(effect.message, Request):
             self._transport.send(effect.message)
         else:
-            header = effect.message.header
-            self.calls.answer(call_key(header.receiver, header), effect.message)
+            self.answer(effect.message)
+
+    def expect(self, request: Request, reply: Reply) -> None:
+        """Give a request's answer to `reply`; the same request from before gets none."""
+        key = _call_key(request.header.sender.node_id, request.header)
+        replaced = self._replies.get(key)
+        self._replies[key] = reply
+        if replaced is not None:
+            replaced(None)
+
+    def answer(self, response: Response) -> None:
+        """Give an answer to the call that waits for it, if any does."""
+        header = response.header
+        reply = self._replies.pop(_call_key(header.receiver, header), None)
+        if reply is not None:
+            reply(response)
+
+    def forget(self, request: Request, reply: Reply) -> None:
+        """Drop `reply`: nobody waits for the answer to this request."""
+        key = _call_key(request.header.sender.node_id, request.header)
+        if self._replies.get(key) is reply:
+            del self._replies[key]
 
     def durable(self, token: int) -> None:
         """Send the messages that waited for writes up to `token`, now durable."""
@@ -168,12 +189,14 @@ class Outbox:
         for effect in held:
             self.send(effect)
 
-    def close(self, error: Exception) -> None:
-        """Drop held messages, and fail waiting calls."""
+    def close(self) -> None:
+        """Drop held messages, and tell the waiting calls that no answer will come."""
         self._held.clear()
-        self.calls.fail_all(error)
+        replies, self._replies = self._replies, {}
+        for reply in replies.values():
+            reply(None)
 
 
-def call_key(caller: NodeId, header: RequestHeader | ResponseHeader) -> tuple[NodeId, int, int]:
+def _call_key(caller: NodeId, header: RequestHeader | ResponseHeader) -> _CallKey:
     """Return the key that identifies one call of a peer."""
     return caller, header.incarnation, header.request_id

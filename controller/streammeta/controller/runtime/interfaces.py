@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol, TypeAlias
 
 from streammeta.controller.ids import ClusterId, NodeId, SnapshotId
 from streammeta.controller.quorum.messages import Batch, Request, Response
@@ -28,6 +28,10 @@ class Endpoints(NamedTuple):
     """Where the other controllers reach it."""
     clients: str | None = None
     """Where clients reach it."""
+
+
+Reply: TypeAlias = Callable[[Response | None], None]
+"""Takes the answer to a peer's request, on the event loop; None: there will be none."""
 
 
 class StateMachine(Protocol):

@@ -27,12 +27,13 @@ from streammeta.controller.quorum.voters import ReplicaKey, Voter
 from streammeta.controller.runtime.append_batching import AppendTurns, FormingBatch
 from streammeta.controller.runtime.checkpointer import Checkpointer, CheckpointLimits
 from streammeta.controller.runtime.clock import Clock
-from streammeta.controller.runtime.core_loop import CoreLoop, Outbox, call_key
+from streammeta.controller.runtime.core_loop import CoreLoop, Outbox
 from streammeta.controller.runtime.delivery import Deliverer
 from streammeta.controller.runtime.disk_space import DiskSpace
 from streammeta.controller.runtime.interfaces import (
     Endpoints,
     PeerTransport,
+    Reply,
     SnapshotPoint,
     StateMachine,
 )
@@ -173,7 +174,7 @@ class QuorumDriver:
     def _halt(self, error: Exception) -> None:
         self._core_loop.stop()
         self._checkpointer.halt()
-        self._outbox.close(error)
+        self._outbox.close()
         self._operations.close(error)
         self._reads.close(error)
         self._commits.fail_all(error)
@@ -391,20 +392,21 @@ class QuorumDriver:
 
     # -- notifications of the network
 
-    async def handle(self, request: Request) -> Response:
-        """Answer a peer's request; a Fetch may take as long as it asks to wait.
+    def handle(self, request: Request, reply: Reply) -> None:
+        """Answer a peer's request by a call of `reply`, from the step that makes the answer.
 
-        Raises NotLeaderError when this replica stops meanwhile.
+        A Fetch may take as long as it asks to wait. There is no answer if this replica stops
+        meanwhile, or has the same request again.
         """
         if not self._core_loop.is_running:
-            raise NotLeaderError()
-        key = call_key(request.header.sender.node_id, request.header)
-        future = self._outbox.calls.expect(key)
-        try:
-            self._core_loop.feed(events.Received(request))
-            return await future
-        finally:
-            self._outbox.calls.forget(key, future)
+            reply(None)
+            return
+        self._outbox.expect(request, reply)
+        self._core_loop.feed(events.Received(request))
+
+    def forget(self, request: Request, reply: Reply) -> None:
+        """Note that nobody waits for this answer any more."""
+        self._outbox.forget(request, reply)
 
     def on_response(self, response: Response) -> None:
         """Take a peer's answer."""

@@ -18,14 +18,14 @@ from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
-from tests.quorum.grpc_quorum import CLUSTER, GrpcQuorum, Node, eventually
+from tests.quorum.tcp_quorum import CLUSTER, Node, TcpQuorum, eventually
 
 SMALL = CheckpointLimits(log_bytes=20_000)
 CHUNKS = QuorumLimits(snapshot_chunk_bytes=3_000, tail_bytes=5_000)
 PAYLOAD_BYTES = 500
 
 
-async def write(quorum: GrpcQuorum, count: int) -> list[bytes]:
+async def write(quorum: TcpQuorum, count: int) -> list[bytes]:
     """Append and commit `count` payloads at the leader; return everything it has committed."""
     node = quorum.nodes[await quorum.leader()]
     for number in range(count):
@@ -39,7 +39,7 @@ async def has_everything(node: Node, wanted: list[bytes]) -> None:
     await eventually(lambda: node.machine.committed == wanted, 20, "it has everything")
 
 
-async def trimmed(quorum: GrpcQuorum, above: int) -> None:
+async def trimmed(quorum: TcpQuorum, above: int) -> None:
     """Write until the leader's log begins above an offset."""
     node = quorum.nodes[await quorum.leader()]
     for _ in range(50):
@@ -49,7 +49,7 @@ async def trimmed(quorum: GrpcQuorum, above: int) -> None:
     raise AssertionError(f"the leader's log begins at {node.driver.describe().log_start_offset}")
 
 
-async def observer_key(quorum: GrpcQuorum, node_id: int) -> ReplicaKey:
+async def observer_key(quorum: TcpQuorum, node_id: int) -> ReplicaKey:
     """The key of a node that fetches without a vote, once the leader knows it."""
     leader = quorum.nodes[await quorum.leader()].driver
     wanted = quorum.nodes[node_id].journal.identity.directory_id
@@ -61,12 +61,12 @@ async def observer_key(quorum: GrpcQuorum, node_id: int) -> ReplicaKey:
     return ReplicaKey(NodeId(node_id), wanted)
 
 
-def voter_ids(quorum: GrpcQuorum, node_id: int) -> set[int]:
+def voter_ids(quorum: TcpQuorum, node_id: int) -> set[int]:
     return {int(seen.key.node_id) for seen in quorum.nodes[node_id].driver.describe().voters}
 
 
 async def test_a_voter_that_was_away_for_long_loads_a_snapshot(tmp_path: Path) -> None:
-    quorum = GrpcQuorum(tmp_path, 3, checkpoints=SMALL)
+    quorum = TcpQuorum(tmp_path, 3, checkpoints=SMALL)
     for node_id in range(3):
         await quorum.start(node_id, limits=CHUNKS)
     leader = await quorum.settled_leader()
@@ -82,7 +82,7 @@ async def test_a_voter_that_was_away_for_long_loads_a_snapshot(tmp_path: Path) -
 
 
 async def test_a_joining_node_is_made_a_voter_and_votes(tmp_path: Path) -> None:
-    quorum = GrpcQuorum(tmp_path, 1, spare=1, checkpoints=SMALL)
+    quorum = TcpQuorum(tmp_path, 1, spare=1, checkpoints=SMALL)
     await quorum.start(0, limits=CHUNKS)
     await quorum.leader()
     await trimmed(quorum, above=0)
@@ -105,11 +105,11 @@ async def test_a_joining_node_is_made_a_voter_and_votes(tmp_path: Path) -> None:
     await quorum.stop_all()
 
 
-def quorum_key(quorum: GrpcQuorum, node_id: int) -> ReplicaKey:
+def quorum_key(quorum: TcpQuorum, node_id: int) -> ReplicaKey:
     return ReplicaKey(NodeId(node_id), quorum.nodes[node_id].journal.identity.directory_id)
 
 
-async def test_a_lost_disk_does_not_vote_until_it_is_added_again(quorum: GrpcQuorum) -> None:
+async def test_a_lost_disk_does_not_vote_until_it_is_added_again(quorum: TcpQuorum) -> None:
     leader = await quorum.settled_leader()
     lost = (leader + 1) % 3
     old = quorum_key(quorum, lost)
@@ -130,15 +130,15 @@ async def test_a_lost_disk_does_not_vote_until_it_is_added_again(quorum: GrpcQuo
     assert {voter.key for voter in seen} == {quorum_key(quorum, each) for each in range(3)}
 
 
-async def test_operators_hear_why_a_change_is_refused(quorum: GrpcQuorum) -> None:
+async def test_operators_hear_why_a_change_is_refused(quorum: TcpQuorum) -> None:
     leader = await quorum.settled_leader()
     follower = (leader + 1) % 3
     voter = pb.Voter(key=pb.ReplicaKey(node_id=9, directory_id="d"), endpoint="127.0.0.1:1")
     nobody = pb.ReplicaKey(node_id=9)
     good = pb.AddVoterRequest(cluster_id=CLUSTER, voter=voter, timeout_ms=1000)
     async with (
-        client_channel(quorum.endpoints[leader]) as to_leader,
-        client_channel(quorum.endpoints[follower]) as to_follower,
+        client_channel(quorum.client_endpoints[leader]) as to_leader,
+        client_channel(quorum.client_endpoints[follower]) as to_follower,
     ):
         leads, follows = QuorumServiceStub(to_leader), QuorumServiceStub(to_follower)
 
@@ -176,7 +176,7 @@ async def test_operators_hear_why_a_change_is_refused(quorum: GrpcQuorum) -> Non
     assert voter_ids(quorum, leader) == {0, 1, 2}
 
 
-async def test_leadership_is_not_handed_to_who_cannot_take_it(quorum: GrpcQuorum) -> None:
+async def test_leadership_is_not_handed_to_who_cannot_take_it(quorum: TcpQuorum) -> None:
     leader = await quorum.settled_leader()
     driver = quorum.nodes[leader].driver
     with pytest.raises(TransferRefusedError):

@@ -1,4 +1,4 @@
-"""Replicas of one quorum in this process, joined by real gRPC on loopback and real directories."""
+"""Replicas of one quorum in this process: real connections on loopback, real directories."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from streammeta.controller.ids import ClusterId, NodeId, SnapshotId
 from streammeta.controller.journal.directory import format_directory
 from streammeta.controller.journal.errors import BadSnapshotError
 from streammeta.controller.journal.journal import Journal
+from streammeta.controller.peers.addresses import PeerAddresses
+from streammeta.controller.peers.dialled import Identity
+from streammeta.controller.peers.server import PeerServer
+from streammeta.controller.peers.transport import TcpPeerTransport
 from streammeta.controller.quorum.config import QuorumConfig, QuorumTimings
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from streammeta.controller.rpc.peer_transport import GrpcPeerTransport, PeerAddresses
-from streammeta.controller.rpc.quorum_service import PeerServicer, QuorumServicer
+from streammeta.controller.rpc.quorum_service import QuorumServicer
 from streammeta.controller.rpc.services import service_handler
 from streammeta.controller.runtime.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.clock import SystemClock
@@ -135,12 +138,13 @@ class Node:
     journal: Journal
     driver: QuorumDriver
     machine: Recorder
-    transport: GrpcPeerTransport
+    transport: TcpPeerTransport
+    peers: PeerServer
     server: grpc.aio.Server
 
 
-class GrpcQuorum:
-    """Starts, kills and restarts replicas, each with one port for peers and clients, chosen once.
+class TcpQuorum:
+    """Starts, kills and restarts replicas, with two ports each that are chosen once.
 
     Nodes below `size` are the voters that directories are formatted with, `spare` more may join.
     """
@@ -156,10 +160,10 @@ class GrpcQuorum:
         self._root = root
         self._timings = timings
         self._checkpoints = checkpoints
-        self._sockets = [_reserve_port() for _ in range(size + spare)]
-        self.endpoints = [f"127.0.0.1:{reserved.getsockname()[1]}" for reserved in self._sockets]
-        self.client_endpoints = [f"clients-of-{index}:1" for index in range(size + spare)]
-        """What the replicas are told to be; nobody listens there."""
+        self._sockets = [_reserve_port() for _ in range(2 * (size + spare))]
+        ports = [reserved.getsockname()[1] for reserved in self._sockets]
+        self.endpoints = [f"127.0.0.1:{port}" for port in ports[::2]]
+        self.client_endpoints = [f"127.0.0.1:{port}" for port in ports[1::2]]
         self.voters = VoterSet(
             tuple(Voter(ReplicaKey(NodeId(index)), self.endpoints[index]) for index in range(size))
         )
@@ -206,7 +210,8 @@ class GrpcQuorum:
             NodeId(node_id), Endpoints(config.endpoint, config.client_endpoint), seeds, {}
         )
         machine = Recorder()
-        transport = GrpcPeerTransport(addresses, self._timings.request_timeout_ms)
+        identity = Identity(CLUSTER, NodeId(node_id), self.client_endpoints[node_id])
+        transport = TcpPeerTransport(addresses, identity, self._timings.request_timeout_ms)
         driver = QuorumDriver(
             config=config,
             journal=journal,
@@ -218,13 +223,16 @@ class GrpcQuorum:
         )
         server = new_server()
         service = quorum_pb2.DESCRIPTOR.services_by_name["QuorumService"]
-        unary = {**PeerServicer(driver).unary(), **QuorumServicer(driver, CLUSTER).unary()}
+        unary = QuorumServicer(driver, CLUSTER).unary()
         server.add_generic_rpc_handlers((service_handler(service, unary, {}),))
-        self._sockets[node_id].close()
-        assert listen(server, self.endpoints[node_id])
+        for reserved in self._sockets[2 * node_id : 2 * node_id + 2]:
+            reserved.close()
+        assert listen(server, self.client_endpoints[node_id])
         await server.start()
+        peers = PeerServer(driver, identity)
+        await peers.start(self.endpoints[node_id])
         await driver.start()
-        node = Node(journal, driver, machine, transport, server)
+        node = Node(journal, driver, machine, transport, peers, server)
         self.nodes[node_id] = node
         return node
 
@@ -240,6 +248,7 @@ class GrpcQuorum:
         """Stop a replica without a word to the others."""
         node = self.nodes.pop(node_id)
         node.driver._fail(RuntimeError("killed by the test"))
+        await node.peers.stop()
         await node.server.stop(None)
         await node.transport.close()
         await node.driver._disk.stop()
@@ -248,6 +257,7 @@ class GrpcQuorum:
     async def stop(self, node_id: int) -> None:
         node = self.nodes.pop(node_id)
         await node.driver.stop()
+        await node.peers.stop()
         await node.server.stop(None)
         node.journal.close()
 

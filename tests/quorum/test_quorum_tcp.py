@@ -1,4 +1,4 @@
-"""Drivers, journals and gRPC together: what was acknowledged survives the loss of a leader."""
+"""Drivers, journals, connections together: acknowledged records survive the loss of a leader."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from streammeta.controller.quorum.config import QuorumLimits, QuorumTimings
 from streammeta.controller.runtime.quorum_errors import RecordTooLargeError, UncommittedLogFullError
 from streammeta.rpc.connections import client_channel
 from streammeta.v1 import quorum_pb2, quorum_pb2_grpc
-from tests.quorum.grpc_quorum import GrpcQuorum, eventually
+from tests.quorum.tcp_quorum import TcpQuorum, eventually
 
 
-async def append_and_wait(quorum: GrpcQuorum, leader: int, payloads: list[bytes]) -> int:
+async def append_and_wait(quorum: TcpQuorum, leader: int, payloads: list[bytes]) -> int:
     node = quorum.nodes[leader]
     end = node.driver.append(payloads, required_base_offset=node.driver.next_offset)
     await eventually(lambda: node.machine.high_watermark >= end, 10, f"commit up to {end}")
     return end
 
 
-async def test_acknowledged_records_survive_the_death_of_the_leader(quorum: GrpcQuorum) -> None:
+async def test_acknowledged_records_survive_the_death_of_the_leader(quorum: TcpQuorum) -> None:
     first = await quorum.leader()
     await append_and_wait(quorum, first, [b"a", b"b"])
     await quorum.kill(first)
@@ -40,7 +40,7 @@ async def test_acknowledged_records_survive_the_death_of_the_leader(quorum: Grpc
         )
 
 
-async def test_graceful_stop_hands_over_quickly(quorum: GrpcQuorum) -> None:
+async def test_graceful_stop_hands_over_quickly(quorum: TcpQuorum) -> None:
     first = await quorum.leader()
     await append_and_wait(quorum, first, [b"a"])
     machine = quorum.nodes[first].machine
@@ -51,7 +51,7 @@ async def test_graceful_stop_hands_over_quickly(quorum: GrpcQuorum) -> None:
     assert quorum.nodes[second].machine.committed == [b"a", b"b"]
 
 
-async def test_only_the_leader_appends_and_reads(quorum: GrpcQuorum) -> None:
+async def test_only_the_leader_appends_and_reads(quorum: TcpQuorum) -> None:
     leader = await quorum.leader()
     end = await append_and_wait(quorum, leader, [b"a"])
     assert await quorum.nodes[leader].driver.read_barrier() >= end
@@ -67,7 +67,7 @@ async def test_only_the_leader_appends_and_reads(quorum: GrpcQuorum) -> None:
 
 
 async def test_one_voter_commits_and_restarts_with_what_it_had(tmp_path: Path) -> None:
-    quorum = GrpcQuorum(tmp_path, 1)
+    quorum = TcpQuorum(tmp_path, 1)
     await quorum.start_all()
     await append_and_wait(quorum, await quorum.leader(), [b"a", b"b"])
     await quorum.kill(0)
@@ -79,7 +79,7 @@ async def test_one_voter_commits_and_restarts_with_what_it_had(tmp_path: Path) -
 
 
 async def test_refused_appends_change_nothing(tmp_path: Path) -> None:
-    quorum = GrpcQuorum(tmp_path, 2)
+    quorum = TcpQuorum(tmp_path, 2)
     limits = QuorumLimits(max_batch_bytes=1000, max_uncommitted_bytes=1500)
     await quorum.start(0, limits=limits)
     await quorum.start(1, limits=limits)
@@ -99,7 +99,7 @@ async def test_refused_appends_change_nothing(tmp_path: Path) -> None:
     await quorum.stop_all()
 
 
-async def test_many_appends_of_one_turn_become_one_batch(quorum: GrpcQuorum) -> None:
+async def test_many_appends_of_one_turn_become_one_batch(quorum: TcpQuorum) -> None:
     leader = await quorum.settled_leader()
     node = quorum.nodes[leader]
     start = node.driver.next_offset
@@ -110,10 +110,10 @@ async def test_many_appends_of_one_turn_become_one_batch(quorum: GrpcQuorum) -> 
     assert len(batch.payloads) == 100
 
 
-async def test_describe_quorum_tells_each_voters_progress(quorum: GrpcQuorum) -> None:
+async def test_describe_quorum_tells_each_voters_progress(quorum: TcpQuorum) -> None:
     leader = await quorum.settled_leader()
     end = await append_and_wait(quorum, leader, [b"a"])
-    async with client_channel(quorum.voters.voters[leader].endpoint) as channel:
+    async with client_channel(quorum.client_endpoints[leader]) as channel:
         stub = quorum_pb2_grpc.QuorumServiceStub(channel)
         seen = await stub.DescribeQuorum(quorum_pb2.DescribeQuorumRequest())
     assert (seen.role, seen.leader_id, seen.end_offset) == ("leader", leader, end)
@@ -123,8 +123,7 @@ async def test_describe_quorum_tells_each_voters_progress(quorum: GrpcQuorum) ->
 
 
 async def test_the_largest_batch_reaches_every_follower(tmp_path: Path) -> None:
-    """Larger than gRPC's default limit of 4 MiB a message."""
-    quorum = GrpcQuorum(tmp_path, 3, QuorumTimings())
+    quorum = TcpQuorum(tmp_path, 3, QuorumTimings())
     await quorum.start_all()
     leader = await quorum.leader()
     payload = b"x" * ((8 << 20) - 100)
@@ -142,7 +141,7 @@ async def test_the_largest_batch_reaches_every_follower(tmp_path: Path) -> None:
 async def test_a_follower_that_was_away_for_long_reads_old_batches_from_the_leaders_disk(
     tmp_path: Path,
 ) -> None:
-    quorum = GrpcQuorum(tmp_path, 3)
+    quorum = TcpQuorum(tmp_path, 3)
     limits = QuorumLimits(tail_bytes=1000, max_fetch_bytes=5000)
     for node_id in range(3):
         await quorum.start(node_id, limits=limits)
@@ -160,7 +159,7 @@ async def test_a_follower_that_was_away_for_long_reads_old_batches_from_the_lead
 async def test_a_failed_flush_ends_the_replica(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quorum = GrpcQuorum(tmp_path, 1)
+    quorum = TcpQuorum(tmp_path, 1)
     await quorum.start_all()
     node = quorum.nodes[await quorum.leader()]
 

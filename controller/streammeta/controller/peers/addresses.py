@@ -1,0 +1,129 @@
+"""Addresses of the peers of one controller, from every source there is.
+
+Addresses change while nodes are away, so all sources of an address are kept; one is in use, and
+when it fails the next is tried. Opens no connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from streammeta.controller.config import ConfigError, check_reachable
+from streammeta.controller.ids import NodeId
+from streammeta.controller.quorum.voters import VoterSet
+from streammeta.controller.runtime.interfaces import Endpoints
+
+
+class PeerAddresses:
+    """Addresses of the peers of one controller, and where clients reach them.
+
+    `own` are the addresses of this controller itself. `seeds` and `overrides` name addresses for
+    peers. An entry of `overrides` is used instead of all others and never published: it is valid
+    from this controller's place in the network alone.
+    """
+
+    def __init__(
+        self,
+        local: NodeId,
+        own: Endpoints,
+        seeds: Mapping[NodeId, str],
+        overrides: Mapping[NodeId, str],
+    ) -> None:
+        self._local = local
+        self._own = own
+        self._seeds = seeds
+        self._overrides = overrides
+        self._voters = VoterSet()
+        self._leader: tuple[NodeId, Endpoints] | None = None
+        self._in_use: dict[NodeId, str] = {}
+        self._failed: dict[NodeId, set[str]] = {}
+
+    def set_voters(self, voters: VoterSet) -> None:
+        """Take over the addresses of the voters now in force."""
+        self._voters = voters
+
+    def learn_leader(self, node_id: NodeId, endpoint: str, client_endpoint: str) -> None:
+        """Note the leader's addresses in an answer; ignore malformed and empty ones."""
+        known = self._told_of_leader(node_id)
+        self._leader = (
+            node_id,
+            Endpoints(
+                _if_reachable(endpoint) or known.peers,
+                _if_reachable(client_endpoint) or known.clients,
+            ),
+        )
+
+    def in_use(self, node_id: NodeId) -> str | None:
+        """Return the address for requests to this node; None if none is known."""
+        if node_id in self._overrides:
+            return self._overrides[node_id]
+        return self.published(node_id)
+
+    def published(self, node_id: NodeId) -> str | None:
+        """Return the address for peers to publish to others; None if none is known."""
+        if node_id == self._local:
+            return self._own.peers
+        candidates = self._candidates(node_id)
+        if not candidates:
+            return None
+        if self._in_use.get(node_id) not in candidates:
+            self._in_use[node_id] = candidates[0]
+        return self._in_use[node_id]
+
+    def for_clients(self, node_id: NodeId) -> str | None:
+        """Return where clients reach this node; None if that is not known.
+
+        What the leader says of itself is newer than the record of it in the log.
+        """
+        if node_id == self._local:
+            return self._own.clients
+        voter = self._voters.find(node_id)
+        return self._told_of_leader(node_id).clients or (voter.client_endpoint if voter else None)
+
+    def is_candidate(self, node_id: NodeId, endpoint: str) -> bool:
+        """Return whether this may still be the node's address."""
+        if node_id in self._overrides:
+            return endpoint == self._overrides[node_id]
+        return endpoint in self._candidates(node_id)
+
+    def worked(self, node_id: NodeId) -> None:
+        """Note that the address in use led to the node."""
+        self._failed.pop(node_id, None)
+
+    def failed(self, node_id: NodeId, endpoint: str) -> bool:
+        """Note that an address did not lead to the node, and use another from now on.
+
+        Returns whether every known address has failed since one worked last.
+        """
+        candidates = self._candidates(node_id)
+        if node_id in self._overrides or len(candidates) < 2:
+            return True
+        failed = self._failed.setdefault(node_id, set())
+        failed.add(endpoint)
+        if self._in_use.get(node_id) == endpoint and endpoint in candidates:
+            following = candidates.index(endpoint) + 1
+            self._in_use[node_id] = candidates[following % len(candidates)]
+        return failed.issuperset(candidates)
+
+    def _candidates(self, node_id: NodeId) -> list[str]:
+        """Return every address that this node may have, the likeliest first."""
+        voter = self._voters.find(node_id)
+        told = [
+            voter.endpoint if voter else None,
+            self._told_of_leader(node_id).peers,
+            self._seeds.get(node_id),
+        ]
+        return list(dict.fromkeys(filter(None, told)))
+
+    def _told_of_leader(self, node_id: NodeId) -> Endpoints:
+        """Return what answers said of this node as the leader."""
+        return self._leader[1] if self._leader and self._leader[0] == node_id else Endpoints()
+
+
+def _if_reachable(endpoint: str) -> str | None:
+    """Return an address that others could connect to, None for anything else."""
+    try:
+        check_reachable("endpoint", endpoint)
+    except ConfigError:
+        return None
+    return endpoint

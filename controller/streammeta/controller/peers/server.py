@@ -1,0 +1,345 @@
+"""Listener for the other controllers: takes their requests to the replica, sends its answers.
+
+Bounds everything a peer can take: connections, their time until the hello, requests in flight on
+each and of each kind, and bytes of answers that wait to leave. A flood of one kind leaves room for
+the others. Answers leave in the step that makes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Mapping
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import structlog
+
+from streammeta.controller.errors import InvalidRequestError
+from streammeta.controller.ids import NodeId
+from streammeta.controller.peers.connection import FramedConnection, ProtocolError
+from streammeta.controller.peers.dialled import IN_FLIGHT_MAX, Identity
+from streammeta.controller.peers.frames import (
+    BULK_REQUESTS,
+    CONTROL_REQUESTS,
+    HELLO_ONLY,
+    Frame,
+    FrameKind,
+    seal,
+)
+from streammeta.controller.peers.hello import (
+    VERSION,
+    Hello,
+    HelloAnswer,
+    HelloError,
+    Purpose,
+    Refusal,
+)
+from streammeta.controller.peers.wire import decode_request, encode_answer
+from streammeta.controller.quorum.messages import Request, Response
+from streammeta.controller.runtime.interfaces import Endpoints, Reply
+
+CONNECTIONS_MAX = 256
+"""Maximum number of connections; more are closed as soon as they are made."""
+
+HELLO_TIMEOUT_S = 2.0
+"""Time limit for the hello of a connection, in seconds."""
+
+STOP_TIMEOUT_S = 1.0
+"""Time limit for the last answers when the listener stops, in seconds."""
+
+CALLS_MAX = 2 * IN_FLIGHT_MAX
+"""Requests in flight on a connection beyond which nothing is read from it; peers send fewer."""
+
+OUTPUT_BYTES_MAX = 32 << 20
+"""Bytes of answers that may wait to leave: more than a peer has asked for at a time."""
+
+_IDLE_S, _INTERVAL_S, _PROBES = 10, 5, 3
+"""TCP's probes find out that the host at the other end is gone, and the connection with it."""
+
+_SAID_MAX = 1000
+
+_log = structlog.get_logger(component="quorum")
+
+
+class Replica(Protocol):
+    """The replica that answers."""
+
+    def handle(self, request: Request, reply: Reply) -> None:
+        """Answer a request by a call of `reply`, now or later."""
+        ...
+
+    def forget(self, request: Request, reply: Reply) -> None:
+        """Drop a request that nobody waits for any more."""
+        ...
+
+    def endpoints(self, node_id: NodeId) -> Endpoints:
+        """Return the best known addresses of a controller."""
+        ...
+
+
+class _Room:
+    """Bound on the number of requests of some kinds in flight."""
+
+    def __init__(self, what: str, limit: int) -> None:
+        self._what = what
+        self._limit = limit
+        self._taken = 0
+
+    def take(self) -> None:
+        """Take one place; raises _BusyError if there is none."""
+        if self._taken >= self._limit:
+            raise _BusyError(f"{self._taken} {self._what} are under way, as many as may be")
+        self._taken += 1
+
+    def give(self) -> None:
+        """Give one place back."""
+        self._taken -= 1
+
+
+class _BusyError(Exception):
+    """Too much is under way."""
+
+
+class PeerServer:
+    """Serves one replica to its peers."""
+
+    def __init__(
+        self, replica: Replica, identity: Identity, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Take the replica, and its name for the hello.
+
+        `tls` is used for every connection; None: plain text.
+        """
+        self.replica = replica
+        self.identity = identity
+        self._tls = tls
+        self._server: asyncio.Server | None = None
+        self._connections: set[_AcceptedConnection] = set()
+        self._all_left = asyncio.Event()
+        self._said: set[tuple[str, str]] = set()
+        self.broken = 0
+        """Connections closed because the other side broke the protocol."""
+        control = _Room("votes and announcements", 128)
+        self.rooms: Mapping[FrameKind, _Room] = {
+            FrameKind.VOTE: control,
+            FrameKind.BEGIN_QUORUM_EPOCH: control,
+            FrameKind.END_QUORUM_EPOCH: control,
+            FrameKind.UPDATE_VOTER: control,
+            FrameKind.FETCH: _Room("fetches", 256),
+            FrameKind.FETCH_SNAPSHOT: _Room("reads of snapshots", 32),
+        }
+
+    async def start(self, address: str) -> int:
+        """Listen on HOST:PORT; return the port, chosen if it is 0.
+
+        Raises:
+            OSError: the address is taken, or is none of this host's.
+        """
+        host, _, port = address.rpartition(":")
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: _AcceptedConnection(self),
+            host.strip("[]"),
+            int(port),
+            ssl=self._tls,
+            ssl_handshake_timeout=HELLO_TIMEOUT_S if self._tls else None,
+        )
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    async def stop(self) -> None:
+        """Stop listening, and disconnect once the answers that were made have left."""
+        if self._server is not None:
+            self._server.close()
+        for connection in self._connections:
+            connection.close(flush=True)
+        if self._connections:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._all_left.wait(), STOP_TIMEOUT_S)
+        for connection in self._connections:
+            connection.close()
+
+    # -- for the connections
+
+    def admit(self, connection: _AcceptedConnection) -> bool:
+        """Return whether there is room for a connection."""
+        if len(self._connections) >= CONNECTIONS_MAX:
+            return False
+        self._connections.add(connection)
+        self._all_left.clear()
+        return True
+
+    def leave(self, connection: _AcceptedConnection) -> None:
+        """Forget a connection."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self._all_left.set()
+
+    def complain(self, host: str, event: str, reason: str) -> None:
+        """Log the first event of each kind from each host."""
+        self.broken += 1
+        if (host, event) not in self._said and len(self._said) < _SAID_MAX:
+            self._said.add((host, event))
+            _log.warning(event, host=host, reason=reason)
+
+
+class _Call(NamedTuple):
+    request: Request
+    reply: Reply
+    room: _Room
+
+
+class _AcceptedConnection(FramedConnection):
+    """Connection on which one peer's requests arrive."""
+
+    def __init__(self, server: PeerServer) -> None:
+        super().__init__(HELLO_ONLY, OUTPUT_BYTES_MAX)
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._host = ""
+        self._sender: NodeId | None = None
+        self._calls: dict[int, _Call] = {}
+        self._last_call_id = 0
+        self._hello_timer: asyncio.TimerHandle | None = None
+
+    # -- events of the connection
+
+    def on_connected(self) -> None:
+        """Wait for the hello, if there is room for another connection."""
+        assert self._transport is not None
+        self._host = str((self._transport.get_extra_info("peername") or ("unknown",))[0])
+        if not self._server.admit(self):
+            self._break("too_many_peer_connections", f"there are {CONNECTIONS_MAX}")
+            return
+        _probe(self._transport.get_extra_info("socket"))
+        self._hello_timer = self._loop.call_later(HELLO_TIMEOUT_S, self._on_no_hello)
+
+    def on_frame(self, frame: Frame) -> None:
+        """Take the hello or a request."""
+        if self._sender is None:
+            self._on_hello(frame.payload)
+            return
+        if frame.call_id <= self._last_call_id:
+            raise ProtocolError(
+                f"{frame.kind.name} of call {frame.call_id} after call {self._last_call_id}"
+            )
+        self._last_call_id = frame.call_id
+        try:
+            self._on_request(self._sender, frame)
+        except (InvalidRequestError, _BusyError) as error:
+            self._fail(frame.call_id, str(error))
+        if len(self._calls) >= CALLS_MAX:
+            self.pause_reading()
+
+    def on_broken(self, reason: str) -> None:
+        """End the connection."""
+        self._break("peer_connection_broken", reason)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the requests that wait."""
+        self.is_closed = True
+        self._server.leave(self)
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.room.give()
+            self._server.replica.forget(call.request, call.reply)
+
+    def _on_no_hello(self) -> None:
+        self._break("peer_connection_broken", f"no hello within {HELLO_TIMEOUT_S} s")
+
+    def _break(self, event: str, reason: str) -> None:
+        if not self.is_closed:
+            self._server.complain(self._host, event, reason)
+            self.close()
+
+    # -- hello
+
+    def _on_hello(self, payload: bytes) -> None:
+        try:
+            hello = Hello.decoded(payload)
+        except HelloError as error:
+            raise ProtocolError(str(error)) from None
+        refusal = self._refusal(hello)
+        identity = self._server.identity
+        answer = HelloAnswer(identity.cluster_id, identity.node_id, refusal)
+        self.write(seal(FrameKind.HELLO_ANSWER, 0, [answer.encoded()]))
+        if refusal is not Refusal.NONE:
+            reason = f"{refusal.name}: {hello}"
+            self._server.complain(self._host, "peer_hello_refused", reason)
+            self.close(flush=True)
+            return
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+        self._sender = hello.sender
+        is_bulk = hello.purpose is Purpose.BULK
+        self.parser.expect(BULK_REQUESTS if is_bulk else CONTROL_REQUESTS)
+
+    def _refusal(self, hello: Hello) -> Refusal:
+        if hello.version != VERSION:
+            return Refusal.UNKNOWN_VERSION
+        if hello.cluster_id != self._server.identity.cluster_id:
+            return Refusal.FOREIGN_CLUSTER
+        if hello.receiver != self._server.identity.node_id:
+            return Refusal.ANOTHER_NODE
+        return Refusal.NONE
+
+    # -- requests
+
+    def _on_request(self, sender: NodeId, frame: Frame) -> None:
+        """Pass a request to the replica.
+
+        Raises:
+            InvalidRequestError: it is malformed, or of another node than the hello.
+            _BusyError: too many of its kind are under way.
+        """
+        request = decode_request(frame.kind, frame.payload)
+        if request.header.sender.node_id != sender:
+            raise InvalidRequestError(
+                "header.sender.node_id",
+                f"{request.header.sender.node_id}; the connection is node {sender}'s",
+            )
+        room = self._server.rooms[frame.kind]
+        room.take()
+        reply = partial(self._reply, frame.call_id)
+        self._calls[frame.call_id] = _Call(request, reply, room)
+        self._server.replica.handle(request, reply)
+
+    def _reply(self, call_id: int, response: Response | None) -> None:
+        call = self._calls.pop(call_id, None)
+        if call is None:
+            return
+        call.room.give()
+        if response is None:
+            self._fail(call_id, "this replica stops, or has had the request twice")
+        else:
+            leader_id = response.header.leader_id
+            at = Endpoints() if leader_id is None else self._server.replica.endpoints(leader_id)
+            kind, parts = encode_answer(response, at)
+            self._answer(seal(kind, call_id, parts))
+        if len(self._calls) == CALLS_MAX - 1:
+            # In a turn of its own: the replica is in the middle of the step that answered.
+            self._loop.call_soon(self.resume_reading)
+
+    def _fail(self, call_id: int, reason: str) -> None:
+        self._answer(seal(FrameKind.FAILURE, call_id, [reason.encode()[:1000]]))
+
+    def _answer(self, frame: bytes) -> None:
+        if self.is_congested:
+            self._break("peer_connection_broken", "it does not read its answers")
+            return
+        self.write(frame)
+
+
+def _probe(opened: socket.socket | None) -> None:
+    """Let TCP find out when the other host is gone; other systems name their options otherwise."""
+    if opened is None:
+        return
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    with contextlib.suppress(AttributeError):
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _INTERVAL_S)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)

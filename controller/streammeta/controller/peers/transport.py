@@ -1,0 +1,200 @@
+"""Transport of the quorum's requests to the other controllers.
+
+Dials peers when there is something to send, and reports the result of every request to the driver.
+A refused or reset connection is reported apart from silence: the peer's process is probably gone,
+while one that is stopped, or cut off, answers nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+import structlog
+
+from streammeta.controller.ids import NodeId
+from streammeta.controller.peers.addresses import PeerAddresses
+from streammeta.controller.peers.dialled import (
+    ANOTHER_NODE,
+    FOREIGN_CLUSTER,
+    DialledConnection,
+    End,
+    Identity,
+    Place,
+)
+from streammeta.controller.peers.hello import Purpose
+from streammeta.controller.quorum.messages import (
+    FetchSnapshotRequest,
+    QuorumError,
+    Request,
+    Response,
+)
+from streammeta.controller.quorum.voters import VoterSet
+from streammeta.controller.runtime.interfaces import Endpoints, PeerListener
+
+_MEANT_FOR_ANOTHER = {
+    QuorumError.INCONSISTENT_CLUSTER_ID: FOREIGN_CLUSTER,
+    QuorumError.INVALID_VOTER_KEY: "peer_has_another_disk",
+}
+"""Refusals that suggest a wrong address, and their log events."""
+
+_SAID_MAX = 1000
+"""Maximum number of events of peers that are remembered as logged."""
+
+_log = structlog.get_logger(component="quorum")
+
+
+class TcpPeerTransport:
+    """Implements `PeerTransport`; must be created on the event loop that uses it."""
+
+    def __init__(
+        self,
+        addresses: PeerAddresses,
+        identity: Identity,
+        timeout_ms: int,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Take what is known of the peers, and the time limit of every request.
+
+        `tls` is used for every connection; None: plain text.
+        """
+        self._addresses = addresses
+        self._identity = identity
+        self._timeout_ms = timeout_ms
+        self._tls = tls
+        self._connections: dict[Place, DialledConnection] = {}
+        self._dials: dict[DialledConnection, asyncio.Task[None]] = {}
+        self._retired: set[DialledConnection] = set()
+        self._said: set[tuple[str, NodeId, str]] = set()
+        self._leader: tuple[NodeId, Endpoints] | None = None
+        """The leader and its addresses in the last answer that named any."""
+        self._listener: PeerListener | None = None
+
+    def bind(self, listener: PeerListener) -> None:
+        """Set the listener, once, before the first `send`."""
+        self._listener = listener
+
+    def set_voters(self, voters: VoterSet) -> None:
+        """Take over the addresses of the voters now in force; close connections to former ones."""
+        self._addresses.set_voters(voters)
+        self._drop_unused()
+
+    def endpoints(self, node_id: NodeId) -> Endpoints:
+        """Return the addresses of this node to publish to others."""
+        return Endpoints(self._addresses.published(node_id), self._addresses.for_clients(node_id))
+
+    @property
+    def connected_to(self) -> set[tuple[NodeId, str]]:
+        """The connected peers, each with its address."""
+        return {(place.peer, place.endpoint) for place in self._connections}
+
+    def send(self, request: Request) -> None:
+        """Start sending to the request's receiver; never blocks, never raises."""
+        peer = request.header.receiver.node_id
+        connection = self._connection(peer, _purpose(request))
+        if connection is None or not connection.ask(request):
+            # In a turn of its own: the caller may be in the middle of others to send.
+            asyncio.get_running_loop().call_soon(self._fail, request)
+
+    async def close(self) -> None:
+        """Drop requests in flight and disconnect."""
+        dials = list(self._dials.values())
+        for connection in [*self._connections.values(), *self._retired]:
+            connection.shut()
+        await asyncio.gather(*dials, return_exceptions=True)
+        await asyncio.sleep(0)  # a turn in which the sockets are closed
+
+    # -- outcomes of connections
+
+    def on_answer(self, place: Place, response: Response, leader: Endpoints) -> None:
+        """Pass a peer's answer to the driver, unless another node made it."""
+        if response.header.sender != place.peer:
+            self._say_once(ANOTHER_NODE, place, sender=response.header.sender)
+            self._addresses.failed(place.peer, place.endpoint)
+            self._told().on_request_failed(place.peer, response.header.request_id)
+            return
+        self._learn_leader(response.header.leader_id, leader)
+        if (event := _MEANT_FOR_ANOTHER.get(response.header.error)) is not None:
+            self._addresses.failed(place.peer, place.endpoint)
+            self._say_once(event, place)
+        else:
+            self._addresses.worked(place.peer)
+        self._told().on_response(response)
+
+    def on_failure(self, place: Place, request: Request, reason: str) -> None:
+        """Report that a request gets no answer."""
+        self._say_once("peer_refuses_request", place, reason=reason)
+        self._fail(request)
+
+    def on_ended(self, connection: DialledConnection, end: End, unanswered: list[Request]) -> None:
+        """Report the requests that a connection leaves, and whether the peer has probably ended."""
+        place = connection.place
+        is_retired = connection in self._retired
+        self._forget(connection)
+        if end is End.CLOSED:
+            return
+        if end is End.MISMATCH:
+            self._say_once(connection.detail, place)
+        elif connection.detail:
+            self._say_once("peer_connection_broken", place, reason=connection.detail)
+        is_answering = end in (End.BROKEN, End.LOST) and not unanswered
+        all_failed = not is_answering and self._addresses.failed(place.peer, place.endpoint)
+        for request in unanswered:
+            self._fail(request)
+        was_reset = end is End.LOST and place.purpose is Purpose.CONTROL and not is_retired
+        if was_reset or (end is End.REFUSED and all_failed):
+            self._told().on_connection_lost(place.peer)
+
+    def _learn_leader(self, leader_id: NodeId | None, at: Endpoints) -> None:
+        """Take over the leader's addresses if an answer names others than the one before."""
+        if leader_id is not None and at != Endpoints() and (leader_id, at) != self._leader:
+            self._leader = (leader_id, at)
+            self._addresses.learn_leader(leader_id, at.peers or "", at.clients or "")
+
+    def _fail(self, request: Request) -> None:
+        header = request.header
+        self._told().on_request_failed(header.receiver.node_id, header.request_id)
+
+    def _say_once(self, event: str, place: Place, **details: object) -> None:
+        key = (event, place.peer, place.endpoint)
+        if key not in self._said and len(self._said) < _SAID_MAX:
+            self._said.add(key)
+            _log.warning(event, peer=place.peer, endpoint=place.endpoint, **details)
+
+    # -- connections
+
+    def _connection(self, peer: NodeId, purpose: Purpose) -> DialledConnection | None:
+        endpoint = self._addresses.in_use(peer)
+        if endpoint is None:
+            return None
+        place = Place(peer, endpoint, purpose)
+        return self._connections.get(place) or self._dialled(place)
+
+    def _dialled(self, place: Place) -> DialledConnection:
+        self._drop_unused()
+        connection = DialledConnection(place, self._identity, self, self._timeout_ms)
+        self._connections[place] = connection
+        self._dials[connection] = asyncio.get_running_loop().create_task(connection.dial(self._tls))
+        return connection
+
+    def _drop_unused(self) -> None:
+        for place, connection in list(self._connections.items()):
+            if not self._addresses.is_candidate(place.peer, place.endpoint):
+                del self._connections[place]
+                self._retired.add(connection)
+                connection.retire()
+
+    def _forget(self, connection: DialledConnection) -> None:
+        self._retired.discard(connection)
+        if self._connections.get(connection.place) is connection:
+            del self._connections[connection.place]
+        if (dial := self._dials.pop(connection, None)) is not None and not dial.done():
+            dial.cancel()
+
+    def _told(self) -> PeerListener:
+        assert self._listener is not None, "bind comes before send"
+        return self._listener
+
+
+def _purpose(request: Request) -> Purpose:
+    return Purpose.BULK if isinstance(request, FetchSnapshotRequest) else Purpose.CONTROL
