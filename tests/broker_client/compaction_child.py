@@ -27,7 +27,7 @@ from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.local import LocalObjectStore
 from tests.broker_client.memory_child import begin_new_peak, resident
-from tests.compaction.compaction_map import CLUSTER_ID, NAMESPACE, LeadingMap
+from tests.compaction.compaction_world import CLUSTER_ID, NAMESPACE, LeadingMap
 from tests.fake_bucket import fake_markers_of_process
 from tests.kit.built_objects import ObjectBuilder
 

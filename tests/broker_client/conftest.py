@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.compaction.compaction_map import CLUSTER_ID, NAMESPACE
+from tests.compaction.compaction_world import CLUSTER_ID, NAMESPACE
 from tests.fake_bucket import put_fake_markers
 from tests.kit.fake_cluster import NAMESPACE as FAKE_NAMESPACE
 

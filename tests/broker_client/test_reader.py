@@ -234,27 +234,25 @@ async def test_no_changed_byte_of_structure_gives_wrong_records() -> None:
                     assert bases(await doubtful.read(0, 0)) == wanted, f"byte {at}"
 
 
-async def test_an_index_without_the_listed_range_is_named() -> None:
-    async with written(1, 1) as (b, reader):
+@pytest.mark.parametrize(
+    ("last", "held", "problem"),
+    [
+        (0, RecordBatch(8, 0, 0, 10, b"x"), r"nothing at offset 0; the map lists \[0, 10"),
+        (1, RecordBatch(0, 0, 8, 12, b"x"), r"object 1 .* starts below offset 10"),
+    ],
+    ids=["lacks the listed range", "overlaps the object before"],
+)
+async def test_an_index_that_contradicts_the_map_is_named(
+    last: int, held: RecordBatch, problem: str
+) -> None:
+    async with written(1, last + 1) as (b, reader):
         builder = ObjectBuilder()
-        builder.write([RecordBatch(8, 0, 0, 10, b"x")])
+        builder.write([held])
         other = builder.finish().data
-        replace_object(b.store, 0, other)
-        start, end, object_id, kind, _ = b.cluster.map.streams[0].pieces[0]
-        b.cluster.map.streams[0].pieces[0] = (start, end, object_id, kind, len(other))
-        with pytest.raises(CorruptObjectError, match=r"nothing at offset 0; the map lists \[0, 10"):
-            await reader.read(0, 0)
-
-
-async def test_an_index_that_overlaps_the_object_before_is_named() -> None:
-    async with written(1, 2) as (b, reader):
-        builder = ObjectBuilder()
-        builder.write([RecordBatch(0, 0, 8, 12, b"x")])
-        overlapping = builder.finish().data
-        replace_object(b.store, 1, overlapping)
-        start, end, object_id, kind, _ = b.cluster.map.streams[0].pieces[1]
-        b.cluster.map.streams[0].pieces[1] = (start, end, object_id, kind, len(overlapping))
-        with pytest.raises(CorruptObjectError, match=r"object 1 .* starts below offset 10"):
+        replace_object(b.store, last, other)
+        start, end, object_id, kind, _ = b.cluster.map.streams[0].pieces[last]
+        b.cluster.map.streams[0].pieces[last] = (start, end, object_id, kind, len(other))
+        with pytest.raises(CorruptObjectError, match=problem):
             await reader.read(0, 0)
 
 

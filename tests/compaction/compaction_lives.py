@@ -21,9 +21,8 @@ from streammeta.client.compaction.stream_object_compactor import StreamObjectCom
 from streammeta.storage.compaction.copy_plan import CopyRules
 from streammeta.storage.compaction.selection import SelectionConfig
 from streammeta.storage.compaction.stream_objects import StreamCompaction, rules_for
-from tests.compaction.compaction_map import NAMESPACE
 from tests.compaction.compaction_steps import Steps, stepped
-from tests.compaction.compaction_world import World
+from tests.compaction.compaction_world import NAMESPACE, World
 
 NODE, OTHER = 1000, 1001
 

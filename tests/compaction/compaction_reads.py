@@ -18,8 +18,7 @@ from streammeta.storage.object_format.index_block import IndexBlock, IndexEntry
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.object_reader import ObjectReader, read_entry
 from streammeta.storage.object_format.record import RecordBatch
-from tests.compaction.compaction_map import NAMESPACE
-from tests.compaction.compaction_world import TrueStream, World, time_of
+from tests.compaction.compaction_world import NAMESPACE, TrueStream, World, time_of
 
 _UNKNOWN = -1
 _ALL_BYTES = 1 << 62

@@ -18,10 +18,9 @@ from streammeta.controller.metadata.requests import DestroyDeadSetObjects
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.v1.objects_pb2 import CommitStreamSetObjectRequest
 from tests.compaction.compaction_lives import TINY, compact, compacted, compactor, steps_of, target
-from tests.compaction.compaction_map import NAMESPACE
 from tests.compaction.compaction_reads import ReadCheck
 from tests.compaction.compaction_steps import Fate, Fault, Step, Steps
-from tests.compaction.compaction_world import World
+from tests.compaction.compaction_world import NAMESPACE, World
 
 THREE = [(2, 30), (1, 40), (1, 10)]
 SEVERAL_ITERATIONS = replace(TINY, memory_budget=1_500)

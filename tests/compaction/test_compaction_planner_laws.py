@@ -29,7 +29,7 @@ from streammeta.storage.compaction.plan import (
 )
 from streammeta.storage.compaction.planner import plan_compaction, plan_force_split
 from streammeta.storage.compaction.verification import CoverageError, check_coverage
-from tests.compaction.compaction_entries import Sources, bytes_at, random_sources
+from tests.compaction.compaction_random import Sources, bytes_at, random_sources
 
 SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 16))]
 

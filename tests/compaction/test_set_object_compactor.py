@@ -33,10 +33,9 @@ from tests.compaction.compaction_lives import (
     compactor,
     target,
 )
-from tests.compaction.compaction_map import NAMESPACE
 from tests.compaction.compaction_reads import ReadCheck
 from tests.compaction.compaction_steps import Fate, Fault, Steps
-from tests.compaction.compaction_world import World, time_of
+from tests.compaction.compaction_world import NAMESPACE, World, time_of
 from tests.kit.built_objects import ObjectBuilder
 from tests.kit.fake_broker import until
 

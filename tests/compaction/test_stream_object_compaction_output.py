@@ -27,10 +27,9 @@ from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import Body, MultipartUpload, Tags, UploadedPart
 from tests.compaction import compaction_lives as lives
-from tests.compaction.compaction_map import NAMESPACE
 from tests.compaction.compaction_reads import ReadCheck
 from tests.compaction.compaction_steps import Fate, Fault, Step, Steps
-from tests.compaction.compaction_world import World
+from tests.compaction.compaction_world import NAMESPACE, World
 from tests.kit.memory_store import MemoryObjectStore
 
 MIB = 1024 * 1024

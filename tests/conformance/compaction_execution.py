@@ -28,14 +28,17 @@ from streammeta.storage.object_format.index_block import (
     decode_footer,
     salvage_entries,
 )
-from tests.conformance.compaction_inputs import (
+from tests.conformance.compaction_stage import (
     LARGEST_BLOCK,
+    Compactor,
     Given,
+    Stage,
     block_list,
+    break_uploads,
+    key_of,
     limits_of,
     read_given,
 )
-from tests.conformance.compaction_stage import Compactor, Stage, break_uploads, key_of
 from tests.conformance.conformance_report import (
     Answer,
     Mismatch,

@@ -30,7 +30,7 @@ from streammeta.storage.compaction.plan import (
 from streammeta.storage.compaction.planner import plan_compaction, without_faults
 from streammeta.storage.compaction.selection import SetObjects
 from tests.conformance.compaction_execution import compact, fail, force_split, unreadable, upload
-from tests.conformance.compaction_inputs import block_list, limits_of, read_given
+from tests.conformance.compaction_stage import block_list, limits_of, read_given
 from tests.conformance.conformance_report import (
     Answer,
     Mismatch,

@@ -47,38 +47,38 @@ def sessions(active: set[int], fenced: set[int], granted: frozenset[int] = froze
     return made
 
 
-def test_a_fenced_node_that_owes_something_is_recovered_by_an_active_one() -> None:
-    heard = sessions({2, 3}, {1})
-    assert plan_recoveries([node(1, owes=True), node(2), node(3)], heard, 1) == (
-        RecoveryTarget(1, 5, 2),
-    )
-    pending = node(1, pending_upload_count=3)
-    assert plan_recoveries([pending, node(2), node(3)], heard, 1) == (RecoveryTarget(1, 5, 2),)
+OWING = node(1, owes=True)
+ASSIGNED = node(1, owes=True, recovered_by=2)
 
 
 @pytest.mark.parametrize(
-    "spared",
+    ("nodes", "active", "fenced", "target"),
     [
-        node(1),
-        node(1, owes=True, locked=True),
-        node(1, owes=True, recovered_by=2),
-        node(1, departed=True),
+        pytest.param([OWING, node(2), node(3)], {2, 3}, {1}, 2, id="owes streams"),
+        pytest.param([node(1, pending_upload_count=3), node(2)], {2}, {1}, 2, id="owes uploads"),
+        pytest.param([node(1), node(2)], {2}, {1}, None, id="owes nothing"),
+        pytest.param([node(1, owes=True, locked=True), node(2)], {2}, {1}, None, id="locked"),
+        pytest.param([ASSIGNED, node(2), node(3)], {2, 3}, {1}, None, id="assigned"),
+        pytest.param([node(1, departed=True), node(2)], {2}, {1}, None, id="departed"),
+        # A node that never sent a heartbeat is neither recovered nor a target.
+        pytest.param(
+            [OWING, node(2, owes=True, supervised=False)], set(), {1}, None, id="never heard"
+        ),
+        pytest.param([ASSIGNED, node(2), node(3)], {3}, {1, 2}, 3, id="target is silent"),
+        pytest.param([ASSIGNED, node(2), node(3)], set(), {1, 2, 3}, NONE_ID, id="all are silent"),
+        pytest.param([node(1, recovered_by=2), node(2)], {2}, {1}, NONE_ID, id="nothing left"),
+        pytest.param(
+            [replace(ASSIGNED, locked=True), node(2)], {2}, {1}, NONE_ID, id="locked meanwhile"
+        ),
+        pytest.param([ASSIGNED, node(2)], {1, 2}, set(), NONE_ID, id="heard again"),
     ],
-    ids=["owes nothing", "locked", "assigned", "departed"],
 )
-def test_nothing_changes_for(spared: NodeDescription) -> None:
-    assert plan_recoveries([spared, node(2), node(3)], sessions({2, 3}, {1}), 1) == ()
-
-
-def test_a_node_that_never_sent_a_heartbeat_is_neither_recovered_nor_a_target() -> None:
-    unknown = node(2, owes=True, supervised=False)
-    assert plan_recoveries([node(1, owes=True), unknown], sessions(set(), {1}), 1) == ()
-
-
-def test_a_target_that_is_not_active_any_more_is_replaced() -> None:
-    nodes = [node(1, owes=True, recovered_by=2), node(2), node(3)]
-    assert plan_recoveries(nodes, sessions({3}, {1, 2}), 1) == (RecoveryTarget(1, 5, 3),)
-    assert plan_recoveries(nodes, sessions(set(), {1, 2, 3}), 1) == (RecoveryTarget(1, 5, NONE_ID),)
+def test_recoveries_begin_change_and_end(
+    nodes: list[NodeDescription], active: set[int], fenced: set[int], target: int | None
+) -> None:
+    """`target` is that of the change for node 1, None if nothing changes."""
+    changes = () if target is None else (RecoveryTarget(1, 5, target),)
+    assert plan_recoveries(nodes, sessions(active, fenced), 1) == changes
 
 
 def test_a_leaving_target_is_replaced() -> None:
@@ -86,24 +86,6 @@ def test_a_leaving_target_is_replaced() -> None:
     heard.heartbeat(2, 5, 6 * TIMEOUT_MS, wants_shutdown=True)
     nodes = [node(1, owes=True, recovered_by=2), node(2), node(3)]
     assert plan_recoveries(nodes, heard, 1) == (RecoveryTarget(1, 5, 3),)
-
-
-@pytest.mark.parametrize(
-    "over",
-    [
-        node(1, recovered_by=2),
-        node(1, owes=True, locked=True, recovered_by=2),
-    ],
-    ids=["nothing left", "locked"],
-)
-def test_an_assignment_that_is_over_ends(over: NodeDescription) -> None:
-    nodes = [over, node(2)]
-    assert plan_recoveries(nodes, sessions({2}, {1}), 1) == (RecoveryTarget(1, 5, NONE_ID),)
-
-
-def test_a_node_that_is_heard_again_keeps_its_data() -> None:
-    nodes = [node(1, owes=True, recovered_by=2), node(2)]
-    assert plan_recoveries(nodes, sessions({1, 2}, set()), 1) == (RecoveryTarget(1, 5, NONE_ID),)
 
 
 def test_a_new_leader_lets_recoveries_go_on() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.commit_validation import BATCH_MAX
 from streammeta.controller.metadata.values import Int64Column, NodeIdentity, Tags, column
-from tests.metadata.random_draws import NODE_IDS
+from tests.metadata.random_commits import NODE_IDS
 from tests.metadata.slow_model_state import State
 
 _CLASSES = [one for one in vars(r).values() if isinstance(one, type)]

@@ -10,8 +10,7 @@ from typing import Any
 
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.values import NodeIdentity, ObjectState, PageRequest
-from tests.metadata.random_commits import RandomCommits
-from tests.metadata.random_draws import NODE_IDS, RandomDraws
+from tests.metadata.random_commits import NODE_IDS, RandomCommits, RandomDraws
 from tests.metadata.slow_model import Model
 from tests.metadata.slow_model_state import State
 

@@ -31,8 +31,7 @@ from streammeta.v1 import (
     streams_pb2,
 )
 from tests.kit.real_cluster import running_cluster, wait_until
-from tests.server.fuzz_messages import RandomMessages
-from tests.server.fuzz_state import SensibleCalls
+from tests.server.fuzz_messages import RandomMessages, SensibleCalls
 
 pytestmark = pytest.mark.process
 

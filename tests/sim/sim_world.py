@@ -27,12 +27,11 @@ from tests.sim.sim_ghost import Ghost
 from tests.sim.sim_map_clients import Compactor, Janitor, MapClient
 from tests.sim.sim_network import Network, ends
 from tests.sim.sim_node import SimNode
-from tests.sim.sim_operator import Operator
 from tests.sim.sim_profiles import Profile, profile_for
 from tests.sim.sim_service import Outcome, Refused
 from tests.sim.sim_store import READS, Request, Store
 from tests.sim.sim_time import Timeline, Trace, violated
-from tests.sim.sim_weather import Weather
+from tests.sim.sim_weather import Operator, Weather
 
 POOL_MAX = 7
 """Nodes at most."""

@@ -36,8 +36,7 @@ from streammeta.storage.object_store.local_files import read_tags
 from streammeta.storage.object_store.precheck import run_precheck
 from streammeta.storage.object_store.s3 import S3ObjectStore
 from tests.kit.memory_store import MemoryObjectStore
-from tests.storage.s3_ceph import running_ceph
-from tests.storage.s3_servers import S3Endpoint, running_ministack, running_moto
+from tests.storage.s3_servers import S3Endpoint, running_ceph, running_ministack, running_moto
 
 ONLY = os.environ.get("STREAMMETA_TEST_S3")
 KINDS = (ONLY,) if ONLY else ("memory", "local", "ministack")

@@ -121,11 +121,8 @@ class BrokerSession:
         ]
         ids: list[int] = []
         for batch in _batches(streams):
-            request = streams_pb2.CreateStreamsRequest(
-                node=node_message(self.node),
-                streams=[streams_pb2.NewStream(tags=_tags(one)) for one in batch],
-            )
-            answer = await self.client.call(methods.CREATE_STREAMS, request)
+            new = [streams_pb2.NewStream(tags=_tags(one)) for one in batch]
+            answer = await self._answer(methods.CREATE_STREAMS, new)
             _check(answer.error, f"creation of {len(batch)} streams")
             _same_length("CreateStreams", len(batch), len(answer.stream_ids))
             ids.extend(answer.stream_ids)

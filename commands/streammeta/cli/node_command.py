@@ -66,7 +66,7 @@ def list_command(client: ControllerClient, output: Output) -> None:
     Example:
       streammeta node list --connect 127.0.0.1:9091
     """
-    found = _get_nodes(client, nodes_pb2.GetNodesRequest())
+    found = _get_nodes(client)
     rows = [[field_value(each, field) for field in _NODE_FIELDS] for each in found]
     output.rows("nodes", _NODE_COLUMNS, rows)
 
@@ -127,7 +127,7 @@ def unregister(client: ControllerClient, node_id: int, output: Output) -> None:
     request = nodes_pb2.UnregisterNodeRequest(request_id=_new_id(), node=identity)
     answer = client.call(lambda channel: NodeServiceStub(channel).UnregisterNode, request)
     _require(answer.error, node_id)
-    left = _get_nodes(client, nodes_pb2.GetNodesRequest(node_ids=[node_id]))
+    left = _get_nodes(client, node_id)
     output.summary(
         {
             "node_id": node_id,
@@ -206,14 +206,14 @@ def _owed(
         request.page.page_token = page.next_page_token
 
 
-def _get_nodes(
-    client: ControllerClient, request: nodes_pb2.GetNodesRequest
-) -> list[nodes_pb2.NodeDescription]:
+def _get_nodes(client: ControllerClient, *node_ids: int) -> list[nodes_pb2.NodeDescription]:
+    """Describe these nodes, or all of them if none is named."""
+    request = nodes_pb2.GetNodesRequest(node_ids=node_ids)
     return list(client.call(lambda channel: NodeServiceStub(channel).GetNodes, request).nodes)
 
 
 def _get_node(client: ControllerClient, node_id: int) -> nodes_pb2.NodeDescription:
-    found = _get_nodes(client, nodes_pb2.GetNodesRequest(node_ids=[node_id]))
+    found = _get_nodes(client, node_id)
     if not found:
         _require(common_pb2.ERROR_CODE_NODE_EPOCH_NOT_EXIST, node_id)
     return found[0]

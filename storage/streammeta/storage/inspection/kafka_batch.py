@@ -132,12 +132,9 @@ def _snappy_size(data: memoryview, origin: int) -> int:
 
 
 def _too_large(limit: int, origin: int) -> PayloadError:
-    return PayloadError(
-        origin,
-        "decompressed size of the records",
-        f"more than {limit} bytes",
-        f"at most {limit} bytes",
-    )
+    most = f"{limit} bytes"
+    what = "decompressed size of the records"
+    return PayloadError(origin, what, f"more than {most}", f"at most {most}")
 
 
 def _malformed(codec: Compression, position: int, why: object) -> PayloadError:
@@ -331,16 +328,12 @@ class _Cursor:
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return (value >> 1) ^ -(value & 1)
-        raise PayloadError(
-            self.position, "a variable-length number", "longer", f"at most {bits} bits"
-        )
+        raise self.wrong("a variable-length number", "longer", f"at most {bits} bits")
 
     def cut(self, length: int) -> bytes:
         """Read `length` bytes."""
-        if not 0 <= length <= self._end - self._at:
-            raise PayloadError(
-                self.position, "a length in a record", length, f"0..{self._end - self._at}"
-            )
+        if not 0 <= length <= self.left:
+            raise self.wrong("a length in a record", length, f"0..{self.left}")
         start, self._at = self._at, self._at + length
         return self._data[start : self._at]
 
@@ -368,13 +361,15 @@ class _Cursor:
     def expect_end(self, what: str) -> None:
         """Raise `PayloadError` when bytes are left behind `what`."""
         if self.left:
-            raise PayloadError(
-                self.position, f"what is behind {what}", f"{self.left} bytes", "0 bytes"
-            )
+            raise self.wrong(f"what is behind {what}", f"{self.left} bytes", "0 bytes")
+
+    def wrong(self, what: str, found: object, expected: object) -> PayloadError:
+        """Return the error for what is found at the position."""
+        return PayloadError(self.position, what, found, expected)
 
     def _byte(self) -> int:
         if self._at >= self._end:
-            raise PayloadError(self.position, "a number in a record", "cut", "whole")
+            raise self.wrong("a number in a record", "cut", "whole")
         self._at += 1
         return self._data[self._at - 1]
 
@@ -395,9 +390,7 @@ def _decode_record(cursor: _Cursor, batch: KafkaBatch) -> KafkaRecord:
 def _headers(record: _Cursor) -> Iterator[tuple[str, bytes | None]]:
     count = record.varint()
     if not 0 <= count <= record.left // 2:
-        raise PayloadError(
-            record.position, "header count of a record", count, f"0..{record.left // 2}"
-        )
+        raise record.wrong("header count of a record", count, f"0..{record.left // 2}")
     for _ in range(count):
         name = record.cut(record.varint()).decode(errors="backslashreplace")
         yield name, record.optional()
