@@ -42,10 +42,6 @@ def write(path: Path, *groups: list[Batch], segment_bytes: int = ONE_SEGMENT) ->
     journal.close()
 
 
-def segment_files(path: Path) -> list[Path]:
-    return sorted(path.glob("*.log"))
-
-
 @pytest.mark.parametrize("segment_bytes", [ONE_SEGMENT, 1])
 def test_a_reopened_log_is_the_log_that_was_written(tmp_path: Path, segment_bytes: int) -> None:
     write(tmp_path, BATCHES[:2], BATCHES[2:], segment_bytes=segment_bytes)
