@@ -318,6 +318,8 @@ class Leading:
         """Report when full disks prevent commits; hand over to a voter that can commit."""
         replica = self._replica
         full = self.full_disks.full_majority(role)
+        if not full and not role.full_majority and not replica.is_disk_full:
+            return
         if full != role.full_majority:
             role.full_majority = full
             replica.emit(events.FullVotersChanged(full))
@@ -334,13 +336,12 @@ class Leading:
         """
         replica = self._replica
         others = [role.progress[voter.key] for voter in replica.others]
+        deadline = self._unheard_at(others, counts_itself=replica.is_voter)
         writable = [progress for progress in others if not progress.is_disk_full]
-        deadlines = [self._unheard_at(others, counts_itself=replica.is_voter)]
-        if len(writable) < len(others) or replica.is_disk_full:
-            counts_itself = (
-                replica.is_voter and not replica.is_disk_full and self._any_hears(writable)
-            )
-            deadlines.append(self._unheard_at(writable, counts_itself=counts_itself))
+        if len(writable) == len(others) and not replica.is_disk_full:
+            return deadline
+        counts_itself = replica.is_voter and not replica.is_disk_full and self._any_hears(writable)
+        deadlines = (deadline, self._unheard_at(writable, counts_itself=counts_itself))
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _any_hears(self, others: list[roles.ReplicaProgress]) -> bool:
@@ -354,8 +355,8 @@ class Leading:
         needed = majority(len(self._replica.voters)) - counts_itself
         if not 0 < needed <= len(others):
             return None
-        heard = sorted((progress.heard_us_at for progress in others), reverse=True)
-        return heard[needed - 1] + self._replica.timings.check_quorum_ms
+        heard = sorted([progress.heard_us_at for progress in others])
+        return heard[-needed] + self._replica.timings.check_quorum_ms
 
     def next_heartbeat(self, role: roles.Leader, progress: roles.ReplicaProgress) -> int:
         """Return the time of the next announcement to this voter; one that fetches needs none."""

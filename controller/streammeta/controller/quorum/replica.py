@@ -524,21 +524,30 @@ class Replica:
     def finish(self) -> list[events.Effect]:
         """Return the step's effects in the order they must be carried out."""
         effects = self._first
-        state = QuorumState(self.epoch, self.vote, self.leader_id)
+        self._first = []
+        persisted = self._persisted
         self._token += 1
-        if state != self._persisted:
-            self._persisted = state
+        if (
+            self.epoch != persisted.epoch
+            or self.leader_id != persisted.leader_id
+            or self.vote != persisted.vote
+        ):
+            self._persisted = QuorumState(self.epoch, self.vote, self.leader_id)
             self._state_token = self._last_write = self._token
-            effects.append(events.PersistQuorumState(self._token, state))
-        effects.extend(self._writes)
-        if self._writes_in_step:
+            effects.append(events.PersistQuorumState(self._token, self._persisted))
+        if self._writes:
+            effects.extend(self._writes)
             self._token += self._writes_in_step
-            self._last_write = self._token
-        effects.extend(map(self._send_after, self._sends))
-        if self.voters != self._announced_voters:
+            if self._writes_in_step:
+                self._last_write = self._token
+            self._writes, self._writes_in_step = [], 0
+        if self._sends:
+            effects.extend(map(self._send_after, self._sends))
+            self._sends = []
+        if self.voters is not self._announced_voters and self.voters != self._announced_voters:
             self._announced_voters = self.voters
             effects.append(events.VotersChanged(self.voters))
-        effects.extend(self._last)
-        self._first, self._sends, self._last = [], [], []
-        self._writes, self._writes_in_step = [], 0
+        if self._last:
+            effects.extend(self._last)
+            self._last = []
         return effects

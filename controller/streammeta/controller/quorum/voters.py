@@ -28,6 +28,10 @@ class ReplicaKey:
     node_id: NodeId
     directory_id: DirectoryId | None = None
 
+    def __hash__(self) -> int:
+        # Looked up for every message; hashing both fields would cost several times as much.
+        return hash(self.node_id)
+
     def matches(self, other: ReplicaKey) -> bool:
         """Whether both may be the same replica: same node, and no two different disks."""
         if self.node_id != other.node_id:
