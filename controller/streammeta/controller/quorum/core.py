@@ -389,10 +389,8 @@ class QuorumCore:
         return deadlines
 
     def _leader_deadlines(self, leader: roles.Leader) -> list[int]:
-        leading, progress = self._leading, leader.progress
-        deadlines = [
-            leading.next_heartbeat(leader, progress[voter.key]) for voter in self._replica.others
-        ]
+        leading = self._leading
+        deadlines = list(map(leading.next_heartbeat, leader.progress_of(self._replica.others)))
         deadlines.extend(delayed.answer_by for delayed in leader.delayed_fetches.values())
         others = [leading.quorum_deadline(leader), leading.full_disks.next_look(leader)]
         if leader.transfer is not None:

@@ -335,7 +335,7 @@ class Leading:
         could commit with. A majority that needs this replica's disk would have to hear it.
         """
         replica = self._replica
-        others = [role.progress[voter.key] for voter in replica.others]
+        others = role.progress_of(replica.others)
         deadline = self._unheard_at(others, counts_itself=replica.is_voter)
         writable = [progress for progress in others if not progress.is_disk_full]
         if len(writable) == len(others) and not replica.is_disk_full:
@@ -358,7 +358,7 @@ class Leading:
         heard = sorted([progress.heard_us_at for progress in others])
         return heard[-needed] + self._replica.timings.check_quorum_ms
 
-    def next_heartbeat(self, role: roles.Leader, progress: roles.ReplicaProgress) -> int:
+    def next_heartbeat(self, progress: roles.ReplicaProgress) -> int:
         """Return the time of the next announcement to this voter; one that fetches needs none."""
         if not progress.has_fetched:
             return progress.next_heartbeat
@@ -374,20 +374,21 @@ class Leading:
         role = self._replica.role
         if not isinstance(role, roles.Leader):
             return
-        voters = [role.progress[voter.key] for voter in self._replica.others]
-        voters.sort(key=lambda item: (-item.end_offset, item.is_disk_full, item.key.node_id))
+        voters = sorted(
+            role.progress_of(self._replica.others),
+            key=lambda item: (-item.end_offset, item.is_disk_full, item.key.node_id),
+        )
         # Others named beside a chosen successor would compete with it a few milliseconds later.
         keys = (successor,) if successor else tuple(item.key for item in voters)
         self._replica.become_resigned(keys, reason)
 
     def _announce(self, role: roles.Leader) -> None:
         replica = self._replica
-        for voter in replica.others:
-            progress = role.progress[voter.key]
-            if replica.now < self.next_heartbeat(role, progress):
+        for progress in role.progress_of(replica.others):
+            if replica.now < self.next_heartbeat(progress):
                 continue
             progress.next_heartbeat = replica.now + replica.timings.heartbeat_ms
-            header = replica.request_header(voter.key.node_id, messages.BeginQuorumEpochResponse)
+            header = replica.request_header(progress.key.node_id, messages.BeginQuorumEpochResponse)
             replica.send(messages.BeginQuorumEpochRequest(header=header))
 
     def on_announcement_failed(self, peer: NodeId) -> None:

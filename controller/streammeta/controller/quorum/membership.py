@@ -266,7 +266,7 @@ class FullDisks:
         Only entries that fit their reserves can be committed then, under any leader.
         """
         replica = self._replica
-        others = [role.progress[voter.key] for voter in replica.others]
+        others = role.progress_of(replica.others)
         full = [progress.key.node_id for progress in others if progress.is_disk_full]
         if replica.is_voter and replica.is_disk_full:
             full.append(replica.local.node_id)
@@ -282,7 +282,7 @@ class FullDisks:
 
     def next_look(self, role: roles.Leader) -> int | None:
         """Return the time at which silence may change `full_majority`, or None."""
-        progress = [role.progress[voter.key] for voter in self._replica.others]
+        progress = role.progress_of(self._replica.others)
         is_any_full = self._replica.is_disk_full or any(each.is_disk_full for each in progress)
         if not is_any_full:
             return None
@@ -301,7 +301,7 @@ class FullDisks:
             return None
         if replica.high_watermark < replica.log.end_offset:
             return None  # callers that wait for the rest would not learn of its commit
-        others = [role.progress[voter.key] for voter in replica.others]
+        others = role.progress_of(replica.others)
         writable = [progress for progress in others if self._has_told_of_room(progress)]
         if len(writable) < majority(len(replica.voters)):
             return None

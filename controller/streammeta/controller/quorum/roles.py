@@ -162,6 +162,18 @@ class Leader:
     uncommitted_bytes: int = 0
     full_majority: tuple[NodeId, ...] = ()
     """Voters without room, if those with room that fetch are no majority."""
+    _others: tuple[Voter, ...] = ()
+    _progress_of_others: list[ReplicaProgress] = field(default_factory=list)
+
+    def progress_of(self, others: tuple[Voter, ...]) -> list[ReplicaProgress]:
+        """Return the progress of the voters in force but the leader, in their order.
+
+        Looked up once for each set of voters: every step needs it several times.
+        """
+        if self._others is not others:
+            self._others = others
+            self._progress_of_others = [self.progress[voter.key] for voter in others]
+        return self._progress_of_others
 
 
 @dataclass(slots=True)
