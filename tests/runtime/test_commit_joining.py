@@ -3,6 +3,7 @@
 import asyncio
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,12 @@ from streammeta.controller.metadata.requests import (
     RegisterNode,
     StreamToOpen,
 )
-from streammeta.controller.metadata.values import NodeIdentity, OnConflict, RangeColumns
+from streammeta.controller.metadata.values import (
+    NodeIdentity,
+    OnConflict,
+    RangeColumns,
+    StreamObjectColumns,
+)
 from streammeta.controller.runtime.commit_joining import CommitJoiner
 from streammeta.controller.runtime.controller import Answered, MetadataController
 from tests.kit.memory_log import NODE, MemoryLog, committed, create, leading
@@ -135,6 +141,40 @@ async def test_a_malformed_commit_fails_alone() -> None:
     assert isinstance(bad, InvalidRequestError)
     assert bad.field == "ranges.end_offset[0]"
     assert verdict(good) == (0, [0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"object_size": -1}, "object_size"),
+        ({"ranges": RangeColumns(stream_id=np.array([1]))}, "ranges.start_offset"),
+        ({"ranges": RangeColumns()}, "ranges"),
+        ({"stream_objects": StreamObjectColumns(object_id=np.array([7]))}, "stream_objects"),
+        ({"min_timestamp_ms": 5, "max_timestamp_ms": 4}, "max_timestamp_ms"),
+        ({"crc32c": 1 << 32}, "crc32c"),
+        ({"node": NodeIdentity(-1, 1)}, "node.node_id"),
+    ],
+)
+async def test_what_is_malformed_is_refused_as_if_it_were_alone(
+    changes: dict[str, Any], field: str
+) -> None:
+    controller, log = await prepared()
+    bad = replace(upload(1, 1), **changes)
+    refusal, *others = await joined(controller, log, bad, upload(2, 2), upload(3, 3))
+    assert isinstance(refusal, InvalidRequestError)
+    assert refusal.field.startswith(field)
+    with pytest.raises(InvalidRequestError) as alone:
+        await controller.write(bad)
+    assert str(refusal) == str(alone.value)
+    assert [verdict(each) for each in others] == [(0, [0])] * 2
+
+
+async def test_columns_that_fit_only_together_are_refused() -> None:
+    controller, log = await prepared()
+    long = replace(upload(1, 1), ranges=replace(upload(1, 1).ranges, end_offset=np.array([1, 2])))
+    short = replace(upload(2, 2), ranges=replace(upload(2, 2).ranges, end_offset=np.array([])))
+    answers = await joined(controller, log, long, short)
+    assert all(isinstance(each, InvalidRequestError) for each in answers)
 
 
 async def test_commits_beyond_one_request_wait_for_the_next() -> None:

@@ -132,6 +132,8 @@ class ExpiryIndex:
 
 _SPAN_SHIFT = 8
 """A span has 256 ids."""
+_FEW = 64
+"""Objects that are counted one by one, because sorting them would not be faster."""
 
 
 class NodeObjects:
@@ -179,10 +181,12 @@ class NodeObjects:
     def _change(self, node_id: int, object_ids: Int64Column, sign: int) -> None:
         self._counts[node_id] += sign * len(object_ids)
         spans = self._spans.setdefault(node_id, {})
-        if len(object_ids) == 1:
-            _add(spans, int(object_ids[0]) >> _SPAN_SHIFT, sign)
+        numbers = object_ids >> _SPAN_SHIFT
+        if len(numbers) <= _FEW:
+            for number in numbers.tolist():
+                _add(spans, number, sign)
         else:
-            numbers, times = np.unique(object_ids >> _SPAN_SHIFT, return_counts=True)
+            numbers, times = np.unique(numbers, return_counts=True)
             for number, count in zip(numbers.tolist(), times.tolist(), strict=True):
                 _add(spans, number, sign * count)
         if not spans:

@@ -5,6 +5,8 @@ alone, one after the other; what becomes of one that is not simply accepted is d
 """
 
 from collections.abc import Sequence
+from dataclasses import fields
+from operator import attrgetter
 
 import numpy as np
 
@@ -21,22 +23,33 @@ from streammeta.controller.metadata.values import (
     Int64Column,
     OnConflict,
     RangeColumns,
+    StreamObjectColumns,
 )
 from streammeta.controller.records.record import FACT_COLUMNS
 
 
 def is_plain(request: CommitStreamSetObject) -> bool:
-    """Return whether a well-formed upload may be joined with others."""
+    """Return whether an upload may be joined with others.
+
+    It need not be well-formed, but its columns must be as long as each other: joined ones are
+    checked together.
+    """
+    ranges = request.ranges
+    rows = len(ranges.stream_id)
     return (
-        request.object_id >= 0
+        0 < rows <= COMMIT_ROWS_MAX
+        and rows == len(ranges.stream_epoch) == len(ranges.start_offset) == len(ranges.end_offset)
+        and request.object_id >= 0
         and request.order_id in (UNKNOWN, request.object_id)
         and not request.attributes
         and not request.failover
         and request.on_conflict is OnConflict.REJECT_ALL
         and not len(request.compacted_object_ids)
-        and not len(request.stream_objects.stream_id)
-        and len(request.ranges.stream_epoch) == len(request.ranges.stream_id)
+        and not any(map(len, _columns(request.stream_objects)))
     )
+
+
+_columns = attrgetter(*(field.name for field in fields(StreamObjectColumns)))
 
 
 class UploadBatch:

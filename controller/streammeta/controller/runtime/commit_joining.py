@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from streammeta.controller.metadata.answers import Answer, CommitUploadsAnswer
 from streammeta.controller.metadata.requests import CommitStreamSetObject
 from streammeta.controller.metadata.upload_batches import UploadBatch, is_plain
-from streammeta.controller.metadata.validation import validate
 from streammeta.controller.metadata.values import NodeIdentity
 from streammeta.controller.runtime.controller import Answered, MetadataController, Submission
 
@@ -45,7 +44,6 @@ class CommitJoiner:
         """Decide, replicate and answer one commit; raises as `MetadataController.write` does."""
         if not is_plain(request):
             return await self._controller.write(request)
-        validate(request)
         call = _Call(request, asyncio.get_running_loop().create_future())
         self._calls.append(call)
         if self._deciding is None:
