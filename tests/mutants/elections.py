@@ -34,8 +34,8 @@ ELECTIONS = (
         "a variant of the lost vote; KIP-595 persists every change of epoch",
         """
         streammeta.controller.quorum.replica:
-        - if state != self._persisted:
-        + if state.vote is not None and state != self._persisted:
+        - if self._has_new_state():
+        + if self.vote is not None and self._has_new_state():
         """,
         Simulated("crashy"),
     ),

@@ -521,20 +521,22 @@ class Replica:
             return events.Send(to, message, self._last_write)
         return events.Send(to, message, self._state_token, vouches_for_log=False)
 
+    def _has_new_state(self) -> bool:
+        """Whether the durable state is another than the last that was written."""
+        last = self._persisted
+        return (
+            self.epoch != last.epoch or self.leader_id != last.leader_id or self.vote != last.vote
+        )
+
     def finish(self) -> list[events.Effect]:
         """Return the step's effects in the order they must be carried out."""
         effects = self._first
         self._first = []
-        persisted = self._persisted
         self._token += 1
-        if (
-            self.epoch != persisted.epoch
-            or self.leader_id != persisted.leader_id
-            or self.vote != persisted.vote
-        ):
-            self._persisted = QuorumState(self.epoch, self.vote, self.leader_id)
+        if self._has_new_state():
+            state = self._persisted = QuorumState(self.epoch, self.vote, self.leader_id)
             self._state_token = self._last_write = self._token
-            effects.append(events.PersistQuorumState(self._token, self._persisted))
+            effects.append(events.PersistQuorumState(self._token, state))
         if self._writes:
             effects.extend(self._writes)
             self._token += self._writes_in_step
