@@ -11,6 +11,7 @@ from unittest.mock import patch
 from streammeta.controller.metadata import (
     object_indexes,
     object_queries,
+    section_checks,
     shared_views,
     stream_decisions,
     stream_index,
@@ -28,6 +29,7 @@ _SMALL = (
     (shared_views, "_PAGES", 8),
     (shared_views, "_MASK", 7),
     (values, "_CHUNK_ROWS", 3),
+    (section_checks, "WINDOW_ROWS", 3),
     (stream_index, "_SHRINK_ABOVE", 4),
     (object_indexes, "_SPAN_SHIFT", 2),
     (object_queries, "_SPANS_AT_ONCE", 2),

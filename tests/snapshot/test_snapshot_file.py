@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,30 @@ def test_what_is_written_is_read() -> None:
                 assert read[column].dtype == values.dtype
             else:
                 assert read[column] == values
+
+
+def test_batches_are_read_into_the_room_they_are_given() -> None:
+    rows = 2 * BATCH_ROWS + 17
+    columns = {"a": np.arange(rows), "b": np.arange(rows)[::-1] % 100 < 50}
+    made: list[Any] = []
+
+    def room(count: int, dtype: Any) -> Any:
+        made.append(np.zeros(count + 9, dtype))
+        return made[-1][:count]
+
+    read = CheckpointReader(io.BytesIO(_written({"s": columns}))).sections(room)["s"]
+    assert [np.shares_memory(read[name], one) for name, one in zip("ab", made, strict=True)]
+    for name, values in columns.items():
+        np.testing.assert_array_equal(read[name], values)
+    assert not any(one[rows:].any() for one in made)
+
+
+def test_a_section_with_other_rows_than_the_index_says_is_refused() -> None:
+    reader = CheckpointReader(io.BytesIO(_written()))
+    for rows in (4_999, 5_001):
+        reader.entries["streams"] = replace(reader.entries["streams"], rows=rows)
+        with pytest.raises(CheckpointError, match="section 'streams' is no Arrow IPC stream"):
+            reader.columns("streams")
 
 
 def test_an_empty_column_keeps_its_type() -> None:

@@ -15,6 +15,7 @@ from streammeta.controller.journal.errors import BadSnapshotError
 from streammeta.controller.journal.snapshots import SnapshotCheck
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.frozen import FrozenMap
+from streammeta.controller.metadata.section_rules import SECTIONS
 from streammeta.controller.metadata.tables import roomy_zeros
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
@@ -26,6 +27,7 @@ from streammeta.controller.snapshot.checkpoint_file import (
     Sink,
     write_checkpoint,
 )
+from streammeta.controller.snapshot.read_ahead import ReadAhead
 from streammeta.controller.snapshot.voters import VOTERS_SECTION, section_voters, voters_section
 
 LOG_HASH_SECTION = "log_hash"
@@ -97,8 +99,8 @@ def read_map(file: BinaryIO, snapshot_id: SnapshotId) -> LoadedMap:
             f"the file says it is {reader.id.file_name}, wanted is {snapshot_id.file_name}"
         )
     try:
-        sections = reader.sections(roomy_zeros)
-        cluster_map = ClusterMap.from_sections(sections, snapshot_id.end_offset)
+        with ReadAhead(reader, tuple(SECTIONS), roomy_zeros) as sections:
+            cluster_map = ClusterMap.from_sections(sections, snapshot_id.end_offset)
     except DamagedMapError as error:
         raise CheckpointError(f"{snapshot_id.file_name}: {error}") from error
     return LoadedMap(cluster_map, _log_hash(reader))

@@ -1,0 +1,159 @@
+"""A map read from a checkpoint file is the map that was written, indexes and counts included.
+
+Tables are tiny here, so that small maps are read as large ones are: into columns that tables take
+as their own, with rules checked in windows of a few rows.
+"""
+
+import io
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from streammeta.controller.errors import DamagedMapError
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
+from streammeta.controller.metadata import tables
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.stream_index import StreamIndex
+from streammeta.controller.metadata.tables import Table, roomy_zeros
+from streammeta.controller.quorum.voters import VoterSet
+from streammeta.controller.runtime.interfaces import SnapshotPoint
+from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, read_map
+from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
+from tests.metadata.map_pair import Pair
+from tests.metadata.random_requests import RandomRequests
+from tests.metadata.small_tables import small_tables
+
+STEPS = 60
+
+
+@pytest.fixture(autouse=True)
+def tiny() -> Iterator[None]:
+    with small_tables(), patch.object(tables, "RESERVE_ABOVE", 0):
+        yield
+
+
+def _random_pair(rng: Random, steps: int = STEPS) -> Pair:
+    requests, pair = RandomRequests(rng), Pair()
+    for request in requests.start(pair.model):
+        pair.write(request)
+    _go_on(pair, requests, rng, steps)
+    return pair
+
+
+def _go_on(pair: Pair, requests: RandomRequests, rng: Random, steps: int) -> None:
+    for _ in range(steps):
+        pair.now += rng.choice((1, 1, 50, 400))
+        pair.write(requests.any(pair.model))
+
+
+def _written(cluster_map: ClusterMap) -> tuple[SnapshotId, bytes]:
+    snapshot_id, file = (
+        SnapshotId(EndOffset(cluster_map.applied_end_offset), Epoch(1)),
+        io.BytesIO(),
+    )
+    point = SnapshotPoint(snapshot_id, ClusterId("c"), VoterSet())
+    FrozenCheckpoint(point, cluster_map.freeze(), bytes(16)).write(file)
+    return snapshot_id, file.getvalue()
+
+
+def _derived(cluster_map: Any) -> dict[str, Any]:
+    """Return what a map derives from its sections, in terms of what they hold."""
+    streams, objects = cluster_map._streams, cluster_map._objects
+    ranges, past = objects._ranges, streams._past
+    lists, ended = {}, {}
+    for stream_id in range(len(streams)):
+        rows = ranges.rows_of_stream(stream_id)
+        listed = (ranges.object_ids(rows), *ranges.columns(rows))
+        lists[stream_id] = [values.tolist() for values in listed]
+        chain = past.chain(int(streams._table["past_head"][stream_id]))
+        ended[stream_id] = [
+            (past.cell("range_index", row), past.cell("epoch", row)) for row in chain
+        ]
+    directory = [pair for part in objects._directory.from_id(0) for pair in zip(*part, strict=True)]
+    named = {int(object_id): int(objects._table["object_id"][row]) for object_id, row in directory}
+    return {
+        "lists": lists,
+        "ended": ended,
+        "directory": named,
+        "next": objects._directory.next_id,
+        "states": (objects._counts._of_state, objects._counts.committed_bytes),
+        "of nodes": {node: count for node, count in objects._set_objects._counts.items() if count},
+        "spans": objects._set_objects._spans,
+        "links": {key: ids.tolist() for key, ids in objects._links._linked.items()},
+        "due": (objects._deadlines.before(2**62, 10**6), objects._destroyed.before(2**62, 10**6)),
+        "swept": objects._swept,
+        "live": streams._live,
+        "open": {node: count for node, count in streams._open_counts._counts.items() if count},
+    }
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_loaded_map_is_the_frozen_one_and_goes_on_as_it(seed: int) -> None:
+    rng = Random(seed)
+    pair = _random_pair(rng)
+    for _ in range(3):
+        pair.commit(len(pair.uncommitted))
+        snapshot_id, data = _written(pair.map)
+        loaded = read_map(io.BytesIO(data), snapshot_id).cluster_map
+        assert _derived(loaded) == _derived(pair.map)
+        assert loaded.state_hash() == pair.map.state_hash()
+        pair.map = loaded
+        _go_on(pair, RandomRequests(rng), rng, STEPS // 3)
+        pair.check()
+
+
+def test_a_damaged_byte_in_any_section_is_refused() -> None:
+    snapshot_id, data = _written(_random_pair(Random(1)).map)
+    entries = CheckpointReader(io.BytesIO(data)).entries
+    read_map(io.BytesIO(data), snapshot_id)
+    for entry in entries.values():
+        if entry.name == "voters":
+            continue  # the journal's check reads it
+        for at in range(entry.position, entry.position + entry.length, 61):
+            damaged = bytearray(data)
+            damaged[at] ^= 1 << at % 8
+            with pytest.raises(CheckpointError, match=f"section '{entry.name}' at byte"):
+                read_map(io.BytesIO(bytes(damaged)), snapshot_id)
+
+
+def test_a_row_is_told_by_its_number_whichever_window_it_is_in() -> None:
+    cluster_map = _random_pair(Random(2)).map
+    sections = {name: dict(columns) for name, columns in cluster_map.freeze().sections().items()}
+    sizes = sections["objects"]["object_size"]
+    assert len(sizes) > 10
+    for row in range(len(sizes)):
+        broken = sizes.copy()  # type: ignore[union-attr]
+        broken[row] = -5
+        changed = {**sections, "objects": {**sections["objects"], "object_size": broken}}
+        with pytest.raises(DamagedMapError, match="got -5") as caught:
+            ClusterMap.from_sections(changed, cluster_map.applied_end_offset)
+        assert (caught.value.row, caught.value.field) == (row, "object_size")
+
+
+def test_a_table_takes_roomy_columns_as_they_are_and_copies_others() -> None:
+    table = Table({"a": np.int64, "b": np.int32, "c": np.int64})
+    a, b, c = roomy_zeros(20, np.int64), roomy_zeros(20, np.int64), np.arange(20)
+    a[:], b[:] = 1, 2
+    table.load({"a": a, "b": b, "c": c})
+    assert np.shares_memory(table["a"], a)
+    assert not np.shares_memory(table["c"], c)
+    table.extend(30)
+    assert np.shares_memory(table["a"], a)
+    assert [table[name].tolist() for name in "abc"] == [
+        [*values, *[0] * 30] for values in ([1] * 20, [2] * 20, list(range(20)))
+    ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_loaded_lists_are_those_that_were_appended(seed: int) -> None:
+    dice = np.random.default_rng(seed)
+    streams = np.sort(dice.integers(0, 30, size=dice.integers(0, 90)))
+    rows = dice.permutation(len(streams))
+    index = StreamIndex()
+    index.load(streams.astype(np.int32), rows)
+    for stream_id in range(31):
+        assert index.rows(stream_id).tolist() == rows[streams == stream_id].tolist()
