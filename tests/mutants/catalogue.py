@@ -6,12 +6,23 @@ from tests.mutants.controllers import CONTROLLERS
 from tests.mutants.disk import DISK
 from tests.mutants.elections import ELECTIONS
 from tests.mutants.membership import MEMBERSHIP
+from tests.mutants.peers import PEERS
 from tests.mutants.reads import READS
 from tests.mutants.replication import REPLICATION
 from tests.mutants.snapshots import SNAPSHOTS
 from tests.mutants.state import STATE
 
-_ALL = (*ELECTIONS, *REPLICATION, *SNAPSHOTS, *MEMBERSHIP, *READS, *CONTROLLERS, *DISK, *STATE)
+_ALL = (
+    *ELECTIONS,
+    *REPLICATION,
+    *SNAPSHOTS,
+    *MEMBERSHIP,
+    *READS,
+    *CONTROLLERS,
+    *DISK,
+    *STATE,
+    *PEERS,
+)
 
 MUTANTS = {mutant.name: mutant for mutant in _ALL}
 """The mutants in the order of their subjects."""

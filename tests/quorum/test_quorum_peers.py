@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -121,11 +123,12 @@ async def transport_with(
     override: str = "",
     voters: VoterSet | None = None,
     timeout_ms: int = TIMEOUT_MS,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[tuple[TcpPeerTransport, Listener]]:
     seeds = {PEER: seed} if seed else {}
     overrides = {PEER: override} if override else {}
     addresses = PeerAddresses(NodeId(0), OWN, seeds, overrides)
-    transport, listener = TcpPeerTransport(addresses, AS_CALLER, timeout_ms), Listener()
+    transport, listener = TcpPeerTransport(addresses, AS_CALLER, timeout_ms, tls), Listener()
     transport.bind(listener)
     transport.set_voters(voters or VoterSet())
     try:
@@ -197,6 +200,35 @@ async def test_a_stopped_peer_is_silent_not_lost(peer: tuple[Child, str]) -> Non
             await asyncio.sleep(0.02)  # between attempts to connect requests fail at once
 
 
+@pytest.mark.parametrize("is_polling", [True, False], ids=["long poll", "nothing under way"])
+async def test_a_closed_connection_is_noticed_at_once(is_polling: bool) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        endpoint = await stack.enter_async_context(peer_here(voting_as(PEER)))
+        async with transport_with(seed=endpoint, timeout_ms=NEVER_MS) as (transport, listener):
+            if is_polling:
+                transport.send(fetch(1))
+            transport.send(vote(2))
+            assert await listener.ended(2)
+            await stack.aclose()
+            await listener.until(lambda: listener.lost == [PEER])
+            assert listener.failed == ([1] if is_polling else [])
+
+
+async def test_the_end_of_a_connection_for_snapshots_is_no_end_of_the_peer() -> None:
+    async with (
+        peer_here(voting_as(PEER)) as target,
+        counting_proxy(target) as (endpoint, connections),
+        transport_with(seed=endpoint, timeout_ms=NEVER_MS) as (transport, listener),
+    ):
+        transport.send(fetch_snapshot(1))
+        assert await listener.ended(1)
+        connections[0].transport.abort()
+        await asyncio.sleep(0.05)
+        transport.send(fetch_snapshot(2))
+        assert await listener.ended(2)
+        assert listener.lost == []
+
+
 async def test_a_refused_connection_is_noticed_at_once() -> None:
     endpoint = f"127.0.0.1:{free_ports(1)[0]}"
 
@@ -251,9 +283,9 @@ class SwallowingProxy:
 
 
 @asynccontextmanager
-async def counting_proxy(target: str) -> AsyncIterator[tuple[str, list[object]]]:
+async def counting_proxy(target: str) -> AsyncIterator[tuple[str, list[asyncio.StreamWriter]]]:
     """Forwards connections; gives its endpoint, and the connections made so far."""
-    proxy, connections = SwallowingProxy(target), list[object]()
+    proxy, connections = SwallowingProxy(target), list[asyncio.StreamWriter]()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.append(writer)

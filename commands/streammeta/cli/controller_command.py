@@ -12,9 +12,12 @@ from streammeta.controller.config import (
     check_cluster_id,
     next_port,
     parse_peers,
+    peer_tls_files,
 )
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.storage.object_format.object_key import cluster_namespace
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
 
 _SETTINGS = {
     "election_timeout_ms": None,
@@ -87,6 +90,18 @@ def _setting_options(command: Command) -> Command:
 @click.option("--namespace", help="Second part of every key.  [default: _streammeta_CLUSTER-ID]")
 @_setting_options
 @click.option(
+    "--peer-tls-cert",
+    type=_FILE,
+    help="This controller's certificate for the other controllers, as PEM. With it and the two"
+    " below controllers speak TLS 1.3 to each other, and show certificates on both sides.",
+)
+@click.option("--peer-tls-key", type=_FILE, help="The certificate's key, as PEM.")
+@click.option(
+    "--peer-tls-ca",
+    type=_FILE,
+    help="Who signs the certificates of all controllers of this cluster, and of nobody else.",
+)
+@click.option(
     "--peer-override",
     default="",
     metavar="ID@HOST:PORT,...",
@@ -115,6 +130,9 @@ def controller(
     data_dir: Path,
     store_uri: str,
     namespace: str | None,
+    peer_tls_cert: Path | None,
+    peer_tls_key: Path | None,
+    peer_tls_ca: Path | None,
     peer_override: str,
     log_level: str,
     check_config: bool,
@@ -146,6 +164,7 @@ def controller(
             peer_advertise=peer_advertise or peer_listen,
             seeds=parse_peers("seeds", seeds),
             peer_overrides=parse_peers("peer-override", peer_override),
+            peer_tls=peer_tls_files(peer_tls_cert, peer_tls_key, peer_tls_ca),
             data_dir=data_dir,
             store_uri=store_uri,
             namespace=namespace or cluster_namespace(cluster_id),

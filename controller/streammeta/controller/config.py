@@ -36,14 +36,41 @@ class ConfigError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeerTlsFiles:
+    """Files in PEM form with which controllers know each other.
+
+    `cert` and `key` are this controller's, `ca` is the authority that signs those of all.
+    """
+
+    cert: Path
+    key: Path
+    ca: Path
+
+
+def peer_tls_files(cert: Path | None, key: Path | None, ca: Path | None) -> PeerTlsFiles | None:
+    """Return the files, None without any; raises ConfigError for some of them alone."""
+    if cert is None and key is None and ca is None:
+        return None
+    if cert is None or key is None or ca is None:
+        missing = next(
+            option for option, path in (("cert", cert), ("key", key), ("ca", ca)) if path is None
+        )
+        raise ConfigError(
+            f"peer-tls-{missing}: not given; give --peer-tls-cert, --peer-tls-key and "
+            "--peer-tls-ca, or none of them"
+        )
+    return PeerTlsFiles(cert=cert, key=key, ca=ca)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
     """One controller's settings.
 
     `listen` and `peer_listen` are where this process binds for clients and for its peers,
     `advertise` and `peer_advertise` where those reach it. `seeds` are controllers to ask for the
     leader, by node id at their peers' addresses; an entry of this node itself is ignored.
-    `peer_overrides` say where to reach a peer whatever else is known of its address. `delete_rate`
-    is in objects a second.
+    `peer_overrides` say where to reach a peer whatever else is known of its address. Without
+    `peer_tls` controllers speak plain text. `delete_rate` is in objects a second.
     """
 
     node_id: NodeId
@@ -57,6 +84,7 @@ class ControllerConfig:
     namespace: str
     seeds: Mapping[NodeId, str] = field(default_factory=dict)
     peer_overrides: Mapping[NodeId, str] = field(default_factory=dict)
+    peer_tls: PeerTlsFiles | None = None
     election_timeout_ms: int = 1_000
     fetch_timeout_ms: int = 2_000
     lifecycle_interval_ms: int = 1_000

@@ -34,6 +34,7 @@ from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.peers.addresses import PeerAddresses
 from streammeta.controller.peers.dialled import Identity
 from streammeta.controller.peers.server import PeerServer
+from streammeta.controller.peers.tls import load_tls
 from streammeta.controller.peers.transport import TcpPeerTransport
 from streammeta.controller.quorum.config import QuorumConfig, QuorumTimings
 from streammeta.controller.quorum.voters import ReplicaKey
@@ -89,7 +90,7 @@ def run(config: ControllerConfig) -> None:
     """Run a controller until SIGINT or SIGTERM.
 
     Raises:
-        ConfigError: the store's URI does not parse.
+        ConfigError: the store's URI does not parse, or a file for TLS can't be used.
         PortInUseError: an address is taken.
         JournalError: the data directory is not formatted, damaged, locked or another node's.
         StorageError: the bucket can't be used.
@@ -104,10 +105,11 @@ def check(config: ControllerConfig) -> None:
     The directory may be in use: its identity is read without its lock.
 
     Raises:
-        ConfigError: the store's URI does not parse.
+        ConfigError: the store's URI does not parse, or a file for TLS can't be used.
         JournalError: the data directory is missing, not formatted, damaged or another node's.
         StorageError: the bucket can't be used.
     """
+    load_tls(config.peer_tls)
     identity = read_identity(config.data_dir, PosixFileSystem(read_only=True))
     check_identity(identity, config.data_dir, config.cluster_id, config.node_id)
     store = _open_store(config.store_uri)
@@ -141,6 +143,8 @@ def _log_start(config: ControllerConfig) -> None:
     del settings["node_id"], settings["cluster_id"]
     settings["store_uri"] = without_secrets(config.store_uri)
     settings["data_dir"] = str(config.data_dir)
+    if config.peer_tls is not None:
+        settings["peer_tls"] = {name: str(path) for name, path in settings["peer_tls"].items()}
     _log.info(
         "controller_starting",
         version=metadata.version(DISTRIBUTION),
@@ -178,17 +182,20 @@ class ControllerNode:
         own = Endpoints(peers=config.peer_advertise, clients=config.advertise)
         addresses = PeerAddresses(config.node_id, own, config.seeds, config.peer_overrides)
         identity = Identity(config.cluster_id, config.node_id, config.advertise)
+        tls = load_tls(config.peer_tls)
         self._driver = QuorumDriver(
             config=quorum,
             journal=journal,
-            transport=TcpPeerTransport(addresses, identity, quorum.timings.request_timeout_ms),
+            transport=TcpPeerTransport(
+                addresses, identity, quorum.timings.request_timeout_ms, tls.dialling
+            ),
             state_machine=self._controller,
             clock=clock,
             checkpoints=CheckpointLimits(
                 log_bytes=config.snapshot_log_bytes, interval_ms=config.snapshot_interval_ms
             ),
         )
-        self._peers = PeerServer(self._driver, identity)
+        self._peers = PeerServer(self._driver, identity, tls.listening)
         self._controller.bind(self._driver)
         self._health = health.aio.HealthServicer()
         self._sessions = Sessions(config.session_timeout_ms)

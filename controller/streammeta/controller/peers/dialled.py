@@ -184,8 +184,11 @@ class DialledConnection(FramedConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Report the end, unless this side made it."""
+        if self.is_closed:
+            return
         if not self._is_ready:
-            self.detail = str(exc) if isinstance(exc, ssl.SSLError) else ""
+            reason = str(exc) if isinstance(exc, ssl.SSLError) else "hello not answered"
+            self.detail = f"{reason}; do both sides speak TLS?"
             self._end(End.UNREACHABLE)
         elif exc is None or isinstance(exc, ConnectionError):
             self._end(End.LOST)

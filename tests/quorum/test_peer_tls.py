@@ -1,0 +1,104 @@
+"""Mutual TLS between controllers: the same authority on both sides, or no connection."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from streammeta.controller.config import ConfigError, PeerTlsFiles, peer_tls_files
+from streammeta.controller.peers.server import PeerServer
+from streammeta.controller.peers.tls import PLAIN_TEXT, PeerTls, load_tls
+from tests.kit.certificates import Authority
+from tests.quorum.fake_replica import FakeReplica
+from tests.quorum.test_quorum_peers import AS_PEER, PEER, transport_with, vote
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ours"), "ours")
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("theirs"), "theirs")
+
+
+@asynccontextmanager
+async def peer_with(tls: PeerTls) -> AsyncIterator[tuple[str, FakeReplica]]:
+    replica = FakeReplica(PEER)
+    server = PeerServer(replica, AS_PEER, tls.listening)
+    port = await server.start("127.0.0.1:0")
+    try:
+        yield f"127.0.0.1:{port}", replica
+    finally:
+        await server.stop()
+
+
+async def is_answered(peer: PeerTls, caller: PeerTls) -> bool:
+    async with (
+        peer_with(peer) as (endpoint, _),
+        transport_with(seed=endpoint, tls=caller.dialling) as (transport, listener),
+    ):
+        transport.send(vote(1))
+        answered = await listener.ended(1)
+        assert listener.lost == []
+        return answered
+
+
+async def test_two_certificates_of_one_authority_speak(ours: Authority) -> None:
+    assert await is_answered(load_tls(ours.issue("a")), load_tls(ours.issue("b")))
+
+
+@pytest.mark.parametrize("is_caller", [True, False])
+async def test_who_shows_no_certificate_of_the_authority_is_refused(
+    ours: Authority, theirs: Authority, is_caller: bool
+) -> None:
+    foreign = theirs.issue("x")
+    trusting = PeerTlsFiles(cert=foreign.cert, key=foreign.key, ca=ours.ca)
+    nameless = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    nameless.check_hostname = False
+    nameless.load_verify_locations(ours.ca)
+    strangers = [PLAIN_TEXT, load_tls(foreign), load_tls(trusting)]
+    if is_caller:
+        strangers.append(PeerTls(dialling=nameless))
+    member = load_tls(ours.issue("a"))
+    for stranger in strangers:
+        pair = (member, stranger) if is_caller else (stranger, member)
+        assert not await is_answered(*pair)
+
+
+async def test_older_versions_of_tls_are_refused(ours: Authority) -> None:
+    old = load_tls(ours.issue("a"))
+    assert old.dialling is not None
+    old.dialling.minimum_version = ssl.TLSVersion.TLSv1_2
+    old.dialling.maximum_version = ssl.TLSVersion.TLSv1_2
+    assert not await is_answered(load_tls(ours.issue("b")), old)
+
+
+def test_files_are_given_all_or_none(tmp_path: Path) -> None:
+    assert peer_tls_files(None, None, None) is None
+    assert load_tls(None) is PLAIN_TEXT
+    with pytest.raises(ConfigError, match=r"^peer-tls-key: not given; give --peer-tls-cert"):
+        peer_tls_files(tmp_path / "cert", None, tmp_path / "ca")
+
+
+def test_a_file_that_can_not_be_used_is_named_with_its_option(
+    ours: Authority, theirs: Authority, tmp_path: Path
+) -> None:
+    good, other = ours.issue("a"), theirs.issue("b")
+    nonsense = tmp_path / "nonsense.pem"
+    nonsense.write_text("no certificate")
+    absent = tmp_path / "absent"
+    for files, message in (
+        (replace(good, ca=absent), "peer-tls-ca: can't use .*absent"),
+        (replace(good, ca=nonsense), "peer-tls-ca: can't use .*nonsense"),
+        (replace(good, cert=nonsense), "peer-tls-cert: can't use .*nonsense"),
+        (replace(good, key=other.key), "peer-tls-cert: .* its key in --peer-tls-key"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_tls(files)
