@@ -10,10 +10,11 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from streammeta.client import metadata_watch
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.errors import ControllerUnavailableError, InvalidRequestError
 from streammeta.client.metadata_watch import Change, MetadataWatch
-from streammeta.client.methods import PUT_KVS
+from streammeta.client.methods import GET_KVS, PUT_KVS, Method
 from streammeta.controller.ids import EndOffset, Epoch
 from streammeta.controller.metadata.values import column
 from streammeta.controller.quorum.messages import Batch, BatchKind
@@ -24,7 +25,7 @@ from streammeta.controller.rpc.watch import WatchHandler
 from streammeta.controller.runtime.change_feed import ChangeFeed
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
-from streammeta.v1 import kv_pb2, records_pb2
+from streammeta.v1 import admin_pb2, kv_pb2, records_pb2
 from streammeta.v1 import metadata_pb2 as pb
 from tests.kit.grpc_servers import started
 from tests.kit.real_cluster import leader_of, running_cluster
@@ -328,7 +329,7 @@ async def put(client: ControllerClient, number: int) -> None:
 
 @pytest.mark.process
 def test_a_watch_outlives_the_controllers_it_watches(tmp_path: Path) -> None:
-    """The leader is watched and killed, then another; every write is seen once, in order."""
+    """Whichever is watched is killed, twice; every write is seen once, in order."""
     with running_cluster(tmp_path) as cluster:
         leader = leader_of(cluster)
 
@@ -361,5 +362,49 @@ def test_a_watch_outlives_the_controllers_it_watches(tmp_path: Path) -> None:
                         continue
                     await asyncio.to_thread(cluster.start, watched)
                 await put(client, number)
+
+        asyncio.run(asyncio.wait_for(scenario(), 100))
+
+
+TRANSFER_LEADERSHIP = Method(
+    admin_pb2.TransferLeadershipRequest, admin_pb2.TransferLeadershipResponse
+)
+
+
+@pytest.mark.process
+def test_watches_and_session_reads_keep_off_the_leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that is told of the leader alone finds the others; a watch leaves a new leader."""
+    monkeypatch.setattr(metadata_watch, "LEAVE_LEADER_WITHIN_S", 0.0)
+    with running_cluster(tmp_path) as cluster:
+        leader = cluster.endpoints[leader_of(cluster) - 1]
+
+        async def scenario() -> None:
+            async with ControllerClient([leader], deadline_s=60) as client:
+                watch = MetadataWatch(client, kinds=[pb.ENTITY_KIND_KV])
+                await put(client, 0)
+                events = changes(watch)
+                await anext(events)
+                assert watch.endpoint != leader
+                asked = [*client.endpoints, watch.endpoint]
+                assert set(client._channels) <= set(asked)
+                for number in range(1, 20):
+                    await put(client, number)
+                    assert client.seen_offset > watch.next_offset
+                    query = kv_pb2.GetKVsRequest(keys=[kv_pb2.KVKey(key=f"k{number:05}")])
+                    seen = await client.read(GET_KVS, query)
+                    assert seen.results[0].value == b"v"
+                    await anext(events)
+                assert set(client._channels) <= set(asked), "the reads went where the watch is"
+                to = cluster.endpoints.index(watch.endpoint) + 1
+                await client.call(
+                    TRANSFER_LEADERSHIP, admin_pb2.TransferLeadershipRequest(to_node_id=to)
+                )
+                for number in range(20, 30):
+                    await put(client, number)
+                    await anext(events)
+                assert client.leader == cluster.endpoints[to - 1]
+                assert watch.endpoint != client.leader
 
         asyncio.run(asyncio.wait_for(scenario(), 100))

@@ -244,11 +244,12 @@ async def test_all_watches_get_each_change_once_and_in_order(seed: int) -> None:
 
 async def test_a_watch_that_may_combine_catches_up_in_few_messages() -> None:
     feed = ChangeFeed()
-    commit(feed, *(kv(f"{number}") for number in range(100)))
+    count = watch_messages.EXAMINED_MAX + 36
+    commit(feed, *(kv(f"{number}") for number in range(count)))
     watch = Watch(Fanout(feed), combines=True)
-    await until(lambda: watch.next_offset == 100, "the messages")
-    assert watch.keys == [f"{number}" for number in range(100)]
-    assert watch.changes == [watch_messages.EXAMINED_MAX - 1, 99]
+    await until(lambda: watch.next_offset == count, "the messages")
+    assert watch.keys == [f"{number}" for number in range(count)]
+    assert watch.changes == [watch_messages.EXAMINED_MAX - 1, count - 1]
     await leave(watch)
 
 
@@ -275,7 +276,7 @@ async def test_a_watch_that_takes_nothing_makes_room_when_others_need_it(
 async def test_a_watch_that_keeps_up_rests_between_messages_and_misses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(watch_module, "REST_S", 0.2)
+    monkeypatch.setattr(watch_module, "REST_PER_WATCH_S", 0.1)
     feed = ChangeFeed()
     fanout = Fanout(feed)
     rested, prompt = Watch(fanout, combines=True), Watch(fanout)
@@ -292,7 +293,7 @@ async def test_a_watch_that_keeps_up_rests_between_messages_and_misses_nothing(
 
 
 async def test_a_watch_that_is_behind_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_module, "REST_S", 3600.0)
+    monkeypatch.setattr(watch_module, "REST_PER_WATCH_S", 0.5)
     feed = ChangeFeed()
     commit(feed, *(kv(f"{number}") for number in range(5 * watch_messages.EXAMINED_MAX)))
     watch = Watch(Fanout(feed), combines=True)

@@ -9,9 +9,10 @@ controller refused is not. Which endpoint comes next is the router's word.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 import grpc
@@ -24,6 +25,7 @@ from streammeta.client.arguments import (
     check_kind,
     check_seconds,
 )
+from streammeta.client.controller_spread import ControllerSpread
 from streammeta.client.errors import (
     BucketRefusedError,
     ClientClosedError,
@@ -53,11 +55,23 @@ from streammeta.client.model import (
 from streammeta.client.resources import ClosedAtExit, warn_unclosed
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import Reason, RpcFailure, read_failure
-from streammeta.rpc.leader_router import LeaderRouter, LeaderSearch
+from streammeta.rpc.leader_router import (
+    ELECTION_BACKOFF,
+    LeaderRouter,
+    LeaderSearch,
+    kind_of,
+)
 from streammeta.v1 import admin_pb2, common_pb2, streams_pb2
 
 DEFAULT_DEADLINE_S = 30.0
 DEFAULT_ATTEMPT_TIMEOUT_S = 2.0
+
+LEARNED_FOR_S = 10.0
+"""How long a list of all controllers is relied on, in seconds."""
+_LEARNING_S = 1.0
+
+_READ_AFTER_KEY = "streammeta-read-after"
+_OFFSET_KEY = "streammeta-offset"
 
 _PAGE_SIZE = 10_000
 _REFUSALS: dict[grpc.StatusCode | str, type[RefusedError]] = {
@@ -78,8 +92,9 @@ class ControllerClient(ClosedAtExit):
 
     Safe for many concurrent calls on one event loop; use it as an async context manager or call
     `close`. `endpoints` are HOST:PORT. `attempt_timeout_s` bounds one attempt, `deadline_s` a whole
-    call that names no other. All calls share `router`. `rng` draws the jitter of waits. Raises
-    `TypeError` or `ValueError` that names what is wrong with an argument.
+    call that names no other. All calls share `router`, and `spread` says where watches and session
+    reads go. `rng` draws the jitter of waits. Raises `TypeError` or `ValueError` that names what is
+    wrong with an argument.
     """
 
     def __init__(
@@ -93,7 +108,11 @@ class ControllerClient(ClosedAtExit):
     ) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._is_closed = False
-        self.router = LeaderRouter(check_endpoints("endpoints", endpoints), rng or random.Random())
+        rng = rng or random.Random()
+        self.router = LeaderRouter(check_endpoints("endpoints", endpoints), rng)
+        self.spread = ControllerSpread(self.router.endpoints, rng)
+        self._learned_at = float("-inf")
+        self._seen_offset = 0
         self.deadline_s = check_seconds("deadline_s", deadline_s)
         self.attempt_timeout_s = check_seconds("attempt_timeout_s", attempt_timeout_s)
         self._new_request_id = new_request_id
@@ -161,6 +180,67 @@ class ControllerClient(ClosedAtExit):
         except TimeoutError:
             raise unavailable(method.name, seconds, search) from None
 
+    @property
+    def seen_offset(self) -> int:
+        """The least offset below which lies everything that answers to this client held."""
+        return self._seen_offset
+
+    async def read(
+        self,
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        *,
+        at_least: int | None = None,
+        deadline_s: float | None = None,
+    ) -> ResponseT:
+        """Ask any controller that has applied the log below `at_least`, by default `seen_offset`.
+
+        Such a session read observes what this client has read and written by `call` and `read`,
+        perhaps no more, and costs the leader nothing while another controller serves. Raises as
+        `call` does.
+        """
+        check_kind("request", request, method.request, f"a {method.request.__name__}")
+        after = self._seen_offset if at_least is None else check_int("at_least", at_least)
+        seconds = self.deadline_s if deadline_s is None else check_seconds("deadline_s", deadline_s)
+        tried: dict[str, str] = {}
+        try:
+            async with asyncio.timeout(seconds):
+                await self.learn_controllers()
+                for round_number in itertools.count():
+                    for endpoint in self.spread.order(self.leader):
+                        try:
+                            return await self._send(endpoint, method, request, after)
+                        except grpc.aio.AioRpcError as error:
+                            tried[endpoint] = self._passed_over(endpoint, method.name, error)
+                    await asyncio.sleep(ELECTION_BACKOFF.wait(round_number, random.random()))
+        except TimeoutError:
+            raise ControllerUnavailableError(method.name, seconds, tried) from None
+        raise AssertionError("rounds without end have ended")
+
+    def _passed_over(self, endpoint: str, method: str, error: grpc.aio.AioRpcError) -> str:
+        """Return why another controller is asked; raise the error if that is of no use."""
+        failure = read_failure(error)
+        if kind_of(failure) is None:
+            raise refusal(method, failure) from error
+        self.spread.failed(endpoint)
+        return failure.text
+
+    async def learn_controllers(self) -> None:
+        """Ask for the list of all controllers, unless it is known and not old.
+
+        Nothing changes if nobody answers at once.
+        """
+        now = asyncio.get_running_loop().time()
+        if now - self._learned_at < LEARNED_FOR_S:
+            return
+        self._learned_at = now
+        try:
+            request = admin_pb2.DescribeClusterRequest()
+            answer = await self.call(DESCRIBE_CLUSTER, request, _LEARNING_S)
+        except (ControllerUnavailableError, RefusedError):
+            return
+        self.spread.learn((one.endpoint for one in answer.controllers), answer.leader_endpoint)
+
     async def describe_cluster(self) -> ClusterDescription:
         """Return the leader and the size of the map, as any one controller knows them."""
         answer = await self.call(DESCRIBE_CLUSTER, admin_pb2.DescribeClusterRequest())
@@ -205,17 +285,31 @@ class ControllerClient(ClosedAtExit):
                 return
             page.page_token = answer.next_page_token
 
+    async def _send(
+        self,
+        endpoint: str,
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        read_after: int | None = None,
+    ) -> ResponseT:
+        """Make one attempt; a session read if it names an offset."""
+        send = self.channel(endpoint).unary_unary(
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )
+        metadata = None if read_after is None else ((_READ_AFTER_KEY, str(read_after)),)
+        sent: Any = send(request, timeout=self.attempt_timeout_s, metadata=metadata)
+        answer: ResponseT = await sent
+        self._seen_offset = max(self._seen_offset, _offset_in(await sent.trailing_metadata() or ()))
+        return answer
+
     async def _until_answered(
         self, method: Method[RequestT, ResponseT], request: RequestT, search: LeaderSearch
     ) -> ResponseT:
         while True:
-            send = self.channel(search.endpoint).unary_unary(
-                method.path,
-                request_serializer=method.request.SerializeToString,
-                response_deserializer=method.response.FromString,
-            )
             try:
-                answer = await send(request, timeout=self.attempt_timeout_s)
+                answer = await self._send(search.endpoint, method, request)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if self._is_closed and task is not None and not task.cancelling():
@@ -231,6 +325,12 @@ class ControllerClient(ClosedAtExit):
                     search.answered()
                 return answer
             await asyncio.sleep(wait)
+
+
+def _offset_in(metadata: Iterable[tuple[str, str | bytes]]) -> int:
+    """Return the offset that an answer holds at; 0 if it names none."""
+    text = next((str(value) for key, value in metadata if key == _OFFSET_KEY), "")
+    return int(text) if text.isascii() and text.isdecimal() else 0
 
 
 def refusal(method: str, failure: RpcFailure) -> RefusedError:

@@ -1,9 +1,10 @@
 """Metadata watch: a stream of changes that fails over between controllers.
 
-Any controller serves a watch from what is committed, so after a failure the next one is asked to go
-on behind the last change that came. Each change is given out once and in order, and nothing is ever
-skipped: the watch ends when no controller that answers still has what comes next. Private to the
-package, for it hands out records of the wire.
+Any controller serves a watch from what is committed; the client's `spread` says which one is asked,
+and after a failure the next one goes on behind the last change that came. A watch that finds itself
+at the leader leaves for another controller in its own time. Each change is given out once and in
+order, and nothing is ever skipped: the watch ends when no controller that answers still has what
+comes next. Private to the package, for it hands out records of the wire.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from streammeta.v1 import metadata_pb2, records_pb2
 
 DEFAULT_DEADLINE_S = 30.0
 DEFAULT_SILENCE_S = 5.0
+
+LEAVE_LEADER_WITHIN_S = 60.0
+"""Time in which watches leave a controller that has come to lead, in seconds, each at random."""
 
 _PATH = "/streammeta.v1.MetadataService/Watch"
 
@@ -77,6 +81,7 @@ class MetadataWatch:
         self.next_offset = check_int("from_offset", from_offset)
         self.high_watermark = 0
         self.endpoint = ""
+        self._leaves_at: float | None = None
 
     async def follow(self) -> AsyncGenerator[Change | None, None]:
         """Yield what each answer of a controller brings: a change, or None for mere progress.
@@ -85,7 +90,8 @@ class MetadataWatch:
         snapshot and watch again from its end offset. Raises `ControllerUnavailableError` after the
         deadline, and a `RefusedError` for a request that a controller refused.
         """
-        search = _Search(self._client.endpoints, self._deadline)
+        await self._client.learn_controllers()
+        search = _Search(self._client, self._deadline)
         while True:
             endpoint = search.endpoint
             try:
@@ -97,6 +103,8 @@ class MetadataWatch:
                         self.endpoint = endpoint
                         search.served()
                         yield self._take(response)
+                        if self._should_leave(endpoint):
+                            break
                     else:
                         search.failed(endpoint, "the watch ended")
             except grpc.aio.AioRpcError as error:
@@ -106,6 +114,16 @@ class MetadataWatch:
             if search.is_gone_everywhere:
                 return
             await search.turn()
+
+    def _should_leave(self, endpoint: str) -> bool:
+        """Whether it is time to go from the leader to a controller that has less to do."""
+        if not self._client.spread.has_better(endpoint, self._client.leader):
+            self._leaves_at = None
+            return False
+        now = asyncio.get_running_loop().time()
+        if self._leaves_at is None:
+            self._leaves_at = now + random.random() * LEAVE_LEADER_WITHIN_S
+        return now >= self._leaves_at
 
     def _take(self, response: metadata_pb2.WatchResponse) -> Change | None:
         self.high_watermark = max(self.high_watermark, response.high_watermark)
@@ -135,31 +153,35 @@ class MetadataWatch:
 
 
 class _Search:
-    """Rotation over the controllers, with the failure of each since one last served the watch."""
+    """The next controller to ask, with the failure of each since one last served the watch."""
 
-    def __init__(self, endpoints: Sequence[str], deadline_s: float) -> None:
-        self._endpoints = endpoints
+    def __init__(self, client: ControllerClient, deadline_s: float) -> None:
+        self._client = client
         self._deadline = deadline_s
-        self._turn = random.randrange(len(endpoints))
         self._loop = asyncio.get_running_loop()
-        self.served()
+        self._served_at = self._loop.time()
+        self._rounds = 0
+        self._tried: set[str] = set()
+        self._gone: set[str] = set()
+        self._failed: dict[str, str] = {}
+        self.endpoint = self._order()[0]
 
-    @property
-    def endpoint(self) -> str:
-        """The endpoint to ask now."""
-        return self._endpoints[self._turn]
+    def _order(self) -> list[str]:
+        return self._client.spread.order(self._client.leader)
 
     @property
     def is_gone_everywhere(self) -> bool:
         """Whether all were asked, and those that answered no longer have the next change."""
-        return bool(self._gone) and len(self._gone) + len(self._failed) >= len(self._endpoints)
+        return bool(self._gone) and self._gone | self._failed.keys() >= set(self._order())
 
     def served(self) -> None:
         """Note that a controller served the watch."""
         self._served_at = self._loop.time()
         self._rounds = 0
-        self._gone: set[str] = set()
-        self._failed: dict[str, str] = {}
+        self._tried.clear()
+        self._gone.clear()
+        self._failed.clear()
+        self._client.spread.answered(self.endpoint)
 
     def gone(self, endpoint: str) -> None:
         """Note that a controller no longer has the next change."""
@@ -170,16 +192,19 @@ class _Search:
         """Note that a controller failed to serve."""
         self._gone.discard(endpoint)
         self._failed[endpoint] = reason
+        self._client.spread.failed(endpoint)
 
     async def turn(self) -> None:
         """Move on to the next controller; wait after each round."""
         if self._loop.time() - self._served_at > self._deadline:
             raise ControllerUnavailableError("Watch", self._deadline, self._failed)
-        self._turn = (self._turn + 1) % len(self._endpoints)
-        self._rounds += 1
-        if self._rounds >= len(self._endpoints):
-            round_number = self._rounds // len(self._endpoints) - 1
-            await asyncio.sleep(ELECTION_BACKOFF.wait(round_number, random.random()))
+        self._tried.add(self.endpoint)
+        if self._tried.issuperset(self._order()):
+            self._tried.clear()
+            await asyncio.sleep(ELECTION_BACKOFF.wait(self._rounds, random.random()))
+            self._rounds += 1
+            await self._client.learn_controllers()
+        self.endpoint = next(each for each in self._order() if each not in self._tried)
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:

@@ -29,11 +29,16 @@ from streammeta.v1 import metadata_pb2 as pb
 PROGRESS_S = 1.0
 """Maximum time between two messages to an idle watch, in seconds, unless others wait."""
 
-REST_S = 0.05
-"""Time that a watch rests after a message, in seconds; changes after a longer silence come at once.
+REST_PER_WATCH_S = 0.0005
+"""Time that a watch rests after a message, for each watch there is, in seconds.
 
-Only those rest that may be sent several changes at once, and that one message brings up to date.
+However many there are, they are sent no more than 2000 messages a second together while changes
+come all the time; changes after a longer silence come at once. Only those rest that may be sent
+several changes in a message, and that one message brings up to date.
 """
+
+REST_S_MAX = 0.5
+"""Maximum rest, in seconds."""
 
 WATCHES_PER_TURN = 16
 """Watches served in one turn of the event loop."""
@@ -114,6 +119,7 @@ class Fanout:
         self._resting: deque[Follower] = deque()
         self._sending: dict[Follower, None] = {}
         self._sending_bytes = 0
+        self._watches = 0
         self._alarms: list[tuple[float, int, Follower]] = []
         self._joined = 0
         self._has_news = False
@@ -127,9 +133,11 @@ class Fanout:
         follower = Follower(self, selection, combines, cursor)
         self._set_alarm(follower, follower.told_at + PROGRESS_S)
         self._schedule_alarm()
+        self._watches += 1
         try:
             yield follower
         finally:
+            self._watches -= 1
             follower.has_left = True
             self._idle.pop(follower, None)
             self._forget_sending(follower)
@@ -206,7 +214,8 @@ class Fanout:
         has_moved = batch.next_offset > cursor.next_offset
         cursor.next_offset = batch.next_offset
         if batch.message is not None:
-            follower.rests_until = now + REST_S
+            rest_s = min(self._watches * REST_PER_WATCH_S, REST_S_MAX)
+            follower.rests_until = now + rest_s
             self._give(follower, batch.message, now)
         elif now - follower.told_at >= PROGRESS_S:
             self._give(follower, self.messages.progress(cursor.next_offset), now)

@@ -17,7 +17,7 @@ from streammeta.controller.records.selection import EntryIndex, Selection, selec
 from streammeta.controller.runtime.change_feed import Change, ChangeFeed
 from streammeta.v1 import metadata_pb2 as pb
 
-EXAMINED_MAX = 64
+EXAMINED_MAX = 256
 """Maximum number of log entries that one message covers."""
 
 COMBINED_BYTES = 1 << 20
