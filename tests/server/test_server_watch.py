@@ -14,7 +14,7 @@ from streammeta.client import metadata_watch
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.errors import ControllerUnavailableError, InvalidRequestError
 from streammeta.client.metadata_watch import Change, MetadataWatch
-from streammeta.client.methods import GET_KVS, PUT_KVS, Method
+from streammeta.client.methods import DESCRIBE_CLUSTER, GET_KVS, PUT_KVS, Method
 from streammeta.controller.ids import EndOffset, Epoch
 from streammeta.controller.metadata.values import column
 from streammeta.controller.quorum.messages import Batch, BatchKind
@@ -366,6 +366,12 @@ def test_a_watch_outlives_the_controllers_it_watches(tmp_path: Path) -> None:
         asyncio.run(asyncio.wait_for(scenario(), 100))
 
 
+async def known(client: ControllerClient) -> set[str]:
+    """Return the endpoints that a controller names; those of voters come a moment after a start."""
+    answer = await client.call(DESCRIBE_CLUSTER, admin_pb2.DescribeClusterRequest())
+    return {one.endpoint for one in answer.controllers if one.endpoint}
+
+
 TRANSFER_LEADERSHIP = Method(
     admin_pb2.TransferLeadershipRequest, admin_pb2.TransferLeadershipResponse
 )
@@ -384,6 +390,8 @@ def test_watches_and_session_reads_keep_off_the_leader(
             async with ControllerClient([leader], deadline_s=60) as client:
                 watch = MetadataWatch(client, kinds=[pb.ENTITY_KIND_KV])
                 await put(client, 0)
+                while len(await known(client)) < len(cluster.endpoints):  # noqa: ASYNC110 - asks
+                    await asyncio.sleep(0.05)
                 events = changes(watch)
                 await anext(events)
                 assert watch.endpoint != leader

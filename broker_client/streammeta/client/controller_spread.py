@@ -49,6 +49,10 @@ class ControllerSpread:
 
         return sorted({*self._given, *self._learned}, key=rank)
 
+    def leads(self, endpoint: str, leader: str | None) -> bool:
+        """Whether `endpoint` is that of the leader."""
+        return endpoint in self._leads(leader)
+
     def has_better(self, endpoint: str, leader: str | None) -> bool:
         """Whether `endpoint` leads, and another controller that has not failed does not."""
         leads = self._leads(leader)

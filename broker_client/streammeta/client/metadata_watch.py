@@ -103,7 +103,7 @@ class MetadataWatch:
                         self.endpoint = endpoint
                         search.served()
                         yield self._take(response)
-                        if self._should_leave(endpoint):
+                        if await self._should_leave(endpoint):
                             break
                     else:
                         search.failed(endpoint, "the watch ended")
@@ -115,9 +115,12 @@ class MetadataWatch:
                 return
             await search.turn()
 
-    def _should_leave(self, endpoint: str) -> bool:
+    async def _should_leave(self, endpoint: str) -> bool:
         """Whether it is time to go from the leader to a controller that has less to do."""
-        if not self._client.spread.has_better(endpoint, self._client.leader):
+        spread, leader = self._client.spread, self._client.leader
+        if spread.leads(endpoint, leader):
+            await self._client.learn_controllers()  # there may be others by now
+        if not spread.has_better(endpoint, leader):
             self._leaves_at = None
             return False
         now = asyncio.get_running_loop().time()
