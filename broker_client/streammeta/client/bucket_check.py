@@ -13,6 +13,7 @@ import time
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.errors import ControllerUnavailableError
 from streammeta.client.model import ClusterDescription
+from streammeta.client.resources import ignore_failure
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.bucket_marker import BucketMarker, check_marker, read_marker
 from streammeta.storage.errors import WrongBucketError
@@ -50,7 +51,7 @@ class BucketCheck:
             return
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._check())
-            self._checking.add_done_callback(_note_error)
+            self._checking.add_done_callback(ignore_failure)
         # One check for all that wait: they go on at once, and one that is cancelled ends no other.
         await asyncio.shield(self._checking)
 
@@ -94,9 +95,3 @@ class BucketCheck:
     async def _marker(self) -> BucketMarker | None:
         store = self._store.until(time.monotonic() + READ_TIMEOUT)
         return await asyncio.to_thread(read_marker, store, self._namespace)
-
-
-def _note_error(checking: asyncio.Task[None]) -> None:
-    """Keep asyncio from reporting an error for which every caller was cancelled."""
-    if not checking.cancelled():
-        checking.exception()

@@ -146,7 +146,7 @@ class SharedWork(Generic[KeyT, ValueT]):
         if key in self._running and self._running[key][0] is task:
             del self._running[key]
         if not task.done():
-            task.add_done_callback(_ignore_failure)
+            task.add_done_callback(ignore_failure)
             task.cancel()
 
 
@@ -203,9 +203,10 @@ async def all_of(work: Iterable[Awaitable[ValueT]]) -> list[ValueT]:
     return results
 
 
-def _ignore_failure(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
+def ignore_failure(done: asyncio.Future[Any]) -> None:
+    """Keep asyncio from reporting a failure that nobody waits for; a callback of what is done."""
+    if not done.cancelled():
+        done.exception()
 
 
 def warn_unclosed(owner: object, lost: str, how: str) -> None:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from streammeta.client.compaction.config import CompactionConfig
-from streammeta.client.resources import start_in
+from streammeta.client.resources import ignore_failure, start_in
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.base import ObjectStore
@@ -197,8 +197,7 @@ class StoreCalls:
 
     def _ended(self, running: asyncio.Future[Any]) -> None:
         self._running.discard(running)
-        if not running.cancelled():
-            running.exception()  # retrieved: the awaiting task may be gone
+        ignore_failure(running)  # the awaiting task may be gone
 
     def _others_are_calling(self) -> bool:
         return self.store.metrics().in_flight > self._calling

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from streammeta.client.arguments import check_kind, check_path
-from streammeta.client.resources import ClosedAtExit, warn_unclosed
+from streammeta.client.resources import ClosedAtExit, ignore_failure, warn_unclosed
 from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
 from streammeta.client.write_ahead_log.disk_log import (
     DiskLog,
@@ -206,7 +206,7 @@ class WriteAheadLog(ClosedAtExit):
             group = waiting[-1]
         else:
             group = _Group(self.end, self._loop.create_future())
-            group.done.add_done_callback(_retrieve)
+            group.done.add_done_callback(ignore_failure)
             waiting.append(group)
             self._unflushed += group.size
         group.pieces += (header, payload)
@@ -384,12 +384,6 @@ class WriteAheadLog(ClosedAtExit):
         firsts = [segment.base_offset for segment in self._segments[1:]]
         trimmed = sum(first <= self.trimmed for first in firsts)
         return sum(segment.size for segment in self._segments[trimmed:])
-
-
-def _retrieve(done: asyncio.Future[None]) -> None:
-    """Mark an error as retrieved: callers need not wait for every group."""
-    if not done.cancelled():
-        done.exception()
 
 
 def _disk_error(
