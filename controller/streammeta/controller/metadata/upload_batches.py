@@ -1,7 +1,8 @@
-"""Plain uploads of several callers as one `CommitUploads`, which is decided in vectors.
+"""Uploads of several calls or messages as one `CommitUploads`, which is decided in vectors.
 
-An upload is plain if `CommitUploads` can say all of it. Joined uploads are judged as they would be
-alone, one after the other; what becomes of one that is not simply accepted is decided alone.
+A single upload is plain if `CommitUploads` can say all of it. Joined uploads are judged as they
+would be alone, one after the other. A single upload that is not simply accepted is decided again,
+alone: the answers to its kind of request say more.
 """
 
 from collections.abc import Sequence
@@ -50,6 +51,7 @@ def is_plain(request: CommitStreamSetObject) -> bool:
 
 
 _columns = attrgetter(*(field.name for field in fields(StreamObjectColumns)))
+_facts = attrgetter(*FACT_COLUMNS)
 
 
 class UploadBatch:
@@ -102,6 +104,74 @@ class UploadBatch:
                     stream_object_errors=EMPTY_COLUMN,
                 )
         return accepted
+
+
+def joined_uploads(requests: Sequence[CommitUploads]) -> CommitUploads | None:
+    """Return requests of one node as one, in their order, or None if that may change an answer.
+
+    Each must be whole by itself, and together they must fit into one request, with no object twice.
+    """
+    ids = [request.object_id for request in requests]
+    object_id = np.concatenate(ids)
+    count = len(object_id)
+    rows = sum(len(request.ranges.stream_id) for request in requests)
+    if count > BATCH_MAX or rows > COMMIT_ROWS_MAX or len(set(object_id.tolist())) < count:
+        return None
+    if not all(request.node == requests[0].node and _is_whole(request) for request in requests):
+        return None
+    return CommitUploads(
+        node=requests[0].node,
+        object_id=object_id,
+        object_size=np.concatenate([request.object_size for request in requests]),
+        range_count=np.concatenate([request.range_count for request in requests]),
+        ranges=_joined_ranges([request.ranges for request in requests]),
+        **_joined_fact_columns(requests),
+    )
+
+
+def split_answers(
+    answer: CommitUploadsAnswer, requests: Sequence[CommitUploads]
+) -> list[CommitUploadsAnswer]:
+    """Return the answer to each of the joined requests."""
+    answers, upload, row = [], 0, 0
+    for request in requests:
+        upload_stop = upload + len(request.object_id)
+        row_stop = row + len(request.ranges.stream_id)
+        answers.append(
+            CommitUploadsAnswer(
+                errors=answer.errors[upload:upload_stop],
+                range_errors=answer.range_errors[row:row_stop],
+            )
+        )
+        upload, row = upload_stop, row_stop
+    return answers
+
+
+def _is_whole(request: CommitUploads) -> bool:
+    """Return whether each column has its rows: those of another request must not make up for it."""
+    ranges, rows = request.ranges, len(request.ranges.stream_id)
+    return (
+        len(request.object_id) == len(request.object_size) == len(request.range_count)
+        and rows == len(ranges.stream_epoch) == len(ranges.start_offset) == len(ranges.end_offset)
+        and rows == int(np.add.reduce(request.range_count))
+        and all(len(column) in (0, len(request.object_id)) for column in _facts(request))
+    )
+
+
+def _joined_fact_columns(requests: Sequence[CommitUploads]) -> dict[str, Int64Column]:
+    if not any(len(column) for request in requests for column in _facts(request)):
+        return {}
+    parts = [
+        [
+            column if len(column) else np.full_like(request.object_id, UNKNOWN)
+            for column in _facts(request)
+        ]
+        for request in requests
+    ]
+    return {
+        name: np.concatenate(columns)
+        for name, columns in zip(FACT_COLUMNS, zip(*parts, strict=True), strict=True)
+    }
 
 
 def _joined_ranges(parts: Sequence[RangeColumns]) -> RangeColumns:

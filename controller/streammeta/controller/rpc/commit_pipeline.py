@@ -20,6 +20,7 @@ from streammeta.controller.metadata.answers import (
     CommitUploadsAnswer,
 )
 from streammeta.controller.metadata.requests import CommitStreamSetObject, CommitUploads
+from streammeta.controller.metadata.upload_batches import joined_uploads, split_answers
 from streammeta.controller.rpc.request_guard import Context, abort
 from streammeta.controller.rpc.wire_columns import (
     commit_stream_set_object_in,
@@ -62,27 +63,37 @@ _Commit: TypeAlias = CommitStreamSetObject | CommitUploads
 
 
 @dataclass(frozen=True, slots=True)
+class _Message:
+    """A message that was read; `uploads` None if it has none."""
+
+    sequence: int
+    commits: Sequence[CommitStreamSetObject]
+    uploads: CommitUploads | None
+
+    def all(self) -> Sequence[_Commit]:
+        """Return all that is to be decided, in order."""
+        return self.commits if self.uploads is None else (*self.commits, self.uploads)
+
+
+@dataclass(frozen=True, slots=True)
 class _Decided:
     """A message whose commits are decided and appended."""
 
     sequence: int
     submissions: Sequence[Submission]
-    has_uploads: bool
-    rows: int
-    """The work that it was, in rows."""
+    commits: Sequence[Answer]
+    uploads: Answer | None
 
     async def response(self) -> bytes:
         """Return the answer once all commits are committed."""
-        answers: list[Answer] = []
         for submission in self.submissions:
             await submission.committed()
-            answers.extend(submission.answers)
         response = pb.PackedCommitPipelineResponse(sequence=self.sequence)
-        if self.has_uploads:
-            response.uploads.CopyFrom(uploads_out(cast(CommitUploadsAnswer, answers.pop())))
+        if self.uploads is not None:
+            response.uploads.CopyFrom(uploads_out(cast(CommitUploadsAnswer, self.uploads)))
         response.commits.extend(
             commit_stream_set_object_out(cast(CommitStreamSetObjectAnswer, answer))
-            for answer in answers
+            for answer in self.commits
         )
         return response.SerializeToString()
 
@@ -223,13 +234,10 @@ class CommitPipeline:
         try:
             while await ahead.wait():
                 refusal = await self._turn()
-                rows = 0
-                while rows < ROWS_A_PART and (data := ahead.take()) is not None:
-                    message = await self._take(data, refusal)
+                for message in await self._decide_waiting(ahead, refusal):
                     taken.put_nowait(message)
                     if isinstance(message, _Refused):
                         return
-                    rows += message.rows
                 await asyncio.sleep(0)
         finally:
             taken.put_nowait(None)
@@ -241,35 +249,89 @@ class CommitPipeline:
             return error
         return None
 
-    async def _take(self, data: bytes, refusal: Exception | None) -> _Decided | _Refused:
-        sequence: int | None = None
-        try:
-            message = parse_batch(data)
-            sequence = message.sequence
-            if refusal is not None:
-                raise refusal
-            return await self._decide(message)
-        except Exception as error:  # noqa: BLE001 - told when it is its turn to be answered
-            return _Refused(sequence, error)
+    async def _decide_waiting(
+        self, ahead: _Ahead, refusal: Exception | None
+    ) -> list[_Decided | _Refused]:
+        """Decide the messages that wait; the last may be one that ends the stream."""
+        waiting: list[_Message] = []
+        rows = 0
+        refused: _Refused | None = None
+        while refused is None and rows < ROWS_A_PART and (data := ahead.take()) is not None:
+            message = _read(data, refusal)
+            if isinstance(message, _Refused):
+                refused = message
+            else:
+                waiting.append(message)
+                rows += sum(map(_size, message.all()))
+        decided = await self._decide_together(waiting) if len(waiting) > 1 else None
+        if decided is None:
+            decided = await self._decide_each(waiting)
+        if refused is not None and not (decided and isinstance(decided[-1], _Refused)):
+            decided.append(refused)
+        return decided
 
-    async def _decide(self, message: pb.PackedCommitPipelineRequest) -> _Decided:
-        # All commits are parsed before any is decided: a malformed message changes nothing.
-        commits: list[_Commit] = []
-        for index, commit in enumerate(message.commits):
+    async def _decide_together(
+        self, messages: Sequence[_Message]
+    ) -> list[_Decided | _Refused] | None:
+        """Decide messages that have only uploads as one request; None if they are not decided."""
+        uploads = [each.uploads for each in messages if each.uploads and not each.commits]
+        joined = joined_uploads(uploads) if len(uploads) == len(messages) else None
+        if joined is None:
+            return None
+        await self._budget.take(_size(joined))
+        try:
+            submission = self._controller.submit((joined,))
+        except Exception:  # noqa: BLE001 - whose fault it is shows when each is decided alone
+            return None
+        answers = split_answers(cast(CommitUploadsAnswer, submission.answers[0]), uploads)
+        return [
+            _Decided(message.sequence, (submission,), (), answer)
+            for message, answer in zip(messages, answers, strict=True)
+        ]
+
+    async def _decide_each(self, messages: Sequence[_Message]) -> list[_Decided | _Refused]:
+        decided: list[_Decided | _Refused] = []
+        for message in messages:
             try:
-                commits.append(commit_stream_set_object_in(commit))
-            except InvalidRequestError as error:
-                reason = str(error).removeprefix(f"{error.field}: ")
-                raise InvalidRequestError(f"commits[{index}].{error.field}", reason) from None
-        has_uploads = message.HasField("uploads")
-        if has_uploads:
-            commits.append(uploads_in(message.uploads))
+                decided.append(await self._decide(message))
+            except Exception as error:  # noqa: BLE001 - told when it is its turn to be answered
+                decided.append(_Refused(message.sequence, error))
+                break
+        return decided
+
+    async def _decide(self, message: _Message) -> _Decided:
         submissions: list[Submission] = []
-        for part in _parts(commits):
+        for part in _parts(message.all()):
             await self._budget.take(sum(map(_size, part)))
             submissions.append(self._controller.submit(part))
-        rows = sum(map(_size, commits))
-        return _Decided(message.sequence, submissions, has_uploads, rows)
+        answers = [answer for submission in submissions for answer in submission.answers]
+        uploads = answers.pop() if message.uploads is not None else None
+        return _Decided(message.sequence, submissions, answers, uploads)
+
+
+def _read(data: bytes, refusal: Exception | None) -> _Message | _Refused:
+    """Parse a message; all of it before any commit is decided: a malformed one changes nothing."""
+    sequence: int | None = None
+    try:
+        message = parse_batch(data)
+        sequence = message.sequence
+        if refusal is not None:
+            raise refusal
+        commits = [_read_commit(index, commit) for index, commit in enumerate(message.commits)]
+        uploads = uploads_in(message.uploads) if message.HasField("uploads") else None
+        return _Message(sequence, commits, uploads)
+    except Exception as error:  # noqa: BLE001 - told when it is its turn to be answered
+        return _Refused(sequence, error)
+
+
+def _read_commit(
+    index: int, commit: pb.PackedCommitStreamSetObjectRequest
+) -> CommitStreamSetObject:
+    try:
+        return commit_stream_set_object_in(commit)
+    except InvalidRequestError as error:
+        reason = str(error).removeprefix(f"{error.field}: ")
+        raise InvalidRequestError(f"commits[{index}].{error.field}", reason) from None
 
 
 async def _answer(message: _Decided | _Refused, context: Context) -> bytes:
