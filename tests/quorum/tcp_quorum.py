@@ -229,7 +229,7 @@ class TcpQuorum:
             reserved.close()
         assert listen(server, self.client_endpoints[node_id])
         await server.start()
-        peers = PeerServer(driver, identity)
+        peers = PeerServer(driver, identity, on_hello=addresses.greeted)
         await peers.start(self.endpoints[node_id])
         await driver.start()
         node = Node(journal, driver, machine, transport, peers, server)

@@ -88,6 +88,8 @@ async def test_a_joining_node_is_made_a_voter_and_votes(tmp_path: Path) -> None:
     await trimmed(quorum, above=0)
     node = await quorum.start(1, limits=CHUNKS)
     key = await observer_key(quorum, 1)
+    (observer,) = quorum.nodes[0].driver.describe().observers
+    assert observer.endpoint == quorum.client_endpoints[1]
     await quorum.nodes[0].driver.add_voter(Voter(key, quorum.endpoints[1]), 10_000)
     await has_everything(node, await write(quorum, 3))
     assert node.machine.loaded

@@ -195,7 +195,7 @@ class ControllerNode:
                 log_bytes=config.snapshot_log_bytes, interval_ms=config.snapshot_interval_ms
             ),
         )
-        self._peers = PeerServer(self._driver, identity, tls.listening)
+        self._peers = PeerServer(self._driver, identity, tls.listening, addresses.greeted)
         self._controller.bind(self._driver)
         self._health = health.aio.HealthServicer()
         self._sessions = Sessions(config.session_timeout_ms)

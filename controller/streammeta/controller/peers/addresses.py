@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from streammeta.controller.config import ConfigError, check_reachable
+from streammeta.controller.config import CONTROLLER_ID_MAX, ConfigError, check_reachable
 from streammeta.controller.ids import NodeId
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.interfaces import Endpoints
@@ -35,6 +35,7 @@ class PeerAddresses:
         self._overrides = overrides
         self._voters = VoterSet()
         self._leader: tuple[NodeId, Endpoints] | None = None
+        self._told_by_hello: dict[NodeId, str] = {}
         self._in_use: dict[NodeId, str] = {}
         self._failed: dict[NodeId, set[str]] = {}
 
@@ -52,6 +53,12 @@ class PeerAddresses:
                 _if_reachable(client_endpoint) or known.clients,
             ),
         )
+
+    def greeted(self, node_id: NodeId, client_endpoint: str) -> None:
+        """Note where clients reach a node that has connected, by its own word."""
+        endpoint = _if_reachable(client_endpoint)
+        if endpoint is not None and node_id <= CONTROLLER_ID_MAX:
+            self._told_by_hello[node_id] = endpoint
 
     def in_use(self, node_id: NodeId) -> str | None:
         """Return the address for requests to this node; None if none is known."""
@@ -73,12 +80,17 @@ class PeerAddresses:
     def for_clients(self, node_id: NodeId) -> str | None:
         """Return where clients reach this node; None if that is not known.
 
-        What the leader says of itself is newer than the record of it in the log.
+        What the leader says of itself is newer than the record of it in the log. An observer, of
+        which there is no record, names it when it connects.
         """
         if node_id == self._local:
             return self._own.clients
         voter = self._voters.find(node_id)
-        return self._told_of_leader(node_id).clients or (voter.client_endpoint if voter else None)
+        return (
+            self._told_of_leader(node_id).clients
+            or (voter.client_endpoint if voter else None)
+            or self._told_by_hello.get(node_id)
+        )
 
     def is_candidate(self, node_id: NodeId, endpoint: str) -> bool:
         """Return whether this may still be the node's address."""

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -107,12 +107,18 @@ class PeerServer:
     """Serves one replica to its peers."""
 
     def __init__(
-        self, replica: Replica, identity: Identity, tls: ssl.SSLContext | None = None
+        self,
+        replica: Replica,
+        identity: Identity,
+        tls: ssl.SSLContext | None = None,
+        on_hello: Callable[[NodeId, str], None] = lambda node_id, client_endpoint: None,
     ) -> None:
         """Take the replica, and its name for the hello.
 
-        `tls` is used for every connection; None: plain text.
+        `tls` is used for every connection; None: plain text. `on_hello` is given the node that has
+        connected and where clients reach it.
         """
+        self.on_hello = on_hello
         self.replica = replica
         self.identity = identity
         self._tls = tls
@@ -275,6 +281,7 @@ class _AcceptedConnection(FramedConnection):
         if self._hello_timer is not None:
             self._hello_timer.cancel()
         self._sender = hello.sender
+        self._server.on_hello(hello.sender, hello.client_endpoint)
         is_bulk = hello.purpose is Purpose.BULK
         self.parser.expect(BULK_REQUESTS if is_bulk else CONTROL_REQUESTS)
 

@@ -1,1 +1,1 @@
-"""gRPC services of a controller, and its calls to peers. Translates and waits, never decides."""
+"""gRPC services of a controller. Translates and waits, never decides."""

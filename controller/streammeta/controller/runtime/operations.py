@@ -20,6 +20,7 @@ from streammeta.controller.quorum.events import (
 from streammeta.controller.quorum.messages import QuorumError
 from streammeta.controller.quorum.roles import Leader
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
+from streammeta.controller.runtime.interfaces import Endpoints
 from streammeta.controller.runtime.quorum_errors import TransferRefusedError, VoterChangeError
 from streammeta.controller.runtime.waiters import WaiterMap
 
@@ -136,13 +137,18 @@ class QuorumDescription:
 
 
 def describe_quorum(
-    core: QuorumCore, config: QuorumConfig, now_ms: int, *, is_disk_full: bool
+    core: QuorumCore,
+    config: QuorumConfig,
+    now_ms: int,
+    *,
+    is_disk_full: bool,
+    endpoints: Callable[[NodeId], Endpoints],
 ) -> QuorumDescription:
-    """Describe the quorum as `core` sees it at `now_ms`."""
+    """Describe the quorum as `core` sees it at `now_ms`; `endpoints` are those of observers."""
     described = {voter.key: _describe(core, config.local, voter, now_ms) for voter in core.voters}
     others = core.role.progress if isinstance(core.role, Leader) else {}
     observers = tuple(
-        _describe(core, config.local, Voter(key, ""), now_ms)
+        _describe(core, config.local, _as_voter(key, endpoints(key.node_id)), now_ms)
         for key in others
         if key not in described
     )
@@ -162,6 +168,10 @@ def describe_quorum(
         voters=tuple(described.values()),
         observers=observers,
     )
+
+
+def _as_voter(key: ReplicaKey, at: Endpoints) -> Voter:
+    return Voter(key, at.peers or "", at.clients)
 
 
 def _describe(

@@ -304,6 +304,7 @@ class QuorumDriver:
             self._config,
             self._clock.monotonic_ms(),
             is_disk_full=self._disk_space.is_disk_full,
+            endpoints=self._transport.endpoints,
         )
 
     # -- requests of operators
