@@ -21,6 +21,7 @@ from streammeta.controller.metadata.request_identity import (
     RequestKind,
 )
 from streammeta.controller.metadata.requests import PrepareObjects
+from streammeta.controller.metadata.section_checks import repeated
 from streammeta.controller.metadata.stream_index import range_rows
 from streammeta.controller.metadata.tables import Undo, roomy_zeros
 from streammeta.controller.metadata.values import (
@@ -286,7 +287,9 @@ class Objects(ObjectQueries):
         self._directory.load(ids, np.arange(len(ids), dtype=np.int64), next_object_id)
         if not len(ids):
             return
-        listed = np.repeat(state == _COMMITTED, count)
+        listed = np.empty(len(exists), dtype=np.bool_)
+        for place, part in repeated(state == _COMMITTED, count):
+            listed[place : place + len(part)] = part
         left = listed & ~exists
         if np.count_nonzero(left):
             left &= np.repeat(columns["kind"] != _STREAM_SET, count)

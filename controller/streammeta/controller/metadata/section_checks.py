@@ -32,6 +32,20 @@ def windows(rows: int, overlap: int = 0) -> Iterator[slice]:
         yield slice(max(0, start - overlap), min(start + WINDOW_ROWS, rows))
 
 
+def repeated(
+    values: npt.NDArray[Any], counts: npt.NDArray[np.integer]
+) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    """Yield each value as often as counted, in parts with the place where each begins.
+
+    Repeating holds the interpreter's lock, so no other thread runs while a part is made.
+    """
+    place = 0
+    for rows in windows(len(values)):
+        part = np.repeat(values[rows], counts[rows])
+        yield place, part
+        place += len(part)
+
+
 class Rule(Protocol):
     """Rules that a section must keep."""
 

@@ -23,6 +23,7 @@ from streammeta.controller.metadata.section_checks import (
     Unique,
     check_columns,
     is_in,
+    repeated,
     require,
     windows,
 )
@@ -213,8 +214,9 @@ class _RangesOfObjects:
             raise DamagedMapError(
                 section, -1, "object_id", f"{len(ids)} rows", f"{total} rows, as the objects count"
             )
-        wanted = np.repeat(objects["object_id"], counts)
-        require(section, "object_id", ids == wanted, ids, "that of the object whose turn it is")
+        for first, wanted in repeated(objects["object_id"], counts):
+            good = ids[first : first + len(wanted)] == wanted
+            require(section, "object_id", good, ids, "that of the object whose turn it is", first)
 
 
 def _ranges_of_one_follow(ranges: Columns, _: Loaded) -> Mask:
