@@ -144,7 +144,7 @@ class ReadRounds:
     many reads wait, the voters are asked once for all of them.
 
     A round ends when the core returns the offset that its reads must have applied, or can't prove
-    leadership.
+    leadership. A turn of the event loop wakes a bounded number of its reads, as of answers.
     """
 
     def __init__(self, max_waiting: int) -> None:
@@ -152,6 +152,8 @@ class ReadRounds:
         self._max_waiting = max_waiting
         self._forming: list[asyncio.Future[EndOffset]] = []
         self._under_way: list[asyncio.Future[EndOffset]] = []
+        self._proven: deque[tuple[asyncio.Future[EndOffset], EndOffset]] = deque()
+        self._is_scheduled = False
         self._last = 0
         """Number of the last round that began."""
 
@@ -166,7 +168,7 @@ class ReadRounds:
         Raises:
             TooManyReadsError: too many reads wait already.
         """
-        waiting = len(self._forming) + len(self._under_way)
+        waiting = len(self._forming) + len(self._under_way) + len(self._proven)
         if waiting >= self._max_waiting:
             raise TooManyReadsError(
                 f"{waiting} reads wait for a majority of the voters, at most "
@@ -188,10 +190,10 @@ class ReadRounds:
         return self._last
 
     def proven(self, round_: int, index: EndOffset) -> None:
-        """Release the reads of a round."""
-        for read in self._end(round_):
-            if not read.done():
-                read.set_result(index)
+        """Release the reads of a round, in order, from this turn on."""
+        self._proven.extend((read, index) for read in self._end(round_))
+        if not self._is_scheduled:
+            self._release_some()
 
     def refused(self, round_: int, error: Exception) -> None:
         """Fail the reads of a round."""
@@ -206,6 +208,16 @@ class ReadRounds:
         """Fail all reads."""
         self.refused(self._last, error)
         self.refuse_forming(error)
+
+    def _release_some(self) -> None:
+        self._is_scheduled = False
+        for _ in range(min(len(self._proven), COMPLETED_PER_TURN)):
+            read, index = self._proven.popleft()
+            if not read.done():
+                read.set_result(index)
+        if self._proven:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._release_some)
 
     def _end(self, round_: int) -> list[asyncio.Future[EndOffset]]:
         """Return the reads of a round that is over; none if it was over before."""
