@@ -553,7 +553,8 @@ def ownership(head: Head[int] | None, epoch: int, node_id: int) -> ErrorCode:
 
 def _times(node_ids: npt.NDArray[np.integer]) -> dict[int, int]:
     """Return how often each node is named; nothing is sorted if ids are few, as they mostly are."""
-    if len(node_ids) and int(node_ids.max()) < _COUNTED_BELOW:
+    # A stream that was never opened has node -1.
+    if len(node_ids) and node_ids.min() >= 0 and node_ids.max() < _COUNTED_BELOW:
         counts = np.bincount(node_ids)
         names = np.flatnonzero(counts)
         return dict(zip(names.tolist(), counts[names].tolist(), strict=True))
