@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, TypeVar, cast
@@ -255,16 +255,21 @@ def stepped(store: ObjectStore, made: Callable[[str, Callable[[], Any]], Any]) -
 class DirectContext:
     """What a servicer is told of a call without a network; ending the call raises in the caller."""
 
+    def __init__(self, metadata: Sequence[tuple[str, str]] | None) -> None:
+        self._metadata = metadata or ()
+        self.trailer: Sequence[tuple[str, str]] = ()
+
     def time_remaining(self) -> float | None:
         """No deadline."""
         return None
 
     def invocation_metadata(self) -> Sequence[tuple[str, str]]:
-        """Nothing is sent along."""
-        return ()
+        """Return what the caller sent along."""
+        return self._metadata
 
-    def set_trailing_metadata(self, trailer: object) -> None:
-        """Nobody reads it."""
+    def set_trailing_metadata(self, trailer: Sequence[tuple[str, str]]) -> None:
+        """Keep what the caller may read after the answer."""
+        self.trailer = trailer
 
     async def abort(
         self, code: grpc.StatusCode, message: str, trailer: Sequence[tuple[str, Any]] = ()
@@ -276,6 +281,23 @@ class DirectContext:
 
 
 Handler = Callable[[bytes, Any], Awaitable[Any]]
+
+
+@dataclass
+class DirectCall:
+    """One call under way."""
+
+    context: DirectContext
+    answer: Awaitable[Any]
+    response_deserializer: Callable[[bytes], Any]
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        answer = yield from self.answer.__await__()
+        return self.response_deserializer(answer.SerializeToString())
+
+    async def trailing_metadata(self) -> Sequence[tuple[str, str]]:
+        """Return what the handler said beside its answer."""
+        return self.context.trailer
 
 
 class DirectChannel:
@@ -294,12 +316,13 @@ class DirectChannel:
         """Return what calls the handler of `path`."""
         handler = self._handlers[path]
 
-        async def send(request: Any, timeout: float | None = None) -> Any:
+        def send(
+            request: Any, timeout: float | None = None, metadata: Sequence[tuple[str, str]] = ()
+        ) -> DirectCall:
+            context = DirectContext(metadata)
             data = request_serializer(request)
-            answer = await self._steps.awaited(
-                path.rpartition("/")[2], lambda: handler(data, DirectContext())
-            )
-            return response_deserializer(answer.SerializeToString())
+            answer = self._steps.awaited(path.rpartition("/")[2], lambda: handler(data, context))
+            return DirectCall(context, answer, response_deserializer)
 
         return send
 
