@@ -1,7 +1,7 @@
 """Factory of all gRPC channels and servers: message sizes, keepalive, reconnecting.
 
 Nothing else opens a channel or a port of gRPC, so that credentials have one place to enter. Every
-connection is plain text today.
+connection of gRPC is plain text today.
 """
 
 from __future__ import annotations
