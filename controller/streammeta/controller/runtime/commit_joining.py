@@ -7,10 +7,12 @@ of the log. Calls that come while a batch is on its way therefore wait for the n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from streammeta.controller.errors import OutcomeUnknownError
 from streammeta.controller.metadata.answers import Answer, CommitUploadsAnswer
 from streammeta.controller.metadata.requests import CommitStreamSetObject
 from streammeta.controller.metadata.upload_batches import UploadBatch, is_plain
@@ -54,7 +56,7 @@ class CommitJoiner:
         try:
             while self._calls:
                 try:
-                    await self._controller.turn()
+                    await self._turn()
                 except Exception as error:  # noqa: BLE001 - told to the callers
                     self._fail_all(error)
                     return
@@ -62,6 +64,15 @@ class CommitJoiner:
                 await asyncio.sleep(0)
         finally:
             self._deciding = None
+
+    async def _turn(self) -> None:
+        """Wait for the commit of everything appended so far.
+
+        Calls come one by one as others are answered; sooner, each batch would hold one or two.
+        """
+        with contextlib.suppress(OutcomeUnknownError):  # deciding tells what holds now
+            await self._controller.settled()
+        await self._controller.turn()
 
     def _fail_all(self, error: Exception) -> None:
         while self._calls:
