@@ -76,7 +76,7 @@ STOP_GRACE_S = 1.0
 """Grace period of calls in flight when the server stops, in seconds."""
 
 
-SWITCH_INTERVAL_S = 0.0001
+SWITCH_INTERVAL_S = 0.0005
 """Time after which a busy thread lets another one have the interpreter, in seconds.
 
 Python's own is 5 ms: an acknowledgement that waits for the disk's thread would wait as long.

@@ -210,11 +210,16 @@ class Deliverer:
             case None:
                 pass
 
-    def run_soon(self) -> None:
-        """Do as `run` in the next turn of the event loop, if there is anything to deliver."""
-        if not self._goes_on and not self.is_caught_up():
-            self._goes_on = True
-            asyncio.get_running_loop().call_soon(self._go_on)
+    def run_soon(self, after_s: float = 0.0) -> None:
+        """Do as `run` in a later turn of the event loop, if there is anything to deliver then."""
+        if self._goes_on or self.is_caught_up():
+            return
+        self._goes_on = True
+        loop = asyncio.get_running_loop()
+        if after_s:
+            loop.call_later(after_s, self._go_on)
+        else:
+            loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
         self._goes_on = False

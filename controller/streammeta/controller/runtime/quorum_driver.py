@@ -46,6 +46,9 @@ _log = structlog.get_logger(component="quorum")
 
 _STOP_ROUNDS = 20
 
+REPLAYED_AFTER_S = 0.001
+"""Pause before a follower replays what was committed, in seconds: the flush of a small batch."""
+
 _Outcome: TypeAlias = (
     events.ReadIndexReady
     | events.ReadIndexRefused
@@ -463,9 +466,9 @@ class QuorumDriver:
 
     def _deliver(self) -> None:
         if self._claimed_epoch is None:
-            # Nobody waits for it here, but its leader does for the batches that came with the news:
-            # the disk's thread gets the interpreter first.
-            self._deliverer.run_soon()
+            # The leader waits for an acknowledgement of the batches that came with the news, and
+            # nobody for these entries here.
+            self._deliverer.run_soon(REPLAYED_AFTER_S)
         else:
             self._deliverer.run()
             self._claim_if_ready()
