@@ -1,4 +1,4 @@
-"""Spread of watches and session reads over the controllers: whom a client asks, and whom next.
+"""Spread of watches and session reads over the controllers: the order in which a client asks them.
 
 Any controller answers these from what is committed, and the leader has enough to do with writes.
 Each client has an order of its own, so that many clients spread evenly, and one stays with one

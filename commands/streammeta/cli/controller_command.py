@@ -99,7 +99,7 @@ def _setting_options(command: Command) -> Command:
 @click.option(
     "--peer-tls-ca",
     type=_FILE,
-    help="Who signs the certificates of all controllers of this cluster, and of nobody else.",
+    help="PEM file of the authority that signs the certificates of all controllers of this cluster, and no others.",
 )
 @click.option(
     "--peer-override",

@@ -1,4 +1,4 @@
-"""Hello: the first frame of each direction, by which two controllers learn to whom they speak.
+"""Hello: the first frame of each direction, by which two controllers identify each other.
 
 The dialler names itself, its cluster, the node it wants and what the connection is for; the
 listener names itself and its cluster, and says whether it goes on. Pure: bytes in, values out.

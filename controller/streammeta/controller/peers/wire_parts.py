@@ -172,11 +172,11 @@ def _read_identities(data: bytes) -> tuple[ClusterId, ReplicaKey, ReplicaKey]:
 
 def ask_part(header: RequestHeader) -> bytes:
     """Return the header of a request."""
-    who = _identities(header.cluster_id, header.sender, header.receiver)
+    names = _identities(header.cluster_id, header.sender, header.receiver)
     fixed = _ASKED.pack(
-        header.epoch, header.incarnation, header.request_id, header.is_founder, len(who)
+        header.epoch, header.incarnation, header.request_id, header.is_founder, len(names)
     )
-    return fixed + who
+    return fixed + names
 
 
 def read_ask(data: bytes) -> tuple[RequestHeader, int]:

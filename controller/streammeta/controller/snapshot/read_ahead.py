@@ -1,4 +1,4 @@
-"""Reads sections of a checkpoint ahead of who asks for them, in a thread of its own.
+"""Reads sections of a checkpoint before they are asked for, in a thread of its own.
 
 Reading a large section is mostly memory that is touched for the first time, checking and indexing
 the one before is mostly computing; both release the interpreter's lock most of the time. Knows the
