@@ -99,7 +99,7 @@ def _setting_options(command: Command) -> Command:
 @click.option(
     "--peer-tls-ca",
     type=_FILE,
-    help="PEM file of the authority that signs the certificates of all controllers of this cluster, and no others.",
+    help="Authority that signs the certificates of this cluster's controllers, and no others.",
 )
 @click.option(
     "--peer-override",
