@@ -67,7 +67,7 @@ DEFAULT_DEADLINE_S = 30.0
 DEFAULT_ATTEMPT_TIMEOUT_S = 2.0
 
 LEARNED_FOR_S = 10.0
-"""How long a list of all controllers is relied on, in seconds."""
+"""Time for which a list of all controllers is relied on, in seconds."""
 _LEARNING_S = 1.0
 
 _READ_AFTER_KEY = "streammeta-read-after"
@@ -228,7 +228,7 @@ class ControllerClient(ClosedAtExit):
     async def learn_controllers(self) -> None:
         """Ask for the list of all controllers, unless it is known and not old.
 
-        Nothing changes if nobody answers at once.
+        Nothing changes without an answer at once.
         """
         now = asyncio.get_running_loop().time()
         if now - self._learned_at < LEARNED_FOR_S:
