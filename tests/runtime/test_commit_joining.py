@@ -91,6 +91,24 @@ async def test_calls_that_arrive_together_are_one_entry_of_the_log() -> None:
     assert log.next_offset == before + 1
 
 
+async def test_calls_that_come_one_by_one_behind_a_batch_share_the_next() -> None:
+    controller, log = await prepared()
+    joiner = CommitJoiner(controller)
+    before = log.next_offset
+    calls = []
+    for each in range(6):
+        calls.append(asyncio.ensure_future(joiner.write(upload(each, each))))
+        for _ in range(4):
+            await asyncio.sleep(0)
+    assert log.next_offset == before + 1, "the first went alone, the others wait for its commit"
+    while not all(call.done() for call in calls):
+        if log.next_offset > log.committed:
+            log.commit()
+        await asyncio.sleep(0)
+    assert log.next_offset == before + 2
+    assert [verdict(call.result()) for call in calls] == [(0, [0])] * 6
+
+
 @pytest.mark.parametrize("seed", range(20))
 async def test_joined_commits_end_like_commits_alone(seed: int) -> None:
     rng = random.Random(seed)

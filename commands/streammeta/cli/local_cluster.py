@@ -178,7 +178,7 @@ class LocalCluster:
 
     @property
     def endpoints(self) -> list[str]:
-        """Where clients reach every controller, whether it runs or not."""
+        """Addresses of all controllers for clients, running or not."""
         return [f"127.0.0.1:{port}" for port in self.ports]
 
     @property
