@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.client import model
+from streammeta.client import errors, model
 from streammeta.client.commit_messages import (
     COMMITTED,
     MESSAGE_ROWS_MAX,
@@ -23,13 +23,6 @@ from streammeta.client.commit_messages import (
 )
 from streammeta.client.commit_pipeline import MESSAGES_IN_FLIGHT, CommitPipeline
 from streammeta.client.controller_client import ControllerClient
-from streammeta.client.errors import (
-    ControllerUnavailableError,
-    InvalidRequestError,
-    ProtocolViolationError,
-    UnsupportedError,
-    WriterClosedError,
-)
 from streammeta.v1 import objects_pb2
 from streammeta.v1.common_pb2 import (
     ERROR_CODE_NONE,
@@ -191,7 +184,7 @@ async def test_a_bad_upload_fails_no_other() -> None:
         uploads = [*good[:13], bad, *good[13:]]
         futures = [await pipeline.upload(one) for one in uploads]
         outcomes = await asyncio.gather(*futures, return_exceptions=True)
-        assert isinstance(outcomes.pop(13), InvalidRequestError)
+        assert isinstance(outcomes.pop(13), errors.InvalidRequestError)
         assert outcomes == [COMMITTED] * 49, "the others are judged in the order they came"
 
 
@@ -199,7 +192,7 @@ async def test_without_a_leader_the_deadline_ends_it() -> None:
     async with piped(2, deadline=0.4) as (cluster, pipeline):
         cluster.move_leader(-1)
         future = await pipeline.upload(upload(1, 0, 0))
-        with pytest.raises(ControllerUnavailableError, match="NOT_LEADER") as raised:
+        with pytest.raises(errors.ControllerUnavailableError, match="NOT_LEADER") as raised:
             await future
         assert set(raised.value.tried) == set(cluster.endpoints)
         cluster.move_leader(1)
@@ -215,7 +208,7 @@ async def test_controllers_without_the_call_are_said_to_be_so() -> None:
         cluster.hook = refuse
         futures = [await pipeline.upload(upload(number, number, 0)) for number in range(9)]
         outcomes = await asyncio.gather(*futures, return_exceptions=True)
-        assert [type(one) for one in outcomes] == [UnsupportedError] * 9
+        assert [type(one) for one in outcomes] == [errors.UnsupportedError] * 9
 
 
 async def test_an_answer_to_another_message_is_a_violation() -> None:
@@ -225,7 +218,7 @@ async def test_an_answer_to_another_message_is_a_violation() -> None:
             message.sequence += 1
 
         cluster.hook = misnumber
-        with pytest.raises(ProtocolViolationError, match="answers message"):
+        with pytest.raises(errors.ProtocolViolationError, match="answers message"):
             await (await pipeline.upload(upload(1, 0, 0)))
 
 
@@ -234,7 +227,7 @@ async def test_close_waits_for_what_was_handed_in_and_takes_no_more() -> None:
         futures = [await pipeline.upload(upload(number, 0, 10 * number)) for number in range(20)]
         await pipeline.close()
         assert [future.result() for future in futures] == [COMMITTED] * 20
-        with pytest.raises(WriterClosedError):
+        with pytest.raises(errors.WriterClosedError):
             await pipeline.upload(upload(20, 0, 200))
 
 

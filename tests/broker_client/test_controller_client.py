@@ -11,16 +11,7 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from streammeta.client import (
-    BrokerSession,
-    ClientClosedError,
-    ControllerClient,
-    ControllerUnavailableError,
-    NodeEpochExpiredError,
-    RefusedError,
-    StreamNotFoundError,
-    errors,
-)
+from streammeta.client import BrokerSession, ControllerClient, errors
 from streammeta.client.bucket_check import BucketCheck
 from streammeta.client.methods import CREATE_STREAMS, DESCRIBE_STREAMS, GET_OBJECTS, PREPARE_OBJECTS
 from streammeta.client.model import ClusterDescription, cluster_description
@@ -98,7 +89,7 @@ async def test_a_lost_answer_is_asked_for_again_under_the_same_request_id() -> N
     ],
 )
 async def test_a_refused_call_is_never_repeated(
-    status: grpc.StatusCode, kind: type[RefusedError]
+    status: grpc.StatusCode, kind: type[errors.RefusedError]
 ) -> None:
     async with broker() as b:
         b.cluster.fail_next(PREPARE_OBJECTS, status, "LIMIT_EXCEEDED", times=99)
@@ -111,7 +102,9 @@ async def test_a_refused_call_is_never_repeated(
 async def test_the_deadline_ends_a_call_and_names_the_endpoints() -> None:
     endpoints = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     async with ControllerClient(endpoints, rng=random.Random(1)) as client:
-        with pytest.raises(ControllerUnavailableError, match=r"GetObjects.*0\.3 s") as caught:
+        with pytest.raises(
+            errors.ControllerUnavailableError, match=r"GetObjects.*0\.3 s"
+        ) as caught:
             await client.call(GET_OBJECTS, objects_pb2.GetObjectsRequest(), 0.3)
         assert set(caught.value.tried) == set(endpoints)
         assert all("UNAVAILABLE" in seen for seen in caught.value.tried.values())
@@ -159,9 +152,9 @@ async def test_a_closed_client_fails_its_calls_and_connects_no_more(silent: bool
         waiting = asyncio.create_task(call)
         await until(lambda: cluster.calls["DescribeStreams"] >= (1 if silent else 3), "attempts")
         await client.close()
-        with pytest.raises(ClientClosedError, match="the client is closed"):
+        with pytest.raises(errors.ClientClosedError, match="the client is closed"):
             await waiting
-        with pytest.raises(ClientClosedError, match="make a new one"):
+        with pytest.raises(errors.ClientClosedError, match="make a new one"):
             await client.describe_cluster()
         never.set()
 
@@ -178,9 +171,9 @@ async def test_registration_finds_what_an_earlier_process_left_open_and_fences_i
         opened = await b.opened(2)
         newer = await BrokerSession.open(b.client, 1000, 2)
         assert [one.stream_id for one in newer.inherited] == [one.stream_id for one in opened]
-        with pytest.raises(NodeEpochExpiredError, match="node 1000 at epoch 1"):
+        with pytest.raises(errors.NodeEpochExpiredError, match="node 1000 at epoch 1"):
             await BrokerSession.open(b.client, 1000, 1)
-        with pytest.raises(NodeEpochExpiredError):
+        with pytest.raises(errors.NodeEpochExpiredError):
             await b.session.heartbeat()
 
 
@@ -189,8 +182,8 @@ async def test_one_unknown_stream_does_not_keep_the_others_closed() -> None:
         ids = await b.session.create_streams([{}] * 3)
         outcomes = await b.session.open_streams({ids[0]: 0, 999: 0, ids[2]: 0})
         assert sorted(outcomes.done) == [ids[0], ids[2]]
-        assert isinstance(outcomes.failed[999], StreamNotFoundError)
-        with pytest.raises(StreamNotFoundError, match="opening stream 999"):
+        assert isinstance(outcomes.failed[999], errors.StreamNotFoundError)
+        with pytest.raises(errors.StreamNotFoundError, match="opening stream 999"):
             outcomes.require_all()
         closed = await b.session.close_streams({ids[0]: 0, 999: 0})
         assert (list(closed.done), list(closed.failed)) == ([ids[0]], [999])

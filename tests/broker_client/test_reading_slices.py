@@ -14,13 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from streammeta.client import (
-    OffsetTrimmedError,
-    ReaderClosedError,
-    ReaderConfig,
-    StreamNotFoundError,
-    StreamReader,
-)
+from streammeta.client import ReaderConfig, StreamReader, errors
 from streammeta.client.config import ReaderStats
 from streammeta.client.reading.lookups import Lookups, Slice, StreamQuery, StreamSlices
 from streammeta.client.reading.slice_cache import SliceCache
@@ -268,10 +262,12 @@ async def test_refusals_are_raised_and_forgotten() -> None:
     async with scene(1) as s:
         await s.cache.locate(3, 0)
         s.cache.on_records(told(s.world, lambda: s.world.trim(3, 15)))
-        with pytest.raises(OffsetTrimmedError, match="starts at offset 14, the stream at 15"):
+        with pytest.raises(
+            errors.OffsetTrimmedError, match="starts at offset 14, the stream at 15"
+        ):
             await s.cache.locate(3, 14)
         s.cache.on_records(told(s.world, lambda: s.world.delete(3)))
-        with pytest.raises(StreamNotFoundError, match="stream 3"):
+        with pytest.raises(errors.StreamNotFoundError, match="stream 3"):
             await s.cache.locate(3, 20)
         assert s.cache.size == 0
 
@@ -348,7 +344,7 @@ async def test_a_question_ends_when_the_reader_is_closed_after_any_turn(turns: i
             await asyncio.sleep(0)
         lookups.close()
         async with asyncio.timeout(5.0):
-            with pytest.raises(ReaderClosedError, match="stream 7"):
+            with pytest.raises(errors.ReaderClosedError, match="stream 7"):
                 await asking
         never.set()
 
@@ -374,7 +370,7 @@ def check_run(got: Sequence[RecordBatch], world: World, stream_id: int, start: i
     assert list(got) == wanted, f"stream {stream_id} from {start}"
 
 
-def check_trimmed(error: OffsetTrimmedError, world: World, start: int) -> None:
+def check_trimmed(error: errors.OffsetTrimmedError, world: World, start: int) -> None:
     """Hold a refusal against what was trimmed."""
     assert start < error.start_offset <= world.streams[error.stream_id].start
 
@@ -410,7 +406,7 @@ async def read_at_random(reader: StreamReader, world: World, rng: random.Random)
     max_bytes = rng.choice([1, 50, 200, 8 << 20])
     try:
         got = await reader.read(stream_id, start, end, max_bytes)
-    except OffsetTrimmedError as error:
+    except errors.OffsetTrimmedError as error:
         check_trimmed(error, world, start)
         return
     check_run(got, world, stream_id, start)
@@ -429,7 +425,7 @@ async def follow(
         try:
             while True:
                 out.append(await anext(tail))
-        except OffsetTrimmedError as error:
+        except errors.OffsetTrimmedError as error:
             check_trimmed(error, world, tail.position)
             position = error.start_offset
         finally:

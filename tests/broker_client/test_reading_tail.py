@@ -10,16 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from streammeta.client import (
-    CorruptObjectError,
-    OffsetTrimmedError,
-    ReadDeadlineError,
-    ReaderClosedError,
-    ReaderConfig,
-    StreamNotFoundError,
-    StreamReader,
-    StreamTail,
-)
+from streammeta.client import ReaderConfig, StreamReader, StreamTail, errors
 from streammeta.client.reading import map_follower
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
@@ -162,9 +153,11 @@ async def test_a_waiting_tail_hears_of_trims_and_deletion() -> None:
         place.world.tells = True
         place.world.trim(0, 12)
         place.world.delete(1)
-        with pytest.raises(OffsetTrimmedError, match="starts at offset 10, the stream at 12"):
+        with pytest.raises(
+            errors.OffsetTrimmedError, match="starts at offset 10, the stream at 12"
+        ):
             await waiting[0]
-        with pytest.raises(StreamNotFoundError):
+        with pytest.raises(errors.StreamNotFoundError):
             await waiting[1]
 
 
@@ -297,9 +290,11 @@ async def test_a_read_ends_by_its_deadline() -> None:
             await never.wait()
 
         place.cluster.hooks["GetObjects"] = hang
-        with pytest.raises(ReadDeadlineError, match=r"read of stream 0 was not done in 0.05 s"):
+        with pytest.raises(
+            errors.ReadDeadlineError, match=r"read of stream 0 was not done in 0.05 s"
+        ):
             await reader.read(0, 0, deadline_s=0.05)
-        with pytest.raises(ReadDeadlineError, match="look-up of time 5 in stream 0"):
+        with pytest.raises(errors.ReadDeadlineError, match="look-up of time 5 in stream 0"):
             await reader.offset_for_timestamp(0, 5, timestamp_of=lambda _: 0, deadline_s=0.05)
         never.set()
         assert len(await reader.read(0, 0)) == 10
@@ -329,9 +324,9 @@ async def test_a_closed_reader_refuses_and_lets_nobody_wait(waits_for: str) -> N
         await reader.close()
         release.set()
         for task in (reading, tail):
-            with pytest.raises(ReaderClosedError):
+            with pytest.raises(errors.ReaderClosedError):
                 await task
-        with pytest.raises(ReaderClosedError, match="stream 0"):
+        with pytest.raises(errors.ReaderClosedError, match="stream 0"):
             await reader.read(0, 0)
         never.set()
 
@@ -403,6 +398,6 @@ async def test_bytes_that_no_format_rule_protects_are_held_against_the_checksum(
         broken = bytearray(place.world.store.objects()[key])
         broken[20] ^= 1  # of an epoch, or of a bucket id
         place.world.store.put(key, bytes(broken))
-        with pytest.raises(CorruptObjectError, match="CRC-32C") as caught:
+        with pytest.raises(errors.CorruptObjectError, match="CRC-32C") as caught:
             await reader.read(0, 0)
         assert (caught.value.key, caught.value.stream_id) == (key, 0)

@@ -14,19 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.client import (
-    BrokerClientError,
-    ControllerClient,
-    ControllerUnavailableError,
-    Heartbeat,
-    LimitExceededError,
-    NodeEpochExpiredError,
-    NodeFencedError,
-    OutcomeUnknownError,
-    StreamFencedError,
-    StreamWriter,
-    UnsupportedError,
-)
+from streammeta.client import ControllerClient, Heartbeat, StreamWriter, errors
 from streammeta.client.methods import (
     COMMIT_STREAM_SET_OBJECT,
     CREATE_STREAMS,
@@ -83,7 +71,7 @@ async def test_the_deadline_ends_a_call_that_is_never_taken(
     async with FakeCluster() as cluster, ControllerClient(cluster.endpoints) as client:
         cluster.fail_next(CREATE_STREAMS, status, reason, times=FOREVER)
         began = time.monotonic()
-        with pytest.raises(ControllerUnavailableError, match=reason) as caught:
+        with pytest.raises(errors.ControllerUnavailableError, match=reason) as caught:
             await client.call(CREATE_STREAMS, streams_pb2.CreateStreamsRequest(), 1.0)
         assert caught.value.reason == reason
         assert caught.value.retriable
@@ -97,7 +85,7 @@ async def test_a_request_over_a_limit_is_refused_at_once(reason: str) -> None:
     """Without a reason it is the transport that refuses a message for its size."""
     async with FakeCluster() as cluster, ControllerClient(cluster.endpoints) as client:
         cluster.fail_next(CREATE_STREAMS, EXHAUSTED, reason, times=FOREVER)
-        with pytest.raises(LimitExceededError, match="send less in one request"):
+        with pytest.raises(errors.LimitExceededError, match="send less in one request"):
             await client.call(CREATE_STREAMS, streams_pb2.CreateStreamsRequest())
         assert cluster.calls["CreateStreams"] == 1
 
@@ -150,7 +138,7 @@ async def test_a_write_ahead_log_acknowledges_meanwhile(method: Method[Any, Any]
 async def test_a_commit_over_a_limit_ends_its_batch_at_once() -> None:
     async with writing(**CONFIG) as (b, writer):
         b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "LIMIT_EXCEEDED")
-        with pytest.raises(LimitExceededError):
+        with pytest.raises(errors.LimitExceededError):
             await (await writer.append(0, b"x"))
         assert b.cluster.calls["CommitStreamSetObject"] == 1
 
@@ -158,7 +146,7 @@ async def test_a_commit_over_a_limit_ends_its_batch_at_once() -> None:
 async def test_a_commit_that_is_never_taken_ends_at_the_commit_deadline_and_says_why() -> None:
     async with writing(linger_s=0.01, commit_deadline_s=0.5) as (b, writer):
         b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "DISK_FULL", times=FOREVER)
-        with pytest.raises(OutcomeUnknownError, match=r"DISK_FULL.*room on the disks"):
+        with pytest.raises(errors.OutcomeUnknownError, match=r"DISK_FULL.*room on the disks"):
             await (await writer.append(0, b"x"))
 
 
@@ -178,7 +166,7 @@ async def test_what_the_next_leader_refuses_keeps_its_own_error() -> None:
         b.cluster.move_leader(1)
         b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "DISK_FULL", times=0)
         assert await kept == 0
-        with pytest.raises(StreamFencedError):
+        with pytest.raises(errors.StreamFencedError):
             await lost
         assert await (await writer.append(1, b"y")) == 1
         assert b.client.leader == b.cluster.endpoints[1]
@@ -218,15 +206,15 @@ SHORT = heartbeat_answer(
         compactions=[common_pb2.NodeIdentity(node_id=1002, node_epoch=4)],
     )
 )
-UNAVAILABLE = ControllerUnavailableError("Heartbeat", 1.0, {})
+UNAVAILABLE = errors.ControllerUnavailableError("Heartbeat", 1.0, {})
 
 
-def heartbeat_of(session: FakeSession, told: list[BrokerClientError]) -> Heartbeat:
+def heartbeat_of(session: FakeSession, told: list[errors.BrokerClientError]) -> Heartbeat:
     return Heartbeat(session, told.append, random.Random(1))  # type: ignore[arg-type]
 
 
 async def test_it_goes_on_and_names_what_is_to_be_done_for_others() -> None:
-    told: list[BrokerClientError] = []
+    told: list[errors.BrokerClientError] = []
     session = FakeSession([SHORT])
     async with heartbeat_of(session, told) as heartbeat:
         heartbeat.start()
@@ -244,10 +232,10 @@ async def test_one_that_does_not_get_through_is_not_the_last() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [NodeEpochExpiredError("heartbeat"), NodeFencedError("heartbeat")]
+    "error", [errors.NodeEpochExpiredError("heartbeat"), errors.NodeFencedError("heartbeat")]
 )
-async def test_a_takeover_ends_it_and_is_told(error: BrokerClientError) -> None:
-    told: list[BrokerClientError] = []
+async def test_a_takeover_ends_it_and_is_told(error: errors.BrokerClientError) -> None:
+    told: list[errors.BrokerClientError] = []
     session = FakeSession([SHORT, error])
     async with heartbeat_of(session, told):
         await until(lambda: bool(told), "the news")
@@ -256,8 +244,8 @@ async def test_a_takeover_ends_it_and_is_told(error: BrokerClientError) -> None:
 
 
 async def test_controllers_without_sessions_are_asked_once() -> None:
-    told: list[BrokerClientError] = []
-    session = FakeSession([UnsupportedError("Heartbeat")])
+    told: list[errors.BrokerClientError] = []
+    session = FakeSession([errors.UnsupportedError("Heartbeat")])
     async with heartbeat_of(session, told):
         await until(lambda: session.sent == 1, "the heartbeat")
     assert told == []
@@ -279,8 +267,8 @@ async def test_a_writer_keeps_its_session_alive_and_fails_when_it_is_taken_over(
     async with writing(linger_s=0.01) as (b, writer):
         await (await writer.append(0, b"x"))
         await until(lambda: len(answers) > 2, "heartbeats")
-        refusals.append(NodeFencedError("heartbeat"))
-        with pytest.raises(NodeFencedError):
+        refusals.append(errors.NodeFencedError("heartbeat"))
+        with pytest.raises(errors.NodeFencedError):
             await append_for_ever(writer)
         assert await b.payloads(0)
 

@@ -13,14 +13,7 @@ from types import CodeType
 import pytest
 
 from streammeta.cli.local_cluster import LocalCluster
-from streammeta.client import (
-    NodeEpochExpiredError,
-    StreamClient,
-    StreamClientConfig,
-    StreamNotFoundError,
-    StreamNotOpenedError,
-    WriterConfig,
-)
+from streammeta.client import StreamClient, StreamClientConfig, WriterConfig, errors
 from tests.kit.real_cluster import leader_of, running_cluster
 
 pytestmark = pytest.mark.process
@@ -80,10 +73,10 @@ async def test_a_broker_writes_reads_tails_trims_compacts_and_closes(cluster: Lo
         fetched = await client.fetch(ids[0], 5, wait_s=0.01)
         assert (fetched.records, fetched.end_offset) == ([], 5)
         (await client.close_streams(ids)).require_all()
-        with pytest.raises(StreamNotOpenedError, match=f"{ids[0]}"):
+        with pytest.raises(errors.StreamNotOpenedError, match=f"{ids[0]}"):
             await client.trim_streams({ids[0]: 1})
         unknown = await client.open_streams([10**6])
-        with pytest.raises(StreamNotFoundError, match="1000000"):
+        with pytest.raises(errors.StreamNotFoundError, match="1000000"):
             unknown.require_all()
         again = (await client.open_streams(ids)).require_all()
         assert [(one.epoch, one.next_offset) for one in again.values()] == [(1, 5), (1, 3)]
@@ -137,10 +130,12 @@ async def test_of_two_processes_of_a_node_the_older_one_stops_at_once(
         await old.flush()
         async with await StreamClient.open(*place, node_id=4, node_epoch=2, config=FAST) as new:
             lost = await old.writer.append(stream_id, b"never")
-            with pytest.raises(NodeEpochExpiredError, match="a newer one speaks for the node"):
+            with pytest.raises(
+                errors.NodeEpochExpiredError, match="a newer one speaks for the node"
+            ):
                 await old.flush()
             for refused in (lost, old.append(stream_id, b"never")):
-                with pytest.raises(NodeEpochExpiredError):
+                with pytest.raises(errors.NodeEpochExpiredError):
                     await refused
             assert await new.append(stream_id, b"new") == 1
             assert [one.payload for one in await new.read(stream_id, 0)] == [b"kept", b"new"]

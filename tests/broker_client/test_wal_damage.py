@@ -9,17 +9,8 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
+from streammeta.client.write_ahead_log import files
 from streammeta.client.write_ahead_log.errors import DamagedLogError, WrongLogError
-from streammeta.client.write_ahead_log.files import (
-    SEGMENT_MAGIC,
-    STATE_NAME,
-    BadHeaderError,
-    FileHeader,
-    FrameKind,
-    decode_file_header,
-    frame_codec,
-    records_in,
-)
 from streammeta.client.write_ahead_log.quarantine import quarantine
 from streammeta.storage.segmented_log import BadFrameError
 from tests.broker_client.wal_tools import (
@@ -92,7 +83,7 @@ def test_of_two_unsynced_frames_the_later_one_alone_does_not_count() -> None:
 
 def test_a_later_frame_tells_damage_although_the_state_file_is_old() -> None:
     disk = written()
-    old_state = disk.contents()[LOG / STATE_NAME]
+    old_state = disk.contents()[LOG / files.STATE_NAME]
     path = disk.segments()[-1]
     begin = len(disk.contents()[path])
     log = open_disk(disk)
@@ -100,7 +91,7 @@ def test_a_later_frame_tells_damage_although_the_state_file_is_old() -> None:
         log.write([group_of([sequence], size=12)])
     assert disk.segments()[-1] == path
     data = flipped(disk.contents()[path], begin + 60)
-    found = CrashDisk.holding({**disk.contents(), LOG / STATE_NAME: old_state, path: data})
+    found = CrashDisk.holding({**disk.contents(), LOG / files.STATE_NAME: old_state, path: data})
     with pytest.raises(DamagedLogError, match=f"{path} is damaged at byte {begin}"):
         open_disk(found)
     log = open_disk(found, mends=True)
@@ -181,7 +172,7 @@ def test_a_missing_segment_is_reported_and_counted() -> None:
 
 def test_a_damaged_or_missing_state_file_costs_no_record() -> None:
     disk = written()
-    path = LOG / STATE_NAME
+    path = LOG / files.STATE_NAME
     good = disk.contents()[path]
     slots = flipped(flipped(good, 4100), 8200)
     for bad in (b"", good[:20], flipped(good, 0), slots):
@@ -220,12 +211,12 @@ def test_a_quarantine_of_a_good_log_changes_nothing() -> None:
 
 LOG_ID = bytes(range(16))
 PATH = Path("log/x.wal")
-CODEC = frame_codec(LOG_ID)
+CODEC = files.frame_codec(LOG_ID)
 
 
 def encode(body: bytes, count: int) -> bytes:
     return CODEC.encode(
-        body, base_offset=4, epoch=9, flushed_end=3, kind=FrameKind.RECORDS, count=count
+        body, base_offset=4, epoch=9, flushed_end=3, kind=files.FrameKind.RECORDS, count=count
     )
 
 
@@ -238,13 +229,13 @@ def checksum(data: bytes) -> bytes:
 
 
 def test_the_header_of_a_file_is_laid_out_as_documented() -> None:
-    header = FileHeader(SEGMENT_MAGIC, "näme", 1000, LOG_ID, 77)
+    header = files.FileHeader(files.SEGMENT_MAGIC, "näme", 1000, LOG_ID, 77)
     name = "näme".encode()
     rest = b"\0\1" + number(len(name), 2) + number(1000, 4) + LOG_ID + number(77, 8) + name
     data = b"SMWL" + checksum(rest) + rest
     assert header.encode() == data
     assert header.size == len(data) == 40 + len(name)
-    assert decode_file_header(data + b"what follows", SEGMENT_MAGIC, PATH) == header
+    assert files.decode_file_header(data + b"what follows", files.SEGMENT_MAGIC, PATH) == header
 
 
 def test_a_frame_is_laid_out_as_documented() -> None:
@@ -257,10 +248,10 @@ def test_a_frame_is_laid_out_as_documented() -> None:
     assert (header.base_offset, header.end_offset, header.flushed_end) == (4, 6, 3)
     assert (header.epoch, header.size) == (9, len(data))
     header.check_body(body)
-    assert list(records_in(header, body)) == [record_at(4), record_at(5)]
+    assert list(files.records_in(header, body)) == [record_at(4), record_at(5)]
     for kind, count in ((4, 2), (1, 1), (1, 3)):
         with pytest.raises(BadFrameError):
-            list(records_in(replace(header, kind=kind, count=count), body))
+            list(files.records_in(replace(header, kind=kind, count=count), body))
 
 
 def test_the_state_file_is_laid_out_as_documented() -> None:
@@ -277,22 +268,22 @@ def test_the_state_file_is_laid_out_as_documented() -> None:
 
 
 def test_every_changed_bit_of_a_header_or_frame_is_noticed() -> None:
-    header = FileHeader(SEGMENT_MAGIC, "ns", 1000, LOG_ID, 77).encode()
+    header = files.FileHeader(files.SEGMENT_MAGIC, "ns", 1000, LOG_ID, 77).encode()
     body = b"".join(encoded(record_at(4)))
     frame = encode(body, 1)
     for bit in range(8 * len(header)):
-        with pytest.raises(BadHeaderError):
-            decode_file_header(flipped(header, *divmod(bit, 8)), SEGMENT_MAGIC, PATH)
+        with pytest.raises(files.BadHeaderError):
+            files.decode_file_header(flipped(header, *divmod(bit, 8)), files.SEGMENT_MAGIC, PATH)
     for bit in range(8 * len(frame)):
         changed = flipped(frame, *divmod(bit, 8))
         with pytest.raises(BadFrameError):
             CODEC.decode_header(changed[:45]).check_body(changed[45:])
     with pytest.raises(BadFrameError, match="header's checksum"):
-        frame_codec(LOG_ID[::-1]).decode_header(frame[:45])
+        files.frame_codec(LOG_ID[::-1]).decode_header(frame[:45])
 
 
 def test_a_file_of_another_version_is_refused_by_name() -> None:
-    data = FileHeader(SEGMENT_MAGIC, "ns", 1000, LOG_ID, 77).encode()
+    data = files.FileHeader(files.SEGMENT_MAGIC, "ns", 1000, LOG_ID, 77).encode()
     rest = b"\0\2" + data[10:]
     with pytest.raises(WrongLogError, match=r"x\.wal has version 2, this release reads 1"):
-        decode_file_header(b"SMWL" + checksum(rest) + rest, SEGMENT_MAGIC, PATH)
+        files.decode_file_header(b"SMWL" + checksum(rest) + rest, files.SEGMENT_MAGIC, PATH)

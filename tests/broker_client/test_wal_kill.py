@@ -15,25 +15,19 @@ from pathlib import Path
 import pytest
 
 from streammeta.cli.local_cluster import LocalCluster
-from streammeta.client import (
-    BrokerSession,
-    ControllerClient,
-    StreamReader,
-    StreamWriter,
-    WriterConfig,
-)
+from streammeta.client import ControllerClient, StreamClient, StreamClientConfig, StreamReader
 from streammeta.client.write_ahead_log.config import LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.client.write_ahead_log.set_aside import read_set_aside
-from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch, encode_record
+from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.local import LocalObjectStore
 from tests.broker_client.wal_child import STEPS, Settings
+from tests.broker_client.wal_tools import encoded
 from tests.kit.fake_cluster import FakeCluster
 from tests.kit.real_cluster import running_cluster
 
 REPOSITORY = Path(__file__).parents[2]
 STREAMS = 7
-WAL = WriterConfig(durability="wal")
 LATEST = {"time": (300, 1200), "write": (1, 60), "sync": (1, 60), "synced": (1, 60)}
 """In which range a step is ordered to be the last; 1 to 12 for the others."""
 
@@ -166,42 +160,29 @@ def test_a_broker_killed_on_a_real_controller_loses_nothing(controller: LocalClu
 
 
 @pytest.mark.process
-def test_what_another_broker_has_overtaken_is_set_aside(controller: LocalCluster) -> None:
-    asyncio.run(overtake(controller.endpoints, controller.root))
-
-
-async def overtake(endpoints: list[str], root: Path) -> None:
-    """Log records, and let another node commit its own at the same offsets meanwhile."""
-    async with ControllerClient(endpoints) as client:
-        first = await BrokerSession.open(client, 2000, 1)
+async def test_what_another_broker_has_overtaken_is_set_aside(controller: LocalCluster) -> None:
+    """Records are logged, and another node commits its own at the same offsets meanwhile."""
+    place, directory = (controller.endpoints, controller.store_uri), controller.root / "overtaken"
+    async with await StreamClient.open(*place, node_id=2000, node_epoch=1) as first:
         (stream_id,) = await first.create_streams([{}])
-        (await first.open_streams({stream_id: 0})).require_all()
-        identity = LogIdentity(first.namespace, 2000, 1)
-        log = await WriteAheadLog.open(root / "overtaken", identity)
+        (await first.open_streams([stream_id])).require_all()
+        identity = LogIdentity(first.session.namespace, 2000, 1)
         logged = [RecordBatch(stream_id, 0, offset, 1, b"mine") for offset in range(3)]
-        for record in logged:
-            log.append(encode_record(record)[:RECORD_HEADER_SIZE], record.payload)
-        await log.close()
-        (await first.close_streams({stream_id: 0})).require_all()
-        second = await BrokerSession.open(client, 3000, 1)
-        opened = (await second.open_streams({stream_id: 1})).require_all()
-        async with StreamWriter(second, LocalObjectStore(root / "bucket")) as writer:
-            writer.attach(opened.values())
-            for _ in range(2):
-                await writer.append(stream_id, b"theirs")
-            await writer.flush()
-        again = await BrokerSession.open(client, 2000, 2)
-        log = await WriteAheadLog.open(root / "overtaken", LogIdentity(first.namespace, 2000, 2))
-        async with StreamWriter(again, LocalObjectStore(root / "bucket"), WAL, log=log) as writer:
-            writer.attach(again.inherited)
-            report = await writer.recover()
-        await log.close()
+        async with await WriteAheadLog.open(directory, identity) as log:
+            for record in logged:
+                log.append(*encoded(record))
+        (await first.close_streams([stream_id])).require_all()
+    async with await StreamClient.open(*place, node_id=3000) as second:
+        (await second.open_streams([stream_id])).require_all()
+        await second.append_many(stream_id, [b"theirs", b"theirs"])
+    config = StreamClientConfig(wal_directory=directory)
+    async with await StreamClient.open(*place, node_id=2000, node_epoch=2, config=config) as again:
+        report = again.recovery
+        assert report is not None
         assert (report.committed, report.uploaded, report.set_aside) == (0, 0, 3)
         assert report.file is not None
         assert list(read_set_aside(report.file))[1:] == logged
-        reader = StreamReader(client, LocalObjectStore(root / "bucket"), first.namespace)
-        found = [record.payload async for record in reader.iterate(stream_id)]
-        await reader.close()
+        found = [record.payload async for record in again.iterate(stream_id)]
         assert found == [b"theirs"] * 2
 
 

@@ -10,24 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.client import (
-    BrokerSession,
-    ControllerUnavailableError,
-    InvalidRequestError,
-    LimitExceededError,
-    NodeEpochExpiredError,
-    NodeFencedError,
-    ObjectExpiredError,
-    OffsetMismatchError,
-    OutcomeUnknownError,
-    SilentObserver,
-    StreamFailedError,
-    StreamFencedError,
-    StreamNotOpenedError,
-    StreamWriter,
-    UploadFailedError,
-    WriterClosedError,
-)
+from streammeta.client import BrokerSession, SilentObserver, StreamWriter, errors
 from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
 from streammeta.client.object_ids import STOCK_MIN
 from streammeta.client.record_buffer import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OVERHEAD
@@ -130,7 +113,7 @@ async def test_a_full_buffer_pushes_back_and_keeps_its_bound() -> None:
 async def test_a_record_larger_than_the_buffer_is_refused_at_once() -> None:
     async with writing(max_buffer_bytes=2000, upload_bytes=2000) as (_, writer):
         for append in (writer.append(0, bytes(2000)), writer.append_many(0, [bytes(10)] * 100)):
-            with pytest.raises(LimitExceededError, match="the buffer has 2000"):
+            with pytest.raises(errors.LimitExceededError, match="the buffer has 2000"):
                 await append
         assert (writer.next_offset(0), writer.buffered_bytes) == (0, 0)
 
@@ -221,7 +204,7 @@ async def test_objects_that_keep_expiring_are_given_up(attempts: int) -> None:
         b.cluster.hooks[COMMITS] = expire
         ack = await writer.append(0, b"x")
         await writer.flush()
-        with pytest.raises(ObjectExpiredError, match="upload again"):
+        with pytest.raises(errors.ObjectExpiredError, match="upload again"):
             ack.result()
         assert b.cluster.calls[COMMITS] == attempts + 1
 
@@ -266,7 +249,7 @@ async def test_after_an_unknown_outcome_the_reopened_stream_tells_what_happened(
         b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, lost, applied=True, times=10_000)
         ack = await writer.append(0, b"x")
         await writer.flush()
-        with pytest.raises(OutcomeUnknownError, match="open the stream again"):
+        with pytest.raises(errors.OutcomeUnknownError, match="open the stream again"):
             ack.result()
         b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, lost, times=0)
         writer.attach(await b.reopened([0], 1))
@@ -281,11 +264,11 @@ async def test_a_newer_process_of_the_node_stops_the_writer() -> None:
     async with writing(2) as (b, writer):
         ack = await writer.append(0, b"x")
         await BrokerSession.open(b.client, 1000, 2)
-        with pytest.raises(NodeEpochExpiredError, match="a newer one speaks for the node"):
+        with pytest.raises(errors.NodeEpochExpiredError, match="a newer one speaks for the node"):
             await writer.flush()
-        with pytest.raises(NodeEpochExpiredError):
+        with pytest.raises(errors.NodeEpochExpiredError):
             ack.result()
-        with pytest.raises(NodeEpochExpiredError):
+        with pytest.raises(errors.NodeEpochExpiredError):
             await writer.append(1, b"x")
         assert b.cluster.map.streams[0].end == 0
 
@@ -301,9 +284,9 @@ async def test_one_bad_stream_fails_alone_and_stays_failed_until_attached_again(
         await writer.flush()
         outcomes = await asyncio.gather(*acks, return_exceptions=True)
         assert (outcomes[0], outcomes[2]) == (0, 0)
-        assert isinstance(outcomes[1], StreamFencedError)
+        assert isinstance(outcomes[1], errors.StreamFencedError)
         assert "commit of stream 1 [0, 1) in object" in str(outcomes[1])
-        with pytest.raises(StreamFailedError, match="first failure: commit of stream 1"):
+        with pytest.raises(errors.StreamFailedError, match="first failure: commit of stream 1"):
             await writer.append(1, b"y")
         writer.attach(await b.reopened([1], 6))
         ack = await writer.append(1, b"z")
@@ -322,8 +305,8 @@ async def test_nothing_is_committed_behind_a_failure_of_its_stream() -> None:
         later = [await writer.append(0, b"abc"), await writer.append(1, b"other")]
         await writer.flush()
         outcomes = await asyncio.gather(*[first, *later], return_exceptions=True)
-        assert isinstance(outcomes[0], InvalidRequestError)
-        assert isinstance(outcomes[1], StreamFailedError)
+        assert isinstance(outcomes[0], errors.InvalidRequestError)
+        assert isinstance(outcomes[1], errors.StreamFailedError)
         assert outcomes[2] == 0
         assert writer.buffered_bytes == 0
         assert b.cluster.map.streams[0].end == 0
@@ -337,7 +320,7 @@ async def test_an_object_the_store_refuses_fails_its_streams_and_no_others() -> 
         acks = [await writer.append(i, b"x") for i in range(2)]
         await writer.flush()
         outcomes = await asyncio.gather(*acks, return_exceptions=True)
-        assert isinstance(outcomes[0], UploadFailedError)
+        assert isinstance(outcomes[0], errors.UploadFailedError)
         assert outcomes[0].__cause__ is rejected
         assert outcomes[1] == 0
 
@@ -349,7 +332,10 @@ async def test_a_batch_of_which_no_stream_is_valid_names_each_stream() -> None:
         acks = [await writer.append(i, b"x") for i in range(2)]
         await writer.flush()
         outcomes = await asyncio.gather(*acks, return_exceptions=True)
-        assert [type(one) for one in outcomes] == [StreamFencedError, StreamNotOpenedError]
+        assert [type(one) for one in outcomes] == [
+            errors.StreamFencedError,
+            errors.StreamNotOpenedError,
+        ]
         for i, outcome in enumerate(outcomes):
             assert f"commit of stream {i} [0, 1) in object 0 by node 1000" in str(outcome)
 
@@ -361,7 +347,7 @@ async def test_a_wrong_offset_tells_where_the_stream_ends() -> None:
         await writer.flush()
         outcomes = await asyncio.gather(*acks, return_exceptions=True)
         assert outcomes[0] == 0
-        assert isinstance(outcomes[1], OffsetMismatchError)
+        assert isinstance(outcomes[1], errors.OffsetMismatchError)
         assert (outcomes[1].stream_id, outcomes[1].wanted, outcomes[1].got) == (1, 30, 0)
 
 
@@ -370,7 +356,7 @@ async def test_unreachable_controllers_fail_the_records_after_the_deadline() -> 
         b.cluster.fail_next(PREPARE_OBJECTS, grpc.StatusCode.UNAVAILABLE, times=10_000)
         ack = await writer.append(0, b"x")
         await writer.flush()
-        with pytest.raises(ControllerUnavailableError, match="PrepareObjects"):
+        with pytest.raises(errors.ControllerUnavailableError, match="PrepareObjects"):
             ack.result()
         assert b.store.objects() == {}
 
@@ -392,7 +378,7 @@ async def test_close_flushes_and_refuses_what_comes_after() -> None:
         ack = await writer.append(0, b"x")
         await writer.close()
         assert ack.result() == 0
-        with pytest.raises(WriterClosedError):
+        with pytest.raises(errors.WriterClosedError):
             await writer.append(0, b"y")
 
 
@@ -407,7 +393,9 @@ async def test_a_cancelled_upload_is_not_acknowledged() -> None:
         assert len(ours) == 1
         ours.pop().cancel()
         await flushing
-        with pytest.raises(WriterClosedError, match=r"stream 0 \[0, 1\) was cancelled; it may"):
+        with pytest.raises(
+            errors.WriterClosedError, match=r"stream 0 \[0, 1\) was cancelled; it may"
+        ):
             ack.result()
         stuck.set()
 
@@ -415,7 +403,7 @@ async def test_a_cancelled_upload_is_not_acknowledged() -> None:
 async def test_only_attached_streams_take_appends() -> None:
     async with writing() as (b, writer):
         (stream,) = await b.opened(1)
-        with pytest.raises(StreamNotOpenedError, match="not attached"):
+        with pytest.raises(errors.StreamNotOpenedError, match="not attached"):
             await writer.append(stream.stream_id, b"x")
         writer.attach([stream])
         await writer.append(stream.stream_id, b"x")
@@ -440,7 +428,7 @@ async def test_close_gives_up_at_its_deadline_and_says_what_is_known() -> None:
         start = loop.time()
         await writer.close(0.3)
         assert loop.time() - start < 3
-        with pytest.raises(WriterClosedError, match="it may have been committed"):
+        with pytest.raises(errors.WriterClosedError, match="it may have been committed"):
             submitted.result()
         ends = await asyncio.gather(*later, return_exceptions=True)
         assert "it was not committed" in str(ends[-1])
@@ -456,7 +444,7 @@ async def test_appends_that_wait_for_room_are_refused_by_close() -> None:
         waiting = asyncio.create_task(writer.append(0, b"y"))
         await until(lambda: b.cluster.calls[COMMITS] == 1, "commit of the full buffer")
         closing = asyncio.create_task(writer.close())
-        with pytest.raises(WriterClosedError, match="after close"):
+        with pytest.raises(errors.WriterClosedError, match="after close"):
             await waiting
         gate.set()
         await closing
@@ -474,13 +462,13 @@ async def test_a_node_that_is_taken_over_fails_everything_at_once() -> None:
         second = await writer.append(1, b"y" * 10)
         waiting = asyncio.create_task(writer.append(0, b"z"))
         await asyncio.sleep(0)
-        error = NodeFencedError("heartbeat")
+        error = errors.NodeFencedError("heartbeat")
         writer._heartbeat._on_taken_over(error)
         for failed in (first, second, waiting, flushing, writer.flush()):
-            with pytest.raises(NodeFencedError) as raised:
+            with pytest.raises(errors.NodeFencedError) as raised:
                 await failed
             assert raised.value is error, "one error, everywhere"
-        with pytest.raises(NodeFencedError):
+        with pytest.raises(errors.NodeFencedError):
             await writer.append(1, b"x")
         gate.set()
         await writer.close()

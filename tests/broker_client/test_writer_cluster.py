@@ -10,30 +10,20 @@ import asyncio
 import os
 import random
 import resource
-import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from streammeta.cli.local_cluster import LocalCluster
-from streammeta.client import (
-    BrokerSession,
-    ControllerClient,
-    LogIdentity,
-    StreamWriter,
-    WriteAheadLog,
-    WriterConfig,
-)
-from streammeta.storage.object_store.local import LocalObjectStore
+from streammeta.client import StreamClient, StreamClientConfig, StreamWriter, WriterConfig
 from tests.kit.fake_broker import check_streams, payload_of, until
 from tests.kit.real_cluster import leader_of, running_cluster
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
-NODE = 1001
 SEED = int(os.environ.get("STREAMMETA_SEED", "7"))
 BUFFER_BYTES = 1 << 20
 LARGE = WriterConfig(linger_s=0.02, upload_bytes=256 * 1024, max_buffer_bytes=16 << 20)
@@ -44,24 +34,16 @@ async def writing_to(
     cluster: LocalCluster, streams: int, config: WriterConfig = LARGE
 ) -> AsyncIterator[tuple[StreamWriter, dict[int, int]]]:
     """Yield a writer, and how many records each of its streams gets; then read them all back."""
-    store = LocalObjectStore(Path(cluster.store_uri.removeprefix("file://")))
-    async with ControllerClient(cluster.endpoints, rng=random.Random(3)) as client:
-        epoch = time.time_ns()
-        session = await BrokerSession.open(client, NODE, epoch)
-        ids = await session.create_streams([{}] * streams)
-        opened = (await session.open_streams(dict.fromkeys(ids, 0))).require_all()
+    place = (cluster.endpoints, cluster.store_uri)
+    log = cluster.root / "wal" if config.durability == "wal" else None
+    settings = StreamClientConfig(writer=config, wal_directory=log)
+    async with await StreamClient.open(*place, node_id=1001, config=settings) as client:
+        ids = await client.create_streams([{}] * streams)
+        (await client.open_streams(ids)).require_all()
         counts = dict.fromkeys(ids, 0)
-        async with AsyncExitStack() as closing:
-            log = None
-            if config.durability == "wal":
-                identity = LogIdentity(session.namespace, NODE, epoch)
-                log = await WriteAheadLog.open(cluster.root / "wal", identity)
-                await closing.enter_async_context(log)
-            writer = StreamWriter(session, store, config, log=log)
-            await closing.enter_async_context(writer)
-            writer.attach(opened.values())
-            yield writer, counts
-        await check_streams(client, store, counts)
+        yield client.writer, counts
+        await client.writer.close()
+        await check_streams(client.controllers, client.store, counts)
 
 
 @dataclass
@@ -117,8 +99,8 @@ async def loaded(
 @pytest.mark.parametrize(
     "total", [50_000, pytest.param(1_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )
-def test_small_records_of_many_streams_keep_their_order(tmp_path: Path, total: int) -> None:
-    async def run(cluster: LocalCluster) -> None:
+async def test_small_records_of_many_streams_keep_their_order(tmp_path: Path, total: int) -> None:
+    with running_cluster(tmp_path, 1) as cluster:
         async with writing_to(cluster, 100) as (writer, counts):
             rng = random.Random(total)
             ids = list(counts)
@@ -139,15 +121,14 @@ def test_small_records_of_many_streams_keep_their_order(tmp_path: Path, total: i
             await writer.flush()
             assert [ack.result() for ack in pending] == list(pending.values())
 
-    with running_cluster(tmp_path, 1) as cluster:
-        asyncio.run(run(cluster))
-
 
 @pytest.mark.parametrize(
     "kills", [1, pytest.param(8, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 )
-def test_leaders_killed_under_load_lose_and_double_nothing(tmp_path: Path, kills: int) -> None:
-    async def run(cluster: LocalCluster) -> None:
+async def test_leaders_killed_under_load_lose_and_double_nothing(
+    tmp_path: Path, kills: int
+) -> None:
+    with running_cluster(tmp_path, 3) as cluster:
         async with loaded(cluster, 20) as load:
             for _ in range(kills):
                 await load.progress(500)
@@ -155,9 +136,6 @@ def test_leaders_killed_under_load_lose_and_double_nothing(tmp_path: Path, kills
                 await asyncio.to_thread(cluster.children[leader].kill)
                 await load.progress(500)
                 await asyncio.to_thread(cluster.start, leader)
-
-    with running_cluster(tmp_path, 3) as cluster:
-        asyncio.run(run(cluster))
 
 
 @contextmanager
@@ -182,10 +160,10 @@ def small(durability: str) -> WriterConfig:
 
 
 @pytest.mark.parametrize("durability", ["object", "wal"])
-def test_the_next_leader_takes_what_one_with_a_full_disk_refused(
+async def test_the_next_leader_takes_what_one_with_a_full_disk_refused(
     tmp_path: Path, durability: str
 ) -> None:
-    async def run(cluster: LocalCluster) -> None:
+    with running_cluster(tmp_path, 3) as cluster:
         async with loaded(cluster, 8, small(durability)) as load:
             leader = await asyncio.to_thread(leader_of, cluster)
             with full_disk(cluster, leader):
@@ -193,18 +171,14 @@ def test_the_next_leader_takes_what_one_with_a_full_disk_refused(
                 await load.writer.flush()
                 assert await asyncio.to_thread(leader_of, cluster) != leader
 
-    with running_cluster(tmp_path, 3) as cluster:
-        asyncio.run(run(cluster))
-
 
 @pytest.mark.parametrize("controllers", [1, 3])
 @pytest.mark.parametrize("durability", ["object", "wal"])
-def test_writers_go_on_when_the_room_returns(
+async def test_writers_go_on_when_the_room_returns(
     tmp_path: Path, durability: str, controllers: int
 ) -> None:
     """No controller has room: nothing is committed, and no append fails."""
-
-    async def run(cluster: LocalCluster) -> None:
+    with running_cluster(tmp_path, controllers) as cluster:
         async with loaded(cluster, 8, small(durability)) as load:
             with ExitStack() as disks:
                 for node_id in cluster.node_ids:
@@ -216,9 +190,6 @@ def test_writers_go_on_when_the_room_returns(
                 assert all(ack.exception() is None for ack in load.acks if ack.done())
                 assert load.writer.buffered_bytes <= BUFFER_BYTES
             await load.progress()
-
-    with running_cluster(tmp_path, controllers) as cluster:
-        asyncio.run(run(cluster))
 
 
 def is_held(load: Load) -> bool:

@@ -10,14 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.client import (
-    BrokerSession,
-    NodeEpochExpiredError,
-    RecoveryNeededError,
-    StreamFencedError,
-    StreamWriter,
-    WriterConfig,
-)
+from streammeta.client import BrokerSession, StreamWriter, WriterConfig, errors
 from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
 from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
 from streammeta.client.write_ahead_log.errors import (
@@ -184,7 +177,7 @@ async def test_a_fenced_node_trims_nothing() -> None:
         await writer.append(0, b"x")
         log.finish()
         await BrokerSession.open(b.client, 1000, 2)
-        with pytest.raises(NodeEpochExpiredError):
+        with pytest.raises(errors.NodeEpochExpiredError):
             await writer.flush()
     assert (log.trims, log.aside) == ([], [])
 
@@ -248,7 +241,7 @@ async def test_recovery_uploads_what_is_not_committed_and_only_that(tmp_path: Pa
         log = await WriteAheadLog.open(tmp_path, LogIdentity(NAMESPACE, 1000, 2))
         async with writer_of(b, log) as writer:
             writer.attach(b.session.inherited)
-            with pytest.raises(RecoveryNeededError, match=r"await recover\(\)"):
+            with pytest.raises(errors.RecoveryNeededError, match=r"await recover\(\)"):
                 await writer.append(0, b"too early")
             report = await writer.recover()
             assert report.uploaded == 6
@@ -274,9 +267,9 @@ async def test_a_recovery_that_fails_trims_nothing_then_or_later() -> None:
         b.cluster.hooks[COMMITS] = steal
         async with writer_of(b, log) as writer:
             writer.attach(streams)
-            with pytest.raises(StreamFencedError):
+            with pytest.raises(errors.StreamFencedError):
                 await writer.recover()
-            with pytest.raises(StreamFencedError):
+            with pytest.raises(errors.StreamFencedError):
                 await writer.append(0, b"y")
         assert log.trims == []
 

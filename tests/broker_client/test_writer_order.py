@@ -18,14 +18,7 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.client import (
-    BrokerSession,
-    OutcomeUnknownError,
-    RefusedError,
-    StreamFailedError,
-    StreamWriter,
-    WriterConfig,
-)
+from streammeta.client import BrokerSession, StreamWriter, WriterConfig, errors
 from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.base import Body
@@ -66,7 +59,7 @@ class Storm:
                     ack = await self.writer.append_many(stream_id, [payload] * 3)
                 else:
                     ack = await self.writer.append(stream_id, payload, self.rng.randrange(1, 4))
-            except RefusedError:
+            except errors.RefusedError:
                 await self.reopen(stream_id)
                 continue
             self.acks.append((stream_id, base, payload, ack))
@@ -123,7 +116,7 @@ class Storm:
             if error is None:
                 assert ack.result() == base, where
                 assert there[stream_id][base] == payload, where
-            elif not isinstance(error, OutcomeUnknownError):
+            elif not isinstance(error, errors.OutcomeUnknownError):
                 assert payload not in written, f"{where} was refused with {error!r}, and is there"
         assert outcomes["NoneType"] > len(self.acks) / 2, f"seed {seed}: {outcomes}"
         assert len(self.faults) > 4, f"seed {seed}: {self.faults}"
@@ -252,11 +245,11 @@ async def test_nothing_is_committed_once_the_outcome_before_it_was_called_unknow
         await until(lambda: b.cluster.map.streams[0].end == 1, "commit whose answer is lost")
         store.gate.clear()
         second = await writer.append(0, b"y")
-        with pytest.raises(OutcomeUnknownError, match="open the stream again"):
+        with pytest.raises(errors.OutcomeUnknownError, match="open the stream again"):
             await first
         b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, lost, times=0)
         store.gate.set()
-        with pytest.raises(StreamFailedError, match="unknown"):
+        with pytest.raises(errors.StreamFailedError, match="unknown"):
             await second
         await writer.flush()
         assert b.cluster.map.streams[0].end == 1

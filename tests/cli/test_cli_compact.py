@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,28 +13,16 @@ from typing import Any, cast
 
 import pytest
 
+from streammeta.cli import compaction_view as view
 from streammeta.cli.compact_command import CompactionRequest
 from streammeta.cli.compaction_run import Targets, find_targets, run
-from streammeta.cli.compaction_view import (
-    SHOWN_ROWS,
-    Change,
-    CommitFigures,
-    Cost,
-    ListedObject,
-    NodePlan,
-    OutputFigures,
-    Totals,
-    commit_figures,
-    show_plan,
-    show_totals,
-)
 from streammeta.cli.local_cluster import LocalCluster, start_child
 from streammeta.cli.output import CommandError, Output, OutputFormat
 from streammeta.client import (
-    BrokerSession,
     ControllerClient,
+    StreamClient,
+    StreamClientConfig,
     StreamReader,
-    StreamWriter,
     WriterConfig,
 )
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
@@ -49,7 +36,6 @@ from streammeta.storage.compaction.selection import GroupKind
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_format.object_key import cluster_namespace, key_for
 from streammeta.storage.object_store.address import open_object_store
-from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.v1 import nodes_pb2
 from tests.kit.real_cluster import running_cluster, streammeta
 
@@ -72,55 +58,48 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 class Broker:
     """One process of a node, with some open streams."""
 
-    session: BrokerSession
-    store: LocalObjectStore
+    client: StreamClient
     stream_ids: Sequence[int]
-    writer: StreamWriter
 
     async def upload(self, count: int) -> None:
         """Make `count` set objects, each with `ROWS` records of every stream."""
         for _ in range(count):
             acks = [
-                await self.writer.append(stream_id, b"%d/%d|" % (stream_id, row) + b"." * 200)
-                for stream_id in self.stream_ids
+                await self.client.writer.append(one, b"%d/%d|" % (one, row) + b"." * 200)
+                for one in self.stream_ids
                 for row in range(ROWS)
             ]
-            await self.writer.flush()
-            for ack in acks:
-                await ack
+            await self.client.flush()
+            await asyncio.gather(*acks)
 
-    async def set_objects(self) -> int:
-        """Ask how many set objects the node has."""
-        request = nodes_pb2.GetNodesRequest(node_ids=[self.session.node.node_id])
-        answer = await self.session.client.call(GET_NODES, request)
-        return answer.nodes[0].stream_set_object_count
+    async def compacted(self) -> None:
+        """Return once the node has a single set object."""
+        request = nodes_pb2.GetNodesRequest(node_ids=[self.client.session.node.node_id])
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                (node,) = (await self.client.controllers.call(GET_NODES, request)).nodes
+                if node.stream_set_object_count == 1:
+                    return
+                await asyncio.sleep(0.02)
 
-    async def read(self) -> dict[int, list[bytes]]:
-        """Read every stream from its beginning to its end."""
-        client = self.session.client
-        reader = StreamReader(client, self.store, self.session.namespace)
-        try:
-            return {
-                stream_id: [bytes(record.payload) for record in records]
-                async for stream_id, records in reader.read_streams(self.stream_ids)
-            }
-        finally:
-            await reader.close()
+    async def lengths(self) -> list[int]:
+        """Read every stream from its beginning to its end; count its records."""
+        namespace = self.client.session.namespace
+        async with StreamReader(self.client.controllers, self.client.store, namespace) as reader:
+            read = reader.read_streams(self.stream_ids)
+            return [len(records) async for _, records in read]
 
 
 @asynccontextmanager
 async def broker(cluster: LocalCluster, node_id: int) -> AsyncIterator[Broker]:
     """Register node `node_id`, open new streams for it; at the end they are closed."""
-    async with ControllerClient(cluster.endpoints, rng=random.Random(node_id)) as client:
-        session = await BrokerSession.open(client, node_id, 1)
-        stream_ids = await session.create_streams([{}] * STREAMS)
-        opened = (await session.open_streams(dict.fromkeys(stream_ids, 1))).require_all()
-        store = LocalObjectStore(Path(cluster.store_uri.removeprefix("file://")))
-        config = WriterConfig(linger_s=60.0)  # an upload is made when the test says so
-        async with StreamWriter(session, store, config) as writer:
-            writer.attach(opened.values())
-            yield Broker(session, store, stream_ids, writer)
-        (await session.close_streams(dict.fromkeys(stream_ids, 1))).require_all()
+    config = StreamClientConfig(writer=WriterConfig(linger_s=60.0))  # uploads are made when told
+    place = (cluster.endpoints, cluster.store_uri)
+    async with await StreamClient.open(*place, node_id=node_id, node_epoch=1, config=config) as one:
+        stream_ids = await one.create_streams([{}] * STREAMS)
+        (await one.open_streams(stream_ids)).require_all()
+        yield Broker(one, stream_ids)
+        (await one.close_streams(stream_ids)).require_all()
 
 
 def compact(cluster: LocalCluster, *words: str) -> Answer:
@@ -197,7 +176,7 @@ def test_objects_without_live_offsets_are_removed_with_the_others(cluster: Local
             await one.upload(2)
         async with broker(cluster, 1008) as two:
             await two.upload(2)
-            deleted = await two.session.delete_streams(dict.fromkeys(one.stream_ids, 1))
+            deleted = await two.client.session.delete_streams(dict.fromkeys(one.stream_ids, 0))
             deleted.require_all()
 
     asyncio.run(upload_and_delete())
@@ -256,9 +235,8 @@ async def test_a_broker_goes_on_while_it_is_compacted_again_and_again(
         try:
             for uploads in (3, 4, 5):
                 await one.upload(1)
-                await _until_compacted(one)
-                read = await one.read()
-                assert [len(rows) for rows in read.values()] == [uploads * ROWS] * STREAMS
+                await one.compacted()
+                assert await one.lengths() == [uploads * ROWS] * STREAMS
         finally:
             child.process.terminate()
             said, _ = child.process.communicate(timeout=PATIENCE_S)
@@ -296,16 +274,7 @@ async def test_stream_objects_of_a_live_node_are_merged_too(cluster: LocalCluste
         assert (merged["commits"], merged["failures"]) == (0, [])
         assert merged["merged_stream_objects"] == 2 * STREAMS
         assert merged["made_stream_objects"] == STREAMS
-        read = await one.read()
-        assert [len(rows) for rows in read.values()] == [2 * ROWS] * STREAMS
-
-
-async def _until_compacted(one: Broker) -> None:
-    """Return once the broker's node has a single set object."""
-    deadline = asyncio.get_running_loop().time() + PATIENCE_S
-    while (count := await one.set_objects()) != 1:
-        assert asyncio.get_running_loop().time() < deadline, f"there are {count} set objects"
-        await asyncio.sleep(0.02)
+        assert await one.lengths() == [2 * ROWS] * STREAMS
 
 
 @pytest.mark.process
@@ -395,33 +364,33 @@ def test_ids_cannot_be_prepared_without_a_live_node() -> None:
     assert found(ACTIVE, gone=True) == Targets((), None)
 
 
-SOURCES = 3 * SHOWN_ROWS
+SOURCES = 3 * view.SHOWN_ROWS
 
-COMMIT = CommitFigures(
+COMMIT = view.CommitFigures(
     source_ids=tuple(range(SOURCES)),
     kind=GroupKind.MERGE,
     outputs=(
-        OutputFigures(OutputKind.COMPACT, None, 4, 5, 1000),
-        OutputFigures(OutputKind.SPLIT, (7, 100, 200), 1, 1, 500),
+        view.OutputFigures(OutputKind.COMPACT, None, 4, 5, 1000),
+        view.OutputFigures(OutputKind.SPLIT, (7, 100, 200), 1, 1, 500),
     ),
-    cost=Cost(
+    cost=view.Cost(
         iterations=2,
-        objects=Change(SOURCES, 2),
-        metadata_bytes=Change(9000, 300),
+        objects=view.Change(SOURCES, 2),
+        metadata_bytes=view.Change(9000, 300),
         streams=4,
-        cold_gets=Change(480, 8),
+        cold_gets=view.Change(480, 8),
         gets=70,
         bytes_read=2000,
         bytes_written=1800,
         fresh_bytes=1200,
     ),
 )
-PLANS = [NodePlan(3, (COMMIT,), {99: "it is missing"}), NodePlan(4, (), {})]
+PLANS = [view.NodePlan(3, (COMMIT,), {99: "it is missing"}), view.NodePlan(4, (), {})]
 
 
 def test_programs_get_everything() -> None:
     output = Output(OutputFormat.JSON)
-    show_plan(output, PLANS)
+    view.show_plan(output, PLANS)
     said = output.collected
     assert said["node_ids"] == [3, 4]
     assert (said["objects_before"], said["objects_after"]) == (SOURCES, 2)
@@ -444,19 +413,19 @@ def test_programs_get_everything() -> None:
 
 
 def test_people_get_the_beginning_of_a_long_table(capsys: pytest.CaptureFixture[str]) -> None:
-    show_plan(Output(OutputFormat.TABLE), PLANS)
+    view.show_plan(Output(OutputFormat.TABLE), PLANS)
     said = capsys.readouterr().out
-    assert f"... and {SOURCES - SHOWN_ROWS} more" in said
+    assert f"... and {SOURCES - view.SHOWN_ROWS} more" in said
     shown = [line.split()[2] for line in said.splitlines() if line.split()[:2] == ["3", "1"]]
-    assert [str(one) for one in range(SHOWN_ROWS)] == [one for one in shown if one.isdigit()]
+    assert [str(one) for one in range(view.SHOWN_ROWS)] == [one for one in shown if one.isdigit()]
     assert "it is missing" in said
     assert "write_amplification:" in said
-    show_plan(Output(OutputFormat.PLAIN), PLANS)
+    view.show_plan(Output(OutputFormat.PLAIN), PLANS)
     assert f"3\t1\t{SOURCES - 1}\n" in capsys.readouterr().out
 
 
 def test_totals_add_up_over_passes_but_for_what_failed() -> None:
-    totals = Totals()
+    totals = view.Totals()
     report = GroupReport(
         GroupKind.MERGE,
         source_ids=[1, 2],
@@ -475,7 +444,7 @@ def test_totals_add_up_over_passes_but_for_what_failed() -> None:
     figures = Figures(bytes_read=5)
     totals.add(7, GroupReport(GroupKind.SPLIT, source_ids=[3], made=split, figures=figures))
     output = Output(OutputFormat.JSON)
-    show_totals(output, totals)
+    view.show_totals(output, totals)
     said = output.collected
     assert (said["passes"], said["commits"], said["bytes_read"]) == (2, 1, 15)
     assert (said["sources"], said["set_objects"], said["stream_objects"]) == (3, 1, 3)
@@ -487,10 +456,10 @@ MIB = 1024 * 1024
 Held = list[tuple[int, int, int]]
 
 
-def objects(*held: Held, unit: int = 1) -> tuple[EntryTable, list[ListedObject]]:
+def objects(*held: Held, unit: int = 1) -> tuple[EntryTable, list[view.ListedObject]]:
     """Objects 0, 1, ... with (stream, start, end) each, `unit` bytes an offset."""
     rows: list[Entry] = []
-    listed: list[ListedObject] = []
+    listed: list[view.ListedObject] = []
     for object_id, entries in enumerate(held):
         position = 0
         for stream_id, start, end in entries:
@@ -498,16 +467,20 @@ def objects(*held: Held, unit: int = 1) -> tuple[EntryTable, list[ListedObject]]
             rows.append(Entry(object_id, stream_id, start, end, 1, position, size))
             position += size
         ranges = len({stream_id for stream_id, _, _ in entries})
-        listed.append(ListedObject(object_id, object_id, position + 36 * len(entries) + 48, ranges))
+        listed.append(
+            view.ListedObject(object_id, object_id, position + 36 * len(entries) + 48, ranges)
+        )
     return EntryTable.of_rows(rows), listed
 
 
-def figures_of(commit: CommitPlan, listed: list[ListedObject]) -> CommitFigures:
+def figures_of(commit: CommitPlan, listed: list[view.ListedObject]) -> view.CommitFigures:
     """The figures of a merge with the usual bounds."""
-    return commit_figures(commit, listed, CompactionConfig(), GroupKind.MERGE)
+    return view.commit_figures(commit, listed, CompactionConfig(), GroupKind.MERGE)
 
 
-def figures(held: tuple[EntryTable, list[ListedObject]], limits: CompactionLimits) -> CommitFigures:
+def figures(
+    held: tuple[EntryTable, list[view.ListedObject]], limits: CompactionLimits
+) -> view.CommitFigures:
     """The figures of the one commit that becomes of all objects."""
     (commit,) = plan_compaction(held[0], limits).commits
     return figures_of(commit, held[1])
@@ -524,16 +497,16 @@ def test_the_example_of_three_objects() -> None:
     found = figures(objects(*THREE_OBJECTS), CompactionLimits(memory_budget=150, split_size=80))
     assert found.source_ids == (0, 1, 2)
     assert found.cost.iterations == 2
-    assert found.cost.objects == Change(3, 4)
+    assert found.cost.objects == view.Change(3, 4)
     assert [(one.kind, one.held, one.ranges, one.object_size) for one in found.outputs] == [
         (OutputKind.COMPACT, None, 2, 85 + 2 * 36 + 48),
         (OutputKind.SPLIT, (1, 30, 120), 1, 90 + 36 + 48),
         (OutputKind.SPLIT, (2, 400, 435), 1, 35 + 36 + 48),
         (OutputKind.SPLIT, (2, 435, 500), 1, 65 + 36 + 48),
     ]
-    assert found.cost.metadata_bytes == Change(3 * 86 + 7 * 32, 4 * 86 + 5 * 32)
+    assert found.cost.metadata_bytes == view.Change(3 * 86 + 7 * 32, 4 * 86 + 5 * 32)
     # 7 pairs of a stream and its object before, 5 after: an index and a range of blocks each.
-    assert (found.cost.streams, found.cost.cold_gets) == (4, Change(14, 10))
+    assert (found.cost.streams, found.cost.cold_gets) == (4, view.Change(14, 10))
     # 5 reads of adjacent blocks, and 3 of indexes, which get all of objects so small.
     assert found.cost.gets == 5 + 3
     assert found.cost.bytes_read == 275 + (275 + 8 * 36 + 3 * 48)
@@ -557,16 +530,18 @@ def test_write_amplification_counts_what_no_compaction_has_written() -> None:
     (commit,) = plan_compaction(table, CompactionLimits()).commits
     fresh = figures_of(commit, listed).cost
     assert fresh.write_amplification == pytest.approx(1.0, abs=0.01)
-    compacted = [ListedObject(0, -5, listed[0].object_size, 1), listed[1]]
+    compacted = [view.ListedObject(0, -5, listed[0].object_size, 1), listed[1]]
     again = figures_of(commit, compacted).cost
     assert again.write_amplification == pytest.approx(2.0, abs=0.01)
-    rewritten = [ListedObject(one.object_id, -5, one.object_size, 1) for one in listed]
+    rewritten = [view.ListedObject(one.object_id, -5, one.object_size, 1) for one in listed]
     assert figures_of(commit, rewritten).cost.write_amplification is None
 
 
 def test_sources_of_which_nothing_lives_only_go() -> None:
-    found = figures_of(CommitPlan((), EntryTable.of_rows(()), ()), [ListedObject(4, 4, 1000, 2)])
-    assert (found.cost.objects, found.outputs) == (Change(1, 0), ())
-    assert found.cost.metadata_bytes == Change(86 + 64, 0)
-    assert (found.cost.bytes_written, found.cost.cold_gets) == (0, Change(0, 0))
+    found = figures_of(
+        CommitPlan((), EntryTable.of_rows(()), ()), [view.ListedObject(4, 4, 1000, 2)]
+    )
+    assert (found.cost.objects, found.outputs) == (view.Change(1, 0), ())
+    assert found.cost.metadata_bytes == view.Change(86 + 64, 0)
+    assert (found.cost.bytes_written, found.cost.cold_gets) == (0, view.Change(0, 0))
     assert found.cost.gets_per_cold_read is None

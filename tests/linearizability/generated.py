@@ -10,20 +10,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from tests.linearizability import models
 from tests.linearizability.history import UNKNOWN, Operation
-from tests.linearizability.models import (
-    CommitRange,
-    Committed,
-    Delete,
-    End,
-    Get,
-    KVAnswer,
-    NotAtEnd,
-    Objects,
-    Put,
-    ReadEnd,
-    ReadObjects,
-)
 
 History = list[Operation[Any, Any]]
 
@@ -36,11 +24,11 @@ class Store:
         self.version = 0
         self.offset = 0
 
-    def perform(self, request: Any) -> KVAnswer:
+    def perform(self, request: Any) -> models.KVAnswer:
         self.offset += 1
-        if isinstance(request, Get):
-            return KVAnswer(applied=True, value=self.value, version=self.version)
-        if isinstance(request, Delete):
+        if isinstance(request, models.Get):
+            return models.KVAnswer(applied=True, value=self.value, version=self.version)
+        if isinstance(request, models.Delete):
             return self._delete(request)
         if request.expected_version is not None:
             applied = request.expected_version == self.version
@@ -48,12 +36,12 @@ class Store:
             applied = self.value is None or request.overwrite
         if applied:
             self.value, self.version = request.value, self.offset + 1
-        return KVAnswer(applied=applied, value=self.value, version=self.version)
+        return models.KVAnswer(applied=applied, value=self.value, version=self.version)
 
-    def _delete(self, request: Delete) -> KVAnswer:
+    def _delete(self, request: models.Delete) -> models.KVAnswer:
         wanted = request.expected_version
         applied = self.value is not None and wanted in (None, self.version)
-        answer = KVAnswer(applied=applied, value=self.value, version=self.version)
+        answer = models.KVAnswer(applied=applied, value=self.value, version=self.version)
         if applied:
             self.value, self.version = None, 0
         return answer
@@ -67,17 +55,17 @@ class StreamStore:
         self.object_ids: list[int] = []
 
     def perform(self, request: Any) -> Any:
-        if isinstance(request, ReadEnd):
-            return End(self.end)
-        if isinstance(request, ReadObjects):
-            return Objects(tuple(self.object_ids))
+        if isinstance(request, models.ReadEnd):
+            return models.End(self.end)
+        if isinstance(request, models.ReadObjects):
+            return models.Objects(tuple(self.object_ids))
         if request.object_id in self.object_ids:
-            return Committed()
+            return models.Committed()
         if request.start != self.end:
-            return NotAtEnd()
+            return models.NotAtEnd()
         self.end = request.end
         self.object_ids.append(request.object_id)
-        return Committed()
+        return models.Committed()
 
 
 def kv_history(
@@ -90,7 +78,12 @@ def kv_history(
         value = f"v{rng.randrange(values)}"
         version = rng.choice([None, None, store.version, max(0, store.version - 1)])
         return rng.choice(
-            [Get(), Get(), Put(value, version, overwrite=rng.random() < 0.7), Delete(version)]
+            [
+                models.Get(),
+                models.Get(),
+                models.Put(value, version, overwrite=rng.random() < 0.7),
+                models.Delete(version),
+            ]
         )
 
     return _run(rng, draw, store.perform, operations, clients, ambiguous)
@@ -104,8 +97,8 @@ def stream_history(
 
     def draw() -> Any:
         start = rng.choice([store.end, store.end, max(0, store.end - 1)])
-        commit = CommitRange(rng.randrange(values), start, start + rng.randint(1, 3))
-        return rng.choice([commit, commit, ReadEnd(), ReadObjects()])
+        commit = models.CommitRange(rng.randrange(values), start, start + rng.randint(1, 3))
+        return rng.choice([commit, commit, models.ReadEnd(), models.ReadObjects()])
 
     return _run(rng, draw, store.perform, operations, clients, ambiguous)
 

@@ -9,37 +9,31 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tests.linearizability.checker import (
-    DEFAULT_BUDGET,
-    KeyResult,
-    Model,
-    Report,
-    Verdict,
-    check,
-    check_key,
-)
+from tests.linearizability import checker
 from tests.linearizability.history import UNKNOWN, Operation, Unknown
 
 
 def assert_linearizable(
     history: Iterable[Operation[Any, Any]],
-    model: Model,
-    budget: int = DEFAULT_BUDGET,
-) -> Report:
+    model: checker.Model,
+    budget: int = checker.DEFAULT_BUDGET,
+) -> checker.Report:
     """Check a history; raise AssertionError that shows why unless it is certainly linearizable."""
-    report = check(history, model, budget)
-    if report.verdict is not Verdict.LINEARIZABLE:
+    report = checker.check(history, model, budget)
+    if report.verdict is not checker.Verdict.LINEARIZABLE:
         raise AssertionError(explain(report, model, budget))
     return report
 
 
-def explain(report: Report, model: Model, budget: int = DEFAULT_BUDGET) -> str:
+def explain(
+    report: checker.Report, model: checker.Model, budget: int = checker.DEFAULT_BUDGET
+) -> str:
     """Return the verdict in words, with the smallest key's history if it is bad."""
-    if report.verdict is Verdict.LINEARIZABLE:
+    if report.verdict is checker.Verdict.LINEARIZABLE:
         operations = sum(len(result.operations) for result in report.results)
         return f"OK: {operations} operations on {len(report.results)} keys are linearizable"
     result = report.smallest(report.verdict)
-    if report.verdict is Verdict.UNKNOWN:
+    if report.verdict is checker.Verdict.UNKNOWN:
         return (
             f"key {result.key}: {result.verdict.value}, {len(result.operations)} operations, "
             f"{result.steps} steps. Raise the budget, or record fewer operations on a key at once"
@@ -53,7 +47,7 @@ def explain(report: Report, model: Model, budget: int = DEFAULT_BUDGET) -> str:
 
 
 def smallest_witness(
-    result: KeyResult, model: Model, budget: int = DEFAULT_BUDGET
+    result: checker.KeyResult, model: checker.Model, budget: int = checker.DEFAULT_BUDGET
 ) -> tuple[Operation[Any, Any], ...]:
     """Cut a bad history to the first answer that can't be explained, and to the reads it needs.
 
@@ -81,7 +75,7 @@ def table(operations: Sequence[Operation[Any, Any]]) -> list[str]:
 
 
 def _first_bad_prefix(
-    operations: Sequence[Operation[Any, Any]], model: Model, budget: int
+    operations: Sequence[Operation[Any, Any]], model: checker.Model, budget: int
 ) -> list[Operation[Any, Any]]:
     """Return the history up to the first answer that makes it bad, that answer's operation last.
 
@@ -110,6 +104,6 @@ def _until(operations: Sequence[Operation[Any, Any]], end: int) -> list[Operatio
     ]
 
 
-def _is_bad(operations: Sequence[Operation[Any, Any]], model: Model, budget: int) -> bool:
-    verdict, _ = check_key(operations, model, budget)
-    return verdict is Verdict.NOT_LINEARIZABLE
+def _is_bad(operations: Sequence[Operation[Any, Any]], model: checker.Model, budget: int) -> bool:
+    verdict, _ = checker.check_key(operations, model, budget)
+    return verdict is checker.Verdict.NOT_LINEARIZABLE

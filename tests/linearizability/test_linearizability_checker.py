@@ -38,18 +38,43 @@ from tests.linearizability.report import assert_linearizable
 
 KV, STREAM = MODELS["kv"], MODELS["stream"]
 ABSENT = KVAnswer(applied=True, value=None, version=0)
+STORED = KVAnswer(applied=True, value="a", version=1)
 
 
-def held(value: str, version: int) -> KVAnswer:
-    return KVAnswer(applied=True, value=value, version=version)
+def operation_of(text: str) -> Any:
+    """Read `4-5 put b at 1: refused a@1`: invoked and returned, the request, and its answer."""
+    times, _, said = text.partition(" ")
+    invoked, _, returned = times.partition("-")
+    words, _, answer = said.partition(": ")
+    request = request_of(words.split())
+    end = (int(returned), answer_to(request, answer)) if returned else (None, UNKNOWN)
+    return Operation(f"client {invoked}", "key", request, int(invoked), *end)
 
 
-def refused(value: str | None, version: int) -> KVAnswer:
-    return KVAnswer(applied=False, value=value, version=version)
+def request_of(words: list[str]) -> Any:
+    match words:
+        case ["put", value, "at", version]:
+            return Put(value, expected_version=int(version))
+        case ["put", value, *if_absent]:
+            return Put(value, overwrite=not if_absent)
+        case ["commit", object_id, span]:
+            start, end = map(int, span.split(".."))
+            return CommitRange(int(object_id), start, end)
+    return {"get": Get, "delete": Delete, "end": ReadEnd, "objects": ReadObjects}[words[0]]()
 
 
-def op(invoked: int, returned: int | None, request: Any, answer: Any = UNKNOWN) -> Any:
-    return Operation(f"client {invoked}", "key", request, invoked, returned, answer)
+def answer_to(request: Any, text: str) -> Any:
+    match request:
+        case ReadEnd():
+            return End(int(text))
+        case ReadObjects():
+            return Objects(tuple(map(int, text.split())))
+        case CommitRange():
+            return Committed() if text == "committed" else NotAtEnd()
+    held = text.removeprefix("refused ")
+    value, _, version = held.partition("@")
+    stored = value if version else None
+    return KVAnswer(applied=held == text, value=stored, version=int(version or 0))
 
 
 def is_linearizable(operations: Sequence[Operation[Any, Any]], model: Model) -> bool:
@@ -85,183 +110,87 @@ def _explains(order: Sequence[Operation[Any, Any]], model: Model) -> bool:
     return True
 
 
-GOOD_VALUES: dict[str, list[Any]] = {
-    "one after the other": [
-        op(0, 1, Get(), ABSENT),
-        op(2, 3, Put("a"), held("a", 1)),
-        op(4, 5, Get(), held("a", 1)),
-        op(6, 7, Put("b", expected_version=1), held("b", 2)),
-        op(8, 9, Put("c", expected_version=1), refused("b", 2)),
-        op(10, 11, Delete(), held("b", 2)),
-        op(12, 13, Delete(), refused(None, 0)),
-        op(14, 15, Put("d", overwrite=False), held("d", 9)),
-        op(16, 17, Put("e", overwrite=False), refused("d", 9)),
-    ],
-    "a read overlapping a write sees either": [
-        op(0, 9, Put("a"), held("a", 1)),
-        op(1, 2, Get(), ABSENT),
-        op(3, 4, Get(), held("a", 1)),
-    ],
-    "equal times overlap": [
-        op(0, 5, Put("a"), held("a", 1)),
-        op(5, 6, Get(), ABSENT),
-    ],
-    "overlapping writes are ordered by their versions": [
-        op(0, 10, Put("a"), held("a", 7)),
-        op(1, 9, Put("b"), held("b", 3)),
-        op(11, 12, Get(), held("a", 7)),
-    ],
-    "an ambiguous write appears late": [
-        op(0, None, Put("a")),
-        op(2, 3, Get(), ABSENT),
-        op(4, 5, Get(), ABSENT),
-        op(6, 7, Get(), held("a", 5)),
-    ],
-    "an ambiguous write never appears": [
-        op(0, None, Put("a")),
-        op(2, 3, Get(), ABSENT),
-        op(4, 5, Put("b"), held("b", 2)),
-        op(6, 7, Get(), held("b", 2)),
-    ],
-    "an ambiguous compare-and-set took effect, its repetition is refused": [
-        op(0, 1, Put("a"), held("a", 1)),
-        op(2, None, Put("b", expected_version=1)),
-        op(4, 5, Put("b", expected_version=1), refused("b", 2)),
-    ],
-    "an ambiguous deletion explains an absent key": [
-        op(0, 1, Put("a"), held("a", 1)),
-        op(2, None, Delete()),
-        op(4, 5, Get(), ABSENT),
-        op(6, 7, Put("b", overwrite=False), held("b", 4)),
-    ],
-    "a write conditional on the guessed version of an ambiguous one": [
-        op(0, None, Put("a")),
-        op(2, 3, Put("b", expected_version=4), held("b", 6)),
-    ],
+GOOD_VALUES = {
+    "one after the other": (
+        "0-1 get: absent | 2-3 put a: a@1 | 4-5 get: a@1 | 6-7 put b at 1: b@2 | "
+        "8-9 put c at 1: refused b@2 | 10-11 delete: b@2 | 12-13 delete: refused absent | "
+        "14-15 put d if absent: d@9 | 16-17 put e if absent: refused d@9"
+    ),
+    "a read overlapping a write sees either": "0-9 put a: a@1 | 1-2 get: absent | 3-4 get: a@1",
+    "equal times overlap": "0-5 put a: a@1 | 5-6 get: absent",
+    "overlapping writes are ordered by their versions": (
+        "0-10 put a: a@7 | 1-9 put b: b@3 | 11-12 get: a@7"
+    ),
+    "an ambiguous write appears late": (
+        "0- put a | 2-3 get: absent | 4-5 get: absent | 6-7 get: a@5"
+    ),
+    "an ambiguous write never appears": (
+        "0- put a | 2-3 get: absent | 4-5 put b: b@2 | 6-7 get: b@2"
+    ),
+    "an ambiguous compare-and-set took effect, its repetition is refused": (
+        "0-1 put a: a@1 | 2- put b at 1 | 4-5 put b at 1: refused b@2"
+    ),
+    "an ambiguous deletion explains an absent key": (
+        "0-1 put a: a@1 | 2- delete | 4-5 get: absent | 6-7 put b if absent: b@4"
+    ),
+    "a write conditional on the guessed version of an ambiguous one": (
+        "0- put a | 2-3 put b at 4: b@6"
+    ),
 }
 
-BAD_VALUES: dict[str, list[Any]] = {
-    "stale read": [
-        op(0, 1, Put("a"), held("a", 1)),
-        op(2, 3, Put("b"), held("b", 2)),
-        op(4, 5, Get(), held("a", 1)),
-    ],
-    "lost write": [
-        op(0, 1, Put("a"), held("a", 1)),
-        op(2, 3, Get(), ABSENT),
-    ],
-    "uncommitted value read, then gone": [
-        op(0, 1, Put("a"), held("a", 1)),
-        op(2, None, Put("b")),
-        op(3, 4, Get(), held("b", 2)),
-        op(5, 6, Get(), held("a", 1)),
-    ],
-    "an ambiguous write twice": [
-        op(0, None, Put("a")),
-        op(1, 2, Get(), held("a", 1)),
-        op(3, 4, Put("b"), held("b", 2)),
-        op(5, 6, Get(), held("a", 3)),
-    ],
-    "both repetitions of a compare-and-set are applied": [
-        op(0, 1, Put("a"), held("a", 1)),
-        op(2, 9, Put("b", expected_version=1), held("b", 2)),
-        op(3, 8, Put("c", expected_version=1), held("c", 3)),
-    ],
-    "a compare-and-set on an old version": [
-        op(0, 1, Put("a"), held("a", 1)),
-        op(2, 3, Put("b"), held("b", 2)),
-        op(4, 5, Put("c", expected_version=1), held("c", 3)),
-    ],
-    "two leaders, each with its own clients": [
-        op(0, 1, Put("a"), held("a", 1)),
-        op(2, 3, Put("b"), held("b", 2)),
-        op(2, 4, Put("c"), held("c", 3)),
-        op(5, 7, Get(), held("b", 2)),
-        op(6, 9, Get(), held("c", 3)),
-        op(8, 10, Get(), held("b", 2)),
-    ],
-    "versions run back": [
-        op(0, 1, Put("a"), held("a", 5)),
-        op(2, 3, Put("b"), held("b", 4)),
-    ],
-    "a version is used again after a deletion": [
-        op(0, 1, Put("a"), held("a", 5)),
-        op(2, 3, Delete(), held("a", 5)),
-        op(4, 5, Put("b"), held("b", 5)),
-    ],
-    "the version read is not the one written": [
-        op(0, 1, Put("a"), held("a", 1)),
-        op(2, 3, Get(), held("a", 2)),
-    ],
-    "put if absent replaces": [
-        op(0, 1, Put("a"), held("a", 1)),
-        op(2, 3, Put("b", overwrite=False), held("b", 2)),
-    ],
-    "refused for no reason": [
-        op(0, 1, Put("a"), held("a", 1)),
-        op(2, 3, Put("b", expected_version=1), refused("a", 1)),
-    ],
-    "another value stored than asked": [op(0, 1, Put("a"), held("b", 1))],
-    "a write seen before it was asked for": [
-        op(0, 1, Get(), held("a", 1)),
-        op(2, 3, Put("a"), held("a", 1)),
-    ],
-    "deleted twice": [
-        op(0, 1, Put("a"), held("a", 1)),
-        op(2, 3, Delete(), held("a", 1)),
-        op(4, 5, Delete(), held("a", 1)),
-    ],
+BAD_VALUES = {
+    "stale read": "0-1 put a: a@1 | 2-3 put b: b@2 | 4-5 get: a@1",
+    "lost write": "0-1 put a: a@1 | 2-3 get: absent",
+    "uncommitted value read, then gone": "0-1 put a: a@1 | 2- put b | 3-4 get: b@2 | 5-6 get: a@1",
+    "an ambiguous write twice": "0- put a | 1-2 get: a@1 | 3-4 put b: b@2 | 5-6 get: a@3",
+    "both repetitions of a compare-and-set are applied": (
+        "0-1 put a: a@1 | 2-9 put b at 1: b@2 | 3-8 put c at 1: c@3"
+    ),
+    "a compare-and-set on an old version": "0-1 put a: a@1 | 2-3 put b: b@2 | 4-5 put c at 1: c@3",
+    "two leaders, each with its own clients": (
+        "0-1 put a: a@1 | 2-3 put b: b@2 | 2-4 put c: c@3 | 5-7 get: b@2 | 6-9 get: c@3 | "
+        "8-10 get: b@2"
+    ),
+    "versions run back": "0-1 put a: a@5 | 2-3 put b: b@4",
+    "a version is used again after a deletion": "0-1 put a: a@5 | 2-3 delete: a@5 | 4-5 put b: b@5",
+    "the version read is not the one written": "0-1 put a: a@1 | 2-3 get: a@2",
+    "put if absent replaces": "0-1 put a: a@1 | 2-3 put b if absent: b@2",
+    "refused for no reason": "0-1 put a: a@1 | 2-3 put b at 1: refused a@1",
+    "another value stored than asked": "0-1 put a: b@1",
+    "a write seen before it was asked for": "0-1 get: a@1 | 2-3 put a: a@1",
+    "deleted twice": "0-1 put a: a@1 | 2-3 delete: a@1 | 4-5 delete: a@1",
 }
 
-GOOD_STREAMS: dict[str, list[Any]] = {
-    "one after the other": [
-        op(0, 1, CommitRange(1, 0, 5), Committed()),
-        op(2, 3, ReadEnd(), End(5)),
-        op(4, 5, CommitRange(2, 5, 6), Committed()),
-        op(6, 7, CommitRange(1, 0, 5), Committed()),
-        op(8, 9, ReadObjects(), Objects((1, 2))),
-    ],
-    "of two at one offset one wins": [
-        op(0, 9, CommitRange(1, 0, 5), NotAtEnd()),
-        op(1, 8, CommitRange(2, 0, 6), Committed()),
-        op(10, 11, ReadEnd(), End(6)),
-    ],
-    "an ambiguous commit explains the end": [
-        op(0, None, CommitRange(1, 0, 5)),
-        op(2, 3, CommitRange(2, 0, 4), NotAtEnd()),
-        op(4, 5, CommitRange(3, 5, 6), Committed()),
-    ],
+GOOD_STREAMS = {
+    "one after the other": (
+        "0-1 commit 1 0..5: committed | 2-3 end: 5 | 4-5 commit 2 5..6: committed | "
+        "6-7 commit 1 0..5: committed | 8-9 objects: 1 2"
+    ),
+    "of two at one offset one wins": (
+        "0-9 commit 1 0..5: refused | 1-8 commit 2 0..6: committed | 10-11 end: 6"
+    ),
+    "an ambiguous commit explains the end": (
+        "0- commit 1 0..5 | 2-3 commit 2 0..4: refused | 4-5 commit 3 5..6: committed"
+    ),
 }
 
-BAD_STREAMS: dict[str, list[Any]] = {
-    "two commits at one offset": [
-        op(0, 9, CommitRange(1, 0, 5), Committed()),
-        op(1, 8, CommitRange(2, 0, 5), Committed()),
-    ],
-    "a gap": [op(0, 1, CommitRange(1, 3, 5), Committed())],
-    "an acknowledged commit is gone": [
-        op(0, 1, CommitRange(1, 0, 5), Committed()),
-        op(2, 3, ReadEnd(), End(0)),
-    ],
-    "a retried commit counted twice": [
-        op(0, None, CommitRange(1, 0, 5)),
-        op(2, 3, CommitRange(1, 0, 5), Committed()),
-        op(4, 5, ReadObjects(), Objects((1, 1))),
-    ],
-    "the end runs back": [
-        op(0, None, CommitRange(1, 0, 5)),
-        op(2, 3, ReadEnd(), End(5)),
-        op(4, 5, ReadEnd(), End(0)),
-    ],
-    "refused at the end": [op(0, 1, CommitRange(1, 0, 5), NotAtEnd())],
+BAD_STREAMS = {
+    "two commits at one offset": "0-9 commit 1 0..5: committed | 1-8 commit 2 0..5: committed",
+    "a gap": "0-1 commit 1 3..5: committed",
+    "an acknowledged commit is gone": "0-1 commit 1 0..5: committed | 2-3 end: 0",
+    "a retried commit counted twice": (
+        "0- commit 1 0..5 | 2-3 commit 1 0..5: committed | 4-5 objects: 1 1"
+    ),
+    "the end runs back": "0- commit 1 0..5 | 2-3 end: 5 | 4-5 end: 0",
+    "refused at the end": "0-1 commit 1 0..5: refused",
 }
 
 
-def named(*groups: tuple[Any, dict[str, list[Any]]]) -> list[Any]:
+def named(*groups: tuple[Any, dict[str, str]]) -> list[Any]:
     return [
-        pytest.param(model, history, id=name)
+        pytest.param(model, [operation_of(one) for one in text.split(" | ")], id=name)
         for model, histories in groups
-        for name, history in histories.items()
+        for name, text in histories.items()
     ]
 
 
@@ -279,8 +208,8 @@ def test_what_can_not_have_happened_is_found(model: Any, history: list[Any]) -> 
 
 def test_keys_are_judged_apart() -> None:
     history: list[Any] = [
-        Operation("c", "good", Put("a"), 0, 1, held("a", 1)),
-        Operation("c", "bad", Put("a"), 2, 3, held("a", 2)),
+        Operation("c", "good", Put("a"), 0, 1, STORED),
+        Operation("c", "bad", Put("a"), 2, 3, dataclasses.replace(STORED, version=2)),
         Operation("c", "bad", Get(), 4, 5, ABSENT),
     ]
     report = check(history, KV)
@@ -336,7 +265,7 @@ def test_one_wrong_answer_among_many_is_found(seed: int) -> None:
     history: list[Any] = kv_history(rng, operations=80, clients=1, ambiguous=0.0)
     number = rng.choice([n for n, item in enumerate(history) if isinstance(item.request, Get)])
     right = history[number].answer
-    wrong = held("never written", 1) if right.value is None else ABSENT
+    wrong = STORED if right.value is None else ABSENT
     history[number] = dataclasses.replace(history[number], answer=wrong)
     assert check(history, KV).verdict is Verdict.NOT_LINEARIZABLE
 
@@ -350,9 +279,6 @@ def test_thousands_of_operations_on_tens_of_keys_fit_the_budget() -> None:
     ]
     report = assert_linearizable(history, KV)
     assert sum(result.steps for result in report.results) < 200_000
-
-
-STORED = KVAnswer(applied=True, value="a", version=1)
 
 
 def test_each_end_of_an_operation_is_recorded() -> None:
