@@ -95,7 +95,6 @@ class DoomedClient(ControllerClient):
 
 
 async def live(settings: Settings) -> dict[str, Any]:
-    """Compact once; return what came of it."""
     DoomedClient.executioner = executioner = Executioner(settings.step, settings.at)
     store = stepped(LocalObjectStore(Path(settings.bucket)), executioner.made)
     node = NodeIdentity(node_id=settings.node_id, node_epoch=settings.node_epoch)

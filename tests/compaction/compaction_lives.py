@@ -44,26 +44,21 @@ class TinyConfig(CompactionConfig):
 
     @property
     def part_size(self) -> int:
-        """All of `part_bytes`."""
         return self.part_bytes
 
     @property
     def max_entries(self) -> int:
-        """As many as there are."""
         return 1_000_000
 
     @property
     def index_cache_bytes(self) -> int:
-        """A few indexes."""
         return 10_000
 
     @property
     def copy_rules(self) -> CopyRules:
-        """Parts of tens of bytes."""
         return CopyRules(self.min_part_bytes, self.copy_part_bytes, self.fetched_bytes)
 
     def buffer_bytes(self, entries: int) -> int:
-        """All of the budget."""
         return self.memory_budget
 
 
@@ -94,7 +89,6 @@ TINY = TinyConfig(
 
 
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let stores take small parts."""
     monkeypatch.setattr("streammeta.storage.object_store.base.MIN_PART_SIZE", 1)
 
 
@@ -105,7 +99,6 @@ def identity(world: World, node_id: int) -> model.NodeIdentity:
 
 
 def target(world: World, node_id: int, *, gone: bool = False) -> CompactionTarget:
-    """Whose set objects are compacted."""
     return CompactionTarget(node_id, world.nodes[node_id].node_epoch, failover=gone)
 
 

@@ -51,7 +51,6 @@ class Shape:
 
 
 async def random_world(rng: random.Random, shape: Shape | None = None) -> World:
-    """Make a world and let things happen in it."""
     shape = shape or Shape()
     world = World(shape.block_bytes)
     world.tells_facts = rng.random() < 0.7
@@ -65,7 +64,6 @@ async def random_world(rng: random.Random, shape: Shape | None = None) -> World:
 
 
 async def act(world: World, rng: random.Random, shape: Shape) -> None:
-    """Let one thing happen."""
     world.clock.now_ms += rng.choice([0, 1_000, 60_000, 600_000])
     draw = rng.random()
     if draw < 0.7:
@@ -81,7 +79,6 @@ async def act(world: World, rng: random.Random, shape: Shape) -> None:
 
 
 async def upload(world: World, rng: random.Random, shape: Shape) -> None:
-    """Let a node write to some of its streams."""
     node_id = rng.choice(list(world.nodes))
     mine = [one.stream_id for one in _open(world) if one.owner == node_id]
     chosen = rng.sample(mine, rng.randint(0, len(mine)))
@@ -107,7 +104,6 @@ async def trim(world: World, rng: random.Random) -> None:
 
 
 async def hand_on(world: World, rng: random.Random) -> None:
-    """Give a stream to some node."""
     if world.live():
         stream = rng.choice(world.live())
         await world.move(stream.stream_id, rng.choice(list(world.nodes)))
@@ -187,5 +183,4 @@ def random_sources(
 
 
 def bytes_at(object_id: int, position: int, size: int) -> bytes:
-    """What an object holds there."""
     return bytes((object_id * 31 + at * 7) % 251 for at in range(position, position + size))

@@ -26,8 +26,6 @@ PATIENCE_S = 20.0
 
 
 class Fate(Enum):
-    """What becomes of a step."""
-
     FAIL = "fails before it does anything"
     LOSE_ANSWER = "is done, and its answer is lost"
     KILL_BEFORE = "kills the process before it is done"
@@ -73,8 +71,6 @@ class RandomFaults:
 
 
 class Fates(Protocol):
-    """Decides on the fate of each step."""
-
     def fate_of(self, ordinal: int) -> Fate | None:
         """What becomes of the `ordinal`-th step; None: nothing special."""
         ...
@@ -157,11 +153,9 @@ class Steps:
         return result
 
     def heal(self) -> None:
-        """Let nothing fail any more."""
         self._fates = None
 
     def die(self) -> None:
-        """End the process here and now."""
         self.is_dead = True
         self._loop.call_soon_threadsafe(self.died.set)
         raise Killed
@@ -204,7 +198,6 @@ class Steps:
             await self._hook(step)
 
     def _show(self, step: Step) -> None:
-        """Run the hook on the loop, from a thread."""
         if self._hook is _no_hook:
             return
         assert threading.get_ident() != self._thread, f"{step.name} blocks the event loop"
@@ -226,11 +219,9 @@ class SteppedStore:
         self._made = made
 
     def until(self, deadline: float) -> ObjectStore:
-        """See `ObjectStore.until`."""
         return stepped(self._store.until(deadline), self._made)
 
     def metrics(self) -> StoreMetrics:
-        """See `ObjectStore.metrics`."""
         return self._store.metrics()
 
     def close(self) -> None:
@@ -248,7 +239,6 @@ class SteppedStore:
 
 
 def stepped(store: ObjectStore, made: Callable[[str, Callable[[], Any]], Any]) -> ObjectStore:
-    """Return a store whose calls are steps."""
     return cast(ObjectStore, SteppedStore(store, made))
 
 
@@ -260,21 +250,17 @@ class DirectContext:
         self.trailer: Sequence[tuple[str, str]] = ()
 
     def time_remaining(self) -> float | None:
-        """No deadline."""
         return None
 
     def invocation_metadata(self) -> Sequence[tuple[str, str]]:
-        """Return what the caller sent along."""
         return self._metadata
 
     def set_trailing_metadata(self, trailer: Sequence[tuple[str, str]]) -> None:
-        """Keep what the caller may read after the answer."""
         self.trailer = trailer
 
     async def abort(
         self, code: grpc.StatusCode, message: str, trailer: Sequence[tuple[str, Any]] = ()
     ) -> None:
-        """End the call with a status."""
         raise grpc.aio.AioRpcError(
             code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailer), details=message
         )
@@ -285,8 +271,6 @@ Handler = Callable[[bytes, Any], Awaitable[Any]]
 
 @dataclass
 class DirectCall:
-    """One call under way."""
-
     context: DirectContext
     answer: Awaitable[Any]
     response_deserializer: Callable[[bytes], Any]
@@ -296,7 +280,6 @@ class DirectCall:
         return self.response_deserializer(answer.SerializeToString())
 
     async def trailing_metadata(self) -> Sequence[tuple[str, str]]:
-        """Return what the handler said beside its answer."""
         return self.context.trailer
 
 
@@ -313,7 +296,6 @@ class DirectChannel:
         request_serializer: Callable[[Any], bytes],
         response_deserializer: Callable[[bytes], Any],
     ) -> Callable[..., Awaitable[Any]]:
-        """Return what calls the handler of `path`."""
         handler = self._handlers[path]
 
         def send(

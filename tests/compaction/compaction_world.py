@@ -57,12 +57,10 @@ BASE_TIME_MS = 5_000_000
 
 
 def payload_of(stream_id: int, offset: int, size: int) -> bytes:
-    """What the record of a stream at an offset holds."""
     return random.Random(stream_id << 40 | offset).randbytes(size)
 
 
 def time_of(record: RecordBatch) -> int:
-    """When a record was made, in ms."""
     return BASE_TIME_MS + 10 * record.base_offset + record.stream_id
 
 
@@ -117,7 +115,6 @@ class World:
         await self._done(requests.UnregisterNode(node=self.nodes[node_id]))
 
     async def create(self, node_id: int, count: int) -> list[int]:
-        """Create streams and open them for a node."""
         node = self.nodes[node_id]
         new = (requests.NewStream(),) * count
         answer = await self.map.write(
@@ -234,7 +231,6 @@ class World:
         return object_id
 
     async def prepare(self, node_id: int, count: int) -> list[int]:
-        """Prepare objects for a node."""
         answer = await self.map.write(
             requests.PrepareObjects(
                 request_id=self.map.request_id(),
@@ -319,11 +315,9 @@ class World:
     # ---- what there is ----
 
     def live(self) -> list[TrueStream]:
-        """The streams that exist."""
         return [one for one in self.streams.values() if not one.is_deleted]
 
     def set_objects(self, node_id: int) -> list[int]:
-        """Ids of the set objects of a node, in order."""
         answer = self.map.query(
             requests.GetNodes(node_ids=(node_id,), include_stream_set_objects=True)
         )
@@ -339,12 +333,10 @@ class World:
         return sorted(found, key=lambda item: item[1])
 
     def committed(self) -> list[Any]:
-        """Descriptions of all committed objects."""
         answer = self.map.query(requests.DescribeObjects())
         return [one for one in answer.objects if one.state is ObjectState.COMMITTED]
 
     def state(self, object_id: int) -> ObjectState:
-        """What the map says of an object."""
         answer = self.map.query(requests.CheckObjects(object_ids=(object_id,)))
         return ObjectState(answer.states[0])
 
@@ -395,8 +387,6 @@ _DESCRIBE = "/streammeta.v1.AdminService/DescribeCluster"
 
 
 class LeadingMap:
-    """One controller that leads."""
-
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.controller = MetadataController(ClusterMap(), self.clock)
@@ -410,19 +400,15 @@ class LeadingMap:
         self._request_ids = itertools.count()
 
     async def write(self, request: WriteRequest) -> Any:
-        """Return the answer once it is committed."""
         return (await self.controller.write(request)).answer
 
     def query(self, request: ReadRequest) -> Any:
-        """Return the answer of the map as it is now."""
         return self.controller.cluster_map.query(request)
 
     def request_id(self) -> str:
-        """Return an id that no request had."""
         return f"request {next(self._request_ids)}"
 
     def load(self, sections: Mapping[str, Mapping[str, Any]]) -> None:
-        """Put a map with these sections in the place of the present one."""
         source = MetadataController(
             ClusterMap.from_sections(sections, self._log.committed), self.clock
         )
@@ -501,5 +487,4 @@ class _SteppedClient(ControllerClient):
         self._direct = channel
 
     def channel(self, endpoint: str) -> grpc.aio.Channel:
-        """Return the channel."""
         return cast(grpc.aio.Channel, self._direct)

@@ -97,7 +97,6 @@ class Scene:
         self.rounds_read += 1
 
     async def read_on(self) -> None:
-        """Read again and again, until cancelled."""
         while True:
             await self.read_all()
             await asyncio.sleep(0.5)  # and leave some of the machine to others
@@ -137,12 +136,10 @@ class Scene:
         return report
 
     async def set_objects(self) -> int:
-        """Count the node's set objects."""
         answer = await self.client.call(GET_NODES, nodes_pb2.GetNodesRequest(node_ids=[NODE_ID]))
         return answer.nodes[0].stream_set_object_count
 
     async def states(self) -> dict[int, common_pb2.ObjectState.ValueType]:
-        """The states of all objects whose bytes are in the bucket."""
         namespace = self.session.namespace
         found = (one.key for one in LocalObjectStore(self.bucket).list_objects())
         keys = [key for key in found if not is_own_key(key, namespace)]

@@ -192,7 +192,6 @@ def test_whatever_is_wrong_with_an_index_is_refused_before_the_commit(seed: int)
 
 
 def spoiled(rng: random.Random, index: list[Entry]) -> list[list[Entry]]:
-    """Return versions of an index with one fault each."""
     at = rng.randrange(len(index))
     before, one, after = index[:at], index[at], index[at + 1 :]
     wrong = (

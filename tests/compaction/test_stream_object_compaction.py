@@ -88,7 +88,6 @@ EVERYTHING = (
 
 
 async def all_steps() -> list[str]:
-    """Return the steps of an undisturbed life."""
     world, steps = await grown_world(), Steps()
     reports = await lives.compacted_streams(world, EVERYTHING, steps)
     assert sum(len(report.made) for report in reports) >= 4

@@ -99,7 +99,6 @@ def unreadable(given: Given, listed: Sequence[Mapping[str, Any]]) -> dict[int, s
 
 
 def compact(args: Args, input_sets: InputSets) -> Answer:
-    """Compact the candidates once."""
     limits = limits_of(args)
     given = read_given(args, input_sets)
     candidates: list[int] = args.take("candidates", list(given.objects))

@@ -27,13 +27,11 @@ class Before:
     objects: Mapping[int, ObjectDescription]
 
     def is_committed(self, object_id: int) -> bool:
-        """Whether the object is committed."""
         item = self.objects.get(object_id)
         return item is not None and item.state is ObjectState.COMMITTED
 
 
 def spans_of(item: ObjectDescription) -> Spans:
-    """Return what an object holds."""
     found: Spans = {}
     columns = (item.ranges.stream_id, item.ranges.start_offset, item.ranges.end_offset)
     for stream_id, start, end in zip(*(values.tolist() for values in columns), strict=True):
@@ -78,7 +76,6 @@ def fits(before: Before, sources: Iterable[int], outputs: Spans) -> bool:
 def set_object_features(
     before: Before, node_id: int, object_id: int, sources: Sequence[int], outputs: Spans
 ) -> list[str]:
-    """Return the conditions that a compaction of set objects meets."""
     if not all(before.is_committed(source) for source in sources):
         return []
     ours = (
@@ -94,7 +91,6 @@ def set_object_features(
 def stream_object_features(
     before: Before, stream_id: int, sources: Sequence[int], outputs: Spans
 ) -> list[str]:
-    """Return the conditions that a compaction of stream objects meets."""
     if stream_id not in before.streams:
         return ["stream-of-compaction-missing"]
     present = [source for source in sources if source in before.objects]

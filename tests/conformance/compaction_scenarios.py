@@ -56,7 +56,6 @@ def is_set_compaction(scenario: Mapping[str, Any]) -> bool:
 def check_set_compaction(
     input_sets: InputSets, args: Args, result: ScenarioResult
 ) -> Iterator[Mismatch]:
-    """Check one scenario about the compaction of stream set objects."""
     kind = args.take("kind")
     answer = KINDS[kind](args, input_sets)
     expected = {name: args.take(name, {}) for name in ("expect", "derived")}

@@ -75,7 +75,6 @@ class Stage:
         self._streams = _streams_of(given, self.objects)
 
     async def prepare(self) -> None:
-        """Put map and bucket in place."""
         await self.map.write(RegisterNode(node=NODE))
         for one in self.objects.values():
             self.store.put(key_of(one.object_id), one.data)
@@ -94,7 +93,6 @@ class Stage:
         return held | self._streams.keys()
 
     def stream_starts(self) -> dict[int, int]:
-        """Return the start offset of each stream there is."""
         return {stream_id: start for stream_id, (start, _) in self._streams.items()}
 
     def unfinished(self) -> list[str]:
@@ -102,7 +100,6 @@ class Stage:
         return [one.key for one in self.store.list_multipart_uploads()]
 
     def destroyed(self) -> list[int]:
-        """Return the ids of the given objects that are gone."""
         answer = self.map.query(DescribeObjects())
         kept = {one.object_id for one in answer.objects if one.state is ObjectState.COMMITTED}
         return sorted(self.objects.keys() - kept)
@@ -187,7 +184,6 @@ class Compactor:
         return EntryTable.concatenate(tables), reasons
 
     async def carry_out(self, plan: CommitPlan, expired_ids: Sequence[int]) -> None:
-        """Write and commit what is planned."""
         run = CommitRun(self._context, self._target, plan, expired_ids, {}, Figures())
         await commit(self._client, await run.run(), COMMIT_DEADLINE_S)
 
@@ -197,17 +193,14 @@ class Compactor:
         await commit(self._client, replacement, COMMIT_DEADLINE_S)
 
     def close(self) -> None:
-        """Give up the threads."""
         self._calls.close()
 
 
 def key_of(object_id: int) -> str:
-    """The key of an object of the cluster."""
     return key_for(object_id, NAMESPACE)
 
 
 def break_uploads(store: MemoryObjectStore, reason: str) -> None:
-    """Make every upload from now on fail."""
     for operation in ("put", "start_multipart", "upload_part", "complete_multipart"):
         error = StoreRejectedError(f"{operation} is answered with {reason}")
         store.fail_next(operation, error, times=1_000)

@@ -54,7 +54,6 @@ def load_file(path: Path) -> dict[str, Any]:
 
 
 def run_file(path: Path) -> Iterator[ScenarioResult]:
-    """Run what a file holds; yields results as they come."""
     content = load_file(path)
     for section, entries in content.items():
         if section in (*_REMARKS, *_INPUTS, *_named(content)) or str(section).startswith("derived"):
@@ -100,7 +99,6 @@ _SECTIONS: Mapping[str, Check] = {**QUERY_SECTIONS, **KEY_TABLES, "codecs": chec
 def run_scenario(
     file: str, scenario: Mapping[str, Any], content: Mapping[str, Any]
 ) -> ScenarioResult:
-    """Run one scenario of a file with these sections."""
     return run_entry(file, scenario, *_kind_of(scenario, content))
 
 

@@ -38,7 +38,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; return the exit code."""
     parsed = _parser().parse_args(arguments)
     as_json = parsed.format == "json"
     try:

@@ -70,7 +70,6 @@ class Rule:
 
 @cache
 def rules() -> Mapping[str, Rule]:
-    """Return all rules by feature."""
     listed = yaml.safe_load(_RULES_FILE.read_text())["rules"]
     return {item["feature"]: Rule(**{**item, "ops": tuple(item["ops"])}) for item in listed}
 
@@ -90,8 +89,6 @@ def rules_for(op: str, features: Iterable[str]) -> list[Rule]:
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """A listed difference that a step met."""
-
     step: int
     op: str
     rule: Rule
@@ -112,11 +109,9 @@ class ScenarioResult:
 
     @property
     def is_passed(self) -> bool:
-        """Whether every fact holds."""
         return not self.failures
 
     def fail(self, step: int, op: str, mismatches: Iterable[Mismatch]) -> None:
-        """Add the facts of a step that don't hold."""
         self.failures.extend(Failure(step, op, mismatch) for mismatch in mismatches)
 
     def deviate(self, step: int, op: str, feature: str) -> None:
@@ -135,7 +130,6 @@ class ScenarioResult:
             yield f"FAILED {where}: {found.field}: expected {wanted}, got {got}"
 
     def document(self) -> dict[str, Any]:
-        """Return the same as JSON can carry it."""
         failures = [
             {"step": item.step, "op": item.op, "field": item.mismatch.field}
             | {"expected": _said(item.mismatch.expected), "actual": _said(item.mismatch.actual)}
@@ -203,7 +197,6 @@ class Answer:
 
 
 def entry_facts(entry: Entry | IndexEntry) -> dict[str, int]:
-    """Return an index entry in the words of the scenarios."""
     return {
         "stream": entry.stream_id,
         "start": entry.start_offset,
@@ -224,7 +217,6 @@ def features_of(excluded: Iterable[Exclusion]) -> list[str]:
 
 
 def features_of_plan(plan: CompactionPlan, live: EntryTable, limits: CompactionLimits) -> list[str]:
-    """Return the deviations that a plan of live entries meets."""
     uncut = plan_compaction(live, replace(limits, memory_budget=int(live.size.sum()) + 1))
     found = [
         {one.object_id for one in each.excluded if one.reason in _LIMITS} for each in (plan, uncut)

@@ -30,8 +30,6 @@ EPOCH_SHIFT = 1
 
 
 class ForeignRecords:
-    """Takes records in, one after the other."""
-
     def __init__(self, live: LiveController, *, image: bool = False) -> None:
         self._live = live
         self._image = image
@@ -288,7 +286,6 @@ def stream_records(stream_id: int, fields: Args) -> Iterator[dict[str, Any]]:
 def node_records(
     node_id: int, epoch: int, set_objects: Iterable[Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the records of a node and of its set objects."""
     yield {"type": "NodeWALMetadata", "node": node_id, "node_epoch": epoch}
     for item in set_objects:
         yield {"type": "S3StreamSetObject", "node": node_id, **item}

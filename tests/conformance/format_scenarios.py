@@ -44,7 +44,6 @@ _GENERATED = re.compile(
 
 
 def check_format(args: Args, result: ScenarioResult) -> Iterator[Mismatch]:
-    """Check one scenario about bytes."""
     if args.has("input"):
         given = args.within("input")
         if given.has("composites"):

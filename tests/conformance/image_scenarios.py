@@ -66,7 +66,6 @@ class _Image:
 
 
 def check_image(args: Args, result: ScenarioResult) -> None:
-    """Check one scenario of records that are replayed."""
     image = _Image()
     result.fail(0, "start", _start(image, args))
     if args.take("start_round_trip", False):

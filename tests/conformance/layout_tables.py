@@ -61,7 +61,6 @@ _SAMPLES: dict[str, tuple[bytes, list[object]]] = {
 
 
 def check_layout(table: str, args: Args, _: ScenarioResult) -> Iterator[Mismatch]:
-    """Check the rows and sizes of one table."""
     name, fields = {"composite_object": ("objects_block",) * 2}.get(table, (table, "fields"))
     if name not in _SAMPLES:
         args.names()

@@ -49,8 +49,6 @@ def _unchecked() -> Iterator[None]:
 
 
 class LiveController:
-    """One leading controller."""
-
     def __init__(self, clock: ManualClock | None = None) -> None:
         self.clock = clock or ManualClock(0)
         self.controller = MetadataController(ClusterMap(), self.clock)
@@ -60,7 +58,6 @@ class LiveController:
         self._seen = len(self.log.batches)
 
     async def write(self, request: WriteRequest) -> Any:
-        """Return the answer once it is committed."""
         task = asyncio.ensure_future(self.controller.write(request))
         while not task.done():
             await asyncio.sleep(0)
@@ -68,7 +65,6 @@ class LiveController:
         return task.result().answer
 
     def commit(self) -> None:
-        """Commit what was appended, if anything was."""
         if self.log.committed < self.log.next_offset:
             self.log.commit()
 
@@ -80,7 +76,6 @@ class LiveController:
         return decision.answer, decision.records
 
     async def read(self, request: ReadRequest) -> Any:
-        """Return the answer to a linearizable read."""
         return (await self.controller.read(request)).answer
 
     def take_records(self) -> tuple[Record, ...]:
@@ -95,11 +90,9 @@ class LiveController:
         )
 
     def freeze(self) -> FrozenMap:
-        """Return the map as it is now."""
         return self.controller.cluster_map.freeze()
 
     def rows(self) -> MapRows:
-        """Return the map as rows."""
         return MapRows(self.freeze().sections())
 
     @contextmanager
@@ -117,7 +110,6 @@ class LiveController:
             self.log.lead()
 
     def load(self, sections: Mapping[str, Mapping[str, Any]]) -> None:
-        """Put a map with these sections in the place of the present one."""
         with _unchecked():
             self._load(ClusterMap.from_sections(sections, self.log.committed))
 

@@ -44,8 +44,6 @@ _DEFAULTS: Row = {
 
 
 class MapRows:
-    """Rows by section."""
-
     def __init__(self, sections: Mapping[str, Mapping[str, Any]]) -> None:
         self._columns: dict[str, list[str]] = {}
         self._rows: dict[str, list[Row]] = {}
@@ -65,12 +63,10 @@ class MapRows:
         ]
 
     def one(self, section: str, **wanted: Any) -> Row | None:
-        """Return the first row that has these values."""
         return next(iter(self.rows(section, **wanted)), None)
 
     @property
     def counters(self) -> Row:
-        """The one row of counters."""
         return self._rows["counters"][0]
 
     def put(self, section: str, key: Row, **values: Any) -> Row:
@@ -84,7 +80,6 @@ class MapRows:
         return row
 
     def drop(self, section: str, **wanted: Any) -> None:
-        """Drop the rows that have these values."""
         gone = [id(row) for row in self.rows(section, **wanted)]
         self._rows[section] = [row for row in self._rows[section] if id(row) not in gone]
 

@@ -19,7 +19,6 @@ from tests.conformance.storage_world import NAMESPACE
 
 
 async def advance_clock(run: ScenarioRun, args: Args) -> Outcome:
-    """Move the clock."""
     ms = args.take("ms")
     run.clock.now_ms += ms
     overload_of(run).advance(ms)
@@ -40,7 +39,6 @@ async def expire_scan(run: ScenarioRun, _: Args) -> Outcome:
 
 
 async def lifecycle_check(run: ScenarioRun, _: Args) -> Outcome:
-    """Clean up once."""
     return await _clean_up(run, set())
 
 
@@ -50,7 +48,6 @@ async def _clean_up(run: ScenarioRun, marked: set[int]) -> Outcome:
 
 
 async def complete_storage_delete(run: ScenarioRun, _: Args) -> Outcome:
-    """Let the bucket answer."""
     await run.storage.complete()
     return Outcome({"error": "NONE"})
 
@@ -114,7 +111,6 @@ async def cleanup_deleted_topics(run: ScenarioRun, args: Args) -> Outcome:
 
 
 def overload_of(run: ScenarioRun) -> OverloadWorld:
-    """Return the scenario's sessions."""
     if run.overload is None:
         run.overload = OverloadWorld(run.config.get("half_open_window_ms", DEFAULT_WINDOW_MS))
     return run.overload
@@ -127,7 +123,6 @@ async def overload(run: ScenarioRun, _: Args) -> Outcome:
 
 
 async def success(run: ScenarioRun, _: Args) -> Outcome:
-    """Let the controller hear a broker."""
     overload_of(run).success()
     return Outcome()
 

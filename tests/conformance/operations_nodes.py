@@ -87,13 +87,11 @@ async def get_nodes(run: ScenarioRun, args: Args) -> Outcome:
 
 
 async def get_next_node_id(run: ScenarioRun, _: Args) -> Outcome:
-    """Issue a node id."""
     answer, records = await run.send(GetNextNodeId(request_id=run.request_id()))
     return Outcome({"error": "NONE", "node_id": answer.node_id}, records=records)
 
 
 async def put_kv(run: ScenarioRun, args: Args) -> Outcome:
-    """Put one value."""
     namespace, key = _namespace(run, args), args.take("key")
     item = KVToPut(
         namespace=namespace,
@@ -107,7 +105,6 @@ async def put_kv(run: ScenarioRun, args: Args) -> Outcome:
 
 
 async def get_kv(run: ScenarioRun, args: Args) -> Outcome:
-    """Read one value."""
     key = KVKey(namespace=_namespace(run, args), key=args.take("key"))
     run.is_malformed = not key.key
     answer = await run.live.read(GetKVs(keys=(key,)))
@@ -115,7 +112,6 @@ async def get_kv(run: ScenarioRun, args: Args) -> Outcome:
 
 
 async def delete_kv(run: ScenarioRun, args: Args) -> Outcome:
-    """Delete one key."""
     key = KVKey(namespace=_namespace(run, args), key=args.take("key"))
     run.is_malformed = not key.key
     answer, records = await run.send(DeleteKVs(keys=(key,)))

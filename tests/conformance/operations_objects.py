@@ -108,7 +108,6 @@ async def commit_stream_set_object(run: ScenarioRun, args: Args) -> Outcome:
 
 
 async def commit_stream_object(run: ScenarioRun, args: Args) -> Outcome:
-    """Commit a compaction of stream objects."""
     node = run.node(args.take("node", 0), args.take("node_epoch", 0))
     stream_id, epoch = args.take("stream"), args.take("stream_epoch", -1)
     before = Before(await run.streams(), await run.objects())
@@ -261,7 +260,6 @@ async def mark_destroy_objects(run: ScenarioRun, args: Args) -> Outcome:
 
 
 async def notify_objects_deleted(run: ScenarioRun, args: Args) -> Outcome:
-    """Forget objects whose bytes are gone."""
     request = RemoveObjects(object_ids=tuple(_ids(args)))
     answer, records = await run.send(request)
     return Outcome({"error": "NONE", "removed": answer.removed}, records=records)

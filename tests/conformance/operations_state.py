@@ -25,7 +25,6 @@ async def inject_records(run: ScenarioRun, args: Args) -> Outcome:
 
 
 async def set_state(run: ScenarioRun, args: Args) -> Outcome:
-    """Put streams and keys in place, take streams away."""
     with run.live.edited() as rows:
         for item in args.each("streams", []):
             _set_stream(rows, item)

@@ -65,7 +65,6 @@ async def get_opening_streams(run: ScenarioRun, args: Args) -> Outcome:
 
 
 async def create_stream(run: ScenarioRun, args: Args) -> Outcome:
-    """Create one stream."""
     request = CreateStreams(
         request_id=run.request_id(), node=_node(run, args), streams=(NewStream(_tags(args)),)
     )
@@ -77,7 +76,6 @@ async def create_stream(run: ScenarioRun, args: Args) -> Outcome:
 
 
 async def open_stream(run: ScenarioRun, args: Args) -> Outcome:
-    """Open one stream."""
     node, stream_id, epoch = _node(run, args), args.take("stream"), args.take("epoch")
     item = StreamToOpen(stream_id, epoch, _tags(args))
     before = (await run.streams()).get(stream_id)
@@ -113,7 +111,6 @@ async def close_stream(run: ScenarioRun, args: Args) -> Outcome:
 
 
 async def trim_stream(run: ScenarioRun, args: Args) -> Outcome:
-    """Trim one stream."""
     node, stream_id, epoch = _node(run, args), args.take("stream"), args.take("epoch")
     item = StreamToTrim(stream_id, epoch, args.take("new_start_offset"))
     before = (await run.streams()).get(stream_id)
@@ -160,7 +157,6 @@ async def describe_streams(run: ScenarioRun, args: Args) -> Outcome:
 
 
 def describe(run: ScenarioRun, stream: StreamDescription) -> dict[str, Any]:
-    """Return a stream in the words of describe_streams."""
     tags = dict(stream.tags)
     topic_id = tags.get(TOPIC_TAG, NO_TOPIC)
     names = {known: name for name, known in run.topics.items()}

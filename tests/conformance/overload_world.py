@@ -43,7 +43,6 @@ class OverloadWorld:
             self.advance(self._sessions.tick_ms)
 
     def success(self) -> None:
-        """Hear one broker."""
         self._sessions.heartbeat(HEARD.node_id, HEARD.node_epoch, self._now_ms)
 
     def is_overload(self) -> bool:

@@ -52,7 +52,6 @@ def spell_out(records: Sequence[ours.Record], context: Context) -> list[Told] | 
 def check_records(
     facts: Mapping[str, Any], records: Sequence[ours.Record], context: Context
 ) -> Iterator[Mismatch]:
-    """Yield the asserted facts that don't hold."""
     told = spell_out(records, context)
     for name, expected in facts.items():
         if name == "count" and (told is None or (expected == 0) is not (not records)):
@@ -133,7 +132,6 @@ _CHECKS: dict[str, Callable[[Any, list[Told]], Iterator[Mismatch]]] = {
 
 
 def _cells(record: Any, *columns: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a record of columns."""
     return zip(*(getattr(record, name).tolist() for name in columns), strict=True)
 
 

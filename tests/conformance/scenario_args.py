@@ -52,18 +52,15 @@ class Args:
         return self.nested(self.take(name, default), name)
 
     def each(self, name: str, default: Any = _REQUIRED) -> list[Args]:
-        """Return the fields of each element of a list of maps."""
         listed = self.take(name, default) or []
         return [self.nested(item, f"{name}[{at}]") for at, item in enumerate(listed)]
 
     def nested(self, content: Mapping[str, Any] | None, name: str) -> Args:
-        """Return the fields of a part of a field."""
         path = name if self.path == "scenario" else f"{self.path}.{name}"
         self._nested.append(Args(content, path))
         return self._nested[-1]
 
     def has(self, name: str) -> bool:
-        """Return whether the scenario names the field."""
         return name in self._content
 
     def names(self) -> list[str]:
@@ -77,7 +74,6 @@ class Args:
         self._taken.update(name for name in self._content if str(name).startswith("derived"))
 
     def unknown(self) -> Iterator[Mismatch]:
-        """Yield the fields nobody took."""
         for args in self._nested:
             yield from args.unknown()
         for name, value in self._content.items():

@@ -112,7 +112,6 @@ class ScenarioRun:
     # ---- requests ----
 
     def request_id(self) -> str:
-        """Return a new request id."""
         self._requests += 1
         return f"request-{self._requests}"
 
@@ -160,7 +159,6 @@ class ScenarioRun:
             rows.counters["next_stream_id"] = stream_id
 
     def next_stream_id(self) -> int:
-        """Return the id the next stream gets."""
         return int(self.live.rows().counters["next_stream_id"])
 
     # ---- reading ----
@@ -177,7 +175,6 @@ class ScenarioRun:
             page = replace(PAGE, page_token=answer.next_page_token)
 
     async def streams(self) -> dict[int, StreamDescription]:
-        """Return all streams with what they are made of."""
         request = DescribeStreams(include_ranges=True, include_stream_objects=True)
         return {item.stream_id: item for item in await self.all(request, "streams")}
 
@@ -187,11 +184,9 @@ class ScenarioRun:
         return {node.node_id: node for node in answer.nodes if node.node_id != SERVICE.node_id}
 
     async def objects(self) -> dict[int, ObjectDescription]:
-        """Return all objects."""
         return {item.object_id: item for item in await self.all(DescribeObjects(), "objects")}
 
     async def pending_topic_deletions(self) -> list[str]:
-        """Return the topics that are marked to be deleted."""
         entries = await self.all(ListKVs(prefix=TOPIC_DELETIONS), "entries")
         return [entry.key.removeprefix(TOPIC_DELETIONS) for entry in entries]
 
@@ -219,7 +214,6 @@ class ScenarioRun:
 
 
 def error_name(error: ErrorCode | int) -> str:
-    """Return the name of an error as the scenarios spell it."""
     return ErrorCode(error).name.replace("NOT_COMMITTED", "NOT_COMMITED")
 
 

@@ -62,7 +62,6 @@ _STREAM_KEY = {"streams": "stream", "nodes": "node"}
 
 
 def check_steps(scenario: Mapping[str, Any], args: Args, result: ScenarioResult) -> None:
-    """Run one scenario of operations from an empty controller."""
     for name in ("version", "clock"):
         args.take(name, None)
     for name, known in _CONTEXT.items():

@@ -75,7 +75,6 @@ async def _check_streams(run: ScenarioRun, expected: Facts, path: str) -> Iterat
 
 
 def stream_fields(stream: StreamDescription) -> dict[str, Any]:
-    """Return a stream in the words of the facts."""
     ranges = [
         {
             "index": item.range_index,

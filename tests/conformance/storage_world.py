@@ -40,7 +40,6 @@ class RecordingStore(MemoryObjectStore):
         self.gate.set()
 
     def delete_many(self, keys: Iterable[str]) -> DeleteResult:
-        """Delete all of them, when it may."""
         wanted = tuple(keys)
         self.calls.append(wanted)
         self.gate.wait(RUN_DEADLINE_S)
@@ -125,7 +124,6 @@ class StorageWorld:
         await self._drive(task, is_forgotten)
 
     async def close(self) -> None:
-        """End what is still pending."""
         self.store.gate.set()
         if self._pending is not None:
             self._pending.cancel()

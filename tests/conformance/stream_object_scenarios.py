@@ -48,7 +48,6 @@ _SHARED_NAMES = ("group", "filter", "compact")
 
 
 def is_stream_compaction(scenario: Mapping[str, Any]) -> bool:
-    """Tell whether a scenario is one of these."""
     kind = scenario.get("kind")
     if kind not in _SHARED_NAMES:
         return kind in _RUNNERS

@@ -101,7 +101,6 @@ class StreamObjectWorld:
     # ---- the controllers ----
 
     async def describe_cluster(self) -> admin_pb2.DescribeClusterResponse:
-        """Say whose bucket it is."""
         return admin_pb2.DescribeClusterResponse(
             cluster_id=_MARKER.cluster_id,
             cluster_uuid=_MARKER.cluster_uuid,
@@ -109,7 +108,6 @@ class StreamObjectWorld:
         )
 
     async def call(self, method: Any, request: Any, _deadline: float | None = None) -> Any:
-        """Answer one call."""
         match method.name:
             case "DescribeStreams":
                 return self._describe_streams()

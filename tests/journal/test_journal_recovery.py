@@ -32,7 +32,6 @@ BATCHES = [
 
 
 def write(path: Path, *groups: list[Batch], segment_bytes: int = ONE_SEGMENT) -> None:
-    """Append each group and flush it."""
     if not path.exists() or not list(path.iterdir()):
         make(path)
     journal = open_journal(path, segment_bytes)

@@ -242,8 +242,6 @@ def test_a_finished_snapshot_is_reported_or_dropped(disk: CrashDisk) -> None:
 
 
 class Recorder:
-    """Collects what a journal's thread reports."""
-
     def __init__(self) -> None:
         self.reports: list[quorum_disk.CoreReport] = []
         self.full: list[DiskFullError | None] = []

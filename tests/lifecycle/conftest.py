@@ -7,7 +7,6 @@ from tests.lifecycle.lifecycle_world import World
 
 @pytest_asyncio.fixture
 async def world() -> World:
-    """Return a leader with one broker."""
     started = World()
     await started.start()
     return started

@@ -93,7 +93,6 @@ class World:
     async def prepare(
         self, count: int = 1, ttl_ms: int = 60_000, node: NodeIdentity = BROKER
     ) -> list[int]:
-        """Issue object ids to a node."""
         request_id = f"objects at {self.log.next_offset}"
         first: int = (
             await self.write(

@@ -243,7 +243,6 @@ class Compacting(Cluster):
         await self.run_for(2_000, A, B, C)
 
     async def leave(self) -> None:
-        """Let A close its stream and unregister."""
         await self.close(A)
         await self.world.write(requests.UnregisterNode(node=A))
 

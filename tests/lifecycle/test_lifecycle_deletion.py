@@ -284,7 +284,6 @@ RATE = 2_000.0
 
 
 def taken(pace: RateLimiter, start_ms: int, duration_ms: int, step_ms: int = 100) -> int:
-    """Take whatever is offered, again and again; return the sum."""
     total = 0
     for now_ms in range(start_ms, start_ms + duration_ms, step_ms):
         offered = pace.available(now_ms)

@@ -85,7 +85,6 @@ def seeded(seed: int, rate: float, faults: tuple[Fault, ...]) -> Plan:
 
 
 def always(fault: Fault) -> Plan:
-    """Break every request."""
     return lambda _: fault
 
 
@@ -129,7 +128,6 @@ class FaultProxy:
         return fault
 
     def ended(self) -> None:
-        """Count a request as no longer under way."""
         with self.lock:
             self.under_way -= 1
 

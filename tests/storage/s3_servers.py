@@ -42,7 +42,6 @@ class S3Endpoint:
     region: str = "us-east-1"
 
     def create_bucket(self, bucket: str) -> None:
-        """Create an empty bucket."""
         client = open_client(S3Config.from_uri(self.uri(bucket)), RetryPolicy())
         client.create_bucket(Bucket=bucket)
         client.close()
@@ -103,7 +102,6 @@ def running_moto() -> Iterator[S3Endpoint]:
 
 
 def free_port() -> int:
-    """Give a local port that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -111,7 +109,6 @@ def free_port() -> int:
 
 
 def is_answering(url: str) -> bool:
-    """Whether there is an answer, if a refusal."""
     try:
         with urllib.request.urlopen(url, timeout=5):
             return True
@@ -222,7 +219,6 @@ class _Ceph:
 
     @property
     def url(self) -> str:
-        """Where the gateway answers."""
         return f"http://127.0.0.1:{self.rgw_port}"
 
     def start(self) -> None:

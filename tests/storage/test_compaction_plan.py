@@ -36,7 +36,6 @@ def outputs(found: CompactionPlan) -> list[list[tuple[str, list[tuple[int, int, 
 
 
 def ranges(entries: list[Entry]) -> list[tuple[int, int, int]]:
-    """Contiguous ranges of streams, in order."""
     found: list[tuple[int, int, int]] = []
     for one in entries:
         if found and (found[-1][0], found[-1][2]) == (one.stream_id, one.start_offset):
@@ -268,7 +267,6 @@ def split(entries: list[Entry], budget: int = 1000, size: int = 0, **limits: int
 
 
 def entries_of_outputs(found: CompactionPlan) -> Outputs:
-    """Entries of the outputs, by iteration."""
     return [
         [(kind, [(e.stream_id, e.start_offset, e.end_offset) for e in rows]) for kind, rows in one]
         for one in plan_rows(found)

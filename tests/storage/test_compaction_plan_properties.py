@@ -182,7 +182,6 @@ def test_joined_entries_are_as_large_as_the_rule_allows(
 
 
 def joined(rows: list[Entry], threshold: int, rule: MergeRule) -> list[Entry]:
-    """Join entry by entry."""
     found: list[Entry] = []
     for one in rows:
         last = found[-1] if found else None

@@ -366,7 +366,6 @@ class SimulatedNode:
                 self.compact()
 
     def compact(self) -> None:
-        """Ask the policy and do as it says."""
         rows = SetObjects.of_rows(each.row for each in self.objects)
         for group in self.policy(rows, self.now_s * 1000):
             self._carry_out(group)
@@ -405,7 +404,6 @@ class SimulatedNode:
 
 
 def streammeta_policy(config: SelectionConfig | None = None) -> Policy:
-    """Return the product's policy."""
     chosen = config or SelectionConfig()
     return lambda objects, now_ms: select_set_objects(objects, chosen, now_ms).groups
 

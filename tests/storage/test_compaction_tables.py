@@ -42,7 +42,6 @@ def test_a_table_of_an_index_has_its_rows_and_encodes_to_its_bytes() -> None:
 
 
 def encoded_of(data: bytes) -> bytes:
-    """The index block of an object."""
     start = int.from_bytes(data[-48:-40], "big")
     return data[start:-48]
 

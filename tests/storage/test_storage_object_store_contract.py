@@ -139,7 +139,6 @@ def store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator
 
 
 def in_new_bucket(endpoint: S3Endpoint, options: str = "") -> ObjectStore:
-    """Open a store in a bucket of its own."""
     bucket = f"bucket-{next(_bucket_numbers)}"
     endpoint.create_bucket(bucket)
     return open_object_store(endpoint.uri(bucket) + options)

@@ -30,12 +30,10 @@ def failing(*errors: StorageError) -> Callable[[], str]:
 
 
 def down() -> None:
-    """A request that always fails."""
     raise StoreUnavailableError("down")
 
 
 def refused() -> None:
-    """A request that is always throttled."""
     raise throttled()
 
 

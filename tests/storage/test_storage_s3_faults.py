@@ -54,7 +54,6 @@ class Scene:
     direct: ObjectStore
 
     def store(self, policy: RetryPolicy = POLICY) -> S3ObjectStore:
-        """Open the bucket through the proxy."""
         return S3ObjectStore(S3Config.from_uri(self.address), policy)
 
 
