@@ -1,13 +1,10 @@
-"""Plans for entries drawn at random: what holds for all of them, and that two planners agree."""
+"""Plans and joined entries drawn at random are those of a second, slow implementation.
+
+What holds for all plans is in `tests/compaction/test_compaction_planner_laws.py`.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-from functools import partial
-from itertools import pairwise
-
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,35 +15,15 @@ from streammeta.storage.compaction.entries import (
     encode_entries,
     merged_index,
 )
-from streammeta.storage.compaction.layout import plan_reads
-from streammeta.storage.compaction.plan import (
-    CommitPlan,
-    CompactionLimits,
-    CompactionPlan,
-    Iteration,
-    OutputKind,
-)
-from streammeta.storage.compaction.planner import plan_compaction, plan_force_split
-from streammeta.storage.compaction.verification import check_coverage
+from streammeta.storage.compaction.plan import CompactionLimits
+from streammeta.storage.compaction.planner import plan_compaction
 from streammeta.storage.object_format.index_block import IndexEntry, encode_index
 from streammeta.storage.object_format.record import INT32_MAX
 from tests.storage.compaction_model import entry, model_plan, placed, plan_rows, sources
 
-BUDGETS = st.integers(9, 60)
-"""From the largest entry there is."""
-
-limits = st.builds(
-    CompactionLimits,
-    memory_budget=BUDGETS,
-    split_size=st.integers(0, 40),
-    max_streams=st.integers(1, 6),
-    max_stream_objects=st.integers(1, 8),
-    max_rows=st.integers(1, 10),
-)
-
 
 @settings(max_examples=40)
-@given(sources(), BUDGETS, st.integers(0, 40), st.integers(1, 5), st.integers(1, 6))
+@given(sources(), st.integers(9, 60), st.integers(0, 40), st.integers(1, 5), st.integers(1, 6))
 def test_the_plan_is_that_of_a_second_planner(
     entries: list[Entry], budget: int, split_size: int, max_streams: int, max_splits: int
 ) -> None:
@@ -63,94 +40,6 @@ def test_the_plan_is_that_of_a_second_planner(
     for one in found.excluded:
         rounds.setdefault(one.round, []).append(one.object_id)
     assert list(rounds.values()) == wanted.rounds
-
-
-@pytest.mark.parametrize(
-    "plan", [plan_compaction, partial(plan_compaction, sharing_only=False), plan_force_split]
-)
-@settings(max_examples=30)
-@given(sources(), limits)
-def test_commits_hold_all_of_their_sources_within_the_limits(
-    plan: Callable[[EntryTable, CompactionLimits], CompactionPlan],
-    entries: list[Entry],
-    bounds: CompactionLimits,
-) -> None:
-    found = plan(EntryTable.of_rows(entries), bounds)
-    ids = [each for commit in found.commits for each in commit.source_ids]
-    ids += [one.object_id for one in found.excluded]
-    assert sorted([*ids, *found.left_alone]) == sorted({one.object_id for one in entries})
-    for commit in found.commits:
-        check_commit(entries, commit, bounds)
-
-
-def check_commit(entries: list[Entry], commit: CommitPlan, bounds: CompactionLimits) -> None:
-    wanted = [one for one in entries if one.object_id in commit.source_ids]
-    outputs = [(output.kind, output) for one in commit.iterations for output in one.outputs]
-    written = [row for _, output in outputs for row in output.entries.rows()]
-    assert Counter(written) == Counter(wanted)
-    splits = [output for kind, output in outputs if kind is OutputKind.SPLIT]
-    kept = [row for kind, output in outputs if kind is OutputKind.COMPACT
-            for row in output.entries.rows()]  # fmt: skip
-    streams = {row.stream_id for row in kept}
-    assert len(splits) <= bounds.max_stream_objects
-    assert len(streams) <= bounds.max_streams
-    assert len(splits) + len(streams) <= bounds.max_rows
-    for one, other in pairwise(kept):
-        assert (one.stream_id, one.end_offset) == (other.stream_id, other.start_offset) or (
-            one.stream_id < other.stream_id
-        )
-    for output in splits:
-        rows = list(output.entries.rows())
-        assert all(
-            (one.stream_id, one.end_offset) == (other.stream_id, other.start_offset)
-            for one, other in pairwise(rows)
-        )
-    for iteration in commit.iterations:
-        assert 0 < iteration.data_size <= bounds.memory_budget
-    check_coverage(EntryTable.of_rows(wanted), EntryTable.concatenate(
-        [output.entries for _, output in outputs]))  # fmt: skip
-
-
-@settings(max_examples=40)
-@given(sources(), BUDGETS, st.integers(1, 20))
-def test_reads_bring_exactly_the_bytes_of_the_entries(
-    entries: list[Entry], budget: int, longest: int
-) -> None:
-    bounds = CompactionLimits(budget, split_size=10)
-    found = plan_compaction(EntryTable.of_rows(entries), bounds, sharing_only=False)
-    for iteration in (one for commit in found.commits for one in commit.iterations):
-        check_reads(iteration, longest)
-
-
-def check_reads(iteration: Iteration, longest: int) -> None:
-    reads = plan_reads(iteration, longest)
-    columns = (reads.object_id, reads.position, reads.size, reads.buffer_start)
-    at = 0
-    fetched: list[tuple[int, int]] = []
-    for object_id, position, size, start in zip(*(c.tolist() for c in columns), strict=True):
-        assert start == at
-        assert 0 < size <= longest
-        fetched += [(object_id, position + byte) for byte in range(size)]
-        at += size
-    wanted = [
-        (one.object_id, one.position + byte)
-        for one in iteration.entries.rows()
-        for byte in range(one.size)
-    ]
-    assert sorted(fetched) == sorted(wanted)
-    assert len(set(fetched)) == len(fetched)
-    for one, start in zip(iteration.entries.rows(), reads.entry_buffer_start.tolist(), strict=True):
-        place = [(one.object_id, one.position + byte) for byte in range(one.size)]
-        assert fetched[start : start + one.size] == place
-    ends = [*zip(reads.object_id.tolist(), (reads.position + reads.size).tolist(), strict=True)]
-    for number in range(len(reads) - 1):
-        is_adjacent = ends[number] == (reads.object_id[number + 1], reads.position[number + 1])
-        together = reads.size[number] + reads.size[number + 1]
-        assert (
-            not is_adjacent
-            or together >= longest
-            or any(one.size >= longest for one in iteration.entries.rows())
-        )
 
 
 @settings(max_examples=60)
