@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from streammeta.cli import output, s3_command
+from streammeta.cli.local_cluster import free_ports
 from streammeta.cli.output import run_cli
 from streammeta.cli.root import cli
 from streammeta.storage.errors import StoreRejectedError
@@ -23,7 +24,7 @@ from tests.kit.memory_store import MemoryObjectStore
 from tests.kit.real_cluster import streammeta
 from tests.storage.format_objects import PUBLISHED_LINES, published_object
 from tests.storage.kafka_batches import PARTITION, PRODUCERS, ZSTD, kafka_batch, kafka_record
-from tests.storage.s3_servers import free_port, running_ministack, running_moto
+from tests.storage.s3_servers import running_ministack, running_moto
 
 
 @pytest.fixture(scope="module")
@@ -306,7 +307,8 @@ def test_a_failed_step_is_shown_with_its_reason(
 
 
 def test_a_server_that_is_not_there_is_told() -> None:
-    address = f"s3://b?endpoint=http://127.0.0.1:{free_port()}&accessKey=i&secretKey=hidden"
+    (port,) = free_ports(1)
+    address = f"s3://b?endpoint=http://127.0.0.1:{port}&accessKey=i&secretKey=hidden"
     code, answer = run_json("check", address, "--step-timeout", "0.3")
     assert code == 1
     assert "hidden" not in json.dumps(answer)

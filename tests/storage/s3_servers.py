@@ -3,14 +3,12 @@
 Data lives in the memory of the server and is gone with it. Neither server checks secrets.
 
 Ceph's gateway lives in one temporary folder with a configuration and keys of its own, listens on
-local ports, and ends, by process id, with the context. Needs Ceph's programs (see `INSTALL`).
+local ports, and ends, by process id, with the context. Needs Ceph's programs (see `scripts/test`).
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -58,18 +56,13 @@ class S3Endpoint:
 def running_ministack() -> Iterator[S3Endpoint]:
     """Run ministack's S3 in a process of its own."""
     with TemporaryDirectory(prefix="ministack-") as folder:
-        port = free_port()
-        environment = {
-            **os.environ,
-            "BIND_HOST": "127.0.0.1",
-            "SERVICES": "s3",
-            "GATEWAY_PORT": str(port),
-        }
+        (port,) = free_ports(1)
+        settings = {"BIND_HOST": "127.0.0.1", "SERVICES": "s3", "GATEWAY_PORT": str(port)}
         log_path = Path(folder) / "log"
         with log_path.open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "ministack"],
-                env=environment,
+                env=os.environ | settings,
                 cwd=folder,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -79,12 +72,8 @@ def running_ministack() -> Iterator[S3Endpoint]:
             _wait_until_answering(url, process, log_path)
             yield S3Endpoint(url)
         finally:
-            process.terminate()
-            try:
-                process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(timeout=10)
+            process.kill()
+            process.wait()
 
 
 @contextmanager
@@ -99,13 +88,6 @@ def running_moto() -> Iterator[S3Endpoint]:
         yield S3Endpoint(f"http://{host}:{port}")
     finally:
         server.stop()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def is_answering(url: str) -> bool:
@@ -129,11 +111,6 @@ def _wait_until_answering(url: str, process: subprocess.Popen[bytes], log_path: 
     )
 
 
-PROGRAMS = (
-    *("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool"),
-    *("radosgw", "radosgw-admin"),
-)
-INSTALL = "apt-get install -y --no-install-recommends radosgw ceph-mon ceph-osd ceph-common"
 ACCESS_KEY = "testing"
 SECRET_KEY = "testing123"
 START_S = 90.0
@@ -185,21 +162,12 @@ rgw_enable_usage_log = false
 """
 
 
-class CephNotInstalledError(RuntimeError):
-    """Some of Ceph's programs are missing; the message says how to get them."""
-
-
 @contextmanager
 def running_ceph() -> Iterator[S3Endpoint]:
     """Run the gateway and what it needs, with one user; its data is gone with it.
 
-    Raises `CephNotInstalledError`; `RuntimeError` with the end of the logs if it does not start.
+    Raises `RuntimeError` with the end of the logs if it does not start.
     """
-    missing = [name for name in PROGRAMS if shutil.which(name) is None]
-    if missing:
-        raise CephNotInstalledError(
-            f"missing programs: {', '.join(missing)}; install them with\n  {INSTALL}"
-        )
     with TemporaryDirectory(prefix="streammeta-ceph-") as folder:
         ceph = _Ceph(Path(folder))
         try:

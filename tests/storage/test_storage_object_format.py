@@ -1,8 +1,7 @@
 """Keys, records, blocks, indexes and objects: golden bytes in both directions, and damage.
 
-The scenarios of `tests/vectors/object_format.yaml` are run by the tests of conformance.
-
-The tables of `tests/vectors/keys.yaml` are run by the tests of conformance.
+The scenarios of `tests/vectors/object_format.yaml` and the tables of `tests/vectors/keys.yaml` are
+run by the tests of conformance, golden records and known keys among them.
 """
 
 from __future__ import annotations
@@ -80,14 +79,6 @@ def by_stream(records: Sequence[RecordBatch]) -> list[list[RecordBatch]]:
 # Records
 
 
-def test_the_golden_record_holds_in_both_directions() -> None:
-    golden = bytes.fromhex(
-        "22 0000000000000003 0000000000000001 0000000000000004 00000002 00000003 686921"
-    )
-    assert encode_record(GOLDEN_RECORDS[0]) == golden
-    assert decode_record(memoryview(golden), 0) == GOLDEN_RECORDS[0]
-
-
 @given(
     st.builds(
         RecordBatch,
@@ -119,15 +110,12 @@ def test_a_record_out_of_range_is_refused_by_name(record: RecordBatch, field: st
         encode_record(record)
 
 
-def test_a_link_record_is_no_record_of_an_object() -> None:
-    link = struct.pack(">Bqqqii", 0x22, 1, 1, 10, -5, 0)
-    with pytest.raises(CorruptObjectError, match="count -5"):
-        decode_record(memoryview(link), 0)
-
-
 @pytest.mark.parametrize(
     ("stream_id", "epoch", "base", "count"),
-    [(-1, 0, 0, 1), (0, -1, 0, 1), (0, 0, -1, 1), (0, 0, 0, 0), (0, 0, 2**63 - 1, 1)],
+    [
+        *((-1, 0, 0, 1), (0, -1, 0, 1), (0, 0, -1, 1), (0, 0, 0, 0), (0, 0, 2**63 - 1, 1)),
+        (1, 1, 10, -5),  # as a record that links has it
+    ],
 )
 def test_a_record_header_out_of_range_is_corrupt(
     stream_id: int, epoch: int, base: int, count: int
@@ -396,21 +384,6 @@ def test_an_index_that_breaks_a_rule_is_corrupt(entries: list[IndexEntry], rule:
             memoryview(encode_index(entries)), data_size=data_size, source=Source("test", 1000)
         )
     assert caught.value.position == 1000 + (len(entries) - 1) * 36
-
-
-@pytest.mark.parametrize(
-    ("object_id", "key"),
-    [
-        (68, "44000000/_kafka_C/68"),
-        (78, "e4000000/_kafka_C/78"),
-        (4096, "00010000/_kafka_C/4096"),
-        (123456789, "51dcb570/_kafka_C/123456789"),
-        (4294967296, "000000001/_kafka_C/4294967296"),
-    ],
-)
-def test_known_keys_hold_in_both_directions(object_id: int, key: str) -> None:
-    assert key_for(object_id, "_kafka_C") == key
-    assert parse_key(key, "_kafka_C") == OwnKey(object_id)
 
 
 @given(st.integers(0, 2**63 - 1))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from streammeta.cli.local_cluster import free_ports
 from streammeta.storage.errors import (
     AccessDeniedError,
     ObjectExistsError,
@@ -29,7 +30,6 @@ from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.storage.object_store.retry import RetryPolicy
 from streammeta.storage.object_store.s3 import S3ObjectStore
 from streammeta.storage.object_store.s3_client import as_view, sendable
-from tests.storage.s3_servers import free_port
 
 FAST = RetryPolicy(attempts=3, first_delay_s=0.001, longest_delay_s=0.002)
 
@@ -163,7 +163,7 @@ def test_credentials_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_connection_refused_names_the_endpoint() -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     store = S3ObjectStore(S3Config("b", f"http://127.0.0.1:{port}", "r", "id", "secret"), FAST)
     with pytest.raises(StoreUnavailableError, match=f"127.0.0.1:{port}.*check that the endpoint"):
         store.put("key", b"x")
