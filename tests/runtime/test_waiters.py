@@ -10,7 +10,12 @@ import pytest
 from streammeta.controller.errors import NotLeaderError, OutcomeUnknownError
 from streammeta.controller.ids import EndOffset
 from streammeta.controller.runtime.quorum_errors import TooManyReadsError
-from streammeta.controller.runtime.waiters import COMPLETED_PER_TURN, OffsetWaiters, ReadRounds
+from streammeta.controller.runtime.waiters import (
+    COMPLETED_PER_TURN,
+    ROUND_REST_MS,
+    OffsetWaiters,
+    ReadRounds,
+)
 
 
 async def test_answers_leave_when_the_high_watermark_passes_them() -> None:
@@ -109,7 +114,7 @@ async def test_what_was_released_is_answered_though_leadership_is_lost_before_it
 async def test_a_read_never_joins_the_round_under_way() -> None:
     rounds = ReadRounds(10)
     before = rounds.join()
-    first = rounds.begin()
+    first = rounds.begin(0)
     assert first is not None
 
     after = rounds.join()
@@ -117,7 +122,7 @@ async def test_a_read_never_joins_the_round_under_way() -> None:
 
     assert before.result() == 5
     assert not after.done(), "the voters may have echoed that round before this read arrived"
-    second = rounds.begin()
+    second = rounds.begin(0)
     assert second is not None
     rounds.proven(second, EndOffset(7))
     assert after.result() == 7
@@ -126,27 +131,45 @@ async def test_a_read_never_joins_the_round_under_way() -> None:
 async def test_all_reads_that_arrive_during_a_round_share_the_next_one() -> None:
     rounds = ReadRounds(100)
     first_read = rounds.join()
-    first = rounds.begin()
+    first = rounds.begin(0)
     assert first is not None
     reads = [rounds.join() for _ in range(63)]
-    assert rounds.begin() is None, "one is under way"
+    assert rounds.begin(0) is None, "one is under way"
 
     rounds.proven(first, EndOffset(1))
-    second = rounds.begin()
-    assert second == first + 1
+    second = rounds.begin(0)
+    assert second == first + 1, "a round of one read is followed by the next at once"
     rounds.proven(second, EndOffset(2))
 
     assert first_read.result() == 1
     assert sum(read.done() for read in reads) == COMPLETED_PER_TURN, "the others in later turns"
     assert set(await asyncio.gather(*reads)) == {2}
-    assert rounds.begin() is None, "nobody waits"
+    assert rounds.begin(0) is None, "nobody waits"
+
+
+async def test_behind_a_round_of_several_reads_the_next_one_gathers_more() -> None:
+    rounds = ReadRounds(10)
+    rounds.join(), rounds.join()
+    first = rounds.begin(100)
+    assert first is not None
+    rounds.proven(first, EndOffset(1))
+    assert rounds.rest_ms(100) is None, "nobody waits"
+
+    reads = [rounds.join()]
+    assert rounds.rest_ms(101) == ROUND_REST_MS - 1
+    assert rounds.begin(101) is None
+    reads.append(rounds.join())
+    second = rounds.begin(100 + ROUND_REST_MS)
+    assert second is not None
+    rounds.proven(second, EndOffset(2))
+    assert [read.result() for read in reads] == [2, 2]
 
 
 async def test_a_round_without_proof_fails_its_reads_and_no_others() -> None:
     rounds = ReadRounds(10)
     gone, stays = rounds.join(), rounds.join()
     gone.cancel()
-    first = rounds.begin()
+    first = rounds.begin(0)
     assert first is not None
     later = rounds.join()
 
@@ -164,7 +187,7 @@ async def test_a_round_without_proof_fails_its_reads_and_no_others() -> None:
 async def test_the_reads_that_wait_are_bounded() -> None:
     rounds = ReadRounds(2)
     reads = [rounds.join()]
-    rounds.begin()
+    rounds.begin(0)
     reads.append(rounds.join())
     with pytest.raises(TooManyReadsError, match="at most 2"):
         rounds.join()

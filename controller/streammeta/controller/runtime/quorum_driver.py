@@ -95,6 +95,7 @@ class QuorumDriver:
         self._core_loop = self._make_core_loop()
         self._operations = Operations(self._core_loop.feed)
         self._reads = ReadRounds(config.limits.max_pending_reads)
+        self._round_rests = False
         self._is_stopping = False
         self._forming = FormingBatch(config.limits)
         self._turns = AppendTurns()
@@ -534,13 +535,24 @@ class QuorumDriver:
         self._flush_scheduled = False
         if len(self._forming):
             self._core_loop.flush()
-        if (read_id := self._reads.begin()) is not None:
+        self._begin_round()
+
+    def _begin_round(self) -> None:
+        if (read_id := self._reads.begin(self._clock.monotonic_ms())) is not None:
             self._core_loop.feed(events.ReadIndexRequested(read_id))
 
     def _go_on_reading(self) -> None:
-        """Begin a round of reads in the next turn, with all that arrive in this one, if it may."""
-        if self._reads.may_begin:
+        """Begin a round of reads in a later turn, with all that arrive in this one, if it may."""
+        rest_ms = self._reads.rest_ms(self._clock.monotonic_ms())
+        if rest_ms == 0:
             self._schedule_flush()
+        elif rest_ms is not None and not self._round_rests:
+            self._round_rests = True
+            asyncio.get_running_loop().call_later(rest_ms / 1000, self._end_rest)
+
+    def _end_rest(self) -> None:
+        self._round_rests = False
+        self._go_on_reading()
 
     def _take_appends(self) -> Iterator[events.Append]:
         """Yield the appended payloads, checked against their promised offsets."""
