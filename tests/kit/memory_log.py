@@ -76,6 +76,9 @@ class MemoryLog:
         """Nobody else could lead."""
         return NotLeaderError()
 
+    def hurry(self) -> None:
+        """Entries are delivered by the test."""
+
     def snapshot_point(self) -> SnapshotPoint:
         """Where a snapshot of what the map holds now ends; each append is a batch here."""
         end_offset = self.next_offset if self._controller.is_active else self.committed

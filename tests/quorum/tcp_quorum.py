@@ -84,6 +84,10 @@ class Recorder:
     def on_writes_held_up(self) -> None:
         self.calls.append("held up")
 
+    @property
+    def is_awaited(self) -> bool:
+        return False
+
     def freeze(self, point: SnapshotPoint) -> Callable[[Sink], object]:
         def write(sink: Sink) -> None:
             end = point.snapshot_id.end_offset

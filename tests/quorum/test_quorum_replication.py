@@ -111,7 +111,9 @@ def test_a_parked_fetch_is_answered_at_its_time_and_for_a_new_high_watermark() -
     node.pass_time(1)
     assert node.only(messages.FetchResponse).batches == ()
     node.fetch(2, 2, 1, hw=0)
-    node.pass_time(5)
+    node.pass_time(node.config.timings.high_watermark_linger_ms - 1)
+    assert not node.sent(messages.FetchResponse)
+    node.pass_time(1)
     assert node.only(messages.FetchResponse).high_watermark == 2
 
 

@@ -13,7 +13,7 @@ from streammeta.controller.quorum.config import QuorumLimits
 from streammeta.controller.quorum.messages import EndQuorumEpochRequest, QuorumError, Request
 from streammeta.controller.quorum.roles import Leader
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
-from streammeta.controller.runtime import quorum_errors
+from streammeta.controller.runtime import quorum_driver, quorum_errors
 from tests.kit.memory_cluster import (
     MemoryCluster,
     Node,
@@ -212,6 +212,36 @@ async def test_a_session_sees_its_own_write_on_every_controller(cluster: MemoryC
         await behind.read(DescribeStreams(), at_least=written.offset, timeout_ms=20)
     old = await behind.read(DescribeStreams(), at_least=0)
     assert old.offset < written.offset, "without more asked for, it tells what it has"
+
+
+async def test_neither_a_session_nor_a_successor_waits_for_a_replay_that_was_put_off(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = await cluster.fill("a", 1)
+    followers = [node for node in cluster.nodes.values() if not node.driver.is_leader]
+
+    def have(offset: int) -> bool:
+        return all(node.controller.committed_end >= offset for node in followers)
+
+    await eventually(lambda: have(last.offset), "the first is replayed")
+    monkeypatch.setattr(quorum_driver, "REPLAYED_AFTER_S", 3_600.0)
+    written = await cluster.write(create("b"))
+    await eventually(
+        lambda: all(node.driver.high_watermark >= written.offset for node in followers),
+        "the commit is known",
+    )
+    assert all(node.controller.committed_end < written.offset for node in followers)
+
+    behind = followers[0].controller
+    seen = await behind.read(DescribeStreams(), at_least=written.offset, timeout_ms=SOON_MS)
+    assert seen.offset >= written.offset
+    later = await cluster.write(create("c"))
+    await behind.read(DescribeStreams(), at_least=later.offset, timeout_ms=SOON_MS)
+
+    old = await cluster.leader()
+    successor = followers[1].key.node_id
+    await cluster.nodes[old].driver.transfer_leadership(successor, SOON_MS)
+    await eventually(lambda: cluster.nodes[successor].controller.is_active, "it leads")
 
 
 async def test_linearizable_reads_that_can_not_be_proven_are_bounded(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ class QuorumTimings:
     catch_up_rounds: int = 10
     """A new voter must catch up with what the leader had at the start of a round within an
     election timeout; after this many slower rounds it is refused."""
-    high_watermark_linger_ms: int = 5
+    high_watermark_linger_ms: int = 10
     """Maximum wait of a higher high watermark for new batches to travel with."""
 
     def __post_init__(self) -> None:

@@ -127,7 +127,10 @@ class QuorumCore:
         return len(role.uncommitted) if isinstance(role, roles.Leader) else 0
 
     def next_deadline(self) -> int | None:
-        """Return the time of the next `Tick`, or None if only events can change anything."""
+        """Return the time of the next `Tick`, or None if only events can change anything.
+
+        A tick at that time may find that there is nothing to do yet.
+        """
         return min(self._deadlines(), default=None)
 
     # -- stepping
@@ -154,6 +157,8 @@ class QuorumCore:
     def step(self, now_ms: int, event: events.Event) -> list[events.Effect]:
         """Advance by one event at a time that never runs backwards."""
         self._replica.now = max(self._replica.now, now_ms)
+        if not _is_routine(event):
+            self._leading.look_again()
         match event:
             case events.Tick():
                 pass
@@ -390,8 +395,11 @@ class QuorumCore:
 
     def _leader_deadlines(self, leader: roles.Leader) -> list[int]:
         leading = self._leading
-        deadlines = list(map(leading.next_heartbeat, leader.progress_of(self._replica.others)))
-        deadlines.extend(delayed.answer_by for delayed in leader.delayed_fetches.values())
+        deadlines = [delayed.answer_by for delayed in leader.delayed_fetches.values()]
+        if self._replica.now < leader.idle_until:
+            deadlines.append(leader.idle_until)
+            return deadlines
+        deadlines.extend(map(leading.next_heartbeat, leader.progress_of(self._replica.others)))
         others = [leading.quorum_deadline(leader), leading.full_disks.next_look(leader)]
         if leader.transfer is not None:
             others.append(self._membership.next_look(leader.transfer, leader))
@@ -399,6 +407,24 @@ class QuorumCore:
             others.append(self._membership.round_deadline(leader.voter_change))
         deadlines.extend(deadline for deadline in others if deadline is not None)
         return deadlines
+
+
+_ROUTINE = frozenset(
+    (
+        events.Tick,
+        events.WriteDone,
+        events.Append,
+        events.ReadIndexRequested,
+        events.LogReadDone,
+    )
+)
+
+
+def _is_routine(event: events.Event) -> bool:
+    """Whether an event is one of those that serving consists of."""
+    if type(event) is events.Received:
+        return type(event.message) is messages.FetchRequest
+    return type(event) in _ROUTINE
 
 
 def _is_valid_vote(request: messages.VoteRequest) -> bool:

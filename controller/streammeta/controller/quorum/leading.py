@@ -82,6 +82,8 @@ class Leading:
         assert isinstance(role, roles.Leader)
         progress = self._heard_from(role, request)
         progress.is_disk_full = request.is_disk_full
+        if request.is_disk_full:
+            role.idle_until = 0
         if self._needs_snapshot(request):
             replica.answer_fetch(
                 request, read_round=role.read_round, snapshot_id=replica.snapshots[-1]
@@ -295,6 +297,8 @@ class Leading:
         """Announce the epoch, resign when that is due, repeat the end of an epoch."""
         role = self._replica.role
         if isinstance(role, roles.Leader):
+            if self._replica.now < role.idle_until:
+                return
             self._lead_on(role)
         if isinstance(self._replica.role, roles.Resigned):
             self._announce_end(self._replica.role)
@@ -309,10 +313,33 @@ class Leading:
             self._announce(role)
             # Carried out with the next event, after callers learn of the commits of this one.
             self._check_disks(role)
+            role.idle_until = self._idle_until(role)
         else:
             successor = transfer.to.node_id
             reason = f"handed over to controller {successor}, {transfer.reason}"
             self.resign(reason, transfer.to)
+
+    def _idle_until(self, role: roles.Leader) -> int:
+        """Return the time before which a leader has nothing to do but serve.
+
+        Fetches, flushes, appends and reads only put that time off, so that it need not be found
+        again after each. 0 while there is more to look at than how long ago voters were heard.
+        """
+        replica = self._replica
+        others = role.progress_of(replica.others)
+        is_changing = role.transfer is not None or role.voter_change is not None
+        is_any_full = replica.is_disk_full or any(each.is_disk_full for each in others)
+        if is_changing or is_any_full or role.full_majority or not replica.is_known:
+            return 0
+        deadline = self.quorum_deadline(role)
+        times = [self.next_heartbeat(each) for each in others]
+        return min(times if deadline is None else [*times, deadline], default=0)
+
+    def look_again(self) -> None:
+        """Note an event that is not routine: it may call for action at any time."""
+        role = self._replica.role
+        if isinstance(role, roles.Leader):
+            role.idle_until = 0
 
     def _check_disks(self, role: roles.Leader) -> None:
         """Report when full disks prevent commits; hand over to a voter that can commit."""

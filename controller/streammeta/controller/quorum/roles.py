@@ -162,6 +162,8 @@ class Leader:
     uncommitted_bytes: int = 0
     full_majority: tuple[NodeId, ...] = ()
     """Voters without room, if those with room that fetch are no majority."""
+    idle_until: int = 0
+    """Before this time only events that are not routine call for action; 0 if that is unknown."""
     _others: tuple[Voter, ...] = ()
     _progress_of_others: list[ReplicaProgress] = field(default_factory=list)
 

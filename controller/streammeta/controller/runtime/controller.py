@@ -90,6 +90,10 @@ class ReplicatedLog(Protocol):
         """Return the error that names the leader, as far as this node knows it."""
         ...
 
+    def hurry(self) -> None:
+        """Deliver what is committed without a pause; see `QuorumDriver.hurry`."""
+        ...
+
     def snapshot_point(self) -> SnapshotPoint:
         """End the forming batch; return the point in the log that the map has reached."""
         ...
@@ -184,6 +188,11 @@ class MetadataController:
     def committed_end(self) -> int:
         """Exclusive end of the log that is committed and applied here."""
         return self._committed_end
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a caller waits for entries that are not applied here yet."""
+        return len(self._session_reads) > 0
 
     @property
     def cluster_map(self) -> ClusterMap:
@@ -532,6 +541,7 @@ class MetadataController:
             return
         self._require_capacity(self._session_reads)
         waiting = self._session_reads.until(end_offset)
+        self._bound_log().hurry()
         try:
             await waiting
         except asyncio.CancelledError:

@@ -123,7 +123,11 @@ class CoreLoop:
 
     def _wake(self) -> None:
         self._timer = None
-        self.feed(Tick())
+        deadline = self._core.next_deadline()
+        if deadline is not None and self._clock.monotonic_ms() < deadline:
+            self._set_timer()
+        else:
+            self.feed(Tick())
 
 
 class Outbox:

@@ -173,7 +173,9 @@ class Deliverer:
         self._state_machine = state_machine
         self._delivery = Delivery(journal.snapshots.kept[-1] if journal.snapshots.kept else None)
         self._is_installing = False
-        self._goes_on = False
+        self._next_turn: asyncio.Handle | None = None
+        self._is_put_off = False
+        """The next turn waits for a time, and may be taken sooner."""
         self._loading: asyncio.Task[None] | None = None
 
     @property
@@ -211,18 +213,26 @@ class Deliverer:
                 pass
 
     def run_soon(self, after_s: float = 0.0) -> None:
-        """Do as `run` in a later turn of the event loop, if there is anything to deliver then."""
-        if self._goes_on or self.is_caught_up():
+        """Do as `run` in a later turn of the event loop, if there is anything to deliver then.
+
+        Without `after_s`, in the next one, also if that was put off before.
+        """
+        if self._next_turn is not None:
+            if after_s or not self._is_put_off:
+                return
+            self._next_turn.cancel()
+            self._next_turn = None
+        if self.is_caught_up():
             return
-        self._goes_on = True
         loop = asyncio.get_running_loop()
+        self._is_put_off = after_s > 0
         if after_s:
-            loop.call_later(after_s, self._go_on)
+            self._next_turn = loop.call_later(after_s, self._go_on)
         else:
-            loop.call_soon(self._go_on)
+            self._next_turn = loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        self._goes_on = False
+        self._next_turn = None
         self._host.enter(self.run)
 
     def install_begins(self) -> None:

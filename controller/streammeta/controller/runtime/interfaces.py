@@ -64,6 +64,11 @@ class StateMachine(Protocol):
         """Fail waiting writes: full disks hold up their entries."""
         ...
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a caller waits for entries that are yet to be delivered."""
+        ...
+
     def freeze(self, point: SnapshotPoint) -> Callable[[Sink], object]:
         """Return a writer of the state as it is now, which is that at `point`.
 
