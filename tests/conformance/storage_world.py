@@ -67,8 +67,7 @@ class StorageWorld:
 
     def _is_expiry_due(self) -> bool:
         cluster_map = self._run.live.controller.cluster_map
-        deadline = cluster_map.prepared_deadline()
-        return deadline is not None and deadline < self._run.clock.now_ms
+        return bool(cluster_map.expired(self._run.clock.now_ms, limit=1))
 
     async def clean_up(self, marked: set[int]) -> bool:
         """Run the clean-up of destroyed objects once; False if the one before is unfinished.

@@ -260,8 +260,9 @@ def _starts(stream: Any) -> set[int]:
 
 def _compare_what_is_due(cluster_map: ClusterMap, model: Model, now: int) -> None:
     prepared = [i for i in model.state.objects if model.state.is_prepared(i)]
-    deadlines = [model.state.objects[i].timestamp for i in prepared]
-    same(cluster_map.prepared_deadline(), min(deadlines, default=None), "prepared_deadline")
+    for at in (now, now + 3_600_000):
+        expired = [i for i in prepared if model.state.objects[i].timestamp < at]
+        same(sorted(cluster_map.expired(at, len(prepared) + 1)), expired, "expired")
     for marked_before in (now + 1, now - 200):
         got = cluster_map.destroyed(marked_before, 1_000, now)
         assert len(got) == len(set(got)), f"destroyed: {got} names an object twice"

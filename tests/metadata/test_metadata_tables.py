@@ -194,7 +194,6 @@ def test_due_objects_are_named_earliest_first_and_only_while_they_are_due() -> N
     assert due.before(times[7], 100) == (9, 8)
     assert due.before(10_001, 2) == (9, 8)
     del times[9], times[8]
-    assert due.first_time() == times[7]
     assert due.before(10_001, 2) == (7, 6)
 
 

@@ -65,7 +65,7 @@ class _Sweep(PeriodicTask):
 class Expiry(_Sweep):
     """Expires prepared objects whose writers did not commit in time.
 
-    Reads the earliest deadline, never all objects.
+    Looks at the seconds that have begun alone, never at all objects.
     """
 
     def __init__(self, controller: MetadataController, clock: Clock, interval_ms: int) -> None:
@@ -77,8 +77,7 @@ class Expiry(_Sweep):
         await self._write_while(self._is_due, ExpireObjects(limit=EXPIRE_BATCH_MAX))
 
     def _is_due(self) -> bool:
-        deadline = self._controller.cluster_map.prepared_deadline()
-        return deadline is not None and deadline < self._clock.wall_ms()
+        return bool(self._controller.cluster_map.expired(self._clock.wall_ms(), limit=1))
 
 
 class StreamSweep(_Sweep):

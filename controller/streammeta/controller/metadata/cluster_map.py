@@ -225,10 +225,6 @@ class ClusterMap:
         """The object id that is issued next."""
         return self._objects.next_object_id
 
-    def prepared_deadline(self) -> int | None:
-        """Return the earliest deadline of a prepared object, or None."""
-        return self._objects.first_deadline()
-
     def expired(self, now_ms: int, limit: int) -> tuple[int, ...]:
         """Return at most `limit` prepared objects whose deadline lies before `now_ms`."""
         return self._objects.expired_before(now_ms, limit)

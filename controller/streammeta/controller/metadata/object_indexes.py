@@ -87,15 +87,6 @@ class ExpiryIndex:
         for number, part in zip(firsts, np.split(ids, cuts), strict=True):
             self.add_ids(number * _SLOT_MS, part)
 
-    def first_time(self) -> int | None:
-        """Return the earliest expiry time, or None."""
-        while self._order:
-            _, times = self._expiring(self._order[0])
-            if len(times):
-                return int(times[0])
-            self._drop(self._order[0])
-        return None
-
     def before(self, time_ms: int, limit: int) -> tuple[int, ...]:
         """Return at most `limit` ids that expire before `time_ms`, earliest first; they stay."""
         found: list[int] = []

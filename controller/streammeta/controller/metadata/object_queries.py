@@ -217,10 +217,6 @@ class ObjectQueries:
         """Return what a remembered PrepareObjects was answered, or None."""
         return self._requests.get(key)
 
-    def first_deadline(self) -> int | None:
-        """Return the earliest deadline of a prepared object, or None."""
-        return self._deadlines.first_time()
-
     def expired_before(self, time_ms: int, limit: int) -> tuple[int, ...]:
         """Return at most `limit` prepared objects with an earlier deadline, earliest first."""
         return self._deadlines.before(time_ms, limit)
