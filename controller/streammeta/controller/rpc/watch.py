@@ -29,10 +29,10 @@ from streammeta.v1 import metadata_pb2 as pb
 PROGRESS_S = 1.0
 """Maximum time between two messages to an idle watch, in seconds, unless others wait."""
 
-REST_PER_WATCH_S = 0.0005
+REST_PER_WATCH_S = 0.00075
 """Time that a watch rests after a message, for each watch there is, in seconds.
 
-However many there are, they are sent no more than 2000 messages a second together while changes
+However many there are, they are sent no more than 1333 messages a second together while changes
 come all the time; changes after a longer silence come at once. Only those rest that may be sent
 several changes in a message, and that one message brings up to date.
 """
