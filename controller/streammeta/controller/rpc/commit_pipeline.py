@@ -30,6 +30,7 @@ from streammeta.controller.rpc.wire_columns import (
     uploads_out,
 )
 from streammeta.controller.runtime.admission import TurnBudget
+from streammeta.controller.runtime.commit_rests import CommitRests
 from streammeta.controller.runtime.controller import MetadataController, Submission
 from streammeta.v1 import columns_pb2 as pb
 
@@ -113,8 +114,9 @@ class _Refused:
 class _Ahead:
     """Messages read and not answered yet; those not yet decided are queued in order."""
 
-    def __init__(self, messages_max: int) -> None:
+    def __init__(self, messages_max: int, rests: CommitRests) -> None:
         self._messages_max = messages_max
+        self._rests = rests
         self._sizes: deque[int] = deque()
         self._bytes = 0
         self._undecided: deque[bytes] = deque()
@@ -133,6 +135,7 @@ class _Ahead:
         self._sizes.append(len(data))
         self._bytes += len(data)
         self._undecided.append(data)
+        self._rests.arrived(len(data))
         self._more.set()
 
     def end(self) -> None:
@@ -149,12 +152,25 @@ class _Ahead:
 
     def take(self) -> bytes | None:
         """Return the next message to decide, None if there is none now."""
-        return self._undecided.popleft() if self._undecided else None
+        if not self._undecided:
+            return None
+        data = self._undecided.popleft()
+        self._rests.left(len(data))
+        return data
 
     def answered(self) -> None:
         """Note that the oldest message is answered."""
-        self._bytes -= self._sizes.popleft()
+        size = self._sizes.popleft()
+        self._bytes -= size
+        self._rests.answered(size)
         self._fewer.set()
+
+    def drop(self) -> None:
+        """Forget all messages: their caller has gone."""
+        while self.take() is not None:
+            pass
+        while self._sizes:
+            self.answered()
 
 
 class CommitPipeline:
@@ -166,6 +182,7 @@ class CommitPipeline:
         self._controller = controller
         self._messages_ahead = messages_ahead
         self._budget = TurnBudget(ROWS_A_PART)
+        self._rests = CommitRests()
         self._open: Counter[str] = Counter()
 
     async def handle(self, messages: AsyncIterator[bytes], context: Context) -> None:
@@ -201,7 +218,7 @@ class CommitPipeline:
                 del self._open[connection]
 
     async def _serve(self, messages: AsyncIterator[bytes], context: Context) -> None:
-        ahead = _Ahead(self._messages_ahead)
+        ahead = _Ahead(self._messages_ahead, self._rests)
         taken: asyncio.Queue[_Decided | _Refused | None] = asyncio.Queue()
         tasks = [
             asyncio.create_task(self._read(messages, ahead)),
@@ -215,6 +232,7 @@ class CommitPipeline:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            ahead.drop()
 
     async def _read(self, messages: AsyncIterator[bytes], ahead: _Ahead) -> None:
         stream = aiter(messages)
@@ -233,7 +251,9 @@ class CommitPipeline:
     ) -> None:
         try:
             while await ahead.wait():
+                await self._rests.over()
                 refusal = await self._turn()
+                self._rests.began()
                 for message in await self._decide_waiting(ahead, refusal):
                     taken.put_nowait(message)
                     if isinstance(message, _Refused):

@@ -1,0 +1,102 @@
+"""Batches of pipelines rest while more messages come, and never when nobody else would join."""
+
+import asyncio
+
+import pytest
+
+from streammeta.controller.runtime import commit_rests
+from streammeta.controller.runtime.commit_rests import ENOUGH_BYTES, CommitRests
+
+SIZE = ENOUGH_BYTES // 8
+"""Of one message."""
+
+
+@pytest.fixture(autouse=True)
+def _rests_never_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_rests, "REST_S", 3600.0)
+
+
+async def is_over(rests: CommitRests) -> bool:
+    """Whether a batch may begin; what waits for it goes on waiting."""
+    waiting = asyncio.ensure_future(rests.over())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    is_done = waiting.done()
+    waiting.cancel()
+    return is_done
+
+
+def begin(rests: CommitRests, *sizes: int) -> None:
+    rests.began()
+    for size in sizes:
+        rests.left(size)
+
+
+async def begun(*sizes: int) -> CommitRests:
+    """Return rests after a batch with messages that came alone."""
+    rests = CommitRests()
+    for size in sizes:
+        rests.arrived(size)
+        begin(rests, size)
+    return rests
+
+
+async def test_messages_that_come_one_after_the_other_never_rest() -> None:
+    rests = CommitRests()
+    for size in (SIZE, 1, SIZE // 2):
+        rests.arrived(size)
+        assert await is_over(rests)
+        begin(rests, size)
+        rests.answered(size)
+
+
+async def test_a_message_behind_another_rests() -> None:
+    rests = await begun(SIZE)
+    rests.arrived(1)
+    assert not await is_over(rests)
+    rests.answered(SIZE)
+    assert not await is_over(rests)
+
+
+async def test_a_rest_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_rests, "REST_S", 0.001)
+    rests = await begun(SIZE)
+    rests.arrived(1)
+    await asyncio.wait_for(rests.over(), 5)
+
+
+async def test_all_that_rest_go_on_together_once_they_are_worth_a_batch() -> None:
+    rests = await begun(SIZE)
+    rests.arrived(1)
+    resting = [asyncio.ensure_future(rests.over()) for _ in range(3)]
+    resting[0].cancel()  # its caller has gone
+    await asyncio.sleep(0)
+    assert not any(each.done() for each in resting[1:])
+    rests.arrived(ENOUGH_BYTES)
+    await asyncio.wait_for(asyncio.gather(*resting[1:]), 5)
+
+
+async def test_who_waits_for_answers_themselves_rest_only_until_all_have_come() -> None:
+    rests = CommitRests()
+    for _ in range(4):
+        rests.arrived(SIZE)
+    begin(rests, *[SIZE] * 4)
+    for _ in range(4):
+        rests.answered(SIZE)
+    for count in range(1, 4):
+        rests.arrived(SIZE)
+        assert await is_over(rests) == (count == 3)
+
+
+async def test_a_batch_after_one_that_was_shared_rests_too() -> None:
+    rests = await begun(SIZE)
+    rests.arrived(SIZE)
+    begin(rests, SIZE)
+    rests.answered(SIZE)
+    rests.answered(SIZE)
+    rests.arrived(1)
+    assert not await is_over(rests)
+    begin(rests, 1)
+    rests.answered(1)
+    rests.arrived(1)
+    assert await is_over(rests)
