@@ -13,6 +13,7 @@ from streammeta.controller.metadata.requests import OpenStreams, PrepareObjects,
 from streammeta.controller.rpc import commit_pipeline
 from streammeta.controller.rpc.commit_pipeline import ROWS_A_COMMIT, ROWS_A_PART, CommitPipeline
 from streammeta.controller.rpc.services import service_handler
+from streammeta.controller.runtime import commit_rests
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
@@ -313,3 +314,38 @@ async def test_messages_that_arrive_together_on_many_pipelines_share_turns(scene
     assert max(decided) <= ROWS_A_PART // ROWS_A_COMMIT
     for call in calls:
         call.call.cancel()
+
+
+async def test_messages_behind_one_that_is_not_committed_rest_and_are_decided_together(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_rests, "REST_S", 3600.0)
+    behind = scene.another()
+    await scene.send(uploads(1, (0, 0, 0)))
+    await scene.appended(1)
+    await behind.send(uploads(1, (1, 1, 0)))
+    await asyncio.sleep(0.05)
+    assert scene.log.next_offset == scene.log.committed + 1
+
+    many = [(object_id, 2, 10 * at) for at, object_id in enumerate(range(2, 40))]
+    await scene.send(uploads(2, *many))  # enough for a batch
+
+    await scene.appended(3)
+    assert not (await behind.committed_answer()).uploads.errors
+    assert [(await scene.receive()).sequence for _ in range(2)] == [1, 2]
+
+
+async def test_messages_of_a_caller_that_has_gone_hold_nobody_up(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_rests, "REST_S", 3600.0)
+    gone = scene.another()
+    await gone.send(uploads(1, (0, 0, 0)))
+    await scene.appended(1)
+    await gone.send(uploads(2, (1, 1, 0)))  # rests
+    gone.call.cancel()
+    await asyncio.sleep(0.1)
+    for sequence in (1, 2):  # the first may come after a batch that was shared
+        await scene.send(uploads(sequence, (1 + sequence, sequence, 0)))
+    await scene.appended(3)
+    assert (await scene.committed_answer()).sequence == 1
