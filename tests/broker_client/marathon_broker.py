@@ -15,19 +15,12 @@ import random
 import struct
 import sys
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
-from streammeta.client import (
-    BrokerSession,
-    ControllerClient,
-    LogIdentity,
-    StreamWriter,
-    WriteAheadLog,
-    WriterConfig,
-)
+from streammeta.client import StreamClient, StreamClientConfig, StreamWriter, WriterConfig
 from streammeta.storage.object_store.local import LocalObjectStore
 
 RECORD_BYTES = 100
@@ -51,7 +44,7 @@ class Settings:
     node_epoch: int
     streams: int
     records: int
-    durability: str
+    durability: Literal["object", "wal"]
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -80,30 +73,22 @@ def count_notes(path: Path) -> int:
 async def live(settings: Settings) -> None:
     """Take over what an earlier process left, and write until the quota is reached."""
     root = Path(settings.root)
-    store = LocalObjectStore(root / "bucket")
-    async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(ControllerClient(settings.endpoints))
-        session = await BrokerSession.open(client, settings.node_id, settings.node_epoch)
-        log = None
-        if settings.durability == "wal":
-            identity = LogIdentity(session.namespace, settings.node_id, settings.node_epoch)
-            log = await WriteAheadLog.open(root / f"log-{settings.node_id}", identity)
-            stack.push_async_callback(log.close)
-        config = WriterConfig(
-            upload_bytes=_MIB // 4,
-            max_buffer_bytes=32 * _MIB,
-            durability="wal" if log is not None else "object",
-        )
-        writer = await stack.enter_async_context(StreamWriter(session, store, config, log=log))
-        writer.attach(session.inherited)
-        if log is not None:
-            await writer.recover()
-        streams = [stream.stream_id for stream in session.inherited]
+    bounds = WriterConfig(
+        upload_bytes=_MIB // 4, max_buffer_bytes=32 * _MIB, durability=settings.durability
+    )
+    log = root / f"log-{settings.node_id}" if settings.durability == "wal" else None
+    async with await StreamClient.open(
+        settings.endpoints,
+        LocalObjectStore(root / "bucket"),
+        node_id=settings.node_id,
+        node_epoch=settings.node_epoch,
+        config=StreamClientConfig(writer=bounds, wal_directory=log),
+    ) as client:
+        streams = [stream.stream_id for stream in client.inherited]
         if not streams:
-            streams = await session.create_streams([{}] * settings.streams)
-            opened = (await session.open_streams(dict.fromkeys(streams, 0))).require_all()
-            writer.attach(opened.values())
-        await fill(writer, streams, settings)
+            streams = await client.create_streams([{}] * settings.streams)
+            (await client.open_streams(dict.fromkeys(streams, 0))).require_all()
+        await fill(client.writer, streams, settings)
 
 
 async def fill(writer: StreamWriter, streams: list[int], settings: Settings) -> None:

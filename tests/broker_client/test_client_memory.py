@@ -10,24 +10,26 @@ from typing import Any
 
 import pytest
 
-from tests.broker_client.reading_process import LIMIT_BYTES, STORED_BYTES
+from tests.broker_client.memory_child import (
+    LIMIT_BYTES,
+    MIB,
+    OBJECT_BYTES,
+    OBJECTS,
+    write_objects,
+)
 
 pytestmark = pytest.mark.process
 
-MIB = 1024 * 1024
 ALLOWANCE = 1.2
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def measured(child: str, *arguments: object) -> dict[str, Any]:
+def measured(name: str, *arguments: object) -> dict[str, Any]:
     """Run a child process to its end; return the figures on its last line."""
+    program = [sys.executable, "-m", "tests.broker_client.memory_child"]
+    command = [*program, name, json.dumps(arguments, default=str)]
     done = subprocess.run(
-        [sys.executable, "-m", f"tests.broker_client.{child}", *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+        command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -36,10 +38,10 @@ def measured(child: str, *arguments: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("payload", [1_000, 16_384], ids=["small records", "large records"])
 def test_a_reader_grows_by_no_more_than_its_limits(payload: int, tmp_path: Path) -> None:
-    report = measured("reading_process", tmp_path, payload)
-    assert report["read_bytes"] >= STORED_BYTES
-    assert report["held_bytes"] <= LIMIT_BYTES
-    assert report["grown_bytes"] <= LIMIT_BYTES * ALLOWANCE, report
+    report = measured("reader", tmp_path, write_objects(tmp_path, payload))
+    assert report["read"] >= OBJECTS * OBJECT_BYTES
+    assert report["held"] <= LIMIT_BYTES
+    assert report["grown"] <= LIMIT_BYTES * ALLOWANCE, report
 
 
 @pytest.mark.parametrize(
@@ -51,22 +53,23 @@ def test_a_writer_that_outruns_the_store_grows_by_no_more_than_its_buffer(
     record_bytes: int, streams: int, total: int
 ) -> None:
     limit = 24 * MIB
-    report = measured("memory_child", limit, record_bytes, streams, total)
+    report = measured("writer", limit, record_bytes, streams, total)
     assert report["found_full"] > 0, "the producer never met a full buffer"
     assert report["stored"] > total
     assert limit // 2 < report["grown"] < limit * ALLOWANCE, report
 
 
 @pytest.mark.parametrize(
-    ("streams", "record_bytes", "overlap"), [(6, 64_000, 1), (300, 4_000, 0)], ids=["6", "300"]
+    ("streams", "record_bytes", "overlap"),
+    [(6, 64_000, True), (300, 4_000, False)],
+    ids=["6", "300"],
 )
 def test_a_compaction_grows_by_no_more_than_its_budget(
-    tmp_path: Path, streams: int, record_bytes: int, overlap: int
+    tmp_path: Path, streams: int, record_bytes: int, overlap: bool
 ) -> None:
     budget, total = 24 * MIB, 96 * MIB
-    report = measured(
-        "compaction_child", tmp_path, budget, total, 8 * MIB, streams, record_bytes, overlap
-    )
+    shape = (8 * MIB, streams, record_bytes, overlap)
+    report = measured("compactor", tmp_path, budget, total, *shape)
     assert report["bytes_read"] > total * 0.8
     assert report["bytes_written"] > total * 0.8
     assert report["sources_checked"] == total // (8 * MIB)

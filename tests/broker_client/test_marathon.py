@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from streammeta.cli.local_cluster import Child, LocalCluster, start_child
-from streammeta.client import ControllerClient, StreamReader
-from streammeta.storage.object_store.local import LocalObjectStore
+from streammeta.client import StreamClient
 from tests.broker_client.marathon_broker import MANY, Settings, count_notes, payload_of, read_notes
 from tests.kit.real_cluster import running_cluster
 
@@ -102,19 +101,14 @@ def wait_until_acknowledged(brokers: Brokers, appends: int) -> None:
 
 async def read_all(cluster: LocalCluster, ends: dict[int, int]) -> int:
     """Read every stream and compare it; return how many records there are."""
-    store = LocalObjectStore(cluster.root / "bucket")
     total = 0
-    async with ControllerClient(cluster.endpoints) as client:
-        reader = StreamReader(client, store, await client.object_namespace())
-        try:
-            async for stream_id, records in reader.read_streams(list(ends)):
-                for offset, record in enumerate(records):
-                    assert record.base_offset == offset
-                    assert record.payload == payload_of(stream_id, offset)
-                assert len(records) >= ends[stream_id], f"stream {stream_id} has lost records"
-                total += len(records)
-        finally:
-            await reader.close()
+    async with await StreamClient.open(cluster.endpoints, cluster.store_uri) as client:
+        async for stream_id, records in client.reader.read_streams(list(ends)):
+            for offset, record in enumerate(records):
+                assert record.base_offset == offset
+                assert record.payload == payload_of(stream_id, offset)
+            assert len(records) >= ends[stream_id], f"stream {stream_id} has lost records"
+            total += len(records)
     return total
 
 

@@ -12,11 +12,9 @@ import pytest
 from streammeta.cli.cluster_command import Verdict, judge
 from streammeta.cli.local_cluster import free_ports
 from streammeta.rpc.failures import RpcFailure
-from streammeta.v1 import admin_pb2
+from streammeta.v1 import admin_pb2, admin_pb2_grpc, quorum_pb2_grpc
 from streammeta.v1 import quorum_pb2 as pb
-from streammeta.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
-from streammeta.v1.quorum_pb2_grpc import QuorumServiceServicer, add_QuorumServiceServicer_to_server
-from tests.kit.grpc_servers import served_by_threads
+from tests.kit.grpc_servers import abort, served_by_threads, unimplemented
 from tests.kit.real_cluster import (
     leader_of,
     running_cluster,
@@ -24,9 +22,9 @@ from tests.kit.real_cluster import (
     wait_until,
     writes_going_on,
 )
-from tests.shell.fake_cluster import abort
 
 LEADER = 1
+SERVICES = (admin_pb2_grpc, quorum_pb2_grpc)
 
 
 class FakeLog:
@@ -43,7 +41,7 @@ class FakeLog:
         return min(100 + grown, self._stops_at)
 
 
-class FakeController(QuorumServiceServicer, AdminServiceServicer):
+class FakeController(unimplemented(*SERVICES)):  # type: ignore[misc]
     """A member whose hash at an offset is told by the offset, unless it `differs`."""
 
     observers: tuple[pb.ReplicaStatus, ...] = ()
@@ -99,15 +97,12 @@ def cluster(
     """Three voters, of which the last `silent` do not run."""
     endpoints = [f"127.0.0.1:{port}" for port in free_ports(3)]
     members = [
-        FakeController(number, log, endpoints, number in differs)  # type: ignore[abstract]
-        for number in range(1, 4 - silent)
+        FakeController(number, log, endpoints, number in differs) for number in range(1, 4 - silent)
     ]
     with contextlib.ExitStack() as stack:
         for member in members:
-            quorum = (add_QuorumServiceServicer_to_server, member)
-            admin = (add_AdminServiceServicer_to_server, member)
             at = endpoints[member.node_id - 1]
-            stack.enter_context(served_by_threads(quorum, admin, at=at, threads=8))
+            stack.enter_context(served_by_threads(member, *SERVICES, at=at, threads=8))
         yield members
 
 

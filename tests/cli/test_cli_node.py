@@ -10,33 +10,30 @@ import pytest
 from streammeta.cli.client import ControllerClient
 from streammeta.client.errors import code_name
 from streammeta.v1 import common_pb2, nodes_pb2, streams_pb2
-from streammeta.v1.nodes_pb2_grpc import (
-    NodeServiceServicer,
-    NodeServiceStub,
-    add_NodeServiceServicer_to_server,
-)
-from streammeta.v1.streams_pb2_grpc import (
-    StreamServiceServicer,
-    StreamServiceStub,
-    add_StreamServiceServicer_to_server,
-)
-from tests.kit.grpc_servers import served_by_threads
+from streammeta.v1.nodes_pb2_grpc import NodeServiceStub
+from streammeta.v1.streams_pb2_grpc import StreamServiceStub
 from tests.kit.real_cluster import running_cluster, streammeta
+from tests.shell.fake_cluster import FakeCluster, serve
 
 
-class FakeController(NodeServiceServicer, StreamServiceServicer):
-    """Answers with what the test gives it, and remembers what it was asked."""
+class FakeController(FakeCluster):
+    """Has node 7, answers what changes it with `error`, and remembers what it was asked."""
 
     def __init__(self) -> None:
-        self.nodes: dict[int, nodes_pb2.NodeDescription] = {}
-        self.streams: list[streams_pb2.StreamDescription] = []
+        super().__init__()
+        self.page_size = 1
         self.error: common_pb2.ErrorCode.ValueType = common_pb2.ERROR_CODE_NONE
         self.asked: list[Any] = []
-
-    def GetNodes(self, request: Any, context: Any) -> Any:  # noqa: N802
-        ids = request.node_ids or sorted(self.nodes)
-        return nodes_pb2.GetNodesResponse(
-            nodes=[self.nodes[node_id] for node_id in ids if node_id in self.nodes]
+        self.nodes[7] = nodes_pb2.NodeDescription(
+            node_id=7,
+            node_epoch=11,
+            state=nodes_pb2.NODE_STATE_FENCED,
+            locked=True,
+            supervised=True,
+            recovered_by=8,
+            compacted_by=9,
+            pending_upload_count=2,
+            stream_set_object_count=3,
         )
 
     def LockNode(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -53,16 +50,6 @@ class FakeController(NodeServiceServicer, StreamServiceServicer):
             self.nodes[request.node.node_id].departed = True
         return nodes_pb2.UnregisterNodeResponse(error=self.error)
 
-    def DescribeStreams(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """One stream a page."""
-        ids = request.stream_ids
-        wanted = [each for each in self.streams if not ids or each.stream_id in ids]
-        at = int(request.page.page_token or 0)
-        more = str(at + 1) if at + 1 < len(wanted) else ""
-        return streams_pb2.DescribeStreamsResponse(
-            streams=wanted[at : at + 1], next_page_token=more
-        )
-
     def AbandonUploads(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.asked.append(request)
         return streams_pb2.AbandonUploadsResponse(
@@ -73,21 +60,8 @@ class FakeController(NodeServiceServicer, StreamServiceServicer):
 
 @contextlib.contextmanager
 def serving() -> Iterator[tuple[FakeController, str]]:
-    controller = FakeController()  # type: ignore[abstract]
-    controller.nodes[7] = nodes_pb2.NodeDescription(
-        node_id=7,
-        node_epoch=11,
-        state=nodes_pb2.NODE_STATE_FENCED,
-        locked=True,
-        supervised=True,
-        recovered_by=8,
-        compacted_by=9,
-        pending_upload_count=2,
-        stream_set_object_count=3,
-    )
-    nodes = (add_NodeServiceServicer_to_server, controller)
-    streams = (add_StreamServiceServicer_to_server, controller)
-    with served_by_threads(nodes, streams) as endpoint:
+    controller = FakeController()
+    with serve(controller) as endpoint:
         yield controller, endpoint
 
 
@@ -132,7 +106,7 @@ def test_a_dry_run_lists_what_the_node_owes_on_all_pages_and_asks_for_nothing() 
             owed = {"stream_id": stream_id, "start_offset": 10, "end_offset": 15}
             stream.pending_uploads.add(node_id=7, **owed)
             stream.pending_uploads.add(node_id=8, stream_id=stream_id, end_offset=10)
-            controller.streams.append(stream)
+            controller.streams[stream_id] = stream
         code, answer = node(endpoint, "abandon", "--node-id", "7", "--dry-run")
         assert (code, answer["streams"], answer["lost_offsets"]) == (0, 3, 15)
         assert [row["stream_id"] for row in answer["uploads"]] == [0, 1, 2]

@@ -10,12 +10,12 @@ from streammeta.cli.local_cluster import free_ports
 from streammeta.cli.output import run_cli
 from streammeta.cli.root import cli
 from streammeta.v1 import quorum_pb2 as pb
-from streammeta.v1.quorum_pb2_grpc import QuorumServiceServicer, add_QuorumServiceServicer_to_server
-from tests.kit.grpc_servers import served_by_threads
+from streammeta.v1 import quorum_pb2_grpc
+from tests.kit.grpc_servers import served_by_threads, unimplemented
 from tests.kit.real_cluster import streammeta
 
 
-class FakeController(QuorumServiceServicer):
+class FakeController(unimplemented(quorum_pb2_grpc)):  # type: ignore[misc]
     """Says what it was given, and remembers which voters it was asked to add."""
 
     def __init__(self, view: pb.DescribeQuorumResponse) -> None:
@@ -34,9 +34,9 @@ class FakeController(QuorumServiceServicer):
 def serving(*views: pb.DescribeQuorumResponse) -> Iterator[tuple[str, list[FakeController]]]:
     """Serve each view, gives the first endpoint; every view's voters get the endpoints in order."""
     with contextlib.ExitStack() as stack:
-        controllers = [FakeController(view) for view in views]  # type: ignore[abstract]
-        services = [(add_QuorumServiceServicer_to_server, each) for each in controllers]
-        endpoints = [stack.enter_context(served_by_threads(each)) for each in services]
+        controllers = [FakeController(view) for view in views]
+        served = [served_by_threads(each, quorum_pb2_grpc) for each in controllers]
+        endpoints = [stack.enter_context(each) for each in served]
         for view in views:
             for voter, endpoint in zip(view.voters, endpoints, strict=False):
                 voter.endpoint = endpoint

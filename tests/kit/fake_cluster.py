@@ -320,6 +320,10 @@ class FakeCluster:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.gather(*(server.stop(None) for server in self._servers if server))
 
+    def high_watermark(self) -> int:
+        """Return up to where entries are committed."""
+        return 0
+
     async def start(self, member: int, address: str) -> None:
         self._servers[member], self.endpoints[member] = await started(
             *self._handlers(member), at=address
@@ -363,7 +367,7 @@ class FakeCluster:
             (methods.GET_OBJECTS, self.map.objects),
             (methods.DESCRIBE_CLUSTER, lambda request: admin_pb2.DescribeClusterResponse(
                 cluster_id="fake", object_namespace=NAMESPACE, answered_by=member,
-                cluster_uuid=FAKE_UUID)),
+                cluster_uuid=FAKE_UUID, high_watermark=self.high_watermark())),
         ):  # fmt: skip
             by_service[method.service][method.name] = self._handler(member, method, apply)
         by_service["ObjectService"]["CommitPipeline"] = self._pipeline(member)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeAlias
+from types import ModuleType
+from typing import Any, NoReturn
 
 import grpc
 
 from streammeta.rpc.connections import listen, new_blocking_server, new_server
+from streammeta.rpc.failures import details_trailer
 
 ANY_PORT = "127.0.0.1:0"
-Service: TypeAlias = tuple[Callable[[Any, grpc.Server], None], Any]
-"""The generated `add_..._to_server` of a service, and its servicer."""
 
 
 async def started(
@@ -36,12 +36,31 @@ async def served(*handlers: grpc.GenericRpcHandler) -> AsyncIterator[str]:
         await server.stop(None)
 
 
+def unimplemented(*modules: ModuleType) -> Any:
+    """Return a base class for fakes: servicers of the services of these `*_pb2_grpc` modules."""
+    found = [vars(module).items() for module in modules]
+    bases = (kind for items in found for name, kind in items if name.endswith("Servicer"))
+    return type("Unimplemented", tuple(bases), {})
+
+
+def abort(
+    context: Any, code: grpc.StatusCode, reason: str, message: str, metadata: dict[str, str]
+) -> NoReturn:
+    """End a call of a servicer in threads with a status and ErrorInfo, as controllers do."""
+    context.set_trailing_metadata(details_trailer(code, message, reason, metadata))
+    context.abort(code, message)
+    raise AssertionError("abort returned")
+
+
 @contextmanager
-def served_by_threads(*services: Service, at: str = ANY_PORT, threads: int = 4) -> Iterator[str]:
-    """Serve in threads until the block ends; gives the endpoint."""
+def served_by_threads(
+    servicer: Any, *modules: ModuleType, at: str = ANY_PORT, threads: int = 4
+) -> Iterator[str]:
+    """Serve these modules' services in threads until the block ends; gives the endpoint."""
     server = new_blocking_server(threads)
-    for add_to_server, servicer in services:
-        add_to_server(servicer, server)
+    for name, add_to_server in (item for module in modules for item in vars(module).items()):
+        if name.startswith("add_"):
+            add_to_server(servicer, server)
     port = listen(server, at)
     server.start()
     try:

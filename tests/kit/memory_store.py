@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from streammeta.storage.errors import (
@@ -86,9 +86,8 @@ class MemoryObjectStore:
             return {key: stored.data for key, stored in self._stored.items()}
 
     def check(self) -> None:
-        """See `ObjectStore.check`."""
         with self._call("check"):
-            self._fail_if_told("check")
+            pass
 
     def until(self, deadline: float) -> MemoryObjectStore:
         """See `ObjectStore.until`; a call that has begun is not interrupted, as none waits."""
@@ -97,25 +96,20 @@ class MemoryObjectStore:
         return view
 
     def metrics(self) -> StoreMetrics:
-        """See `ObjectStore.metrics`."""
         return self._meter.snapshot()
 
     def put(
         self, key: str, data: Body, *, if_absent: bool = False, tags: Tags | None = None
     ) -> None:
-        """See `ObjectStore.put`."""
         check_key(key)
         check_tags(tags or {})
         with self._call("put") as tally:
-            self._fail_if_told("put")
             tally.bytes_sent = self._store(key, bytes(data), tags, if_absent=if_absent)
 
     def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """See `ObjectStore.get_range`."""
         check_key(key)
         check_range(start, end)
         with self._call("get_range") as tally:
-            self._fail_if_told("get_range")
             data = self._read(key, start, end)
             tally.bytes_received = len(data)
         return data
@@ -132,43 +126,34 @@ class MemoryObjectStore:
         return dict(self._find(key).tags)
 
     def head(self, key: str) -> ObjectInfo:
-        """See `ObjectStore.head`."""
         check_key(key)
         with self._call("head"):
-            self._fail_if_told("head")
             return self._find(key).info
 
     def list_objects(
         self, prefix: str = "", start_after: str | None = None
     ) -> Iterator[ObjectInfo]:
         """See `ObjectStore.list_objects`; here one page holds everything."""
-        with self._call("list_objects"):
-            self._fail_if_told("list_objects")
-            with self._lock:
-                infos = [stored.info for stored in self._stored.values()]
+        with self._call("list_objects"), self._lock:
+            infos = [stored.info for stored in self._stored.values()]
         after = b"" if start_after is None else start_after.encode()
         for info in sorted(infos, key=lambda info: info.key.encode()):
             if info.key.startswith(prefix) and info.key.encode() > after:
                 yield info
 
     def delete_many(self, keys: Iterable[str]) -> DeleteResult:
-        """See `ObjectStore.delete_many`."""
         wanted = tuple(keys)
         for key in wanted:
             check_key(key)
-        with self._call("delete_many"):
-            self._fail_if_told("delete_many")
-            with self._lock:
-                for key in wanted:
-                    self._stored.pop(key, None)
+        with self._call("delete_many"), self._lock:
+            for key in wanted:
+                self._stored.pop(key, None)
         return DeleteResult(wanted, {})
 
     def start_multipart(self, key: str, *, tags: Tags | None = None) -> MultipartUpload:
-        """See `ObjectStore.start_multipart`."""
         check_key(key)
         check_tags(tags or {})
         with self._call("start_multipart"):
-            self._fail_if_told("start_multipart")
             number = next(self._upload_numbers)
             upload = MultipartUpload(key, f"upload-{number}", self._now_ms())
             with self._lock:
@@ -176,10 +161,8 @@ class MemoryObjectStore:
         return upload
 
     def upload_part(self, upload: MultipartUpload, number: int, data: Body) -> UploadedPart:
-        """See `ObjectStore.upload_part`."""
         check_part_number(number)
         with self._call("upload_part") as tally:
-            self._fail_if_told("upload_part")
             part = self._add_part(upload, number, bytes(data))
             tally.bytes_sent = part.size
         return part
@@ -187,20 +170,16 @@ class MemoryObjectStore:
     def copy_part(
         self, upload: MultipartUpload, number: int, source_key: str, start: int, end: int
     ) -> UploadedPart:
-        """See `ObjectStore.copy_part`."""
         check_part_number(number)
         check_range(start, end)
         with self._call("copy_part"):
-            self._fail_if_told("copy_part")
             if end > self._find(source_key).info.size:
                 raise RangeNotSatisfiableError(source_key, start)
             return self._add_part(upload, number, self._read(source_key, start, end))
 
     def complete_multipart(self, upload: MultipartUpload, parts: Sequence[UploadedPart]) -> None:
-        """See `ObjectStore.complete_multipart`."""
         check_parts(parts)
         with self._call("complete_multipart"):
-            self._fail_if_told("complete_multipart")
             with self._lock:
                 unfinished = self._unfinished(upload)
                 have = unfinished.parts
@@ -212,18 +191,12 @@ class MemoryObjectStore:
             self._store(upload.key, data, unfinished.tags)
 
     def abort_multipart(self, upload: MultipartUpload) -> None:
-        """See `ObjectStore.abort_multipart`."""
-        with self._meter.call("abort_multipart", with_clean_up(self._deadline)):
-            self._fail_if_told("abort_multipart")
-            with self._lock:
-                self._uploads.pop(upload, None)
+        with self._call("abort_multipart", with_clean_up(self._deadline)), self._lock:
+            self._uploads.pop(upload, None)
 
     def list_multipart_uploads(self, prefix: str = "") -> Iterator[MultipartUpload]:
-        """See `ObjectStore.list_multipart_uploads`."""
-        with self._call("list_multipart_uploads"):
-            self._fail_if_told("list_multipart_uploads")
-            with self._lock:
-                uploads = list(self._uploads)
+        with self._call("list_multipart_uploads"), self._lock:
+            uploads = list(self._uploads)
         for upload in sorted(uploads, key=lambda upload: upload.key.encode()):
             if upload.key.startswith(prefix):
                 yield upload
@@ -231,14 +204,14 @@ class MemoryObjectStore:
     def close(self) -> None:
         """See `ObjectStore.close`; the objects stay for the test to look at."""
 
-    def _call(self, operation: str) -> AbstractContextManager[Tally]:
-        return self._meter.call(operation, self._deadline)
-
-    def _fail_if_told(self, operation: str) -> None:
-        with self._lock:
-            failures = self._failures.get(operation)
-            if failures:
-                raise failures.popleft()
+    @contextmanager
+    def _call(self, operation: str, deadline: float | None = None) -> Iterator[Tally]:
+        with self._meter.call(operation, deadline or self._deadline) as tally:
+            with self._lock:
+                failures = self._failures.get(operation)
+                if failures:
+                    raise failures.popleft()
+            yield tally
 
     def _store(self, key: str, data: bytes, tags: Tags | None, *, if_absent: bool = False) -> int:
         info = ObjectInfo(key, len(data), self._now_ms(), _etag(data))

@@ -28,17 +28,7 @@ from streammeta.storage.object_format.composite import LinkedObject, encode_comp
 from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.v1 import admin_pb2, metadata_pb2, objects_pb2, records_pb2
-from streammeta.v1.common_pb2 import (
-    ERROR_CODE_NONE,
-    ERROR_CODE_OFFSET_NOT_MATCHED,
-    ERROR_CODE_STREAM_NOT_EXIST,
-    OBJECT_KIND_COMPOSITE,
-    OBJECT_KIND_STREAM,
-    OBJECT_KIND_STREAM_SET,
-    ObjectKind,
-)
-from tests.fake_bucket import FAKE_UUID
+from streammeta.v1 import common_pb2, metadata_pb2, objects_pb2, records_pb2
 from tests.kit.built_objects import ObjectBuilder
 from tests.kit.fake_cluster import NAMESPACE, FakeCluster
 from tests.kit.memory_store import MemoryObjectStore
@@ -56,7 +46,7 @@ class Piece:
     """One object and the part of a stream it holds."""
 
     object_id: int
-    kind: ObjectKind.ValueType
+    kind: common_pb2.ObjectKind.ValueType
     start: int
     end: int
     size: int
@@ -96,28 +86,14 @@ class WatchedCluster(FakeCluster):
             self._watch, request_deserializer=metadata_pb2.WatchRequest.FromString
         )
 
-        async def describe(_request: Any, _context: Any) -> admin_pb2.DescribeClusterResponse:
-            self.calls["DescribeCluster"] += 1
-            return admin_pb2.DescribeClusterResponse(
-                cluster_id="fake",
-                object_namespace=NAMESPACE,
-                cluster_uuid=FAKE_UUID,
-                high_watermark=self._world.feed.end_offset + self._world.committed_elsewhere,
-            )
-
-        described = grpc.unary_unary_rpc_method_handler(
-            describe,
-            request_deserializer=admin_pb2.DescribeClusterRequest.FromString,
-            response_serializer=admin_pb2.DescribeClusterResponse.SerializeToString,
-        )
         self.map.objects = self._world.objects  # type: ignore[method-assign]
         return [
             grpc.method_handlers_generic_handler("streammeta.v1.MetadataService", {"Watch": watch}),
-            grpc.method_handlers_generic_handler(
-                "streammeta.v1.AdminService", {"DescribeCluster": described}
-            ),
             *super()._handlers(member),
         ]
+
+    def high_watermark(self) -> int:
+        return self._world.feed.end_offset + self._world.committed_elsewhere
 
     async def _watch(self, request: metadata_pb2.WatchRequest, context: Any) -> None:
         self.calls["Watch"] += 1
@@ -178,7 +154,7 @@ class World:
         pieces = {
             stream_id: Piece(
                 object_id,
-                OBJECT_KIND_STREAM_SET,
+                common_pb2.OBJECT_KIND_STREAM_SET,
                 records[0].base_offset,
                 records[-1].end_offset,
                 size,
@@ -206,7 +182,7 @@ class World:
             object_id, size = self._link(held)
         else:
             object_id, size, _ = self._put([held])
-        kind = OBJECT_KIND_COMPOSITE if composite else OBJECT_KIND_STREAM
+        kind = common_pb2.OBJECT_KIND_COMPOSITE if composite else common_pb2.OBJECT_KIND_STREAM
         new = Piece(object_id, kind, start, end, size, self._times(held), self._crc(object_id))
         stream.pieces[first : first + count] = [new]
         self._users[object_id] += 1
@@ -259,14 +235,14 @@ class World:
     def _locate(self, query: objects_pb2.ObjectQuery) -> objects_pb2.ObjectList:
         stream = self.streams.get(query.stream_id)
         if stream is None:
-            return objects_pb2.ObjectList(error=ERROR_CODE_STREAM_NOT_EXIST)
+            return objects_pb2.ObjectList(error=common_pb2.ERROR_CODE_STREAM_NOT_EXIST)
         answer = objects_pb2.ObjectList(
-            error=ERROR_CODE_NONE,
+            error=common_pb2.ERROR_CODE_NONE,
             stream_start_offset=stream.start,
             stream_end_offset=stream.end,
         )
         if query.start_offset < stream.start:
-            answer.error = ERROR_CODE_OFFSET_NOT_MATCHED
+            answer.error = common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED
             return answer
         for start, end in stream.lost:
             if start <= query.start_offset < end:
@@ -393,7 +369,7 @@ def stream_object_record(stream_id: int, piece: Piece) -> records_pb2.Record:
     committed = records_pb2.StreamObjectsCommittedRecord(
         object_id=column(piece.object_id),
         object_size=column(piece.size),
-        attributes=column(1 if piece.kind == OBJECT_KIND_COMPOSITE else 0),
+        attributes=column(1 if piece.kind == common_pb2.OBJECT_KIND_COMPOSITE else 0),
         stream_id=column(stream_id),
         start_offset=column(piece.start),
         end_offset=column(piece.end),

@@ -18,7 +18,7 @@ from streammeta.controller.snapshot.checkpoint_file import write_checkpoint
 from streammeta.reconcile.identity import ClusterIdentity
 from streammeta.reconcile.plan_folder import PlanResult, Tally
 from streammeta.reconcile.verdicts import Verdict
-from streammeta.rpc.failures import Reason, details_trailer
+from streammeta.rpc.failures import Reason
 from streammeta.storage.bucket_marker import BucketMarker, create_marker
 from streammeta.storage.object_format.object_key import cluster_namespace, key_for
 from streammeta.storage.object_store.address import open_object_store
@@ -32,7 +32,7 @@ from streammeta.v1 import (
     objects_pb2,
     objects_pb2_grpc,
 )
-from tests.kit.grpc_servers import served_by_threads
+from tests.kit.grpc_servers import abort, served_by_threads, unimplemented
 
 REMOVED = common_pb2.OBJECT_STATE_REMOVED
 COMMITTED = common_pb2.OBJECT_STATE_COMMITTED
@@ -133,25 +133,21 @@ def checkpoint_of(sections: dict[str, Any], cluster_id: str = "c1", end_offset: 
     return file.getvalue()
 
 
-class _Objects(objects_pb2_grpc.ObjectServiceServicer):
+_SERVICES = (admin_pb2_grpc, metadata_pb2_grpc, objects_pb2_grpc)
+
+
+class _Controller(unimplemented(*_SERVICES)):  # type: ignore[misc]
+    """Serves the calls that reconciliation makes."""
+
     def __init__(self, state: FakeMap) -> None:
         self._map = state
 
-    def CheckObjects(  # noqa: N802 - the name is gRPC's
-        self, request: objects_pb2.CheckObjectsRequest, context: grpc.ServicerContext
-    ) -> objects_pb2.CheckObjectsResponse:
+    def CheckObjects(self, request: Any, context: Any) -> Any:  # noqa: N802
         self._map.checks.append(list(request.object_ids))
-        _refuse_if_told(self._map, context)
+        self._refuse_if_told(context)
         return self._map.answer(request.object_ids)
 
-
-class _Admin(admin_pb2_grpc.AdminServiceServicer):
-    def __init__(self, state: FakeMap) -> None:
-        self._map = state
-
-    def DescribeCluster(  # noqa: N802 - the name is gRPC's
-        self, request: admin_pb2.DescribeClusterRequest, context: grpc.ServicerContext
-    ) -> admin_pb2.DescribeClusterResponse:
+    def DescribeCluster(self, request: Any, context: Any) -> Any:  # noqa: N802
         return admin_pb2.DescribeClusterResponse(
             cluster_id=self._map.cluster_id,
             cluster_uuid=self._map.cluster_uuid,
@@ -159,16 +155,9 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
             bucket_problem=self._map.bucket_problem,
         )
 
-
-class _Metadata(metadata_pb2_grpc.MetadataServiceServicer):
-    def __init__(self, state: FakeMap) -> None:
-        self._map = state
-
-    def GetSnapshot(  # noqa: N802 - the name is gRPC's
-        self, request: metadata_pb2.GetSnapshotRequest, context: grpc.ServicerContext
-    ) -> Iterator[metadata_pb2.GetSnapshotResponse]:
+    def GetSnapshot(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
         self._map.on_snapshot()
-        _refuse_if_told(self._map, context)
+        self._refuse_if_told(context)
         data = self._map.checkpoint() if self._map.snapshot is None else self._map.snapshot
         for at in range(0, len(data), self._map.chunk_bytes):
             yield metadata_pb2.GetSnapshotResponse(
@@ -182,29 +171,18 @@ class _Metadata(metadata_pb2_grpc.MetadataServiceServicer):
                 self._map.broken_copies -= 1
                 context.abort(grpc.StatusCode.UNAVAILABLE, "told to break")
 
-
-def _refuse_if_told(state: FakeMap, context: grpc.ServicerContext) -> None:
-    if state.leader_endpoint:
-        # As controllers do: a status with ErrorInfo that names the leader.
-        code = grpc.StatusCode.UNAVAILABLE
-        metadata = {"leader_endpoint": state.leader_endpoint, "epoch": "1"}
-        context.set_trailing_metadata(
-            details_trailer(code, "not leader", Reason.NOT_LEADER, metadata)
-        )
-        context.abort(code, "not leader")
-    if state.refuse is not None:
-        context.abort(state.refuse, "told to refuse")
+    def _refuse_if_told(self, context: Any) -> None:
+        if self._map.leader_endpoint:
+            where = {"leader_endpoint": self._map.leader_endpoint, "epoch": "1"}
+            abort(context, grpc.StatusCode.UNAVAILABLE, Reason.NOT_LEADER, "not leader", where)
+        if self._map.refuse is not None:
+            context.abort(self._map.refuse, "told to refuse")
 
 
 @contextmanager
 def serving(state: FakeMap) -> Iterator[str]:
     """Serve a map on a free port; gives HOST:PORT."""
-    with served_by_threads(
-        # All serve only the calls that reconciliation makes.
-        (objects_pb2_grpc.add_ObjectServiceServicer_to_server, _Objects(state)),  # type: ignore[abstract]
-        (metadata_pb2_grpc.add_MetadataServiceServicer_to_server, _Metadata(state)),  # type: ignore[abstract]
-        (admin_pb2_grpc.add_AdminServiceServicer_to_server, _Admin(state)),  # type: ignore[abstract]
-    ) as endpoint:
+    with served_by_threads(_Controller(state), *_SERVICES) as endpoint:
         yield endpoint
 
 

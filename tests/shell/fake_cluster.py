@@ -6,11 +6,10 @@ It counts calls per method, so that tests can tell how much a command asked for.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
-from streammeta.rpc.failures import details_trailer
 from streammeta.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -24,39 +23,16 @@ from streammeta.v1 import (
     streams_pb2,
     streams_pb2_grpc,
 )
-from tests.kit.grpc_servers import served_by_threads
+from tests.kit.grpc_servers import abort, served_by_threads, unimplemented
 
 Context = Any  # grpc.ServicerContext; its stubs disagree between sync and async
 Item = TypeVar("Item")
 
 
-def abort(
-    context: Context, code: grpc.StatusCode, reason: str, message: str, metadata: dict[str, str]
-) -> NoReturn:
-    """End the call with a status and ErrorInfo, as controllers do."""
-    context.set_trailing_metadata(details_trailer(code, message, reason, metadata))
-    context.abort(code, message)
-    raise AssertionError("abort returned")
+_SERVICES = (admin_pb2_grpc, kv_pb2_grpc, nodes_pb2_grpc, objects_pb2_grpc, streams_pb2_grpc)
 
 
-def page_of(items: Sequence[Item], request: common_pb2.PageRequest) -> tuple[Sequence[Item], str]:
-    """The page asked for and the token of the next one; a token is a position."""
-    start = int(request.page_token or 0)
-    end = start + (request.page_size or 1000)
-    return items[start:end], str(end) if end < len(items) else ""
-
-
-_SERVICERS = (
-    streams_pb2_grpc.StreamServiceServicer,
-    objects_pb2_grpc.ObjectServiceServicer,
-    nodes_pb2_grpc.NodeServiceServicer,
-    kv_pb2_grpc.KVServiceServicer,
-    admin_pb2_grpc.AdminServiceServicer,
-)
-_Unimplemented: Any = type("Unimplemented", _SERVICERS, {})
-
-
-class FakeCluster(_Unimplemented):  # type: ignore[misc]
+class FakeCluster(unimplemented(*_SERVICES)):  # type: ignore[misc]
     """The map that a fake controller serves; tests fill its dicts."""
 
     def __init__(self) -> None:
@@ -67,6 +43,7 @@ class FakeCluster(_Unimplemented):  # type: ignore[misc]
         self.calls: Counter[str] = Counter()
         self.leader_endpoint: str | None = None  # not None: this controller does not lead
         self.failure: tuple[grpc.StatusCode, str, str] | None = None
+        self.page_size = 1000  # at most
 
     def put(self, namespace: str, key: str, value: bytes) -> None:
         """Have a key."""
@@ -81,12 +58,20 @@ class FakeCluster(_Unimplemented):  # type: ignore[misc]
             metadata = {"leader_endpoint": self.leader_endpoint, "leader_id": "1", "epoch": "1"}
             abort(context, grpc.StatusCode.UNAVAILABLE, "NOT_LEADER", "does not lead", metadata)
 
+    def page_of(
+        self, items: Sequence[Item], request: common_pb2.PageRequest
+    ) -> tuple[Sequence[Item], str]:
+        """The page asked for and the token of the next one; a token is a position."""
+        start = int(request.page_token or 0)
+        end = start + min(request.page_size or self.page_size, self.page_size)
+        return items[start:end], str(end) if end < len(items) else ""
+
     def DescribeStreams(self, request: Any, context: Context) -> Any:  # noqa: N802
         self.enter("DescribeStreams", context)
         streams = self.streams
         ids = set(request.stream_ids) & set(streams) if request.stream_ids else set(streams)
         described = [streams[stream_id] for stream_id in sorted(ids)]
-        page, token = page_of(described, request.page)
+        page, token = self.page_of(described, request.page)
         return streams_pb2.DescribeStreamsResponse(
             streams=page, next_page_token=token, total=len(streams)
         )
@@ -95,7 +80,7 @@ class FakeCluster(_Unimplemented):  # type: ignore[misc]
         self.enter("DescribeObjects", context)
         objects = self.objects
         ids = set(request.object_ids) & set(objects) if request.object_ids else set(objects)
-        page, token = page_of([objects[object_id] for object_id in sorted(ids)], request.page)
+        page, token = self.page_of([objects[object_id] for object_id in sorted(ids)], request.page)
         return objects_pb2.DescribeObjectsResponse(
             objects=page, next_page_token=token, total=len(objects)
         )
@@ -140,14 +125,14 @@ class FakeCluster(_Unimplemented):  # type: ignore[misc]
         self.enter("ListKVs", context)
         keys = self.keys
         if request.namespaces:
-            names, token = page_of(sorted({name for name, _ in keys}), request.page)
+            names, token = self.page_of(sorted({name for name, _ in keys}), request.page)
             return kv_pb2.ListKVsResponse(namespace_names=names, next_page_token=token)
         found = [
             entry
             for (namespace, key), entry in sorted(keys.items())
             if namespace == request.namespace and key.startswith(request.prefix)
         ]
-        page, token = page_of(found, request.page)
+        page, token = self.page_of(found, request.page)
         return kv_pb2.ListKVsResponse(entries=page, next_page_token=token)
 
     def DescribeCluster(self, request: Any, context: Context) -> Any:  # noqa: N802
@@ -168,13 +153,7 @@ class FakeCluster(_Unimplemented):  # type: ignore[misc]
 @contextmanager
 def serve(cluster: FakeCluster) -> Iterator[str]:
     """Serve the cluster on a loopback port until the block ends; gives `host:port`."""
-    with served_by_threads(
-        (streams_pb2_grpc.add_StreamServiceServicer_to_server, cluster),
-        (objects_pb2_grpc.add_ObjectServiceServicer_to_server, cluster),
-        (nodes_pb2_grpc.add_NodeServiceServicer_to_server, cluster),
-        (kv_pb2_grpc.add_KVServiceServicer_to_server, cluster),
-        (admin_pb2_grpc.add_AdminServiceServicer_to_server, cluster),
-    ) as endpoint:
+    with served_by_threads(cluster, *_SERVICES) as endpoint:
         yield endpoint
 
 
