@@ -40,11 +40,36 @@ class FakeLeader(LeaderClient):
         return self.state.answer(object_ids)
 
 
+class BusyStore(MemoryObjectStore):
+    """Answers SlowDown to HEAD or deletion of objects: so many times each at `busy`."""
+
+    def __init__(self) -> None:
+        super().__init__(now_ms=lambda: 5000)
+        self.busy: dict[tuple[str, int], int] = {}
+
+    def head(self, key: str) -> ObjectInfo:
+        if self._is_busy("head", key):
+            raise StoreUnavailableError("SlowDown", throttled=True)
+        return super().head(key)
+
+    def delete_many(self, keys: Iterable[str]) -> DeleteResult:
+        wanted = list(keys)
+        slow = {key: "SlowDown: " for key in wanted if self._is_busy("delete", key)}
+        done = super().delete_many(key for key in wanted if key not in slow)
+        return DeleteResult(done.deleted, slow, frozenset(slow))
+
+    def _is_busy(self, call: str, key: str) -> bool:
+        found = [at for at in self.busy if at[0] == call and key == key_for(at[1], NAMESPACE)]
+        for at in found:
+            self.busy[at] -= 1
+        return any(self.busy[at] >= 0 for at in found)
+
+
 class Bench:
     """A store with objects 0..count-1, all of them candidates, and a map that knows none."""
 
     def __init__(self, tmp_path: Path, count: int = 5) -> None:
-        self.store = MemoryObjectStore(now_ms=lambda: 5000)
+        self.store = BusyStore()
         self.state = FakeMap()
         self.undo = tmp_path / "undo"
         self.paced: list[int] = []
@@ -202,58 +227,18 @@ def test_a_store_that_serves_nobody_stops_the_task(
     assert bench.pauses == []
 
 
-class Busy:
-    """Makes a store answer SlowDown to requests about some keys, so many times each."""
-
-    def __init__(
-        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, times: dict[int, int]
-    ) -> None:
-        self.left = {key_for(i, NAMESPACE): count for i, count in times.items()}
-        self._head, self._delete = bench.store.head, bench.store.delete_many
-        self._store, self._patch = bench.store, monkeypatch
-
-    def at_head(self) -> None:
-        """Throttle HEAD."""
-
-        def head(key: str) -> ObjectInfo:
-            if self._is_busy(key):
-                raise StoreUnavailableError("SlowDown", throttled=True)
-            return self._head(key)
-
-        self._patch.setattr(self._store, "head", head)
-
-    def at_delete(self) -> None:
-        """Throttle single keys of a deletion."""
-
-        def delete_many(keys: Iterable[str]) -> DeleteResult:
-            wanted = list(keys)
-            slow = {key: "SlowDown: " for key in wanted if self._is_busy(key)}
-            done = self._delete(key for key in wanted if key not in slow)
-            return DeleteResult(done.deleted, slow, frozenset(slow))
-
-        self._patch.setattr(self._store, "delete_many", delete_many)
-
-    def _is_busy(self, key: str) -> bool:
-        self.left[key] = self.left.get(key, 0) - 1
-        return self.left[key] >= 0
-
-
-@pytest.mark.parametrize("where", ["at_head", "at_delete"])
-def test_a_key_that_the_store_is_too_busy_for_comes_again(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    getattr(Busy(bench, monkeypatch, {1: 1, 3: 3}), where)()
+@pytest.mark.parametrize("call", ["head", "delete"])
+def test_a_key_that_the_store_is_too_busy_for_comes_again(bench: Bench, call: str) -> None:
+    bench.store.busy = {(call, 1): 1, (call, 3): 3}
     bench.order = replace(bench.order, keys_per_s=2)
     assert bench.run() == dict.fromkeys(range(5), Outcome.DELETED)
     assert bench.stored() == set()
     assert sorted(bench.pauses) == sorted([0.5] * 2 + [1.0, 2.0])
 
 
-@pytest.mark.parametrize("where", ["at_head", "at_delete"])
-def test_a_key_that_stays_throttled_fails_alone(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    getattr(Busy(bench, monkeypatch, {3: 1000}), where)()
+@pytest.mark.parametrize("call", ["head", "delete"])
+def test_a_key_that_stays_throttled_fails_alone(bench: Bench, call: str) -> None:
+    bench.store.busy = {(call, 3): 1000}
     bench.order = replace(bench.order, keys_per_s=1)
     expected = dict.fromkeys(range(5), Outcome.DELETED) | {3: Outcome.FAILED}
     judged = bench.judged()
@@ -263,8 +248,8 @@ def test_a_key_that_stays_throttled_fails_alone(
     assert bench.pauses == [0.5, 1.0, 2.0, 4.0, 8.0]
 
 
-def test_a_repeated_key_is_checked_anew(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    Busy(bench, monkeypatch, {3: 1}).at_delete()
+def test_a_repeated_key_is_checked_anew(bench: Bench) -> None:
+    bench.store.busy = {("delete", 3): 1}
 
     def commit(_pause: float) -> None:
         bench.state.objects[3] = MapObject(COMMITTED)

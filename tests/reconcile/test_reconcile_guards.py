@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.output import run_cli
-from streammeta.cli.root import cli
 from streammeta.reconcile.apply import ApplyConfig, apply
 from streammeta.reconcile.errors import ConfigurationError, PlanError, ReconcileError
 from streammeta.reconcile.identity import place_of
@@ -29,6 +27,7 @@ from streammeta.reconcile.plan_folder import (
 from streammeta.reconcile.verdicts import Evidence, GuardResult, Verdict, check_guards, without_map
 from streammeta.storage.bucket_marker import claim_key, marker_key
 from streammeta.storage.errors import WrongBucketError
+from tests.kit.real_cluster import streammeta
 from tests.reconcile.fake_controller import (
     HOUR_MS,
     OTHER,
@@ -252,19 +251,21 @@ def test_the_same_bucket_at_another_endpoint_is_another_store() -> None:
 )
 def test_what_the_exit_code_of_plan_says(
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     counts: dict[Verdict, Tally],
     unknown: tuple[str, ...],
     code: str | None,
 ) -> None:
     made = example_plan(classes=counts, unknown=unknown)
     monkeypatch.setattr("streammeta.reconcile.plan.plan", lambda *_: made)
-    words = ["reconcile", "plan", "--store", "s3://b", "--connect", "h:1", "--plan", "p"]
-    got = run_cli(cli, [*words, "--format", "json"])
-    said = json.loads(capsys.readouterr().out)
-    assert got == (0 if code is None else 1)
+    said = streammeta("reconcile", "plan", "--store", "s3://b", "--connect", "h:1", "--plan", "p")
+    assert said["exit_code"] == (0 if code is None else 1)
     assert said.get("error", {}).get("code") == code
     assert said["classes"] != []
+
+
+@pytest.fixture
+def config(bucket: LocalBucket, endpoint: str, tmp_path: Path) -> PlanConfig:
+    return PlanConfig(store=bucket.uri, connect=(endpoint,), folder=tmp_path / "p")
 
 
 @pytest.fixture
@@ -343,49 +344,44 @@ def test_a_plan_is_not_applied_to_what_took_the_bucket_s_place(
         apply(ApplyConfig(planned))
 
 
-def test_the_namespace_can_only_be_confirmed(
-    bucket: LocalBucket, endpoint: str, tmp_path: Path
-) -> None:
-    confirming = PlanConfig(
-        store=bucket.uri, connect=(endpoint,), folder=tmp_path / "p", namespace=OWN
-    )
+def test_the_namespace_can_only_be_confirmed(config: PlanConfig) -> None:
     with pytest.raises(StartedError):
-        plan(confirming)
+        plan(replace(config, namespace=OWN))
     for other in (OTHER, "", "data"):
         with pytest.raises(ConfigurationError, match=f"--namespace is '{other}', but"):
-            plan(replace(confirming, namespace=other))
-    assert not (tmp_path / "p").exists()
+            plan(replace(config, namespace=other))
+    assert not config.folder.exists()
 
 
 @pytest.mark.parametrize("is_marked", [False, True], ids=["no marker", "another dev's marker"])
 def test_the_bucket_of_another_cluster_of_the_same_name_makes_no_plan(
-    state: FakeMap, endpoint: str, tmp_path: Path, is_marked: bool
+    state: FakeMap, config: PlanConfig, tmp_path: Path, is_marked: bool
 ) -> None:
     other = LocalBucket(tmp_path / "other")
     if is_marked:
         replace(state, cluster_uuid="uuid-2").mark(other.store)
-    config = PlanConfig(store=other.uri, connect=(endpoint,), folder=tmp_path / "p")
     with pytest.raises(WrongBucketError):
-        plan(config)
-    assert not (tmp_path / "p").exists()
+        plan(replace(config, store=other.uri))
+    assert not config.folder.exists()
 
 
-def test_unreachable_controllers_make_no_plan(bucket: LocalBucket, tmp_path: Path) -> None:
+def test_unreachable_controllers_make_no_plan(
+    bucket: LocalBucket, config: PlanConfig, tmp_path: Path
+) -> None:
     with serving(FakeMap()) as gone:
         pass
-    config = PlanConfig(store=bucket.uri, connect=(gone,), folder=tmp_path / "p", patience_s=0.3)
     with pytest.raises(ReconcileError, match="no leader answered"):
-        plan(config)
+        plan(replace(config, connect=(gone,), patience_s=0.3))
     assert list(tmp_path.iterdir()) == [bucket.root]
 
 
 def test_a_short_grace_period_has_to_be_called_unsafe(
-    bucket: LocalBucket, endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bucket: LocalBucket, endpoint: str, tmp_path: Path
 ) -> None:
     words = ["reconcile", "plan", "--store", bucket.uri, "--connect", endpoint]
-    words += ["--plan", str(tmp_path / "p"), "--grace", "0s"]
-    assert run_cli(cli, words) == 1
-    assert "--grace is 0 s, wanted at least 15m" in capsys.readouterr().err
+    said = streammeta(*words, "--plan", str(tmp_path / "p"), "--grace", "0s")
+    assert said["exit_code"] == 1
+    assert "--grace is 0 s, wanted at least 15m" in said["error"]["message"]
     assert not (tmp_path / "p").exists()
 
 
@@ -400,9 +396,6 @@ def test_a_short_grace_period_has_to_be_called_unsafe(
         {"store": "b"},
     ],
 )
-def test_what_makes_no_sense_is_refused(
-    bucket: LocalBucket, endpoint: str, tmp_path: Path, change: dict[str, object]
-) -> None:
-    config = PlanConfig(store=bucket.uri, connect=(endpoint,), folder=tmp_path / "p")
+def test_what_makes_no_sense_is_refused(config: PlanConfig, change: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError):
         plan(replace(config, **change))  # type: ignore[arg-type]

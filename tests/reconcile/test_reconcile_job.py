@@ -27,6 +27,7 @@ from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import MultipartUpload
 from streammeta.v1 import common_pb2
+from tests.kit.real_cluster import streammeta
 from tests.reconcile.fake_controller import (
     COMMITTED,
     OTHER,
@@ -38,7 +39,7 @@ from tests.reconcile.fake_controller import (
 )
 from tests.storage.s3_servers import running_ministack
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
 
 def marker_size(bucket: LocalBucket) -> int:
@@ -95,8 +96,6 @@ def plant(bucket: LocalBucket, state: FakeMap) -> dict[str, Verdict]:
     return expected
 
 
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
 def test_plan_and_apply_over_every_kind_of_key(
     bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
 ) -> None:
@@ -149,8 +148,6 @@ def test_plan_and_apply_over_every_kind_of_key(
         apply(ApplyConfig(folder, delete=True))
 
 
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
 def test_when_the_leader_refuses_during_apply_nothing_is_deleted(
     bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
 ) -> None:
@@ -170,9 +167,7 @@ def test_when_the_leader_refuses_during_apply_nothing_is_deleted(
     assert bucket.keys() == before
 
 
-@pytest.mark.spark
 @pytest.mark.s3
-@pytest.mark.usefixtures("spark")
 def test_a_random_bucket_in_s3_agrees_with_the_map_it_was_made_from(
     state: FakeMap, endpoint: str, tmp_path: Path
 ) -> None:
@@ -235,22 +230,16 @@ def test_a_random_bucket_in_s3_agrees_with_the_map_it_was_made_from(
         assert not (tmp_path / "q").exists()
 
 
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
 def test_a_plan_whose_guards_failed_is_a_report_that_can_t_be_applied(
-    bucket: LocalBucket,
-    state: FakeMap,
-    endpoint: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    bucket: LocalBucket, endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bucket.put(own(1))
     never_issued = bucket.put(own(1000))
     words = ["reconcile", "plan", "--store", bucket.uri, "--connect", endpoint]
     words += ["--plan", str(tmp_path / "p")]
 
-    assert run_cli(cli, [*words, "--format", "json"]) == 1
-    said = json.loads(capsys.readouterr().out)
+    said = streammeta(*words)
+    assert said["exit_code"] == 1
     assert said["error"]["code"] == "GUARD"
     assert "empty_map, not_issued, max_share" in said["error"]["message"]
     assert said["classes"] == [
@@ -274,25 +263,21 @@ def test_a_plan_whose_guards_failed_is_a_report_that_can_t_be_applied(
     words[-1] = str(tmp_path / "q")
     assert run_cli(cli, [*words, "--allow-empty-map", "--max-share", "1"]) == 0
     assert "orphan\t1\t10" in capsys.readouterr().out
-    dry = ["reconcile", "apply", "--plan", str(tmp_path / "q"), "--format", "json"]
-    assert run_cli(cli, dry) == 0
-    said = json.loads(capsys.readouterr().out)
+    dry = ("reconcile", "apply", "--plan", str(tmp_path / "q"))
+    said = streammeta(*dry)
     assert said["examples"] == [{"key": own(1)}]
     assert said["outcomes"] == [{"outcome": "would_delete", "keys": 1, "bytes": 10}]
     assert bucket.keys() == {own(1)}
-    assert run_cli(cli, [*dry, "--yes"]) == 0
+    assert streammeta(*dry, "--yes")["exit_code"] == 0
     assert bucket.keys() == set()
 
 
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
 def test_what_can_t_be_read_after_the_listing_makes_a_report_of_the_rest(
     bucket: LocalBucket,
     state: FakeMap,
     endpoint: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     plant(bucket, state)
 
@@ -302,11 +287,10 @@ def test_what_can_t_be_read_after_the_listing_makes_a_report_of_the_rest(
 
     monkeypatch.setattr(type(bucket.store), "list_multipart_uploads", refuse)
     words = ["reconcile", "plan", "--store", bucket.uri, "--connect", endpoint]
-    words += ["--wait", "0.5", "--format", "json", "--plan"]
+    words += ["--wait", "0.5", "--plan"]
 
-    assert run_cli(cli, [*words, str(tmp_path / "p")]) == 1
-    said = json.loads(capsys.readouterr().out)
-    assert said["error"]["code"] == "MISSING_OBJECTS"
+    said = streammeta(*words, str(tmp_path / "p"))
+    assert (said["exit_code"], said["error"]["code"]) == (1, "MISSING_OBJECTS")
     assert "1 are missing in the bucket and 1 have another size" in said["error"]["message"]
     assert said["unfinished_uploads"] is None
     assert ["ListBucketMultipartUploads" in one["unknown"] for one in said["unknown"]] == [True]
@@ -317,9 +301,8 @@ def test_what_can_t_be_read_after_the_listing_makes_a_report_of_the_rest(
         state.refuse = grpc.StatusCode.UNAVAILABLE
 
     state.on_snapshot = go_away
-    assert run_cli(cli, [*words, str(tmp_path / "q")]) == 1
-    said = json.loads(capsys.readouterr().out)
-    assert said["error"]["code"] == "GUARD"
+    said = streammeta(*words, str(tmp_path / "q"))
+    assert (said["exit_code"], said["error"]["code"]) == (1, "GUARD")
     assert "no leader answered" in said["error"]["hint"]
     assert {one["verdict"]: one["keys"] for one in said["classes"]} == {
         "uncompared": 239,

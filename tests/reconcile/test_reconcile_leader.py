@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,31 +37,19 @@ from tests.reconcile.fake_controller import (
 )
 
 
+@contextmanager
+def asking(state: FakeMap, patience_s: float = 5) -> Iterator[LeaderClient]:
+    """Serve a map; yield a client of it."""
+    with serving(state) as endpoint, LeaderClient([endpoint], patience_s) as leader:
+        yield leader
+
+
 def test_states_come_in_the_order_asked_for() -> None:
     state = FakeMap(objects={7: MapObject(COMMITTED)}, next_object_id=10)
-    with serving(state) as endpoint, LeaderClient([endpoint], 5) as leader:
+    with asking(state) as leader:
         standing = leader.check_objects([9, 7, 10])
     assert standing.states == [REMOVED, COMMITTED, common_pb2.OBJECT_STATE_NOT_ISSUED]
     assert (standing.cluster_id, standing.next_object_id) == ("c1", 10)
-
-
-def test_a_redirect_is_followed_and_remembered() -> None:
-    leading, following = FakeMap(), FakeMap()
-    with serving(leading) as there, serving(following) as here:
-        following.leader_endpoint = there
-        with LeaderClient([here], 5) as leader:
-            leader.check_objects([1])
-            leader.check_objects([2])
-    assert following.checks == [[1]]
-    assert leading.checks == [[1], [2]]
-
-
-def test_a_dead_controller_is_passed_over() -> None:
-    with serving(FakeMap()) as alive:
-        with serving(FakeMap()) as dead:
-            pass
-        with LeaderClient([dead, alive], 10) as leader:
-            assert leader.check_objects([1]).cluster_id == "c1"
 
 
 def test_no_leader_ends_in_an_error_that_names_the_endpoints() -> None:
@@ -75,28 +64,22 @@ def test_no_leader_ends_in_an_error_that_names_the_endpoints() -> None:
 
 def test_a_refusal_is_not_repeated() -> None:
     state = FakeMap(refuse=grpc.StatusCode.FAILED_PRECONDITION)
-    with (
-        serving(state) as endpoint,
-        LeaderClient([endpoint], 60) as leader,
-        pytest.raises(ControllerError, match=r"refused.*FAILED_PRECONDITION: told to refuse"),
-    ):
+    complaint = r"refused.*FAILED_PRECONDITION: told to refuse"
+    with asking(state, 60) as leader, pytest.raises(ControllerError, match=complaint):
         leader.check_objects([1])
     assert state.checks == [[1]]
 
 
 def test_an_answer_without_a_cluster_id_is_no_answer() -> None:
-    with (
-        serving(FakeMap(cluster_id="")) as endpoint,
-        LeaderClient([endpoint], 5) as leader,
-        pytest.raises(ControllerError, match="without a cluster id"),
-    ):
+    unnamed = FakeMap(cluster_id="")
+    with asking(unnamed) as leader, pytest.raises(ControllerError, match="without a cluster id"):
         leader.check_objects([1])
 
 
 def test_a_copy_of_the_map_arrives_whole(tmp_path: Path) -> None:
     path = tmp_path / "map.checkpoint"
     state = FakeMap(snapshot=bytes(range(50)), chunk_bytes=7)
-    with serving(state) as endpoint, LeaderClient([endpoint], 5) as leader:
+    with asking(state) as leader:
         assert fetch_snapshot(leader, path) == (9, 4)
     assert path.read_bytes() == bytes(range(50))
 
@@ -114,7 +97,7 @@ def copied(state: FakeMap, monkeypatch: pytest.MonkeyPatch, patience_s: float) -
             data += one.data
         return data
 
-    with serving(state) as endpoint, LeaderClient([endpoint], patience_s) as leader:
+    with asking(state, patience_s) as leader:
         return leader.read_snapshot(take)
 
 
@@ -169,7 +152,7 @@ def test_a_broken_copy_is_refused(tmp_path: Path, chunks: list[GetSnapshotRespon
 
 def exported(state: FakeMap, folder: Path) -> MapExport:
     """Export the fake's map."""
-    with serving(state) as endpoint, LeaderClient([endpoint], 5) as leader:
+    with asking(state) as leader:
         return export_map(leader, folder)
 
 
@@ -244,7 +227,7 @@ def test_a_leader_that_has_just_taken_over_is_given_time() -> None:
         pauses.append(seconds)
         state.bucket_problem = ""
 
-    with serving(state) as endpoint, LeaderClient([endpoint], 5) as leader:
+    with asking(state) as leader:
         assert identify(leader, sleep=go_on) == DEV.identity
     assert len(pauses) == 1
 
@@ -280,8 +263,7 @@ def test_a_cluster_that_does_not_own_its_bucket_is_refused(
     change: dict[str, Any], complaint: str
 ) -> None:
     with (
-        serving(replace(DEV, **change)) as endpoint,
-        LeaderClient([endpoint], 0.1) as leader,
+        asking(replace(DEV, **change), 0.1) as leader,
         pytest.raises(ControllerError, match=complaint),
     ):
         identify(leader)
