@@ -36,8 +36,8 @@ from tests.compaction import compaction_world
 from tests.fake_bucket import fake_markers_of_process
 from tests.kit.built_objects import DEFAULT_BLOCK_SIZE_THRESHOLD, ObjectBuilder
 from tests.kit.fake_broker import broker
-from tests.kit.fake_cluster import NAMESPACE
-from tests.kit.reader_world import Piece, placed
+from tests.kit.fake_cluster import NAMESPACE, Piece
+from tests.kit.reader_world import placed
 
 MIB = 1 << 20
 READER = ReaderConfig(

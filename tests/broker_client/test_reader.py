@@ -27,15 +27,14 @@ from streammeta.client import (
 )
 from streammeta.client.object_source import Block, merge_blocks
 from streammeta.storage.errors import WrongBucketError
-from streammeta.storage.object_format.composite import LinkedObject, encode_composite
 from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.reads import MAX_SPAN, MAX_UNUSED
-from streammeta.v1.common_pb2 import OBJECT_KIND_COMPOSITE
+from streammeta.v1.common_pb2 import OBJECT_KIND_STREAM
 from tests.kit.built_objects import ObjectBuilder
 from tests.kit.fake_broker import Broker, broker
-from tests.kit.fake_cluster import NAMESPACE, FakeStream
+from tests.kit.fake_cluster import NAMESPACE, FakeStream, Piece
 from tests.kit.memory_store import MemoryObjectStore
 
 
@@ -165,7 +164,7 @@ async def test_bulk_reads_go_on_after_the_limit_of_one_answer() -> None:
             builder.write([RecordBatch(0, 0, i, 1, b"x")])
             data = builder.finish().data
             b.store.put(key_for(i, NAMESPACE), data)
-            built[0].pieces.append((i, i + 1, i, 2, len(data)))  # type: ignore[arg-type]
+            built[0].pieces.append(Piece(i, OBJECT_KIND_STREAM, i, i + 1, len(data)))
         reader = b.reader()
         ((_, records),) = [stream async for stream in reader.read_streams([0])]
         await reader.close()
@@ -185,8 +184,7 @@ async def test_an_object_compacted_away_under_the_reader_is_looked_up_again(bulk
                 b.store.put(moved, b.store.objects()[old])
                 b.store.delete_many([old])
             else:
-                start, end, _old, kind, size = stream.pieces[0]
-                stream.pieces[0] = (start, end, 500, kind, size)
+                stream.pieces[0].object_id = 500
 
         b.cluster.hooks["GetObjects"] = compact
         assert bases(await read_all(reader, 0, bulk=bulk)) == [0, 2, 4, 6, 8]
@@ -250,8 +248,7 @@ async def test_an_index_that_contradicts_the_map_is_named(
         builder.write([held])
         other = builder.finish().data
         replace_object(b.store, last, other)
-        start, end, object_id, kind, _ = b.cluster.map.streams[0].pieces[last]
-        b.cluster.map.streams[0].pieces[last] = (start, end, object_id, kind, len(other))
+        b.cluster.map.streams[0].pieces[last].size = len(other)
         with pytest.raises(CorruptObjectError, match=problem):
             await reader.read(0, 0)
 
@@ -261,25 +258,6 @@ async def test_an_answer_with_a_hole_is_refused() -> None:
         del b.cluster.map.streams[0].pieces[1]
         with pytest.raises(ProtocolViolationError, match="wanted offset 10"):
             await reader.read(0, 0)
-
-
-async def test_a_composite_object_is_read_through_its_links() -> None:
-    async with broker() as b:
-        links = []
-        for object_id, base in ((3, 0), (4, 10)):
-            builder = ObjectBuilder(8)
-            builder.write([RecordBatch(0, 1, base + i, 1, bytes([base + i])) for i in range(10)])
-            built = builder.finish()
-            b.store.put(key_for(object_id, NAMESPACE), built.data)
-            links.append(LinkedObject(object_id, 0, built.entries))
-        b.store.put(key_for(5, NAMESPACE), encode_composite(links))
-        size = sum(entry.size for link in links for entry in link.entries)
-        stream = FakeStream(0, end=20, pieces=[(0, 20, 5, OBJECT_KIND_COMPOSITE, size)])
-        b.cluster.map.streams[0] = stream
-        reader = b.reader()
-        records = await reader.read(0, 3, 17)
-        assert [record.payload for record in records] == [bytes([i]) for i in range(3, 17)]
-        await reader.close()
 
 
 async def test_the_index_cache_serves_again_and_keeps_its_bound() -> None:

@@ -332,12 +332,7 @@ TURNS = range(6)
 @pytest.mark.parametrize("turns", TURNS)
 async def test_a_question_ends_when_the_reader_is_closed_after_any_turn(turns: int) -> None:
     async with broker() as b:
-        never = asyncio.Event()
-
-        async def hang(_: object) -> None:
-            await never.wait()
-
-        b.cluster.hooks["GetObjects"] = hang
+        never = b.hold("GetObjects")
         lookups = Lookups(b.client)
         asking = asyncio.create_task(lookups.ask(StreamQuery(7, 0)))
         for _ in range(turns):

@@ -284,12 +284,7 @@ async def test_requests_that_make_no_sense_are_refused() -> None:
 
 async def test_a_read_ends_by_its_deadline() -> None:
     async with tailing() as (place, reader):
-        never = asyncio.Event()
-
-        async def hang(_: object) -> None:
-            await never.wait()
-
-        place.cluster.hooks["GetObjects"] = hang
+        never = place.cluster.hold("GetObjects")
         with pytest.raises(
             errors.ReadDeadlineError, match=r"read of stream 0 was not done in 0.05 s"
         ):

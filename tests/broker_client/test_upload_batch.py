@@ -48,11 +48,6 @@ def records_of(stream_id: int, sizes: list[int], counts: list[int]) -> list[Reco
     return records
 
 
-def test_a_single_stream_is_a_stream_object_however_small() -> None:
-    (plan,) = plan_objects([run_of(7, [1])], SPLIT)
-    assert not plan.shared
-
-
 def test_a_stream_of_exactly_the_split_size_stands_alone() -> None:
     runs = [run_of(1, [99]), run_of(2, [50, 50]), run_of(3, [1])]
     plans = plan_objects(runs, SPLIT)

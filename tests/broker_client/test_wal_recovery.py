@@ -258,13 +258,3 @@ async def test_a_broken_log_refuses_appends_and_keeps_what_it_acknowledged() -> 
         store.is_down = disk.has_failed = False
         await restarted(b, disk)
         assert await b.payloads(0) in ([b"0"], [b"0", b"1"])
-
-
-async def test_acknowledged_records_of_a_stream_taken_away_are_set_aside(tmp_path: Path) -> None:
-    log = await WriteAheadLog.open(tmp_path, LogIdentity(NAMESPACE, 1000, 1))
-    async with log, writing(log=log, **CONFIG) as (b, writer):
-        await b.steal(0)
-        await (await writer.append(0, b"0"))
-        await until(lambda: log.trimmed == 1, "trim")
-        assert await b.payloads(0) == []
-    assert len(list(tmp_path.glob("*.aside"))) == 1  # noqa: ASYNC240 - the scenario is over

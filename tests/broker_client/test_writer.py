@@ -69,14 +69,8 @@ async def test_records_of_many_streams_come_back_as_written() -> None:
         assert b.cluster.calls[COMMITS] > 3, "upload_bytes did not trigger uploads"
         for stream_id, payloads in written.items():
             assert await b.payloads(stream_id) == payloads, f"seed {seed}, stream {stream_id}"
-        kinds = {piece[3] for one in b.cluster.map.streams.values() for piece in one.pieces}
+        kinds = {piece.kind for one in b.cluster.map.streams.values() for piece in one.pieces}
         assert len(kinds) == 2, "wanted both set objects and stream objects"
-
-
-async def test_linger_uploads_without_flush() -> None:
-    async with writing(linger_s=0.01) as (_, writer):
-        assert await (await writer.append(0, b"x")) == 0
-        assert await (await writer.append(0, b"y")) == 1
 
 
 async def test_size_uploads_without_flush_or_linger() -> None:
@@ -190,7 +184,7 @@ async def test_only_the_expired_object_of_a_batch_is_uploaded_again() -> None:
         acks = [await writer.append(i, bytes(200 if i == 2 else 5)) for i in range(3)]
         await writer.flush()
         await asyncio.gather(*acks)
-        held = [b.cluster.map.streams[i].pieces[0][2] for i in range(3)]
+        held = [b.cluster.map.streams[i].pieces[0].object_id for i in range(3)]
         assert held == [0, 0, STOCK_MIN]
 
 
@@ -227,7 +221,7 @@ async def test_set_objects_keep_the_order_of_their_ids_after_a_new_upload() -> N
         await asyncio.gather(*acks)
         orders = [request.order_id for request in commits_of(b)]
         assert orders == [0, 1, STOCK_MIN, STOCK_MIN + 1]
-        held = [piece[2] for piece in b.cluster.map.streams[0].pieces]
+        held = [piece.object_id for piece in b.cluster.map.streams[0].pieces]
         assert held == sorted(held)
 
 
@@ -240,7 +234,7 @@ async def test_a_later_batch_asks_for_ids_only_after_the_earlier_one_has_its_own
         assert b.cluster.calls["PrepareObjects"] == 1
         gate.set()
         assert await asyncio.gather(*acks) == [0, 1, 2]
-        assert [piece[2] for piece in b.cluster.map.streams[0].pieces] == [0, 1, 2]
+        assert [piece.object_id for piece in b.cluster.map.streams[0].pieces] == [0, 1, 2]
 
 
 async def test_after_an_unknown_outcome_the_reopened_stream_tells_what_happened() -> None:
@@ -529,5 +523,5 @@ async def test_a_batch_ends_before_its_offsets_leave_32_bits() -> None:
         acks = [await writer.append(0, b"x", count) for count in counts]
         await writer.flush()
         assert [ack.result() for ack in acks] == [0, INT32_MAX - 1, INT32_MAX, INT32_MAX + 1]
-        spans = [end - start for start, end, *_ in b.cluster.map.streams[0].pieces]
+        spans = [one.end - one.start for one in b.cluster.map.streams[0].pieces]
         assert spans == [INT32_MAX, 1, INT32_MAX]

@@ -1,9 +1,21 @@
-"""With a write-ahead log appends are acknowledged by the log, which forgets what is committed."""
+"""What was acknowledged is there once, in its place; what was refused is not there. Always.
+
+With a write-ahead log appends are acknowledged by the log, which forgets what is committed.
+
+In a seeded storm of faults on an in-process cluster leaders move, answers are lost, ids expire,
+streams are taken away, a store fails. Every payload says where it belongs.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import random
+import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +32,10 @@ from streammeta.client.write_ahead_log.errors import (
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.record import RecordBatch, decode_record
+from streammeta.storage.object_store.base import Body
 from tests.kit.fake_broker import NEVER, Broker, broker, until, writing
 from tests.kit.fake_cluster import NAMESPACE
+from tests.kit.memory_store import MemoryObjectStore
 
 COMMITS = "CommitStreamSetObject"
 
@@ -296,3 +310,236 @@ def test_durability_and_log_belong_together() -> None:
         config().check_log(None)
     with pytest.raises(ValueError, match="a log is given"):
         WriterConfig().check_log(FakeLog())
+
+
+STREAMS = 12
+ROUNDS = 60
+SEEDS = [int(seed) for seed in os.environ.get("STREAMMETA_SEEDS", "1 2").split()]
+LOST = (
+    (grpc.StatusCode.UNAVAILABLE, ""),
+    (grpc.StatusCode.ABORTED, "OUTCOME_UNKNOWN"),
+    (grpc.StatusCode.DEADLINE_EXCEEDED, ""),
+)
+
+
+@dataclass
+class Storm:
+    """One writer under faults, and what it was told of each record."""
+
+    b: Broker
+    writer: StreamWriter
+    rng: random.Random
+    epochs: dict[int, int]
+    acks: list[tuple[int, int, bytes, asyncio.Future[int]]] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)
+    number: int = 0
+
+    async def write(self, count: int) -> None:
+        for _ in range(count):
+            stream_id = self.rng.randrange(STREAMS)
+            self.number += 1
+            payload = b"%d:%d:" % (stream_id, self.number) + bytes(self.rng.randrange(300))
+            try:
+                base = self.writer.next_offset(stream_id)
+                if self.rng.random() < 0.2:
+                    ack = await self.writer.append_many(stream_id, [payload] * 3)
+                else:
+                    ack = await self.writer.append(stream_id, payload, self.rng.randrange(1, 4))
+            except errors.RefusedError:
+                await self.reopen(stream_id)
+                continue
+            self.acks.append((stream_id, base, payload, ack))
+
+    async def reopen(self, stream_id: int) -> None:
+        """Take a stream back that failed; it goes on where the map says."""
+        await self.writer.flush()
+        self.epochs[stream_id] += 2
+        opened = await self.b.session.open_streams({stream_id: self.epochs[stream_id]})
+        self.writer.attach(opened.require_all().values())
+
+    async def strike(self) -> None:
+        """Let one thing go wrong."""
+        cluster, rng = self.b.cluster, self.rng
+        fault = rng.choice(["lost", "lost", "prepare", "leader", "expire", "steal", "store", "no"])
+        self.faults[fault] += 1
+        if fault == "lost":
+            status, reason = rng.choice(LOST)
+            applied = rng.random() < 0.5
+            cluster.fail_next(COMMIT_STREAM_SET_OBJECT, status, reason, applied=applied)
+        elif fault == "prepare":
+            cluster.fail_next(PREPARE_OBJECTS, grpc.StatusCode.UNAVAILABLE, applied=True)
+        elif fault == "leader":
+            cluster.move_leader(rng.randrange(3))
+        elif fault == "expire":
+            cluster.map.expire_prepared()
+        elif fault == "steal":
+            stream_id = rng.randrange(STREAMS)
+            thief = await BrokerSession.open(self.b.client, 1001, 1)
+            await thief.open_streams({stream_id: self.epochs[stream_id] + 1})
+        elif fault == "store":
+            self.b.store.fail_next("put", StoreUnavailableError("try later"))
+
+    async def check(self, seed: int) -> None:
+        """Compare what is there with what was told."""
+        there: dict[int, dict[int, bytes]] = {}
+        reader = self.b.reader()
+        for stream_id in range(STREAMS):
+            stream = self.b.cluster.map.streams[stream_id]
+            at = 0
+            for piece in stream.pieces:
+                assert piece.start == at, f"seed {seed}: a gap or an overlap in stream {stream_id}"
+                at = piece.end
+            records = [one async for one in reader.iterate(stream_id)]
+            there[stream_id] = {one.base_offset: one.payload for one in records}
+            assert len(there[stream_id]) == len(records)
+        await reader.close()
+        outcomes: Counter[str] = Counter()
+        written = {payload for rows in there.values() for payload in rows.values()}
+        for stream_id, base, payload, ack in self.acks:
+            where = f"seed {seed}: stream {stream_id} offset {base}"
+            error = ack.exception()
+            outcomes[type(error).__name__] += 1
+            if error is None:
+                assert ack.result() == base, where
+                assert there[stream_id][base] == payload, where
+            elif not isinstance(error, errors.OutcomeUnknownError):
+                assert payload not in written, f"{where} was refused with {error!r}, and is there"
+        assert outcomes["NoneType"] > len(self.acks) / 2, f"seed {seed}: {outcomes}"
+        assert len(self.faults) > 4, f"seed {seed}: {self.faults}"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_storm_of_faults(seed: int) -> None:
+
+    rng = random.Random(seed)
+    config = WriterConfig(
+        linger_s=0.01,
+        upload_bytes=4_000,
+        max_buffer_bytes=100_000,
+        split_bytes=2_000,
+        block_bytes=500,
+        parallel_uploads=3,
+        commit_deadline_s=10.0,
+    )
+    async with broker(3) as b:
+        streams = await b.opened(STREAMS)
+        epochs = {one.stream_id: one.epoch for one in streams}
+        async with StreamWriter(b.session, b.store, config) as writer:
+            writer.attach(streams)
+            storm = Storm(b, writer, rng, epochs)
+            for _ in range(ROUNDS):
+                await storm.write(rng.randrange(30))
+                if rng.random() < 0.5:
+                    await storm.strike()
+                await asyncio.sleep(rng.choice([0, 0, 0.002, 0.02]))
+            await writer.flush()
+            assert writer.buffered_bytes == 0, f"seed {seed}"
+        await storm.check(seed)
+
+
+async def test_several_commits_are_under_way_at_a_time() -> None:
+    async with writing(2, upload_bytes=1) as (b, writer):
+        gate = b.hold()
+        acks = [await writer.append(number % 2, b"x") for number in range(10)]
+        await until(lambda: len(b.store.objects()) == 10, "uploads behind a held commit")
+        assert not any(ack.done() for ack in acks)
+        gate.set()
+        order: list[int] = []
+        for number, ack in enumerate(acks):
+            ack.add_done_callback(partial(_note, order, number))
+        assert await asyncio.gather(*acks) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+        assert order == list(range(10)), "acknowledged in another order than appended"
+
+
+class GatedStore(MemoryObjectStore):
+    """Lets puts wait, in their threads, while the gate is closed; `waiting` of them do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.waiting = 0
+
+    def let_others_pass(self) -> threading.Event:
+        """Open the gate for puts from now on; the result opens it for those that wait."""
+        gate, self.gate = self.gate, threading.Event()
+        self.gate.set()
+        return gate
+
+    def put(self, key: str, data: Body, **options: Any) -> None:
+        if not self.gate.is_set():
+            self.waiting += 1
+            assert self.gate.wait(10)
+        super().put(key, data, **options)
+
+
+async def test_a_slow_upload_holds_back_the_commits_behind_it() -> None:
+    store = GatedStore()
+    async with writing(2, upload_bytes=1, store=store) as (b, writer):
+        first = await writer.append(0, b"x")
+        await until(lambda: store.waiting == 1, "slow upload")
+        gate = store.let_others_pass()
+        later = [await writer.append(number % 2, b"y") for number in range(6)]
+        await until(lambda: len(store.objects()) == 6, "the uploads behind it")
+        assert b.cluster.calls[COMMITS] == 0
+        gate.set()
+        assert await asyncio.gather(first, *later) == [0, 1, 0, 2, 1, 3, 2]
+
+
+@pytest.mark.parametrize("streams", [1, 2], ids=["stream objects", "set objects"])
+async def test_while_a_batch_is_committed_anew_no_later_one_is_submitted(streams: int) -> None:
+    """Each would be refused, be uploaded anew, and so delay those behind it for ever.
+
+    Set objects that were uploaded meanwhile have ids that were overtaken, and get new ones.
+    """
+    store = GatedStore()
+    async with writing(streams, upload_bytes=34 * streams, store=store) as (b, writer):
+        store.gate.set()
+        answer = asyncio.Event()
+
+        async def expire_first(request: Any) -> None:
+            if b.cluster.calls[COMMITS] <= 5:
+                await answer.wait()
+                b.cluster.map.prepared.discard(0)
+
+        b.cluster.hooks[COMMITS] = expire_first
+        acks = [await writer.append(number % streams, b"x") for number in range(5 * streams)]
+        await until(lambda: len(store.objects()) == 5, "uploads")
+        store.gate.clear()
+        answer.set()
+        await until(lambda: store.waiting == 1, "upload of the first batch anew")
+        gate = store.let_others_pass()
+        acks += [await writer.append(number % streams, b"y") for number in range(5 * streams)]
+        await until(lambda: len(store.objects()) == 10, "uploads of later batches")
+        assert b.cluster.calls[COMMITS] == 5
+        gate.set()
+        offsets = [number // streams for number in range(10 * streams)]
+        assert await asyncio.gather(*acks) == offsets
+        for stream in b.cluster.map.streams.values() if streams > 1 else ():
+            held = [piece.object_id for piece in stream.pieces]
+            assert held == sorted(held), "a later set object has a smaller id"
+        assert len(store.objects()) == (15 if streams == 1 else 20)
+
+
+async def test_nothing_is_committed_once_the_outcome_before_it_was_called_unknown() -> None:
+    """Although the map would take it: whoever was told so begins anew where the map says."""
+    store = GatedStore()
+    async with writing(upload_bytes=1, commit_deadline_s=0.2, store=store) as (b, writer):
+        store.gate.set()
+        lost = grpc.StatusCode.UNAVAILABLE
+        b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, lost, applied=True, times=10_000)
+        first = await writer.append(0, b"x")
+        await until(lambda: b.cluster.map.streams[0].end == 1, "commit whose answer is lost")
+        store.gate.clear()
+        second = await writer.append(0, b"y")
+        with pytest.raises(errors.OutcomeUnknownError, match="open the stream again"):
+            await first
+        b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, lost, times=0)
+        store.gate.set()
+        with pytest.raises(errors.StreamFailedError, match="unknown"):
+            await second
+        await writer.flush()
+        assert b.cluster.map.streams[0].end == 1
+
+
+def _note(order: list[int], number: int, _: asyncio.Future[int]) -> None:
+    order.append(number)

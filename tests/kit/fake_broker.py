@@ -58,13 +58,7 @@ class Broker:
 
     def hold(self, method: str = "CommitStreamSetObject") -> asyncio.Event:
         """Let calls of `method` wait from now on; the result lets them go on."""
-        gate = asyncio.Event()
-
-        async def wait(_: object) -> None:
-            await gate.wait()
-
-        self.cluster.hooks[method] = wait
-        return gate
+        return self.cluster.hold(method)
 
     def reader(self) -> StreamReader:
         return StreamReader(self.client, self.store, NAMESPACE)

@@ -43,18 +43,34 @@ from tests.kit.grpc_servers import started
 
 NAMESPACE = "_streammeta_fake"
 Code: TypeAlias = ErrorCode.ValueType
+Message: TypeAlias = objects_pb2.CommitPipelineRequest
+
+
+@dataclass
+class Piece:
+    """One object and the part of a stream it holds."""
+
+    object_id: int
+    kind: ObjectKind.ValueType
+    start: int
+    end: int
+    size: int
+    times: tuple[int, int] = (-1, -1)
+    crc32c: int = -1
 
 
 @dataclass
 class FakeStream:
-    stream_id: int
+    """A stream as the map has it."""
+
+    stream_id: int = 0
     epoch: int = -1
     node_id: int = -1
     opened: bool = False
     start: int = 0
     end: int = 0
-    # (start, end, object id, kind, size)
-    pieces: list[tuple[int, int, int, ObjectKind.ValueType, int]] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    lost: list[tuple[int, int]] = field(default_factory=list)
     openings: dict[int, int] = field(default_factory=dict)  # epoch to start of its range
 
     def ranges(self) -> list[streams_pb2.StreamRange]:
@@ -230,7 +246,7 @@ class FakeMap:
     def _commit_range(self, request: objects_pb2.CommitStreamSetObjectRequest, i: int) -> Code:
         rows = request.ranges
         span = (rows.start_offset[i], rows.end_offset[i])
-        piece = (*span, request.object_id, OBJECT_KIND_STREAM_SET, request.object_size)
+        piece = Piece(request.object_id, OBJECT_KIND_STREAM_SET, *span, request.object_size)
         return self._extend(request.node, rows.stream_id[i], rows.stream_epoch[i], piece)
 
     def _commit_alone(self, request: objects_pb2.CommitStreamSetObjectRequest, i: int) -> Code:
@@ -238,19 +254,13 @@ class FakeMap:
         if rows.object_id[i] not in self.prepared:
             return ERROR_CODE_OBJECT_NOT_EXIST
         span = (rows.start_offset[i], rows.end_offset[i])
-        piece = (*span, rows.object_id[i], OBJECT_KIND_STREAM, rows.object_size[i])
+        piece = Piece(rows.object_id[i], OBJECT_KIND_STREAM, *span, rows.object_size[i])
         code = self._extend(request.node, rows.stream_id[i], rows.stream_epoch[i], piece)
         if code == ERROR_CODE_NONE:
             self.prepared.discard(rows.object_id[i])
         return code
 
-    def _extend(
-        self,
-        node: NodeIdentity,
-        stream_id: int,
-        epoch: int,
-        piece: tuple[int, int, int, ObjectKind.ValueType, int],
-    ) -> Code:
+    def _extend(self, node: NodeIdentity, stream_id: int, epoch: int, piece: Piece) -> Code:
         stream = self.streams.get(stream_id)
         if stream is None:
             return ERROR_CODE_STREAM_NOT_EXIST
@@ -258,42 +268,49 @@ class FakeMap:
             return ERROR_CODE_STREAM_NOT_OPENED
         if stream.node_id != node.node_id or stream.epoch != epoch:
             return ERROR_CODE_STREAM_FENCED
-        if piece[0] != stream.end:
+        if piece.start != stream.end:
             return ERROR_CODE_OFFSET_NOT_MATCHED
         stream.pieces.append(piece)
-        stream.end = piece[1]
+        stream.end = piece.end
         return ERROR_CODE_NONE
 
     def objects(self, request: objects_pb2.GetObjectsRequest) -> objects_pb2.GetObjectsResponse:
-        return objects_pb2.GetObjectsResponse(
-            results=[self._locate(query) for query in request.queries]
-        )
+        results = [located(self.streams.get(one.stream_id), one) for one in request.queries]
+        return objects_pb2.GetObjectsResponse(results=results)
 
-    def _locate(self, query: objects_pb2.ObjectQuery) -> objects_pb2.ObjectList:
-        stream = self.streams.get(query.stream_id)
-        if stream is None:
-            return objects_pb2.ObjectList(error=ERROR_CODE_STREAM_NOT_EXIST)
-        answer = objects_pb2.ObjectList(
-            stream_start_offset=stream.start, stream_end_offset=stream.end
-        )
-        if query.start_offset < stream.start:
-            answer.error = ERROR_CODE_OFFSET_NOT_MATCHED
-            return answer
-        for start, end, object_id, kind, size in stream.pieces:
-            past = query.HasField("end_offset") and start >= query.end_offset
-            if (
-                end > query.start_offset
-                and not past
-                and len(answer.objects) < (query.limit or 1000)
-            ):
-                answer.objects.add(
-                    object_id=object_id,
-                    kind=kind,
-                    start_offset=start,
-                    end_offset=end,
-                    object_size=size,
-                )
+
+def located(
+    stream: FakeStream | None, query: objects_pb2.ObjectQuery, *, ends_at_gap: bool = False
+) -> objects_pb2.ObjectList:
+    """Return what GetObjects answers of a stream."""
+    if stream is None:
+        return objects_pb2.ObjectList(error=ERROR_CODE_STREAM_NOT_EXIST)
+    answer = objects_pb2.ObjectList(stream_start_offset=stream.start, stream_end_offset=stream.end)
+    if query.start_offset < stream.start:
+        answer.error = ERROR_CODE_OFFSET_NOT_MATCHED
         return answer
+    for start, end in stream.lost:
+        if start <= query.start_offset < end:
+            answer.lost_end_offset = end
+    at = query.start_offset
+    for piece in stream.pieces:
+        past = query.HasField("end_offset") and piece.start >= query.end_offset
+        full = len(answer.objects) == (query.limit or 1000)
+        if piece.end <= query.start_offset or past or full or (ends_at_gap and piece.start > at):
+            continue
+        at = piece.end
+        row = answer.objects.add(
+            object_id=piece.object_id,
+            kind=piece.kind,
+            start_offset=piece.start,
+            end_offset=piece.end,
+            object_size=piece.size,
+        )
+        if piece.times[0] >= 0:
+            row.min_timestamp_ms, row.max_timestamp_ms = piece.times
+        if piece.crc32c >= 0:
+            row.crc32c = piece.crc32c
+    return answer
 
 
 class FakeCluster:
@@ -334,6 +351,16 @@ class FakeCluster:
         assert server is not None
         self._servers[member] = None
         await server.stop(None)
+
+    def hold(self, method: str) -> asyncio.Event:
+        """Let calls of `method` wait from now on; the result lets them go on."""
+        gate = asyncio.Event()
+
+        async def wait(_: object) -> None:
+            await gate.wait()
+
+        self.hooks[method] = wait
+        return gate
 
     def move_leader(self, member: int) -> None:
         self.leader = member
@@ -391,27 +418,28 @@ class FakeCluster:
         )
 
     def _pipeline(self, member: int) -> Any:
-        """Serve CommitPipeline; to hooks and faults each commit is a call of the unary method."""
-        method = methods.COMMIT_STREAM_SET_OBJECT
-
-        async def serve(
-            messages: AsyncIterator[objects_pb2.CommitPipelineRequest],
-            context: grpc.aio.ServicerContext[Any, Any],
-        ) -> None:
+        async def serve(messages: AsyncIterator[Message], context: Any) -> None:
             async for message in messages:
-                answer = objects_pb2.CommitPipelineResponse(sequence=message.sequence)
-                for commit in message.commits:
-                    self.calls[method.name] += 1
-                    self.requests[method.name].append(commit)
-                    one = await self._answer(member, method, self.map.commit, commit, context)
-                    answer.commits.append(one)
-                await context.write(answer)
+                await context.write(await self._piped(member, message, context))
 
         return grpc.stream_stream_rpc_method_handler(
             serve,
-            request_deserializer=objects_pb2.CommitPipelineRequest.FromString,
+            request_deserializer=Message.FromString,
             response_serializer=objects_pb2.CommitPipelineResponse.SerializeToString,
         )
+
+    async def _piped(
+        self, member: int, message: Message, context: Any
+    ) -> objects_pb2.CommitPipelineResponse:
+        """Answer a message; to hooks and faults each commit is a call of the unary method."""
+        method = methods.COMMIT_STREAM_SET_OBJECT
+        answer = objects_pb2.CommitPipelineResponse(sequence=message.sequence)
+        for commit in message.commits:
+            self.calls[method.name] += 1
+            self.requests[method.name].append(commit)
+            one = await self._answer(member, method, self.map.commit, commit, context)
+            answer.commits.append(one)
+        return answer
 
     async def _answer(
         self,
@@ -458,7 +486,6 @@ async def abort(
     raise AssertionError("abort returned")
 
 
-Message = objects_pb2.CommitPipelineRequest
 Hook = Callable[[int, Message, Any], Awaitable[None]]
 
 
@@ -479,26 +506,18 @@ class FakePipelineCluster(FakeCluster):
         self.answer_hook: Hook = _no_hook
         self.ends: dict[int, int] = defaultdict(int)
         self.applied: dict[int, int] = defaultdict(int)
-        self._answers: dict[int, tuple[ErrorCode.ValueType, list[ErrorCode.ValueType]]] = {}
+        self._answers: dict[int, tuple[Code, list[Code]]] = {}
 
-    def _handlers(self, member: int) -> list[grpc.GenericRpcHandler]:
-        async def serve(messages: AsyncIterator[Message], context: Any) -> None:
-            async for message in messages:
-                self.messages.append(message)
-                if member != self.leader:
-                    await self._abort_not_leader(context, sequence=str(message.sequence))
-                await self.hook(member, message, context)
-                answer = self._apply(message)
-                await self.answer_hook(member, message, context)
-                await context.write(answer)
-
-        handler = grpc.stream_stream_rpc_method_handler(
-            serve,
-            request_deserializer=Message.FromString,
-            response_serializer=objects_pb2.CommitPipelineResponse.SerializeToString,
-        )
-        served = {"CommitPipeline": handler}
-        return [grpc.method_handlers_generic_handler("streammeta.v1.ObjectService", served)]
+    async def _piped(
+        self, member: int, message: Message, context: Any
+    ) -> objects_pb2.CommitPipelineResponse:
+        self.messages.append(message)
+        if member != self.leader:
+            await self._abort_not_leader(context, sequence=str(message.sequence))
+        await self.hook(member, message, context)
+        answer = self._apply(message)
+        await self.answer_hook(member, message, context)
+        return answer
 
     def _apply(self, message: Message) -> objects_pb2.CommitPipelineResponse:
         answer = objects_pb2.CommitPipelineResponse(sequence=message.sequence)
@@ -508,8 +527,8 @@ class FakePipelineCluster(FakeCluster):
         if not message.HasField("uploads"):
             return answer
         uploads, first = message.uploads, 0
-        errors: list[ErrorCode.ValueType] = []
-        row_errors: list[ErrorCode.ValueType] = []
+        errors: list[Code] = []
+        row_errors: list[Code] = []
         for object_id, count in zip(uploads.object_id, uploads.range_count, strict=True):
             error, rows = self._commit(object_id, uploads.ranges, range(first, first + count))
             errors.append(error)
@@ -521,7 +540,7 @@ class FakePipelineCluster(FakeCluster):
 
     def _commit(
         self, object_id: int, ranges: objects_pb2.RangeColumns, rows: range
-    ) -> tuple[ErrorCode.ValueType, list[ErrorCode.ValueType]]:
+    ) -> tuple[Code, list[Code]]:
         if object_id not in self._answers:
             verdicts = [
                 ERROR_CODE_NONE if ranges.start_offset[row] == self.ends[ranges.stream_id[row]]

@@ -30,7 +30,7 @@ from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.v1 import common_pb2, metadata_pb2, objects_pb2, records_pb2
 from tests.kit.built_objects import ObjectBuilder
-from tests.kit.fake_cluster import NAMESPACE, FakeCluster
+from tests.kit.fake_cluster import NAMESPACE, FakeCluster, FakeStream, Piece, located
 from tests.kit.memory_store import MemoryObjectStore
 
 BASE_TIME = 1_000_000
@@ -42,27 +42,10 @@ def payload_of(stream_id: int, offset: int, size: int = 20) -> bytes:
 
 
 @dataclass
-class Piece:
-    """One object and the part of a stream it holds."""
-
-    object_id: int
-    kind: common_pb2.ObjectKind.ValueType
-    start: int
-    end: int
-    size: int
-    times: tuple[int, int] = (-1, -1)
-    crc32c: int = -1
-
-
-@dataclass
-class WorldStream:
+class WorldStream(FakeStream):
     """A stream as the map has it, and all records it ever had."""
 
-    start: int = 0
-    end: int = 0
-    pieces: list[Piece] = field(default_factory=list)
     records: list[RecordBatch] = field(default_factory=list)
-    lost: list[tuple[int, int]] = field(default_factory=list)
 
     def covering(self, start: int, end: int | None = None) -> list[RecordBatch]:
         """The records that overlap `[start, end)`."""
@@ -136,33 +119,16 @@ class World:
 
     def commit(self, counts: dict[int, int], *, payload: int = 20, span: int = 1) -> int:
         """Append so many records to each stream, in one object; return its id."""
-        written: dict[int, list[RecordBatch]] = {}
-        for stream_id, count in sorted(counts.items()):
-            stream = self.streams[stream_id]
-            written[stream_id] = [
-                RecordBatch(
-                    stream_id,
-                    0,
-                    stream.end + i * span,
-                    span,
-                    payload_of(stream_id, stream.end + i * span, payload),
-                )
-                for i in range(count)
-            ]
+        written = {
+            each: self._next_records(each, counts[each], payload, span) for each in sorted(counts)
+        }
         object_id, size, _ = self._put(written.values())
         times = self._times(one for records in written.values() for one in records)
-        pieces = {
-            stream_id: Piece(
-                object_id,
-                common_pb2.OBJECT_KIND_STREAM_SET,
-                records[0].base_offset,
-                records[-1].end_offset,
-                size,
-                times,
-                self._crc(object_id),
-            )
-            for stream_id, records in written.items()
-        }
+        kind, crc32c = common_pb2.OBJECT_KIND_STREAM_SET, self._crc(object_id)
+        pieces: dict[int, Piece] = {}
+        for stream_id, records in written.items():
+            start, end = records[0].base_offset, records[-1].end_offset
+            pieces[stream_id] = Piece(object_id, kind, start, end, size, times, crc32c)
         for stream_id, piece in pieces.items():
             stream = self.streams[stream_id]
             stream.pieces.append(piece)
@@ -171,6 +137,16 @@ class World:
             self._users[object_id] += 1
         self._tell(set_objects_record(pieces))
         return object_id
+
+    def _next_records(
+        self, stream_id: int, count: int, payload: int, span: int
+    ) -> list[RecordBatch]:
+        """Make records of `span` offsets each behind those there are."""
+        end = self.streams[stream_id].end
+        starts = range(end, end + count * span, span)
+        payloads = (payload_of(stream_id, at, payload) for at in starts)
+        made = zip(starts, payloads, strict=True)
+        return [RecordBatch(stream_id, 0, at, span, held) for at, held in made]
 
     def compact(self, stream_id: int, first: int, count: int, *, composite: bool = False) -> int:
         """Put one object in the place of `count` pieces from `first` on; return its id."""
@@ -227,45 +203,11 @@ class World:
     # ---- what controllers answer ----
 
     def objects(self, request: objects_pb2.GetObjectsRequest) -> objects_pb2.GetObjectsResponse:
-        results = [self._locate(one) for one in request.queries]
+        found = [(self.streams.get(one.stream_id), one) for one in request.queries]
+        results = [located(stream, query, ends_at_gap=True) for stream, query in found]
         if self.once_answered is not None:
             self.once_answered()
         return objects_pb2.GetObjectsResponse(results=results)
-
-    def _locate(self, query: objects_pb2.ObjectQuery) -> objects_pb2.ObjectList:
-        stream = self.streams.get(query.stream_id)
-        if stream is None:
-            return objects_pb2.ObjectList(error=common_pb2.ERROR_CODE_STREAM_NOT_EXIST)
-        answer = objects_pb2.ObjectList(
-            error=common_pb2.ERROR_CODE_NONE,
-            stream_start_offset=stream.start,
-            stream_end_offset=stream.end,
-        )
-        if query.start_offset < stream.start:
-            answer.error = common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED
-            return answer
-        for start, end in stream.lost:
-            if start <= query.start_offset < end:
-                answer.lost_end_offset = end
-        at = query.start_offset
-        for piece in stream.pieces:
-            past = query.HasField("end_offset") and piece.start >= query.end_offset
-            full = len(answer.objects) == (query.limit or 1000)
-            if piece.end <= query.start_offset or past or full or piece.start > at:
-                continue
-            at = piece.end
-            row = answer.objects.add(
-                object_id=piece.object_id,
-                kind=piece.kind,
-                start_offset=piece.start,
-                end_offset=piece.end,
-                object_size=piece.size,
-            )
-            if piece.times[0] >= 0:
-                row.min_timestamp_ms, row.max_timestamp_ms = piece.times
-            if piece.crc32c >= 0:
-                row.crc32c = piece.crc32c
-        return answer
 
     # ---- objects ----
 
