@@ -10,13 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.broker_client.memory_child import (
-    LIMIT_BYTES,
-    MIB,
-    OBJECT_BYTES,
-    OBJECTS,
-    write_objects,
-)
+from tests.broker_client import memory_child
 
 pytestmark = pytest.mark.process
 
@@ -38,21 +32,21 @@ def measured(name: str, *arguments: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("payload", [1_000, 16_384], ids=["small records", "large records"])
 def test_a_reader_grows_by_no_more_than_its_limits(payload: int, tmp_path: Path) -> None:
-    report = measured("reader", tmp_path, write_objects(tmp_path, payload))
-    assert report["read"] >= OBJECTS * OBJECT_BYTES
-    assert report["held"] <= LIMIT_BYTES
-    assert report["grown"] <= LIMIT_BYTES * ALLOWANCE, report
+    report = measured("reader", tmp_path, memory_child.write_objects(tmp_path, payload))
+    assert report["read"] >= memory_child.OBJECTS * memory_child.OBJECT_BYTES
+    assert report["held"] <= memory_child.LIMIT_BYTES
+    assert report["grown"] <= memory_child.LIMIT_BYTES * ALLOWANCE, report
 
 
 @pytest.mark.parametrize(
     ("record_bytes", "streams", "total"),
-    [(16_384, 50, 120 * MIB), (200, 400, 12 * MIB)],
+    [(16_384, 50, 120 * memory_child.MIB), (200, 400, 12 * memory_child.MIB)],
     ids=["16 KiB", "200 B"],
 )
 def test_a_writer_that_outruns_the_store_grows_by_no_more_than_its_buffer(
     record_bytes: int, streams: int, total: int
 ) -> None:
-    limit = 24 * MIB
+    limit = 24 * memory_child.MIB
     report = measured("writer", limit, record_bytes, streams, total)
     assert report["found_full"] > 0, "the producer never met a full buffer"
     assert report["stored"] > total
@@ -67,10 +61,10 @@ def test_a_writer_that_outruns_the_store_grows_by_no_more_than_its_buffer(
 def test_a_compaction_grows_by_no_more_than_its_budget(
     tmp_path: Path, streams: int, record_bytes: int, overlap: bool
 ) -> None:
-    budget, total = 24 * MIB, 96 * MIB
-    shape = (8 * MIB, streams, record_bytes, overlap)
+    budget, total = 24 * memory_child.MIB, 96 * memory_child.MIB
+    shape = (8 * memory_child.MIB, streams, record_bytes, overlap)
     report = measured("compactor", tmp_path, budget, total, *shape)
     assert report["bytes_read"] > total * 0.8
     assert report["bytes_written"] > total * 0.8
-    assert report["sources_checked"] == total // (8 * MIB)
+    assert report["sources_checked"] == total // (8 * memory_child.MIB)
     assert budget // 4 < report["grown"] < budget * ALLOWANCE, report

@@ -14,13 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.client import ControllerClient, Heartbeat, StreamWriter, errors
-from streammeta.client.methods import (
-    COMMIT_STREAM_SET_OBJECT,
-    CREATE_STREAMS,
-    PREPARE_OBJECTS,
-    Method,
-)
+from streammeta.client import ControllerClient, Heartbeat, StreamWriter, errors, methods
 from streammeta.client.model import HeartbeatAnswer, heartbeat_answer
 from streammeta.client.session import BrokerSession
 from streammeta.client.write_ahead_log.config import LogIdentity
@@ -57,7 +51,7 @@ async def fill(writer: StreamWriter, stream_id: int, count: int) -> list[bytes]:
 @pytest.mark.parametrize(("status", "reason"), FOR_NOW)
 async def test_a_call_is_repeated_until_it_is_taken(status: grpc.StatusCode, reason: str) -> None:
     async with broker() as b:
-        b.cluster.fail_next(CREATE_STREAMS, status, reason, times=3)
+        b.cluster.fail_next(methods.CREATE_STREAMS, status, reason, times=3)
         assert await b.session.create_streams([{}]) == [0]
         assert b.cluster.calls["CreateStreams"] == 4
         assert len(set(b.cluster.request_ids["CreateStreams"])) == 1
@@ -69,10 +63,10 @@ async def test_the_deadline_ends_a_call_that_is_never_taken(
     status: grpc.StatusCode, reason: str
 ) -> None:
     async with FakeCluster() as cluster, ControllerClient(cluster.endpoints) as client:
-        cluster.fail_next(CREATE_STREAMS, status, reason, times=FOREVER)
+        cluster.fail_next(methods.CREATE_STREAMS, status, reason, times=FOREVER)
         began = time.monotonic()
         with pytest.raises(errors.ControllerUnavailableError, match=reason) as caught:
-            await client.call(CREATE_STREAMS, streams_pb2.CreateStreamsRequest(), 1.0)
+            await client.call(methods.CREATE_STREAMS, streams_pb2.CreateStreamsRequest(), 1.0)
         assert caught.value.reason == reason
         assert caught.value.retriable
         assert "send less in one request" not in str(caught.value)
@@ -84,16 +78,16 @@ async def test_the_deadline_ends_a_call_that_is_never_taken(
 async def test_a_request_over_a_limit_is_refused_at_once(reason: str) -> None:
     """Without a reason it is the transport that refuses a message for its size."""
     async with FakeCluster() as cluster, ControllerClient(cluster.endpoints) as client:
-        cluster.fail_next(CREATE_STREAMS, EXHAUSTED, reason, times=FOREVER)
+        cluster.fail_next(methods.CREATE_STREAMS, EXHAUSTED, reason, times=FOREVER)
         with pytest.raises(errors.LimitExceededError, match="send less in one request"):
-            await client.call(CREATE_STREAMS, streams_pb2.CreateStreamsRequest())
+            await client.call(methods.CREATE_STREAMS, streams_pb2.CreateStreamsRequest())
         assert cluster.calls["CreateStreams"] == 1
 
 
 @pytest.mark.parametrize(("status", "reason"), FOR_NOW)
-@pytest.mark.parametrize("method", [PREPARE_OBJECTS, COMMIT_STREAM_SET_OBJECT])
+@pytest.mark.parametrize("method", [methods.PREPARE_OBJECTS, methods.COMMIT_STREAM_SET_OBJECT])
 async def test_a_writer_waits_under_its_bound_and_loses_nothing(
-    status: grpc.StatusCode, reason: str, method: Method[Any, Any]
+    status: grpc.StatusCode, reason: str, method: methods.Method[Any, Any]
 ) -> None:
     async with writing(2, **CONFIG) as (b, writer):
         b.cluster.fail_next(method, status, reason, times=FOREVER)
@@ -120,8 +114,8 @@ async def test_a_writer_waits_under_its_bound_and_loses_nothing(
         assert await b.payloads(0) == [b"%d" % number * 500 for number in range(60)]
 
 
-@pytest.mark.parametrize("method", [PREPARE_OBJECTS, COMMIT_STREAM_SET_OBJECT])
-async def test_a_write_ahead_log_acknowledges_meanwhile(method: Method[Any, Any]) -> None:
+@pytest.mark.parametrize("method", [methods.PREPARE_OBJECTS, methods.COMMIT_STREAM_SET_OBJECT])
+async def test_a_write_ahead_log_acknowledges_meanwhile(method: methods.Method[Any, Any]) -> None:
     async with (
         await WriteAheadLog.open(LOG, LogIdentity(NAMESPACE, 1000, 1), files=CrashDisk()) as log,
         # Its deadline passes again and again; the log has promised the records all the same.
@@ -137,7 +131,7 @@ async def test_a_write_ahead_log_acknowledges_meanwhile(method: Method[Any, Any]
 
 async def test_a_commit_over_a_limit_ends_its_batch_at_once() -> None:
     async with writing(**CONFIG) as (b, writer):
-        b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "LIMIT_EXCEEDED")
+        b.cluster.fail_next(methods.COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "LIMIT_EXCEEDED")
         with pytest.raises(errors.LimitExceededError):
             await (await writer.append(0, b"x"))
         assert b.cluster.calls["CommitStreamSetObject"] == 1
@@ -145,26 +139,26 @@ async def test_a_commit_over_a_limit_ends_its_batch_at_once() -> None:
 
 async def test_a_commit_that_is_never_taken_ends_at_the_commit_deadline_and_says_why() -> None:
     async with writing(linger_s=0.01, commit_deadline_s=0.5) as (b, writer):
-        b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "DISK_FULL", times=FOREVER)
+        b.cluster.fail_next(methods.COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "DISK_FULL", times=FOREVER)
         with pytest.raises(errors.OutcomeUnknownError, match=r"DISK_FULL.*room on the disks"):
             await (await writer.append(0, b"x"))
 
 
 async def test_ids_are_asked_for_until_the_commit_deadline_not_that_of_a_call() -> None:
     async with writing(deadline=0.2, **CONFIG) as (b, writer):
-        b.cluster.fail_next(PREPARE_OBJECTS, EXHAUSTED, "DISK_FULL", times=4)
+        b.cluster.fail_next(methods.PREPARE_OBJECTS, EXHAUSTED, "DISK_FULL", times=4)
         assert await (await writer.append(0, b"x")) == 0
 
 
 async def test_what_the_next_leader_refuses_keeps_its_own_error() -> None:
     async with writing(2, members=2, **CONFIG) as (b, writer):
         calls = b.cluster.calls
-        b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "DISK_FULL", times=FOREVER)
+        b.cluster.fail_next(methods.COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "DISK_FULL", times=FOREVER)
         lost, kept = [await writer.append(stream_id, b"x") for stream_id in range(2)]
         b.cluster.map.streams[0].epoch += 1
         await until(lambda: calls["CommitStreamSetObject"] >= 2, "refusals")
         b.cluster.move_leader(1)
-        b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "DISK_FULL", times=0)
+        b.cluster.fail_next(methods.COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "DISK_FULL", times=0)
         assert await kept == 0
         with pytest.raises(errors.StreamFencedError):
             await lost

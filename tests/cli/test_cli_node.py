@@ -1,6 +1,5 @@
 """`streammeta node`: what it shows, what it asks for, and what it says when it is refused."""
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ class FakeController(FakeCluster):
     def __init__(self) -> None:
         super().__init__()
         self.page_size = 1
+        self.endpoint = ""
         self.error: common_pb2.ErrorCode.ValueType = common_pb2.ERROR_CODE_NONE
         self.asked: list[Any] = []
         self.nodes[7] = nodes_pb2.NodeDescription(
@@ -58,69 +58,66 @@ class FakeController(FakeCluster):
         )
 
 
-@contextlib.contextmanager
-def serving() -> Iterator[tuple[FakeController, str]]:
+@pytest.fixture
+def controller() -> Iterator[FakeController]:
     controller = FakeController()
-    with serve(controller) as endpoint:
-        yield controller, endpoint
+    with serve(controller) as controller.endpoint:
+        yield controller
 
 
-def node(endpoint: str, *words: str) -> tuple[int, dict[str, Any]]:
-    answer = streammeta("node", words[0], "--connect", endpoint, *words[1:])
+def node(controller: FakeController, *words: str) -> tuple[int, dict[str, Any]]:
+    answer = streammeta("node", words[0], "--connect", controller.endpoint, *words[1:])
     return answer["exit_code"], answer
 
 
-def test_a_list_shows_what_is_to_be_settled() -> None:
-    with serving() as (_, endpoint):
-        code, answer = node(endpoint, "list")
-        (row,) = answer["nodes"]
-        assert code == 0
-        assert (row["node_id"], row["state"]) == (7, "FENCED")
-        assert (row["supervised"], row["locked"]) == (True, True)
-        assert (row["recovered_by"], row["compacted_by"]) == (8, 9)
-        assert (row["pending_uploads"], row["stream_set_objects"]) == (2, 3)
+def test_a_list_shows_what_is_to_be_settled(controller: FakeController) -> None:
+    code, answer = node(controller, "list")
+    (row,) = answer["nodes"]
+    assert code == 0
+    assert (row["node_id"], row["state"]) == (7, "FENCED")
+    assert (row["supervised"], row["locked"]) == (True, True)
+    assert (row["recovered_by"], row["compacted_by"]) == (8, 9)
+    assert (row["pending_uploads"], row["stream_set_objects"]) == (2, 3)
 
 
-def test_a_node_is_locked_and_unlocked() -> None:
-    with serving() as (controller, endpoint):
-        assert node(endpoint, "lock", "--node-id", "7")[0] == 0
-        assert node(endpoint, "unlock", "--node-id", "7")[0] == 0
-        assert [type(each).__name__ for each in controller.asked] == [
-            *("LockNodeRequest", "UnlockNodeRequest"),
-        ]
-        assert {each.node_id for each in controller.asked} == {7}
+def test_a_node_is_locked_and_unlocked(controller: FakeController) -> None:
+    assert node(controller, "lock", "--node-id", "7")[0] == 0
+    assert node(controller, "unlock", "--node-id", "7")[0] == 0
+    assert [type(each).__name__ for each in controller.asked] == [
+        *("LockNodeRequest", "UnlockNodeRequest"),
+    ]
+    assert {each.node_id for each in controller.asked} == {7}
 
 
-def test_a_node_is_unregistered_at_its_present_epoch() -> None:
-    with serving() as (controller, endpoint):
-        code, answer = node(endpoint, "unregister", "--node-id", "7")
-        assert (code, answer["departed"], answer["stream_set_objects"]) == (0, True, 3)
-        (asked,) = controller.asked
-        assert (asked.node.node_id, asked.node.node_epoch) == (7, 11)
+def test_a_node_is_unregistered_at_its_present_epoch(controller: FakeController) -> None:
+    code, answer = node(controller, "unregister", "--node-id", "7")
+    assert (code, answer["departed"], answer["stream_set_objects"]) == (0, True, 3)
+    (asked,) = controller.asked
+    assert (asked.node.node_id, asked.node.node_epoch) == (7, 11)
 
 
-def test_a_dry_run_lists_what_the_node_owes_on_all_pages_and_asks_for_nothing() -> None:
-    with serving() as (controller, endpoint):
-        for stream_id in range(3):
-            stream = streams_pb2.StreamDescription(stream_id=stream_id)
-            owed = {"stream_id": stream_id, "start_offset": 10, "end_offset": 15}
-            stream.pending_uploads.add(node_id=7, **owed)
-            stream.pending_uploads.add(node_id=8, stream_id=stream_id, end_offset=10)
-            controller.streams[stream_id] = stream
-        code, answer = node(endpoint, "abandon", "--node-id", "7", "--dry-run")
-        assert (code, answer["streams"], answer["lost_offsets"]) == (0, 3, 15)
-        assert [row["stream_id"] for row in answer["uploads"]] == [0, 1, 2]
-        some = node(endpoint, "abandon", "--node-id", "7", "--dry-run", "--stream", "1")[1]
-        assert [row["stream_id"] for row in some["uploads"]] == [1]
-        assert controller.asked == []
+def test_a_dry_run_lists_what_the_node_owes_on_all_pages_and_asks_for_nothing(
+    controller: FakeController,
+) -> None:
+    for stream_id in range(3):
+        stream = streams_pb2.StreamDescription(stream_id=stream_id)
+        owed = {"stream_id": stream_id, "start_offset": 10, "end_offset": 15}
+        stream.pending_uploads.add(node_id=7, **owed)
+        stream.pending_uploads.add(node_id=8, stream_id=stream_id, end_offset=10)
+        controller.streams[stream_id] = stream
+    code, answer = node(controller, "abandon", "--node-id", "7", "--dry-run")
+    assert (code, answer["streams"], answer["lost_offsets"]) == (0, 3, 15)
+    assert [row["stream_id"] for row in answer["uploads"]] == [0, 1, 2]
+    some = node(controller, "abandon", "--node-id", "7", "--dry-run", "--stream", "1")[1]
+    assert [row["stream_id"] for row in some["uploads"]] == [1]
+    assert controller.asked == []
 
 
-def test_abandoning_says_what_was_given_up() -> None:
-    with serving() as (controller, endpoint):
-        code, answer = node(endpoint, "abandon", "--node-id", "7", "--stream", "3", "--stream", "4")
-        assert (code, answer["streams"], answer["lost_offsets"]) == (0, 1, 5)
-        (asked,) = controller.asked
-        assert (asked.node_id, list(asked.stream_ids)) == (7, [3, 4])
+def test_abandoning_says_what_was_given_up(controller: FakeController) -> None:
+    code, answer = node(controller, "abandon", "--node-id", "7", "--stream", "3", "--stream", "4")
+    assert (code, answer["streams"], answer["lost_offsets"]) == (0, 1, 5)
+    (asked,) = controller.asked
+    assert (asked.node_id, list(asked.stream_ids)) == (7, [3, 4])
 
 
 @pytest.mark.parametrize(
@@ -135,23 +132,21 @@ def test_abandoning_says_what_was_given_up() -> None:
     ],
 )
 def test_a_refusal_says_what_to_do(
-    command: str, error: common_pb2.ErrorCode.ValueType, hint: str
+    controller: FakeController, command: str, error: common_pb2.ErrorCode.ValueType, hint: str
 ) -> None:
-    with serving() as (controller, endpoint):
-        controller.error = error
-        code, answer = node(endpoint, command, "--node-id", "7")
-        assert (code, answer["error"]["code"]) == (1, code_name(error))
-        assert "node 7" in answer["error"]["message"]
-        assert hint in answer["error"]["hint"]
+    controller.error = error
+    code, answer = node(controller, command, "--node-id", "7")
+    assert (code, answer["error"]["code"]) == (1, code_name(error))
+    assert "node 7" in answer["error"]["message"]
+    assert hint in answer["error"]["hint"]
 
 
 @pytest.mark.parametrize("words", [["unregister"], ["abandon", "--dry-run"]])
-def test_an_unknown_node_is_named(words: list[str]) -> None:
-    with serving() as (controller, endpoint):
-        code, answer = node(endpoint, *words, "--node-id", "9")
-        assert (code, answer["error"]["code"]) == (1, "NODE_EPOCH_NOT_EXIST")
-        assert "node 9" in answer["error"]["message"]
-        assert controller.asked == []
+def test_an_unknown_node_is_named(controller: FakeController, words: list[str]) -> None:
+    code, answer = node(controller, *words, "--node-id", "9")
+    assert (code, answer["error"]["code"]) == (1, "NODE_EPOCH_NOT_EXIST")
+    assert "node 9" in answer["error"]["message"]
+    assert controller.asked == []
 
 
 @pytest.mark.process

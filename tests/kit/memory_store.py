@@ -16,13 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from streammeta.storage.errors import (
-    ObjectExistsError,
-    ObjectNotFoundError,
-    RangeNotSatisfiableError,
-    StorageError,
-    UploadNotFoundError,
-)
+from streammeta.storage import errors
 from streammeta.storage.object_store.base import (
     Body,
     DeleteResult,
@@ -66,11 +60,11 @@ class MemoryObjectStore:
         self._stored: dict[str, _Stored] = {}
         self._uploads: dict[MultipartUpload, _Unfinished] = {}
         self._upload_numbers = itertools.count(1)
-        self._failures: dict[str, deque[StorageError]] = {}
+        self._failures: dict[str, deque[errors.StorageError]] = {}
         self._meter = Meter()
         self._deadline: float | None = None
 
-    def fail_next(self, operation: str, error: StorageError, times: int = 1) -> None:
+    def fail_next(self, operation: str, error: errors.StorageError, times: int = 1) -> None:
         """Make the next `times` calls of the method named `operation` raise `error`.
 
         They fail before they change anything. Raises `ValueError` on an unknown name.
@@ -174,7 +168,7 @@ class MemoryObjectStore:
         check_range(start, end)
         with self._call("copy_part"):
             if end > self._find(source_key).info.size:
-                raise RangeNotSatisfiableError(source_key, start)
+                raise errors.RangeNotSatisfiableError(source_key, start)
             return self._add_part(upload, number, self._read(source_key, start, end))
 
     def complete_multipart(self, upload: MultipartUpload, parts: Sequence[UploadedPart]) -> None:
@@ -217,7 +211,7 @@ class MemoryObjectStore:
         info = ObjectInfo(key, len(data), self._now_ms(), _etag(data))
         with self._lock:
             if if_absent and key in self._stored:
-                raise ObjectExistsError(key)
+                raise errors.ObjectExistsError(key)
             self._stored[key] = _Stored(data, info, dict(tags or {}))
         return len(data)
 
@@ -225,19 +219,19 @@ class MemoryObjectStore:
         with self._lock:
             stored = self._stored.get(key)
         if stored is None:
-            raise ObjectNotFoundError(key)
+            raise errors.ObjectNotFoundError(key)
         return stored
 
     def _read(self, key: str, start: int, end: int | None) -> bytes:
         data = self._find(key).data
         if start >= len(data) and (start, end) != (0, None):
-            raise RangeNotSatisfiableError(key, start)
+            raise errors.RangeNotSatisfiableError(key, start)
         return data[start:end]
 
     def _unfinished(self, upload: MultipartUpload) -> _Unfinished:
         unfinished = self._uploads.get(upload)
         if unfinished is None:
-            raise UploadNotFoundError(upload.key, upload.upload_id)
+            raise errors.UploadNotFoundError(upload.key, upload.upload_id)
         return unfinished
 
     def _add_part(self, upload: MultipartUpload, number: int, data: bytes) -> UploadedPart:

@@ -15,30 +15,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.linearizability import models
 from tests.linearizability.check import main
 from tests.linearizability.checker import Model, Verdict, check
 from tests.linearizability.generated import kv_history, stream_history
 from tests.linearizability.history import UNKNOWN, Operation, Recorder, dump, load
-from tests.linearizability.models import (
-    MODELS,
-    CommitRange,
-    Committed,
-    Delete,
-    End,
-    Get,
-    KVAnswer,
-    NotAtEnd,
-    Objects,
-    Put,
-    ReadEnd,
-    ReadObjects,
-    values_of,
-)
 from tests.linearizability.report import assert_linearizable
 
-KV, STREAM = MODELS["kv"], MODELS["stream"]
-ABSENT = KVAnswer(applied=True, value=None, version=0)
-STORED = KVAnswer(applied=True, value="a", version=1)
+KV, STREAM = models.MODELS["kv"], models.MODELS["stream"]
+ABSENT = models.KVAnswer(applied=True, value=None, version=0)
+STORED = models.KVAnswer(applied=True, value="a", version=1)
 
 
 def operation_of(text: str) -> Any:
@@ -54,27 +40,32 @@ def operation_of(text: str) -> Any:
 def request_of(words: list[str]) -> Any:
     match words:
         case ["put", value, "at", version]:
-            return Put(value, expected_version=int(version))
+            return models.Put(value, expected_version=int(version))
         case ["put", value, *if_absent]:
-            return Put(value, overwrite=not if_absent)
+            return models.Put(value, overwrite=not if_absent)
         case ["commit", object_id, span]:
             start, end = map(int, span.split(".."))
-            return CommitRange(int(object_id), start, end)
-    return {"get": Get, "delete": Delete, "end": ReadEnd, "objects": ReadObjects}[words[0]]()
+            return models.CommitRange(int(object_id), start, end)
+    return {
+        "get": models.Get,
+        "delete": models.Delete,
+        "end": models.ReadEnd,
+        "objects": models.ReadObjects,
+    }[words[0]]()
 
 
 def answer_to(request: Any, text: str) -> Any:
     match request:
-        case ReadEnd():
-            return End(int(text))
-        case ReadObjects():
-            return Objects(tuple(map(int, text.split())))
-        case CommitRange():
-            return Committed() if text == "committed" else NotAtEnd()
+        case models.ReadEnd():
+            return models.End(int(text))
+        case models.ReadObjects():
+            return models.Objects(tuple(map(int, text.split())))
+        case models.CommitRange():
+            return models.Committed() if text == "committed" else models.NotAtEnd()
     held = text.removeprefix("refused ")
     value, _, version = held.partition("@")
     stored = value if version else None
-    return KVAnswer(applied=held == text, value=stored, version=int(version or 0))
+    return models.KVAnswer(applied=held == text, value=stored, version=int(version or 0))
 
 
 def is_linearizable(operations: Sequence[Operation[Any, Any]], model: Model) -> bool:
@@ -208,9 +199,9 @@ def test_what_can_not_have_happened_is_found(model: Any, history: list[Any]) -> 
 
 def test_keys_are_judged_apart() -> None:
     history: list[Any] = [
-        Operation("c", "good", Put("a"), 0, 1, STORED),
-        Operation("c", "bad", Put("a"), 2, 3, dataclasses.replace(STORED, version=2)),
-        Operation("c", "bad", Get(), 4, 5, ABSENT),
+        Operation("c", "good", models.Put("a"), 0, 1, STORED),
+        Operation("c", "bad", models.Put("a"), 2, 3, dataclasses.replace(STORED, version=2)),
+        Operation("c", "bad", models.Get(), 4, 5, ABSENT),
     ]
     report = check(history, KV)
     assert [(item.key, item.verdict) for item in report.results] == [
@@ -263,7 +254,9 @@ def test_one_wrong_answer_among_many_is_found(seed: int) -> None:
     """Without overlap every read's answer is determined, so any other answer is wrong."""
     rng = random.Random(seed)
     history: list[Any] = kv_history(rng, operations=80, clients=1, ambiguous=0.0)
-    number = rng.choice([n for n, item in enumerate(history) if isinstance(item.request, Get)])
+    number = rng.choice(
+        [n for n, item in enumerate(history) if isinstance(item.request, models.Get)]
+    )
     right = history[number].answer
     wrong = STORED if right.value is None else ABSENT
     history[number] = dataclasses.replace(history[number], answer=wrong)
@@ -283,20 +276,20 @@ def test_thousands_of_operations_on_tens_of_keys_fit_the_budget() -> None:
 
 def test_each_end_of_an_operation_is_recorded() -> None:
     recorder = Recorder()
-    handles = [recorder.invoke(f"c{number}", "k", Put("a")) for number in range(4)]
+    handles = [recorder.invoke(f"c{number}", "k", models.Put("a")) for number in range(4)]
     recorder.complete(handles[0], STORED)
     recorder.fail(handles[1])
     recorder.ambiguous(handles[2])
     assert recorder.history() == (
-        Operation("c0", "k", Put("a"), 0, 4, STORED),
-        Operation("c2", "k", Put("a"), 2, None, UNKNOWN),
-        Operation("c3", "k", Put("a"), 3, None, UNKNOWN),
+        Operation("c0", "k", models.Put("a"), 0, 4, STORED),
+        Operation("c2", "k", models.Put("a"), 2, None, UNKNOWN),
+        Operation("c3", "k", models.Put("a"), 3, None, UNKNOWN),
     )
 
 
 def test_an_operation_ends_once() -> None:
     recorder = Recorder()
-    handle = recorder.invoke("c", "k", Get())
+    handle = recorder.invoke("c", "k", models.Get())
     recorder.ambiguous(handle)
     with pytest.raises(ValueError, match="ended already"):
         recorder.complete(handle, ABSENT)
@@ -307,7 +300,7 @@ def test_threads_record_at_once() -> None:
 
     def work(name: str) -> None:
         for _ in range(200):
-            recorder.complete(recorder.invoke(name, name, Get()), ABSENT)
+            recorder.complete(recorder.invoke(name, name, models.Get()), ABSENT)
 
     threads = [threading.Thread(target=work, args=(str(number),)) for number in range(4)]
     for thread in threads:
@@ -317,15 +310,15 @@ def test_threads_record_at_once() -> None:
     history = recorder.history()
     times = [time for item in history for time in (item.invoked, item.returned)]
     assert sorted(time for time in times if time is not None) == list(range(1600))
-    assert_linearizable(history, MODELS["kv"])
+    assert_linearizable(history, models.MODELS["kv"])
 
 
-@pytest.mark.parametrize("model", sorted(MODELS))
+@pytest.mark.parametrize("model", sorted(models.MODELS))
 def test_a_history_survives_its_file(model: str, tmp_path: Path) -> None:
     generate = {"kv": kv_history, "stream": stream_history}[model]
     history = generate(random.Random(3), operations=80, clients=4, ambiguous=0.2)
     dump(tmp_path / "history.jsonl", model, history)
-    assert load(tmp_path / "history.jsonl", values_of) == (model, history)
+    assert load(tmp_path / "history.jsonl", models.values_of) == (model, history)
 
 
 @pytest.mark.parametrize(
@@ -341,7 +334,7 @@ def test_a_file_that_holds_no_history_is_refused(text: str, message: str, tmp_pa
     path = tmp_path / "history.jsonl"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
-        load(path, values_of)
+        load(path, models.values_of)
     assert main([str(path)]) == 2
 
 
@@ -349,20 +342,20 @@ def bad_history() -> list[Operation[object, object]]:
     """Many keys are right; on key `x` a read between many others is stale."""
     recorder = Recorder()
     for number in range(20):
-        recorder.complete(recorder.invoke("c", "right", Get()), ABSENT)
-        recorder.complete(recorder.invoke("c", f"right {number}", Get()), ABSENT)
-    recorder.complete(recorder.invoke("writer", "x", Put("a")), STORED)
+        recorder.complete(recorder.invoke("c", "right", models.Get()), ABSENT)
+        recorder.complete(recorder.invoke("c", f"right {number}", models.Get()), ABSENT)
+    recorder.complete(recorder.invoke("writer", "x", models.Put("a")), STORED)
     for _ in range(10):
-        recorder.complete(recorder.invoke("reader", "x", Get()), STORED)
-    recorder.complete(recorder.invoke("stale reader", "x", Get()), ABSENT)
+        recorder.complete(recorder.invoke("reader", "x", models.Get()), STORED)
+    recorder.complete(recorder.invoke("stale reader", "x", models.Get()), ABSENT)
     for _ in range(10):
-        recorder.complete(recorder.invoke("reader", "x", Get()), STORED)
+        recorder.complete(recorder.invoke("reader", "x", models.Get()), STORED)
     return list(recorder.history())
 
 
 def test_only_what_contradicts_is_shown() -> None:
     with pytest.raises(AssertionError) as caught:
-        assert_linearizable(bad_history(), MODELS["kv"])
+        assert_linearizable(bad_history(), models.MODELS["kv"])
     lines = str(caught.value).splitlines()
     assert "key x: not linearizable" in lines[0]
     assert [line.split()[1:] for line in lines[2:]] == [

@@ -8,16 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streammeta.shell import paths
 from streammeta.shell.commands import COMMANDS, ShellState, execute
 from streammeta.shell.events import Event, Left, Moved, Problem, columns, json_value, text_lines
-from streammeta.shell.paths import (
-    UnclosedQuoteError,
-    absolute,
-    compile_component,
-    escape,
-    split_words,
-    unescape,
-)
 from streammeta.shell.prompt import SUGGESTIONS_MAX, suggestions
 from streammeta.shell.tree import Child, Directory, Document, File, Node, name_of, text_of
 
@@ -27,7 +20,7 @@ def state_in(*here: str) -> ShellState:
 
 
 def run(line: str, *here: str) -> list[Event]:
-    return list(execute(state_in(*here), split_words(line)))
+    return list(execute(state_in(*here), paths.split_words(line)))
 
 
 def shown(line: str, *here: str) -> list[str]:
@@ -256,7 +249,7 @@ def test_completion_is_bounded() -> None:
 def test_pattern_matches_what_it_should(
     pattern: str, matching: list[str], other: list[str]
 ) -> None:
-    compiled = compile_component(pattern)
+    compiled = paths.compile_component(pattern)
 
     assert [name for name in matching if not compiled.matches(name)] == []
     assert [name for name in other if compiled.matches(name)] == []
@@ -264,16 +257,16 @@ def test_pattern_matches_what_it_should(
 
 @given(st.text())
 def test_escaped_name_is_literal_and_matches_itself(name: str) -> None:
-    compiled = compile_component(escape(name))
+    compiled = paths.compile_component(paths.escape(name))
 
     assert name == compiled.literal
-    assert name == unescape(escape(name))
+    assert name == paths.unescape(paths.escape(name))
     assert compiled.matches(name)
 
 
 @given(st.text(alphabet="ab*?{},\\", max_size=8), st.text(alphabet="ab*", max_size=8))
 def test_every_match_begins_with_the_prefix(pattern: str, name: str) -> None:
-    compiled = compile_component(pattern)
+    compiled = paths.compile_component(pattern)
 
     assert not compiled.matches(name) or name.startswith(compiled.prefix)
 
@@ -293,12 +286,12 @@ def test_every_match_begins_with_the_prefix(pattern: str, name: str) -> None:
     ],
 )
 def test_line_is_split_into_patterns(line: str, words: list[str]) -> None:
-    assert words == split_words(line)
+    assert words == paths.split_words(line)
 
 
 def test_unclosed_quote_is_an_error() -> None:
-    with pytest.raises(UnclosedQuoteError, match='the quote " is never closed'):
-        split_words('ls "a')
+    with pytest.raises(paths.UnclosedQuoteError, match='the quote " is never closed'):
+        paths.split_words('ls "a')
 
 
 @pytest.mark.parametrize(
@@ -314,7 +307,7 @@ def test_unclosed_quote_is_an_error() -> None:
 def test_word_is_relative_to_the_current_directory(
     here: tuple[str, ...], word: str, path: tuple[str, ...]
 ) -> None:
-    assert path == absolute(here, word)
+    assert path == paths.absolute(here, word)
 
 
 @given(st.text(min_size=1, alphabet=st.characters(exclude_categories=["Cs"])))
