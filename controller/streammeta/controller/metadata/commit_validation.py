@@ -70,6 +70,9 @@ def check_node(node: NodeIdentity) -> None:
 
 def all_between(values: Int64Column, low: int, high: int) -> bool:
     """Return whether all numbers are in `[low, high]`, of which there is one at least."""
+    if len(values) == 1:
+        # A vector operation costs much the same for one row as for hundreds.
+        return bool(low <= values.item() <= high)
     return bool(np.minimum.reduce(values) >= low and np.maximum.reduce(values) <= high)
 
 
@@ -185,12 +188,14 @@ def check_commit_uploads(request: CommitUploads) -> None:
         length = len(getattr(request, name))
         if length != objects:
             raise InvalidRequestError(name, f"got {length} rows, but object_id has {objects}")
-    raise_at("object_id", request.object_id < 0, 0, ">= 0")
+    if not all_between(request.object_id, 0, INT64_MAX):
+        raise_at("object_id", request.object_id < 0, 0, ">= 0")
     _check_sizes("object_size", request.object_size)
     counts = request.range_count
-    # Together with the limit above this keeps their sum from overflowing.
-    raise_at("range_count", (counts < 1) | (counts > COMMIT_ROWS_MAX), 0, "1 to all of ranges")
-    ends = np.cumsum(counts)
+    if not all_between(counts, 1, COMMIT_ROWS_MAX):
+        # Together with the limit above this keeps their sum from overflowing.
+        raise_at("range_count", (counts < 1) | (counts > COMMIT_ROWS_MAX), 0, "1 to all of ranges")
+    ends = np.cumsum(counts) if objects > 1 else counts
     if ends[-1] != rows:
         raise InvalidRequestError("range_count", f"sums up to {ends[-1]}, but ranges has {rows}")
     if objects > 1:
@@ -211,6 +216,11 @@ def _check_ranges(
     if not len(ranges.stream_id):
         return
     stream_id = ranges.stream_id
+    if len(stream_id) == 1:
+        if stream_id[0] < 0:
+            raise fail("ranges.stream_id[0]", stream_id[0], ">= 0")
+        _check_offsets("ranges", ranges.start_offset, ranges.end_offset)
+        return
     below, before = stream_id[1:], stream_id[:-1]
     falls = below < before if several else below <= before
     if firsts is not None and len(firsts):
@@ -350,5 +360,7 @@ def _check_sizes(field: str, sizes: Int64Column) -> None:
 
 
 def _check_offsets(field: str, start: Int64Column, end: Int64Column) -> None:
+    if len(start) == 1 and 0 <= start.item() < end.item():
+        return
     raise_at(f"{field}.start_offset", start < 0, 0, ">= 0")
     raise_at(f"{field}.end_offset", end <= start, 0, "above start_offset")

@@ -133,7 +133,11 @@ def known_columns(columns: object, chosen: Mask | None = None) -> Facts:
 
     `chosen` says of which rows; None: of all.
     """
-    return Facts(**{name: _known(getattr(columns, name), chosen) for name in rec.FACT_COLUMNS})
+    given = [getattr(columns, name) for name in rec.FACT_COLUMNS]
+    if not any(map(len, given)):
+        return NO_FACTS
+    low, high, crc32c = (_known(values, chosen) for values in given)
+    return Facts(min_timestamp_ms=low, max_timestamp_ms=high, crc32c=crc32c)
 
 
 def _known(values: Int64Column, chosen: Mask | None) -> Int64Column:

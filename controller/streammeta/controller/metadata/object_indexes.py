@@ -50,6 +50,8 @@ class _Slot:
 
     def ids(self) -> Int64Column:
         """Return every id once."""
+        if len(self._runs) == 2 and not self._chunks:
+            return np.arange(self._runs[0], self._runs[1], dtype=np.int64)
         runs = zip(self._runs[::2], self._runs[1::2], strict=True)
         parts = [np.arange(first, end, dtype=np.int64) for first, end in runs]
         return np.unique(np.concatenate((EMPTY_COLUMN, *parts, *self._chunks)))
@@ -274,5 +276,7 @@ class ObjectCounts:
 
 def exact_sum(sizes: Int64Column) -> int:
     """Return the sum of sizes that are not negative, however large they are."""
+    if len(sizes) == 1:
+        return int(sizes[0])
     low = int((sizes & _LOW_BITS).sum())
     return (int((sizes >> _LOW).sum()) << _LOW) + low

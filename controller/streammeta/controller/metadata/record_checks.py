@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from streammeta.controller.errors import InvariantError
+from streammeta.controller.metadata.commit_validation import all_between
 from streammeta.controller.metadata.nodes import Nodes
 from streammeta.controller.metadata.object_queries import ObjectQueries
 from streammeta.controller.metadata.streams import DELETED, Streams
 from streammeta.controller.metadata.values import (
+    INT64_MAX,
     Int64Column,
     Mask,
     ObjectKind,
@@ -130,6 +132,8 @@ class RecordChecks:
 
     def _issued(self, field: str, stream_id: Int64Column) -> None:
         count = len(self._streams)
+        if len(stream_id) == 1 and 0 <= stream_id.item() < count:
+            return
         # Read as unsigned, a negative id is a very large one.
         if len(stream_id) and np.maximum.reduce(stream_id.view(np.uint64)) >= count:
             good = (stream_id >= 0) & (stream_id < count)
@@ -158,12 +162,14 @@ class RecordChecks:
         if not len(object_id):
             raise InvariantError("object_id: none")
         self._in_state(object_id, _PREPARED)
-        if np.minimum.reduce(object_size) < 0:
+        if not all_between(object_size, 0, INT64_MAX):
             _require("object_size", object_size >= 0, object_size, "0 or more")
 
     def _ranges(self, ranges: Any) -> None:
         self._issued("stream_id", ranges.stream_id)
         start, end = ranges.start_offset, ranges.end_offset
+        if len(start) == 1 and 0 <= start.item() < end.item():
+            return
         good = (start >= 0) & (start < end)
         _require("start_offset", good, start, "0 or more, and below end_offset")
 
@@ -181,6 +187,8 @@ class RecordChecks:
     def _in_state(self, object_id: Int64Column, *states: int) -> None:
         """Check that objects exist in one of these states, none twice."""
         rows = self._objects.rows(object_id)
+        if len(rows) == 1 and rows[0] >= 0 and self._objects.row_states(rows)[0] in states:
+            return
         if len(rows) and np.minimum.reduce(rows) < 0:
             _require("object_id", rows >= 0, object_id, "an object that exists")
         found = self._objects.row_states(rows)

@@ -15,6 +15,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from operator import mul
 
 import numpy as np
 import numpy.typing as npt
@@ -223,8 +224,7 @@ def _filled(values: Int64Column, count: int, value: int) -> Int64Column:
 
 
 def _of_cells(multipliers: _Unsigned, cells: Sequence[int]) -> int:
-    products = zip(multipliers.tolist(), cells, strict=True)
-    return _mixed(sum(factor * cell for factor, cell in products) & _MASK)
+    return _mixed(sum(map(mul, multipliers.tolist(), cells)) & _MASK)
 
 
 def _of_rows(multipliers: _Unsigned, columns: Sequence[Int64Column]) -> _Unsigned:

@@ -123,6 +123,21 @@ class StreamIndex:
 
     def append(self, streams: Int64Column, rows: Int64Column, undo: Undo) -> None:
         """Append one row to each stream's list; no stream twice."""
+        if len(streams) == 1:
+            self._append_one(int(streams[0]), int(rows[0]))
+        else:
+            self._append_each(streams, rows)
+        undo.append(lambda: self._shorten(streams))
+
+    def _append_one(self, stream_id: int, row: int) -> None:
+        self._cover(stream_id)
+        if self._next[stream_id] == self._end[stream_id]:
+            self._grow_one(stream_id)
+        at = self._next.item(stream_id)
+        self._slots[at] = row
+        self._next[stream_id] = at + 1
+
+    def _append_each(self, streams: Int64Column, rows: Int64Column) -> None:
         self._cover(int(np.maximum.reduce(streams)))
         at = self._next[streams]
         full = at == self._end[streams]
@@ -132,7 +147,6 @@ class StreamIndex:
             at = self._next[streams]
         self._slots[at.astype(np.int64)] = rows.astype(np.int32)
         self._next[streams] = at + 1
-        undo.append(lambda: self._shorten(streams))
 
     def replace(
         self, streams: Int64Column, counts: Int64Column, rows: npt.NDArray[np.integer], undo: Undo

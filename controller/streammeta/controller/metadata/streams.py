@@ -224,6 +224,10 @@ class Streams:
         """Return what requests are judged by; the state of a deleted stream is `DELETED`."""
         return Head._make(self._table[name][ids] for name in _HEAD_COLUMNS)
 
+    def head_cells(self, stream_id: int) -> Head[int]:
+        """Return what requests are judged by, of one stream; it was issued."""
+        return Head._make(self._table[name].item(stream_id) for name in _HEAD_COLUMNS)
+
     def epochs(self, ids: Int64Column) -> Int64Column:
         """Return streams' epochs."""
         return self._column("epoch", ids)

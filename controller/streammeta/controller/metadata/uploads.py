@@ -169,8 +169,8 @@ class Uploads:
         self._objects.require_room(0, request.object_size)
         record = _batch_record(request, digests, now_ms)
         return [record], CommitUploadsAnswer(
-            errors=np.zeros_like(request.object_id),
-            range_errors=np.zeros_like(request.ranges.stream_id),
+            errors=np.zeros(len(request.object_id), dtype=np.int64),
+            range_errors=np.zeros(len(request.ranges.stream_id), dtype=np.int64),
         )
 
     def _all_can_be_committed(self, request: CommitUploads) -> bool:

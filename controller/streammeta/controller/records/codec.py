@@ -83,9 +83,15 @@ _Decoder = Callable[[Any], Any]
 
 
 def _encode_column(message: Any, name: str, value: rec.Int64Column) -> None:
+    if not len(value):
+        return  # as an absent field reads
     if value.dtype != _COLUMN_DTYPE:
         value = value.astype(_COLUMN_DTYPE)
     setattr(message, name, value.tobytes())
+
+
+def _decode_column(value: bytes) -> rec.Int64Column:
+    return np.frombuffer(value, _COLUMN_DTYPE) if value else rec.EMPTY_COLUMN
 
 
 def _encode_repeated(message: Any, name: str, value: Iterable[Any]) -> None:
@@ -130,7 +136,7 @@ _CODECS: dict[Any, tuple[_Encoder, _Decoder]] = {
     int: (setattr, _same),
     bool: (setattr, _same),
     str: (setattr, _same),
-    rec.Int64Column: (_encode_column, lambda value: np.frombuffer(value, _COLUMN_DTYPE)),
+    rec.Int64Column: (_encode_column, _decode_column),
     rec.Tags: (_encode_tags, _decode_tags),
     tuple[rec.Tags, ...]: (_encode_tag_sets, _decode_tag_sets),
     tuple[str, ...]: (_encode_repeated, tuple),

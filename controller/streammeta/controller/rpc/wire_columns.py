@@ -118,8 +118,8 @@ def uploads_out(answer: answers.CommitUploadsAnswer) -> objects_pb2.UploadErrors
     """Write the answer to the uploads of a CommitBatchRequest; all NONE is left out."""
     errors, range_errors = answer.errors, answer.range_errors
     return objects_pb2.UploadErrors(
-        errors=errors.tolist() if errors.any() else (),
-        range_errors=range_errors.tolist() if range_errors.any() else (),
+        errors=errors.tolist() if np.count_nonzero(errors) else (),
+        range_errors=range_errors.tolist() if np.count_nonzero(range_errors) else (),
     )
 
 
