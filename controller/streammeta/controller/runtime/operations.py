@@ -197,3 +197,9 @@ def _describe(
         last_fetch_age_ms=fetched,
         last_caught_up_age_ms=caught_up,
     )
+
+
+def voter_option(voter: Voter) -> str:
+    """Return a voter as the option --voters of `storage format` takes it."""
+    disk = f"/{voter.key.directory_id}" if voter.key.directory_id else ""
+    return f"{voter.key.node_id}@{voter.endpoint}{disk}"

@@ -24,6 +24,7 @@ from streammeta.controller.quorum.core import QuorumCore
 from streammeta.controller.quorum.messages import Request, Response
 from streammeta.controller.quorum.roles import Resigned
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
+from streammeta.controller.runtime import operations
 from streammeta.controller.runtime.append_batching import AppendTurns, FormingBatch
 from streammeta.controller.runtime.checkpointer import Checkpointer, CheckpointLimits
 from streammeta.controller.runtime.clock import Clock
@@ -37,7 +38,6 @@ from streammeta.controller.runtime.interfaces import (
     SnapshotPoint,
     StateMachine,
 )
-from streammeta.controller.runtime.operations import Operations, QuorumDescription, describe_quorum
 from streammeta.controller.runtime.quorum_disk import CoreReport, JournalThread, StateWritten
 from streammeta.controller.runtime.waiters import OffsetWaiters, ReadRounds
 from streammeta.storage.durable_files import DiskFullError
@@ -47,10 +47,7 @@ _log = structlog.get_logger(component="quorum")
 _STOP_ROUNDS = 20
 
 REPLAYED_AFTER_S = 0.01
-"""Pause before a follower replays what was committed, in seconds, unless somebody waits for it.
-
-Batches replayed together cost less than one by one, and the leader waits for none of it.
-"""
+"""Pause before a follower replays, in seconds: several batches at once cost it less."""
 
 _Outcome: TypeAlias = (
     events.ReadIndexReady
@@ -96,7 +93,7 @@ class QuorumDriver:
         )
         self._outbox = Outbox(transport)
         self._core_loop = self._make_core_loop()
-        self._operations = Operations(self._core_loop.feed)
+        self._operations = operations.Operations(self._core_loop.feed)
         self._reads = ReadRounds(config.limits.max_pending_reads)
         self._round_rests = False
         self._is_stopping = False
@@ -304,9 +301,9 @@ class QuorumDriver:
         """Give up leadership, if held; the voter with the longest log should follow."""
         self._core_loop.feed(events.Resign())
 
-    def describe(self) -> QuorumDescription:
+    def describe(self) -> operations.QuorumDescription:
         """Return the contents of DescribeQuorum."""
-        return describe_quorum(
+        return operations.describe_quorum(
             self._core,
             self._config,
             self._clock.monotonic_ms(),
@@ -492,7 +489,7 @@ class QuorumDriver:
                 self._reads.refused(read_id, self.leader_hint())
                 self._go_on_reading()
             case events.VotersChanged(voters=voters):
-                _log.info("voters_changed", voters=[_named(voter) for voter in voters])
+                _log.info("voters_changed", voters=[*map(operations.voter_option, voters)])
                 self._transport.set_voters(voters)
             case events.FullVotersChanged(full_voters=full_voters):
                 self._disk_space.on_majority(full_voters)
@@ -598,9 +595,3 @@ class QuorumDriver:
         self._turns.give()
         self._operations.leadership_ended()
         self._reads.refuse_forming(self.leader_hint())
-
-
-def _named(voter: Voter) -> str:
-    """Write a voter as the option --voters of `storage format` takes it."""
-    disk = f"/{voter.key.directory_id}" if voter.key.directory_id else ""
-    return f"{voter.key.node_id}@{voter.endpoint}{disk}"
