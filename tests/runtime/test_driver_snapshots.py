@@ -247,6 +247,24 @@ async def test_without_room_a_checkpoint_is_put_off_and_leaves_nothing(tmp_path:
         assert node.journal.snapshots.kept[-1].end_offset >= last.offset
 
 
+async def test_a_restart_writes_no_checkpoint_amid_the_replay_of_the_log_behind_the_last(
+    tmp_path: Path,
+) -> None:
+    async with MemoryCluster(tmp_path, size=1, checkpoints=OFTEN) as cluster:
+        node = cluster.nodes[0]
+        await cluster.fill("a", 20)
+        taken = await node.driver.take_snapshot()
+        last = await cluster.fill("b", 40)  # more than OFTEN, less than half the checkpoint
+        assert node.journal.snapshots.kept[-1] == taken
+        files = cluster.snapshot_files(0)
+
+        node = await cluster.restart(0)
+
+        await cluster.hash_at(0, last.offset)
+        await node.driver.read_barrier()
+        assert cluster.snapshot_files(0) == files
+
+
 async def test_a_snapshot_names_the_voters_and_nothing_new_makes_no_new_one(
     lone: MemoryCluster,
 ) -> None:

@@ -272,7 +272,7 @@ class SimCheckpointer:
         """One was dropped for a newer one."""
         self._is_writing = False
 
-    def on_loaded(self) -> None:
+    def on_loaded(self, _size: int) -> None:
         """A snapshot replaced the state."""
         self._newest_end = self._node.driver.delivered_end
 

@@ -42,7 +42,10 @@ class CheckpointLimits:
     """Maximum log and time since the last checkpoint."""
 
     log_bytes: int = 20 << 20
-    """Bytes of committed payload, or half the size of the last checkpoint if that is more."""
+    """Bytes of committed payload, or half the size of the last checkpoint if that is more.
+
+    The last one is that which was written or loaded last.
+    """
     interval_ms: int = 3_600_000
     """Milliseconds, provided anything was committed in them."""
     retry_ms: int = 30_000
@@ -81,7 +84,7 @@ class CheckpointSchedule:
         self._is_requested = False
 
     def written(self, size: int) -> None:
-        """Note the size in bytes of the completed checkpoint."""
+        """Note the size in bytes of the checkpoint that was completed, or loaded."""
         self._log_bytes = max(self._limits.log_bytes, size // 2)
 
     def failed(self, now_ms: int) -> None:
@@ -204,10 +207,12 @@ class Checkpointer:
         if self._schedule.deadline() != before:
             self._changed.set()  # not for every commit: there are many, and few change anything
 
-    def on_loaded(self) -> None:
-        """Reset the schedule: a loaded snapshot covers everything counted."""
+    def on_loaded(self, size: int) -> None:
+        """Reset the schedule: a loaded snapshot of `size` bytes covers everything counted."""
         now = self._clock.monotonic_ms()
         self._schedule.begun(now)
+        # A restart would else write another checkpoint amid the replay of the log behind this one.
+        self._schedule.written(size)
         if self._asked:
             self._schedule.request(now)
         self._changed.set()

@@ -9,6 +9,7 @@ that replays a long log still votes in time.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -147,8 +148,8 @@ class DeliveryProgress(Protocol):
         """Note `size` bytes of delivered payload."""
         ...
 
-    def on_loaded(self) -> None:
-        """Note that a snapshot replaced the state."""
+    def on_loaded(self, size: int) -> None:
+        """Note that a snapshot, a file of `size` bytes, replaced the state."""
         ...
 
 
@@ -272,22 +273,24 @@ class Deliverer:
 
     async def _load(self, snapshot_id: SnapshotId) -> None:
         try:
-            install = await asyncio.to_thread(self._read, snapshot_id)
+            install, size = await asyncio.to_thread(self._read, snapshot_id)
         except Exception as error:  # noqa: BLE001 (an unreadable snapshot ends the process)
             failure = error
             self._host.enter(lambda: self._load_failed(snapshot_id, failure))
         else:
-            self._host.enter(lambda: self._exchange(snapshot_id, install))
+            self._host.enter(lambda: self._exchange(snapshot_id, install, size))
 
-    def _read(self, snapshot_id: SnapshotId) -> Callable[[], None]:
+    def _read(self, snapshot_id: SnapshotId) -> tuple[Callable[[], None], int]:
         with self._journal.snapshots.open(snapshot_id) as file:
-            return self._state_machine.load(file, snapshot_id)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            return self._state_machine.load(file, snapshot_id), size
 
-    def _exchange(self, snapshot_id: SnapshotId, install: Callable[[], None]) -> None:
+    def _exchange(self, snapshot_id: SnapshotId, install: Callable[[], None], size: int) -> None:
         install()
         self._delivery.loaded(snapshot_id)
         _log.info("snapshot_loaded", end_offset=snapshot_id.end_offset, epoch=snapshot_id.epoch)
-        self._progress.on_loaded()
+        self._progress.on_loaded(size)
         self.run()
 
     def _load_failed(self, snapshot_id: SnapshotId, error: Exception) -> None:
