@@ -5,6 +5,7 @@ as their own, with rules checked in windows of a few rows.
 """
 
 import io
+import itertools
 from collections.abc import Iterator
 from random import Random
 from typing import Any
@@ -17,8 +18,16 @@ from streammeta.controller.errors import DamagedMapError
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
 from streammeta.controller.metadata import tables
 from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.requests import (
+    CreateStreams,
+    NewStream,
+    OpenStreams,
+    RegisterNode,
+    StreamToOpen,
+)
 from streammeta.controller.metadata.stream_index import StreamIndex
 from streammeta.controller.metadata.tables import Table, roomy_zeros
+from streammeta.controller.metadata.values import NodeIdentity
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, read_map
@@ -106,6 +115,24 @@ def test_a_loaded_map_is_the_frozen_one_and_goes_on_as_it(seed: int) -> None:
         pair.check()
 
 
+def test_no_two_columns_of_a_loaded_map_share_memory() -> None:
+    """Columns of one section may take the place of equal ones of another while they are read."""
+    alike = Pair()  # every stream has one range, and most of its cells are the stream's
+    node = NodeIdentity(7, 1)
+    alike.write(RegisterNode(node=node))
+    alike.write(CreateStreams(request_id="r", node=node, streams=(NewStream(),) * 50))
+    alike.write(OpenStreams(node=node, streams=tuple(StreamToOpen(n, 1) for n in range(50))))
+    for pair in (alike, *(_random_pair(Random(seed)) for seed in range(4))):
+        snapshot_id, data = _written(pair.map)
+        loaded: Any = read_map(io.BytesIO(data), snapshot_id).cluster_map
+        parts = (loaded._streams, loaded._streams._past, loaded._objects, loaded._objects._ranges)
+        columns = [array for part in parts for array in part._table._arrays.values()]
+        assert len(columns) > 20
+        for one, other in itertools.combinations(columns, 2):
+            assert not np.shares_memory(one, other)
+        assert loaded.state_hash() == pair.map.state_hash()
+
+
 def test_a_damaged_byte_in_any_section_is_refused() -> None:
     snapshot_id, data = _written(_random_pair(Random(1)).map)
     entries = CheckpointReader(io.BytesIO(data)).entries
@@ -154,6 +181,6 @@ def test_loaded_lists_are_those_that_were_appended(seed: int) -> None:
     streams = np.sort(dice.integers(0, 30, size=dice.integers(0, 90)))
     rows = dice.permutation(len(streams))
     index = StreamIndex()
-    index.load(streams.astype(np.int32), rows)
+    index.load(len(streams), lambda part: (streams[part].astype(np.int32), rows[part]))
     for stream_id in range(31):
         assert index.rows(stream_id).tolist() == rows[streams == stream_id].tolist()

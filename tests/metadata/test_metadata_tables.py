@@ -294,7 +294,7 @@ def test_memory_follows_the_objects_there_are_and_not_the_ids_issued() -> None:
 def test_a_directory_is_loaded_with_sparse_ids() -> None:
     ids = np.array([3, 17, 40, 90, 99, 100, 131], dtype=np.int64)
     directory = ObjectDirectory(ring_ids=64, part_ids=16)
-    directory.load(ids, np.arange(7), 140)
+    directory.load(ids, 140)
     found = directory.rows(np.arange(140))
     assert np.flatnonzero(found >= 0).tolist() == ids.tolist()
     assert found[ids].tolist() == list(range(7))

@@ -16,6 +16,7 @@ from streammeta.controller.snapshot.checkpoint_file import (
     BATCH_ROWS,
     CheckpointError,
     CheckpointReader,
+    Rooms,
     write_checkpoint,
 )
 
@@ -55,20 +56,67 @@ def test_what_is_written_is_read() -> None:
                 assert read[column] == values
 
 
-def test_batches_are_read_into_the_room_they_are_given() -> None:
-    rows = 2 * BATCH_ROWS + 17
-    columns = {"a": np.arange(rows), "b": np.arange(rows)[::-1] % 100 < 50}
-    made: list[Any] = []
+class _Given(Rooms):
+    """Rooms with nine rows to spare, one column narrower, and columns that are known."""
 
-    def room(count: int, dtype: Any) -> Any:
-        made.append(np.zeros(count + 9, dtype))
-        return made[-1][:count]
+    def __init__(self, narrow: str = "", **known: Any) -> None:
+        self.made: dict[str, Any] = {}
+        self._narrow = narrow
+        self._known = known
 
-    read = CheckpointReader(io.BytesIO(_written({"s": columns}))).sections(room)["s"]
-    assert [np.shares_memory(read[name], one) for name, one in zip("ab", made, strict=True)]
+    def zeros(self, section: str, column: str, rows: int, dtype: np.dtype[Any]) -> Any:
+        kind = np.int16 if column == self._narrow else dtype
+        self.made[column] = np.zeros(rows + 9, kind)
+        return self.made[column][:rows]
+
+    def known(self, section: str, column: str) -> Any:
+        return self._known.get(column)
+
+
+ROWS = 2 * BATCH_ROWS + 17
+
+
+def _read(columns: dict[str, Any], rooms: Rooms) -> dict[str, Any]:
+    read = CheckpointReader(io.BytesIO(_written({"s": columns}))).sections(rooms)["s"]
     for name, values in columns.items():
         np.testing.assert_array_equal(read[name], values)
-    assert not any(one[rows:].any() for one in made)
+    return read
+
+
+def test_batches_are_read_into_the_room_they_are_given() -> None:
+    columns = {"a": np.arange(ROWS), "b": np.arange(ROWS)[::-1] % 100 < 50}
+    rooms = _Given()
+    read = _read(columns, rooms)
+    assert all(np.shares_memory(read[name], rooms.made[name]) for name in columns)
+    assert not any(one[ROWS:].any() for one in rooms.made.values())
+
+
+@pytest.mark.parametrize("row", [-1, 0, 5, BATCH_ROWS, 2 * BATCH_ROWS - 1, ROWS - 1])
+def test_a_column_of_zeros_but_one_is_read(row: int) -> None:
+    values = np.zeros(ROWS, np.int64)
+    values[row] = 7
+    _read({"a": values}, _Given())
+
+
+@pytest.mark.parametrize("row", [0, BATCH_ROWS - 1, BATCH_ROWS, ROWS - 1])
+def test_a_known_column_takes_the_place_of_its_equal_only(row: int) -> None:
+    known = np.arange(ROWS)
+    other = known.copy()
+    other[row] = 0 if row else 1
+    assert _read({"a": known.copy()}, _Given(a=known))["a"] is known
+    assert not np.shares_memory(_read({"a": other}, _Given(a=known))["a"], known)
+    np.testing.assert_array_equal(known, np.arange(ROWS))
+    for alike in (known[:-1], np.append(known, 0), known.astype(np.int32)):
+        assert not np.shares_memory(_read({"a": known}, _Given(a=alike))["a"], alike)
+
+
+@pytest.mark.parametrize("row", [0, BATCH_ROWS, ROWS - 1])
+@pytest.mark.parametrize("value", [2**15 - 1, -(2**15), 2**15, -(2**15) - 1, 2**48])
+def test_a_narrower_room_is_left_for_numbers_that_do_not_fit(row: int, value: int) -> None:
+    values = np.arange(ROWS) % 100
+    values[row] = value
+    narrow = _read({"a": values}, _Given("a"))["a"].dtype == np.int16
+    assert narrow == (-(2**15) <= value < 2**15)
 
 
 def test_a_section_with_other_rows_than_the_index_says_is_refused() -> None:

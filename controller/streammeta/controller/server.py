@@ -52,7 +52,7 @@ from streammeta.controller.runtime.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.clock import SystemClock
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.interfaces import Endpoints
-from streammeta.controller.runtime.map_checkpoint import snapshot_check
+from streammeta.controller.runtime.map_checkpoint import EarlyReading, snapshot_check
 from streammeta.controller.runtime.object_id_gate import ObjectIdGate
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.rpc.connections import listen, new_server
@@ -128,18 +128,21 @@ async def _serve(config: ControllerConfig) -> None:
     _log_start(config)
     store = _open_store(config.store_uri)
     await asyncio.to_thread(store.check)
-    journal = Journal.open(
-        config.data_dir,
-        cluster_id=config.cluster_id,
-        node_id=config.node_id,
-        read_snapshot_voters=snapshot_check(config.cluster_id),
-    )
-    try:
-        controller_node = ControllerNode(config, journal, store)
-        await controller_node.run()
-    finally:
-        journal.close()
-        _log.info("controller_stopped", node_id=config.node_id)
+    with EarlyReading(config.data_dir) as early:
+        journal = Journal.open(
+            config.data_dir,
+            cluster_id=config.cluster_id,
+            node_id=config.node_id,
+            read_snapshot_voters=snapshot_check(config.cluster_id),
+        )
+        try:
+            kept = journal.snapshots.kept
+            early.settle(kept[-1] if kept else None)
+            controller_node = ControllerNode(config, journal, store, early)
+            await controller_node.run()
+        finally:
+            journal.close()
+            _log.info("controller_stopped", node_id=config.node_id)
 
 
 def _log_start(config: ControllerConfig) -> None:
@@ -189,11 +192,13 @@ class LifecycleTask(Protocol):
 class ControllerNode:
     """The parts of one controller, wired."""
 
-    def __init__(self, config: ControllerConfig, journal: Journal, store: ObjectStore) -> None:
+    def __init__(
+        self, config: ControllerConfig, journal: Journal, store: ObjectStore, early: EarlyReading
+    ) -> None:
         self._config = config
         clock = SystemClock()
         object_ids = ObjectIdGate()
-        self._controller = MetadataController(ClusterMap(), clock, object_ids)
+        self._controller = MetadataController(ClusterMap(), clock, object_ids, early.read)
         quorum = _quorum_config(config, journal)
         own = Endpoints(peers=config.peer_advertise, clients=config.advertise)
         addresses = PeerAddresses(config.node_id, own, config.seeds, config.peer_overrides)
@@ -207,9 +212,7 @@ class ControllerNode:
             ),
             state_machine=self._controller,
             clock=clock,
-            checkpoints=CheckpointLimits(
-                log_bytes=config.snapshot_log_bytes, interval_ms=config.snapshot_interval_ms
-            ),
+            checkpoints=_checkpoint_limits(config),
         )
         self._peers = PeerServer(self._driver, identity, tls.listening, addresses.greeted)
         self._controller.bind(self._driver)
@@ -393,6 +396,12 @@ def _quorum_config(config: ControllerConfig, journal: Journal) -> QuorumConfig:
             election_timeout_ms=config.election_timeout_ms,
             fetch_timeout_ms=config.fetch_timeout_ms,
         ),
+    )
+
+
+def _checkpoint_limits(config: ControllerConfig) -> CheckpointLimits:
+    return CheckpointLimits(
+        log_bytes=config.snapshot_log_bytes, interval_ms=config.snapshot_interval_ms
     )
 
 

@@ -163,18 +163,20 @@ class ObjectDirectory:
             written.append(segment)
         return written
 
-    def load(self, object_ids: Int64Column, rows: Int64Column, next_id: int) -> None:
-        """Fill an empty directory; ids ascend."""
+    def load(self, object_ids: Int64Column, next_id: int) -> None:
+        """Fill an empty directory with ids that ascend; the first is in row 0, and so on."""
         self.next_id = next_id
         self._first = max(0, next_id - len(self._ring))
         older = int(object_ids.searchsorted(self._first))
         for start in range(0, older, self._part):
-            chosen = slice(start, min(start + self._part, older))
-            part = rows[chosen].astype(np.int32)
-            self._add_segment(_Segment(object_ids[chosen].copy(), part, len(part)))
+            end = min(start + self._part, older)
+            rows = np.arange(start, end, dtype=np.int32)
+            self._add_segment(_Segment(object_ids[start:end].copy(), rows, len(rows)))
         if next_id > self._first:
             self._ring[: next_id - self._first if self._first == 0 else None] = _ABSENT
-        self._ring[object_ids[older:] & self._mask] = rows[older:]
+        for start in range(older, len(object_ids), self._part):
+            places = object_ids[start : start + self._part] & self._mask
+            self._ring[places] = np.arange(start, start + len(places), dtype=np.int32)
 
     # ---- parts ----
 

@@ -14,7 +14,7 @@ import bisect
 import numpy as np
 import numpy.typing as npt
 
-from streammeta.controller.metadata.section_checks import check_apart, windows
+from streammeta.controller.metadata.section_checks import VisibleFrom, check_apart, windows
 from streammeta.controller.metadata.stream_index import StreamIndex, range_rows
 from streammeta.controller.metadata.tables import (
     Array,
@@ -247,50 +247,94 @@ class ObjectRanges:
         columns: dict[str, Int64Column],
         range_count: Int64Column,
         indexed: Mask,
-        visible_from: Int64Column,
-    ) -> Int64Column:
+        visible_from: VisibleFrom,
+    ) -> npt.NDArray[np.int32]:
         """Fill an empty table with what objects hold; return each object's first row.
 
         `columns` has the ranges of one object behind those of another, `range_count` one entry an
-        object, `indexed` one a range: whether it is found by its stream, and `visible_from` where
-        what is visible of the stream begins. Raises `DamagedMapError` if a visible offset is in two
-        ranges that are found.
+        object, `indexed` one a range: whether it is found by its stream. An object without ranges
+        gets row 0. Raises `DamagedMapError` if a visible offset is in two ranges that are found.
         """
         listed = _listed(columns, indexed)
         check_apart(columns, listed, visible_from)
-        streams = columns["stream_id"][listed].astype(np.int32)
-        sizes = block_rows(range_count)
-        firsts = np.cumsum(sizes)
-        total = int(firsts[-1]) if len(firsts) else 0
-        firsts -= sizes
+        firsts, total = _first_rows(range_count)
+        names = list(_RANGE_COLUMNS)
         if total == len(indexed):
-            self._table.load({name: columns[name] for name in _RANGE_COLUMNS})
-            self._index.load(streams, listed)
-            return firsts
-        rows = range_rows(firsts, range_count)
-        self._table.load({name: _spread(columns[name], rows, total) for name in _RANGE_COLUMNS})
-        self._index.load(streams, rows[listed])
+            rows = None
+            self._table.load({name: columns[name] for name in names})
+        else:
+            rows = _rows_of_places(firsts, range_count, len(indexed))
+            self._table.load({name: _spread(columns[name], rows, total) for name in names})
+        streams = columns["stream_id"]
+
+        def entries(part: slice) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
+            places = np.arange(part.start, part.stop) if listed is None else listed[part]
+            return streams[places], places if rows is None else rows[places]
+
+        self._index.load(len(indexed) if listed is None else len(listed), entries)
         return firsts
 
 
-def _spread(values: Int64Column, rows: Int64Column, size: int) -> Array:
+def _first_rows(counts: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int32], int]:
+    """Return the first row of a block for each of `counts`, 0 for none, and the rows of all."""
+    firsts = roomy_zeros(len(counts), np.int32)
+    total = 0
+    for window in windows(len(counts)):
+        some = counts[window]
+        sizes = block_rows(some)
+        ends = total + np.cumsum(sizes)
+        firsts[window] = np.where(some > 0, ends - sizes, 0)
+        total = int(ends[-1])
+    return firsts, total
+
+
+def _rows_of_places(
+    firsts: npt.NDArray[np.int32], counts: npt.NDArray[np.integer], places: int
+) -> npt.NDArray[np.int32]:
+    """Return the row of each of the ranges, which are `places` in all."""
+    rows, place = np.empty(places, np.int32), 0
+    for window in windows(len(counts)):
+        part = range_rows(firsts[window], counts[window])
+        rows[place : place + len(part)] = part
+        place += len(part)
+    return rows
+
+
+def _spread(values: Int64Column, rows: npt.NDArray[np.int32], size: int) -> Array:
     """Return a column of `size` rows that has the values in these rows, else zeros."""
     column = roomy_zeros(size, values.dtype)
-    column[rows] = values
+    for window in windows(len(rows)):
+        column[rows[window]] = values[window]
     return column
 
 
-def _listed(columns: dict[str, Int64Column], chosen: Mask) -> Int64Column:
-    """Return the chosen ranges' places, by stream, then end offset, then object."""
+def _listed(columns: dict[str, Int64Column], chosen: Mask) -> Int64Column | None:
+    """Return the chosen ranges' places, by stream, then end offset, then object.
+
+    None if these are all ranges as they are.
+    """
+    if np.count_nonzero(chosen) == len(chosen) and _are_in_order(columns):
+        return None
     listed = np.flatnonzero(chosen)
-    streams = columns["stream_id"][listed]
-    if len(streams) and np.count_nonzero(streams[1:] < streams[:-1]):
-        # Numbers are sorted several times faster than pairs of them.
-        listed |= streams.astype(np.int64) << _PLACE_BITS
+    # Numbers are sorted several times faster than pairs of them.
+    for window in windows(len(listed)):
+        streams = columns["stream_id"][listed[window]].astype(np.int64)
+        listed[window] |= streams << _PLACE_BITS
+    if np.count_nonzero(listed[1:] < listed[:-1]):
         listed.sort()
-        listed &= (1 << _PLACE_BITS) - 1
+    listed &= (1 << _PLACE_BITS) - 1
     _order_ends(columns, listed)
     return listed
+
+
+def _are_in_order(columns: dict[str, Int64Column]) -> bool:
+    for window in windows(len(columns["stream_id"]), overlap=1):
+        streams, ends, ids = (columns[name][window] for name in _ORDER)
+        above = (ends[1:] > ends[:-1]) | ((ends[1:] == ends[:-1]) & (ids[1:] >= ids[:-1]))
+        above = (streams[1:] > streams[:-1]) | ((streams[1:] == streams[:-1]) & above)
+        if np.count_nonzero(above) < len(above):
+            return False
+    return True
 
 
 def _order_ends(columns: dict[str, Int64Column], listed: Int64Column) -> None:

@@ -4,7 +4,7 @@ Commits are decided in `uploads` and `compactions`, the leader's own requests in
 is stored, and the queries about it, is in `object_queries`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,9 @@ from streammeta.controller.metadata.request_identity import (
     RequestKind,
 )
 from streammeta.controller.metadata.requests import PrepareObjects
-from streammeta.controller.metadata.section_checks import repeated
+from streammeta.controller.metadata.section_checks import VisibleFrom, repeated, windows
 from streammeta.controller.metadata.stream_index import range_rows
-from streammeta.controller.metadata.tables import Undo, roomy_zeros
+from streammeta.controller.metadata.tables import Undo
 from streammeta.controller.metadata.values import (
     COMPOSITE_BITS,
     KIND_MASK,
@@ -274,31 +274,24 @@ class Objects(ObjectQueries):
         self,
         columns: dict[str, Int64Column],
         ranges: dict[str, Int64Column],
-        exists: Mask,
-        starts: Int64Column,
+        exists: Callable[[npt.NDArray[np.integer]], Mask],
+        visible_from: VisibleFrom,
         next_object_id: int,
     ) -> None:
         """Fill an empty registry with objects in id order and their ranges in the same order.
 
-        `exists` has one entry a range: whether its stream exists; `starts` where what is visible
-        of that stream begins. Raises `DamagedMapError` if visible offsets are in two ranges.
+        `exists` says of streams' ids whether there are such streams. Raises `DamagedMapError` if
+        visible offsets are in two ranges.
         """
         ids, count, state = columns["object_id"], columns["range_count"], columns["state"]
-        self._directory.load(ids, np.arange(len(ids), dtype=np.int64), next_object_id)
+        self._directory.load(ids, next_object_id)
         if not len(ids):
             return
-        listed = np.empty(len(exists), dtype=np.bool_)
-        for place, part in repeated(state == _COMMITTED, count):
-            listed[place : place + len(part)] = part
-        left = listed & ~exists
-        if np.count_nonzero(left):
-            left &= np.repeat(columns["kind"] != _STREAM_SET, count)
-        self._swept = set(np.unique(ranges["stream_id"][left]).tolist())
-        first = self._ranges.load(ranges, count, listed & exists | left, starts)
-        first_range = roomy_zeros(len(ids), np.int32)
-        np.copyto(first_range, first, where=count > 0, casting="same_kind")
+        found = self._found_by_stream(columns, ranges["stream_id"], exists)
+        first_range = self._ranges.load(ranges, count, found, visible_from)
         self._table.load({**columns, "first_range": first_range})
-        self._counts.add(state, columns["object_size"], 1)
+        for rows in windows(len(ids)):
+            self._counts.add(state[rows], columns["object_size"][rows], 1)
         in_set = (columns["kind"] == _STREAM_SET) & (state == _COMMITTED)
         self._set_objects.load(columns["node_id"][in_set], ids[in_set])
         linked = state == _LINKED
@@ -306,6 +299,25 @@ class Objects(ObjectQueries):
         for due_state, due in ((_PREPARED, self._deadlines), (_DESTROYED, self._destroyed)):
             chosen = state == due_state
             due.load(columns["timestamp_ms"][chosen], ids[chosen])
+
+    def _found_by_stream(
+        self,
+        columns: dict[str, Int64Column],
+        stream_id: npt.NDArray[np.integer],
+        exists: Callable[[npt.NDArray[np.integer]], Mask],
+    ) -> Mask:
+        """Say which ranges are found by their streams; note the streams left to be swept."""
+        found = np.empty(len(stream_id), dtype=np.bool_)
+        committed = columns["state"] == _COMMITTED
+        in_set = columns["kind"] == _STREAM_SET
+        ways = committed.astype(np.int8) + (committed & in_set)
+        for place, way in repeated(ways, columns["range_count"]):
+            ids = stream_id[place : place + len(way)]
+            gone = ~exists(ids)
+            # What set objects hold of streams that are gone is forgotten.
+            found[place : place + len(way)] = (way == 1) | ((way == 2) & ~gone)
+            self._swept.update(np.unique(ids[(way == 1) & gone]).tolist())
+        return found
 
     def load_windows(
         self,

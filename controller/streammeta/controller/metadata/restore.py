@@ -24,7 +24,7 @@ from streammeta.controller.metadata.section_rules import COLUMNS, FLAGS, TEXTS, 
 from streammeta.controller.metadata.stream_ranges import StreamSpans
 from streammeta.controller.metadata.streams import Streams
 from streammeta.controller.metadata.tables import roomy_zeros
-from streammeta.controller.metadata.values import INT64_MAX, Int64Column
+from streammeta.controller.metadata.values import Int64Column
 from streammeta.controller.records.record import FACT_COLUMNS
 
 
@@ -97,6 +97,7 @@ _NARROW = {
     "node_id": np.int32,
     "range_index": np.int32,
     "range_count": np.int32,
+    "stream_id": np.int32,
 }
 """Types of columns in tables, and so in files, that are loaded without being widened."""
 
@@ -114,15 +115,10 @@ def _restore_objects(
     ranges = dict(sections["object_ranges"])
     if "content_digest" not in columns:  # older versions kept none
         columns["content_digest"] = roomy_zeros(len(columns["object_id"]), np.int64)
-    ids = ranges["stream_id"]
-    exists, starts = np.empty(len(ids), np.bool_), np.empty(len(ids), np.int64)
-    for rows in windows(len(ids)):
-        some = ids[rows]
-        exists[rows] = streams.existing(some)
-        check_ends(ranges["end_offset"][rows], exists[rows], streams.end_offsets(some), rows.start)
-        # Nothing is visible of a stream that does not exist.
-        starts[rows] = np.where(exists[rows], streams.start_offsets(some), INT64_MAX)
-    objects.load(columns, ranges, exists, starts, next_object_id)
+    for rows in windows(len(ranges["stream_id"])):
+        ids, ends = ranges["stream_id"][rows], ranges["end_offset"][rows]
+        check_ends(ends, streams.existing(ids), streams.end_offsets(ids), rows.start)
+    objects.load(columns, ranges, streams.existing, streams.visible_from, next_object_id)
     if "object_facts" in sections:  # older versions knew none
         known = sections["object_facts"]
         facts = Facts(**{name: known[name] for name in FACT_COLUMNS})

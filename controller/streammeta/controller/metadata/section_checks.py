@@ -23,6 +23,9 @@ Loaded: TypeAlias = Mapping[str, Columns]
 """Sections by name: the one that is checked, and those before it."""
 
 
+VisibleFrom: TypeAlias = Callable[[npt.NDArray[np.integer]], Int64Column]
+"""Gives, of streams' ids, where what is visible of each begins."""
+
 WINDOW_ROWS = 1 << 16
 
 
@@ -225,20 +228,22 @@ def _as_list(values: Any) -> list[Any]:
 
 
 def check_apart(
-    columns: dict[str, Int64Column], listed: Int64Column, visible_from: Int64Column
+    columns: dict[str, Int64Column], listed: Int64Column | None, visible_from: VisibleFrom
 ) -> None:
     """Raise if ranges, `listed` by stream and end, overlap where their streams are visible.
 
-    Look-ups find the range with the next end above an offset, so starts must ascend as well.
+    None lists all as they are. Look-ups find the range with the next end above an offset, so
+    starts must ascend as well.
     """
-    for window in windows(len(listed), overlap=1):
-        rows = listed[window]
+    for window in windows(len(columns["stream_id"] if listed is None else listed), overlap=1):
+        rows = window if listed is None else listed[window]
         streams, end = columns["stream_id"][rows], columns["end_offset"][rows]
-        starts = np.maximum(columns["start_offset"][rows], visible_from[rows])
+        starts = np.maximum(columns["start_offset"][rows], visible_from(streams))
         overlaps = (streams[1:] == streams[:-1]) & (starts[1:] < end[:-1])
         if not np.count_nonzero(overlaps):
             continue
-        row = int(rows[int(np.argmax(overlaps)) + 1])
+        at = window.start + int(np.argmax(overlaps)) + 1
+        row = at if listed is None else int(listed[at])
         raise DamagedMapError(
             "object_ranges",
             row,

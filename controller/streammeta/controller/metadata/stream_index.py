@@ -7,7 +7,9 @@ says where the block before it ends. Undo never names a block: lists are put bac
 then.
 """
 
-from typing import Any
+import bisect
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,8 @@ from streammeta.controller.metadata.tables import (
 from streammeta.controller.metadata.values import Int64Column
 
 Slots = npt.NDArray[np.int32]
+Entries: TypeAlias = Callable[[slice], tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]]
+"""Gives (stream ids, rows) of a part of a sequence of pairs."""
 
 _BLOCK_MIN = 2
 _FEW = 8
@@ -47,6 +51,17 @@ def _block_lengths(counts: npt.NDArray[Any]) -> npt.NDArray[Any]:
     exponents = np.frexp(counts - 1)[1].astype(counts.dtype)
     lengths: npt.NDArray[Any] = np.maximum(_BLOCK_MIN, 1 << exponents)
     return lengths
+
+
+def _whole_lists(count: int, stream_at: Callable[[int], int]) -> Iterator[slice]:
+    """Yield slices that cover `count` entries, which are by stream, and cut no list."""
+    start = 0
+    for window in windows(count):
+        if window.stop > start:
+            last = stream_at(window.stop - 1)
+            end = bisect.bisect_right(range(count), last, lo=window.stop, key=stream_at)
+            yield slice(start, end)
+            start = end
 
 
 class StreamIndex:
@@ -156,38 +171,43 @@ class StreamIndex:
         self._write(streams, counts, rows)
         undo.append(lambda: self._write(streams, *before))
 
-    def load(self, streams: npt.NDArray[np.integer], rows: Int64Column) -> None:
-        """Fill an empty index; stream ids ascend, and equal ones are in list order."""
-        if not len(streams):
-            return
-        begins = np.empty(len(streams) + 1, dtype=np.bool_)
-        begins[0] = begins[-1] = True
-        np.not_equal(streams[1:], streams[:-1], out=begins[1:-1])
-        first = np.flatnonzero(begins).astype(np.int32)
-        self._load_lists(streams[first[:-1]], first, rows)
+    def load(self, count: int, entries: Entries) -> None:
+        """Fill an empty index with `count` pairs; stream ids ascend, equal ones are in list order.
 
-    def _load_lists(
-        self, streams: npt.NDArray[np.integer], first: Slots, rows: Int64Column
-    ) -> None:
-        """Give each list one block, in their order; the next list's `first` row ends a list."""
-        self._covered = int(streams[-1]) + 1
+        They are asked for a part at a time, so that what is computed of them needs little memory.
+        """
+        if not count:
+            return
+
+        def stream_at(place: int) -> int:
+            return int(entries(slice(place, place + 1))[0][0])
+
+        self._covered = stream_at(count - 1) + 1
         covered = max(self._covered, len(self._next))
         self._next, self._end, self._held, self._older = (
             whole_array(roomy_zeros(covered, column.dtype))
             for column in (self._next, self._end, self._held, self._older)
         )
-        counts = np.diff(first)
+        # No block is twice as long as its list, or it is one of the shortest.
+        self._slots = whole_array(roomy_zeros(max(_BLOCK_MIN * count, len(self._slots)), np.int32))
+        for part in _whole_lists(count, stream_at):
+            self._load_lists(*entries(part))
+
+    def _load_lists(self, streams: npt.NDArray[np.integer], rows: npt.NDArray[np.integer]) -> None:
+        """Give each list one block behind those there are, in their order."""
+        begins = np.empty(len(streams) + 1, dtype=np.bool_)
+        begins[0] = begins[-1] = True
+        np.not_equal(streams[1:], streams[:-1], out=begins[1:-1])
+        first = np.flatnonzero(begins)
+        names, counts = streams[first[:-1]].astype(np.int64), np.diff(first)
         lengths = _block_lengths(counts)
-        ends = np.cumsum(lengths, dtype=np.int32)
+        ends = np.cumsum(lengths) + self._used
         firsts = ends - lengths
-        self._held[streams] = lengths
-        self._end[streams] = ends
-        self._next[streams] = firsts + counts
+        self._held[names] = lengths.astype(np.int32)
+        self._end[names] = ends.astype(np.int32)
+        self._next[names] = (firsts + counts).astype(np.int32)
+        self._slots[range_rows(firsts, counts)] = rows.astype(np.int32)
         self._used = int(ends[-1])
-        self._slots = whole_array(roomy_zeros(max(self._used, len(self._slots)), np.int32))
-        for window in windows(len(counts)):
-            places = range_rows(firsts[window], counts[window])
-            self._slots[places] = rows[first[window.start] : first[window.stop]].astype(np.int32)
 
     def _write(
         self, streams: Int64Column, counts: Int64Column, rows: npt.NDArray[np.integer]

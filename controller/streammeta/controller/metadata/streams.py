@@ -25,6 +25,7 @@ from streammeta.controller.metadata.request_identity import (
     RequestKind,
     digest_of_tags,
 )
+from streammeta.controller.metadata.section_checks import windows
 from streammeta.controller.metadata.shared_views import (
     SharedDict,
     SharedDictView,
@@ -209,7 +210,7 @@ class Streams:
 
     # ---- columns of many streams, by id; each id was issued ----
 
-    def existing(self, ids: Int64Column) -> Mask:
+    def existing(self, ids: npt.NDArray[np.integer]) -> Mask:
         """Say which streams are not deleted."""
         live: Mask = self._table["state"][ids] != DELETED
         return live
@@ -236,7 +237,7 @@ class Streams:
         """Return streams' states: `StreamState` numbers, or `DELETED`."""
         return self._column("state", ids)
 
-    def start_offsets(self, ids: Int64Column) -> Int64Column:
+    def start_offsets(self, ids: npt.NDArray[np.integer]) -> Int64Column:
         """Return where streams begin to be visible."""
         return self._column("start_offset", ids)
 
@@ -244,11 +245,15 @@ class Streams:
         """Return streams' ends."""
         return self._column("end_offset", ids)
 
+    def visible_from(self, ids: npt.NDArray[np.integer]) -> Int64Column:
+        """Return where streams begin to be visible; nothing is of one that is deleted."""
+        return np.where(self.existing(ids), self.start_offsets(ids), INT64_MAX)
+
     def range_indexes(self, ids: Int64Column) -> Int64Column:
         """Return the indexes of streams' current ranges; -1: never opened."""
         return self._column("range_index", ids)
 
-    def _column(self, name: str, ids: Int64Column) -> Int64Column:
+    def _column(self, name: str, ids: npt.NDArray[np.integer]) -> Int64Column:
         values: Int64Column = self._table[name][ids]
         return values
 
@@ -490,7 +495,8 @@ class Streams:
             ids, heads = self._past.load(past)
             full["past_head"][ids] = heads
         self._table.load(full)
-        self._open_counts.load(full["node_id"][full["state"] == _OPENED])
+        for rows in windows(next_stream_id):
+            self._open_counts.count(full["node_id"][rows][full["state"][rows] == _OPENED])
         self._tags.load((owner, tuple(map(sys.intern, texts))) for owner, texts in tags.items())
 
     def load_other(
@@ -588,9 +594,9 @@ class NodeCounts:
         for node_id, count in zip(names.tolist(), times.tolist(), strict=True):
             self._add(node_id, delta * count, undo)
 
-    def load(self, node_ids: Int64Column) -> None:
-        """Count from nothing: each node as often as it is named."""
-        self._counts = Counter(_times(node_ids))
+    def count(self, node_ids: npt.NDArray[np.integer]) -> None:
+        """Count each node as often as it is named, for good."""
+        self._counts.update(_times(node_ids))
 
     def _add(self, node_id: int, delta: int, undo: Undo) -> None:
         self._counts[node_id] += delta

@@ -266,7 +266,7 @@ def _pages_of(rows: Rows, size: int) -> list[int]:
     return [rows >> _PAGE_SHIFT]
 
 
-def block_rows(counts: Int64Column) -> Int64Column:
+def block_rows(counts: npt.NDArray[np.integer]) -> Int64Column:
     """Return how many rows blocks take that are to hold `counts` rows: an eighth more at most."""
     if len(counts) and np.maximum.reduce(counts) < 1 << _EXACT_BITS:
         return counts.astype(np.int64)

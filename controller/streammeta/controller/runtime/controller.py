@@ -152,9 +152,14 @@ class MetadataController:
     """The replicated state machine: the map over the log."""
 
     def __init__(
-        self, cluster_map: ClusterMap, clock: Clock, object_ids: ObjectIdGate | None = None
+        self,
+        cluster_map: ClusterMap,
+        clock: Clock,
+        object_ids: ObjectIdGate | None = None,
+        read_checkpoint: Callable[[BinaryIO, SnapshotId], LoadedMap] = read_map,
     ) -> None:
         """Take the parts; without `object_ids` any object id may be issued."""
+        self._read_checkpoint = read_checkpoint
         self._map = cluster_map
         self._clock = clock
         self._object_ids = open_gate() if object_ids is None else object_ids
@@ -355,7 +360,7 @@ class MetadataController:
         Raises:
             CheckpointError: the file is damaged, or another checkpoint.
         """
-        return partial(self._replace, read_map(file, snapshot_id))
+        return partial(self._replace, self._read_checkpoint(file, snapshot_id))
 
     def on_leadership_claimed(self, epoch: int) -> None:
         """Begin to serve: everything committed has been applied."""

@@ -1,13 +1,19 @@
 """The map as a checkpoint file: writing, reading, and the journal's check of the file.
 
-Every call reads or writes a whole map and belongs in a thread.
+Every call reads or writes a whole map and belongs in a thread. `EarlyReading` has one of its own:
+at a start it reads the newest checkpoint while the journal compares the digests of all files.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+import numpy as np
 
 from streammeta.controller.errors import DamagedMapError
 from streammeta.controller.ids import ClusterId, SnapshotId
@@ -16,7 +22,7 @@ from streammeta.controller.journal.snapshots import SnapshotCheck
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.frozen import FrozenMap
 from streammeta.controller.metadata.section_rules import SECTIONS
-from streammeta.controller.metadata.tables import roomy_zeros
+from streammeta.controller.metadata.tables import Array, roomy_zeros
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.state_hashes import UNKNOWN_LOG_HASH
@@ -24,6 +30,7 @@ from streammeta.controller.snapshot.checkpoint_file import (
     CheckpointError,
     CheckpointReader,
     Columns,
+    Rooms,
     Sink,
     write_checkpoint,
 )
@@ -86,6 +93,32 @@ class _Sections(Mapping[str, Any]):
         return len(self._added) + len(self._map)
 
 
+class _TableRooms(Rooms):
+    """Columns that the map's tables take as their own.
+
+    The columns of `ranges` named here are compared with those of `streams` and thrown away; most
+    streams have one range, and then they are those of `streams`.
+    """
+
+    _COMPARED: ClassVar = ("stream_id", "range_index", "epoch", "end_offset", "node_id")
+    _TYPES: ClassVar = {("object_ranges", "stream_id"): np.dtype(np.int32)}
+
+    def __init__(self) -> None:
+        self._streams: dict[str, Array] = {}
+
+    def zeros(self, section: str, column: str, rows: int, dtype: np.dtype[Any]) -> Array:
+        """See `Rooms`."""
+        zeros = roomy_zeros(rows, self._TYPES.get((section, column), dtype))
+        if section == "streams":
+            self._streams[column] = zeros
+        return zeros
+
+    def known(self, section: str, column: str) -> Array | None:
+        """See `Rooms`."""
+        is_compared = section == "ranges" and column in self._COMPARED
+        return self._streams.get(column) if is_compared else None
+
+
 def read_map(file: BinaryIO, snapshot_id: SnapshotId) -> LoadedMap:
     """Return the contents of a checkpoint file.
 
@@ -99,11 +132,59 @@ def read_map(file: BinaryIO, snapshot_id: SnapshotId) -> LoadedMap:
             f"the file says it is {reader.id.file_name}, wanted is {snapshot_id.file_name}"
         )
     try:
-        with ReadAhead(reader, tuple(SECTIONS), roomy_zeros) as sections:
+        with ReadAhead(reader, tuple(SECTIONS), _TableRooms()) as sections:
             cluster_map = ClusterMap.from_sections(sections, snapshot_id.end_offset)
     except DamagedMapError as error:
         raise CheckpointError(f"{snapshot_id.file_name}: {error}") from error
     return LoadedMap(cluster_map, _log_hash(reader))
+
+
+class EarlyReading:
+    """The newest checkpoint of a directory, being read while the journal is recovered.
+
+    It is a guess. What was read is handed out only for a file with the same digest in its footer,
+    and the journal hands over no file whose bytes do not have that digest; if reading failed, or
+    another file is wanted, that is read as if nothing had been before.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Begin, if `directory` has a checkpoint."""
+        self._path = max(directory.glob("*.checkpoint"), default=None)
+        self._thread = ThreadPoolExecutor(1, "early-reading")
+        self._early: Future[tuple[bytes, LoadedMap]] | None = None
+        if self._path is not None:
+            self._early = self._thread.submit(_read_with_digest, self._path)
+
+    def __enter__(self) -> EarlyReading:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait until reading has ended; forget what was not asked for."""
+        self._thread.shutdown(wait=True)
+        self._early = None
+
+    def settle(self, newest: SnapshotId | None) -> None:
+        """Forget what is being read unless it is the newest checkpoint that is intact."""
+        if newest is None or self._path is None or self._path.name != newest.file_name:
+            self._early = None
+
+    def read(self, file: BinaryIO, snapshot_id: SnapshotId) -> LoadedMap:
+        """Do as `read_map`; wait for what has been begun if it is this file."""
+        early, self._early = self._early, None
+        if early is not None:
+            digest = CheckpointReader(file, snapshot_id.file_name).digest
+            with contextlib.suppress(Exception):  # whatever it is, it is met again below
+                read_digest, loaded = early.result()
+                if read_digest == digest:
+                    return loaded
+            del early
+        return read_map(file, snapshot_id)
+
+
+def _read_with_digest(path: Path) -> tuple[bytes, LoadedMap]:
+    with path.open("rb") as file:
+        reader = CheckpointReader(file, path.name)
+        return reader.digest, read_map(file, reader.id)
 
 
 def _log_hash(reader: CheckpointReader) -> bytes:

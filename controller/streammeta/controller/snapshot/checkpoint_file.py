@@ -35,7 +35,7 @@ import io
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeAlias
@@ -195,12 +195,24 @@ def _variable_array(kind: pa.DataType, values: Sequence[str | bytes]) -> "pa.Arr
 
 _CHUNK_BYTES = 1 << 20
 
-Room: TypeAlias = Callable[[int, npt.DTypeLike], npt.NDArray[Any]]
-"""Makes an array of so many numbers of a type, to be filled."""
+
+class Rooms:
+    """Where columns of numbers are read into; a subclass may know better places."""
+
+    def zeros(self, section: str, column: str, rows: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return `rows` zeros of the column's type, or of a narrower one that its numbers fit."""
+        return np.zeros(rows, dtype)
+
+    def known(self, section: str, column: str) -> npt.NDArray[Any] | None:
+        """Return an array that likely equals the column; it takes its place if it does."""
+        return None
 
 
 class CheckpointReader:
-    """One checkpoint file, open. `id`, `cluster_id` and `entries` come from header and index."""
+    """One checkpoint file, open.
+
+    `id` and `cluster_id` come from the header, `entries` from the index, `digest` from the footer.
+    """
 
     def __init__(self, file: BinaryIO, name: str = "checkpoint") -> None:
         """Read and check header, index and footer; `file` is seekable.
@@ -212,7 +224,7 @@ class CheckpointReader:
         self._name = name
         self._size = file.seek(0, os.SEEK_END)
         self.id, self.cluster_id = self._read_header()
-        self._digest, self._digest_end, self.entries = self._read_index()
+        self.digest, self._digest_end, self.entries = self._read_index()
 
     @classmethod
     def open(cls, path: Path) -> "CheckpointReader":
@@ -249,13 +261,13 @@ class CheckpointReader:
         except (pa.ArrowInvalid, OSError) as error:
             raise self._error(f"section {section!r} is no Arrow IPC stream: {error}") from error
 
-    def columns(self, section: str, room: Room = np.empty) -> dict[str, Any]:
+    def columns(self, section: str, rooms: Rooms | None = None) -> dict[str, Any]:
         """Return one section as numpy arrays (numbers) and lists (text, bytes); raises likewise.
 
-        `room` makes the arrays that numbers are read into, batch by batch; no more of a section of
-        numbers is ever in memory.
+        Numbers are read into `rooms` batch by batch; no more of a section of numbers is ever in
+        memory.
         """
-        columns = self._numbers(self._entry(section), room)
+        columns = self._numbers(self._entry(section), rooms or Rooms())
         if columns is not None:
             return columns
         table = self.table(section)
@@ -264,15 +276,15 @@ class CheckpointReader:
             for name, values in zip(table.column_names, table.columns, strict=True)
         }
 
-    def sections(self, room: Room = np.empty) -> Mapping[str, dict[str, Any]]:
+    def sections(self, rooms: Rooms | None = None) -> Mapping[str, dict[str, Any]]:
         """Return `columns` of every section, each read when it is asked for."""
-        return _Sections(self, room)
+        return _Sections(self, rooms or Rooms())
 
-    def _numbers(self, entry: SectionEntry, room: Room) -> dict[str, npt.NDArray[Any]] | None:
+    def _numbers(self, entry: SectionEntry, rooms: Rooms) -> dict[str, npt.NDArray[Any]] | None:
         """Return the columns of a section of numbers, None of one that has others too."""
         body = _SectionBody(self._file, entry)
         try:
-            columns, problem = _read_numbers(body, entry.rows, room), ""
+            columns, problem = _read_numbers(body, entry, rooms), ""
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError, OSError) as error:
             columns, problem = {}, str(error)
         if columns is None:
@@ -315,10 +327,10 @@ class CheckpointReader:
                 raise self._error(f"ends {left} bytes before its footer")
             state.update(buffer[:size])
             left -= size
-        if state.digest() != self._digest:
+        if state.digest() != self.digest:
             raise self._error(
                 f"the digest of its {self._digest_end} bytes is {state.hexdigest()}, "
-                f"the footer says {self._digest.hex()}; take another checkpoint"
+                f"the footer says {self.digest.hex()}; take another checkpoint"
             )
 
     def _read_header(self) -> tuple[SnapshotId, str]:
@@ -361,12 +373,12 @@ class CheckpointReader:
 
 
 class _Sections(Mapping[str, dict[str, Any]]):
-    def __init__(self, reader: CheckpointReader, room: Room) -> None:
+    def __init__(self, reader: CheckpointReader, rooms: Rooms) -> None:
         self._reader = reader
-        self._room = room
+        self._rooms = rooms
 
     def __getitem__(self, name: str) -> dict[str, Any]:
-        return self._reader.columns(name, self._room)
+        return self._reader.columns(name, self._rooms)
 
     def __contains__(self, name: object) -> bool:
         return name in self._reader.entries
@@ -435,8 +447,50 @@ class _SectionBody(io.RawIOBase):
         return self._memory[:size]
 
 
-def _read_numbers(body: _SectionBody, rows: int, room: Room) -> dict[str, npt.NDArray[Any]] | None:
-    """Return the columns of a section of `rows` rows; None, reading no row, unless all are numbers.
+class _Column:
+    """A column of numbers while it is read, in order.
+
+    Memory is touched only for what differs from the zeros, or the known column, that is there: the
+    first touch of a page costs more than all else.
+    """
+
+    def __init__(self, entry: SectionEntry, name: str, dtype: np.dtype[Any], rooms: Rooms) -> None:
+        self._place = (entry.name, name, entry.rows)
+        self._rooms = rooms
+        known = rooms.known(entry.name, name)
+        if known is not None and len(known) == entry.rows and known.dtype == dtype:
+            self.values, self._is_known = known, True
+        else:
+            self.values, self._is_known = rooms.zeros(*self._place, dtype), False
+
+    def put(self, first: int, part: npt.NDArray[Any]) -> None:
+        """Take the numbers of the rows from `first` on, behind those taken before."""
+        rows = slice(first, first + len(part))
+        if self._is_known:
+            if np.array_equal(self.values[rows], part):
+                return
+            self._move(self._rooms.zeros(*self._place, part.dtype), first)
+        if not _fits(part, self.values.dtype):
+            self._move(np.zeros(len(self.values), part.dtype), first)
+        if len(part) and (part[0] or part.any()):
+            self.values[rows] = part
+
+    def _move(self, room: npt.NDArray[Any], rows: int) -> None:
+        room[:rows] = self.values[:rows]
+        self.values, self._is_known = room, False
+
+
+def _fits(part: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    if part.dtype == dtype or not len(part):
+        return True
+    bounds = np.iinfo(dtype)
+    return bool(part.min() >= bounds.min and part.max() <= bounds.max)
+
+
+def _read_numbers(
+    body: _SectionBody, entry: SectionEntry, rooms: Rooms
+) -> dict[str, npt.NDArray[Any]] | None:
+    """Return the columns of a section; None, reading no row, unless all are numbers.
 
     Raises:
         ValueError: the rows are more or fewer, or their bytes fewer.
@@ -444,15 +498,19 @@ def _read_numbers(body: _SectionBody, rows: int, room: Room) -> dict[str, npt.ND
     stream = pa.ipc.open_stream(body)
     if not all(_is_fixed(field.type) for field in stream.schema):
         return None
-    columns = {field.name: room(rows, np.dtype(str(field.type))) for field in stream.schema}
+    columns = {
+        field.name: _Column(entry, field.name, np.dtype(str(field.type)), rooms)
+        for field in stream.schema
+    }
     end = 0
     for batch in stream:
         first, end = end, end + batch.num_rows
-        for values, array in zip(batch.columns, columns.values(), strict=True):
-            array[first:end] = _chunk_to_numpy(values, array.dtype)
-    if end != rows:
-        raise ValueError(f"{end} rows, {rows} according to the index")
-    return columns
+        if end <= entry.rows:
+            for values, field, column in zip(batch, stream.schema, columns.values(), strict=True):
+                column.put(first, _chunk_to_numpy(values, np.dtype(str(field.type))))
+    if end != entry.rows:
+        raise ValueError(f"{end} rows, {entry.rows} according to the index")
+    return {name: column.values for name, column in columns.items()}
 
 
 def _as_list(values: "pa.ChunkedArray[Any]") -> list[Any]:

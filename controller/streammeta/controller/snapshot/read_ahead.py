@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
-from streammeta.controller.snapshot.checkpoint_file import CheckpointReader, Room
+from streammeta.controller.snapshot.checkpoint_file import CheckpointReader, Rooms
 
 Columns: TypeAlias = dict[str, Any]
 
@@ -24,10 +24,10 @@ class ReadAhead(Mapping[str, Columns]):
     Each is handed out once as it was read ahead; asked for again it is read again.
     """
 
-    def __init__(self, reader: CheckpointReader, order: Sequence[str], room: Room) -> None:
+    def __init__(self, reader: CheckpointReader, order: Sequence[str], rooms: Rooms) -> None:
         """Begin; `order` names sections in the order they will be asked for, known or not."""
         self._entries = reader.entries
-        self._read: Callable[[str], Columns] = reader.sections(room).__getitem__
+        self._read: Callable[[str], Columns] = reader.sections(rooms).__getitem__
         self._left = deque(name for name in order if name in reader.entries)
         self._ahead: dict[str, Future[Columns]] = {}
         self._thread = ThreadPoolExecutor(1, "checkpoint-reader")
