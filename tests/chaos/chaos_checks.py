@@ -4,8 +4,6 @@ Judges histories, and asks the healed controllers. Knows no fault. A failed chec
 `AssertionError` that says what was wanted and what was got.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time
@@ -17,18 +15,9 @@ import grpc
 
 from streammeta.rpc.connections import client_channel
 from streammeta.v1 import admin_pb2, admin_pb2_grpc
-from tests.linearizability.checker import Verdict, check
+from tests.linearizability import models
 from tests.linearizability.history import Operation, Unknown
-from tests.linearizability.models import (
-    MODELS,
-    CommitRange,
-    Committed,
-    Delete,
-    Get,
-    Objects,
-    Put,
-    ReadObjects,
-)
+from tests.linearizability.report import assert_linearizable
 
 History = Sequence[Operation[Any, Any]]
 
@@ -37,16 +26,12 @@ _EQUAL_S = 30.0
 _BAD_LEVELS = ('"level": "critical"', '"level": "error"', "Traceback (most recent call last)")
 
 
-def check_linearizable(name: str, history: History) -> None:
-    """Every answer is explained by one order of the operations; "unknown" is no success."""
-    report = check(history, MODELS[name])
-    if report.verdict is not Verdict.LINEARIZABLE:
-        worst = report.smallest(report.verdict)
-        told = "\n".join(str(operation) for operation in worst.operations[-60:])
-        raise AssertionError(
-            f"{name} history, key {worst.key}: {report.verdict.value} after {worst.steps} steps; "
-            f"the end of its {len(worst.operations)} operations:\n{told}"
-        )
+def check_histories(kv: History, stream: History) -> None:
+    """All that is checked of what clients saw."""
+    check_no_write_lost(kv)
+    check_no_commit_lost(stream)
+    assert_linearizable(kv, models.MODELS["kv"])
+    assert_linearizable(stream, models.MODELS["stream"])
 
 
 def check_no_write_lost(history: History) -> None:
@@ -60,15 +45,17 @@ def check_no_write_lost(history: History) -> None:
         by_key.setdefault(operation.key, []).append(operation)
     for key, operations in by_key.items():
         last = operations[-1]
-        assert isinstance(last.request, Get), f"{key}: the run ends with {last}, not with a read"
+        assert isinstance(last.request, models.Get), (
+            f"{key}: the run ends with {last}, not with a read"
+        )
         assert not isinstance(last.answer, Unknown), f"{key}: the last read was not answered"
         _check_last_value(key, last.answer.value, operations[:-1])
 
 
 def _check_last_value(key: str, value: str | None, operations: History) -> None:
-    writes = [one for one in operations if isinstance(one.request, Put | Delete)]
+    writes = [one for one in operations if isinstance(one.request, models.Put | models.Delete)]
     if value is None:
-        sources = [one for one in writes if isinstance(one.request, Delete)]
+        sources = [one for one in writes if isinstance(one.request, models.Delete)]
         begun_at_last = max((_end_of(one) for one in sources), default=0)
     else:
         source = next((one for one in writes if _puts(one, value)), None)
@@ -82,7 +69,7 @@ def _check_last_value(key: str, value: str | None, operations: History) -> None:
 
 
 def _puts(operation: Operation[Any, Any], value: str) -> bool:
-    return isinstance(operation.request, Put) and operation.request.value == value
+    return isinstance(operation.request, models.Put) and operation.request.value == value
 
 
 def _was_applied(operation: Operation[Any, Any]) -> bool:
@@ -99,18 +86,18 @@ def check_no_commit_lost(history: History) -> None:
     ends = {
         one.key: set(one.answer.object_ids)
         for one in history
-        if isinstance(one.request, ReadObjects) and isinstance(one.answer, Objects)
+        if isinstance(one.request, models.ReadObjects) and isinstance(one.answer, models.Objects)
     }
     streams_of: dict[int, set[str]] = {}
     for one in history:
-        if not isinstance(one.request, CommitRange):
+        if not isinstance(one.request, models.CommitRange):
             continue
         object_id = one.request.object_id
-        if isinstance(one.answer, Committed):
+        if isinstance(one.answer, models.Committed):
             assert object_id in ends[one.key], (
                 f"stream {one.key} lost an acknowledged commit: {one}"
             )
-        if isinstance(one.answer, Committed | Unknown):
+        if isinstance(one.answer, models.Committed | Unknown):
             streams_of.setdefault(object_id, set()).add(one.key)
     for object_id, streams in streams_of.items():
         there = {stream for stream in streams if object_id in ends[stream]}

@@ -5,8 +5,6 @@ where the caller says that this is safe, because a check of what clients saw mus
 request was ever carried out twice.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time
@@ -75,7 +73,6 @@ class ChaosClient:
         self._leader = 0
 
     async def close(self) -> None:
-        """Close all channels."""
         for channel in self._channels.values():
             await channel.close()
 

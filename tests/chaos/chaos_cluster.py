@@ -4,8 +4,6 @@ Owns processes, ports, data directories and logs of one cluster. Does what it is
 keeps apart ends that were asked for from those that were not; decides on no fault.
 """
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextlib
@@ -298,7 +296,6 @@ class ChaosCluster:
         await self.network.close()
 
     def command(self, node_id: int) -> list[str]:
-        """The command line of one controller."""
         return [
             *(sys.executable, "-m", self.module, "controller"),
             *("--node-id", str(node_id), "--cluster-id", CLUSTER_ID),

@@ -5,8 +5,6 @@ choices repeat, the timing of real processes does not, so a failed run leaves it
 and data directories behind.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import dataclass
@@ -17,10 +15,8 @@ import uvloop
 from streammeta.v1 import quorum_pb2
 from tests.chaos.chaos_checks import (
     check_equal_states,
-    check_linearizable,
+    check_histories,
     check_logs,
-    check_no_commit_lost,
-    check_no_write_lost,
     longest_gap_s,
 )
 from tests.chaos.chaos_cluster import FAST, ChaosCluster, wait_in_many_threads
@@ -120,10 +116,7 @@ class _ChaosRun:
         await workload.read_everything()
         await check_equal_states(self._cluster.direct_endpoints)
         self._cluster.note_surprises()
-        check_no_write_lost(workload.kv.history())
-        check_no_commit_lost(workload.stream.history())
-        check_linearizable("kv", workload.kv.history())
-        check_linearizable("stream", workload.stream.history())
+        check_histories(workload.kv.history(), workload.stream.history())
         check_logs(self._cluster.log_paths, _EXPECTED_IN_LOGS)
         surprises = self._cluster.surprises
         assert not surprises, "\n".join(surprises)

@@ -1,7 +1,5 @@
 """What the scenario tests share: a cluster, a client that sees all of it, and who leads."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -159,7 +157,6 @@ def put_request(key: str, value: str) -> kv_pb2.PutKVsRequest:
 
 
 def get_request(key: str) -> kv_pb2.GetKVsRequest:
-    """Get one value."""
     return kv_pb2.GetKVsRequest(keys=[kv_pb2.KVKey(key=key)])
 
 

@@ -1,7 +1,5 @@
 """Leader and voters, asked of every controller directly, past whatever the network suffers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time
@@ -35,7 +33,6 @@ class LeaderWatch:
         """Who led when last asked; a deposed one is not listened to."""
 
     async def close(self) -> None:
-        """Close all channels."""
         for channel in self._channels.values():
             await channel.close()
 
@@ -45,8 +42,7 @@ class LeaderWatch:
         request = admin_pb2.DescribeClusterRequest()
         return await _answer(stub.DescribeCluster(request, timeout=_ASK_S))
 
-    def quorum_stub(self, node_id: int) -> quorum_pb2_grpc.QuorumServiceAsyncStub:
-        """The quorum service of one controller."""
+    def quorum_stub(self, node_id: int) -> "quorum_pb2_grpc.QuorumServiceAsyncStub":
         return quorum_pb2_grpc.QuorumServiceStub(self._channels[node_id])
 
     async def describe_quorum(self, node_id: int) -> pb.DescribeQuorumResponse | None:
@@ -93,7 +89,6 @@ class LeaderWatch:
 
 
 async def _answer(call: Awaitable[Answer]) -> Answer | None:
-    """The answer, or None if there is none."""
     try:
         return await call
     except grpc.aio.AioRpcError:

@@ -5,8 +5,6 @@ pass them, hold them back, swallow them, delay or slow them, or reset the connec
 of what the bytes mean, nor when or why a direction is broken.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
@@ -65,7 +63,6 @@ class Direction:
         return self.behaviour.mode
 
     async def until_not(self, *modes: Mode) -> None:
-        """Wait until the mode is none of these."""
         while self.mode in modes:
             await self.changed.wait()
 
@@ -254,7 +251,6 @@ class FaultNetwork:
         self._cuts: list[Cut] = []
 
     async def start(self) -> None:
-        """Listen everywhere."""
         for link in self._links.values():
             await link.start()
 
@@ -263,7 +259,6 @@ class FaultNetwork:
         await asyncio.gather(*(link.close() for link in self._links.values()))
 
     def endpoint(self, source: int, target: int) -> str:
-        """Where `source` reaches `target`."""
         return f"127.0.0.1:{self._links[source, target].port}"
 
     def cut(self, cut: Cut) -> None:
@@ -278,7 +273,6 @@ class FaultNetwork:
             self._apply()
 
     def heal_all(self) -> None:
-        """End every fault."""
         self._cuts.clear()
         self._apply()
 

@@ -5,8 +5,6 @@ is known only when a fault begins, so a fault may name "the leader" as its targe
 overlap; when all have ended, `Nemesis.recover` makes good what is left.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random
@@ -198,7 +196,6 @@ class Nemesis:
             await self._replacing
 
     async def close(self) -> None:
-        """Do no more."""
         tasks = [*self._running, *filter(None, [self._replacing])]
         for task in tasks:
             task.cancel()

@@ -6,37 +6,30 @@ from typing import Any
 import pytest
 
 from tests.chaos.chaos_checks import (
-    check_linearizable,
+    check_histories,
     check_logs,
     check_no_commit_lost,
     check_no_write_lost,
     longest_gap_s,
 )
+from tests.linearizability import models
 from tests.linearizability.history import UNKNOWN, Operation
-from tests.linearizability.models import (
-    CommitRange,
-    Committed,
-    Delete,
-    Get,
-    KVAnswer,
-    Objects,
-    Put,
-    ReadObjects,
-)
 
 
 def put(value: str, invoked: int, returned: int | None) -> Operation[Any, Any]:
-    answer = UNKNOWN if returned is None else KVAnswer(True, value, invoked + 1)
-    return Operation("client", "key", Put(value), invoked, returned, answer)
+    answer = UNKNOWN if returned is None else models.KVAnswer(True, value, invoked + 1)
+    return Operation("client", "key", models.Put(value), invoked, returned, answer)
 
 
 def delete(value: str, version: int, invoked: int) -> Operation[Any, Any]:
-    answer = KVAnswer(True, value, version)
-    return Operation("client", "key", Delete(), invoked, invoked + 1, answer)
+    answer = models.KVAnswer(True, value, version)
+    return Operation("client", "key", models.Delete(), invoked, invoked + 1, answer)
 
 
 def last_read(value: str | None, version: int = 0) -> Operation[Any, Any]:
-    return Operation("client", "key", Get(), 1000, 1001, KVAnswer(True, value, version))
+    return Operation(
+        "client", "key", models.Get(), 1000, 1001, models.KVAnswer(True, value, version)
+    )
 
 
 def test_a_value_may_be_overwritten_by_whatever_did_not_end_before() -> None:
@@ -52,20 +45,20 @@ def test_a_lost_write_is_found(value: str | None) -> None:
 
 
 def test_a_stale_read_is_found() -> None:
-    stale = Operation("client", "key", Get(), 10, 11, KVAnswer(True, "a", 1))
-    check_linearizable("kv", [put("a", 0, 1), stale])
+    stale = Operation("client", "key", models.Get(), 10, 11, models.KVAnswer(True, "a", 1))
+    check_histories([put("a", 0, 1), stale, last_read("a", 1)], [])
 
     with pytest.raises(AssertionError, match="not linearizable"):
-        check_linearizable("kv", [put("a", 0, 1), put("b", 3, 9), stale])
+        check_histories([put("a", 0, 1), put("b", 3, 9), stale, last_read("b", 4)], [])
 
 
 def commit(stream: str, object_id: int, *, known: bool = True) -> Operation[Any, Any]:
-    returned, answer = (1, Committed()) if known else (None, UNKNOWN)
-    return Operation("client", stream, CommitRange(object_id, 0, 5), 0, returned, answer)
+    returned, answer = (1, models.Committed()) if known else (None, UNKNOWN)
+    return Operation("client", stream, models.CommitRange(object_id, 0, 5), 0, returned, answer)
 
 
 def objects(stream: str, *object_ids: int) -> Operation[Any, Any]:
-    return Operation("client", stream, ReadObjects(), 8, 9, Objects(object_ids))
+    return Operation("client", stream, models.ReadObjects(), 8, 9, models.Objects(object_ids))
 
 
 def test_a_lost_commit_and_half_a_commit_are_found() -> None:

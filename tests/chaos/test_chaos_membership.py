@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.chaos_checks import check_linearizable, check_no_commit_lost, check_no_write_lost
+from tests.chaos.chaos_checks import check_histories
 from tests.chaos.chaos_scene import SOON_S, Scene, scene_in, wait_until
 from tests.chaos.workload import Workload, WorkloadSize
 
@@ -38,10 +38,7 @@ async def check_history(scene: Scene, workload: Workload) -> None:
     await workload.read_everything()
     await workload.close()
     workload.dump(scene.cluster.root)
-    check_no_write_lost(workload.kv.history())
-    check_no_commit_lost(workload.stream.history())
-    check_linearizable("kv", workload.kv.history())
-    check_linearizable("stream", workload.stream.history())
+    check_histories(workload.kv.history(), workload.stream.history())
     await scene.check_healed()
 
 

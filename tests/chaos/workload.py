@@ -5,8 +5,6 @@ streams, side by side, so that one of two that chose the same start offset must 
 judgement of what was seen.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random
@@ -22,20 +20,8 @@ from streammeta.client import methods
 from streammeta.client.methods import Method, RequestT, ResponseT
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.chaos.chaos_client import ChaosClient, NotDoneError, OutcomeUnknownError
+from tests.linearizability import models
 from tests.linearizability.history import Handle, Recorder, dump
-from tests.linearizability.models import (
-    CommitRange,
-    Committed,
-    Delete,
-    End,
-    Get,
-    KVAnswer,
-    NotAtEnd,
-    Objects,
-    Put,
-    ReadEnd,
-    ReadObjects,
-)
 
 DELETE_KVS = Method(kv_pb2.DeleteKVsRequest, kv_pb2.DeleteKVsResponse)
 CALL_S = 5.0
@@ -72,13 +58,12 @@ class Workload:
     counts: Counter[str] = field(default_factory=Counter)
     stream_ids: Sequence[int] = ()
     is_stopping: bool = False
-    _values: itertools.count[int] = field(default_factory=itertools.count)
+    _values: "itertools.count[int]" = field(default_factory=itertools.count)
     _clients: list[ChaosClient] = field(default_factory=list)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
     def keys(self) -> list[str]:
-        """The keys that clients work on."""
         return [f"key-{number}" for number in range(self.size.keys)]
 
     async def prepare(self) -> None:
@@ -154,7 +139,6 @@ class Workload:
             await client.close()
 
     def new_value(self) -> str:
-        """A value that was never used."""
         return f"v{next(self._values)}"
 
     def client_for(self, name: str) -> tuple[ChaosClient, random.Random]:
@@ -218,20 +202,20 @@ class _KVClient(_Worker):
         if chance < 0.35:
             await self.get(key)
         elif chance < 0.65:
-            await self.put(key, Put(self.workload.new_value()))
+            await self.put(key, models.Put(self.workload.new_value()))
         elif chance < 0.72:
-            await self.put(key, Put(self.workload.new_value(), overwrite=False))
+            await self.put(key, models.Put(self.workload.new_value(), overwrite=False))
         elif chance < 0.90:
             await self._compare_and_set(key)
         else:
-            await self._delete(key, Delete())
+            await self._delete(key, models.Delete())
 
-    async def get(self, key: str) -> KVAnswer | None:
+    async def get(self, key: str) -> models.KVAnswer | None:
         """Read a key; None if no answer came."""
         request = kv_pb2.GetKVsRequest(keys=[kv_pb2.KVKey(key=key)])
-        return await self._ask_kv(key, Get(), methods.GET_KVS, request)
+        return await self._ask_kv(key, models.Get(), methods.GET_KVS, request)
 
-    async def put(self, key: str, put: Put) -> None:
+    async def put(self, key: str, put: models.Put) -> None:
         """Write a key, at most once."""
         item = kv_pb2.KVToPut(key=key, value=put.value.encode(), overwrite=put.overwrite)
         if put.expected_version is not None:
@@ -245,11 +229,11 @@ class _KVClient(_Worker):
         if seen is None:
             return
         if seen.version and self.rng.random() < 0.25:
-            await self._delete(key, Delete(seen.version))
+            await self._delete(key, models.Delete(seen.version))
         else:
-            await self.put(key, Put(self.workload.new_value(), seen.version))
+            await self.put(key, models.Put(self.workload.new_value(), seen.version))
 
-    async def _delete(self, key: str, delete: Delete) -> None:
+    async def _delete(self, key: str, delete: models.Delete) -> None:
         item = kv_pb2.KVKey(key=key)
         if delete.expected_version is not None:
             item.expected_version = delete.expected_version
@@ -259,12 +243,12 @@ class _KVClient(_Worker):
     async def _ask_kv(
         self,
         key: str,
-        asked: Get | Put | Delete,
+        asked: models.Get | models.Put | models.Delete,
         method: Method[RequestT, Any],
         request: RequestT,
         *,
         may_repeat: bool = True,
-    ) -> KVAnswer | None:
+    ) -> models.KVAnswer | None:
         """Send a request about one key and take down what came of it."""
         handle = self.workload.kv.invoke(self.name, key, asked)
         response = await self.ask(
@@ -273,7 +257,7 @@ class _KVClient(_Worker):
         if response is None:
             return None
         result = response.results[0]
-        answer = KVAnswer(
+        answer = models.KVAnswer(
             applied=result.error == common_pb2.ERROR_CODE_NONE,
             value=result.value.decode() if result.found else None,
             version=result.version,
@@ -306,7 +290,7 @@ class _StreamClient(_Worker):
             ]
         )
         handles = [
-            self.workload.stream.invoke(self.name, str(stream_id), ReadObjects())
+            self.workload.stream.invoke(self.name, str(stream_id), models.ReadObjects())
             for stream_id in stream_ids
         ]
         answer = await self.ask(self.workload.stream, handles, methods.GET_OBJECTS, request)
@@ -316,16 +300,16 @@ class _StreamClient(_Worker):
             assert found.error == common_pb2.ERROR_CODE_NONE, (
                 f"objects of streams {stream_ids}: {found}"
             )
-            self._complete(handle, Objects(tuple(one.object_id for one in found.objects)))
+            self._complete(handle, models.Objects(tuple(one.object_id for one in found.objects)))
 
     async def _read_end(self, stream_id: int) -> None:
         request = streams_pb2.DescribeStreamsRequest(stream_ids=[stream_id])
-        handle = self.workload.stream.invoke(self.name, str(stream_id), ReadEnd())
+        handle = self.workload.stream.invoke(self.name, str(stream_id), models.ReadEnd())
         answer = await self.ask(self.workload.stream, [handle], methods.DESCRIBE_STREAMS, request)
         if answer is None:
             return
         self._ends[stream_id] = answer.streams[0].end_offset
-        self._complete(handle, End(answer.streams[0].end_offset))
+        self._complete(handle, models.End(answer.streams[0].end_offset))
 
     async def _commit(self, stream_ids: Sequence[int]) -> None:
         """Commit one object that continues each of these streams."""
@@ -333,7 +317,7 @@ class _StreamClient(_Worker):
         if object_id is None:
             return
         ranges = {
-            stream_id: CommitRange(
+            stream_id: models.CommitRange(
                 object_id, self._ends[stream_id], self._ends[stream_id] + self.rng.randint(1, 9)
             )
             for stream_id in stream_ids
@@ -355,7 +339,7 @@ class _StreamClient(_Worker):
     def _take_verdicts(
         self,
         handles: Sequence[Handle],
-        ranges: Mapping[int, CommitRange],
+        ranges: Mapping[int, models.CommitRange],
         answer: objects_pb2.CommitStreamSetObjectResponse,
     ) -> None:
         """Take down an answered commit: of a refused one only the ranges that were at fault."""
@@ -364,9 +348,9 @@ class _StreamClient(_Worker):
             if accepted:
                 assert verdict == common_pb2.ERROR_CODE_NONE, f"a commit with a bad range: {answer}"
                 self._ends[stream_id] = ranges[stream_id].end
-                self._complete(handle, Committed())
+                self._complete(handle, models.Committed())
             elif verdict == common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED:
-                self._complete(handle, NotAtEnd())
+                self._complete(handle, models.NotAtEnd())
             else:
                 assert verdict == common_pb2.ERROR_CODE_NONE, f"a commit was refused: {answer}"
                 self.workload.stream.fail(handle)
@@ -386,13 +370,17 @@ class _StreamClient(_Worker):
         assert answer.error == common_pb2.ERROR_CODE_NONE, f"no object id was issued: {answer}"
         return answer.first_object_id
 
-    def _complete(self, handle: Handle, answer: Committed | NotAtEnd | End | Objects) -> None:
+    def _complete(
+        self,
+        handle: Handle,
+        answer: models.Committed | models.NotAtEnd | models.End | models.Objects,
+    ) -> None:
         self.workload.stream.complete(handle, answer)
         self.workload.counts["acknowledged"] += 1
 
 
 def _commit_request(
-    object_id: int, ranges: Mapping[int, CommitRange]
+    object_id: int, ranges: Mapping[int, models.CommitRange]
 ) -> objects_pb2.CommitStreamSetObjectRequest:
     return objects_pb2.CommitStreamSetObjectRequest(
         node=_NODE,

@@ -21,6 +21,7 @@ from streammeta.controller.metadata.frozen import FrozenMap
 from streammeta.controller.metadata.values import ObjectState, PageRequest
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import ObjectsDestroyed, Record
+from tests.metadata.random_requests import RandomRequests
 from tests.metadata.slow_model import Model
 from tests.metadata.slow_model_reads import size_of
 from tests.metadata.slow_model_streams import kept_alive, swept
@@ -82,6 +83,11 @@ class Pair:
         self._views: list[_View] = []
 
     # ---- writing ----
+
+    def begin(self, requests: RandomRequests) -> None:
+        """Make what a cluster begins with."""
+        for request in requests.start(self.model):
+            self.write(request)
 
     def write(self, request: Any, offset: int | None = None) -> Any:
         """Let both answer a write, and apply it; return the answer."""

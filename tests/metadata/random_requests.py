@@ -275,7 +275,6 @@ class RandomReads(RandomDraws):
     """Makes reads for one model, which it only looks at."""
 
     def make(self, kind: type, state: State) -> Any:
-        """Return a read of one kind."""
         return _MAKERS[kind](self, state)
 
     def _page(self, end: int) -> PageRequest:

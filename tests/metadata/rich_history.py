@@ -4,6 +4,7 @@ Owns how they are made and what they left behind, entry by entry; judges nothing
 the map needs a request here that writes it, unless `RandomRequests` makes one already.
 """
 
+import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -12,9 +13,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
 from streammeta.controller.metadata.frozen import FrozenMap
 from streammeta.controller.metadata.requests import GetNextNodeId, RegisterNode, UnregisterNode
 from streammeta.controller.metadata.values import NodeIdentity
+from streammeta.controller.quorum.voters import VoterSet
+from streammeta.controller.runtime.interfaces import SnapshotPoint
+from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint
 from tests.metadata.map_pair import Pair
 from tests.metadata.random_requests import RandomRequests
 
@@ -34,6 +39,27 @@ def plain(sections: Mapping[str, Mapping[str, Any]]) -> Plain:
         }
         for section, columns in sections.items()
     }
+
+
+def width(section: Mapping[str, Any]) -> int:
+    """Return how many rows a section has."""
+    return len(next(iter(section.values())))
+
+
+def picked(section: Mapping[str, Any], rows: list[int]) -> dict[str, Any]:
+    """Return a section of these rows, in this order."""
+    return {
+        name: values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows]
+        for name, values in section.items()
+    }
+
+
+def checkpoint(view: FrozenMap) -> tuple[SnapshotId, io.BytesIO]:
+    """Return the checkpoint file of a view, and what it is a checkpoint of."""
+    snapshot_id, file = SnapshotId(EndOffset(view.end_offset), Epoch(1)), io.BytesIO()
+    point = SnapshotPoint(snapshot_id, ClusterId("c"), VoterSet())
+    FrozenCheckpoint(point, view, bytes(16)).write(file)
+    return snapshot_id, file
 
 
 @dataclass(slots=True)

@@ -53,12 +53,10 @@ class Model:
         return streams.swept(self.state, self.state.sweeping)
 
     def sweep(self, chosen: set[int], now: int) -> SweepAnswer:
-        """Destroy these of them."""
         streams.sweep(self.state, chosen, now)
         return SweepAnswer(destroyed=len(chosen))
 
     def query(self, request: Any) -> Any:
-        """Answer a read."""
         return _READS[type(request)](self.state, request)
 
 

@@ -6,20 +6,8 @@ from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata import values as v
 from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, ErrorAnswer
 from streammeta.controller.metadata.requests import CommitStreamObject, CommitStreamSetObject
+from tests.metadata import slow_model_uploads as uploads
 from tests.metadata.slow_model_state import HOLDERS, Object, State
-from tests.metadata.slow_model_uploads import (
-    Row,
-    Verdicts,
-    answer_of,
-    commit_set_object,
-    commit_stream_objects,
-    content_of,
-    failed,
-    kind_of,
-    object_code,
-    repeated,
-    rows_of,
-)
 
 GONE = (v.ObjectState.MARK_DESTROYED, v.ObjectState.REMOVED)
 Fits = Callable[[Object], bool]
@@ -29,41 +17,40 @@ Fits = Callable[[Object], bool]
 def compact_set_objects(
     state: State, request: CommitStreamSetObject, now: int
 ) -> CommitStreamSetObjectAnswer:
-    """Replace set objects of one node by a set object and stream objects."""
-    ranges = rows_of(request.ranges, request.object_id)
-    objects = rows_of(request.stream_objects, -1)
-    return answer_of(_compact(state, request, ranges, objects, now))
+    ranges = uploads.rows_of(request.ranges, request.object_id)
+    objects = uploads.rows_of(request.stream_objects, -1)
+    return uploads.answer_of(_compact(state, request, ranges, objects, now))
 
 
 def _compact(
     state: State,
     request: CommitStreamSetObject,
-    ranges: list[Row],
-    objects: list[Row],
+    ranges: list[uploads.Row],
+    objects: list[uploads.Row],
     now: int,
-) -> Verdicts:
+) -> uploads.Verdicts:
     def fits(item: Object) -> bool:
         return item.kind is v.ObjectKind.STREAM_SET and item.node == request.node.node_id
 
     sources = request.compacted_object_ids.tolist()
     error = state.check(request.node, fence=not request.failover)
     if error:
-        return failed(error, ranges, objects)
+        return uploads.failed(error, ranges, objects)
     if sources == [request.object_id]:
         error = _set_attributes(state, request.object_id, request.attributes, fits)
-        return failed(error, ranges, objects)
-    content = content_of(request, ranges, objects)
+        return uploads.failed(error, ranges, objects)
+    content = uploads.content_of(request, ranges, objects)
     results = [request.object_id] if request.object_id >= 0 else [r.object_id for r in objects[:1]]
     if any(map(state.was_committed, results)):
         accept_valid = request.on_conflict is v.OnConflict.ACCEPT_VALID
-        return repeated(state, results, content, ranges, objects, accept_valid=accept_valid)
+        return uploads.repeated(state, results, content, ranges, objects, accept_valid=accept_valid)
     if not results and all(_is_gone(state, s) and state.was_committed(s) for s in sources):
         return ErrorCode.NONE, [], []
     if request.object_id >= 0 and not state.is_prepared(request.object_id):
-        return failed(ErrorCode.OBJECT_NOT_EXIST, ranges, objects)
+        return uploads.failed(ErrorCode.OBJECT_NOT_EXIST, ranges, objects)
     items = _committed(state, sources, fits)
     if items is None or _is_ambiguous(sources, request.object_id):
-        return failed(ErrorCode.COMPACTED_OBJECTS_NOT_FOUND, ranges, objects)
+        return uploads.failed(ErrorCode.COMPACTED_OBJECTS_NOT_FOUND, ranges, objects)
     verdicts = _judge(state, items, ranges, objects)
     if verdicts[0]:
         return verdicts
@@ -72,13 +59,13 @@ def _compact(
         row.times = bounds if row.times == (-1, -1) else row.times
     if request.object_id >= 0:
         order = request.order_id if request.order_id >= 0 else min(item.order for item in items)
-        commit_set_object(state, request, ranges, order=order, now=now)
+        uploads.commit_set_object(state, request, ranges, order=order, now=now)
         result = state.objects[request.object_id]
         result.data_time = min(item.data_time for item in items)
         result.times = bounds if result.times == (-1, -1) else result.times
         state.made_with[request.object_id] = content
     state.made_with |= dict.fromkeys((row.object_id for row in objects), content)
-    commit_stream_objects(state, objects, now)
+    uploads.commit_stream_objects(state, objects, now)
     state.destroy(sources, now)
     return verdicts
 
@@ -122,11 +109,13 @@ def _set_attributes(state: State, object_id: int, attributes: int, fits: Fits) -
     return ErrorCode.NONE
 
 
-def _judge(state: State, sources: list[Object], ranges: list[Row], objects: list[Row]) -> Verdicts:
+def _judge(
+    state: State, sources: list[Object], ranges: list[uploads.Row], objects: list[uploads.Row]
+) -> uploads.Verdicts:
     """Outputs lie inside the sources, and cover what a reader could ask of these."""
     held = state.alive(row for item in sources for row in item.held)
     range_codes = [_inside(state, held, row) for row in ranges]
-    object_codes = [object_code(state, row) or _inside(state, held, row) for row in objects]
+    object_codes = [uploads.object_code(state, row) or _inside(state, held, row) for row in objects]
     first_error = next((code for code in range_codes + object_codes if code), ErrorCode.NONE)
     if first_error:
         return first_error, range_codes, object_codes
@@ -136,7 +125,7 @@ def _judge(state: State, sources: list[Object], ranges: list[Row], objects: list
     return error, range_codes, object_codes
 
 
-def _inside(state: State, held: dict[int, set[int]], row: Row) -> ErrorCode:
+def _inside(state: State, held: dict[int, set[int]], row: uploads.Row) -> ErrorCode:
     if row.stream >= state.next_stream:
         return ErrorCode.OFFSET_NOT_MATCHED
     alive = state.alive([row.held]).get(row.stream, set())
@@ -145,7 +134,6 @@ def _inside(state: State, held: dict[int, set[int]], row: Row) -> ErrorCode:
 
 
 def compact_stream_objects(state: State, request: CommitStreamObject, now: int) -> ErrorAnswer:
-    """Replace stream objects of one stream by one, or by none."""
     error = (
         state.check(request.node)
         or state.own(request.node.node_id, request.stream_id, request.stream_epoch)
@@ -238,14 +226,18 @@ def _replace(
         blocks |= state.blocks.get(source, set())
         for link in state.links_of(source):
             ends_below = state.objects[link].held[0][2] <= request.start_offset
-            if result < 0 or kind_of(request.attributes) is v.ObjectKind.STREAM or ends_below:
+            if (
+                result < 0
+                or uploads.kind_of(request.attributes) is v.ObjectKind.STREAM
+                or ends_below
+            ):
                 state.destroy([link], now, deep=operation is v.SourceOperation.DEEP_DELETE)
             else:
                 _link(state, link, result)
         state.destroy([source], now, deep=operation is v.SourceOperation.DEEP_DELETE)
     if result < 0:
         return
-    row = Row(
+    row = uploads.Row(
         stream=request.stream_id,
         start=request.start_offset,
         end=request.end_offset,
@@ -257,7 +249,7 @@ def _replace(
         crc32c=request.crc32c,
     )
     state.made_with[result] = _content(request)
-    commit_stream_objects(state, [row], now)
+    uploads.commit_stream_objects(state, [row], now)
     if state.objects[result].kind is v.ObjectKind.COMPOSITE:
         state.blocks[result] = blocks
     for source, operation in pairs:

@@ -44,7 +44,6 @@ def describe_streams(state: State, request: r.DescribeStreams) -> a.DescribeStre
 def describe_stream(
     state: State, request: r.DescribeStreams, stream_id: int
 ) -> a.StreamDescription:
-    """Everything about one stream."""
     stream = state.streams[stream_id]
     ranges = [
         a.StreamRange(past.index, past.epoch, past.start, past.end, past.node)
@@ -151,7 +150,6 @@ def describe_objects(state: State, request: r.DescribeObjects) -> a.DescribeObje
 
 
 def describe_object(state: State, object_id: int) -> a.ObjectDescription:
-    """Everything about one object."""
     item = state.objects[object_id]
     streams, starts, ends = zip(*item.held, strict=True) if item.held else ((), (), ())
     of_one = item.kind in HOLDERS and item.held
@@ -204,7 +202,6 @@ def get_nodes(state: State, request: r.GetNodes) -> a.GetNodesAnswer:
 
 
 def describe_node(state: State, node_id: int, *, with_objects: bool) -> a.NodeDescription:
-    """Everything about one node."""
     node = state.nodes[node_id]
     held = sorted((state.objects[i].order, i) for i in state.set_objects_of(node_id))
     return a.NodeDescription(
@@ -260,7 +257,6 @@ def get_kvs(state: State, request: r.GetKVs) -> a.KVResultsAnswer:
 
 
 def list_kvs(state: State, request: r.ListKVs) -> a.ListKVsAnswer:
-    """Keys of a namespace, or the namespaces."""
     after = request.page.page_token
     size = request.page.page_size or PAGE_SIZE
     if request.namespaces:
@@ -283,7 +279,6 @@ def list_kvs(state: State, request: r.ListKVs) -> a.ListKVsAnswer:
 
 
 def size_of(state: State) -> a.MapSize:
-    """Count everything."""
     states: list[Any] = [item.state for item in state.objects.values()]
     committed = [i for i in state.objects.values() if i.state is v.ObjectState.COMMITTED]
     return a.MapSize(

@@ -64,8 +64,6 @@ class Object:
 
 @dataclass(slots=True)
 class Node:
-    """One broker."""
-
     epoch: int
     failover: bool = False
     wal_config: str = ""
@@ -78,8 +76,6 @@ class Node:
 
 @dataclass(slots=True)
 class State:
-    """Everything."""
-
     streams: dict[int, Stream] = field(default_factory=dict)
     next_stream: int = 0
     sweeping: set[int] = field(default_factory=set)

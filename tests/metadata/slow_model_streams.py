@@ -41,7 +41,6 @@ def create(state: State, request: r.CreateStreams) -> a.CreateStreamsAnswer:
 
 
 def open_streams(state: State, request: r.OpenStreams) -> a.OpenStreamsAnswer:
-    """Each stream on its own."""
     results = []
     for item in request.streams:
         error = state.check(request.node) or _may_open(state, request.node.node_id, item)
@@ -137,7 +136,6 @@ def _close(state: State, node_id: int, item: r.StreamToClose) -> ErrorCode:
 
 
 def trim(state: State, request: r.TrimStreams) -> a.StreamErrorsAnswer:
-    """Each stream on its own."""
     errors = tuple(
         state.check(request.node) or _trim(state, request.node.node_id, item)
         for item in request.streams
@@ -334,7 +332,6 @@ def supervise(state: State, request: r.SuperviseNode) -> a.ErrorAnswer:
 
 
 def lock(state: State, request: r.SetNodeLock) -> a.ErrorAnswer:
-    """Lock or unlock."""
     node = state.nodes.get(request.node_id)
     if node is None:
         return a.ErrorAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)

@@ -29,7 +29,6 @@ class Row:
 
     @property
     def held(self) -> tuple[int, int, int]:
-        """What the object holds."""
         return self.stream, self.start, self.end
 
 
@@ -38,7 +37,6 @@ Verdicts = tuple[ErrorCode, list[ErrorCode], list[ErrorCode]]
 
 
 def rows_of(columns: v.RangeColumns | v.StreamObjectColumns, object_id: int) -> list[Row]:
-    """Return columns as rows."""
     rows = []
     for index, stream in enumerate(columns.stream_id.tolist()):
         epochs = columns.stream_epoch
@@ -72,7 +70,6 @@ def failed(error: ErrorCode, ranges: list[Row], objects: list[Row]) -> Verdicts:
 
 
 def answer_of(verdicts: Verdicts) -> CommitStreamSetObjectAnswer:
-    """Return the answer that gives these verdicts."""
     return CommitStreamSetObjectAnswer(
         error=verdicts[0],
         range_errors=v.column([int(code) for code in verdicts[1]]),
@@ -81,7 +78,6 @@ def answer_of(verdicts: Verdicts) -> CommitStreamSetObjectAnswer:
 
 
 def upload(state: State, request: CommitStreamSetObject, now: int) -> CommitStreamSetObjectAnswer:
-    """Register one upload."""
     ranges = rows_of(request.ranges, request.object_id)
     objects = rows_of(request.stream_objects, -1)
     error = state.check(request.node, fence=not request.failover)

@@ -8,7 +8,7 @@ import pytest
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.values import ObjectState, RangeColumns, SourceOperation, column
-from tests.metadata.test_metadata_uploads import NODE, OTHER, World, stream_objects
+from tests.metadata.test_metadata_uploads import NODE, OTHER, World, merge, stream_objects
 
 DELETE, KEEP, DEEP = SourceOperation
 COMPOSITE = 1
@@ -161,11 +161,8 @@ def _split(world: World, *objects: tuple[int, int, int, int]) -> None:
 def _merge(
     world: World, object_id: int, start: int, end: int, sources: Sequence[int], **more: Any
 ) -> ErrorCode:
-    fields: dict[str, Any] = {"node": NODE, "object_id": object_id, "object_size": 5}
-    fields |= {"stream_id": 0, "stream_epoch": 1, "start_offset": start, "end_offset": end}
-    fields |= {"source_object_ids": column(sources)}
-    answer: Any = world.write(r.CommitStreamObject(**(fields | more)))
-    error: ErrorCode = answer.error
+    request = merge(object_id, sources, start_offset=start, end_offset=end, **more)
+    error: ErrorCode = world.write(request).error
     return error
 
 

@@ -8,18 +8,24 @@ import numpy as np
 import pytest
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.object_facts import ObjectFacts, facts_of_one
 from streammeta.controller.metadata.values import RangeColumns, SourceOperation, column
-from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.records import record as rec
 from streammeta.controller.records.codec import RecordCodecError, decode_records, encode_records
-from streammeta.controller.runtime.interfaces import SnapshotPoint
-from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, read_map
+from streammeta.controller.runtime.map_checkpoint import read_map
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader, write_checkpoint
 from streammeta.v1.records_pb2 import RecordSet
-from tests.metadata.test_metadata_uploads import NODE, NOW, World, batch, stream_objects, upload
+from tests.metadata.rich_history import checkpoint
+from tests.metadata.test_metadata_uploads import (
+    NODE,
+    NOW,
+    World,
+    batch,
+    merge,
+    stream_objects,
+    upload,
+)
 
 UNKNOWN = (-1, -1, -1)
 COMPOSITE = 1
@@ -132,11 +138,7 @@ def _stream_objects(*rows: tuple[int, int, int]) -> World:
 
 
 def _merge(world: World, object_id: int, sources: Any, end: int, **changes: Any) -> None:
-    request: dict[str, Any] = {"node": NODE, "object_id": object_id, "object_size": 5}
-    request |= {"stream_id": 0, "stream_epoch": 1, "start_offset": 0, "end_offset": end}
-    made(
-        world, r.CommitStreamObject(**(request | {"source_object_ids": column(sources)} | changes))
-    )
+    made(world, merge(object_id, sources, end_offset=end, **changes))
 
 
 @pytest.mark.parametrize("attributes", [0, COMPOSITE])
@@ -223,13 +225,10 @@ def test_a_column_of_facts_for_some_objects_only_is_refused(name: str) -> None:
 def test_a_checkpoint_without_the_section_is_read_with_everything_unknown() -> None:
     world = World()
     made(world, upload(0, (0, 0, 5)))
-    frozen = world.map.freeze()
-    point = SnapshotPoint(SnapshotId(EndOffset(9), Epoch(1)), ClusterId("c"), VoterSet())
-    whole, old = io.BytesIO(), io.BytesIO()
-    FrozenCheckpoint(point, frozen, b"").write(whole)
+    (snapshot_id, whole), old = checkpoint(world.map.freeze()), io.BytesIO()
     sections = CheckpointReader(whole).sections()
     kept = {name: sections[name] for name in sections if name != "object_facts"}
-    write_checkpoint(old, SnapshotId(EndOffset(9), Epoch(1)), "c", kept)
+    write_checkpoint(old, snapshot_id, "c", kept)
     for file in (whole, old):
-        loaded = read_map(file, point.snapshot_id).cluster_map
+        loaded = read_map(file, snapshot_id).cluster_map
         assert loaded.state_hash() == world.map.state_hash()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from streammeta.controller.errors import DamagedMapError
-from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
+from streammeta.controller.ids import SnapshotId
 from streammeta.controller.metadata import tables
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.requests import (
@@ -28,12 +28,11 @@ from streammeta.controller.metadata.requests import (
 from streammeta.controller.metadata.stream_index import StreamIndex
 from streammeta.controller.metadata.tables import Table, roomy_zeros
 from streammeta.controller.metadata.values import NodeIdentity
-from streammeta.controller.quorum.voters import VoterSet
-from streammeta.controller.runtime.interfaces import SnapshotPoint
-from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, read_map
+from streammeta.controller.runtime.map_checkpoint import read_map
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
 from tests.metadata.map_pair import Pair
 from tests.metadata.random_requests import RandomRequests
+from tests.metadata.rich_history import checkpoint
 from tests.metadata.small_tables import small_tables
 
 STEPS = 60
@@ -47,8 +46,7 @@ def tiny() -> Iterator[None]:
 
 def _random_pair(rng: Random, steps: int = STEPS) -> Pair:
     requests, pair = RandomRequests(rng), Pair()
-    for request in requests.start(pair.model):
-        pair.write(request)
+    pair.begin(requests)
     _go_on(pair, requests, rng, steps)
     return pair
 
@@ -60,12 +58,7 @@ def _go_on(pair: Pair, requests: RandomRequests, rng: Random, steps: int) -> Non
 
 
 def _written(cluster_map: ClusterMap) -> tuple[SnapshotId, bytes]:
-    snapshot_id, file = (
-        SnapshotId(EndOffset(cluster_map.applied_end_offset), Epoch(1)),
-        io.BytesIO(),
-    )
-    point = SnapshotPoint(snapshot_id, ClusterId("c"), VoterSet())
-    FrozenCheckpoint(point, cluster_map.freeze(), bytes(16)).write(file)
+    snapshot_id, file = checkpoint(cluster_map.freeze())
     return snapshot_id, file.getvalue()
 
 

@@ -24,6 +24,7 @@ from streammeta.controller.metadata.values import (
     StreamObjectColumns,
     column,
 )
+from tests.metadata import test_metadata_uploads as uploads
 from tests.metadata.test_metadata_uploads import NODE, World, batch, stream_objects, upload
 
 MISMATCH = ErrorCode.OBJECT_CONTENT_MISMATCH
@@ -48,17 +49,8 @@ def mixed(**changes: Any) -> r.CommitStreamSetObject:
 
 def merge(**changes: Any) -> r.CommitStreamObject:
     """What stream objects 1 and 3 of stream 1 are merged to."""
-    given: dict[str, Any] = {
-        "node": NODE,
-        "object_id": 9,
-        "object_size": 20,
-        "stream_id": 1,
-        "stream_epoch": 1,
-        "start_offset": 0,
-        "end_offset": 9,
-        "source_object_ids": column([1, 3]),
-    }
-    return r.CommitStreamObject(**(given | changes))
+    given = {"object_size": 20, "stream_id": 1, "end_offset": 9} | changes
+    return uploads.merge(given.pop("object_id", 9), (1, 3), **given)
 
 
 def merged() -> World:

@@ -24,7 +24,7 @@ from streammeta.controller.records import record as rec
 from streammeta.controller.records.codec import RecordCodecError, decode_records, encode_records
 from streammeta.controller.runtime.map_checkpoint import read_map
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError, write_checkpoint
-from tests.metadata.rich_history import histories
+from tests.metadata.rich_history import histories, picked, width
 from tests.metadata.test_metadata_uploads import World, stream_objects, upload
 
 Sections = dict[str, dict[str, Any]]
@@ -43,11 +43,7 @@ def _views() -> list[tuple[Sections, int]]:
 
 
 def _fullest(section: str) -> tuple[Sections, int]:
-    return max(_views(), key=lambda view: _length(view[0][section]))
-
-
-def _length(columns: dict[str, Any]) -> int:
-    return len(next(iter(columns.values())))
+    return max(_views(), key=lambda view: width(view[0][section]))
 
 
 def _with(sections: Sections, section: str, changes: dict[str, Any]) -> Sections:
@@ -121,7 +117,7 @@ REFERENCES = [
 def test_a_reference_to_nothing_is_refused_with_its_place(section: str, rule: Refers) -> None:
     sections, end_offset = next(
         view
-        for view in sorted(_views(), key=lambda view: -_length(view[0][section]))
+        for view in sorted(_views(), key=lambda view: -width(view[0][section]))
         if len(_asked(view[0], section, rule))
     )
     target = sections[rule.target]
@@ -138,7 +134,7 @@ def test_a_reference_to_nothing_is_refused_with_its_place(section: str, rule: Re
 def _asked(sections: Sections, section: str, rule: Refers) -> Any:
     columns = {name: np.asarray(values) for name, values in sections[section].items()}
     if rule.only is None:
-        return np.arange(_length(columns))
+        return np.arange(width(columns))
     return np.flatnonzero(rule.only(columns))
 
 
@@ -179,7 +175,7 @@ def test_a_hostile_number_anywhere_is_refused_or_harms_no_read(section: str, row
 def test_rows_and_columns_that_are_missing_twice_or_in_disorder_are_refused(section: str) -> None:
     sections, end_offset = _fullest(section)
     columns = sections[section]
-    rows = _length(columns)
+    rows = width(columns)
     for field in SECTIONS[section][0]:
         short = _with(sections, section, {field: columns[field][:-1]})
         without = {**sections, section: {k: v for k, v in columns.items() if k != field}}
@@ -188,7 +184,7 @@ def test_rows_and_columns_that_are_missing_twice_or_in_disorder_are_refused(sect
                 _load(broken, end_offset)
             assert caught.value.section == section
     with pytest.raises(DamagedMapError):
-        _load({**sections, section: _picked(columns, [*range(rows), rows - 1])}, end_offset)
+        _load({**sections, section: picked(columns, [*range(rows), rows - 1])}, end_offset)
     if section in ("object_facts", "bucket_claim"):
         return  # older checkpoints have no such section
     gone = {name: given for name, given in sections.items() if name != section}
@@ -205,19 +201,12 @@ def test_rows_in_disorder_are_refused(section: str) -> None:
     if section == "free_node_ids":
         sections = {**sections, section: {"node_id": np.array([5_000, 5_001])}}
     _load(sections, end_offset)
-    rows = _length(sections[section])
+    rows = width(sections[section])
     assert rows > 1
     for row in range(rows - 1):
         order = [*range(row), row + 1, row, *range(row + 2, rows)]
         with pytest.raises(DamagedMapError):
-            _load({**sections, section: _picked(sections[section], order)}, end_offset)
-
-
-def _picked(columns: dict[str, Any], rows: list[int]) -> dict[str, Any]:
-    return {
-        name: values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows]
-        for name, values in columns.items()
-    }
+            _load({**sections, section: picked(sections[section], order)}, end_offset)
 
 
 def test_an_offset_in_two_objects_is_refused() -> None:
@@ -243,7 +232,7 @@ def test_an_offset_in_two_objects_is_refused() -> None:
 
 def test_a_damaged_pending_upload_is_told_by_the_file_it_is_in() -> None:
     sections, end_offset = _fullest("pending_uploads")
-    last = _length(sections["pending_uploads"]) - 1
+    last = width(sections["pending_uploads"]) - 1
     broken = _changed(sections, "pending_uploads", "stream_id", last, 10**6)
     file = io.BytesIO()
     write_checkpoint(file, SnapshotId(EndOffset(end_offset), Epoch(1)), ClusterId("c"), broken)

@@ -133,6 +133,14 @@ def stream_objects(*rows: tuple[int, int, int, int]) -> v.StreamObjectColumns:
     )
 
 
+def merge(object_id: int, sources: Sequence[int], **changes: Any) -> r.CommitStreamObject:
+    """What stream objects of stream 0, which end at offset 5, are merged to."""
+    fields: dict[str, Any] = {"node": NODE, "object_id": object_id, "object_size": 5}
+    fields |= {"stream_id": 0, "stream_epoch": 1, "start_offset": 0, "end_offset": 5}
+    fields |= {"source_object_ids": v.column(sources)}
+    return r.CommitStreamObject(**(fields | changes))
+
+
 CONTINUITY = [
     # (start, end) of the stream; state of affairs; range; epoch given; verdict; end afterwards
     (0, 0, "open", (0, 10), None, "NONE", 10),

@@ -8,7 +8,15 @@ import pytest
 from streammeta.controller.errors import ErrorCode, InvalidRequestError, LimitExceededError
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.values import NodeIdentity, PageRequest, RangeColumns, column
-from tests.metadata.test_metadata_uploads import NODE, NOW, World, batch, stream_objects, upload
+from tests.metadata.test_metadata_uploads import (
+    NODE,
+    NOW,
+    World,
+    batch,
+    merge,
+    stream_objects,
+    upload,
+)
 
 STREAM = (r.NewStream(),)
 MANY = 10_001
@@ -59,9 +67,7 @@ def _columns(facts: dict[str, tuple[int, ...]]) -> dict[str, Any]:
 
 
 def _compaction(**changes: Any) -> r.CommitStreamObject:
-    fields: dict[str, Any] = {"node": NODE, "object_id": 1, "object_size": 5, "stream_id": 0}
-    fields |= {"stream_epoch": 1, "start_offset": 0, "end_offset": 5}
-    return r.CommitStreamObject(**(fields | {"source_object_ids": column([0])} | changes))
+    return merge(changes.pop("object_id", 1), (0,), **changes)
 
 
 def _tags(count: int) -> tuple[tuple[str, str], ...]:

@@ -6,7 +6,6 @@ section, each row, each place. Sections and columns are found from the view itse
 
 import dataclasses
 import enum
-import io
 import itertools
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -15,16 +14,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.frozen import FrozenMap, FrozenParts, Section
 from streammeta.controller.metadata.shared_views import SharedDictView, WindowView
 from streammeta.controller.metadata.tables import TableView
-from streammeta.controller.quorum.voters import VoterSet
-from streammeta.controller.runtime.interfaces import SnapshotPoint
-from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, read_map
+from streammeta.controller.runtime.map_checkpoint import read_map
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
-from tests.metadata.rich_history import SEEDS, Plain, histories, history, plain
+from tests.metadata.rich_history import (
+    SEEDS,
+    Plain,
+    checkpoint,
+    histories,
+    history,
+    picked,
+    plain,
+    width,
+)
 
 Sections = dict[str, Section]
 
@@ -51,13 +56,6 @@ class _GivenSections(FrozenMap):
 
 def _sections_of(view: FrozenMap) -> Sections:
     return {name: dict(section) for name, section in view.sections().items()}
-
-
-def _checkpoint(view: FrozenMap) -> tuple[SnapshotId, io.BytesIO]:
-    snapshot_id, file = SnapshotId(EndOffset(view.end_offset), Epoch(1)), io.BytesIO()
-    point = SnapshotPoint(snapshot_id, ClusterId("c"), VoterSet())
-    FrozenCheckpoint(point, view, bytes(16)).write(file)
-    return snapshot_id, file
 
 
 # -- what differs by a little
@@ -114,15 +112,8 @@ def _section_variants(section: Section) -> Iterator[tuple[str, Section]]:
     rows = len(section[names[0]])
     for row in range(rows):
         kept = [other for other in range(rows) if other != row]
-        yield f"without row {row}", _rows(section, kept)
-        yield f"row {row} twice", _rows(section, [*range(row), row, *range(row, rows)])
-
-
-def _rows(section: Section, rows: list[int]) -> Section:
-    return {
-        name: values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows]
-        for name, values in section.items()
-    }
+        yield f"without row {row}", picked(section, kept)
+        yield f"row {row} twice", picked(section, [*range(row), row, *range(row, rows)])
 
 
 @cache
@@ -131,22 +122,18 @@ def _rich_sections() -> Sections:
     found: Sections = {}
     for view in _some_views():
         for name, section in _sections_of(view).items():
-            if name not in found or _width(section) > _width(found[name]):
+            if name not in found or width(section) > width(found[name]):
                 found[name] = section
-    empty = [name for name, section in found.items() if not _width(section)]
+    empty = [name for name, section in found.items() if not width(section)]
     assert not empty, f"always empty: {empty}; {_ADVICE}"
     return {
-        name: _rows(section, list(range(min(12, _width(section)))))
+        name: picked(section, list(range(min(12, width(section)))))
         for name, section in found.items()
     }
 
 
 def _some_views() -> list[FrozenMap]:
     return [view for made in histories() for view in (*made.views[::5], made.views[-1])]
-
-
-def _width(section: Section) -> int:
-    return len(next(iter(section.values())))
 
 
 # -- the digest
@@ -315,14 +302,14 @@ def test_a_checkpoint_file_holds_every_cell() -> None:
         for column, values in section.items():
             changed = _with(values, {0: _other(values[0])})
             given = {**sections, name: {**section, column: changed}}
-            _, file = _checkpoint(_GivenSections(given))
+            _, file = checkpoint(_GivenSections(given))
             read = plain(CheckpointReader(file).sections())
             assert {key: read[key] for key in given} == plain(given), f"{name}.{column}"
 
 
 def test_a_map_from_a_checkpoint_file_has_every_section_as_it_was() -> None:
     for view in _some_views():
-        snapshot_id, file = _checkpoint(view)
+        snapshot_id, file = checkpoint(view)
         loaded = read_map(file, snapshot_id).cluster_map
         _same(loaded, plain(view.sections()), "loaded")
 

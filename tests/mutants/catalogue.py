@@ -1,7 +1,5 @@
 """All mutants, by name."""
 
-from __future__ import annotations
-
 from tests.mutants.controllers import CONTROLLERS
 from tests.mutants.disk import DISK
 from tests.mutants.elections import ELECTIONS

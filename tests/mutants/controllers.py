@@ -1,7 +1,5 @@
 """Mutants of the active controller and of what it needs of the driver: answers, undo, watches."""
 
-from __future__ import annotations
-
 from tests.mutants.mutant import Mutant, Simulated, Tested
 
 CONTROLLERS = (

@@ -1,7 +1,5 @@
 """Mutants of the disk: flushes, torn tails, damage, full disks, and what a start trusts."""
 
-from __future__ import annotations
-
 from tests.mutants.mutant import Mutant, Simulated, Tested
 
 DISK = (

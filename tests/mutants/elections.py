@@ -1,7 +1,5 @@
 """Mutants of elections: votes, epochs, campaigns, and leaders that do not let go."""
 
-from __future__ import annotations
-
 from tests.mutants.mutant import Mutant, Simulated, Tested
 
 ELECTIONS = (

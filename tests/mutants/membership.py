@@ -1,7 +1,5 @@
 """Mutants of membership: who votes, from when on, and who may change it."""
 
-from __future__ import annotations
-
 from tests.mutants.mutant import Mutant, Simulated, Tested
 
 MEMBERSHIP = (

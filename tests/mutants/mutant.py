@@ -4,8 +4,6 @@ Edits are diffs, so that they say exactly what is wrong, and so that one that no
 code is noticed instead of doing nothing. Knows nothing of how mutants are run.
 """
 
-from __future__ import annotations
-
 import textwrap
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Works on import, so that constants, default values and names imported elsewhere 
 edited module. No bytecode is written.
 """
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import sys

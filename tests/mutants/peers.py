@@ -1,7 +1,5 @@
 """Mutants of the connections between controllers: frames, hellos, reports and bounds."""
 
-from __future__ import annotations
-
 from tests.mutants.mutant import Mutant, Tested
 
 _FRAMES = "tests/quorum/test_peer_frames.py::"

@@ -1,7 +1,5 @@
 """Mutants of reads and of what clients get to see."""
 
-from __future__ import annotations
-
 from tests.mutants.mutant import Mutant, Simulated, Tested
 
 READS = (

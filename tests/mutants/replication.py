@@ -1,7 +1,5 @@
 """Mutants of replication: what is acknowledged, committed, cut and appended."""
 
-from __future__ import annotations
-
 from tests.mutants.mutant import Mutant, Simulated, Tested
 
 REPLICATION = (

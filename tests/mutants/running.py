@@ -4,8 +4,6 @@ A mutant counts as caught only if the same seed or test passes with the code as 
 anyway proves nothing.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

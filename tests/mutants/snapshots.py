@@ -1,7 +1,5 @@
 """Mutants of snapshots: where the log begins, downloads, and what a snapshot holds."""
 
-from __future__ import annotations
-
 from tests.mutants.mutant import Mutant, Simulated, Tested
 
 SNAPSHOTS = (

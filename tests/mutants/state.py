@@ -1,7 +1,5 @@
 """Mutants of the state that replicas are compared by: digests, checkpoint files, undo."""
 
-from __future__ import annotations
-
 from tests.mutants.mutant import Mutant, Tested
 
 _TESTS = "tests/metadata/test_state_digest.py"

@@ -4,8 +4,6 @@ Here every edit must fit the code, and the mutants that the simulator finds with
 tried. `scripts/mutants` tries them all, and what catches them on the unchanged code too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec

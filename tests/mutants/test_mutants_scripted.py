@@ -1,7 +1,5 @@
 """Scripts for bugs that are too rare for seeds: each is what catches a mutant."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from streammeta.controller.ids import EndOffset, Epoch

@@ -1,7 +1,5 @@
 """The table of status reasons in docs/protocol.md is the code's: no reason without its row."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

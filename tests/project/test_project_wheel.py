@@ -1,7 +1,5 @@
 """The wheel claims one name, and the thin client works with nothing else of ours installed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zipfile

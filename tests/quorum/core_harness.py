@@ -1,7 +1,5 @@
 """One core under the test's hand: time, messages and writes happen only when the test says so."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 from dataclasses import replace
@@ -90,6 +88,11 @@ class Lone:
     def pass_time(self, ms: int) -> list[events.Effect]:
         self.now += ms
         return self.step(events.Tick())
+
+    def write(self, *payloads: bytes) -> None:
+        """Append records as the leader, and flush them."""
+        self.step(events.Append(payloads))
+        self.flush()
 
     def flush(self) -> list[events.Effect]:
         """Complete every write so far; earlier effects stay to be seen unless new ones follow."""
@@ -226,6 +229,11 @@ class Lone:
             )
         )
 
+    def fetch_each(self, offset: int, last_epoch: int, **more: Any) -> None:
+        """Let nodes 1 and 2 fetch, one after the other."""
+        for sender in (1, 2):
+            self.fetch(sender, offset, last_epoch, **more)
+
     def _next_answered(self) -> int:
         """A request of the sender's that has been answered since its last Fetch."""
         self._answered += 1
@@ -263,3 +271,10 @@ class Lone:
                 self.grant(request)
         assert self.role == "Leader"
         self.flush()
+
+
+def elected(size: int = 3) -> Lone:
+    """A leader that has flushed all of its log, and has committed nothing yet."""
+    node = Lone(size=size)
+    node.become_leader()
+    return node

@@ -1,7 +1,5 @@
 """A replica that answers votes and reads of snapshots, and lets every Fetch wait."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from streammeta.controller.ids import Epoch, NodeId

@@ -1,7 +1,5 @@
 """One message of every kind that controllers send each other, for tests of their transport."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

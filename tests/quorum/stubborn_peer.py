@@ -3,8 +3,6 @@
 Run as `python -m tests.quorum.stubborn_peer CLUSTER NODE_ID`; prints `ready HOST:PORT`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

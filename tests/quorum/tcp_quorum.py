@@ -1,7 +1,5 @@
 """Replicas of one quorum in this process: real connections on loopback, real directories."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
@@ -137,8 +135,6 @@ def snapshot_voters(snapshot_id: SnapshotId, file: BinaryIO) -> VoterSet:
 
 @dataclass
 class Node:
-    """One running replica."""
-
     journal: Journal
     driver: QuorumDriver
     machine: Recorder

@@ -1,7 +1,5 @@
 """The dialling side against a listener that breaks the protocol: requests fail, it dials anew."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,15 +15,13 @@ from streammeta.controller.runtime.interfaces import Endpoints
 from tests.quorum.fake_replica import answer_header
 from tests.quorum.peer_messages import FETCHED, VOTE
 from tests.quorum.test_quorum_peers import (
-    AS_PEER,
     CLUSTER,
     NEVER_MS,
     PEER,
+    caller_with,
+    calling,
     fetch,
-    peer_here,
-    transport_with,
     vote,
-    voting_as,
 )
 
 GREETING = seal(FrameKind.HELLO_ANSWER, 0, [HelloAnswer(CLUSTER, PEER).encoded()])
@@ -97,14 +93,13 @@ async def test_answers_that_break_the_protocol_end_the_connection(script: Script
 
     async with (
         listener_that_sends(GREETING, once) as (endpoint, _),
-        transport_with(seed=endpoint, timeout_ms=NEVER_MS) as (transport, listener),
+        caller_with(seed=endpoint, timeout_ms=NEVER_MS) as caller,
     ):
-        transport.send(fetch(7))  # waits, and ends with the connection
-        transport.send(vote(1))
-        assert not await listener.ended(7)
-        transport.send(vote(2))
-        assert await listener.ended(2), "over a new connection"
-        assert listener.lost == [], "the peer's process has not ended"
+        caller.transport.send(fetch(7))  # waits, and ends with the connection
+        caller.transport.send(vote(1))
+        assert not await caller.ended(7)
+        assert await caller.ask(vote(2)), "over a new connection"
+        assert caller.lost == [], "the peer's process has not ended"
 
 
 @pytest.mark.parametrize(
@@ -125,36 +120,29 @@ async def test_answers_that_break_the_protocol_end_the_connection(script: Script
 async def test_no_request_is_sent_after_a_wrong_greeting(greeting: bytes) -> None:
     async with (
         listener_that_sends(greeting) as (endpoint, calls),
-        transport_with(seed=endpoint, timeout_ms=NEVER_MS) as (transport, listener),
+        caller_with(seed=endpoint, timeout_ms=NEVER_MS) as caller,
     ):
-        transport.send(vote(1))
-        assert not await listener.ended(1)
+        assert not await caller.ask(vote(1))
         assert calls == []
-        assert listener.lost == []
+        assert caller.lost == []
 
 
 async def test_a_bad_answer_fails_its_request_alone() -> None:
     async with (
         listener_that_sends(GREETING, answered_with(FrameKind.VOTE_ANSWER, b"short")) as (here, _),
-        transport_with(seed=here, timeout_ms=NEVER_MS) as (transport, listener),
+        caller_with(seed=here, timeout_ms=NEVER_MS) as caller,
     ):
-        transport.send(vote(1))
-        assert not await listener.ended(1)
-        assert transport.connected_to == {(PEER, here)}
+        assert not await caller.ask(vote(1))
+        assert caller.transport.connected_to == {(PEER, here)}
 
 
 async def test_requests_fail_at_once_while_too_much_waits_to_leave() -> None:
-    async with (
-        peer_here(voting_as(PEER), AS_PEER) as endpoint,
-        transport_with(seed=endpoint, timeout_ms=NEVER_MS) as (transport, listener),
-    ):
-        transport.send(vote(1))
-        assert await listener.ended(1)
-        (connection,) = transport._connections.values()
+    async with calling(timeout_ms=NEVER_MS) as caller:
+        assert await caller.ask(vote(1))
+        (connection,) = caller.transport._connections.values()
         connection.pause_writing()
-        transport.send(vote(2))
-        assert listener.failed == [], "in a turn of its own"
-        assert not await listener.ended(2)
+        caller.transport.send(vote(2))
+        assert caller.failed == [], "in a turn of its own"
+        assert not await caller.ended(2)
         connection.resume_writing()
-        transport.send(vote(3))
-        assert await listener.ended(3)
+        assert await caller.ask(vote(3))

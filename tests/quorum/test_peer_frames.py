@@ -1,7 +1,5 @@
 """Frames and hellos: whole, torn, damaged and misplaced ones; nothing but a frame passes."""
 
-from __future__ import annotations
-
 import random
 import struct
 from collections.abc import Iterator

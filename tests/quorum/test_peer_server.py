@@ -1,7 +1,5 @@
 """Listener for peers: refusals and bounds; nothing but a sound request reaches the replica."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import random

@@ -1,21 +1,15 @@
 """Mutual TLS between controllers: the same authority on both sides, or no connection."""
 
-from __future__ import annotations
-
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from streammeta.controller.config import ConfigError, PeerTlsFiles, peer_tls_files
-from streammeta.controller.peers.server import PeerServer
 from streammeta.controller.peers.tls import PLAIN_TEXT, PeerTls, load_tls
 from tests.kit.certificates import Authority
-from tests.quorum.fake_replica import FakeReplica
-from tests.quorum.test_quorum_peers import AS_PEER, PEER, transport_with, vote
+from tests.quorum.test_quorum_peers import caller_with, peer_here, vote
 
 
 @pytest.fixture(scope="module")
@@ -28,25 +22,13 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("theirs"), "theirs")
 
 
-@asynccontextmanager
-async def peer_with(tls: PeerTls) -> AsyncIterator[tuple[str, FakeReplica]]:
-    replica = FakeReplica(PEER)
-    server = PeerServer(replica, AS_PEER, tls.listening)
-    port = await server.start("127.0.0.1:0")
-    try:
-        yield f"127.0.0.1:{port}", replica
-    finally:
-        await server.stop()
-
-
-async def is_answered(peer: PeerTls, caller: PeerTls) -> bool:
+async def is_answered(peer: PeerTls, stranger: PeerTls) -> bool:
     async with (
-        peer_with(peer) as (endpoint, _),
-        transport_with(seed=endpoint, tls=caller.dialling) as (transport, listener),
+        peer_here(tls=peer.listening) as endpoint,
+        caller_with(seed=endpoint, tls=stranger.dialling) as caller,
     ):
-        transport.send(vote(1))
-        answered = await listener.ended(1)
-        assert listener.lost == []
+        answered = await caller.ask(vote(1))
+        assert caller.lost == []
         return answered
 
 

@@ -1,7 +1,5 @@
 """Messages survive the wire unchanged; what no correct peer sends is refused, whatever it is."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import TypeAlias
 

@@ -4,8 +4,6 @@ A voter that the log names without a disk is the disk that its node was formed w
 play the voters here; the test decides which of them hear each other.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 import pytest

@@ -1,7 +1,5 @@
 """Votes, campaigns, and the writes that must be durable before a replica announces either."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +9,7 @@ from streammeta.controller.ids import ClusterId, DirectoryId, Epoch, NodeId
 from streammeta.controller.quorum import events, messages
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.voters import ReplicaKey
-from tests.quorum.core_harness import Lone, batch
+from tests.quorum.core_harness import Lone, batch, elected
 
 LOG = [batch(0, 1), batch(1, 1), batch(2, 3)]
 
@@ -159,8 +157,7 @@ def test_a_restarted_leader_is_resigned_and_grants_no_vote_in_its_epoch() -> Non
 
 
 def test_a_leader_without_a_majority_resigns_after_check_quorum() -> None:
-    node = Lone()
-    node.become_leader()
+    node = elected()
     node.fetch(1, 0, 0)
     node.pass_time(2900)
     assert node.role == "Leader"
@@ -181,8 +178,7 @@ def still_leads_after(node: Lone, milliseconds: int, fetch: Callable[[], object]
 
 def test_a_voter_that_hears_nothing_does_not_keep_its_leader_in_office() -> None:
     """Its Fetches arrive, but nothing could be committed with it."""
-    node = Lone()
-    node.become_leader()
+    node = elected()
     node.fetch(1, 2, 1)
     assert not still_leads_after(node, 6000, lambda: node.fetch(1, 2, 1, hears=False))
 
@@ -190,16 +186,14 @@ def test_a_voter_that_hears_nothing_does_not_keep_its_leader_in_office() -> None
 @pytest.mark.parametrize("is_leader_full", [True, False])
 def test_voters_with_full_disks_keep_a_leader_for_its_reads(is_leader_full: bool) -> None:
     """A majority that could commit with the disk of a leader with room would have to hear it."""
-    node = Lone()
-    node.become_leader()
+    node = elected()
     node.fetch(1, 2, 1)
     node.step(events.DiskFull(is_full=is_leader_full))
     assert still_leads_after(node, 6000, lambda: node.fetch(1, 2, 1, is_disk_full=True))
 
 
 def test_full_voters_keep_no_leader_when_a_majority_with_room_may_be_out_of_its_reach() -> None:
-    node = Lone(size=5)
-    node.become_leader()
+    node = elected(size=5)
     node.fetch(1, 2, 1)
 
     def fetch() -> None:
@@ -210,8 +204,7 @@ def test_full_voters_keep_no_leader_when_a_majority_with_room_may_be_out_of_its_
 
 
 def test_a_resigning_leader_names_the_longest_log_first() -> None:
-    node = Lone()
-    node.become_leader()
+    node = elected()
     node.fetch(2, 1, 1)
     node.step(events.Resign())
     request = node.sent(messages.EndQuorumEpochRequest)[0]
@@ -269,8 +262,7 @@ def refuse(node: Lone, request: messages.FetchRequest) -> None:
 
 
 def test_a_voter_that_missed_the_end_of_an_epoch_is_soon_told_again() -> None:
-    node = Lone()
-    node.become_leader()
+    node = elected()
     node.step(events.Resign())
     first = node.sent(messages.EndQuorumEpochRequest)[0]
     voter = first.header.receiver.node_id
@@ -291,8 +283,7 @@ def test_a_broken_connection_starts_a_campaign_within_the_stagger() -> None:
 
 
 def test_a_higher_epoch_deposes_a_leader_and_its_reads() -> None:
-    node = Lone()
-    node.become_leader()
+    node = elected()
     assert node.ask_vote(1, 9, 8, 100)
     assert isinstance(node.effects[0], events.LeadershipEnded)
     assert node.role == "Unattached"

@@ -1,7 +1,5 @@
 """The core's index of its log agrees with the log it indexes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

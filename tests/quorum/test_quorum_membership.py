@@ -1,7 +1,5 @@
 """Voters change one at a time, by the log; who lags or is unknown is not let in."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -11,7 +9,7 @@ from streammeta.controller.quorum import events, messages
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.roles import Leader
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from tests.quorum.core_harness import Lone, log_of, voter_set
+from tests.quorum.core_harness import Lone, elected, log_of, voter_set
 from tests.quorum.test_quorum_replication import established
 
 NEW = Voter(ReplicaKey(NodeId(7), DirectoryId("disk7")), "n7:1")
@@ -62,8 +60,7 @@ def test_who_does_not_fetch_is_not_added() -> None:
     assert refusal(node) is messages.QuorumError.REQUEST_TIMED_OUT
     node.fetch(NEW.key, 2, 1, hw=2)
     node.now += 3000
-    node.fetch(1, 2, 1)
-    node.fetch(2, 2, 1)
+    node.fetch_each(2, 1)
     add(node)
     assert refusal(node) is messages.QuorumError.REQUEST_TIMED_OUT
 
@@ -80,16 +77,14 @@ def test_only_one_change_runs_and_none_before_the_last_is_committed() -> None:
     node.step(events.VoterChangeRequested(2, ReplicaKey(NodeId(1))))
     assert refusal(node) is messages.QuorumError.REQUEST_TIMED_OUT
     node.flush()
-    node.fetch(1, 3, 1)
-    node.fetch(2, 3, 1)
+    node.fetch_each(3, 1)
     node.step(events.VoterChangeRequested(3, ReplicaKey(NodeId(1))))
     assert not node.effects_of(events.VoterChangeRefused)
 
 
 def test_no_change_before_the_leader_has_committed_in_its_epoch() -> None:
     """Two leaders' changes could otherwise have majorities that do not meet (Ongaro, 2015)."""
-    node = Lone()
-    node.become_leader()
+    node = elected()
     node.fetch(1, 0, 0)
     node.step(events.VoterChangeRequested(1, ReplicaKey(NodeId(1))))
     assert refusal(node) is messages.QuorumError.REQUEST_TIMED_OUT
@@ -97,14 +92,12 @@ def test_no_change_before_the_leader_has_committed_in_its_epoch() -> None:
 
 def test_a_laggard_is_added_after_a_round_it_keeps_up_with() -> None:
     node = established()
-    node.step(events.Append((b"x",) * 100))
-    node.flush()
+    node.write(*[b"x"] * 100)
     node.fetch(NEW.key, 2, 1)
     add(node)
     assert len(node.core.voters) == 3
     node.now += node.config.timings.election_timeout_ms + 1
-    node.fetch(1, 102, 1)
-    node.fetch(2, 102, 1)
+    node.fetch_each(102, 1)
     node.step(events.Append((b"x",)))
     node.fetch(NEW.key, 102, 1)  # a slow round: another one begins
     assert len(node.core.voters) == 3
@@ -122,8 +115,7 @@ def test_who_does_not_catch_up_is_refused_and_stays_an_observer() -> None:
     for _ in range(limit // 500):
         node.pass_time(500)
         refusals += node.effects_of(events.VoterChangeRefused)
-        node.fetch(1, 102, 1)
-        node.fetch(2, 102, 1)
+        node.fetch_each(102, 1)
     assert [item.error for item in refusals] == [messages.QuorumError.REQUEST_TIMED_OUT]
     assert len(node.core.voters) == 3
 
@@ -377,8 +369,7 @@ def test_an_announcement_for_the_lost_disk_still_tells_who_leads() -> None:
 def test_leadership_is_handed_over_once_the_successor_has_caught_up() -> None:
     node = established()
     node.fetch(2, 2, 1, hw=2)
-    node.step(events.Append((b"x",)))
-    node.flush()
+    node.write(b"x")
     node.step(events.TransferRequested(NodeId(1)))
     assert node.core.is_transferring
     node.fetch(2, 3, 1)

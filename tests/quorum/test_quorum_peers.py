@@ -1,7 +1,5 @@
 """The transport: what it tells of broken, refused and silent peers, and where it looks for them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal
@@ -16,7 +14,7 @@ from typing import Any
 import pytest
 
 from streammeta.cli.local_cluster import Child, free_ports, start_child
-from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId, SnapshotId
+from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.peers.addresses import PeerAddresses
 from streammeta.controller.peers.dialled import IN_FLIGHT_MAX, Identity
 from streammeta.controller.peers.server import PeerServer
@@ -25,9 +23,10 @@ from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.runtime.interfaces import Endpoints
 from tests.kit.grpc_servers import served
-from tests.quorum.fake_replica import NOWHERE, FakeReplica
+from tests.quorum.fake_replica import FakeReplica
+from tests.quorum.peer_messages import FETCH, FETCH_SNAPSHOT, VOTE, with_field
 
-PEER = NodeId(1)
+PEER = NodeId(2)
 OWN = Endpoints("127.0.0.1:1", "127.0.0.1:2")
 TIMEOUT_MS = 1000
 CLUSTER = ClusterId("c")
@@ -37,14 +36,45 @@ NEVER_MS = 100_000
 """Where silence alone must not be what ends a request."""
 
 
-class Listener:
-    """Remembers what the transport tells."""
+class SwallowingProxy:
+    """Forwards connections; those that were there when `swallow` was called carry nothing more."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: str) -> None:
+        self._host, _, self._port = target.partition(":")
+        self._generation = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.connections: list[asyncio.StreamWriter] = []
+
+    def swallow(self) -> None:
+        self._generation += 1
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections.append(writer)
+        there = await asyncio.open_connection(self._host, int(self._port))
+        for source, sink in ((reader, there[1]), (there[0], writer)):
+            task = asyncio.create_task(self._forward(source, sink, self._generation))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _forward(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, generation: int
+    ) -> None:
+        while data := await source.read(1 << 16):
+            if generation == self._generation:
+                sink.write(data)
+        sink.close()
+
+
+class Caller:
+    """A transport, and what it tells."""
+
+    def __init__(self, transport: TcpPeerTransport) -> None:
+        self.transport = transport
         self.responses: list[messages.Response] = []
         self.failed: list[int] = []
         self.lost: list[NodeId] = []
         self._told = asyncio.Event()
+        transport.bind(self)
 
     def on_response(self, response: messages.Response) -> None:
         self.responses.append(response)
@@ -64,52 +94,31 @@ class Listener:
                 self._told.clear()
                 await self._told.wait()
 
-    async def ended(self, request_id: int, timeout_s: float = 10) -> bool:
+    async def ended(self, request_id: int) -> bool:
         """Wait until the request has ended; return whether it was answered."""
 
         def answered() -> bool:
             return any(each.header.request_id == request_id for each in self.responses)
 
-        await self.until(lambda: answered() or request_id in self.failed, timeout_s)
+        await self.until(lambda: answered() or request_id in self.failed)
         return answered()
 
-
-def header(request_id: int) -> messages.RequestHeader:
-    return messages.RequestHeader(
-        cluster_id=CLUSTER,
-        sender=ReplicaKey(NodeId(0)),
-        receiver=ReplicaKey(PEER),
-        epoch=Epoch(1),
-        incarnation=1,
-        request_id=request_id,
-    )
+    async def ask(self, request: messages.Request) -> bool:
+        """Send a request and wait until it has ended; return whether it was answered."""
+        self.transport.send(request)
+        return await self.ended(request.header.request_id)
 
 
-def vote(request_id: int) -> messages.VoteRequest:
-    return messages.VoteRequest(
-        header=header(request_id), pre_vote=True, last_epoch=Epoch(0), end_offset=EndOffset(0)
-    )
+def vote(request_id: int) -> Any:
+    return with_field(VOTE, "header.request_id", request_id)
 
 
-def fetch(request_id: int) -> messages.FetchRequest:
-    return messages.FetchRequest(
-        header=header(request_id),
-        fetch_offset=EndOffset(0),
-        last_epoch=Epoch(0),
-        high_watermark=EndOffset(0),
-        read_round=0,
-        max_wait_ms=100,
-        max_bytes=1,
-    )
+def fetch(request_id: int) -> Any:
+    return with_field(FETCH, "header.request_id", request_id)
 
 
-def fetch_snapshot(request_id: int) -> messages.FetchSnapshotRequest:
-    return messages.FetchSnapshotRequest(
-        header=header(request_id),
-        snapshot_id=SnapshotId(EndOffset(1), Epoch(1)),
-        position=0,
-        max_bytes=1,
-    )
+def fetch_snapshot(request_id: int) -> Any:
+    return with_field(FETCH_SNAPSHOT, "header.request_id", request_id)
 
 
 def voters_at(endpoint: str) -> VoterSet:
@@ -117,30 +126,33 @@ def voters_at(endpoint: str) -> VoterSet:
 
 
 @asynccontextmanager
-async def transport_with(
+async def caller_with(
     *,
     seed: str = "",
     override: str = "",
     voters: VoterSet | None = None,
     timeout_ms: int = TIMEOUT_MS,
     tls: ssl.SSLContext | None = None,
-) -> AsyncIterator[tuple[TcpPeerTransport, Listener]]:
+) -> AsyncIterator[Caller]:
     seeds = {PEER: seed} if seed else {}
     overrides = {PEER: override} if override else {}
     addresses = PeerAddresses(NodeId(0), OWN, seeds, overrides)
-    transport, listener = TcpPeerTransport(addresses, AS_CALLER, timeout_ms, tls), Listener()
-    transport.bind(listener)
-    transport.set_voters(voters or VoterSet())
+    caller = Caller(TcpPeerTransport(addresses, AS_CALLER, timeout_ms, tls))
+    caller.transport.set_voters(voters or VoterSet())
     try:
-        yield transport, listener
+        yield caller
     finally:
-        await transport.close()
+        await caller.transport.close()
 
 
 @asynccontextmanager
-async def peer_here(replica: FakeReplica, identity: Identity = AS_PEER) -> AsyncIterator[str]:
+async def peer_here(
+    replica: FakeReplica | None = None,
+    identity: Identity = AS_PEER,
+    tls: ssl.SSLContext | None = None,
+) -> AsyncIterator[str]:
     """A peer in this process; its endpoint."""
-    server = PeerServer(replica, identity)
+    server = PeerServer(replica or FakeReplica(PEER), identity, tls)
     port = await server.start("127.0.0.1:0")
     try:
         yield f"127.0.0.1:{port}"
@@ -148,8 +160,30 @@ async def peer_here(replica: FakeReplica, identity: Identity = AS_PEER) -> Async
         await server.stop()
 
 
-def voting_as(node_id: int, at: Endpoints = NOWHERE, **fields: Any) -> FakeReplica:
-    return FakeReplica(node_id, at, **fields)
+@asynccontextmanager
+async def calling(
+    replica: FakeReplica | None = None, timeout_ms: int = TIMEOUT_MS
+) -> AsyncIterator[Caller]:
+    """A caller of a peer in this process."""
+    async with (
+        peer_here(replica) as endpoint,
+        caller_with(seed=endpoint, timeout_ms=timeout_ms) as caller,
+    ):
+        yield caller
+
+
+@asynccontextmanager
+async def calling_through_proxy(
+    timeout_ms: int = TIMEOUT_MS,
+) -> AsyncIterator[tuple[Caller, SwallowingProxy]]:
+    """A caller of a peer in this process, by way of a proxy."""
+    async with peer_here() as target:
+        proxy = SwallowingProxy(target)
+        server = await asyncio.start_server(proxy.connected, "127.0.0.1", 0)
+        endpoint = "{}:{}".format(*server.sockets[0].getsockname())
+        async with caller_with(seed=endpoint, timeout_ms=timeout_ms) as caller:
+            yield caller, proxy
+        server.close()
 
 
 @pytest.fixture
@@ -169,33 +203,30 @@ def peer(tmp_path: Path) -> Iterator[tuple[Child, str]]:
 async def test_a_killed_peer_is_noticed_at_once(peer: tuple[Child, str], is_polling: bool) -> None:
     child, endpoint = peer
 
-    async with transport_with(seed=endpoint, timeout_ms=NEVER_MS) as (transport, listener):
-        transport.send(vote(1))
-        assert await listener.ended(1)
+    async with caller_with(seed=endpoint, timeout_ms=NEVER_MS) as caller:
+        assert await caller.ask(vote(1))
         if is_polling:
-            transport.send(fetch(2))
-            transport.send(vote(3))  # leaves after the Fetch, so that is under way
-            assert await listener.ended(3)
+            caller.transport.send(fetch(2))
+            caller.transport.send(vote(3))  # leaves after the Fetch, so that is under way
+            assert await caller.ended(3)
         child.kill()
-        await listener.until(lambda: PEER in listener.lost)
-        assert not is_polling or not await listener.ended(2)
+        await caller.until(lambda: PEER in caller.lost)
+        assert not is_polling or not await caller.ended(2)
 
 
 @pytest.mark.process
 async def test_a_stopped_peer_is_silent_not_lost(peer: tuple[Child, str]) -> None:
     child, endpoint = peer
-    async with asyncio.timeout(60), transport_with(seed=endpoint) as (transport, listener):
-        transport.send(vote(1))
-        assert await listener.ended(1)
+    async with asyncio.timeout(60), caller_with(seed=endpoint) as caller:
+        assert await caller.ask(vote(1))
         child.process.send_signal(signal.SIGSTOP)
         for request_id in (2, 3):  # the second meets a connection that nobody accepts
-            transport.send(vote(request_id))
-            assert not await listener.ended(request_id)
-        assert listener.lost == []
+            assert not await caller.ask(vote(request_id))
+        assert caller.lost == []
         child.process.send_signal(signal.SIGCONT)
         for request_id in count(4):  # until it is found again, or time is up
-            transport.send(vote(request_id))
-            if await listener.ended(request_id):
+            caller.transport.send(vote(request_id))
+            if await caller.ended(request_id):
                 return
             await asyncio.sleep(0.02)  # between attempts to connect requests fail at once
 
@@ -203,117 +234,53 @@ async def test_a_stopped_peer_is_silent_not_lost(peer: tuple[Child, str]) -> Non
 @pytest.mark.parametrize("is_polling", [True, False], ids=["long poll", "nothing under way"])
 async def test_a_closed_connection_is_noticed_at_once(is_polling: bool) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        endpoint = await stack.enter_async_context(peer_here(voting_as(PEER)))
-        async with transport_with(seed=endpoint, timeout_ms=NEVER_MS) as (transport, listener):
+        endpoint = await stack.enter_async_context(peer_here())
+        async with caller_with(seed=endpoint, timeout_ms=NEVER_MS) as caller:
             if is_polling:
-                transport.send(fetch(1))
-            transport.send(vote(2))
-            assert await listener.ended(2)
+                caller.transport.send(fetch(1))
+            assert await caller.ask(vote(2))
             await stack.aclose()
-            await listener.until(lambda: listener.lost == [PEER])
-            assert listener.failed == ([1] if is_polling else [])
+            await caller.until(lambda: caller.lost == [PEER])
+            assert caller.failed == ([1] if is_polling else [])
 
 
 async def test_the_end_of_a_connection_for_snapshots_is_no_end_of_the_peer() -> None:
-    async with (
-        peer_here(voting_as(PEER)) as target,
-        counting_proxy(target) as (endpoint, connections),
-        transport_with(seed=endpoint, timeout_ms=NEVER_MS) as (transport, listener),
-    ):
-        transport.send(fetch_snapshot(1))
-        assert await listener.ended(1)
-        connections[0].transport.abort()
+    async with calling_through_proxy(NEVER_MS) as (caller, proxy):
+        assert await caller.ask(fetch_snapshot(1))
+        proxy.connections[0].transport.abort()
         await asyncio.sleep(0.05)
-        transport.send(fetch_snapshot(2))
-        assert await listener.ended(2)
-        assert listener.lost == []
+        assert await caller.ask(fetch_snapshot(2))
+        assert caller.lost == []
 
 
 async def test_a_refused_connection_is_noticed_at_once() -> None:
     endpoint = f"127.0.0.1:{free_ports(1)[0]}"
 
-    async with transport_with(seed=endpoint, timeout_ms=NEVER_MS) as (transport, listener):
-        transport.send(vote(1))
-        assert not await listener.ended(1)
-        await listener.until(lambda: listener.lost == [PEER])
+    async with caller_with(seed=endpoint, timeout_ms=NEVER_MS) as caller:
+        assert not await caller.ask(vote(1))
+        await caller.until(lambda: caller.lost == [PEER])
 
 
 async def test_a_peer_nobody_has_told_of_is_not_waited_for() -> None:
-    async with transport_with(timeout_ms=NEVER_MS) as (transport, listener):
-        transport.send(vote(1))
-        assert not await listener.ended(1)
-        assert listener.lost == []
+    async with caller_with(timeout_ms=NEVER_MS) as caller:
+        assert not await caller.ask(vote(1))
+        assert caller.lost == []
 
 
 async def test_a_malformed_answer_fails_the_request() -> None:
-    async with (
-        peer_here(voting_as(PEER, epoch=-1)) as endpoint,
-        transport_with(seed=endpoint) as (transport, listener),
-    ):
-        transport.send(vote(1))
-        assert not await listener.ended(1)
-        assert listener.lost == []
-
-
-class SwallowingProxy:
-    """Forwards connections; those that were there when `swallow` was called carry nothing more."""
-
-    def __init__(self, target: str) -> None:
-        self._host, _, self._port = target.partition(":")
-        self._generation = 0
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def swallow(self) -> None:
-        self._generation += 1
-
-    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there = await asyncio.open_connection(self._host, int(self._port))
-        for source, sink in ((reader, there[1]), (there[0], writer)):
-            task = asyncio.create_task(self._forward(source, sink, self._generation))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _forward(
-        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, generation: int
-    ) -> None:
-        while data := await source.read(1 << 16):
-            if generation == self._generation:
-                sink.write(data)
-        sink.close()
-
-
-@asynccontextmanager
-async def counting_proxy(target: str) -> AsyncIterator[tuple[str, list[asyncio.StreamWriter]]]:
-    """Forwards connections; gives its endpoint, and the connections made so far."""
-    proxy, connections = SwallowingProxy(target), list[asyncio.StreamWriter]()
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.append(writer)
-        await proxy.connected(reader, writer)
-
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    try:
-        yield "{}:{}".format(*server.sockets[0].getsockname()), connections
-    finally:
-        server.close()
+    async with calling(FakeReplica(PEER, epoch=-1)) as caller:
+        assert not await caller.ask(vote(1))
+        assert caller.lost == []
 
 
 async def test_a_connection_that_carries_nothing_is_not_waited_for() -> None:
     """TCP itself would try an old connection for minutes after a cut has healed."""
-    async with peer_here(voting_as(PEER)) as target:
-        proxy = SwallowingProxy(target)
-        server = await asyncio.start_server(proxy.connected, "127.0.0.1", 0)
-        endpoint = "{}:{}".format(*server.sockets[0].getsockname())
-        async with transport_with(seed=endpoint) as (transport, listener):
-            transport.send(vote(1))
-            assert await listener.ended(1)
-            proxy.swallow()
-            transport.send(vote(2))
-            assert not await listener.ended(2)
-            transport.send(vote(3))
-            assert await listener.ended(3)
-            assert listener.lost == []
-        server.close()
+    async with calling_through_proxy() as (caller, proxy):
+        assert await caller.ask(vote(1))
+        proxy.swallow()
+        assert not await caller.ask(vote(2))
+        assert await caller.ask(vote(3))
+        assert caller.lost == []
 
 
 # -- where peers are
@@ -325,25 +292,24 @@ async def test_of_two_addresses_the_one_that_works_is_found(is_right: str) -> No
     (port,) = free_ports(1)
     gone = f"127.0.0.1:{port}"
 
-    async with peer_here(voting_as(PEER)) as there:
+    async with peer_here() as there:
         voter, seed = (there, gone) if is_right == "voters" else (gone, there)
-        async with transport_with(seed=seed, voters=voters_at(voter)) as (transport, listener):
-            transport.send(vote(1))
-            if not await listener.ended(1):
-                assert listener.lost == [], "another address was not tried yet"
-                transport.send(vote(2))
-                assert await listener.ended(2)
-            assert transport.endpoints(PEER).peers == there
+        async with caller_with(seed=seed, voters=voters_at(voter)) as caller:
+            caller.transport.send(vote(1))
+            if not await caller.ended(1):
+                assert caller.lost == [], "another address was not tried yet"
+                assert await caller.ask(vote(2))
+            assert caller.transport.endpoints(PEER).peers == there
 
 
 @pytest.mark.parametrize(
     ("impostor", "identity"),
     [
-        (voting_as(PEER), Identity(CLUSTER, NodeId(2))),
-        (voting_as(PEER), Identity(ClusterId("other"), PEER)),
-        (voting_as(2), AS_PEER),
-        (voting_as(PEER, error=messages.QuorumError.INVALID_VOTER_KEY), AS_PEER),
-        (voting_as(PEER, error=messages.QuorumError.INCONSISTENT_CLUSTER_ID), AS_PEER),
+        (FakeReplica(PEER), Identity(CLUSTER, NodeId(3))),
+        (FakeReplica(PEER), Identity(ClusterId("other"), PEER)),
+        (FakeReplica(3), AS_PEER),
+        (FakeReplica(PEER, error=messages.QuorumError.INVALID_VOTER_KEY), AS_PEER),
+        (FakeReplica(PEER, error=messages.QuorumError.INCONSISTENT_CLUSTER_ID), AS_PEER),
     ],
     ids=["another node", "another cluster", "another's answer", "another disk", "its cluster"],
 )
@@ -352,28 +318,25 @@ async def test_an_address_taken_over_by_another_node_is_left(
 ) -> None:
     async with (
         peer_here(impostor, identity) as taken,
-        peer_here(voting_as(PEER)) as there,
-        transport_with(seed=there, voters=voters_at(taken)) as (transport, listener),
+        peer_here() as there,
+        caller_with(seed=there, voters=voters_at(taken)) as caller,
     ):
-        transport.send(vote(1))
-        await listener.ended(1)
-        assert not any(each.header.sender != PEER for each in listener.responses)
-        transport.send(vote(2))
-        assert await listener.ended(2)
-        assert listener.responses[-1].header.error is messages.QuorumError.NONE
-        assert listener.lost == []
+        caller.transport.send(vote(1))
+        await caller.ended(1)
+        assert not any(each.header.sender != PEER for each in caller.responses)
+        assert await caller.ask(vote(2))
+        assert caller.responses[-1].header.error is messages.QuorumError.NONE
+        assert caller.lost == []
 
 
 async def test_a_port_for_clients_is_left(grpc_port: str) -> None:
     """Logs and configurations of older releases name it."""
     async with (
-        peer_here(voting_as(PEER)) as there,
-        transport_with(seed=there, voters=voters_at(grpc_port)) as (transport, listener),
+        peer_here() as there,
+        caller_with(seed=there, voters=voters_at(grpc_port)) as caller,
     ):
-        transport.send(vote(1))
-        assert not await listener.ended(1)
-        transport.send(vote(2))
-        assert await listener.ended(2)
+        assert not await caller.ask(vote(1))
+        assert await caller.ask(vote(2))
 
 
 @pytest.fixture
@@ -390,41 +353,33 @@ async def test_the_leaders_addresses_are_learnt_from_answers() -> None:
         (Endpoints("no address", "no address"), Endpoints()),
         (clients, clients),
     ):
-        async with (
-            peer_here(voting_as(PEER, named, leader_id=NodeId(7))) as endpoint,
-            transport_with(seed=endpoint) as (transport, listener),
-        ):
-            transport.send(vote(1))
-            assert await listener.ended(1)
-            assert transport.endpoints(NodeId(7)) == known
+        async with calling(FakeReplica(PEER, named, leader_id=NodeId(7))) as caller:
+            assert await caller.ask(vote(1))
+            assert caller.transport.endpoints(NodeId(7)) == known
 
 
 async def test_an_override_wins_and_is_told_to_nobody() -> None:
     async with (
-        peer_here(voting_as(PEER)) as proxy,
-        transport_with(override=proxy, seed="10.0.0.1:1", voters=voters_at("10.0.0.2:1")) as (
-            transport,
-            listener,
-        ),
+        peer_here() as proxy,
+        caller_with(override=proxy, seed="10.0.0.1:1", voters=voters_at("10.0.0.2:1")) as caller,
     ):
-        transport.send(vote(1))
-        assert await listener.ended(1)
-        assert transport.endpoints(PEER) == Endpoints("10.0.0.2:1")
-        assert transport.endpoints(NodeId(0)) == OWN
+        assert await caller.ask(vote(1))
+        assert caller.transport.endpoints(PEER) == Endpoints("10.0.0.2:1")
+        assert caller.transport.endpoints(NodeId(0)) == OWN
 
 
 def test_what_a_leader_says_of_itself_is_newer_than_its_record() -> None:
     addresses = PeerAddresses(NodeId(0), OWN, {}, {})
     addresses.set_voters(VoterSet((Voter(ReplicaKey(PEER), "10.0.0.1:2", "10.0.0.1:1"),)))
     assert addresses.for_clients(NodeId(0)) == OWN.clients
-    assert addresses.for_clients(NodeId(2)) is None
+    assert addresses.for_clients(NodeId(3)) is None
     assert addresses.for_clients(PEER) == "10.0.0.1:1"
     addresses.learn_leader(PEER, "10.0.0.1:4", "10.0.0.1:3")
     addresses.learn_leader(PEER, "", "0.0.0.0:9")
     assert addresses.for_clients(PEER) == "10.0.0.1:3", "unknown and malformed ones are ignored"
     assert addresses.is_candidate(PEER, "10.0.0.1:4")
     assert not addresses.is_candidate(PEER, "10.0.0.1:3"), "that is no address for peers"
-    addresses.learn_leader(NodeId(2), "10.0.0.2:2", "10.0.0.2:1")
+    addresses.learn_leader(NodeId(3), "10.0.0.2:2", "10.0.0.2:1")
     assert addresses.for_clients(PEER) == "10.0.0.1:1"
 
 
@@ -432,46 +387,36 @@ def test_what_a_leader_says_of_itself_is_newer_than_its_record() -> None:
 
 
 async def test_snapshots_travel_on_a_connection_of_their_own() -> None:
-    async with (
-        peer_here(voting_as(PEER)) as target,
-        counting_proxy(target) as (endpoint, connections),
-        transport_with(seed=endpoint) as (transport, listener),
-    ):
+    async with calling_through_proxy() as (caller, proxy):
         for request_id in (1, 3):
-            transport.send(vote(request_id))
-            transport.send(fetch_snapshot(request_id + 1))
-            assert await listener.ended(request_id)
-            assert await listener.ended(request_id + 1)
-        assert len(connections) == 2
+            caller.transport.send(vote(request_id))
+            caller.transport.send(fetch_snapshot(request_id + 1))
+            assert await caller.ended(request_id)
+            assert await caller.ended(request_id + 1)
+        assert len(proxy.connections) == 2
 
 
 async def test_a_peer_that_answers_nothing_holds_a_bounded_number_of_requests() -> None:
-    replica = voting_as(PEER)
-    async with (
-        peer_here(replica) as endpoint,
-        transport_with(seed=endpoint) as (transport, listener),
-    ):
+    replica = FakeReplica(PEER)
+    async with calling(replica) as caller:
         for request_id in range(IN_FLIGHT_MAX + 3):
-            transport.send(fetch(request_id))
-        await listener.until(lambda: len(listener.failed) >= 3)
-        assert sorted(listener.failed) == [IN_FLIGHT_MAX + extra for extra in range(3)]
+            caller.transport.send(fetch(request_id))
+        await caller.until(lambda: len(caller.failed) >= 3)
+        assert sorted(caller.failed) == [IN_FLIGHT_MAX + extra for extra in range(3)]
         for request_id in range(IN_FLIGHT_MAX):
-            assert not await listener.ended(request_id)
-        transport.send(vote(1000))
-        assert await listener.ended(1000), "there is room again"
+            assert not await caller.ended(request_id)
+        assert await caller.ask(vote(1000)), "there is room again"
         assert max(each.header.request_id for each in replica.waiting) < IN_FLIGHT_MAX
         assert len(replica.forgotten) == IN_FLIGHT_MAX, "its requests went with the connection"
 
 
 async def test_connections_to_nodes_that_are_none_of_ours_any_more_are_closed() -> None:
     async with (
-        peer_here(voting_as(PEER)) as endpoint,
-        transport_with(voters=voters_at(endpoint)) as (transport, listener),
+        peer_here() as endpoint,
+        caller_with(voters=voters_at(endpoint)) as caller,
     ):
-        transport.send(vote(1))
-        assert await listener.ended(1)
-        assert transport.connected_to == {(PEER, endpoint)}
-        transport.set_voters(VoterSet())
-        assert transport.connected_to == set()
-        transport.send(vote(2))
-        assert not await listener.ended(2)
+        assert await caller.ask(vote(1))
+        assert caller.transport.connected_to == {(PEER, endpoint)}
+        caller.transport.set_voters(VoterSet())
+        assert caller.transport.connected_to == set()
+        assert not await caller.ask(vote(2))

@@ -1,20 +1,17 @@
 """Commits of a leader, acceptance by a follower, and the moments at which either reports them."""
 
-from __future__ import annotations
-
 import pytest
 
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import EndOffset, Epoch, NodeId
 from streammeta.controller.quorum import events, messages
 from streammeta.controller.quorum.config import QuorumState
-from tests.quorum.core_harness import Lone, batch
+from tests.quorum.core_harness import Lone, batch, elected
 
 
 def established(size: int = 3) -> Lone:
     """A leader whose first batch, of a leader change and the voters, is committed below 2."""
-    node = Lone(size=size)
-    node.become_leader()
+    node = elected(size=size)
     for other in range(1, size // 2 + 1):
         node.fetch(other, 2, 1)
     assert node.core.is_established
@@ -295,8 +292,7 @@ def ready(node: Lone) -> list[int]:
 @pytest.mark.parametrize("pause", [0, 1, 5, 49, 499, 1499])
 def test_a_young_leader_proves_its_leadership_like_any_other(size: int, pause: int) -> None:
     """The Fetches that commit its first batch were sent before the read; it may be deposed now."""
-    node = Lone(size=size)
-    node.become_leader()
+    node = elected(size=size)
     others = range(1, size // 2 + 1)
     for other in others:
         assert not node.core.is_established
@@ -321,8 +317,7 @@ def test_a_young_leader_proves_its_leadership_like_any_other(size: int, pause: i
 def test_a_read_index_is_that_of_its_round_whatever_is_committed_since() -> None:
     node = established()
     node.step(events.ReadIndexRequested(7))
-    node.step(events.Append((b"x",)))
-    node.flush()
+    node.write(b"x")
     node.fetch(2, 3, 1)
     assert (node.core.high_watermark, ready(node)) == (3, [])
     node.fetch(1, 3, 1, read_round=1)
@@ -347,8 +342,7 @@ def test_the_rounds_of_an_earlier_leadership_prove_nothing() -> None:
 
 
 def test_a_read_is_refused_before_the_leader_has_committed_in_its_epoch() -> None:
-    node = Lone()
-    node.become_leader()
+    node = elected()
     node.step(events.ReadIndexRequested(7))
     assert node.effects_of(events.ReadIndexRefused) == [events.ReadIndexRefused(7)]
 
@@ -362,11 +356,9 @@ def test_waiting_reads_are_refused_when_leadership_ends() -> None:
 
 def test_fetching_followers_need_no_heartbeat() -> None:
     node = established()
-    node.fetch(1, 2, 1, hw=2)
-    node.fetch(2, 2, 1, hw=2)
+    node.fetch_each(2, 1, hw=2)
     for _ in range(3):
         node.pass_time(400)
-        node.fetch(1, 2, 1, hw=2)
-        node.fetch(2, 2, 1, hw=2)
+        node.fetch_each(2, 1, hw=2)
     assert node.core.role.progress[node.core.voters.voters[1].key].has_fetched  # type: ignore[union-attr]
     assert node.core.leader_id == NodeId(0)

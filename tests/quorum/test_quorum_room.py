@@ -1,17 +1,14 @@
 """A leader without room hands over where another can commit; else it stays, for the reads."""
 
-from __future__ import annotations
-
 from streammeta.controller.ids import NodeId
 from streammeta.controller.quorum import events
 from streammeta.controller.quorum.messages import EndQuorumEpochRequest, FetchRequest, FetchResponse
-from tests.quorum.core_harness import Lone, batch
+from tests.quorum.core_harness import Lone, batch, elected
 
 
 def leader() -> Lone:
     """An established leader whose two voters have fetched everything."""
-    node = Lone()
-    node.become_leader()
+    node = elected()
     for voter in (1, 2):
         node.fetch(voter, 2, 1)
     assert node.core.is_established
@@ -89,8 +86,7 @@ def test_the_want_of_room_of_a_majority_is_told_once_and_so_is_its_end() -> None
 
 def test_a_full_voter_is_sent_batches_only_when_they_can_not_be_committed_without_it() -> None:
     node = leader()
-    node.step(events.Append((b"x",)))
-    node.flush()
+    node.write(b"x")
     node.fetch(1, 2, 1, is_disk_full=True)
     assert node.sent(FetchResponse) == [], "its reserve is kept, and its Fetch waits as others do"
     node.fetch(2, 2, 1, is_disk_full=True)
@@ -100,10 +96,8 @@ def test_a_full_voter_is_sent_batches_only_when_they_can_not_be_committed_withou
 
 def test_a_full_voter_whose_reserve_is_used_up_is_sent_nothing() -> None:
     node = leader()
-    node.step(events.Append((b"x",)))
-    node.flush()
-    node.fetch(1, 2, 1, is_disk_full=True, max_bytes=0)
-    node.fetch(2, 2, 1, is_disk_full=True, max_bytes=0)
+    node.write(b"x")
+    node.fetch_each(2, 1, is_disk_full=True, max_bytes=0)
     assert node.sent(FetchResponse) == []
 
 

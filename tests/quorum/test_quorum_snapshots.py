@@ -1,7 +1,5 @@
 """A log that was cut at its beginning is as good as the whole one, and damage is never voted on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -25,10 +23,8 @@ def trimmed_leader() -> Lone:
     """Leads epoch 1; its log begins at 4, where the older of two snapshots ends; committed is 8."""
     node = established()
     for end in (4, 6, 8):
-        node.step(events.Append((b"x", b"y")))
-        node.flush()
-        node.fetch(1, end, 1, hw=end)
-        node.fetch(2, end, 1, hw=end)
+        node.write(b"x", b"y")
+        node.fetch_each(end, 1, hw=end)
         if end < 8:
             node.step(events.SnapshotTaken(snapshot(end, 1)))
     return node
@@ -39,8 +35,7 @@ def trimmed_leader() -> Lone:
 
 def test_the_log_begins_at_the_older_of_two_snapshots() -> None:
     node = established()
-    node.step(events.Append((b"x", b"y")))
-    node.flush()
+    node.write(b"x", b"y")
     node.fetch(1, 4, 1)
     node.step(events.SnapshotTaken(snapshot(2, 1)))
     assert not node.effects_of(events.TrimLog)
@@ -126,8 +121,7 @@ def test_a_fetch_that_gets_a_snapshot_acknowledges_nothing_but_life() -> None:
     node = trimmed_leader()
     before = node.core.high_watermark
     node.fetch(1, 0, 0)
-    node.step(events.Append((b"x",)))
-    node.flush()
+    node.write(b"x")
     assert node.core.high_watermark == before
     for position in range(10):
         node.pass_time(500)

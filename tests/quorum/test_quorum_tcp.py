@@ -1,7 +1,5 @@
 """Drivers, journals, connections together: acknowledged records survive the loss of a leader."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Snapshots, members and disks over real gRPC: whoever was away, joins or is empty catches up."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable
 from pathlib import Path
 

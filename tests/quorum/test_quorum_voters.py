@@ -1,7 +1,5 @@
 """Any majority of a voter set meets any majority of the one that follows it."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import pytest

@@ -1,7 +1,5 @@
 """The router finds the leader, is not misled by stale hints, and never hammers."""
 
-from __future__ import annotations
-
 import random
 
 import grpc

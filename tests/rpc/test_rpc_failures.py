@@ -1,7 +1,5 @@
 """What a controller writes into a status is read back; what others write is not taken for it."""
 
-from __future__ import annotations
-
 import grpc
 import pytest
 from google.protobuf import any_pb2

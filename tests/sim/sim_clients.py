@@ -69,8 +69,6 @@ class Session:
 
 
 class Client(Session):
-    """One session."""
-
     def __init__(self, world: World, number: int) -> None:
         super().__init__(world)
         self._number = number

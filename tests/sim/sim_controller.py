@@ -47,7 +47,6 @@ class SimController(MetadataController):
 
     @property
     def store(self) -> Store:
-        """The map."""
         store: Any = self._map
         assert isinstance(store, Store)
         return store

@@ -115,19 +115,16 @@ class SimDriver(QuorumDriver):
 
     @property
     def checkpointer(self) -> SimCheckpointer:
-        """What writes snapshots."""
         checkpointer: Any = self._checkpointer
         assert isinstance(checkpointer, SimCheckpointer)
         return checkpointer
 
     @property
     def core(self) -> QuorumCore:
-        """The core."""
         return self._core
 
     @property
     def stepper(self) -> SimCoreLoop:
-        """What feeds the core."""
         assert isinstance(self._core_loop, SimCoreLoop)
         return self._core_loop
 

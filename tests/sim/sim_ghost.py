@@ -4,8 +4,6 @@ The names are those of Raft: election safety, log matching, leader completeness,
 safety. Every check is incremental, so it can run after every event.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from streammeta.controller.ids import SnapshotId

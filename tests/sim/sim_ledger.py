@@ -1,7 +1,5 @@
 """Expected contents of one replica's disk, and the committed log as any node announced it."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 
@@ -86,7 +84,6 @@ class Ledger:
 
     @property
     def voters(self) -> VoterSet:
-        """The last committed voters."""
         return self._voters[-1][1]
 
     def held_at(self, key: str, end_offset: int) -> Held | None:

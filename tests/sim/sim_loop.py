@@ -45,7 +45,6 @@ class SimLoop(asyncio.AbstractEventLoop):
         return before
 
     def leave(self, before: asyncio.AbstractEventLoop | None) -> None:
-        """Be the running loop no more."""
         asyncio._set_running_loop(before)
 
     def close(self) -> None:

@@ -6,8 +6,6 @@ is what could be read before and what was uploaded since, and it is asked before
 deleted.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Knows nodes by their ids. A message that is lost may or may not be reported to its sender.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -23,7 +21,6 @@ _MEMORY = 4000
 
 
 def ends(message: Message) -> Link:
-    """Who sent a message, and to whom."""
     header = message.header
     if isinstance(header, RequestHeader):
         return header.sender.node_id, header.receiver.node_id

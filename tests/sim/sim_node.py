@@ -73,7 +73,6 @@ class SimNode:
 
     @property
     def key(self) -> ReplicaKey:
-        """Who this is: the node with its present disk."""
         return self._key
 
     def renew(self, bootstrap: VoterSet) -> None:
@@ -214,7 +213,6 @@ class SimNode:
 
     @property
     def voter(self) -> Voter:
-        """The replica that this node is, as a voter."""
         return Voter(self._key, self.endpoint)
 
     def disk_delay(self) -> int:
@@ -272,7 +270,6 @@ class SimNode:
     # -- sending
 
     def release(self, message: Message) -> None:
-        """Let a message leave the node."""
         self.world.ghost.on_sent(self._key, message)
         if self.world.tracing:
             self.world.note(f"{self.node_id} sends {message}")

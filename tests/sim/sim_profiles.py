@@ -1,7 +1,5 @@
 """Kinds of weather for the simulator: what goes wrong, and how often."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """One run from its seed to its outcome: storm, a core that is well, calm, and the last look."""
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -49,8 +47,6 @@ class Failure:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The result of one run."""
-
     seed: int
     events: int
     counts: Counter[str]

@@ -40,7 +40,6 @@ class Summary:
         self.failures += other.failures
 
     def to_json(self) -> str:
-        """Write it on one line."""
         fields = {
             "seeds": self.seeds,
             "failed": len(self.failures),
@@ -54,7 +53,6 @@ class Summary:
 
     @classmethod
     def from_json(cls, text: str) -> Summary:
-        """Read what `to_json` wrote."""
         fields: dict[str, Any] = json.loads(text)
         failures = [
             Failure(item["seed"], item["profile"], item["invariant"], tuple(item["trace"]))
@@ -72,7 +70,6 @@ class Summary:
 def run_seeds(
     seeds: Iterable[int], profile: str, on_failure: Callable[[Failure], None] | None = None
 ) -> Summary:
-    """Run seeds one after another."""
     summary = Summary()
     started = time.monotonic()
     for seed in seeds:

@@ -67,7 +67,6 @@ class SimService:
         return self._serve(self.controller.write(_keyed(key, request)), reply, self._committed)
 
     def read(self, key: str, request: Request, reply: Reply) -> Callable[[], None]:
-        """Take a linearizable read."""
         return self._serve(self.controller.read(_keyed(key, request)), reply, self._committed)
 
     def read_after(

@@ -238,9 +238,6 @@ _COUNTED: dict[type, str] = {
 }
 
 
-if TYPE_CHECKING:
-    from tests.sim.sim_node import SimNode
-
 _RETRY_MS = 120
 _PIECE_BYTES = 150
 

@@ -24,25 +24,23 @@ from streammeta.controller.metadata.frozen import FrozenMap
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.records.codec import encode_records
 from streammeta.controller.records.record import KVsPut, Record
-from tests.linearizability.models import (
-    CommitRange,
-    Committed,
-    Delete,
-    End,
-    Get,
-    KVAnswer,
-    NotAtEnd,
-    Objects,
-    Put,
-    ReadEnd,
-    ReadObjects,
-)
+from tests.linearizability import models
 from tests.sim.sim_map import MAP_KEY, MapAnswer, MapWrite, find_readable, state_of
 from tests.sim.sim_time import check
 
-Request = Get | Put | Delete | CommitRange | ReadEnd | ReadObjects | MapWrite
-READS = Get | ReadEnd | ReadObjects
-Answer = KVAnswer | Committed | NotAtEnd | End | Objects | MapAnswer
+Request = (
+    models.Get
+    | models.Put
+    | models.Delete
+    | models.CommitRange
+    | models.ReadEnd
+    | models.ReadObjects
+    | MapWrite
+)
+READS = models.Get | models.ReadEnd | models.ReadObjects
+Answer = (
+    models.KVAnswer | models.Committed | models.NotAtEnd | models.End | models.Objects | MapAnswer
+)
 Held = tuple[str, int] | tuple[int, ...]
 """A key's value and version, or a list's object ids."""
 
@@ -53,8 +51,6 @@ _OWN = "simulated "
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """A request about a key."""
-
     key: str
     request: Request
 
@@ -74,8 +70,6 @@ class StoreImage:
 
 @dataclass(frozen=True, slots=True)
 class StoreView:
-    """An immutable view of a store."""
-
     end_offset: int
     held: dict[str, Held]
     hash: int
@@ -137,40 +131,38 @@ class Store:
 
     def _decide(self, key: str, request: Request, offset: int) -> tuple[Answer, Record | None]:
         match request:
-            case Put(value=value):
+            case models.Put(value=value):
                 held = self._value(key)
                 if not _may_write(held, request.expected_version):
                     return _refused(held), None
-                return KVAnswer(True, value, offset + 1), record_of("put", key, value)
-            case Delete():
+                return models.KVAnswer(True, value, offset + 1), record_of("put", key, value)
+            case models.Delete():
                 held = self._value(key)
                 if held == _ABSENT or not _may_write(held, request.expected_version):
                     return _refused(held), None
-                return KVAnswer(True, held[0], held[1]), record_of("delete", key)
-            case CommitRange(object_id=object_id, start=start):
+                return models.KVAnswer(True, held[0], held[1]), record_of("delete", key)
+            case models.CommitRange(object_id=object_id, start=start):
                 objects = self._list(key)
                 if object_id in objects:
-                    return Committed(), None
+                    return models.Committed(), None
                 if start != len(objects):
-                    return NotAtEnd(), None
-                return Committed(), record_of("commit", key, str(object_id))
+                    return models.NotAtEnd(), None
+                return models.Committed(), record_of("commit", key, str(object_id))
             case _:
                 return self.answer(key, request), None
 
     def query(self, asked: Keyed) -> Answer:
-        """Answer a read."""
         return self.answer(asked.key, asked.request)
 
     def answer(self, key: str, request: Request) -> Answer:
-        """Answer a read of a key."""
         match request:
-            case ReadEnd():
-                return End(len(self._list(key)))
-            case ReadObjects():
-                return Objects(self._list(key))
+            case models.ReadEnd():
+                return models.End(len(self._list(key)))
+            case models.ReadObjects():
+                return models.Objects(self._list(key))
             case _:
                 value, version = self._value(key)
-                return KVAnswer(True, value if version else None, version)
+                return models.KVAnswer(True, value if version else None, version)
 
     def _value(self, key: str) -> tuple[str, int]:
         return self._held.get(key, _ABSENT)  # type: ignore[return-value]
@@ -181,7 +173,6 @@ class Store:
     # -- records
 
     def held(self, key: str) -> Held | None:
-        """What is stored under a key, None if nothing."""
         return self._held.get(key)
 
     def hold(self, key: str, held: Held) -> None:
@@ -281,8 +272,8 @@ def _may_write(held: tuple[str, int], expected_version: int | None) -> bool:
     return expected_version is None or expected_version == held[1]
 
 
-def _refused(held: tuple[str, int]) -> KVAnswer:
-    return KVAnswer(False, held[0] if held[1] else None, held[1])
+def _refused(held: tuple[str, int]) -> models.KVAnswer:
+    return models.KVAnswer(False, held[0] if held[1] else None, held[1])
 
 
 def _hash(key: str, held: Held) -> int:

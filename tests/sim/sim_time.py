@@ -1,7 +1,5 @@
 """Virtual time, clocks that run at different speeds, the trace of a run, and its violations."""
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 from collections import deque
@@ -83,7 +81,6 @@ class Trace:
         self._hash = hashlib.sha256()
 
     def add(self, line: str) -> None:
-        """Add a line."""
         self.lines.append(line)
         self._hash.update(line.encode())
 

@@ -77,7 +77,6 @@ class Watch:
     # -- after a step
 
     def after(self, core: QuorumCore, event: Event, effects: Sequence[Effect], now: int) -> None:
-        """Look at what came of it."""
         if self._binds_nobody:
             self._binds_nobody = False
             for effect in effects:

@@ -284,10 +284,6 @@ class Weather:
             node.put_back(removed)
 
 
-if TYPE_CHECKING:
-    from tests.sim.sim_node import SimNode
-    from tests.sim.sim_world import World
-
 _ASK_EVERY_MS = 20
 _KEY = "k0"
 
@@ -411,10 +407,6 @@ class FullDisks:
 
         self._world.timeline.later(self._patience, look)
         return ended
-
-
-if TYPE_CHECKING:
-    from tests.sim.sim_world import World
 
 
 class Operator:

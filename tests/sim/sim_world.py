@@ -132,7 +132,6 @@ class World:
         return self._next_number
 
     def count(self, kind: str) -> None:
-        """Count something that happened."""
         self.counts[kind] += 1
 
     def note(self, text: str) -> None:

@@ -1,7 +1,5 @@
 """The watch over the committed map notices what no compaction and no deletion may do."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -11,7 +9,7 @@ from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.tables import Undo
 from streammeta.controller.metadata.values import ObjectState, RangeColumns, SourceOperation, column
 from streammeta.controller.records import record
-from tests.metadata.test_metadata_uploads import NODE, NOW, World, stream_objects, upload
+from tests.metadata.test_metadata_uploads import NODE, NOW, World, merge, stream_objects, upload
 from tests.sim.sim_map import MapWatch
 from tests.sim.sim_time import Violation
 
@@ -43,19 +41,8 @@ class Watched(World):
 
     def link(self) -> None:
         """Make object 5 a composite of 3 and 4, which hold stream 1 from 10 to 30."""
-        keep = SourceOperation.KEEP_DATA
-        request = requests.CommitStreamObject(
-            node=NODE,
-            object_id=5,
-            object_size=9,
-            stream_id=1,
-            stream_epoch=1,
-            start_offset=10,
-            end_offset=30,
-            attributes=1,
-            source_object_ids=column([3, 4]),
-            operations=(keep, keep),
-        )
+        kept = {"attributes": 1, "operations": (SourceOperation.KEEP_DATA,) * 2}
+        request = merge(5, (3, 4), stream_id=1, start_offset=10, end_offset=30, **kept)
         assert self.write(request).error == 0
 
 
@@ -86,18 +73,8 @@ def test_compactions_of_all_kinds_are_let_through_and_counted() -> None:
     )
     assert world.write(compacted).error == 0
     world.write(requests.TrimStreams(node=NODE, streams=(requests.StreamToTrim(1, 1, 25),)))
-    deep = requests.CommitStreamObject(
-        node=NODE,
-        object_id=8,
-        object_size=1,
-        stream_id=1,
-        stream_epoch=1,
-        start_offset=25,
-        end_offset=30,
-        source_object_ids=column([5]),
-        operations=(SourceOperation.DEEP_DELETE,),
-    )
-    assert world.write(deep).error == 0
+    deep = {"stream_id": 1, "operations": (SourceOperation.DEEP_DELETE,)}
+    assert world.write(merge(8, (5,), start_offset=25, end_offset=30, **deep)).error == 0
     assert world.watch.counts == {
         "set objects compacted": 1,
         "stream objects compacted": 1,

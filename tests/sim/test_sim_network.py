@@ -1,7 +1,5 @@
 """The simulated network does to messages what it is told to; the event loop goes in order."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter

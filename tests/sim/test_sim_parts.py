@@ -1,7 +1,5 @@
 """Clocks, disks, the store and the ghost: what the simulator goes by must be right itself."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

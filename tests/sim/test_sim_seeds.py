@@ -1,7 +1,5 @@
 """Committed entries survive lost messages, crashes, full or rotten disks, and partitions."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
