@@ -143,7 +143,6 @@ class ChaosCluster:
         return [self.log_path(node) for node in self.states]
 
     def data_dir(self, node_id: int) -> Path:
-        """A controller's data directory."""
         return self.root / f"controller-{node_id}"
 
     def log_path(self, node_id: int) -> Path:
@@ -217,7 +216,6 @@ class ChaosCluster:
         self.states[node_id] = ProcessState.PAUSED
 
     def resume(self, node_id: int) -> None:
-        """Let a paused controller go on."""
         if self.states[node_id] is ProcessState.PAUSED:
             self.children[node_id].process.send_signal(signal.SIGCONT)
             self.states[node_id] = ProcessState.RUNNING

@@ -36,7 +36,6 @@ class Scene:
     watch: LeaderWatch
 
     async def put(self, key: str, value: str) -> None:
-        """Put a value through whoever leads."""
         answer = await self.client.call(methods.PUT_KVS, put_request(key, value), SOON_S)
         assert answer.results[0].error == common_pb2.ERROR_CODE_NONE
 
@@ -53,7 +52,6 @@ class Scene:
         await wait_until(is_done, f"controller {node_id} to acknowledge a write")
 
     async def get(self, key: str) -> str:
-        """Read a value through whoever leads."""
         answer = await self.client.call(methods.GET_KVS, get_request(key), SOON_S)
         return answer.results[0].value.decode()
 

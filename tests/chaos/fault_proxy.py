@@ -59,7 +59,6 @@ class Direction:
 
     @property
     def mode(self) -> Mode:
-        """What happens to bytes now."""
         return self.behaviour.mode
 
     async def until_not(self, *modes: Mode) -> None:
@@ -112,7 +111,6 @@ class LinkProxy:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Stop listening and reset every connection."""
         if self._server is not None:
             self._server.close()
         for connection in self._connections:
@@ -255,7 +253,6 @@ class FaultNetwork:
             await link.start()
 
     async def close(self) -> None:
-        """Reset everything and stop listening."""
         await asyncio.gather(*(link.close() for link in self._links.values()))
 
     def endpoint(self, source: int, target: int) -> str:

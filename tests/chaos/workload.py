@@ -97,7 +97,6 @@ class Workload:
         self.stream_ids = tuple(created.stream_ids)
 
     def start(self) -> None:
-        """Set all clients to work."""
         for number in range(self.size.kv_clients):
             kv_worker = _KVClient(self, f"kv-{number}")
             self._tasks.append(asyncio.create_task(kv_worker.run()))
@@ -131,7 +130,6 @@ class Workload:
         dump(folder / "stream-history.jsonl", "stream", self.stream.history())
 
     async def close(self) -> None:
-        """Stop the clients and close their channels."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -194,8 +192,6 @@ class _Worker(ABC):
 
 
 class _KVClient(_Worker):
-    """Puts, gets and deletes keys."""
-
     async def operate(self) -> None:
         key = self.rng.choice(self.workload.keys)
         chance = self.rng.random()

@@ -6,7 +6,8 @@ comparisons raise `AssertionError`. Records go through their encoding on the way
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,17 @@ def same(got: Any, want: Any, what: object) -> None:
             break
         left, right = unequal[0]
     raise AssertionError(f"{what}: map has {left}, model has {right}")
+
+
+@contextmanager
+def told(where: object, *expected: type[Exception]) -> Iterator[None]:
+    """Say where whatever fails in the block did; errors of `expected` types are passed on."""
+    try:
+        yield
+    except expected:
+        raise
+    except Exception as error:
+        raise AssertionError(f"{where}: {error!r}") from error
 
 
 @dataclass(slots=True)
@@ -219,12 +231,10 @@ class Pair:
         assert replayed.state_hash() == self.map.state_hash(), "replay makes another map"
 
     def check(self) -> None:
-        """Compare everything that can be asked."""
         compare(self.map, self.model, self.now)
 
 
 def compare(cluster_map: ClusterMap, model: Model, now: int) -> None:
-    """Ask both everything."""
     state = model.state
     reads: list[Any] = [
         r.DescribeStreams(include_ranges=True, include_stream_objects=True),

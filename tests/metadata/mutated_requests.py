@@ -101,7 +101,6 @@ class Mutations:
         return replace(item, **{name: self._changed(getattr(item, name), hint)})
 
     def _swapped(self, item: Any) -> Any:
-        """Swap two fields of one type."""
         hints = typing.get_type_hints(type(item))
         alike = [(a, b) for a in hints for b in hints if a < b and hints[a] == hints[b]]
         if not alike:
@@ -263,7 +262,6 @@ def _is_filled_column(value: Any) -> bool:
 
 
 def _numbers(item: Any) -> Iterator[int]:
-    """Yield every number in a request."""
     if isinstance(item, int):
         yield int(item)
     elif hasattr(item, "dtype"):

@@ -42,7 +42,6 @@ def plain(sections: Mapping[str, Mapping[str, Any]]) -> Plain:
 
 
 def width(section: Mapping[str, Any]) -> int:
-    """Return how many rows a section has."""
     return len(next(iter(section.values())))
 
 

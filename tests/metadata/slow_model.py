@@ -27,7 +27,6 @@ class Model:
         self.state = state if state is not None else State()
 
     def copy(self) -> "Model":
-        """Return an independent model in the same state."""
         return Model(pickle.loads(pickle.dumps(self.state, pickle.HIGHEST_PROTOCOL)))
 
     def write(self, request: Any, now: int, offset: int) -> Any:

@@ -84,13 +84,7 @@ def _runs(offsets: set[int]) -> tuple[tuple[int, int], ...]:
 
 
 def _stream_objects(state: State, stream_id: int) -> tuple[a.StreamObjectRange, ...]:
-    found = sorted(
-        (end, object_id, start)
-        for object_id, item in state.objects.items()
-        if item.kind in HOLDERS and item.state is v.ObjectState.COMMITTED
-        for stream, start, end in item.held
-        if stream == stream_id
-    )
+    found = state.stream_objects_of(stream_id)
     return tuple(a.StreamObjectRange(object_id, start, end) for end, object_id, start in found)
 
 
@@ -190,7 +184,6 @@ def check_objects(state: State, request: r.CheckObjects) -> a.CheckObjectsAnswer
 
 
 def get_nodes(state: State, request: r.GetNodes) -> a.GetNodesAnswer:
-    """Nodes with what they own, counted anew."""
     ids = sorted(set(request.node_ids) or state.nodes)
     return a.GetNodesAnswer(
         nodes=tuple(
@@ -236,17 +229,12 @@ def _set_object(state: State, object_id: int) -> a.StreamSetObject:
 
 
 def list_set_objects(state: State, request: r.ListStreamSetObjects) -> a.ListStreamSetObjectsAnswer:
-    """One page of what a node holds."""
     if request.node_id not in state.nodes:
         return a.ListStreamSetObjectsAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
-    held = sorted(state.set_objects_of(request.node_id))
-    rest = [object_id for object_id in held if object_id >= int(request.page.page_token or 0)]
-    size = request.page.page_size or PAGE_SIZE
+    held = state.set_objects_of(request.node_id)
+    objects, token = _page(held, request.page, lambda i: _set_object(state, i))
     return a.ListStreamSetObjectsAnswer(
-        error=ErrorCode.NONE,
-        objects=tuple(_set_object(state, object_id) for object_id in rest[:size]),
-        next_page_token=str(rest[size]) if len(rest) > size else "",
-        total=len(held),
+        error=ErrorCode.NONE, objects=objects, next_page_token=token, total=len(held)
     )
 
 

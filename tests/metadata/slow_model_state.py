@@ -129,6 +129,16 @@ class State:
             and item.node == node_id
         ]
 
+    def stream_objects_of(self, stream_id: int) -> list[tuple[int, int, int]]:
+        """(end, id, start) of the stream's committed objects, by where they end."""
+        return sorted(
+            (end, object_id, start)
+            for object_id, item in self.objects.items()
+            if item.kind in HOLDERS and item.state is ObjectState.COMMITTED
+            for stream, start, end in item.held
+            if stream == stream_id
+        )
+
     def open_streams_of(self, node_id: int) -> list[int]:
         """Streams that are open with their current range there."""
         return sorted(i for i, s in self.streams.items() if s.opened and s.node == node_id)

@@ -93,13 +93,7 @@ def _begin_range(state: State, node_id: int, item: r.StreamToOpen) -> None:
 
 def _covered(state: State, stream_id: int) -> tuple[int, int] | None:
     """Return the first contiguous run of its stream objects."""
-    held = sorted(
-        (end, object_id, start)
-        for object_id, item in state.objects.items()
-        if item.kind in HOLDERS and item.state is ObjectState.COMMITTED
-        for stream, start, end in item.held
-        if stream == stream_id
-    )
+    held = state.stream_objects_of(stream_id)
     if not held:
         return None
     low, high = held[0][2], held[0][0]

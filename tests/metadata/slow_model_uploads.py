@@ -89,7 +89,6 @@ def upload(state: State, request: CommitStreamSetObject, now: int) -> CommitStre
 
 
 def uploads(state: State, request: CommitUploads, now: int) -> CommitUploadsAnswer:
-    """Register uploads, one after the other."""
     errors: list[int] = []
     range_errors: list[int] = []
     first = 0

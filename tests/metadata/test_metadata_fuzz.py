@@ -9,7 +9,7 @@ failure prints seed, step and request; the seed alone repeats it.
 import itertools
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from random import Random
 from typing import Any
 
@@ -20,7 +20,7 @@ from streammeta.controller.metadata.cluster_map import ClusterMap, Decision
 from streammeta.controller.metadata.validation import validate
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import Record
-from tests.metadata.map_pair import Pair, same
+from tests.metadata.map_pair import Pair, same, told
 from tests.metadata.mutated_requests import (
     READS,
     WRITES,
@@ -107,12 +107,10 @@ class Trial:
     def _write(self, request: Any) -> None:
         """Make a request that stays, on both maps and in the model."""
         self._expect_unchanged()
-        try:
+        with told(f"{self._where}: {request}"):
             self._pair.write(request)
             if self._pair.map.applied_end_offset > self._twin.applied_end_offset:
                 self._twin.apply(*self._last_entry())
-        except Exception as error:
-            raise AssertionError(f"{self._where}: {request}: {error!r}") from error
         self._digest = self._same_digest(request)
         self._mutations.remember(request)
 
@@ -156,22 +154,17 @@ class Trial:
         self._unchecked.append(request)
         if len(self._unchecked) > _UNCHECKED_MAX:
             self._expect_unchanged()
-        try:
+        with suppress(ApiError), told(f"{self._where}: {request}", ApiError):
             return cluster_map.decide(request, self._pair.now, cluster_map.applied_end_offset)
-        except ApiError:
-            return None
-        except Exception as error:
-            raise AssertionError(f"{self._where}: {request}: {error!r}") from error
+        return None
 
     def _apply(self, request: Any, records: tuple[Record, ...]) -> None:
         self._expect_unchanged()
         offset = self._pair.map.applied_end_offset
-        try:
+        with told(f"{self._where}: {request}"):
             payload = encode_records(records)
             self._pair.map.apply(offset, decode_records(payload))
             self._twin.apply(offset, decode_records(payload))
-        except Exception as error:
-            raise AssertionError(f"{self._where}: {request}: {error!r}") from error
         self._digest = self._same_digest(request)
         committed = self._pair.map.size().committed_bytes
         assert 0 <= committed < 2**63, f"{self._where}: {request}: {committed} bytes committed"
@@ -201,14 +194,10 @@ class Trial:
 
     def _ask(self, request: Any) -> None:
         self._unchecked.append(request)
-        try:
+        with suppress(ApiError), told(f"{self._where}: {request}", ApiError):
             answer = self._pair.map.query(request)
-        except ApiError:
-            return
-        except Exception as error:
-            raise AssertionError(f"{self._where}: {request}: {error!r}") from error
-        if row_count(request) <= _ROWS_MAX:
-            same(answer, self._pair.model.query(request), f"{self._where}: {request}")
+            if row_count(request) <= _ROWS_MAX:
+                same(answer, self._pair.model.query(request), f"{self._where}: {request}")
 
     # ---- what must hold ----
 
@@ -227,12 +216,10 @@ class Trial:
     def _load_checkpoint(self, accepted: list[Any]) -> None:
         """Load a checkpoint of the map, which makes every check of its sections, and read it."""
         frozen = self._pair.map.freeze()
-        try:
+        with told(f"{self._where}: {accepted}"):
             loaded = ClusterMap.from_sections(frozen.sections(), frozen.end_offset)
             assert loaded.state_hash() == self._digest, "the sections lose something"
             read_everything(loaded)
-        except Exception as error:
-            raise AssertionError(f"{self._where}: {accepted}: {error!r}") from error
 
 
 def _is_judged(request: Any) -> bool:

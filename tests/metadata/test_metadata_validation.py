@@ -7,6 +7,7 @@ import pytest
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError, LimitExceededError
 from streammeta.controller.metadata import requests as r
+from streammeta.controller.metadata.commit_validation import OBJECT_SIZE_MAX
 from streammeta.controller.metadata.values import NodeIdentity, PageRequest, RangeColumns, column
 from tests.metadata.test_metadata_uploads import (
     NODE,
@@ -113,6 +114,10 @@ INVALID: list[tuple[Any, str]] = [
     (batch((0, (0, 0, 1)), (1, (1, 1, 1))), "ranges.end_offset[1]"),
     (batch((0, (0, 0, 1)), (1, (1, 0, 1)), epochs=(1,)), "ranges.stream_epoch"),
     (batch((0, (0, 0, 1)), node=NodeIdentity(-1, 1)), "node.node_id"),
+    (upload(0, (0, 0, 1), object_size=OBJECT_SIZE_MAX + 1), "object_size"),
+    (_compaction(object_size=OBJECT_SIZE_MAX + 1), "object_size"),
+    (batch((0, (0, 0, 1)), object_size=column([OBJECT_SIZE_MAX + 1])), "object_size[0]"),
+    (_facts_of_rows(object_size=(1, OBJECT_SIZE_MAX + 1)), "stream_objects.object_size[1]"),
     (upload(0, (0, 0, 1), on_conflict=0), "on_conflict"),
     (_compaction(operations=(0,)), "operations[0]"),
     (r.TrimStreams(node=NODE, streams=(r.StreamToTrim(0, 1, -1),)), "streams[0].new_start_offset"),
@@ -199,6 +204,10 @@ INVALID: list[tuple[Any, str]] = [
         "items[0].expected_version",
     ),
     (r.DeleteKVs(keys=(r.KVKey(key="k"),) * 2), "keys.key"),
+    (r.ClaimBucket(cluster_uuid="", issued_below=0), "cluster_uuid"),
+    (r.ClaimBucket(cluster_uuid="u" * 65, issued_below=0), "cluster_uuid"),
+    (r.ClaimBucket(cluster_uuid="u", issued_below=-1), "issued_below"),
+    (r.ClaimBucket(cluster_uuid="u", issued_below=2**63), "issued_below"),
 ]
 INVALID_READS: list[tuple[Any, str]] = [
     (r.GetKVs(keys=()), "keys"),

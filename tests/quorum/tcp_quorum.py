@@ -289,7 +289,6 @@ class TcpQuorum:
 
 
 async def eventually(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Wait until `condition` holds, with a deadline."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, f"{what}: not within {timeout_s} s"

@@ -29,7 +29,6 @@ class MapClock:
         self._node = node
 
     def monotonic_ms(self) -> int:
-        """Milliseconds that never run backwards."""
         return self._node.now()
 
     def wall_ms(self) -> int:

@@ -194,7 +194,6 @@ class SimDisk:
         return True
 
     def free(self, size: int) -> None:
-        """Give back space."""
         if self.space is not None and size > 0:
             self.space += size
 

@@ -68,7 +68,6 @@ class SimTransport:
         """What arrives is fed to the driver's stepper, whatever it is."""
 
     def send(self, request: Request) -> None:
-        """Let a request leave the node."""
         self._node.release(request)
 
     def set_voters(self, voters: VoterSet) -> None:
@@ -108,7 +107,6 @@ class SimDriver(QuorumDriver):
 
     @property
     def storage(self) -> SimStorage:
-        """The disk's side."""
         storage: Any = self._disk
         assert isinstance(storage, SimStorage)
         return storage

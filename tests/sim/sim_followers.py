@@ -191,7 +191,6 @@ class Auditor:
         self._digests: dict[int, bytes] = {}
 
     def begin(self) -> None:
-        """Ask now and then."""
         if self._world.clients_may_go_on:
             self._world.timeline.later(1 + self._rng.randrange(2 * _AUDIT_MS), self._ask)
 

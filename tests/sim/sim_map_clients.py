@@ -28,8 +28,6 @@ _COMPACTOR_MAKES = (*("compact_set", "compact_stream") * 3, "upload", "trim")
 
 
 class MapClient(Session):
-    """Makes one request after another."""
-
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._requests = RandomRequests(self._rng)
@@ -93,7 +91,6 @@ class Janitor:
         self._world = world
 
     def begin(self) -> None:
-        """Look for work now and then."""
         if self._world.clients_may_go_on:
             self._world.timeline.later(_PASS_MS, self._look)
 

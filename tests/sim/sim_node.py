@@ -76,7 +76,6 @@ class SimNode:
         return self._key
 
     def renew(self, bootstrap: VoterSet) -> None:
-        """Put in an empty disk and format it."""
         self.generation += 1
         self.disk = SimDisk()
         self._key = ReplicaKey(
@@ -147,7 +146,6 @@ class SimNode:
         )
 
     def open_journal(self) -> Journal:
-        """Recover the data directory."""
         return Journal.open(
             DIRECTORY,
             cluster_id=CLUSTER,
@@ -184,7 +182,6 @@ class SimNode:
             self.disk.end_process()
 
     def now(self) -> int:
-        """What this node's clock shows."""
         return self.clock.show(self.world.timeline.now)
 
     def monotonic_ms(self) -> int:
@@ -197,7 +194,6 @@ class SimNode:
 
     @property
     def storage(self) -> SimStorage:
-        """The disk side of this life."""
         return self.driver.storage
 
     @property

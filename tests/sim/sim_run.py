@@ -55,14 +55,11 @@ class RunOutcome:
 
 
 class Run:
-    """Takes one world through its phases."""
-
     def __init__(self, world: World) -> None:
         self.world = world
         self._within_ms = _WITHIN_ELECTIONS * world.timings.election_timeout_ms
 
     def go(self) -> None:
-        """Run all phases; raises what went wrong."""
         world = self.world
         for node in world.nodes:
             node.start()

@@ -32,7 +32,6 @@ class Summary:
     failures: list[Failure] = field(default_factory=list)
 
     def add(self, other: Summary) -> None:
-        """Take in what came of other seeds."""
         self.seeds += other.seeds
         self.events += other.events
         self.seconds += other.seconds

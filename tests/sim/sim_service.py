@@ -52,8 +52,6 @@ Reply = Callable[[Outcome], None]
 
 
 class SimService:
-    """The calls of one life of a node."""
-
     def __init__(self, node: SimNode) -> None:
         self._node = node
         self.controller = SimController(node)

@@ -92,8 +92,6 @@ class _Applied:
 
 
 class Store:
-    """One replica's state."""
-
     maps: ClassVar[dict[str, FrozenMap]] = {}
     """Images of maps by their digests: files of the simulator hold no more than that."""
 
@@ -230,7 +228,6 @@ class Store:
     # -- views and snapshots
 
     def freeze(self) -> StoreView:
-        """Return an immutable view of everything as it is now."""
         map_view = self.map.freeze() if MAP_KEY in self._held else None
         return StoreView(self.applied_end_offset, dict(self._held), self.hash, map_view)
 
@@ -245,7 +242,6 @@ class Store:
 
     @classmethod
     def of(cls, image: StoreImage) -> Store:
-        """Return a store of what an image has, with nothing to undo."""
         store = cls()
         store.applied_end_offset = image.snapshot_id.end_offset
         store.hash = image.hash

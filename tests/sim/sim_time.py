@@ -65,7 +65,6 @@ def check(condition: object, invariant: str, detail: str) -> None:
 
 
 def violated(invariant: str, detail: str) -> None:
-    """Say that an invariant does not hold."""
     raise Violation(f"{invariant}: {detail}")
 
 

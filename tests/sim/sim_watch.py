@@ -23,8 +23,6 @@ _SLACK_MS = 5
 
 
 class Watch:
-    """Watches one life of a node, step by step."""
-
     def __init__(self, node: SimNode, state: QuorumState) -> None:
         self._node = node
         self.state = state

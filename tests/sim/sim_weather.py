@@ -61,7 +61,6 @@ class Weather:
             self._repeat(rate, action)
 
     def end(self) -> None:
-        """Order nothing more."""
         self._is_stormy = False
 
     def _repeat(self, rate: float, action: Callable[[], None]) -> None:
@@ -410,8 +409,6 @@ class FullDisks:
 
 
 class Operator:
-    """Changes the membership of one cluster."""
-
     def __init__(self, world: World) -> None:
         self._world = world
         self._next_change = 0

@@ -63,8 +63,6 @@ class Streams:
 
 
 class World:
-    """Nodes, network, time and faults of one run."""
-
     def __init__(
         self,
         seed: int,
