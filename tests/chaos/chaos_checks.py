@@ -15,6 +15,7 @@ import grpc
 
 from streammeta.rpc.connections import client_channel
 from streammeta.v1 import admin_pb2, admin_pb2_grpc
+from tests.chaos.chaos_cluster import ChaosCluster
 from tests.linearizability import models
 from tests.linearizability.history import Operation, Unknown
 from tests.linearizability.report import assert_linearizable
@@ -104,6 +105,15 @@ def check_no_commit_lost(history: History) -> None:
         assert there in (set(), streams), (
             f"object {object_id} was committed to {sorted(there)} of the streams {sorted(streams)}"
         )
+
+
+async def check_healed(cluster: ChaosCluster, expected_in_logs: Sequence[str] = ()) -> None:
+    """All maps are equal, no process ended by itself, no log tells of a defect."""
+    endpoints = cluster.direct_endpoints
+    await check_equal_states({node: endpoints[node] for node in cluster.running})
+    cluster.note_surprises()
+    assert not cluster.surprises, "\n".join(cluster.surprises)
+    check_logs(cluster.log_paths, expected_in_logs)
 
 
 async def check_equal_states(endpoints: Mapping[int, str]) -> None:

@@ -13,12 +13,7 @@ from pathlib import Path
 import uvloop
 
 from streammeta.v1 import quorum_pb2
-from tests.chaos.chaos_checks import (
-    check_equal_states,
-    check_histories,
-    check_logs,
-    longest_gap_s,
-)
+from tests.chaos.chaos_checks import check_healed, check_histories, longest_gap_s
 from tests.chaos.chaos_cluster import FAST, ChaosCluster, wait_in_many_threads
 from tests.chaos.chaos_watch import LeaderWatch, replace_voter
 from tests.chaos.nemesis import Nemesis, make_schedule
@@ -114,12 +109,8 @@ class _ChaosRun:
         await self._wait_until_served(workload)
         await workload.stop()
         await workload.read_everything()
-        await check_equal_states(self._cluster.direct_endpoints)
-        self._cluster.note_surprises()
         check_histories(workload.kv.history(), workload.stream.history())
-        check_logs(self._cluster.log_paths, _EXPECTED_IN_LOGS)
-        surprises = self._cluster.surprises
-        assert not surprises, "\n".join(surprises)
+        await check_healed(self._cluster, _EXPECTED_IN_LOGS)
 
     async def _wait_until_served(self, workload: Workload) -> None:
         """Wait until a healed cluster has answered a good number of operations."""

@@ -17,7 +17,7 @@ import grpc
 from streammeta.client import methods
 from streammeta.v1 import common_pb2, kv_pb2
 from streammeta.v1 import quorum_pb2 as pb
-from tests.chaos.chaos_checks import check_equal_states, check_logs
+from tests.chaos.chaos_checks import check_healed
 from tests.chaos.chaos_client import ATTEMPT_S, ChaosClient
 from tests.chaos.chaos_cluster import CLUSTER_ID, ChaosCluster, wait_in_many_threads
 from tests.chaos.chaos_watch import LeaderWatch
@@ -34,6 +34,10 @@ class Scene:
     cluster: ChaosCluster
     client: ChaosClient
     watch: LeaderWatch
+
+    async def leader(self) -> int:
+        """Who leads, as soon as somebody does."""
+        return await self.watch.wait_for_leader(SOON_S)
 
     async def put(self, key: str, value: str) -> None:
         answer = await self.client.call(methods.PUT_KVS, put_request(key, value), SOON_S)
@@ -139,12 +143,7 @@ class Scene:
 
     async def check_healed(self, expected_in_logs: Sequence[str] = ()) -> None:
         """All maps are equal, no process ended by itself, no log tells of a defect."""
-        running = self.cluster.running
-        endpoints = self.cluster.direct_endpoints
-        await check_equal_states({node: endpoints[node] for node in running})
-        self.cluster.note_surprises()
-        assert not self.cluster.surprises, self.cluster.surprises
-        check_logs(self.cluster.log_paths, expected_in_logs)
+        await check_healed(self.cluster, expected_in_logs)
 
 
 def put_request(key: str, value: str) -> kv_pb2.PutKVsRequest:

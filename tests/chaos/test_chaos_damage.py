@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.chaos_scene import SOON_S, Scene, scene_in, wait_until
+from tests.chaos.chaos_scene import Scene, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -46,49 +46,45 @@ async def follows_whole(scene: Scene, node_id: int) -> bool:
     return view is not None and view.role == "follower" and not view.repairing
 
 
-async def test_a_flipped_byte_is_found_told_and_repaired_from_the_others(tmp_path: Path) -> None:
+async def test_a_flipped_byte_is_found_told_and_repaired_from_the_others(scene: Scene) -> None:
     rng = random.Random(7)
+    await write_much(scene, rng)
+    leader = await scene.leader()
+    hurt = next(node for node in scene.cluster.members if node != leader)
+    await scene.cluster.kill(hurt)
+    path, position = flip_a_byte(scene.cluster.data_dir(hurt))
+    await scene.cluster.start_node(hurt)
+    await wait_until(lambda: follows_whole(scene, hurt), "the damaged follower to be repaired")
 
-    async with scene_in(tmp_path) as scene:
-        await write_much(scene, rng)
-        leader = await scene.watch.wait_for_leader(SOON_S)
-        hurt = next(node for node in scene.cluster.members if node != leader)
-        await scene.cluster.kill(hurt)
-        path, position = flip_a_byte(scene.cluster.data_dir(hurt))
-        await scene.cluster.start_node(hurt)
-        await wait_until(lambda: follows_whole(scene, hurt), "the damaged follower to be repaired")
-
-        (told,) = logged(scene.cluster.log_path(hurt), "log_damaged")
-        assert told["file"] == str(path)
-        assert 0 < told["byte"] <= position
-        assert told["promised_end_offset"] > told["offset"] > 0
-        assert (path.parent / f"{path.name}.damaged").exists(), "the damaged file is kept"
-        assert not (path.parent / "damage.json").exists()
-        assert (await scene.voters()) == set(scene.cluster.members)
-        await scene.check_healed(expected_in_logs=["log_damaged"])
+    (told,) = logged(scene.cluster.log_path(hurt), "log_damaged")
+    assert told["file"] == str(path)
+    assert 0 < told["byte"] <= position
+    assert told["promised_end_offset"] > told["offset"] > 0
+    assert (path.parent / f"{path.name}.damaged").exists(), "the damaged file is kept"
+    assert not (path.parent / "damage.json").exists()
+    assert (await scene.voters()) == set(scene.cluster.members)
+    await scene.check_healed(expected_in_logs=["log_damaged"])
 
 
-async def test_a_damaged_replica_helps_nobody_to_lead_before_it_is_repaired(tmp_path: Path) -> None:
+async def test_a_damaged_replica_helps_nobody_to_lead_before_it_is_repaired(scene: Scene) -> None:
     rng = random.Random(8)
+    await write_much(scene, rng)
+    one, other, hurt = scene.cluster.members
+    for node in scene.cluster.members:
+        await scene.cluster.kill(node)
+    flip_a_byte(scene.cluster.data_dir(hurt))
+    await scene.cluster.start_node(hurt)
+    await scene.cluster.start_node(one)
+    # With an ordinary vote of the damaged one, these two would elect a leader well within this.
+    with pytest.raises(TimeoutError):
+        await scene.watch.wait_for_leader(5.0)
+    assert await is_repairing(scene, hurt)
 
-    async with scene_in(tmp_path) as scene:
-        await write_much(scene, rng)
-        one, other, hurt = scene.cluster.members
-        for node in scene.cluster.members:
-            await scene.cluster.kill(node)
-        flip_a_byte(scene.cluster.data_dir(hurt))
-        await scene.cluster.start_node(hurt)
-        await scene.cluster.start_node(one)
-        # With an ordinary vote of the damaged one, these two would elect a leader well within this.
-        with pytest.raises(TimeoutError):
-            await scene.watch.wait_for_leader(5.0)
-        assert await is_repairing(scene, hurt)
-
-        await scene.cluster.start_node(other)
-        await scene.watch.wait_for_leader(SOON_S)
-        await wait_until(lambda: follows_whole(scene, hurt), "the damaged follower to be repaired")
-        assert await scene.get("key") == "first"
-        await scene.check_healed(expected_in_logs=["log_damaged"])
-        # It votes again: with it and one other there is a leader.
-        await scene.cluster.kill(await scene.watch.wait_for_leader(SOON_S))
-        await scene.put("key", "second")
+    await scene.cluster.start_node(other)
+    await scene.leader()
+    await wait_until(lambda: follows_whole(scene, hurt), "the damaged follower to be repaired")
+    assert await scene.get("key") == "first"
+    await scene.check_healed(expected_in_logs=["log_damaged"])
+    # It votes again: with it and one other there is a leader.
+    await scene.cluster.kill(await scene.leader())
+    await scene.put("key", "second")

@@ -3,14 +3,12 @@
 A file size limit stands for the full disk: the system call fails in the same way, with EFBIG.
 """
 
-from pathlib import Path
-
 import grpc
 import pytest
 
 from streammeta.client import methods
 from streammeta.rpc.failures import read_failure
-from tests.chaos.chaos_scene import SOON_S, Scene, put_request, scene_in, wait_until
+from tests.chaos.chaos_scene import SOON_S, Scene, put_request, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -40,94 +38,90 @@ async def check_kept(scene: Scene, acknowledged: list[str]) -> None:
 
 
 async def test_a_leader_with_a_full_disk_refuses_writes_and_goes_on_when_there_is_room(
-    tmp_path: Path,
+    scene: Scene,
 ) -> None:
-    async with scene_in(tmp_path) as scene:
-        leader = await scene.watch.wait_for_leader(SOON_S)
-        pids = {node: child.pid for node, child in scene.cluster.children.items()}
-        scene.cluster.fill_disk(leader, ROOM_BYTES)
-        acknowledged: list[str] = []
+    leader = await scene.leader()
+    pids = {node: child.pid for node, child in scene.cluster.children.items()}
+    scene.cluster.fill_disk(leader, ROOM_BYTES)
+    acknowledged: list[str] = []
 
-        async def is_refused_or_led_by_another() -> bool:
-            return await refusal(scene, leader, acknowledged) in ("DISK_FULL", "NOT_LEADER")
+    async def is_refused_or_led_by_another() -> bool:
+        return await refusal(scene, leader, acknowledged) in ("DISK_FULL", "NOT_LEADER")
 
-        await wait_until(is_refused_or_led_by_another, "a full disk to be told")
-        assert len(acknowledged) >= ROOM_BYTES // len(VALUE) // 2
-        assert await is_full(scene, leader)
-        await check_kept(scene, acknowledged)
+    await wait_until(is_refused_or_led_by_another, "a full disk to be told")
+    assert len(acknowledged) >= ROOM_BYTES // len(VALUE) // 2
+    assert await is_full(scene, leader)
+    await check_kept(scene, acknowledged)
 
-        scene.cluster.free_disk(leader)
-        await wait_until(lambda: is_full(scene, leader, wanted=False), "the room to be found")
-        await scene.put("key", "second")
-        await check_kept(scene, acknowledged)
-        assert pids == {node: child.pid for node, child in scene.cluster.children.items()}
-        await scene.check_healed(expected_in_logs=["disk_full"])
-
-
-async def test_log_lines_that_find_no_room_either_do_no_harm(tmp_path: Path) -> None:
-    async with scene_in(tmp_path) as scene:
-        leader = await scene.watch.wait_for_leader(SOON_S)
-        pids = {node: child.pid for node, child in scene.cluster.children.items()}
-        scene.cluster.fill_every_disk(leader)
-        await scene.put("key", "second")  # the others have room for it
-        await scene.watch.wait_for_leader(SOON_S, other_than=leader)
-        await scene.put("key", "third")
-
-        scene.cluster.free_disk(leader)
-        await wait_until(lambda: is_full(scene, leader, wanted=False), "the room to be found")
-        await scene.check_healed(expected_in_logs=["disk_full"])
-
-        async def leads_when_asked_to() -> bool:
-            present = await scene.watch.wait_for_leader(SOON_S)
-            if present != leader:
-                await scene.watch.transfer(present, to=leader)
-            return await scene.watch.ask() == leader
-
-        await wait_until(leads_when_asked_to, "the first leader to lead again")
-        await scene.put("key", "fourth")
-        assert pids == {node: child.pid for node, child in scene.cluster.children.items()}
-        await scene.check_healed(expected_in_logs=["disk_full"])
+    scene.cluster.free_disk(leader)
+    await wait_until(lambda: is_full(scene, leader, wanted=False), "the room to be found")
+    await scene.put("key", "second")
+    await check_kept(scene, acknowledged)
+    assert pids == {node: child.pid for node, child in scene.cluster.children.items()}
+    await scene.check_healed(expected_in_logs=["disk_full"])
 
 
-async def test_a_follower_with_a_full_disk_holds_up_nobody_and_catches_up(tmp_path: Path) -> None:
-    async with scene_in(tmp_path) as scene:
-        leader = await scene.watch.wait_for_leader(SOON_S)
-        follower = next(node for node in scene.cluster.members if node != leader)
-        pid = scene.cluster.children[follower].pid
-        scene.cluster.fill_disk(follower, ROOM_BYTES)
-        for number in range(3 * ROOM_BYTES // len(VALUE)):
-            await scene.put(f"key-{number}", VALUE)
-        await wait_until(lambda: is_full(scene, follower), "the follower's disk to be full")
-        assert await scene.watch.ask() == leader
+async def test_log_lines_that_find_no_room_either_do_no_harm(scene: Scene) -> None:
+    leader = await scene.leader()
+    pids = {node: child.pid for node, child in scene.cluster.children.items()}
+    scene.cluster.fill_every_disk(leader)
+    await scene.put("key", "second")  # the others have room for it
+    await scene.watch.wait_for_leader(SOON_S, other_than=leader)
+    await scene.put("key", "third")
 
-        scene.cluster.free_disk(follower)
-        await wait_until(lambda: is_full(scene, follower, wanted=False), "the room to be found")
-        assert scene.cluster.children[follower].pid == pid
-        await scene.check_healed(expected_in_logs=["disk_full"])
+    scene.cluster.free_disk(leader)
+    await wait_until(lambda: is_full(scene, leader, wanted=False), "the room to be found")
+    await scene.check_healed(expected_in_logs=["disk_full"])
+
+    async def leads_when_asked_to() -> bool:
+        present = await scene.leader()
+        if present != leader:
+            await scene.watch.transfer(present, to=leader)
+        return await scene.watch.ask() == leader
+
+    await wait_until(leads_when_asked_to, "the first leader to lead again")
+    await scene.put("key", "fourth")
+    assert pids == {node: child.pid for node, child in scene.cluster.children.items()}
+    await scene.check_healed(expected_in_logs=["disk_full"])
+
+
+async def test_a_follower_with_a_full_disk_holds_up_nobody_and_catches_up(scene: Scene) -> None:
+    leader = await scene.leader()
+    follower = next(node for node in scene.cluster.members if node != leader)
+    pid = scene.cluster.children[follower].pid
+    scene.cluster.fill_disk(follower, ROOM_BYTES)
+    for number in range(3 * ROOM_BYTES // len(VALUE)):
+        await scene.put(f"key-{number}", VALUE)
+    await wait_until(lambda: is_full(scene, follower), "the follower's disk to be full")
+    assert await scene.watch.ask() == leader
+
+    scene.cluster.free_disk(follower)
+    await wait_until(lambda: is_full(scene, follower, wanted=False), "the room to be found")
+    assert scene.cluster.children[follower].pid == pid
+    await scene.check_healed(expected_in_logs=["disk_full"])
 
 
 @pytest.mark.parametrize("kind", ["all", "a majority", "all but the leader"])
 async def test_reads_go_on_and_writes_are_refused_while_no_majority_has_room(
-    tmp_path: Path, kind: str
+    scene: Scene, kind: str
 ) -> None:
-    async with scene_in(tmp_path) as scene:
-        leader = await scene.watch.wait_for_leader(SOON_S)
-        members = sorted(scene.cluster.members, key=lambda node: node != leader)
-        full = {"all": members, "a majority": members[:2], "all but the leader": members[1:]}[kind]
-        for node in full:
-            scene.cluster.fill_disk(node, ROOM_BYTES)
-        acknowledged: list[str] = []
+    leader = await scene.leader()
+    members = sorted(scene.cluster.members, key=lambda node: node != leader)
+    full = {"all": members, "a majority": members[:2], "all but the leader": members[1:]}[kind]
+    for node in full:
+        scene.cluster.fill_disk(node, ROOM_BYTES)
+    acknowledged: list[str] = []
 
-        async def is_refused() -> bool:
-            present = await scene.watch.wait_for_leader(SOON_S)
-            return await refusal(scene, present, acknowledged) == "DISK_FULL"
+    async def is_refused() -> bool:
+        present = await scene.leader()
+        return await refusal(scene, present, acknowledged) == "DISK_FULL"
 
-        await wait_until(is_refused, "a full majority to be told")
-        await check_kept(scene, acknowledged)
-        await wait_until(is_refused, "writes to be refused, still")
+    await wait_until(is_refused, "a full majority to be told")
+    await check_kept(scene, acknowledged)
+    await wait_until(is_refused, "writes to be refused, still")
 
-        for node in full:
-            scene.cluster.free_disk(node)
-        await scene.put("key", "second")
-        await check_kept(scene, acknowledged)
-        await scene.check_healed(expected_in_logs=["disk_full", "majority_full"])
+    for node in full:
+        scene.cluster.free_disk(node)
+    await scene.put("key", "second")
+    await check_kept(scene, acknowledged)
+    await scene.check_healed(expected_in_logs=["disk_full", "majority_full"])

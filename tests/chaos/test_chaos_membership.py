@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.chaos_checks import check_histories
-from tests.chaos.chaos_scene import SOON_S, Scene, scene_in, wait_until
+from tests.chaos.chaos_scene import Scene, scene_in, wait_until
 from tests.chaos.workload import Workload, WorkloadSize
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
@@ -50,7 +50,7 @@ async def test_three_voters_become_five_and_three_again_under_load(tmp_path: Pat
             await served(workload)
         assert await scene.voters() == {1, 2, 3, 4, 5}
 
-        leader = await scene.watch.wait_for_leader(SOON_S)
+        leader = await scene.leader()
         follower = next(node for node in (1, 2, 3) if node != leader)
         for node in (follower, leader):
             await scene.remove(node)
@@ -63,18 +63,17 @@ async def test_three_voters_become_five_and_three_again_under_load(tmp_path: Pat
         await check_history(scene, workload)
 
 
-async def test_a_voter_whose_disk_is_lost_is_replaced_under_load(tmp_path: Path) -> None:
-    async with scene_in(tmp_path) as scene:
-        workload = await loaded(scene)
-        leader = await scene.watch.wait_for_leader(SOON_S)
-        lost = next(node for node in scene.cluster.members if node != leader)
-        await scene.cluster.kill(lost)
-        scene.cluster.wipe(lost)
-        await served(workload)
-        await scene.remove(lost)
-        await scene.join(lost)
-        assert await scene.voters() == {1, 2, 3}
-        await served(workload)
+async def test_a_voter_whose_disk_is_lost_is_replaced_under_load(scene: Scene) -> None:
+    workload = await loaded(scene)
+    leader = await scene.leader()
+    lost = next(node for node in scene.cluster.members if node != leader)
+    await scene.cluster.kill(lost)
+    scene.cluster.wipe(lost)
+    await served(workload)
+    await scene.remove(lost)
+    await scene.join(lost)
+    assert await scene.voters() == {1, 2, 3}
+    await served(workload)
 
-        assert workload.counts["failed"] == 0
-        await check_history(scene, workload)
+    assert workload.counts["failed"] == 0
+    await check_history(scene, workload)

@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
@@ -12,7 +11,6 @@ from tests.chaos.fault_proxy import Behaviour, Cut, FaultNetwork, Mode
 
 SHORT_S = 0.15
 LONG_S = 5.0
-Ask = Callable[[], Awaitable[bytes]]
 
 
 class Echo:
@@ -35,35 +33,25 @@ class Echo:
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class Clients:
-    """Connections of member 2 to member 1 through the network; closes them all in the end."""
+class Link:
+    """Connections of member 2 to member 1 through the network; the last one is at hand."""
 
-    def __init__(self, network: FaultNetwork) -> None:
-        self._network = network
+    def __init__(self, network: FaultNetwork, echo: Echo) -> None:
+        self.network = network
+        self.echo = echo
         self._opened: list[asyncio.StreamWriter] = []
 
     async def dial(self) -> Connection:
-        host, port = self._network.endpoint(2, 1).split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        self._opened.append(writer)
-        return reader, writer
+        host, port = self.network.endpoint(2, 1).split(":")
+        self.reader, self.writer = await asyncio.open_connection(host, int(port))
+        self._opened.append(self.writer)
+        return self.reader, self.writer
 
     async def close(self) -> None:
         for writer in self._opened:
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
-
-
-@dataclass
-class Link:
-    """Member 2 connected to member 1 through the network."""
-
-    network: FaultNetwork
-    clients: Clients
-    echo: Echo
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
 
 
 @pytest_asyncio.fixture
@@ -74,13 +62,12 @@ async def link() -> AsyncIterator[Link]:
     port = server.sockets[0].getsockname()[1]
     network = FaultNetwork({1: 1, 2: 1}, {1: port, 2: 1})
     await network.start()
-    clients = Clients(network)
+    link = Link(network, echo)
     try:
-        reader, writer = await clients.dial()
-        assert await ask(reader, writer, b"hello") == b"olleh"
-        yield Link(network, clients, echo, reader, writer)
+        assert await ask(*await link.dial(), b"hello") == b"olleh"
+        yield link
     finally:
-        await clients.close()
+        await link.close()
         await network.close()
         server.close()
 
@@ -124,14 +111,14 @@ async def test_a_lost_answer_was_heard_and_its_connection_is_reset_at_the_end(li
 
     with pytest.raises(ConnectionResetError):
         await asyncio.wait_for(link.reader.readexactly(4), LONG_S)
-    assert await ask(*await link.clients.dial(), b"again") == b"niaga"
+    assert await ask(*await link.dial(), b"again") == b"niaga"
 
 
 async def test_new_connections_do_not_pass_a_cut(link: Link) -> None:
     link.network.cut(pair(2, 1, Mode.DROP))
-    new_reader, new_writer = await link.clients.dial()
-    new_writer.write(b"new")
-    assert await hears_nothing(new_reader)
+    await link.dial()
+    link.writer.write(b"new")
+    assert await hears_nothing(link.reader)
     assert (link.echo.heard, link.echo.connections) == (b"hello", 1)
 
 
@@ -139,13 +126,13 @@ async def test_a_reset_ends_old_and_new_connections_until_healed(link: Link) -> 
     link.network.cut(pair(2, 1, Mode.RESET))
     with pytest.raises(ConnectionResetError):
         await asyncio.wait_for(link.reader.read(1), LONG_S)
-    new_reader, _ = await link.clients.dial()
+    await link.dial()
     with pytest.raises(ConnectionResetError):
-        await asyncio.wait_for(new_reader.read(1), LONG_S)
+        await asyncio.wait_for(link.reader.read(1), LONG_S)
 
     link.network.heal_all()
 
-    assert await ask(*await link.clients.dial(), b"well") == b"llew"
+    assert await ask(*await link.dial(), b"well") == b"llew"
 
 
 async def test_other_pairs_are_left_alone_and_faults_add_up(link: Link) -> None:

@@ -27,27 +27,26 @@ async def serving_leader(scene: Scene) -> int:
 
     async def is_found() -> bool:
         nonlocal found
-        found = await scene.watch.wait_for_leader(SOON_S)
+        found = await scene.leader()
         return await scene.get_from(found, "key") == "first"
 
     await wait_until(is_found, "a leader that answers reads")
     return found
 
 
-async def test_a_stopped_leader_serves_nothing_old_when_it_goes_on(tmp_path: Path) -> None:
-    async with scene_in(tmp_path) as scene:
-        old = await serving_leader(scene)
-        scene.cluster.pause(old)
-        new = await scene.watch.wait_for_leader(SOON_S, other_than=old)
-        await scene.put_through(new, "key", "second")
-        # These wait in the old leader's socket until it goes on, believing that it leads.
-        reads = [asyncio.create_task(scene.get_from(old, "key", SOON_S)) for _ in range(READS)]
-        await asyncio.sleep(0.1)  # nothing tells when they have got there; less only weakens this
-        scene.cluster.resume(old)
+async def test_a_stopped_leader_serves_nothing_old_when_it_goes_on(scene: Scene) -> None:
+    old = await serving_leader(scene)
+    scene.cluster.pause(old)
+    new = await scene.watch.wait_for_leader(SOON_S, other_than=old)
+    await scene.put_through(new, "key", "second")
+    # These wait in the old leader's socket until it goes on, believing that it leads.
+    reads = [asyncio.create_task(scene.get_from(old, "key", SOON_S)) for _ in range(READS)]
+    await asyncio.sleep(0.1)  # nothing tells when they have got there; less only weakens this
+    scene.cluster.resume(old)
 
-        assert set(await asyncio.gather(*reads)) <= {None, "second"}
-        await wait_until(lambda: follows(scene, old, new), "the old leader to follow the new one")
-        await scene.check_healed()
+    assert set(await asyncio.gather(*reads)) <= {None, "second"}
+    await wait_until(lambda: follows(scene, old, new), "the old leader to follow the new one")
+    await scene.check_healed()
 
 
 async def test_a_leader_cut_off_serves_nothing_old_however_long_it_believes_to_lead(
@@ -76,26 +75,25 @@ async def test_a_leader_cut_off_serves_nothing_old_however_long_it_believes_to_l
         await scene.check_healed()
 
 
-async def test_clients_of_a_leader_cut_off_are_sent_away(tmp_path: Path) -> None:
-    async with scene_in(tmp_path) as scene:
-        old = await scene.watch.wait_for_leader(SOON_S)
-        cut = scene.cut_off(old)
+async def test_clients_of_a_leader_cut_off_are_sent_away(scene: Scene) -> None:
+    old = await scene.leader()
+    cut = scene.cut_off(old)
 
-        async def is_sent_away() -> bool:
-            try:
-                await scene.client.attempt(old, methods.PUT_KVS, put_request("lost", "lost"))
-            except grpc.aio.AioRpcError as error:
-                failure = read_failure(error)
-                return failure.reason == "NOT_LEADER"
-            raise AssertionError("a leader cut off from all others has acknowledged a write")
+    async def is_sent_away() -> bool:
+        try:
+            await scene.client.attempt(old, methods.PUT_KVS, put_request("lost", "lost"))
+        except grpc.aio.AioRpcError as error:
+            failure = read_failure(error)
+            return failure.reason == "NOT_LEADER"
+        raise AssertionError("a leader cut off from all others has acknowledged a write")
 
-        await wait_until(is_sent_away, "the leader cut off to step down")
-        # Before that its log, longer than the others', could still make it leader again.
-        await wait_until(lambda: elected_besides(scene, old), "the others to elect another")
-        scene.cluster.network.heal(cut)
-        assert await scene.get("key") == "first"
-        assert await scene.get("lost") == ""
-        await scene.check_healed()
+    await wait_until(is_sent_away, "the leader cut off to step down")
+    # Before that its log, longer than the others', could still make it leader again.
+    await wait_until(lambda: elected_besides(scene, old), "the others to elect another")
+    scene.cluster.network.heal(cut)
+    assert await scene.get("key") == "first"
+    assert await scene.get("lost") == ""
+    await scene.check_healed()
 
 
 async def elected_besides(scene: Scene, old: int) -> bool:

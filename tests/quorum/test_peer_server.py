@@ -78,15 +78,27 @@ def asked(request: messages.Request, call_id: int) -> bytes:
     return seal(kind, call_id, parts)
 
 
-@asynccontextmanager
-async def served() -> AsyncIterator[tuple[PeerServer, FakeReplica, int]]:
-    replica = FakeReplica(HERE.node_id)
+@pytest.fixture
+def replica() -> FakeReplica:
+    return FakeReplica(HERE.node_id)
+
+
+@pytest.fixture
+async def server(replica: FakeReplica) -> AsyncIterator[PeerServer]:
     server = PeerServer(replica, HERE)
-    port = await server.start("127.0.0.1:0")
-    try:
-        yield server, replica, port
-    finally:
-        await server.stop()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def port(server: PeerServer) -> int:
+    return await server.start("127.0.0.1:0")
+
+
+@pytest.fixture
+async def peer(port: int) -> AsyncIterator[Peer]:
+    async with connected(port) as peer:
+        yield peer
 
 
 @asynccontextmanager
@@ -102,13 +114,12 @@ async def connected(port: int) -> AsyncIterator[Peer]:
 # -- hello
 
 
-async def test_each_side_learns_who_the_other_is() -> None:
-    async with served() as (_, _, port), connected(port) as peer:
-        assert await peer.greet() == HelloAnswer(CLUSTER, HERE.node_id)
-        peer.send(asked(VOTE, 1))
-        answer = await peer.frame()
-        assert answer is not None
-        assert (answer.kind, answer.call_id) == (FrameKind.VOTE_ANSWER, 1)
+async def test_each_side_learns_who_the_other_is(peer: Peer) -> None:
+    assert await peer.greet() == HelloAnswer(CLUSTER, HERE.node_id)
+    peer.send(asked(VOTE, 1))
+    answer = await peer.frame()
+    assert answer is not None
+    assert (answer.kind, answer.call_id) == (FrameKind.VOTE_ANSWER, 1)
 
 
 @pytest.mark.parametrize(
@@ -120,16 +131,15 @@ async def test_each_side_learns_who_the_other_is() -> None:
     ],
 )
 async def test_a_hello_meant_for_another_is_refused_with_the_reason(
-    field: str, value: Any, refusal: Refusal
+    field: str, value: Any, refusal: Refusal, server: PeerServer, replica: FakeReplica, peer: Peer
 ) -> None:
-    async with served() as (server, replica, port), connected(port) as peer:
-        hello = dataclasses.replace(HELLO, **{field: value})
-        peer.send(greeting(hello), asked(FETCH, 1))
-        frame = await peer.frame()
-        assert frame is not None
-        assert HelloAnswer.decoded(frame.payload) == HelloAnswer(CLUSTER, HERE.node_id, refusal)
-        assert await peer.frame() is None
-        assert (server.broken, replica.waiting) == (1, [])
+    hello = dataclasses.replace(HELLO, **{field: value})
+    peer.send(greeting(hello), asked(FETCH, 1))
+    frame = await peer.frame()
+    assert frame is not None
+    assert HelloAnswer.decoded(frame.payload) == HelloAnswer(CLUSTER, HERE.node_id, refusal)
+    assert await peer.frame() is None
+    assert (server.broken, replica.waiting) == (1, [])
 
 
 @pytest.mark.parametrize(
@@ -153,102 +163,103 @@ async def test_a_hello_meant_for_another_is_refused_with_the_reason(
         "bulk on control", "answer", "reordered", "repeated", "damaged request",
     ],
 )  # fmt: skip
-async def test_whoever_breaks_the_protocol_is_disconnected(nonsense: bytes) -> None:
-    async with served() as (server, replica, port), connected(port) as peer:
-        peer.send(nonsense)
-        peer.parser.expect({**HELLO_ANSWER_ONLY, **ANSWERS})
-        while (frame := await peer.frame()) is not None:
-            assert frame.kind in (FrameKind.HELLO_ANSWER, FrameKind.VOTE_ANSWER)
-        assert server.broken == 1
-        assert replica.waiting == []
+async def test_whoever_breaks_the_protocol_is_disconnected(
+    nonsense: bytes, server: PeerServer, replica: FakeReplica, peer: Peer
+) -> None:
+    peer.send(nonsense)
+    peer.parser.expect({**HELLO_ANSWER_ONLY, **ANSWERS})
+    while (frame := await peer.frame()) is not None:
+        assert frame.kind in (FrameKind.HELLO_ANSWER, FrameKind.VOTE_ANSWER)
+    assert server.broken == 1
+    assert replica.waiting == []
 
 
-async def test_a_connection_without_hello_does_not_last(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_without_hello_does_not_last(
+    monkeypatch: pytest.MonkeyPatch, port: int
+) -> None:
     monkeypatch.setattr(peer_server, "HELLO_TIMEOUT_S", 0.05)
-    async with served() as (_, _, port), connected(port) as peer:
+    async with connected(port) as peer:
         peer.send(greeting()[:-1])
         assert await peer.frame() is None
 
 
-async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     monkeypatch.setattr(peer_server, "CONNECTIONS_MAX", 1)
-    async with served() as (_, _, port):
-        async with connected(port) as first, connected(port) as second:
-            await first.greet()
-            second.send(greeting())
-            assert await second.frame() is None
-            first.send(asked(VOTE, 1))
-            assert await first.frame() is not None
-        await asyncio.sleep(0.05)
-        async with connected(port) as third:
-            assert (await third.greet()).refusal is Refusal.NONE
+    async with connected(port) as first, connected(port) as second:
+        await first.greet()
+        second.send(greeting())
+        assert await second.frame() is None
+        first.send(asked(VOTE, 1))
+        assert await first.frame() is not None
+    await asyncio.sleep(0.05)
+    async with connected(port) as third:
+        assert (await third.greet()).refusal is Refusal.NONE
 
 
 # -- requests
 
 
-async def test_a_bad_request_fails_and_the_connection_goes_on() -> None:
-    async with served() as (_, replica, port), connected(port) as peer:
+async def test_a_bad_request_fails_and_the_connection_goes_on(
+    replica: FakeReplica, peer: Peer
+) -> None:
+    await peer.greet()
+    peer.send(asked(with_field(FETCH, "fetch_offset", -1), 1))
+    peer.send(asked(with_field(FETCH, "header.sender.node_id", 7), 2))
+    peer.send(asked(VOTE, 3))
+    first, second, third = [await peer.frame() for _ in range(3)]
+    assert first == (FrameKind.FAILURE, 1, b"fetch_offset: -1; must be 0 or more")
+    assert second is not None
+    assert b"header.sender.node_id: 7; the connection is node 0's" in second.payload
+    assert third is not None
+    assert third.kind is FrameKind.VOTE_ANSWER
+    assert replica.waiting == []
+
+
+async def test_a_flood_of_fetches_leaves_room_for_votes(replica: FakeReplica, port: int) -> None:
+    peers = [Peer(*await asyncio.open_connection("127.0.0.1", port)) for _ in range(9)]
+    for index, peer in enumerate(peers):
         await peer.greet()
-        peer.send(asked(with_field(FETCH, "fetch_offset", -1), 1))
-        peer.send(asked(with_field(FETCH, "header.sender.node_id", 7), 2))
-        peer.send(asked(VOTE, 3))
-        first, second, third = [await peer.frame() for _ in range(3)]
-        assert first == (FrameKind.FAILURE, 1, b"fetch_offset: -1; must be 0 or more")
-        assert second is not None
-        assert b"header.sender.node_id: 7; the connection is node 0's" in second.payload
-        assert third is not None
-        assert third.kind is FrameKind.VOTE_ANSWER
-        assert replica.waiting == []
+        peer.send(*(asked(FETCH, call) for call in range(1, 33 if index < 8 else 2)))
+    refused = await peers[8].frame()
+    assert refused is not None
+    assert refused.kind is FrameKind.FAILURE
+    assert b"256 fetches are under way" in refused.payload
+    peers[8].send(asked(VOTE, 2))
+    voted = await peers[8].frame()
+    assert voted is not None
+    assert voted.kind is FrameKind.VOTE_ANSWER
+    peers[0].writer.close()
+    await eventually(lambda: len(replica.forgotten) == 32, 10, "its requests are forgotten")
+    peers[8].send(asked(FETCH, 3))
+    await eventually(lambda: len(replica.waiting) == 257, 10, "there is room again")
+    for reply in replica.replies:
+        reply(None)
+    stopped = await peers[8].frame()
+    assert stopped is not None
+    assert (stopped.kind, stopped.call_id) == (FrameKind.FAILURE, 3)
+    for peer in peers:
+        peer.writer.transport.abort()
 
 
-async def test_a_flood_of_fetches_leaves_room_for_votes() -> None:
-    async with served() as (_, replica, port):
-        peers = [Peer(*await asyncio.open_connection("127.0.0.1", port)) for _ in range(9)]
-        for index, peer in enumerate(peers):
-            await peer.greet()
-            peer.send(*(asked(FETCH, call) for call in range(1, 33 if index < 8 else 2)))
-        refused = await peers[8].frame()
-        assert refused is not None
-        assert refused.kind is FrameKind.FAILURE
-        assert b"256 fetches are under way" in refused.payload
-        peers[8].send(asked(VOTE, 2))
-        voted = await peers[8].frame()
-        assert voted is not None
-        assert voted.kind is FrameKind.VOTE_ANSWER
-        peers[0].writer.close()
-        await eventually(lambda: len(replica.forgotten) == 32, 10, "its requests are forgotten")
-        peers[8].send(asked(FETCH, 3))
-        await eventually(lambda: len(replica.waiting) == 257, 10, "there is room again")
-        for reply in replica.replies:
-            reply(None)
-        stopped = await peers[8].frame()
-        assert stopped is not None
-        assert (stopped.kind, stopped.call_id) == (FrameKind.FAILURE, 3)
-        for peer in peers:
-            peer.writer.transport.abort()
-
-
-async def test_no_more_is_read_than_may_be_in_flight() -> None:
-    async with served() as (_, replica, port), connected(port) as peer:
-        await peer.greet()
-        peer.send(*(asked(FETCH, call) for call in range(1, CALLS_MAX + 11)))
-        await eventually(lambda: len(replica.waiting) == CALLS_MAX, 10, "the bound is reached")
-        await asyncio.sleep(0.05)
-        assert len(replica.waiting) == CALLS_MAX
-        for reply in list(replica.replies):
-            reply(None)
-        await eventually(lambda: len(replica.waiting) == CALLS_MAX + 10, 10, "the rest is read")
+async def test_no_more_is_read_than_may_be_in_flight(replica: FakeReplica, peer: Peer) -> None:
+    await peer.greet()
+    peer.send(*(asked(FETCH, call) for call in range(1, CALLS_MAX + 11)))
+    await eventually(lambda: len(replica.waiting) == CALLS_MAX, 10, "the bound is reached")
+    await asyncio.sleep(0.05)
+    assert len(replica.waiting) == CALLS_MAX
+    for reply in list(replica.replies):
+        reply(None)
+    await eventually(lambda: len(replica.waiting) == CALLS_MAX + 10, 10, "the rest is read")
 
 
 async def test_a_peer_that_does_not_read_its_answers_is_disconnected(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, server: PeerServer, replica: FakeReplica, port: int
 ) -> None:
     monkeypatch.setattr(peer_server, "OUTPUT_BYTES_MAX", 1 << 20)
     chunk = messages.FetchSnapshotResponse(
         header=VOTED.header, snapshot_id=FETCH_SNAPSHOT.snapshot_id, data=bytes(1 << 20)
     )
-    async with served() as (server, replica, port), connected(port) as peer:
+    async with connected(port) as peer:
         peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
         peer.send(greeting())
         peer.send(*(asked(FETCH, call) for call in range(1, 33)))
@@ -258,30 +269,30 @@ async def test_a_peer_that_does_not_read_its_answers_is_disconnected(
         await eventually(lambda: server.broken == 1, 10, "it is disconnected")
 
 
-async def test_answers_of_a_gone_connection_are_dropped() -> None:
-    async with served() as (_, replica, port):
-        async with connected(port) as peer:
-            await peer.greet()
-            peer.send(asked(FETCH, 1))
-            await eventually(lambda: bool(replica.replies), 10, "the Fetch arrives")
-        await eventually(lambda: bool(replica.forgotten), 10, "it is forgotten")
-        replica.replies[0](None)
+async def test_answers_of_a_gone_connection_are_dropped(replica: FakeReplica, port: int) -> None:
+    async with connected(port) as peer:
+        await peer.greet()
+        peer.send(asked(FETCH, 1))
+        await eventually(lambda: bool(replica.replies), 10, "the Fetch arrives")
+    await eventually(lambda: bool(replica.forgotten), 10, "it is forgotten")
+    replica.replies[0](None)
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_random_bytes_reach_no_replica_and_leave_the_listener_well(seed: int) -> None:
+async def test_random_bytes_reach_no_replica_and_leave_the_listener_well(
+    seed: int, replica: FakeReplica, port: int
+) -> None:
     rng = random.Random(seed)
     pieces = [greeting(), asked(FETCH, 1), asked(VOTE, 2), rng.randbytes(rng.randrange(300))]
-    async with served() as (_, replica, port):
-        for _ in range(20):
-            data = bytearray(b"".join(rng.choices(pieces, k=rng.randrange(1, 5))))
-            if data:
-                data[rng.randrange(min(20, len(data)))] ^= 1 << rng.randrange(8)
-            async with connected(port) as peer:
-                peer.send(bytes(data))
-                peer.writer.write_eof()
-                while await peer._read():
-                    pass
-        assert replica.waiting == [], "each began with a hello that is none"
+    for _ in range(20):
+        data = bytearray(b"".join(rng.choices(pieces, k=rng.randrange(1, 5))))
+        if data:
+            data[rng.randrange(min(20, len(data)))] ^= 1 << rng.randrange(8)
         async with connected(port) as peer:
-            assert (await peer.greet()).refusal is Refusal.NONE
+            peer.send(bytes(data))
+            peer.writer.write_eof()
+            while await peer._read():
+                pass
+    assert replica.waiting == [], "each began with a hello that is none"
+    async with connected(port) as peer:
+        assert (await peer.greet()).refusal is Refusal.NONE
