@@ -242,9 +242,7 @@ class ChaosCluster:
     def _limit_file_size(self, node_id: int, limit: int) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has ended, and its limit with it
             resource.prlimit(
-                self.children[node_id].pid,
-                resource.RLIMIT_FSIZE,
-                (limit, resource.RLIM_INFINITY),
+                self.children[node_id].pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY)
             )
 
     def wipe(self, node_id: int) -> None:

@@ -121,10 +121,7 @@ async def replace_voter(watch: LeaderWatch, voter: pb.Voter, within_s: float) ->
 
 
 async def _ask_next_step(
-    watch: LeaderWatch,
-    leader: int,
-    view: pb.DescribeQuorumResponse,
-    voter: pb.Voter,
+    watch: LeaderWatch, leader: int, view: pb.DescribeQuorumResponse, voter: pb.Voter
 ) -> None:
     """Ask for the old disk's removal, or if that is done for the new one's vote."""
     stub = watch.quorum_stub(leader)

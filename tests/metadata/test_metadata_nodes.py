@@ -245,8 +245,7 @@ def _hand_over(world: World, epoch: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("covered_ranges", "left"),
-    [(0, [0, 1, 2, 3, 4]), (2, [2, 3, 4]), (3, [3, 4]), (4, [3, 4])],
+    ("covered_ranges", "left"), [(0, [0, 1, 2, 3, 4]), (2, [2, 3, 4]), (3, [3, 4]), (4, [3, 4])]
 )
 def test_ranges_covered_by_stream_objects_go_when_the_stream_is_opened(
     covered_ranges: int, left: list[int]
@@ -305,9 +304,7 @@ def test_keys_and_namespaces_come_in_pages() -> None:
     world.write(r.PutKVs(items=items))
     query = world.map.query
     keys = _pages(
-        world,
-        lambda page: query(r.ListKVs(namespace="n1", prefix="a", page=page)),
-        "entries",
+        world, lambda page: query(r.ListKVs(namespace="n1", prefix="a", page=page)), "entries"
     )
     assert [[entry.key for entry in page] for page in keys] == [["a", "a1", "a2"], ["a3", "a4"]]
     found = _pages(

@@ -46,11 +46,7 @@ def _results(
 
 def _without_set_object(**changes: Any) -> r.CommitStreamSetObject:
     return upload(
-        -1,
-        (0, 0, 1),
-        ranges=RangeColumns(),
-        stream_objects=stream_objects((1, 1, 0, 5)),
-        **changes,
+        -1, (0, 0, 1), ranges=RangeColumns(), stream_objects=stream_objects((1, 1, 0, 5)), **changes
     )
 
 

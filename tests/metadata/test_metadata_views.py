@@ -75,15 +75,7 @@ def test_table_views_and_undo_over_random_writes(seed: int) -> None:
 
 
 _MODULES = sorted(Path(metadata.__path__[0]).glob("*.py"))
-_MANAGERS = (
-    "_streams",
-    "_objects",
-    "_nodes",
-    "_kvs",
-    "_bucket_claim",
-    "_upkeep",
-    "_repeats",
-)
+_MANAGERS = ("_streams", "_objects", "_nodes", "_kvs", "_bucket_claim", "_upkeep", "_repeats")
 
 
 @pytest.mark.parametrize("name", _MANAGERS)

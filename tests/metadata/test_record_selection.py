@@ -215,10 +215,7 @@ def test_the_index_of_an_entry_never_hides_what_a_selection_would_find(cls: type
 
 def test_the_index_of_an_entry_leaves_out_other_streams_and_other_nodes() -> None:
     index = EntryIndex(
-        [
-            sample(rec.StreamSetObjectsCommitted, node_id=7),
-            sample(rec.StreamsTrimmed),
-        ]
+        [sample(rec.StreamSetObjectsCommitted, node_id=7), sample(rec.StreamsTrimmed)]
     )
     assert index.may_concern(Selection(stream_ids=frozenset({2, 9})))
     assert not index.may_concern(Selection(stream_ids=frozenset({9})))

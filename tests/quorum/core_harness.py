@@ -180,11 +180,12 @@ class Lone:
         )
         return self.only(messages.VoteResponse).granted
 
-    def grant(self, request: messages.VoteRequest) -> list[events.Effect]:
+    def grant(
+        self, request: messages.VoteRequest, *, granted: bool = True, leader: int | None = None
+    ) -> list[events.Effect]:
+        header, pre_vote = self.reply(request, leader=leader), request.pre_vote
         return self.receive(
-            messages.VoteResponse(
-                header=self.reply(request), pre_vote=request.pre_vote, granted=True
-            )
+            messages.VoteResponse(header=header, pre_vote=pre_vote, granted=granted)
         )
 
     def begin(self, leader: int, epoch: int) -> list[events.Effect]:
@@ -209,6 +210,7 @@ class Lone:
         offset: int,
         last_epoch: int,
         *,
+        epoch: int | None = None,
         hw: int = 0,
         read_round: int = 0,
         hears: bool = True,
@@ -217,7 +219,7 @@ class Lone:
     ) -> list[events.Effect]:
         return self.receive(
             messages.FetchRequest(
-                header=self.header(sender, self.core.epoch),
+                header=self.header(sender, self.core.epoch if epoch is None else epoch),
                 fetch_offset=EndOffset(offset),
                 last_epoch=Epoch(last_epoch),
                 high_watermark=EndOffset(hw),
@@ -262,6 +264,12 @@ class Lone:
                 batches=batches,
             )
         )
+
+    def update(self, voter: Voter) -> messages.QuorumError:
+        """Have a voter of epoch 1 tell where it is, and with which disk; return the error."""
+        header = self.header(voter.key, 1)
+        self.receive(messages.UpdateVoterRequest(header=header, voter=voter))
+        return self.only(messages.UpdateVoterResponse).header.error
 
     def become_leader(self) -> None:
         """Win an election with everything flushed."""

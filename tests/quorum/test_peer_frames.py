@@ -52,10 +52,6 @@ def parsed(*pieces: bytes) -> list[Frame]:
     return frames
 
 
-def test_several_frames_of_one_read_come_in_order() -> None:
-    assert parsed(sealed(THREE)) == THREE
-
-
 def test_parts_are_joined_and_covered_by_one_checksum() -> None:
     assert parsed(seal(FrameKind.VOTE, 1, [b"vo", b"", b"te"])) == [VOTE]
 

@@ -134,9 +134,7 @@ def formatted_alike() -> tuple[Lone, ReplicaKey, ReplicaKey]:
 
 def name_disk(node: Lone, key: ReplicaKey) -> None:
     """Tell the leader that the voter has this disk, before the leader has flushed its log."""
-    update = messages.UpdateVoterRequest(header=node.header(key, 1), voter=Voter(key, "n2:1"))
-    node.receive(update)
-    assert node.only(messages.UpdateVoterResponse).header.error is messages.QuorumError.NONE
+    assert node.update(Voter(key, "n2:1")) is messages.QuorumError.NONE
 
 
 def test_the_acknowledgements_of_two_disks_are_not_taken_for_those_of_one() -> None:

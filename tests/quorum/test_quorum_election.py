@@ -138,11 +138,7 @@ def test_a_lost_pre_vote_returns_to_the_leader() -> None:
     node.begin(1, 4)
     node.pass_time(5000)
     for request in node.sent(messages.VoteRequest):
-        node.receive(
-            messages.VoteResponse(
-                header=node.reply(request, leader=1), pre_vote=True, granted=False
-            )
-        )
+        node.grant(request, granted=False, leader=1)
     assert node.role == "Follower"
     assert node.core.epoch == 4
 

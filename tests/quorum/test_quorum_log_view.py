@@ -90,12 +90,6 @@ def test_the_committed_end_is_flushed_by_a_majority_and_is_the_highest(
     assert committed_end(ends, EndOffset(start)) == (end if end > start else None)
 
 
-def test_any_two_majorities_overlap() -> None:
-    for voters in range(1, 10):
-        assert 2 * majority(voters) > voters
-        assert 2 * (majority(voters) - 1) <= voters
-
-
 def cut_by_trim(log: list[Batch], start: int) -> LogView:
     view = LogView(log_of(log), 1 << 20)
     view.trim(EndOffset(start))

@@ -252,16 +252,7 @@ def test_a_joining_replica_asks_the_seeds_until_one_names_the_leader() -> None:
     assert asked == {1, 2}
     assert not node.sent(messages.VoteRequest)
     (request,) = node.sent(messages.FetchRequest)
-    node.receive(
-        messages.FetchResponse(
-            header=node.reply(
-                request, epoch=4, leader=3, error=messages.QuorumError.FENCED_LEADER_EPOCH
-            ),
-            high_watermark=EndOffset(0),
-            log_start_offset=EndOffset(0),
-            read_round=0,
-        )
-    )
+    node.feed(request, epoch=4, leader=3, error=messages.QuorumError.FENCED_LEADER_EPOCH)
     assert (node.role, node.core.epoch, node.core.leader_id) == ("Follower", 4, 3)
     assert node.only(messages.FetchRequest).header.receiver.node_id == 3
 
@@ -295,12 +286,9 @@ def test_a_voter_tells_its_disk_and_the_leader_records_it() -> None:
     assert request.voter == Voter(key, "n1:1")
 
     leader = established()
-    update = messages.UpdateVoterRequest(header=leader.header(key, 1), voter=request.voter)
-    leader.receive(update)
-    assert leader.only(messages.UpdateVoterResponse).header.error is messages.QuorumError.NONE
+    assert leader.update(request.voter) is messages.QuorumError.NONE
     assert leader.core.voters.find(NodeId(1)) == request.voter
-    leader.receive(update)
-    assert leader.only(messages.UpdateVoterResponse).header.error is messages.QuorumError.NONE
+    assert leader.update(request.voter) is messages.QuorumError.NONE
     assert not leader.effects_of(events.AppendLog)
     leader.flush()
     leader.fetch(key, 3, 1)
@@ -342,16 +330,9 @@ def test_a_leader_corrects_where_clients_reach_it(recorded: str | None) -> None:
 
 def test_a_disk_that_is_known_is_not_replaced_by_telling() -> None:
     leader = established()
-    for disk, error in (
-        ("a", messages.QuorumError.NONE),
-        ("b", messages.QuorumError.VOTER_NOT_FOUND),
-    ):
-        key = ReplicaKey(NodeId(1), DirectoryId(disk))
-        request = messages.UpdateVoterRequest(
-            header=leader.header(key, 1), voter=Voter(key, "n1:1")
-        )
-        leader.receive(request)
-        assert leader.only(messages.UpdateVoterResponse).header.error is error
+    known, other = (Voter(ReplicaKey(NodeId(1), DirectoryId(disk)), "n1:1") for disk in "ab")
+    assert leader.update(known) is messages.QuorumError.NONE
+    assert leader.update(other) is messages.QuorumError.VOTER_NOT_FOUND
 
 
 def test_an_announcement_for_the_lost_disk_still_tells_who_leads() -> None:

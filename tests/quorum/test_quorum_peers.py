@@ -331,10 +331,7 @@ async def test_an_address_taken_over_by_another_node_is_left(
 
 async def test_a_port_for_clients_is_left(grpc_port: str) -> None:
     """Logs and configurations of older releases name it."""
-    async with (
-        peer_here() as there,
-        caller_with(seed=there, voters=voters_at(grpc_port)) as caller,
-    ):
+    async with peer_here() as there, caller_with(seed=there, voters=voters_at(grpc_port)) as caller:
         assert not await caller.ask(vote(1))
         assert await caller.ask(vote(2))
 
@@ -411,10 +408,7 @@ async def test_a_peer_that_answers_nothing_holds_a_bounded_number_of_requests() 
 
 
 async def test_connections_to_nodes_that_are_none_of_ours_any_more_are_closed() -> None:
-    async with (
-        peer_here() as endpoint,
-        caller_with(voters=voters_at(endpoint)) as caller,
-    ):
+    async with peer_here() as endpoint, caller_with(voters=voters_at(endpoint)) as caller:
         assert await caller.ask(vote(1))
         assert caller.transport.connected_to == {(PEER, endpoint)}
         caller.transport.set_voters(VoterSet())

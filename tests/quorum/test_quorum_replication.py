@@ -127,17 +127,7 @@ def test_a_fetch_of_another_epoch_is_refused_and_not_adopted() -> None:
         (0, messages.QuorumError.FENCED_LEADER_EPOCH),
         (9, messages.QuorumError.UNKNOWN_LEADER_EPOCH),
     ):
-        node.receive(
-            messages.FetchRequest(
-                header=node.header(1, epoch),
-                fetch_offset=EndOffset(0),
-                last_epoch=Epoch(0),
-                high_watermark=EndOffset(0),
-                read_round=0,
-                max_wait_ms=0,
-                max_bytes=1,
-            )
-        )
+        node.fetch(1, 0, 0, epoch=epoch)
         assert node.only(messages.FetchResponse).header.error is error
     assert (node.role, node.core.epoch) == ("Leader", 1)
 

@@ -144,8 +144,7 @@ class Client(Session):
         elif attempts and self._world.clients_may_go_on:
             self._target = self._other_target(outcome.leader)
             self._world.timeline.later(
-                5 + self._rng.randrange(20),
-                lambda: self._try(handle, key, request, attempts - 1),
+                5 + self._rng.randrange(20), lambda: self._try(handle, key, request, attempts - 1)
             )
         else:
             self._world.recorder.fail(handle)

@@ -303,12 +303,7 @@ def _attempt(seed: int, profile: str, trace: Trace | None) -> tuple[World | None
     return world, None
 
 
-def simulate(
-    seed: int,
-    profile: str = "swarm",
-    *,
-    traced: bool = False,
-) -> RunOutcome:
+def simulate(seed: int, profile: str = "swarm", *, traced: bool = False) -> RunOutcome:
     """Run one seed to its end or to the first violation.
 
     A run is traced only if asked or, once more from its seed, if it failed.

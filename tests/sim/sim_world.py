@@ -64,11 +64,7 @@ class Streams:
 
 class World:
     def __init__(
-        self,
-        seed: int,
-        profile_name: str = "swarm",
-        *,
-        trace: Trace | None = None,
+        self, seed: int, profile_name: str = "swarm", *, trace: Trace | None = None
     ) -> None:
         shape = random.Random(f"{seed}/{profile_name}")
         self.rngs = Streams.of(seed, profile_name)

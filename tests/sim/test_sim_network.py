@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from streammeta.controller.errors import NotLeaderError
-from streammeta.controller.ids import ClusterId, Epoch, NodeId, SnapshotId
+from streammeta.controller.ids import ClusterId, NodeId, SnapshotId
 from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.voters import ReplicaKey
+from tests.quorum.peer_messages import ASK, GOOD
 from tests.sim.sim_network import ONE_WAY_SHAPES, SHAPES, Link, Network, two_way
 from tests.sim.sim_node import SimNode
 from tests.sim.sim_profiles import CALM, Profile
@@ -23,28 +24,13 @@ NODES = [0, 1, 2, 3, 4]
 
 
 def request(source: int, target: int) -> messages.Message:
-    return messages.BeginQuorumEpochRequest(
-        header=messages.RequestHeader(
-            cluster_id=ClusterId("sim"),
-            sender=ReplicaKey(NodeId(source)),
-            receiver=ReplicaKey(NodeId(target)),
-            epoch=Epoch(1),
-            incarnation=1,
-            request_id=1,
-        )
-    )
+    ends = {"sender": ReplicaKey(NodeId(source)), "receiver": ReplicaKey(NodeId(target))}
+    header: Any = replace(ASK, cluster_id=ClusterId("sim"), **ends)
+    return messages.BeginQuorumEpochRequest(header=header)
 
 
 def response_header(source: int, target: int) -> messages.ResponseHeader:
-    return messages.ResponseHeader(
-        sender=NodeId(source),
-        receiver=NodeId(target),
-        epoch=Epoch(1),
-        leader_id=None,
-        error=messages.QuorumError.NONE,
-        incarnation=1,
-        request_id=1,
-    )
+    return replace(GOOD, sender=NodeId(source), receiver=NodeId(target))
 
 
 class Fixture:
