@@ -37,18 +37,17 @@ class World:
         offset = self.map.applied_end_offset
         decision = self.map.decide(request, NOW, offset)
         if decision.records:
-            payload = encode_records(decision.records)
-            self.map.apply(offset, decode_records(payload))
-            self.log.append((offset, payload))
+            self.log.append((offset, encode_records(decision.records)))
+            self.replay(*self.log[-1])
         return decision.answer
 
     def replay(self, offset: int, payload: bytes) -> None:
-        """Apply an entry of another world's log."""
+        """Apply an entry of a log, perhaps of another world's."""
         self.map.apply(offset, decode_records(payload))
 
     def apply(self, *records: Record) -> None:
         """Replay records that nobody decided."""
-        self.map.apply(self.map.applied_end_offset, decode_records(encode_records(records)))
+        self.replay(self.map.applied_end_offset, encode_records(records))
 
     def restored(self) -> "World":
         """Return a world with the map of a snapshot of this one."""

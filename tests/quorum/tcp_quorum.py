@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import grpc
+import pytest
 
 from streammeta.controller.ids import ClusterId, NodeId, SnapshotId
 from streammeta.controller.journal.directory import format_directory
@@ -23,7 +24,7 @@ from streammeta.controller.peers.addresses import PeerAddresses
 from streammeta.controller.peers.dialled import Identity
 from streammeta.controller.peers.server import PeerServer
 from streammeta.controller.peers.transport import TcpPeerTransport
-from streammeta.controller.quorum.config import QuorumConfig, QuorumTimings
+from streammeta.controller.quorum.config import QuorumConfig, QuorumLimits, QuorumTimings
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.rpc.quorum_service import QuorumServicer
@@ -156,8 +157,10 @@ class TcpQuorum:
         timings: QuorumTimings = FAST,
         spare: int = 0,
         checkpoints: CheckpointLimits | None = None,
+        limits: QuorumLimits | None = None,
     ) -> None:
         self._root = root
+        self._limits = limits or QuorumLimits()
         self._timings = timings
         self._checkpoints = checkpoints
         self._sockets = [_reserve_port() for _ in range(2 * (size + spare))]
@@ -181,7 +184,7 @@ class TcpQuorum:
         shutil.rmtree(self.directory(node_id))
         self._format(node_id, VoterSet())
 
-    async def start(self, node_id: int, **overrides: Any) -> Node:
+    async def start(self, node_id: int) -> Node:
         if not self.directory(node_id).exists():
             is_voter = self.voters.find(NodeId(node_id)) is not None
             self._format(node_id, self.voters if is_voter else VoterSet())
@@ -204,7 +207,7 @@ class TcpQuorum:
             bootstrap_voters=journal.identity.bootstrap_voters,
             seeds=tuple(seeds),
             timings=self._timings,
-            **overrides,
+            limits=self._limits,
         )
         addresses = PeerAddresses(
             NodeId(node_id), Endpoints(config.endpoint, config.client_endpoint), seeds, {}
@@ -286,6 +289,11 @@ class TcpQuorum:
 
         await eventually(is_settled, 10, "the voters have told which disks they have")
         return leader
+
+
+def quorum_with(**options: Any) -> pytest.MarkDecorator:
+    """Have the fixture `quorum` made with other arguments."""
+    return pytest.mark.parametrize("quorum", [options], indirect=True, ids=[""])
 
 
 async def eventually(condition: Callable[[], bool], timeout_s: float, what: str) -> None:

@@ -267,12 +267,6 @@ async def test_a_peer_nobody_has_told_of_is_not_waited_for() -> None:
         assert caller.lost == []
 
 
-async def test_a_malformed_answer_fails_the_request() -> None:
-    async with calling(FakeReplica(PEER, epoch=-1)) as caller:
-        assert not await caller.ask(vote(1))
-        assert caller.lost == []
-
-
 async def test_a_connection_that_carries_nothing_is_not_waited_for() -> None:
     """TCP itself would try an old connection for minutes after a cut has healed."""
     async with calling_through_proxy() as (caller, proxy):

@@ -1,7 +1,6 @@
 """Drivers, journals, connections together: acknowledged records survive the loss of a leader."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from streammeta.controller.quorum.config import QuorumLimits, QuorumTimings
 from streammeta.controller.runtime.quorum_errors import RecordTooLargeError, UncommittedLogFullError
 from streammeta.rpc.connections import client_channel
 from streammeta.v1 import quorum_pb2, quorum_pb2_grpc
-from tests.quorum.tcp_quorum import TcpQuorum, eventually
+from tests.quorum.tcp_quorum import TcpQuorum, eventually, quorum_with
 
 
 async def append_and_wait(quorum: TcpQuorum, leader: int, payloads: list[bytes]) -> int:
@@ -64,23 +63,18 @@ async def test_only_the_leader_appends_and_reads(quorum: TcpQuorum) -> None:
         await follower.read_barrier()
 
 
-async def test_one_voter_commits_and_restarts_with_what_it_had(tmp_path: Path) -> None:
-    quorum = TcpQuorum(tmp_path, 1)
-    await quorum.start_all()
+@quorum_with(size=1)
+async def test_one_voter_commits_and_restarts_with_what_it_had(quorum: TcpQuorum) -> None:
     await append_and_wait(quorum, await quorum.leader(), [b"a", b"b"])
     await quorum.kill(0)
     await quorum.start(0)
     leader = await quorum.leader()
     assert quorum.nodes[leader].machine.committed == [b"a", b"b"]
     assert quorum.nodes[leader].driver.epoch == 2
-    await quorum.stop_all()
 
 
-async def test_refused_appends_change_nothing(tmp_path: Path) -> None:
-    quorum = TcpQuorum(tmp_path, 2)
-    limits = QuorumLimits(max_batch_bytes=1000, max_uncommitted_bytes=1500)
-    await quorum.start(0, limits=limits)
-    await quorum.start(1, limits=limits)
+@quorum_with(size=2, limits=QuorumLimits(max_batch_bytes=1000, max_uncommitted_bytes=1500))
+async def test_refused_appends_change_nothing(quorum: TcpQuorum) -> None:
     leader = await quorum.settled_leader()
     driver = quorum.nodes[leader].driver
     before = driver.next_offset
@@ -94,7 +88,6 @@ async def test_refused_appends_change_nothing(tmp_path: Path) -> None:
         driver.append([b"x" * 900], required_base_offset=before + 1)
     assert driver.next_offset == before + 1
     await eventually(lambda: not driver.is_leader, 10, "check-quorum deposes a lone leader")
-    await quorum.stop_all()
 
 
 async def test_many_appends_of_one_turn_become_one_batch(quorum: TcpQuorum) -> None:
@@ -120,9 +113,8 @@ async def test_describe_quorum_tells_each_voters_progress(quorum: TcpQuorum) -> 
     assert (seen.repairing, seen.disk_full, list(seen.observers)) == (False, False, [])
 
 
-async def test_the_largest_batch_reaches_every_follower(tmp_path: Path) -> None:
-    quorum = TcpQuorum(tmp_path, 3, QuorumTimings())
-    await quorum.start_all()
+@quorum_with(timings=QuorumTimings())
+async def test_the_largest_batch_reaches_every_follower(quorum: TcpQuorum) -> None:
     leader = await quorum.leader()
     payload = b"x" * ((8 << 20) - 100)
     end = await append_and_wait(quorum, leader, [payload])
@@ -133,32 +125,26 @@ async def test_the_largest_batch_reaches_every_follower(tmp_path: Path) -> None:
             "every replica has the batch",
         )
         assert node.machine.committed == [payload]
-    await quorum.stop_all()
 
 
+@quorum_with(limits=QuorumLimits(tail_bytes=1000, max_fetch_bytes=5000))
 async def test_a_follower_that_was_away_for_long_reads_old_batches_from_the_leaders_disk(
-    tmp_path: Path,
+    quorum: TcpQuorum,
 ) -> None:
-    quorum = TcpQuorum(tmp_path, 3)
-    limits = QuorumLimits(tail_bytes=1000, max_fetch_bytes=5000)
-    for node_id in range(3):
-        await quorum.start(node_id, limits=limits)
     leader = await quorum.leader()
     away = (leader + 1) % 3
     await quorum.kill(away)
     payloads = [b"%04d" % index * 50 for index in range(200)]
     for payload in payloads:
         await append_and_wait(quorum, leader, [payload])
-    node = await quorum.start(away, limits=limits)
+    node = await quorum.start(away)
     await eventually(lambda: node.machine.committed == payloads, 10, "it has caught up")
-    await quorum.stop_all()
 
 
+@quorum_with(size=1)
 async def test_a_failed_flush_ends_the_replica(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quorum: TcpQuorum, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quorum = TcpQuorum(tmp_path, 1)
-    await quorum.start_all()
     node = quorum.nodes[await quorum.leader()]
 
     def fail() -> None:
@@ -172,4 +158,3 @@ async def test_a_failed_flush_ends_the_replica(
     assert node.machine.committed == []
     with pytest.raises(NotLeaderError):
         node.driver.append([b"b"], required_base_offset=node.driver.next_offset)
-    await quorum.stop_all()

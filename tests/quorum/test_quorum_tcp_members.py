@@ -1,7 +1,6 @@
 """Snapshots, members and disks over real gRPC: whoever was away, joins or is empty catches up."""
 
 from collections.abc import Awaitable
-from pathlib import Path
 
 import grpc
 import pytest
@@ -16,7 +15,7 @@ from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
-from tests.quorum.tcp_quorum import CLUSTER, Node, TcpQuorum, eventually
+from tests.quorum.tcp_quorum import CLUSTER, Node, TcpQuorum, eventually, quorum_with
 
 SMALL = CheckpointLimits(log_bytes=20_000)
 CHUNKS = QuorumLimits(snapshot_chunk_bytes=3_000, tail_bytes=5_000)
@@ -63,28 +62,24 @@ def voter_ids(quorum: TcpQuorum, node_id: int) -> set[int]:
     return {int(seen.key.node_id) for seen in quorum.nodes[node_id].driver.describe().voters}
 
 
-async def test_a_voter_that_was_away_for_long_loads_a_snapshot(tmp_path: Path) -> None:
-    quorum = TcpQuorum(tmp_path, 3, checkpoints=SMALL)
-    for node_id in range(3):
-        await quorum.start(node_id, limits=CHUNKS)
+@quorum_with(checkpoints=SMALL, limits=CHUNKS)
+async def test_a_voter_that_was_away_for_long_loads_a_snapshot(quorum: TcpQuorum) -> None:
     leader = await quorum.settled_leader()
     away = (leader + 1) % 3
     await write(quorum, 5)
     await quorum.kill(away)
     await trimmed(quorum, above=20)
     wanted = await write(quorum, 5)
-    node = await quorum.start(away, limits=CHUNKS)
+    node = await quorum.start(away)
     await has_everything(node, wanted)
     assert node.machine.loaded, "it was a snapshot that brought what it lacked"
-    await quorum.stop_all()
 
 
-async def test_a_joining_node_is_made_a_voter_and_votes(tmp_path: Path) -> None:
-    quorum = TcpQuorum(tmp_path, 1, spare=1, checkpoints=SMALL)
-    await quorum.start(0, limits=CHUNKS)
+@quorum_with(size=1, spare=1, checkpoints=SMALL, limits=CHUNKS)
+async def test_a_joining_node_is_made_a_voter_and_votes(quorum: TcpQuorum) -> None:
     await quorum.leader()
     await trimmed(quorum, above=0)
-    node = await quorum.start(1, limits=CHUNKS)
+    node = await quorum.start(1)
     key = await observer_key(quorum, 1)
     (observer,) = quorum.nodes[0].driver.describe().observers
     assert observer.endpoint == quorum.client_endpoints[1]
@@ -102,7 +97,6 @@ async def test_a_joining_node_is_made_a_voter_and_votes(tmp_path: Path) -> None:
     await quorum.stop(0)
     assert len(await write(quorum, 3)) > 3
     assert voter_ids(quorum, 1) == {1}
-    await quorum.stop_all()
 
 
 def quorum_key(quorum: TcpQuorum, node_id: int) -> ReplicaKey:

@@ -14,13 +14,28 @@ from tests.sim.sim_store import Held, Store, StoreImage
 from tests.sim.sim_time import check
 
 
-class Ledger:
-    """The committed batches, with a store of its own that applies them once."""
+class Batches:
+    """Batches from offset 0 on."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self._ends: list[int] = []
+
+    @property
+    def end(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def count_up_to(self, end_offset: int) -> int:
+        """Count of batches that end at or before `end_offset`."""
+        return bisect_right(self._ends, end_offset)
+
+
+class Ledger(Batches):
+    """What any node ever called committed, with a store of its own that applies it once."""
 
     def __init__(self, bootstrap: VoterSet) -> None:
-        self.batches: list[Batch] = []
+        super().__init__()
         self.store = Store()
-        self._ends: list[int] = []
         self._commit_epochs: list[int] = []
         self._hashes: dict[int, tuple[int, bytes]] = {0: (0, EMPTY_LOG_HASH)}
         self._log_hash = RollingHash()
@@ -30,15 +45,6 @@ class Ledger:
         self._voters: list[tuple[int, VoterSet]] = [(0, bootstrap)]
         self._past: dict[str, list[tuple[int, Held | None]]] = {}
         self.map_watch = MapWatch()
-
-    @property
-    def end(self) -> int:
-        """End of what any node ever called committed."""
-        return self._ends[-1] if self._ends else 0
-
-    def count_up_to(self, end_offset: int) -> int:
-        """Count of batches that end at or before `end_offset`."""
-        return bisect_right(self._ends, end_offset)
 
     def count_before_epoch(self, epoch: int) -> int:
         """Count of batches that leaders of earlier epochs called committed."""
@@ -121,19 +127,14 @@ class Ledger:
             self.map_watch.check_replica(who, end_offset, bytes.fromhex(image.map_name))
 
 
-class GhostLog:
-    """Batches from offset 0 on; what a replica's log no longer reaches back to is committed."""
+class GhostLog(Batches):
+    """A replica's log; what it no longer reaches back to is committed."""
 
     def __init__(self, bootstrap: VoterSet) -> None:
-        self.batches: list[Batch] = []
+        super().__init__()
         self.durable = 0
         """Count of batches that no crash can take away."""
-        self._ends: list[int] = []
         self._voters: list[tuple[int, VoterSet]] = [(0, bootstrap)]
-
-    @property
-    def end(self) -> int:
-        return self._ends[-1] if self._ends else 0
 
     @property
     def durable_end(self) -> int:
@@ -148,10 +149,6 @@ class GhostLog:
     def voters_named_at(self) -> int:
         """Count of batches up to the one that names the voters in force."""
         return self._voters[-1][0]
-
-    def count_up_to(self, end_offset: int) -> int:
-        """Count of batches that end at or before `end_offset`."""
-        return bisect_right(self._ends, end_offset)
 
     def append(self, batch: Batch) -> None:
         self.batches.append(batch)

@@ -9,6 +9,7 @@ from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.tables import Undo
 from streammeta.controller.metadata.values import ObjectState, RangeColumns, SourceOperation, column
 from streammeta.controller.records import record
+from streammeta.controller.records.codec import decode_records
 from tests.metadata.test_metadata_uploads import NODE, NOW, World, merge, stream_objects, upload
 from tests.sim.sim_map import MapWatch
 from tests.sim.sim_time import Violation
@@ -28,16 +29,9 @@ class Watched(World):
         rows = stream_objects((4, 1, 20, 30))
         self.write(upload(-1, (0, 0, 1), ranges=RangeColumns(), stream_objects=rows))
 
-    def write(self, request: Any) -> Any:
-        decision = self.map.decide(request, NOW, self.map.applied_end_offset)
-        if decision.records:
-            self.apply(*decision.records)
-        return decision.answer
-
-    def apply(self, *records: record.Record) -> None:
-        offset = self.map.applied_end_offset
-        self.map.apply(offset, records)
-        self.watch.commit(self.map, offset, records)
+    def replay(self, offset: int, payload: bytes) -> None:
+        super().replay(offset, payload)
+        self.watch.commit(self.map, offset, decode_records(payload))
 
     def link(self) -> None:
         """Make object 5 a composite of 3 and 4, which hold stream 1 from 10 to 30."""
