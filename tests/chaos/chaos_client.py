@@ -62,19 +62,26 @@ def judge(error: grpc.aio.AioRpcError) -> Verdict:
     raise DefectError(f"{code.name}: {said}")
 
 
-class ChaosClient:
-    """Calls controllers by id, the one believed to lead first, at times any other."""
+class Channels:
+    """Channels to controllers, by id. Make them on the event loop that uses them."""
 
-    def __init__(self, endpoints: Mapping[int, str], rng: random.Random) -> None:
+    def __init__(self, endpoints: Mapping[int, str]) -> None:
         self._channels = {
             node_id: client_channel(endpoint) for node_id, endpoint in endpoints.items()
         }
-        self._rng = rng
-        self._leader = 0
 
     async def close(self) -> None:
         for channel in self._channels.values():
             await channel.close()
+
+
+class ChaosClient(Channels):
+    """Calls controllers by id, the one believed to lead first, at times any other."""
+
+    def __init__(self, endpoints: Mapping[int, str], rng: random.Random) -> None:
+        super().__init__(endpoints)
+        self._rng = rng
+        self._leader = 0
 
     async def attempt(
         self,

@@ -3,14 +3,14 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from typing import TypeVar
 
 import grpc
 
-from streammeta.rpc.connections import client_channel
 from streammeta.v1 import admin_pb2, admin_pb2_grpc, quorum_pb2_grpc
 from streammeta.v1 import quorum_pb2 as pb
+from tests.chaos.chaos_client import Channels
 from tests.chaos.chaos_cluster import CLUSTER_ID
 
 _ASK_S = 0.5
@@ -22,19 +22,11 @@ _PAUSE_S = 0.1
 Answer = TypeVar("Answer")
 
 
-class LeaderWatch:
-    """Asks controllers by id. Make it on the event loop that uses it; close it."""
+class LeaderWatch(Channels):
+    """Asks controllers by id."""
 
-    def __init__(self, endpoints: Mapping[int, str]) -> None:
-        self._channels = {
-            node_id: client_channel(endpoint) for node_id, endpoint in endpoints.items()
-        }
-        self.leader: int | None = None
-        """Who led when last asked; a deposed one is not listened to."""
-
-    async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close()
+    leader: int | None = None
+    """Who led when last asked; a deposed one is not listened to."""
 
     async def describe(self, node_id: int) -> admin_pb2.DescribeClusterResponse | None:
         """What one controller knows; None if it does not answer."""

@@ -1,5 +1,6 @@
 """Records survive their bytes, and bytes that are no records are refused."""
 
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import Any, get_args
 
@@ -99,27 +100,23 @@ def test_a_damaged_column_is_refused(kind: str, field: str, content: bytes, prob
         decode_records(record_set.SerializeToString())
 
 
-def _set_objects() -> tuple[RecordSet, Any]:
+@pytest.mark.parametrize(
+    ("counts", "ends", "problem"),
+    [
+        ([0, 3], COLUMN[:2], "unequal lengths"),
+        ([1, 1], COLUMN, "counts 2 ranges in range_count, but holds 3"),
+        ([0, 3], COLUMN, None),
+    ],
+)
+def test_ranges_of_set_objects_are_as_many_as_counted(
+    counts: list[int], ends: rec.Int64Column, problem: str | None
+) -> None:
     record_set = RecordSet()
     record = record_set.records.add().stream_set_objects_committed
     for name in ("object_id", "order_id", "object_size", "attributes"):
         setattr(record, name, COLUMN[:2].tobytes())
-    record.range_count = np.array([0, 3]).tobytes()
-    for name in ("stream_id", "start_offset", "end_offset"):
-        setattr(record.ranges, name, COLUMN.tobytes())
-    return record_set, record
-
-
-def test_ranges_of_set_objects_have_their_own_number_of_rows() -> None:
-    record_set, record = _set_objects()
-    assert len(decode_records(record_set.SerializeToString())) == 1
-    record.ranges.end_offset = COLUMN[:2].tobytes()
-    with pytest.raises(RecordCodecError, match="unequal lengths"):
-        decode_records(record_set.SerializeToString())
-
-
-def test_ranges_of_set_objects_are_as_many_as_counted() -> None:
-    record_set, record = _set_objects()
-    record.range_count = np.array([1, 1]).tobytes()
-    with pytest.raises(RecordCodecError, match="counts 2 ranges in range_count, but holds 3"):
-        decode_records(record_set.SerializeToString())
+    record.range_count = np.array(counts).tobytes()
+    record.ranges.stream_id = record.ranges.start_offset = COLUMN.tobytes()
+    record.ranges.end_offset = ends.tobytes()
+    with pytest.raises(RecordCodecError, match=problem) if problem else nullcontext():
+        assert len(decode_records(record_set.SerializeToString())) == 1

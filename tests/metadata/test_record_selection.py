@@ -57,12 +57,6 @@ def test_every_record_type_has_one_rule() -> None:
 
 
 @pytest.mark.parametrize("cls", ALL_TYPES, ids=lambda cls: cls.__name__)
-def test_no_filter_leaves_a_record_as_it_is(cls: type[Any]) -> None:
-    record = sample(cls)
-    assert chosen(record) == (record,)
-
-
-@pytest.mark.parametrize("cls", ALL_TYPES, ids=lambda cls: cls.__name__)
 def test_a_record_comes_for_its_kinds_and_for_no_other(cls: type[Any]) -> None:
     record = sample(cls)
     got = {kind for kind in Kind if chosen(record, kinds=frozenset({kind}))}

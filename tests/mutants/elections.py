@@ -201,7 +201,7 @@ ELECTIONS = (
         """,
         Tested(
             "tests/quorum/test_quorum_election.py"
-            "::test_nor_does_the_refusal_of_its_fetch_make_it_hurry"
+            "::test_a_voter_that_is_no_chosen_successor_waits_an_election_timeout"
         ),
     ),
     Mutant(

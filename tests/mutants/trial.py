@@ -7,8 +7,6 @@ could not be made.
 Example: python -m tests.mutants.trial vote-kept-in-memory
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io
@@ -19,14 +17,9 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.mutants import patching
-from tests.mutants.mutant import Simulated, Tested
-
-if TYPE_CHECKING:
-    from tests.mutants.mutant import Mutant
-
+from tests.mutants.mutant import Mutant, Simulated, Tested
 
 _SLIPS = ("AttributeError", "ImportError", "IndexError", "KeyError", "NameError", "TypeError")
 """What a careless edit leads to; it would be caught by anything, and so proves nothing."""

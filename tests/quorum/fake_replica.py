@@ -28,8 +28,7 @@ class FakeReplica:
             failed = answer_header(
                 self._node_id, request.header, error=messages.QuorumError.SNAPSHOT_NOT_FOUND
             )
-            missing = messages.FetchSnapshotResponse(header=failed, snapshot_id=request.snapshot_id)
-            reply(missing)
+            reply(messages.FetchSnapshotResponse(header=failed, snapshot_id=request.snapshot_id))
         else:
             self.waiting.append(request)
             self.replies.append(reply)

@@ -218,29 +218,21 @@ def test_the_preferred_successor_campaigns_at_once() -> None:
     assert second.role == "Follower"
 
 
-def test_a_voter_that_is_no_chosen_successor_waits_an_election_timeout() -> None:
-    node = Lone()
-    node.feed(node.follow(1, 4))
-    node.end(1, 4, 2)
-    node.pass_time(node.config.timings.election_timeout_ms - 1)
-    assert node.role == "Follower"
-    node.pass_time(node.config.timings.election_timeout_ms)
-    assert node.role == "Prospective"
-
-
-@pytest.mark.parametrize("told_first", [False, True])
-def test_nor_does_the_refusal_of_its_fetch_make_it_hurry(told_first: bool) -> None:
+@pytest.mark.parametrize("refused", ["never", "before", "after"])
+def test_a_voter_that_is_no_chosen_successor_waits_an_election_timeout(refused: str) -> None:
     """A leader that hands over refuses the Fetches it holds in the step that names the chosen."""
     node = Lone()
     node.feed(node.follow(1, 4))
     waiting = node.only(messages.FetchRequest)
-    if told_first:
-        node.end(1, 4, 2)
-    refuse(node, waiting)
-    if not told_first:
-        node.end(1, 4, 2)
+    for when in ("before", "at", "after"):
+        if when == "at":
+            node.end(1, 4, 2)
+        elif when == refused:
+            refuse(node, waiting)
     node.pass_time(node.config.timings.election_timeout_ms - 1)
     assert node.role == "Follower"
+    node.pass_time(node.config.timings.election_timeout_ms)
+    assert node.role == "Prospective"
 
 
 def test_an_observer_whose_fetch_is_refused_soon_looks_for_another_leader() -> None:

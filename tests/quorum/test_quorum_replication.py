@@ -137,8 +137,7 @@ def test_a_fetch_of_another_epoch_is_refused_and_not_adopted() -> None:
 
 def following() -> tuple[Lone, messages.FetchRequest]:
     node = Lone()
-    node.begin(1, 4)
-    return node, node.only(messages.FetchRequest)
+    return node, node.follow(1, 4)
 
 
 def waits_for(node: Lone) -> tuple[messages.FetchRequest, int]:
@@ -178,12 +177,7 @@ def test_a_fetch_that_carries_a_new_round_waits_for_the_flush_too(before: int) -
 def test_a_fetch_that_carries_a_new_round_waits_for_what_it_cuts_off() -> None:
     log = [batch(0, 1), batch(1, 1), batch(2, 3)]
     node = Lone(batches=log, state=QuorumState(Epoch(3)))
-    node.begin(1, 4)
-    node.feed(
-        node.only(messages.FetchRequest),
-        diverging=messages.EpochEnd(Epoch(1), EndOffset(2)),
-        read_round=2,
-    )
+    node.feed(node.follow(1, 4), diverging=messages.EpochEnd(Epoch(1), EndOffset(2)), read_round=2)
     (cut,) = node.effects_of(events.TruncateLog)
     fetch, after = waits_for(node)
     assert (fetch.fetch_offset, fetch.read_round, after) == (2, 2, cut.token)

@@ -1,7 +1,7 @@
 """Kinds of weather for the simulator: what goes wrong, and how often."""
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class Profile:
     bad_starts: float = 0.1
     """Share of starts that are cut short at one of their first disk calls."""
     # membership
+    moves: float = 0.1
+    """Share of starts at another address than before."""
     voter_changes: float = 0.8
     transfers: float = 0.3
     spare_nodes: int = 2
     """Nodes at most that begin as observers."""
-    moves: float = 0.1
-    """Share of starts at another address than before."""
     # load
     clients: int = 3
     think_ms: int = 25
@@ -71,32 +71,12 @@ class Profile:
         return bool(self.drop or self.lose_answer or self.duplicate or self.delay)
 
 
-_SWITCHES = (
-    "drop",
-    "lose_answer",
-    "duplicate",
-    "delay",
-    "partitions",
-    "one_way_cuts",
-    "slow_links",
-    "replays",
-    "false_alarms",
-    "crashes",
-    "leader_crashes",
-    "pauses",
-    "drift",
-    "resignations",
-    "takeovers",
-    "slow_disk",
-    "sync_errors",
-    "full_disks",
-    "rot",
-    "wipes",
-    "bad_starts",
-    "moves",
-    "voter_changes",
-    "transfers",
-)
+_KEPT = {
+    *("duration_ms", "long_delay_ms", "latency_ms", "disk_ms", "clients", "think_ms"),
+    *("disks_return", "spare_nodes", "probes", "full_for_long", "core_first"),
+    "offsets_between_snapshots",
+}
+_SWITCHES = tuple(field.name for field in fields(Profile) if field.name not in _KEPT)
 """Kinds of fault that `swarm` switches off at random, in the order of its draws."""
 _NO_FAULTS = [*_SWITCHES, "spare_nodes", "probes", "full_for_long", "core_first"]
 CALM = replace(Profile(), **dict.fromkeys(_NO_FAULTS, 0))
