@@ -3,6 +3,7 @@
 import random
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -32,6 +33,7 @@ VOTE = Frame(FrameKind.VOTE, 1, b"vote")
 FETCH = Frame(FrameKind.FETCH, (1 << 64) - 1, b"")
 THREE = [VOTE, FETCH, Frame(FrameKind.UPDATE_VOTER, 7, b"x" * 1000)]
 HELLO = Hello(ClusterId("c"), NodeId(3), NodeId(4), Purpose.BULK, "[::1]:9090")
+GREETED = HelloAnswer(ClusterId("c"), NodeId(1))
 
 
 def sealed(frames: list[Frame]) -> bytes:
@@ -174,33 +176,22 @@ def test_of_a_hello_of_another_version_only_that_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("kind", "data", "message"),
     [
-        (b"", "0 bytes"),
-        (b"x" + HELLO.encoded()[1:], "begins with b'xtrmpeer'"),
-        (HELLO.encoded() + b"x", "bytes of names"),
-        (HELLO.encoded()[:-1], "bytes of names"),
-        (HELLO.encoded()[:-1] + b"\xff", "not UTF-8"),
-        (Hello(ClusterId("c"), NodeId(-1), NodeId(0), Purpose.BULK).encoded(), "ids are 0 or more"),
-        (HELLO.encoded()[:18] + b"\x07" + HELLO.encoded()[19:], "purpose 7"),
+        (Hello, b"", "0 bytes"),
+        (Hello, b"x" + HELLO.encoded()[1:], "begins with b'xtrmpeer'"),
+        (Hello, HELLO.encoded() + b"x", "bytes of names"),
+        (Hello, HELLO.encoded()[:-1], "bytes of names"),
+        (Hello, HELLO.encoded()[:-1] + b"\xff", "not UTF-8"),
+        (Hello, replace(HELLO, sender=NodeId(-1)).encoded(), "ids are 0 or more"),
+        (Hello, HELLO.encoded()[:18] + b"\x07" + HELLO.encoded()[19:], "purpose 7"),
+        (HelloAnswer, b"", "0 bytes"),
+        (HelloAnswer, HELLO.encoded()[:-1], "bytes of names"),
+        (HelloAnswer, GREETED.encoded().replace(b"\0\1c", b"\x09\1c"), "refusal 9"),
     ],
 )
-def test_what_is_no_hello_is_refused_with_the_reason(data: bytes, message: str) -> None:
+def test_what_is_no_hello_and_no_answer_to_one_is_refused_with_the_reason(
+    kind: type[Hello] | type[HelloAnswer], data: bytes, message: str
+) -> None:
     with pytest.raises(HelloError, match=message):
-        Hello.decoded(data)
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "0 bytes"),
-        (HELLO.encoded()[:-1], "bytes of names"),
-        (
-            HelloAnswer(ClusterId("c"), NodeId(1)).encoded().replace(b"\0\1c", b"\x09\1c"),
-            "refusal 9",
-        ),
-    ],
-)
-def test_what_is_no_answer_to_a_hello_is_refused(data: bytes, message: str) -> None:
-    with pytest.raises(HelloError, match=message):
-        HelloAnswer.decoded(data)
+        kind.decoded(data)

@@ -14,7 +14,7 @@ from tests.metadata.random_requests import RandomRequests
 from tests.metadata.slow_model import Model
 from tests.sim.sim_clients import Session
 from tests.sim.sim_map import MAP_KEY, MapWrite, state_of
-from tests.sim.sim_service import Answered, Outcome, Refused
+from tests.sim.sim_service import Answered, Outcome, Refused, ignore
 
 if TYPE_CHECKING:
     from tests.sim.sim_node import SimNode
@@ -115,11 +115,7 @@ class Janitor:
             watch.check_deletion(object_ids)
             watch.bucket.difference_update(object_ids)
             done = MapWrite(r.RemoveObjects(object_ids=object_ids))
-            world.call(node.node_id, MAP_KEY, done, None, _nothing)
+            world.call(node.node_id, MAP_KEY, done, None, ignore)
 
         service = node.service
         world.later_for(node, 1, lambda: service.begin(service.controller.settled(), delete))
-
-
-def _nothing(outcome: Outcome) -> None:
-    """Whether it was forgotten shows at the next look."""

@@ -81,8 +81,8 @@ class SimService:
         """
         self._probes += 1
         self._node.step(ReadIndexRequested(-self._probes))
-        self.read(_NO_KEY, Get(), _ignore)
-        self.write(_NO_KEY, Delete(), _ignore)
+        self.read(_NO_KEY, Get(), ignore)
+        self.write(_NO_KEY, Delete(), ignore)
 
     def begin(self, call: Coroutine[Any, Any, Any], on_end: Callable[[Any], None]) -> None:
         """Make a call of any kind; `on_end` gets what it returned, nothing if it was refused."""
@@ -141,8 +141,8 @@ class SimService:
         return Refused(None)
 
 
-def _ignore(outcome: Outcome) -> None:
-    """What is wrong with an answer shows before it gets here."""
+def ignore(outcome: Outcome) -> None:
+    """What is wrong with an answer shows before it gets here, what became of it at a later look."""
 
 
 def _keyed(key: str, request: Request) -> Any:
