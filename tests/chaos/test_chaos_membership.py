@@ -14,7 +14,6 @@ LOAD = WorkloadSize(kv_clients=4, stream_clients=2)
 
 
 async def loaded(scene: Scene) -> Workload:
-    """Set clients to work."""
     workload = Workload(scene.cluster.client_endpoints, seed=1, size=LOAD)
     await workload.prepare()
     workload.start()

@@ -13,9 +13,7 @@ from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.answers import SweepAnswer
 from tests.metadata import slow_model_compactions as compactions
 from tests.metadata import slow_model_reads as reads
-from tests.metadata import slow_model_streams as nodes
 from tests.metadata import slow_model_streams as streams
-from tests.metadata import slow_model_uploads as objects
 from tests.metadata import slow_model_uploads as uploads
 from tests.metadata.slow_model_state import State
 
@@ -44,7 +42,7 @@ class Model:
         if type(request) in _TIMED:
             return _TIMED[type(request)](self.state, request, now)
         if isinstance(request, r.PutKVs):
-            return nodes.put(self.state, request, offset)
+            return streams.put(self.state, request, offset)
         return _TIMELESS[type(request)](self.state, request)
 
     def sweepable(self) -> set[int]:
@@ -69,12 +67,12 @@ REPEATED = (
 """Requests that are known again by an id in them."""
 
 _TIMED: dict[type, Callable[..., Any]] = {
-    r.PrepareObjects: objects.prepare,
+    r.PrepareObjects: uploads.prepare,
     r.CommitUploads: uploads.uploads,
     r.CommitStreamObject: compactions.compact_stream_objects,
-    r.ExpireObjects: objects.expire,
-    r.DestroyDeadSetObjects: objects.destroy_dead,
-    r.HoldDeletions: objects.hold,
+    r.ExpireObjects: uploads.expire,
+    r.DestroyDeadSetObjects: uploads.destroy_dead,
+    r.HoldDeletions: uploads.hold,
 }
 _TIMELESS: dict[type, Callable[..., Any]] = {
     r.CreateStreams: streams.create,
@@ -84,15 +82,15 @@ _TIMELESS: dict[type, Callable[..., Any]] = {
     r.DeleteStreams: streams.delete,
     r.GetOpeningStreams: streams.opening,
     r.AbandonUploads: streams.abandon,
-    r.RemoveObjects: objects.remove,
-    r.ClaimBucket: objects.claim_bucket,
-    r.RegisterNode: nodes.register,
-    r.UnregisterNode: nodes.unregister,
-    r.SuperviseNode: nodes.supervise,
-    r.GetNextNodeId: nodes.next_node_id,
-    r.SetNodeLock: nodes.lock,
-    r.AssignRecoveries: nodes.assign,
-    r.DeleteKVs: nodes.delete_keys,
+    r.RemoveObjects: uploads.remove,
+    r.ClaimBucket: uploads.claim_bucket,
+    r.RegisterNode: streams.register,
+    r.UnregisterNode: streams.unregister,
+    r.SuperviseNode: streams.supervise,
+    r.GetNextNodeId: streams.next_node_id,
+    r.SetNodeLock: streams.lock,
+    r.AssignRecoveries: streams.assign,
+    r.DeleteKVs: streams.delete_keys,
 }
 _READS: dict[type, Callable[..., Any]] = {
     r.DescribeStreams: reads.describe_streams,

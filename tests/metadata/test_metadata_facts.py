@@ -50,7 +50,6 @@ def fact_columns(*rows: tuple[int, int, int]) -> dict[str, Any]:
 
 
 def known(world: World, *object_ids: int) -> list[tuple[int, int, int]]:
-    """What the map says of objects."""
     answer: Any = world.map.query(r.DescribeObjects(object_ids=object_ids))
     return [tuple(getattr(one, name) for name in rec.FACT_COLUMNS) for one in answer.objects]
 

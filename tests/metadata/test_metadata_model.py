@@ -92,7 +92,6 @@ def test_map_and_model_agree_all_along(first: int) -> None:
 
 
 def _codes(answer: Any) -> set[str]:
-    """Return the names of all error codes in an answer."""
     if isinstance(answer, ErrorCode):
         return {answer.name}
     if isinstance(answer, tuple):

@@ -64,7 +64,6 @@ def _load(sections: Sections, end_offset: int) -> ClusterMap:
 
 
 def read_everything(cluster_map: ClusterMap) -> None:
-    """Ask whatever can be asked."""
     size = cluster_map.size()
     described: Any = cluster_map.query(
         r.DescribeStreams(include_ranges=True, include_stream_objects=True)

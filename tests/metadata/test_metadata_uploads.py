@@ -50,7 +50,6 @@ class World:
         self.replay(self.map.applied_end_offset, encode_records(records))
 
     def restored(self) -> "World":
-        """Return a world with the map of a snapshot of this one."""
         frozen = self.map.freeze()
         world = World()
         world.map = ClusterMap.from_sections(frozen.sections(), frozen.end_offset)

@@ -44,8 +44,6 @@ _ADVICE = "add a request to tests/metadata/rich_history.py or random_requests.py
 
 
 class _GivenSections(FrozenMap):
-    """A view that has the sections it is given."""
-
     def __init__(self, given: Sections) -> None:
         super().__init__(1, None)  # type: ignore[arg-type]
         self._given = given
@@ -73,7 +71,6 @@ def _other(value: Any) -> Any:
 
 
 def _with(values: Any, changes: dict[int, Any]) -> Any:
-    """Return a column with some cells changed."""
     changed = values.copy() if isinstance(values, np.ndarray) else list(values)
     for row, value in changes.items():
         changed[row] = value

@@ -53,7 +53,6 @@ SCRIPTS = [
 
 
 def name_of(path: Path) -> str:
-    """How a file is called in a message."""
     return str(path.relative_to(ROOT))
 
 
@@ -79,7 +78,6 @@ PYTHON = [path for path in FILES if is_python(path)]
 
 @functools.cache
 def nodes(path: Path) -> list[ast.AST]:
-    """All nodes of a file's syntax tree."""
     return list(ast.walk(ast.parse(read(path))))
 
 

@@ -177,8 +177,6 @@ def _read_or_refuse(kind: FrameKind, payload: bytes) -> None:
 
 
 def _numbers_are_sound(value: Message) -> bool:
-    """No number of an accepted message is negative."""
-
     def walk(part: object) -> bool:
         if dataclasses.is_dataclass(part):
             return all(walk(getattr(part, field.name)) for field in dataclasses.fields(part))

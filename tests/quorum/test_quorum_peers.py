@@ -66,8 +66,6 @@ class SwallowingProxy:
 
 
 class Caller:
-    """A transport, and what it tells."""
-
     def __init__(self, transport: TcpPeerTransport) -> None:
         self.transport = transport
         self.responses: list[messages.Response] = []
@@ -164,7 +162,6 @@ async def peer_here(
 async def calling(
     replica: FakeReplica | None = None, timeout_ms: int = TIMEOUT_MS
 ) -> AsyncIterator[Caller]:
-    """A caller of a peer in this process."""
     async with (
         peer_here(replica) as endpoint,
         caller_with(seed=endpoint, timeout_ms=timeout_ms) as caller,

@@ -12,7 +12,6 @@ NAME = "grpc-status-details-bin"
 
 
 def ended(*trailers: tuple[str, bytes]) -> grpc.aio.AioRpcError:
-    """A call that ended with these trailers."""
     return grpc.aio.AioRpcError(
         CODE, grpc.aio.Metadata(), grpc.aio.Metadata(*trailers), details="gone"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from streammeta.controller.ids import SnapshotId
 from streammeta.controller.quorum.messages import Batch
@@ -46,9 +46,7 @@ class SimController(MetadataController):
 
     @property
     def store(self) -> Store:
-        store: Any = self._map
-        assert isinstance(store, Store)
-        return store
+        return cast(Store, self._map)
 
     # -- what the driver asks
 

@@ -7,7 +7,7 @@ Here is only what stands in for threads, timers and connections, and what is not
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from streammeta.controller.ids import SnapshotId
 from streammeta.controller.journal.journal import Journal
@@ -107,15 +107,11 @@ class SimDriver(QuorumDriver):
 
     @property
     def storage(self) -> SimStorage:
-        storage: Any = self._disk
-        assert isinstance(storage, SimStorage)
-        return storage
+        return cast(SimStorage, self._disk)
 
     @property
     def checkpointer(self) -> SimCheckpointer:
-        checkpointer: Any = self._checkpointer
-        assert isinstance(checkpointer, SimCheckpointer)
-        return checkpointer
+        return cast(SimCheckpointer, self._checkpointer)
 
     @property
     def core(self) -> QuorumCore:

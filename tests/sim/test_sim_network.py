@@ -24,8 +24,8 @@ NODES = [0, 1, 2, 3, 4]
 
 
 def request(source: int, target: int) -> messages.Message:
-    ends = {"sender": ReplicaKey(NodeId(source)), "receiver": ReplicaKey(NodeId(target))}
-    header: Any = replace(ASK, cluster_id=ClusterId("sim"), **ends)
+    here, there = ReplicaKey(NodeId(source)), ReplicaKey(NodeId(target))
+    header = replace(ASK, cluster_id=ClusterId("sim"), sender=here, receiver=there)
     return messages.BeginQuorumEpochRequest(header=header)
 
 
