@@ -1,5 +1,6 @@
 """Nodes and streams: fencing, locks, departure, ranges of ownership, pages, repeats."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -168,3 +169,51 @@ def test_a_node_that_departs_is_supervised_no_longer() -> None:
     world.write(r.UnregisterNode(node=NODE))
     assert known(world).departed
     assert not known(world).supervised
+
+
+# ---- pages ----
+
+
+def _pages(ask: Any, request: Any, items: str, size: int = 3) -> list[list[Any]]:
+    pages, token = list[list[Any]](), ""
+    while token or not pages:
+        answer: Any = ask(replace(request, page=PageRequest(size, token)))
+        pages.append(list(getattr(answer, items)))
+        token = answer.next_page_token
+    return pages
+
+
+def test_listings_come_in_pages_without_repeats_or_gaps() -> None:
+    world = World(streams=7)
+    query = world.map.query
+    all_in_pages = [[0, 1, 2], [3, 4, 5], [6]]
+    for ask, request, wanted in (
+        (query, r.DescribeStreams(), all_in_pages),
+        (query, r.DescribeStreams(stream_ids=(6, 99, 1, 3, 3, 0)), [[0, 1, 3], [6]]),
+        (world.write, r.GetOpeningStreams(node=NODE), all_in_pages),
+    ):
+        pages = _pages(ask, request, "streams")
+        assert [[stream.stream_id for stream in page] for page in pages] == wanted
+    objects = _pages(query, r.DescribeObjects(), "objects")
+    assert [o.object_id for page in objects for o in page] == list(range(50))
+
+
+def test_keys_and_namespaces_come_in_pages() -> None:
+    world = World()
+    names = ["a", "a1", "a2", "a3", "a4", "b"]
+    items = tuple(r.KVToPut(namespace=n, key=k, value=b"") for n in ("", "m", "n") for k in names)
+    world.write(r.PutKVs(items=items))
+    keys = _pages(world.map.query, r.ListKVs(namespace="m", prefix="a"), "entries")
+    assert [[entry.key for entry in page] for page in keys] == [["a", "a1", "a2"], ["a3", "a4"]]
+    # The default namespace has the empty name, which as a token would end the list.
+    for size, wanted in ((1, [[""], ["m"], ["n"]]), (2, [["", "m"], ["n"]])):
+        request = r.ListKVs(namespaces=True)
+        assert _pages(world.map.query, request, "namespace_names", size) == wanted
+
+
+def test_a_page_token_below_the_prefix_leaves_out_no_key() -> None:
+    world = World()
+    world.write(r.PutKVs(items=tuple(r.KVToPut(namespace="n", key=key, value=b"") for key in "ab")))
+    page = PageRequest(page_token="Z")
+    answer: Any = world.map.query(r.ListKVs(namespace="n", prefix="a", page=page))
+    assert [entry.key for entry in answer.entries] == ["a"]
