@@ -23,7 +23,7 @@ from tests.broker_client.wal_tools import (
     recovered,
     sequences_of,
 )
-from tests.kit.crash_disk import CrashDisk, Left, PowerFailure, flipped
+from tests.kit.crash_disk import CrashDisk, crashes, flipped
 
 FLUSHED = 26
 LOST = 2
@@ -187,17 +187,11 @@ def test_a_quarantine_can_be_repeated_after_a_power_failure_at_any_call() -> Non
     disk = written()
     path = disk.segments()[1]
     data = flipped(disk.contents()[path], 150)
-    for call in range(1, 12):
-        for left in Left:
-            found = disk.with_file(path, data)
-            found.crash_at = call
-            try:
-                quarantine(found, LOG, IDENTITY)
-            except PowerFailure:
-                found = found.after_crash(left)
-            log = open_disk(found, mends=True)
-            assert len(recovered(log)) == FLUSHED - LOST
-            assert found.contents()[path.with_name(f"{path.name}.damaged")] == data
+    damaged = disk.with_file(path, data)
+    for where, found in crashes(damaged, lambda victim: quarantine(victim, LOG, IDENTITY)):
+        log = open_disk(found, mends=True)
+        assert len(recovered(log)) == FLUSHED - LOST, where
+        assert found.contents()[path.with_name(f"{path.name}.damaged")] == data
 
 
 def test_a_quarantine_of_a_good_log_changes_nothing() -> None:

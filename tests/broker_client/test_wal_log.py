@@ -7,7 +7,6 @@ import errno
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -26,17 +25,16 @@ from tests.broker_client.wal_tools import IDENTITY, LOG, SMALL, encoded, record_
 from tests.kit.crash_disk import CrashDisk, WatchedFiles, flipped
 
 
-@dataclass
-class Orders:
-    """What a test makes of the next writes and syncs of segments."""
+class OrderedFiles(WatchedFiles):
+    """The machine's files, where the next writes and syncs of segments do as the test says."""
 
-    may_go_on: threading.Event = field(default_factory=threading.Event)
-    fail: Callable[[str], bool] = lambda _: False
-    error: OSError = field(default_factory=lambda: OSError(errno.EIO, "the disk is gone"))
-    calls: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
+        super().__init__(self.obey)
+        self.may_go_on = threading.Event()
         self.may_go_on.set()
+        self.fail: Callable[[str], bool] = lambda _: False
+        self.error = OSError(errno.EIO, "the disk is gone")
+        self.calls: list[str] = []
 
     def obey(self, call: str, _bytes: range) -> None:
         if call not in ("write", "sync"):
@@ -45,14 +43,6 @@ class Orders:
         self.calls.append(call)
         if self.fail(call):
             raise self.error
-
-
-class OrderedFiles(WatchedFiles):
-    """The machine's files, where segments obey orders."""
-
-    def __init__(self) -> None:
-        self.orders = Orders()
-        super().__init__(self.orders.obey)
 
 
 def append(log: WriteAheadLog, *, size: int = 20) -> asyncio.Future[None]:
@@ -71,7 +61,7 @@ def kept(log: WriteAheadLog) -> list[int]:
 async def test_appends_share_a_sync_and_are_done_in_order_after_it(tmp_path: Path) -> None:
     files = OrderedFiles()
     async with await WriteAheadLog.open(tmp_path, IDENTITY, files=files) as log:
-        files.orders.may_go_on.clear()
+        files.may_go_on.clear()
         done: list[str] = []
         first = append(log)
         first.add_done_callback(lambda _: done.append("first"))
@@ -81,11 +71,11 @@ async def test_appends_share_a_sync_and_are_done_in_order_after_it(tmp_path: Pat
         later.pop().add_done_callback(lambda _: done.append("later"))
         await asyncio.sleep(0.01)
         assert not done
-        files.orders.may_go_on.set()
+        files.may_go_on.set()
         await log.flush()
         await asyncio.sleep(0)
         assert done == ["first", "later"]
-        assert files.orders.calls == ["write", "sync"] * 2
+        assert files.calls == ["write", "sync"] * 2
 
 
 @pytest.mark.parametrize(
@@ -96,20 +86,20 @@ async def test_a_failed_call_breaks_the_log_for_good(
 ) -> None:
     """So does a sync that finds no room: what it was to make durable may be gone already."""
     files = OrderedFiles()
-    files.orders.error = OSError(number, "the disk is gone")
+    files.error = OSError(number, "the disk is gone")
     async with await WriteAheadLog.open(tmp_path, IDENTITY, files=files) as log:
         assert await settle(append(log)) is None
-        files.orders.fail = lambda one: one == call
+        files.fail = lambda one: one == call
         failing = append(log)
         assert isinstance(await settle(failing), WriteAheadLogBrokenError)
-        files.orders.fail = lambda _: False
-        files.orders.calls.clear()
+        files.fail = lambda _: False
+        files.calls.clear()
         with pytest.raises(WriteAheadLogBrokenError, match="the disk is gone; stop this broker"):
             append(log)
         with pytest.raises(WriteAheadLogBrokenError):
             log.has_room(1)
         log.trim(1)
-    assert files.orders.calls == []
+    assert files.calls == []
     async with await WriteAheadLog.open(tmp_path, IDENTITY, files=files) as log:
         assert kept(log) in ([0], [0, 1])
 
@@ -117,13 +107,13 @@ async def test_a_failed_call_breaks_the_log_for_good(
 async def test_groups_behind_a_failed_one_fail_with_it(tmp_path: Path) -> None:
     files = OrderedFiles()
     async with await WriteAheadLog.open(tmp_path, IDENTITY, SMALL, files=files) as log:
-        files.orders.may_go_on.clear()
+        files.may_go_on.clear()
         futures = [append(log)]
         await asyncio.sleep(0.01)
         futures += [append(log) for _ in range(20)]
         assert len(set(futures)) > 3
-        files.orders.fail = lambda call: call == "sync"
-        files.orders.may_go_on.set()
+        files.fail = lambda call: call == "sync"
+        files.may_go_on.set()
         for future in futures:
             assert isinstance(await settle(future), WriteAheadLogBrokenError)
 
@@ -159,11 +149,11 @@ async def test_what_waits_for_the_disk_is_bounded(tmp_path: Path) -> None:
     files = OrderedFiles()
     config = LogConfig(max_unflushed_bytes=10_000)
     async with await WriteAheadLog.open(tmp_path, IDENTITY, config, files=files) as log:
-        files.orders.may_go_on.clear()
+        files.may_go_on.clear()
         while log.has_room(1033):
             append(log, size=1000)
         assert 8 <= log.end <= 10
-        files.orders.may_go_on.set()
+        files.may_go_on.set()
         await log.flush()
         assert log.has_room(1033)
 
@@ -193,15 +183,15 @@ async def test_a_full_disk_refuses_until_all_appended_is_trimmed_then_goes_on() 
 async def test_what_waits_behind_a_refused_group_is_refused_with_it(tmp_path: Path) -> None:
     files = OrderedFiles()
     async with await WriteAheadLog.open(tmp_path, IDENTITY, files=files) as log:
-        files.orders.may_go_on.clear()
-        files.orders.fail = lambda call: call == "write"
-        files.orders.error = DiskFullError(errno.ENOSPC, "no room")
+        files.may_go_on.clear()
+        files.fail = lambda call: call == "write"
+        files.error = DiskFullError(errno.ENOSPC, "no room")
         first = append(log)
         await asyncio.sleep(0.01)
         behind = append(log)
-        files.orders.may_go_on.set()
+        files.may_go_on.set()
         assert isinstance(await settle(first), WriteAheadLogFullError)
-        files.orders.fail = lambda _: False
+        files.fail = lambda _: False
         assert isinstance(await settle(behind), WriteAheadLogFullError)
     async with await WriteAheadLog.open(tmp_path, IDENTITY, files=files) as log:
         assert kept(log) == []

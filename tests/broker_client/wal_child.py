@@ -14,10 +14,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from streammeta.client import BrokerSession, ControllerClient, SilentObserver, StreamWriter
 from streammeta.client.config import WriterConfig
@@ -88,16 +89,9 @@ class SlowStore(LocalObjectStore):
         super().__init__(root)
         self._rng = random.Random(seed)
 
-    def put(
-        self,
-        key: str,
-        data: Body,
-        *,
-        if_absent: bool = False,
-        tags: Mapping[str, str] | None = None,
-    ) -> None:
+    def put(self, key: str, data: Body, **options: Any) -> None:
         time.sleep(self._rng.uniform(0, 0.06))
-        super().put(key, data, if_absent=if_absent, tags=tags)
+        super().put(key, data, **options)
 
 
 class DoomedObserver(SilentObserver):

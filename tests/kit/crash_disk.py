@@ -229,7 +229,7 @@ def flipped(data: bytes, at: int, bit: int = 0) -> bytes:
     return bytes(changed)
 
 
-def crashes(disk: CrashDisk, act: Callable[[CrashDisk], None]) -> Iterator[tuple[str, CrashDisk]]:
+def crashes(disk: CrashDisk, act: Callable[[CrashDisk], object]) -> Iterator[tuple[str, CrashDisk]]:
     """Yield every disk that a crash during `act` can leave, with where it crashed."""
     call = 0
     while True:
