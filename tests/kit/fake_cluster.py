@@ -152,10 +152,10 @@ class FakeMap:
         for one in request.streams:
             stream = self.streams.get(one.stream_id)
             error = self.node_check(request.node)
-            if error == ERROR_CODE_NONE and stream is None:
-                error = ERROR_CODE_STREAM_NOT_EXIST
-            if error == ERROR_CODE_NONE and stream is not None and one.stream_epoch < stream.epoch:
-                error = ERROR_CODE_STREAM_FENCED
+            if stream is None:
+                error = error or ERROR_CODE_STREAM_NOT_EXIST
+            elif one.stream_epoch < stream.epoch:
+                error = error or ERROR_CODE_STREAM_FENCED
             if error != ERROR_CODE_NONE or stream is None:
                 opened.append(streams_pb2.OpenedStream(error=error))
                 continue
@@ -216,12 +216,8 @@ class FakeMap:
             return self.answers[ids[0]]
         rows = len(request.ranges.stream_id) + len(request.stream_objects.stream_id)
         whole = self.node_check(request.node)
-        if (
-            whole == ERROR_CODE_NONE
-            and request.HasField("object_id")
-            and request.object_id not in self.prepared
-        ):
-            whole = ERROR_CODE_OBJECT_NOT_EXIST
+        if request.HasField("object_id") and request.object_id not in self.prepared:
+            whole = whole or ERROR_CODE_OBJECT_NOT_EXIST
         if whole != ERROR_CODE_NONE:
             return self._commit_answer(request, [whole] * rows, whole)
         verdicts = [self._commit_range(request, i) for i in range(len(request.ranges.stream_id))]

@@ -298,6 +298,21 @@ def test_time_that_no_calendar_has_is_a_number() -> None:
     assert iso_time(2**62) == f"{2**62} ms"
 
 
+def refusal_of(cluster: FakeCluster, words: str, **options: float) -> str:
+    with serve(cluster) as endpoint:
+        return refusal_at(endpoint, words, **options)
+
+
+def refusal_at(endpoint: str, words: str, **options: float) -> str:
+    """Describe the cluster, which fails with these words; return the code of the error."""
+    with (
+        ControllerClient([endpoint], **options) as client,
+        pytest.raises(CallError, match=words) as caught,
+    ):
+        describe(client)
+    return caught.value.code
+
+
 def test_redirect_to_the_leader_is_followed_and_remembered() -> None:
     follower, leader = FakeCluster(), sample_cluster()
     with serve(leader) as leader_endpoint, serve(follower) as follower_endpoint:
@@ -362,14 +377,7 @@ def test_nothing_listening_is_said_at_once() -> None:
 def test_cluster_without_a_leader_is_given_up_at_the_deadline(leader: str, words: str) -> None:
     cluster = FakeCluster()
     cluster.leader_endpoint = leader
-    with (
-        serve(cluster) as endpoint,
-        ControllerClient([endpoint], timeout_s=1) as client,
-        pytest.raises(CallError, match=words) as caught,
-    ):
-        describe(client)
-
-    assert caught.value.code == "NO_LEADER"
+    assert refusal_of(cluster, words, timeout_s=1) == "NO_LEADER"
     assert cluster.calls["DescribeCluster"] > 1
 
 
@@ -384,14 +392,9 @@ def test_slow_leader_is_said_to_be_slow() -> None:
     leader.enter = enter  # type: ignore[method-assign]
     with serve(leader) as leader_endpoint, serve(follower) as endpoint:
         follower.leader_endpoint = leader_endpoint
-        with (
-            ControllerClient([endpoint], timeout_s=1.5) as client,
-            pytest.raises(CallError, match=f"{leader_endpoint} did not answer in time") as caught,
-        ):
-            describe(client)
+        silence = f"{leader_endpoint} did not answer in time"
+        assert refusal_at(endpoint, silence, timeout_s=1.5) == "DEADLINE_EXCEEDED"
         answered.set()
-
-    assert caught.value.code == "DEADLINE_EXCEEDED"
 
 
 def test_leader_elected_meanwhile_is_found() -> None:
@@ -415,12 +418,5 @@ def test_refusal_is_passed_on_and_not_retried() -> None:
     cluster = FakeCluster()
     message = "page_size: got 0"
     cluster.failure = (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", message)
-    with (
-        serve(cluster) as endpoint,
-        ControllerClient([endpoint]) as client,
-        pytest.raises(CallError, match=message) as caught,
-    ):
-        describe(client)
-
-    assert caught.value.code == "INVALID_FIELD"
+    assert refusal_of(cluster, message) == "INVALID_FIELD"
     assert cluster.calls["DescribeCluster"] == 1
