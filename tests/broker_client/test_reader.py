@@ -55,11 +55,8 @@ async def written(
                         payload = payload_of(one.stream_id, offset, payload_bytes)
                         await writer.append(one.stream_id, payload, 2)
                 await writer.flush()
-        reader = b.reader()
-        try:
+        async with b.reader() as reader:
             yield b, reader
-        finally:
-            await reader.close()
 
 
 def payload_of(stream_id: int, offset: int, size: int) -> bytes:
@@ -165,9 +162,8 @@ async def test_bulk_reads_go_on_after_the_limit_of_one_answer() -> None:
             data = builder.finish().data
             b.store.put(key_for(i, NAMESPACE), data)
             built[0].pieces.append(Piece(i, OBJECT_KIND_STREAM, i, i + 1, len(data)))
-        reader = b.reader()
-        ((_, records),) = [stream async for stream in reader.read_streams([0])]
-        await reader.close()
+        async with b.reader() as reader:
+            ((_, records),) = [stream async for stream in reader.read_streams([0])]
         assert bases(records) == list(range(1100))
 
 
@@ -202,11 +198,12 @@ async def test_an_object_that_stays_missing_is_named(bulk: bool) -> None:
 
 
 async def test_an_object_of_another_cluster_is_never_read() -> None:
-    async with written(1, 1) as (b, _):
-        reader = StreamReader(b.client, b.store, "_streammeta_other")
+    async with (
+        written(1, 1) as (b, _),
+        StreamReader(b.client, b.store, "_streammeta_other") as reader,
+    ):
         with pytest.raises(WrongBucketError, match="_streammeta_other"):
             await reader.read(0, 0)
-        await reader.close()
 
 
 @pytest.mark.parametrize("kept", [0, 1, 100, -1], ids=["empty", "one byte", "head", "all but one"])

@@ -408,12 +408,11 @@ async def test_small_objects_are_read_with_one_request_for_all_their_streams() -
     async with placed() as place:
         place.world.create(50)
         place.world.commit(dict.fromkeys(range(50), 3))
-        reader = place.reader()
-        for stream_id in range(50):
-            assert len(await reader.read(stream_id, 0)) == 3
-        assert reader.stats.requests == 1
-        assert reader._blocks.size == 0
-        await reader.close()
+        async with place.reader() as reader:
+            for stream_id in range(50):
+                assert len(await reader.read(stream_id, 0)) == 3
+            assert reader.stats.requests == 1
+            assert reader._blocks.size == 0
 
 
 async def test_who_gives_up_leaves_the_shared_request_to_the_others() -> None:

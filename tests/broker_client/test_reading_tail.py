@@ -30,11 +30,8 @@ async def tailing(
     async with placed(members=members) as place:
         place.world.create(streams)
         place.world.commit(dict.fromkeys(range(streams), 10))
-        reader = place.reader(config or ReaderConfig(poll_interval_s=60.0))
-        try:
+        async with place.reader(config or ReaderConfig(poll_interval_s=60.0)) as reader:
             yield place, reader
-        finally:
-            await reader.close()
 
 
 async def take(tail: StreamTail, count: int) -> list[RecordBatch]:

@@ -172,9 +172,8 @@ async def timed(
         for _ in range(objects):
             world.commit({0: 10, 1: 10}, payload=1_000, span=2)
         config = ReaderConfig(block_cache_bytes=10_000)
-        reader = place.reader(config)
-        yield place, world, reader
-        await reader.close()
+        async with place.reader(config) as reader:
+            yield place, world, reader
 
 
 def time_of(world: World) -> Callable[[RecordBatch], int]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from streammeta.cli.local_cluster import LocalCluster
-from streammeta.client import ControllerClient, StreamClient, StreamClientConfig, StreamReader
+from streammeta.client import StreamClient, StreamClientConfig
 from streammeta.client.write_ahead_log.config import LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.client.write_ahead_log.set_aside import read_set_aside
@@ -63,28 +63,25 @@ async def run_child(settings: Settings) -> Life:
     return Life(was_killed, *json.loads(out)) if out else Life(was_killed)
 
 
-async def check_streams(client: ControllerClient, root: Path) -> int:
+async def check_streams(endpoints: list[str], root: Path) -> int:
     """Compare the streams with what was acknowledged; return how many records there are."""
     acknowledged = defaultdict[int, dict[int, str]](dict)
     for line in (root / "acknowledged").read_text().splitlines():
         stream, offset, name = line.split()
         acknowledged[int(stream)][int(offset)] = name
     seen = 0
-    reader = StreamReader(
-        client, LocalObjectStore(root / "bucket"), await client.object_namespace()
-    )
-    for stream_id, expected in acknowledged.items():
-        names: list[str] = []
-        async for record in reader.iterate(stream_id):
-            assert record.base_offset == len(names)
-            names.append(record.payload.decode().rstrip())
-        for at, name in expected.items():
-            assert at < len(names), f"{name} of stream {stream_id} is lost"
-            assert names[at] == name
-        numbers = [tuple(map(int, name.split("."))) for name in names]
-        assert numbers == sorted(set(numbers)), f"stream {stream_id} is out of order"
-        seen += len(names)
-    await reader.close()
+    async with await StreamClient.open(endpoints, LocalObjectStore(root / "bucket")) as client:
+        for stream_id, expected in acknowledged.items():
+            names: list[str] = []
+            async for record in client.iterate(stream_id):
+                assert record.base_offset == len(names)
+                names.append(record.payload.decode().rstrip())
+            for at, name in expected.items():
+                assert at < len(names), f"{name} of stream {stream_id} is lost"
+                assert names[at] == name
+            numbers = [tuple(map(int, name.split("."))) for name in names]
+            assert numbers == sorted(set(numbers)), f"stream {stream_id} is out of order"
+            seen += len(names)
     return seen
 
 
@@ -109,8 +106,7 @@ async def storm(
         assert life.set_aside == 0, f"seed {seed}, round {epoch}: nothing may be set aside"
     assert uploaded > 0, "no round left anything to upload"
     assert committed > 0, "no round left anything that is committed"
-    async with ControllerClient(endpoints) as client:
-        total = await check_streams(client, root)
+    total = await check_streams(endpoints, root)
     acknowledged = len((root / "acknowledged").read_text().splitlines())
     assert records <= acknowledged <= total
     assert not list((root / "log").glob("*.aside"))

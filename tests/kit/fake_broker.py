@@ -65,11 +65,8 @@ class Broker:
 
     async def payloads(self, stream_id: int) -> list[bytes]:
         """Read a whole stream back, with a reader that has cached nothing."""
-        reader = self.reader()
-        try:
+        async with self.reader() as reader:
             return [record.payload async for record in reader.iterate(stream_id)]
-        finally:
-            await reader.close()
 
 
 @asynccontextmanager
@@ -113,8 +110,7 @@ async def check_streams(
     client: ControllerClient, store: ObjectStore, counts: dict[int, int]
 ) -> None:
     """Every stream holds the records of its offsets, from 0 to its count, once and in order."""
-    reader = StreamReader(client, store, await client.object_namespace())
-    try:
+    async with StreamReader(client, store, await client.object_namespace()) as reader:
         found = dict.fromkeys(counts, 0)
         async for stream_id, records in reader.read_streams(list(counts)):
             for record in records:
@@ -122,5 +118,3 @@ async def check_streams(
                 assert record.payload == payload_of(stream_id, record.base_offset)
                 found[stream_id] += 1
         assert found == counts
-    finally:
-        await reader.close()
