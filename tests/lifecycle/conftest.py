@@ -1,11 +1,11 @@
 """Fixtures of the lifecycle's tests."""
 
-import pytest_asyncio
+import pytest
 
 from tests.lifecycle.lifecycle_world import World
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def world() -> World:
     started = World()
     await started.start()

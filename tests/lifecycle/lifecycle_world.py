@@ -22,6 +22,7 @@ from streammeta.controller.metadata.values import (
     column,
 )
 from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.object_id_gate import ObjectIdGate
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import DeleteResult
@@ -67,10 +68,10 @@ class RecordingStore(MemoryObjectStore):
 class World:
     """One controller that leads, and its bucket; `succeed` replaces it by another."""
 
-    def __init__(self) -> None:
+    def __init__(self, gate: ObjectIdGate | None = None) -> None:
         self.clock = ManualClock(5_000, wall_ahead_ms=1_700_000_000_000)
         self.store = RecordingStore()
-        self.controller = MetadataController(ClusterMap(), self.clock)
+        self.controller = MetadataController(ClusterMap(), self.clock, gate)
         self.log = CommittingLog(self.controller)
         self.controller.bind(self.log)
 
@@ -151,11 +152,20 @@ class World:
 
     async def removal(self, ids: Sequence[int], tick_ms: int = 20) -> None:
         """Wait, `tick_ms` at a time, until the map has forgotten objects."""
-        await until(
+        await self.until(
             lambda: self.states(ids) == {ObjectState.REMOVED},
             f"removal of {len(ids)} objects",
-            lambda: self.clock.advance(tick_ms),
+            tick_ms,
         )
+
+    async def until(self, condition: Callable[[], bool], what: str, tick_ms: int = 0) -> None:
+        """Wait for a condition, with `tick_ms` of the clock between two looks."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PATIENCE_S
+        while not condition():
+            assert loop.time() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
+            self.clock.advance(tick_ms)
+            await asyncio.sleep(0.001)
 
     async def write(self, request: requests.WriteRequest) -> Any:
         return (await self.controller.write(request)).answer
@@ -176,16 +186,6 @@ def states(controller: MetadataController, ids: Sequence[int]) -> set[ObjectStat
     answer = controller.cluster_map.query(requests.CheckObjects(object_ids=tuple(ids)))
     assert isinstance(answer, CheckObjectsAnswer)
     return {ObjectState(state) for state in answer.states}
-
-
-async def until(condition: Callable[[], bool], what: str, tick: Callable[[], None]) -> None:
-    """Wait for a condition; `tick` moves time on."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + PATIENCE_S
-    while not condition():
-        assert loop.time() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
-        tick()
-        await asyncio.sleep(0.001)
 
 
 A, B, C = (NodeIdentity(node_id, 1) for node_id in (1001, 1002, 1003))

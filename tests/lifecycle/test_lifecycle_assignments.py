@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.ids import NONE_ID
@@ -84,21 +83,16 @@ def test_recoveries_begin_change_and_end(
 def test_a_leaving_target_is_replaced() -> None:
     heard = sessions({2, 3}, {1})
     heard.heartbeat(2, 5, 6 * TIMEOUT_MS, wants_shutdown=True)
-    nodes = [node(1, owes=True, recovered_by=2), node(2), node(3)]
-    assert plan_recoveries(nodes, heard, 1) == (RecoveryTarget(1, 5, 3),)
+    assert plan_recoveries([ASSIGNED, node(2), node(3)], heard, 1) == (RecoveryTarget(1, 5, 3),)
 
 
 def test_a_new_leader_lets_recoveries_go_on() -> None:
     """Its granted sessions say nothing: the process is silent, or fenced by its recovery."""
     granted = sessions({2, 3}, set(), granted=frozenset({1}))
     assert granted.state(1) is NodeState.ACTIVE
-    for begun in (
-        node(1, owes=True, recovered_by=2),
-        node(1, owes=True, recovered_by=2, failover=True),
-    ):
+    for begun in (ASSIGNED, replace(ASSIGNED, failover=True), OWING):
         assert plan_recoveries([begun, node(2), node(3)], granted, 1) == ()
-    assert plan_recoveries([node(1, owes=True), node(2), node(3)], granted, 1) == ()
-    orphaned = node(1, owes=True, failover=True)
+    orphaned = replace(OWING, failover=True)
     assert plan_recoveries([orphaned, node(2), node(3)], granted, 1) == (RecoveryTarget(1, 5, 2),)
 
 
@@ -270,7 +264,7 @@ class Compacting(Cluster):
         return error
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def cluster() -> Compacting:
     started = Compacting()
     await started.start()

@@ -21,62 +21,39 @@ from streammeta.controller.lifecycle import bucket_claim
 from streammeta.controller.lifecycle import bucket_claim as protocol
 from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.answers import PrepareObjectsAnswer
-from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.runtime import object_id_gate
-from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.object_id_gate import ObjectIdGate
 from streammeta.storage import bucket_marker
 from streammeta.storage.errors import StoreUnavailableError
-from streammeta.storage.object_store.base import Body, ObjectInfo, Tags
-from tests.kit.memory_log import CommittingLog
+from streammeta.storage.object_store.base import ObjectInfo
+from streammeta.storage.object_store.calls import Tally
 from tests.kit.memory_store import MemoryObjectStore
-from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World, until
+from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World
 
 INTERVAL_MS = 5
 
 
 class AwayStore(MemoryObjectStore):
-    """A bucket that may be away, as a whole or for new objects."""
+    """A bucket that may be away."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_away = False
-        self.takes_no_puts = False
-
-    def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        self._require(not self.is_away)
-        return super().get_range(key, start, end)
-
-    def list_objects(
-        self, prefix: str = "", start_after: str | None = None
-    ) -> Iterator[ObjectInfo]:
-        self._require(not self.is_away)
-        return super().list_objects(prefix, start_after)
-
-    def put(
-        self, key: str, data: Body, *, if_absent: bool = False, tags: Tags | None = None
-    ) -> None:
-        self._require(not (self.is_away or self.takes_no_puts))
-        super().put(key, data, if_absent=if_absent, tags=tags)
+    is_away = False
 
     def until(self, deadline: float) -> "AwayStore":
         return self
 
-    def _require(self, is_there: bool) -> None:
-        if not is_there:
+    def _call(self, operation: str) -> contextlib.AbstractContextManager[Tally]:
+        if self.is_away:
             raise StoreUnavailableError("the bucket is away")
+        return super()._call(operation)
 
 
 class Claiming(World):
     """A leader with a gate before its object ids, and the task that keeps it."""
 
-    def __init__(self, store: AwayStore | None = None) -> None:
-        super().__init__()
-        self.bucket = AwayStore() if store is None else store
+    def __init__(self) -> None:
         self.gate = ObjectIdGate()
-        self.controller = MetadataController(ClusterMap(), self.clock, self.gate)
-        self.log = CommittingLog(self.controller)
-        self.controller.bind(self.log)
+        super().__init__(self.gate)
+        self.bucket = AwayStore()
         self.claims = bucket_claim.BucketClaims(
             self.controller,
             self.bucket,
@@ -106,18 +83,21 @@ class Claiming(World):
         assert isinstance(answer, PrepareObjectsAnswer)
         return answer.first_object_id
 
-    def tick(self) -> None:
-        """Let the time pass after which what failed is tried again."""
-        self.clock.advance(INTERVAL_MS)
-
     async def opened(self) -> None:
-        await until(lambda: self.gate.bound > 0, "ids to be claimed", lambda: None)
+        """Wait until ids may be issued; what failed is tried again meanwhile."""
+        await self.until(lambda: self.gate.bound > 0, "ids to be claimed", INTERVAL_MS)
 
     async def refused(self) -> str:
         """Wait until the leader has a problem that stays, and return it."""
-        await until(lambda: bool(self.claims._term and self.claims._term.refused), "refusal",
-                    lambda: None)  # fmt: skip
+        await self.until(lambda: bool(self.claims._term and self.claims._term.refused), "refusal")
         return self.claims.problem
+
+
+@pytest.fixture
+async def world() -> Claiming:
+    started = Claiming()
+    await started.start()
+    return started
 
 
 @pytest.fixture(autouse=True)
@@ -131,9 +111,9 @@ def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_id_gate, "READY_WAIT_MS", 20)
 
 
-async def test_a_new_cluster_draws_a_uuid_marks_the_bucket_claims_and_issues() -> None:
-    world = Claiming()
-    await world.start()
+async def test_a_new_cluster_draws_a_uuid_marks_the_bucket_claims_and_issues(
+    world: Claiming,
+) -> None:
     assert not world.claims.may_delete
     async with world.running():
         assert await world.issue("a") == 0, "the request waited for the gate"
@@ -153,10 +133,8 @@ async def test_a_new_cluster_draws_a_uuid_marks_the_bucket_claims_and_issues() -
 
 
 @pytest.mark.usefixtures("short_wait")
-async def test_ids_wait_for_the_bucket_and_commits_do_not() -> None:
-    world = Claiming()
+async def test_ids_wait_for_the_bucket_and_commits_do_not(world: Claiming) -> None:
     world.bucket.is_away = True
-    await world.start()
     async with world.running():
         with pytest.raises(errors.ObjectIdsNotReadyError, match=r"away|taken over"):
             await world.issue("a")
@@ -164,25 +142,23 @@ async def test_ids_wait_for_the_bucket_and_commits_do_not() -> None:
             request_id="s", node=BROKER, streams=(requests.NewStream(),)
         )
         assert (await world.write(create)).stream_ids == (0,)
-        await until(lambda: "away" in world.claims.problem, "the reason", world.tick)
+        await world.until(lambda: "away" in world.claims.problem, "the reason", INTERVAL_MS)
         assert not world.claims.may_delete
         end = world.log.next_offset
         for _ in range(20):
-            world.tick()
+            world.clock.advance(INTERVAL_MS)
             await asyncio.sleep(INTERVAL_MS / 1000)
         assert world.log.next_offset == end, "the log grows while the bucket is away"
         world.bucket.is_away = False
-        await until(lambda: world.gate.bound > 0, "ids to be issued again", world.tick)
+        await world.opened()
         assert await world.issue("a") == 0
 
 
-async def test_another_clusters_bucket_is_refused_until_it_is_put_right() -> None:
-    world = Claiming()
+async def test_another_clusters_bucket_is_refused_until_it_is_put_right(world: Claiming) -> None:
     other = bucket_marker.BucketMarker(
         cluster_id="here", cluster_uuid="another", namespace=NAMESPACE, created_ms=0
     )
     bucket_marker.create_marker(world.bucket, other)
-    await world.start()
     async with world.running():
         assert "another" in await world.refused()
         with pytest.raises(errors.BucketRefusedError, match="another"):
@@ -196,19 +172,17 @@ async def test_another_clusters_bucket_is_refused_until_it_is_put_right() -> Non
         assert await world.issue("a") == 0
 
 
-async def test_an_unreadable_marker_is_refused_and_left() -> None:
-    world = Claiming()
+async def test_an_unreadable_marker_is_refused_and_left(world: Claiming) -> None:
     world.bucket.put(bucket_marker.marker_key(NAMESPACE), b"{")
-    await world.start()
     async with world.running():
         assert "corrupt" in await world.refused()
         assert not world.claims.may_delete
     assert world.bucket.get_range(bucket_marker.marker_key(NAMESPACE)) == b"{"
 
 
-async def test_a_marker_that_must_be_there_is_not_made_again_in_another_bucket() -> None:
-    world = Claiming()
-    await world.start()
+async def test_a_marker_that_must_be_there_is_not_made_again_in_another_bucket(
+    world: Claiming,
+) -> None:
     await world.write(requests.ClaimBucket(cluster_uuid="u", issued_below=5))
     async with world.running():
         assert "no marker" in await world.refused()
@@ -222,9 +196,7 @@ def restored_claim(bound: int) -> bucket_marker.IdClaim:
     )
 
 
-async def test_a_map_older_than_the_bucket_issues_and_deletes_nothing() -> None:
-    world = Claiming()
-    await world.start()
+async def test_a_map_older_than_the_bucket_issues_and_deletes_nothing(world: Claiming) -> None:
     await world.write(requests.ClaimBucket(cluster_uuid="u", issued_below=5))
     marker = bucket_marker.BucketMarker(
         cluster_id="here", cluster_uuid="u", namespace=NAMESPACE, created_ms=0
@@ -248,9 +220,7 @@ async def test_a_map_older_than_the_bucket_issues_and_deletes_nothing() -> None:
         assert await world.issue("a") == 0
 
 
-async def test_two_logs_that_come_to_the_same_bound_are_told_apart() -> None:
-    world = Claiming()
-    await world.start()
+async def test_two_logs_that_come_to_the_same_bound_are_told_apart(world: Claiming) -> None:
     async with world.running():
         await world.opened()
         # Another copy of this cluster claims the next bound first.
@@ -272,9 +242,7 @@ async def test_two_logs_that_come_to_the_same_bound_are_told_apart() -> None:
 
 
 @pytest.mark.usefixtures("short_wait")
-async def test_the_gate_closes_with_the_term_and_opens_anew_in_the_next() -> None:
-    world = Claiming()
-    await world.start()
+async def test_the_gate_closes_with_the_term_and_opens_anew_in_the_next(world: Claiming) -> None:
     async with world.running():
         await world.opened()
         assert await world.issue("a", 3) == 0
@@ -288,20 +256,20 @@ async def test_the_gate_closes_with_the_term_and_opens_anew_in_the_next() -> Non
             await world.issue("b")
         assert await world.issue("a", 3) == 0, "a repeat issues nothing new"
         world.bucket.is_away = False
-        await until(lambda: world.gate.bound > 0, "ids to be issued again", world.tick)
+        await world.opened()
         assert world.gate.bound == first + 3
         assert await world.issue("b") == 3
 
 
-async def test_claims_are_renewed_when_short_or_old_or_when_a_copy_has_left() -> None:
-    world = Claiming()
-    await world.start()
+async def test_claims_are_renewed_when_short_or_old_or_when_a_copy_has_left(
+    world: Claiming,
+) -> None:
     async with world.running():
         await world.opened()
 
         async def renewed(what: str) -> None:
             bound = world.gate.bound
-            await until(lambda: world.gate.bound > bound, what, lambda: None)
+            await world.until(lambda: world.gate.bound > bound, what)
             assert bucket_marker.read_claimed(world.bucket, NAMESPACE) == world.gate.bound
 
         world.clock.advance(bucket_claim.CLAIM_AGE_MS_MAX)
@@ -441,11 +409,19 @@ def settled(history: History) -> Leader:
     return leader
 
 
+def lived(rng: random.Random, acts: int) -> tuple[History, list[Leader]]:
+    """Return an honest history in which so much happened, and its leaders."""
+    history = History()
+    leaders = [elected(history)]
+    for _ in range(acts):
+        act(rng, history, leaders)
+    return history, leaders
+
+
 @pytest.mark.parametrize("seed", range(300))
 def test_an_honest_history_is_never_refused(seed: int) -> None:
     rng = random.Random(seed)
-    history = History()
-    leaders = [elected(history)]
+    history, leaders = lived(rng, 0)
     for _ in range(200):
         act(rng, history, leaders)
         assert not any(one.refused for one in leaders), f"seed {seed}"
@@ -458,34 +434,33 @@ def test_an_honest_history_is_never_refused(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100))
 def test_a_copy_from_before_a_takeover_is_always_found_out(seed: int) -> None:
     rng = random.Random(2_000 + seed)
-    history = History()
-    leaders = [elected(history)]
-    for _ in range(rng.randrange(60)):
-        act(rng, history, leaders)
+    history, _ = lived(rng, rng.randrange(60))
     copy = bucket_claim.Issued(history.next_id, history.issued_below)
     settled(history)
     history.next_id, history.issued_below = copy.next_object_id, copy.issued_below
     assert settled(history).refused, f"seed {seed}"
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_no_id_is_issued_twice_over_a_restore_that_a_claim_came_after(seed: int) -> None:
+def copied_and_lived_on(seed: int) -> tuple[History, bucket_claim.Issued]:
+    """Return a history of which all leaders are gone, and a copy of the log made on the way."""
     rng = random.Random(1_000 + seed)
-    history = History()
-    leaders = [elected(history)]
-    for _ in range(rng.randrange(120)):
-        act(rng, history, leaders)
+    history, leaders = lived(rng, rng.randrange(120))
     copy = bucket_claim.Issued(history.next_id, history.issued_below)
-    claims_before = max(history.claims, default=0)
     for _ in range(rng.randrange(1, 120)):
         act(rng, history, leaders)
     for leader in leaders:
         leader.is_stopped = True
+    return history, copy
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_no_id_is_issued_twice_over_a_restore_that_a_claim_came_after(seed: int) -> None:
+    history, copy = copied_and_lived_on(seed)
     history.next_id, history.issued_below = copy.next_object_id, copy.issued_below
     was_claimed = max(history.claims, default=0) > copy.issued_below
     restored = settled(history)
     if was_claimed:
-        assert restored.refused, f"seed {seed}: claims {claims_before}, {history.claims}"
+        assert restored.refused, f"seed {seed}: {history.claims}"
         assert restored.issue(1) == []
         # Whoever leads next is refused as well: nothing was committed that would hide it.
         assert settled(history).refused
@@ -494,18 +469,8 @@ def test_no_id_is_issued_twice_over_a_restore_that_a_claim_came_after(seed: int)
 
 
 def test_restores_are_met_that_claims_can_see_and_that_they_can_not() -> None:
-    found = set()
-    for seed in range(300):
-        rng = random.Random(1_000 + seed)
-        history = History()
-        leaders = [elected(history)]
-        for _ in range(rng.randrange(120)):
-            act(rng, history, leaders)
-        bound = history.issued_below
-        for _ in range(rng.randrange(1, 120)):
-            act(rng, history, leaders)
-        found.add(max(history.claims, default=0) > bound)
-    assert found == {True, False}
+    met = [copied_and_lived_on(seed) for seed in range(300)]
+    assert len({max(found.claims, default=0) > copy.issued_below for found, copy in met}) == 2
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from streammeta.controller.metadata.requests import ExpireObjects, HoldDeletions
 from streammeta.controller.metadata.values import ObjectState
 from streammeta.storage.errors import StorageError, StoreRejectedError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
-from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World, until
+from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World
 
 REMOVED, MARKED = {ObjectState.REMOVED}, {ObjectState.MARK_DESTROYED}
 DELAY_MS = 1_000
@@ -80,10 +80,8 @@ async def test_no_bytes_go_before_their_mark_is_committed(world: World) -> None:
     world.clock.advance(1_001)
     expiring = asyncio.create_task(world.write(ExpireObjects(limit=10)))
     async with deleting(new_deletion(world)) as deletion:
-        await until(
-            lambda: deletion.describe().in_flight == 10,
-            "deletion to begin",
-            lambda: world.clock.advance(100),
+        await world.until(
+            lambda: deletion.describe().in_flight == 10, "deletion to begin", tick_ms=100
         )
         await asyncio.sleep(3 * INTERVAL_MS / 1_000)
         assert world.store.requests == []
@@ -123,10 +121,8 @@ async def test_a_stop_at_any_point_loses_nothing(world: World, seed: int) -> Non
             assert not (kept and removed), f"seed {seed}: {object_id} was forgotten too early"
         world.log.lead()
     async with deleting(new_deletion(world, seed=seed)):
-        await until(
-            lambda: world.committed_states(ids) == REMOVED,
-            f"seed {seed}: removal",
-            lambda: world.clock.advance(50),
+        await world.until(
+            lambda: world.committed_states(ids) == REMOVED, f"seed {seed}: removal", tick_ms=50
         )
     assert world.store.objects() == {}, f"seed {seed}"
 
@@ -135,14 +131,10 @@ async def test_a_lost_leadership_stops_it_and_a_new_one_starts_over(world: World
     ids = await world.destroyed_objects(10)
     world.store.slow_key = keys_of(ids)[0]
     async with deleting(new_deletion(world)) as deletion:
-        await until(
-            lambda: len(world.store.requests) == 1,
-            "the request",
-            lambda: world.clock.advance(100),
-        )
+        await world.until(lambda: len(world.store.requests) == 1, "the request", tick_ms=100)
         world.log.lose_leadership(truncate=False)
         world.store.go_on.set()
-        await until(lambda: deletion.describe().in_flight == 0, "the end", lambda: None)
+        await world.until(lambda: deletion.describe().in_flight == 0, "the end")
         assert world.states(ids) == MARKED
         with pytest.raises(NotLeaderError):
             await world.controller.settled()
@@ -162,9 +154,7 @@ async def test_a_refused_key_holds_up_no_other_and_is_stuck_visibly(world: World
         await world.removal(ids[1:])
         later = await world.destroyed_objects(50)
         await world.removal(later)
-        await until(
-            lambda: deletion.describe().stuck == 1, "it", lambda: world.clock.advance(1_000)
-        )
+        await world.until(lambda: deletion.describe().stuck == 1, "it", tick_ms=1_000)
         status = deletion.describe()
         assert status.sample == ((bad, "AccessDenied: held"),)
         tries = sum(bad in keys for keys in world.store.requests)
@@ -189,14 +179,9 @@ async def test_a_key_that_fails_whole_requests_is_found_out(
     world.store.fails_with = lambda keys: failure if bad in keys else None
     async with deleting(new_deletion(world)):
         others = [one for one in ids if one != ids[42]]
-        later: list[int] = []
-
-        def tick() -> None:
-            world.clock.advance(200)
-
-        await until(lambda: len(world.store.requests) > 0, "a request", tick)
+        await world.until(lambda: len(world.store.requests) > 0, "a request", tick_ms=200)
         later = await world.destroyed_objects(100)
-        await until(lambda: world.states([*others, *later]) == REMOVED, "the others", tick)
+        await world.removal([*others, *later], tick_ms=200)
     assert world.states(ids[42:43]) == MARKED
 
 
@@ -205,9 +190,7 @@ async def test_a_slow_request_holds_up_no_other(world: World) -> None:
     world.store.slow_key = keys_of(ids)[0]
     async with deleting(new_deletion(world)) as deletion:
         await world.removal(ids[DELETE_BATCH_MAX:])
-        await until(
-            lambda: deletion.describe().in_flight == DELETE_BATCH_MAX, "their end", lambda: None
-        )
+        await world.until(lambda: deletion.describe().in_flight == DELETE_BATCH_MAX, "their end")
         world.store.go_on.set()
         await world.removal(ids, tick_ms=0)
 
@@ -237,20 +220,14 @@ async def test_an_overloaded_store_is_asked_more_slowly_and_nothing_is_stuck(wor
     ids = await world.destroyed_objects(500)
     world.store.is_throttling = True
     async with deleting(new_deletion(world, rate=1_000)) as deletion:
-        await until(
-            lambda: deletion.describe().rate < 100, "slowing", lambda: world.clock.advance(40)
-        )
+        await world.until(lambda: deletion.describe().rate < 100, "slowing", tick_ms=40)
         assert deletion.describe().refused == 0
         world.store.is_throttling = False
         world.store.fails_with = lambda _: StoreUnavailableError("busy", throttled=True)
-        await until(
-            lambda: deletion.describe().rate < 50, "slowing", lambda: world.clock.advance(40)
-        )
+        await world.until(lambda: deletion.describe().rate < 50, "slowing", tick_ms=40)
         world.store.fails_with = lambda _: None
         await world.removal(ids, tick_ms=200)
-        await until(
-            lambda: deletion.describe().rate == 1_000, "speed", lambda: world.clock.advance(999)
-        )
+        await world.until(lambda: deletion.describe().rate == 1_000, "speed", tick_ms=999)
 
 
 async def test_a_bucket_that_can_not_serve_is_left_alone_and_nothing_is_stuck(world: World) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-import pytest_asyncio
 
 from streammeta.controller.errors import ErrorCode, NotLeaderError
 from streammeta.controller.lifecycle.failover import read_nodes
@@ -13,7 +12,7 @@ from streammeta.controller.metadata.values import NodeIdentity
 from tests.lifecycle.lifecycle_world import TIMEOUT_MS, A, B, C, Cluster
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def cluster() -> Cluster:
     started = Cluster()
     await started.start()

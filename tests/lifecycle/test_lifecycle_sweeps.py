@@ -5,7 +5,6 @@ import random
 from collections.abc import Sequence
 
 import pytest
-import pytest_asyncio
 
 from streammeta.controller.lifecycle import sweeps
 from streammeta.controller.lifecycle.sessions import Sessions, SupervisedNode
@@ -20,10 +19,7 @@ from streammeta.controller.metadata import requests, stream_decisions, values
 from streammeta.storage.errors import AccessDeniedError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import MultipartUpload
-from tests.lifecycle.lifecycle_world import NAMESPACE, World, until
-
-A, B = values.NodeIdentity(1001, 1), values.NodeIdentity(1002, 1)
-TIMEOUT_MS = 9_000
+from tests.lifecycle.lifecycle_world import NAMESPACE, TIMEOUT_MS, A, B, World
 
 
 class Writing:
@@ -73,7 +69,7 @@ class Writing:
         return [one for one in ids if self.world.states([one]) == {marked}]
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def writing() -> Writing:
     started = Writing()
     await started.start()
@@ -211,7 +207,7 @@ class Uploading:
         return set(self.world.store.list_multipart_uploads())
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def uploading() -> Uploading:
     started = Uploading()
     await started.world.start()
@@ -290,7 +286,7 @@ async def test_objects_expire_by_deadline_in_bounded_entries(world: World) -> No
     end = world.log.next_offset
     world.clock.advance(1)
     expired = {values.ObjectState.MARK_DESTROYED}
-    await until(lambda: world.states(early) == expired, "expiry", lambda: None)
+    await world.until(lambda: world.states(early) == expired, "expiry")
     await asyncio.sleep(0.03)
 
     assert world.log.next_offset == end + 3
@@ -309,7 +305,7 @@ async def test_who_does_not_lead_expires_nothing_and_goes_on_when_it_does(world:
     assert world.states(ids) == {values.ObjectState.PREPARED}
     world.log.lead()
     expired = {values.ObjectState.MARK_DESTROYED}
-    await until(lambda: world.states(ids) == expired, "expiry", lambda: None)
+    await world.until(lambda: world.states(ids) == expired, "expiry")
     assert not task.done()
     task.cancel()
     await asyncio.wait([task])
