@@ -58,11 +58,19 @@ class ReadCheck:
                 held[one.object_id] = {link.object_id for link in composite.links}
         assert linked == held, "the map keeps the bytes that composites need, and no others"
 
-    async def all_gone(self) -> None:
-        """Check that controllers delete replaced objects and expired outputs, and reads stay."""
+    async def look(self, _step: object) -> None:
+        """Read everything before and after a step of a process."""
+        self.run()
+
+    async def swept(self) -> None:
+        """Read everything before and after the controllers delete what was replaced."""
         self.run()
         await self._world.sweep()
         self.run()
+
+    async def all_gone(self) -> None:
+        """Check that controllers delete replaced objects and expired outputs, and reads stay."""
+        await self.swept()
         await self._world.expire()
         self.run_links()
         assert not self._world.strays()

@@ -48,7 +48,7 @@ from tests.fake_bucket import FAKE_UUID
 from tests.kit.built_objects import BuiltObject, ObjectBuilder
 from tests.kit.clock import ManualClock
 from tests.kit.grpc_servers import served
-from tests.kit.map_services import MODULES, map_services
+from tests.kit.map_services import map_services
 from tests.kit.memory_log import CommittingLog
 from tests.kit.memory_store import MemoryObjectStore
 
@@ -383,7 +383,6 @@ CLUSTER_ID = "compaction"
 NAMESPACE = cluster_namespace(CLUSTER_ID)
 SESSION_TIMEOUT_MS = 9_000
 _ENDPOINT = "leader:1"
-_DESCRIBE = "/streammeta.v1.AdminService/DescribeCluster"
 
 
 class LeadingMap:
@@ -396,7 +395,11 @@ class LeadingMap:
         self.sessions = Sessions(SESSION_TIMEOUT_MS)
         self.sessions.lead(self.clock.monotonic_ms())
         self._generic = self._handlers()
-        self._direct = self._by_path()
+        self._direct: dict[str, Handler] = {
+            path: handler.unary_unary
+            for generic in self._generic
+            for path, handler in cast(Any, generic)._method_handlers.items()
+        }
         self._request_ids = itertools.count()
 
     async def write(self, request: WriteRequest) -> Any:
@@ -451,32 +454,6 @@ class LeadingMap:
             cluster_uuid=FAKE_UUID,
             high_watermark=self.controller.committed_end,
         )
-
-    def _by_path(self) -> dict[str, Handler]:
-        found: dict[str, Handler] = {_DESCRIBE: self._describe}
-        for module in MODULES:
-            for service in module.DESCRIPTOR.services_by_name.values():
-                for method in service.methods:
-                    path = f"/{service.full_name}/{method.name}"
-                    handler = self._handler_of(path)
-                    if handler is not None:
-                        found[path] = handler
-        return found
-
-    def _handler_of(self, path: str) -> Handler | None:
-        for generic in self._generic:
-            found = cast(Any, generic).service(_Called(path))
-            if found is not None:
-                return cast(Handler | None, found.unary_unary)
-        return None
-
-
-class _Called:
-    """Asks a generic handler for one method."""
-
-    def __init__(self, path: str) -> None:
-        self.method = path
-        self.invocation_metadata = ()
 
 
 class _SteppedClient(ControllerClient):

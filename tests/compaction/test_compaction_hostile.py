@@ -19,7 +19,7 @@ from streammeta.storage.object_format.object_key import key_for
 from streammeta.v1.objects_pb2 import CommitStreamSetObjectRequest
 from tests.compaction.compaction_lives import TINY, compact, compacted, compactor, steps_of, target
 from tests.compaction.compaction_reads import ReadCheck
-from tests.compaction.compaction_steps import Fate, Fault, Step, Steps
+from tests.compaction.compaction_steps import Step, Steps
 from tests.compaction.compaction_world import NAMESPACE, World
 
 THREE = [(2, 30), (1, 40), (1, 10)]
@@ -105,9 +105,7 @@ async def test_what_an_object_holds_and_the_map_does_not_know_never_comes_back()
     for force_split in (False, True):
         report = await compacted(world, 1000, force_split=force_split)
         assert not report.left_out
-        check.run()
-        await world.sweep()
-        check.run()
+        await check.swept()
     assert not world.set_objects(1000)
 
 
@@ -126,21 +124,6 @@ async def test_a_process_that_a_newer_one_has_replaced_stops_and_changes_nothing
     ReadCheck(world).run()
     await compact(world, 1000)
     await ReadCheck(world).all_gone()
-
-
-async def test_answers_of_commits_that_never_come_leave_one_outcome_or_the_other() -> None:
-    for fate in (Fate.FAIL, Fate.LOSE_ANSWER):
-        world, _ = await plain_world()
-        at = (await steps_of(world)).index("CommitStreamSetObject") + 1
-        world, ids = await plain_world()
-        await compact(world, 1000, Steps(Fault(at, fate, times=10_000)))
-        is_committed = fate is Fate.LOSE_ANSWER
-        assert (world.set_objects(1000) != ids) == is_committed
-        check = ReadCheck(world)
-        check.run()
-        await world.sweep()
-        await compact(world, 1000)
-        await check.all_gone()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -187,15 +170,10 @@ async def test_set_objects_of_a_gone_node_are_compacted_by_another(ending: str) 
     check = ReadCheck(world)
     check.run()
 
-    async def look(_step: Step) -> None:
-        check.run()
-
-    report = await compacted(world, 1000, Steps(hook=look), by=1001)
+    report = await compacted(world, 1000, Steps(hook=check.look), by=1001)
     assert not report.left_out
     assert len(world.set_objects(1000)) <= 1
-    check.run()
-    await world.sweep()
-    check.run()
+    await check.swept()
     assert not world.strays()
 
 

@@ -60,15 +60,12 @@ async def reads_stay(rng: random.Random) -> None:
     check = ReadCheck(world)
     check.run()
 
-    async def look(_step: Step) -> None:
-        check.run()
-
     for _round in range(2):
         for node_id in world.nodes:
             config = replace(TINY, memory_budget=rng.choice([400, 1_500, 50_000]))
             force_split = rng.random() < 0.3
             report = await compact(
-                world, node_id, Steps(hook=look), config, force_split=force_split
+                world, node_id, Steps(hook=check.look), config, force_split=force_split
             )
             assert report is not None
             assert not report.left_out, report.left_out
@@ -120,9 +117,7 @@ async def one_fault(fault: Fault, *, force_split: bool) -> None:
     steps = Steps(fault)
     report = await compact(world, 1000, steps, force_split=force_split)
     assert (report is None) == fault.fate.kills, f"{fault}: {steps.names}"
-    check.run()
-    await world.sweep()
-    check.run()
+    await check.swept()
     if may_clean_up(fault, steps.names):
         assert not list(world.store.list_multipart_uploads()), f"{fault}: {steps.names}"
     await world.register(1000)
@@ -258,9 +253,7 @@ async def one_change(what: str, at: int) -> None:
         check.run()
 
     await compacted(world, 1000, Steps(hook=meddle))
-    check.run()
-    await world.sweep()
-    check.run()
+    await check.swept()
     await all_compacted(world, check)
 
 

@@ -92,14 +92,9 @@ async def one_fault(kind: StreamCompaction, fault: Fault) -> None:
     world, stream = await WORLDS[kind]()
     check = ReadCheck(world)
 
-    async def look(_step: Step) -> None:
-        check.run()
-
-    steps = Steps(fault, look)
+    steps = Steps(fault, check.look)
     await compact_stream(world, stream, kind, steps)
-    check.run()
-    await world.sweep()
-    check.run()
+    await check.swept()
     if may_clean_up(fault, steps.names):
         assert not list(world.store.list_multipart_uploads()), f"{fault} of {steps.names}"
     report = await compact_stream(world, stream, kind)

@@ -180,10 +180,9 @@ async def test_a_commit_without_an_answer_is_made_once_whatever_became_of_it(fat
         assert second.figures.bytes_written == 0, "nothing is written twice"
         assert not second.failures
         assert not set(ids) & set(world.set_objects(NODE))
+        assert len(world.set_objects(NODE)) == 1
         assert world.store.metrics().of("put").calls == written
-    await world.sweep()
-    assert not world.strays()
-    ReadCheck(world).run()
+    await ReadCheck(world).all_gone()
 
 
 async def test_outputs_of_a_failed_attempt_are_used_by_the_next_one() -> None:
@@ -400,9 +399,7 @@ async def test_blocks_in_memory_are_within_the_budget(
     config = replace(TINY, memory_budget=BUDGET, overlap=overlap, selection=selection)
     report = await compacted(world, 1000, config=config, force_split=force_split)
     assert not report.failures
-    check.run()
-    await world.sweep()
-    check.run()
+    await check.swept()
     assert buffers.made >= 10, "there is far more to read than the budget holds"
     assert BUDGET / 2 < buffers.most <= BUDGET + PART_BYTES + trailers
     assert buffers.held == 0, "nothing is kept"
@@ -447,23 +444,6 @@ async def test_what_was_written_before_a_failure_is_not_written_again() -> None:
         assert first.figures.puts + second.figures.puts == whole.puts, "each output is put once"
         assert second.figures.reused == first.figures.puts
         await ReadCheck(world).all_gone()
-
-
-@pytest.mark.parametrize("fate", [Fate.FAIL, Fate.LOSE_ANSWER])
-async def test_a_commit_that_got_no_answer_is_repeated_with_the_same_objects(fate: Fate) -> None:
-    names, whole = await undisturbed()
-    world = await alike_world()
-    steps = Steps(Fault(names.index("CommitStreamSetObject") + 1, fate, times=1_000))
-    with compactor(world, 1000, steps, IN_ONE_REQUEST) as made:
-        first = await made.run_once(target(world, 1000))
-        assert first.failures
-        assert first.figures.puts == whole.puts
-        steps.heal()
-        second = await made.run_once(target(world, 1000))
-    assert not second.failures
-    assert second.figures.puts == 0, "nothing has to be written a second time"
-    assert len(world.set_objects(1000)) == 1
-    await ReadCheck(world).all_gone()
 
 
 async def test_outputs_are_not_used_for_sources_that_have_changed_what_is_live() -> None:

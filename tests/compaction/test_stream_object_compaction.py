@@ -29,17 +29,11 @@ SHAPE = Shape(streams=4, actions=40, apart=0.9)
 
 
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(i, marks=SLOW) for i in range(6, 300))])
-def test_reads_stay_at_every_step_of_any_history(seed: int) -> None:
-    asyncio.run(reads_stay(random.Random(seed)))
-
-
-async def reads_stay(rng: random.Random) -> None:
+async def test_reads_stay_at_every_step_of_any_history(seed: int) -> None:
+    rng = random.Random(seed)
     world = await random_world(rng, SHAPE)
     check = ReadCheck(world)
     check.run()
-
-    async def look(_step: Step) -> None:
-        check.run()
 
     for _round in range(3):
         config = replace(
@@ -51,7 +45,9 @@ async def reads_stay(rng: random.Random) -> None:
         )
         kinds = [rng.choice(KINDS) for _ in range(3)]
         for node_id in (lives.NODE, lives.OTHER):
-            reports = await lives.compacted_streams(world, kinds, Steps(hook=look), config, node_id)
+            reports = await lives.compacted_streams(
+                world, kinds, Steps(hook=check.look), config, node_id
+            )
             for report in reports:
                 assert report.error is None
                 assert not report.left_out

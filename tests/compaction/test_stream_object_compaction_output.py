@@ -108,8 +108,8 @@ async def merged(
     return world, traffic, report
 
 
-def test_small_objects_become_one_put() -> None:
-    world, traffic, report = asyncio.run(merged([3 * MIB, 6 * MIB, 4 * MIB]))
+async def test_small_objects_become_one_put() -> None:
+    world, traffic, report = await merged([3 * MIB, 6 * MIB, 4 * MIB])
     assert traffic.copied == []
     assert len(traffic.sent) == 1
     assert (report.figures.puts, report.figures.parts) == (1, 0)
@@ -118,8 +118,8 @@ def test_small_objects_become_one_put() -> None:
     assert one.crc32c >= 0, "what was sent has a checksum"
 
 
-def test_large_objects_are_copied_inside_the_store() -> None:
-    _, traffic, report = asyncio.run(merged([3 * MIB, 6 * MIB, 24 * MIB, MIB]))
+async def test_large_objects_are_copied_inside_the_store() -> None:
+    _, traffic, report = await merged([3 * MIB, 6 * MIB, 24 * MIB, MIB])
     assert len(traffic.copied) == 1
     assert report.figures.bytes_copied == traffic.copied[0][1] - traffic.copied[0][0] > 24 * MIB
     assert report.figures.bytes_read == sum(traffic.gets) < 11 * MIB
@@ -127,8 +127,8 @@ def test_large_objects_are_copied_inside_the_store() -> None:
     assert [size > 5 * MIB for size in traffic.sent] == [True, False]
 
 
-def test_the_front_that_is_trimmed_is_cut_off_between_blocks() -> None:
-    world, traffic, report = asyncio.run(merged([20 * MIB, 2 * MIB, 31 * MIB], trim=10))
+async def test_the_front_that_is_trimmed_is_cut_off_between_blocks() -> None:
+    world, traffic, report = await merged([20 * MIB, 2 * MIB, 31 * MIB], trim=10)
     (made,) = report.made
     assert made.range == StreamRange(0, 10, 106)
     index_block = 10 * (512 * 1024 + 10 + 33)
@@ -160,12 +160,12 @@ async def test_what_the_store_copied_has_a_checksum_if_every_source_has(
     ReadCheck(world).run()
 
 
-def test_copied_and_rewritten_objects_have_the_same_bytes() -> None:
+async def test_copied_and_rewritten_objects_have_the_same_bytes() -> None:
     sizes = [4 * MIB, 6 * MIB, 23 * MIB, MIB, 5 * MIB + 12]
     results = []
     for may_copy in (True, False):
         config = replace(AS_IN_PRODUCT, server_side_copy=may_copy)
-        world, traffic, report = asyncio.run(merged(sizes, config, trim=2))
+        world, traffic, report = await merged(sizes, config, trim=2)
         assert bool(traffic.copied) is may_copy
         assert max(traffic.gets) <= 32 * MIB
         assert max(traffic.sent) <= 32 * MIB + 4096
@@ -324,9 +324,7 @@ async def test_a_composite_of_composites_links_their_objects() -> None:
     second = [object_id for object_id, _, _ in world.stored_ranges(0)][1:]
     (joined,) = await _linked(world)
     assert joined.source_ids == (composite.object_id, *second)
-    check.run()
-    await world.sweep()
-    check.run()
+    await check.swept()
     assert world.state(composite.object_id) is ObjectState.REMOVED, "its links alone went"
     data = world.store.objects()[key_for(joined.object_id, NAMESPACE)]
     assert [one.object_id for one in decode_composite(data).links] == [*first, *second]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from io import BytesIO
 from typing import Any
 from unittest.mock import patch
 
@@ -111,23 +110,11 @@ class LiveController:
 
     def load(self, sections: Mapping[str, Mapping[str, Any]]) -> None:
         with _unchecked():
-            self._load(ClusterMap.from_sections(sections, self.log.committed))
+            self.log.load(ClusterMap.from_sections(sections, self.log.committed), self.clock)
 
     def reload(self) -> tuple[bytes, bytes]:
         """Write a checkpoint and load it; return the map's digest before and after."""
         before = self.freeze().digest()
         with _unchecked():
-            self._load(self.controller.cluster_map)
+            self.log.load(self.controller.cluster_map, self.clock)
         return before, self.freeze().digest()
-
-    def _load(self, cluster_map: ClusterMap) -> None:
-        # A checkpoint is made by a controller whose map it is.
-        source = MetadataController(cluster_map, self.clock)
-        source.bind(self.log)
-        self.log.lose_leadership(truncate=False)
-        point = self.log.snapshot_point()
-        file = BytesIO()
-        source.freeze(point)(file)
-        file.seek(0)
-        self.controller.load(file, point.snapshot_id)()
-        self.log.lead()

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from streammeta.controller.metadata.requests import (
-    DeleteKVs,
-    DeleteStreams,
-    DestroyDeadSetObjects,
-    KVKey,
-    ListKVs,
-    StreamToDelete,
-)
+from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.values import ObjectState, StreamState
 from tests.conformance.operations_streams import TOPIC_TAG
 from tests.conformance.overload_world import DEFAULT_WINDOW_MS, OverloadWorld
@@ -66,7 +59,9 @@ async def cleanup_scale_in_nodes(run: ScenarioRun, args: Args) -> Outcome:
     for node_id in sorted(away):
         after = -1
         while True:
-            request = DestroyDeadSetObjects(node_id=node_id, after_object_id=after, limit=1_000)
+            request = requests.DestroyDeadSetObjects(
+                node_id=node_id, after_object_id=after, limit=1_000
+            )
             answer = await run.live.write(request)
             after = answer.next_after
             if after < 0:
@@ -97,13 +92,17 @@ async def cleanup_deleted_topics(run: ScenarioRun, args: Args) -> Outcome:
     if streams:
         found.answer["delete_stream_requests"] = [stream.stream_id for stream in streams]
         for stream in streams:
-            item = StreamToDelete(stream.stream_id, stream.epoch)
-            await run.live.write(DeleteStreams(node=SERVICE, streams=(item,)))
+            item = requests.StreamToDelete(stream.stream_id, stream.epoch)
+            await run.live.write(requests.DeleteStreams(node=SERVICE, streams=(item,)))
         return found
-    listed = await run.live.read(ListKVs(prefix=f"{namespace}/{topic}/", keys_only=True, page=PAGE))
+    listed = await run.live.read(
+        requests.ListKVs(prefix=f"{namespace}/{topic}/", keys_only=True, page=PAGE)
+    )
     for keys in ([entry.key for entry in listed.entries], [TOPIC_DELETIONS + topic]):
         if keys:
-            await run.live.write(DeleteKVs(keys=tuple(KVKey(key=key) for key in keys)))
+            await run.live.write(
+                requests.DeleteKVs(keys=tuple(requests.KVKey(key=key) for key in keys))
+            )
     return found
 
 

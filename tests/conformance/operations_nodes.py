@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.answers import KVResult
-from streammeta.controller.metadata.requests import (
-    DeleteKVs,
-    GetKVs,
-    GetNextNodeId,
-    GetNodes,
-    KVKey,
-    KVToPut,
-    PutKVs,
-    RegisterNode,
-    SetNodeLock,
-    UnregisterNode,
-)
 from streammeta.controller.metadata.values import NodeIdentity
 from tests.conformance.foreign_records import EPOCH_SHIFT
 from tests.conformance.scenario_args import Args
@@ -42,14 +31,14 @@ async def register_node(run: ScenarioRun, args: Args) -> Outcome:
     features = ["node-registered-already"] if same else []
     if run.is_behind_other_registry("nodes", node, stored):
         features.append("registries-are-one")
-    request = RegisterNode(node=node, wal_config=wal_config, tags=pairs)
+    request = requests.RegisterNode(node=node, wal_config=wal_config, tags=pairs)
     answer, records = await run.send(request)
     error = error_name(answer.error)
     locked = str(tags.get(LOCK_TAG, UNLOCKED)) != UNLOCKED
     was_locked = known is not None and known.locked
     if error == "NONE" and not run.dry_run and locked is not was_locked:
         features.append("node-locked-by-operator")
-        await run.live.write(SetNodeLock(node_id=node.node_id, locked=locked))
+        await run.live.write(requests.SetNodeLock(node_id=node.node_id, locked=locked))
     return Outcome({"error": error}, features, records)
 
 
@@ -59,7 +48,7 @@ async def unregister_node(run: ScenarioRun, args: Args) -> Outcome:
     known = (await run.nodes()).get(node_id)
     present = known.node_epoch if known is not None else 0
     node = NodeIdentity(node_id, present if epoch is None else epoch + EPOCH_SHIFT)
-    answer, records = await run.send(UnregisterNode(node=node))
+    answer, records = await run.send(requests.UnregisterNode(node=node))
     features = [] if known is not None else ["node-forgotten-already"]
     error = error_name(answer.error)
     refused = {} if error == "NONE" else {"raises": error}
@@ -70,7 +59,7 @@ async def get_nodes(run: ScenarioRun, args: Args) -> Outcome:
     """Describe nodes; what the scenario gives besides is not the map's: states and ownership."""
     node_ids = tuple(args.take("nodes", []) or [])
     states, owning = run.given.take("node_state", {}), run.given.take("has_opening_streams", {})
-    answer = await run.live.read(GetNodes(node_ids=node_ids))
+    answer = await run.live.read(requests.GetNodes(node_ids=node_ids))
     nodes = [
         {
             "node": node.node_id,
@@ -87,34 +76,34 @@ async def get_nodes(run: ScenarioRun, args: Args) -> Outcome:
 
 
 async def get_next_node_id(run: ScenarioRun, _: Args) -> Outcome:
-    answer, records = await run.send(GetNextNodeId(request_id=run.request_id()))
+    answer, records = await run.send(requests.GetNextNodeId(request_id=run.request_id()))
     return Outcome({"error": "NONE", "node_id": answer.node_id}, records=records)
 
 
 async def put_kv(run: ScenarioRun, args: Args) -> Outcome:
     namespace, key = _namespace(run, args), args.take("key")
-    item = KVToPut(
+    item = requests.KVToPut(
         namespace=namespace,
         key=key,
         value=str(args.take("value")).encode(),
         overwrite=bool(args.take("overwrite", False)),
     )
     run.is_malformed = not key
-    answer, records = await run.send(PutKVs(items=(item,)))
+    answer, records = await run.send(requests.PutKVs(items=(item,)))
     return Outcome(_value(answer.results[0]), records=records)
 
 
 async def get_kv(run: ScenarioRun, args: Args) -> Outcome:
-    key = KVKey(namespace=_namespace(run, args), key=args.take("key"))
+    key = requests.KVKey(namespace=_namespace(run, args), key=args.take("key"))
     run.is_malformed = not key.key
-    answer = await run.live.read(GetKVs(keys=(key,)))
+    answer = await run.live.read(requests.GetKVs(keys=(key,)))
     return Outcome(_value(answer.results[0]))
 
 
 async def delete_kv(run: ScenarioRun, args: Args) -> Outcome:
-    key = KVKey(namespace=_namespace(run, args), key=args.take("key"))
+    key = requests.KVKey(namespace=_namespace(run, args), key=args.take("key"))
     run.is_malformed = not key.key
-    answer, records = await run.send(DeleteKVs(keys=(key,)))
+    answer, records = await run.send(requests.DeleteKVs(keys=(key,)))
     return Outcome(_value(answer.results[0]), records=records)
 
 

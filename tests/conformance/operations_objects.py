@@ -10,13 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata.requests import (
-    CheckObjects,
-    CommitStreamObject,
-    CommitStreamSetObject,
-    PrepareObjects,
-    RemoveObjects,
-)
+from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.values import (
     NodeIdentity,
     ObjectState,
@@ -61,7 +55,7 @@ async def commit_stream_set_object(run: ScenarioRun, args: Args) -> Outcome:
         beyond = max([row["stream"] for row in objects], default=-1) + 1
         nothing = max(run.next_stream_id(), beyond)
         ranges = [{"stream": nothing, "start": 0, "end": 1}]
-    request = CommitStreamSetObject(
+    request = requests.CommitStreamSetObject(
         node=node,
         object_id=object_id,
         order_id=args.take("order", 0),
@@ -114,7 +108,7 @@ async def commit_stream_object(run: ScenarioRun, args: Args) -> Outcome:
     passes = await _passes_node_check(run, node, failover=False)
     if epoch == -1:
         epoch, node = await _as_owner(run, node, stream_id)
-    request = CommitStreamObject(
+    request = requests.CommitStreamObject(
         node=node,
         object_id=args.take("object", NO_OBJECT),
         object_size=args.take("size", 0),
@@ -140,7 +134,7 @@ async def commit_stream_object(run: ScenarioRun, args: Args) -> Outcome:
 
 
 async def _merge_features(
-    run: ScenarioRun, before: Before, request: CommitStreamObject
+    run: ScenarioRun, before: Before, request: requests.CommitStreamObject
 ) -> list[str]:
     """Return the conditions of a compaction of stream objects by a node that may act."""
     stream = before.streams.get(request.stream_id)
@@ -167,7 +161,7 @@ async def _merge_features(
     return stream_object_features(before, request.stream_id, sources, outputs)
 
 
-def _merge_content(request: CommitStreamObject) -> str:
+def _merge_content(request: requests.CommitStreamObject) -> str:
     span = (request.stream_id, request.start_offset, request.end_offset)
     sources = (request.source_object_ids.tolist(), request.operations)
     return repr((span, request.object_size, request.attributes, sources))
@@ -196,7 +190,7 @@ async def prepare_object(run: ScenarioRun, args: Args) -> Outcome:
     args.take("node", 0), args.take("node_epoch", 0)
     count, ttl_ms = args.take("count"), args.take("ttl_ms")
     is_short = 0 < ttl_ms < TTL_MS_MIN
-    request = PrepareObjects(
+    request = requests.PrepareObjects(
         request_id=run.request_id(),
         node=SERVICE,
         count=count,
@@ -221,7 +215,7 @@ async def commit_object(run: ScenarioRun, args: Args) -> Outcome:
     now_ms = run.clock.now_ms
     row = {"stream": run.next_stream_id(), "start": 0, "end": 1}
     before = Before({}, await run.objects())
-    request = CommitStreamSetObject(
+    request = requests.CommitStreamSetObject(
         node=SERVICE,
         object_id=object_id,
         order_id=object_id,
@@ -243,7 +237,7 @@ async def mark_destroy_objects(run: ScenarioRun, args: Args) -> Outcome:
     object_ids = _ids(args)
     operation = args.take("operation", None)
     operations = _operations(args.take("operations", [operation] * len(object_ids)))
-    answer = await run.live.read(CheckObjects(object_ids=tuple(object_ids)))
+    answer = await run.live.read(requests.CheckObjects(object_ids=tuple(object_ids)))
     there = (ObjectState.PREPARED, ObjectState.COMMITTED)
     can = all(state in there for state in answer.states) and len(operations) == len(object_ids)
     if can and not run.dry_run:
@@ -260,7 +254,7 @@ async def mark_destroy_objects(run: ScenarioRun, args: Args) -> Outcome:
 
 
 async def notify_objects_deleted(run: ScenarioRun, args: Args) -> Outcome:
-    request = RemoveObjects(object_ids=tuple(_ids(args)))
+    request = requests.RemoveObjects(object_ids=tuple(_ids(args)))
     answer, records = await run.send(request)
     return Outcome({"error": "NONE", "removed": answer.removed}, records=records)
 
@@ -298,7 +292,7 @@ def _operations(values: Sequence[Any] | None) -> tuple[SourceOperation, ...]:
     )
 
 
-def _is_malformed_merge(request: CommitStreamObject) -> bool:
+def _is_malformed_merge(request: requests.CommitStreamObject) -> bool:
     has_result = request.object_id != NO_OBJECT
     sources, operations = request.source_object_ids.tolist(), request.operations
     is_empty = has_result and not 0 <= request.start_offset < request.end_offset
@@ -323,7 +317,9 @@ async def _repeats(
     asked = tuple(dict.fromkeys([*results[:1], *sources]))
     if not asked:
         return []
-    answer = await run.live.read(CheckObjects(object_ids=tuple(i for i in asked if i >= 0)))
+    answer = await run.live.read(
+        requests.CheckObjects(object_ids=tuple(i for i in asked if i >= 0))
+    )
     states = dict(zip((i for i in asked if i >= 0), answer.states, strict=True))
     gone = (ObjectState.MARK_DESTROYED, ObjectState.REMOVED)
     replaces_attributes = bool(sources) and list(sources) == list(results)

@@ -10,20 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.answers import StreamDescription
-from streammeta.controller.metadata.requests import (
-    CloseStreams,
-    CreateStreams,
-    DeleteStreams,
-    GetOpeningStreams,
-    NewStream,
-    OpenStreams,
-    StreamToClose,
-    StreamToDelete,
-    StreamToOpen,
-    StreamToTrim,
-    TrimStreams,
-)
 from streammeta.controller.metadata.values import StreamState, Tags
 from tests.conformance.scenario_args import Args
 from tests.conformance.scenario_run import PAGE, SERVICE, Outcome, ScenarioRun, error_name
@@ -42,7 +30,7 @@ async def get_opening_streams(run: ScenarioRun, args: Args) -> Outcome:
     same = known is not None and (known.node_epoch, known.failover) == (node.node_epoch, failover)
     stored = known.node_epoch if known is not None else -1
     features = ["registries-are-one"] if run.is_behind_other_registry("open", node, stored) else []
-    request = GetOpeningStreams(node=node, failover=failover, page=PAGE)
+    request = requests.GetOpeningStreams(node=node, failover=failover, page=PAGE)
     answer, records = await run.send(request)
     listed, last = list(answer.streams), answer
     while last.next_page_token:
@@ -65,8 +53,10 @@ async def get_opening_streams(run: ScenarioRun, args: Args) -> Outcome:
 
 
 async def create_stream(run: ScenarioRun, args: Args) -> Outcome:
-    request = CreateStreams(
-        request_id=run.request_id(), node=_node(run, args), streams=(NewStream(_tags(args)),)
+    request = requests.CreateStreams(
+        request_id=run.request_id(),
+        node=_node(run, args),
+        streams=(requests.NewStream(_tags(args)),),
     )
     answer, records = await run.send(request)
     found: dict[str, Any] = {"error": error_name(answer.error)}
@@ -77,10 +67,10 @@ async def create_stream(run: ScenarioRun, args: Args) -> Outcome:
 
 async def open_stream(run: ScenarioRun, args: Args) -> Outcome:
     node, stream_id, epoch = _node(run, args), args.take("stream"), args.take("epoch")
-    item = StreamToOpen(stream_id, epoch, _tags(args))
+    item = requests.StreamToOpen(stream_id, epoch, _tags(args))
     before = (await run.streams()).get(stream_id)
     run.is_malformed = epoch < 0
-    answer, records = await run.send(OpenStreams(node=node, streams=(item,)))
+    answer, records = await run.send(requests.OpenStreams(node=node, streams=(item,)))
     (opened,) = answer.streams
     if not run.dry_run and error_name(opened.error) == "NONE" and before and before.epoch < epoch:
         run.foreign.recorded_ends[stream_id] = before.end_offset
@@ -100,9 +90,9 @@ async def close_stream(run: ScenarioRun, args: Args) -> Outcome:
     end_offset = args.take("end_offset", -1)
     is_fast = end_offset is not None and end_offset >= 0
     is_too_old = is_fast and run.level < FAST_CLOSE_LEVEL
-    item = StreamToClose(stream_id, epoch, end_offset if is_fast else None)
+    item = requests.StreamToClose(stream_id, epoch, end_offset if is_fast else None)
     run.is_malformed = epoch < 0
-    request = CloseStreams(node=node, streams=(item,))
+    request = requests.CloseStreams(node=node, streams=(item,))
     answer, records = await run.send(request, judged=is_too_old)
     found = {"error": error_name(answer.errors[0])}
     if is_fast and found["error"] == "NONE" and not (run.dry_run or is_too_old):
@@ -112,10 +102,10 @@ async def close_stream(run: ScenarioRun, args: Args) -> Outcome:
 
 async def trim_stream(run: ScenarioRun, args: Args) -> Outcome:
     node, stream_id, epoch = _node(run, args), args.take("stream"), args.take("epoch")
-    item = StreamToTrim(stream_id, epoch, args.take("new_start_offset"))
+    item = requests.StreamToTrim(stream_id, epoch, args.take("new_start_offset"))
     before = (await run.streams()).get(stream_id)
     run.is_malformed = epoch < 0 or item.new_start_offset < 0
-    answer, records = await run.send(TrimStreams(node=node, streams=(item,)))
+    answer, records = await run.send(requests.TrimStreams(node=node, streams=(item,)))
     found = {"error": error_name(answer.errors[0])}
     if found["error"] == "NONE" and before is not None and not run.dry_run:
         current = next((r for r in before.ranges if r.range_index == before.range_index), None)
@@ -130,8 +120,8 @@ async def delete_stream(run: ScenarioRun, args: Args) -> Outcome:
     stream_id = args.take("stream")
     for unchecked in ("epoch", "node", "node_epoch"):
         args.take(unchecked, None)
-    item = StreamToDelete(stream_id, await run.current_epoch(stream_id))
-    answer, records = await run.send(DeleteStreams(node=SERVICE, streams=(item,)))
+    item = requests.StreamToDelete(stream_id, await run.current_epoch(stream_id))
+    answer, records = await run.send(requests.DeleteStreams(node=SERVICE, streams=(item,)))
     return Outcome({"error": error_name(answer.errors[0])}, records=records)
 
 

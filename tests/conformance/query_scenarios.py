@@ -14,13 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
+from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.answers import ObjectList
-from streammeta.controller.metadata.requests import (
-    DescribeObjects,
-    GetNodes,
-    GetObjects,
-    ObjectQuery,
-)
 from tests.conformance.conformance_report import ABSENT, Mismatch, ScenarioResult, compare
 from tests.conformance.foreign_records import ForeignRecords, node_records, stream_records
 from tests.conformance.live_controller import LiveController
@@ -58,7 +53,7 @@ class Image:
     def ask(self, query: Mapping[str, Any]) -> dict[str, Any]:
         """Return what holds a range, in the words of the scenarios."""
         limit = min(query.get("limit", LIMIT_MAX), LIMIT_MAX)
-        asked = ObjectQuery(query["stream"], query["start"], query.get("end", -1), limit)
+        asked = requests.ObjectQuery(query["stream"], query["start"], query.get("end", -1), limit)
         try:
             result = self._read(asked)
         except InvalidRequestError:
@@ -77,8 +72,8 @@ class Image:
             "pending": not (len(found) >= query.get("limit", LIMIT_MAX) or is_covered),
         }
 
-    def _read(self, query: ObjectQuery) -> ObjectList:
-        answer = asyncio.run(self.live.read(GetObjects(queries=(query,))))
+    def _read(self, query: requests.ObjectQuery) -> ObjectList:
+        answer = asyncio.run(self.live.read(requests.GetObjects(queries=(query,))))
         result: ObjectList = answer.results[0]
         return result
 
@@ -203,7 +198,7 @@ def check_range_lookup(args: Args, result: ScenarioResult) -> None:
 
 
 def _writer(image: Image, object_id: int) -> int:
-    request = DescribeObjects(object_ids=(image.ids[STREAM_SET, object_id],))
+    request = requests.DescribeObjects(object_ids=(image.ids[STREAM_SET, object_id],))
     answer = asyncio.run(image.live.read(request))
     return int(answer.objects[0].node_id)
 
@@ -253,7 +248,9 @@ def check_ordered_list(args: Args, result: ScenarioResult) -> None:
 
 
 def _listed(live: LiveController) -> list[dict[str, int]]:
-    answer = asyncio.run(live.read(GetNodes(node_ids=(0,), include_stream_set_objects=True)))
+    answer = asyncio.run(
+        live.read(requests.GetNodes(node_ids=(0,), include_stream_set_objects=True))
+    )
     held = answer.nodes[0].stream_set_objects
     return [{"object": item.object_id, "order": item.order_id} for item in held]
 

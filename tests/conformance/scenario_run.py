@@ -13,18 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.answers import (
     NodeDescription,
     ObjectDescription,
     StreamDescription,
-)
-from streammeta.controller.metadata.requests import (
-    DescribeObjects,
-    DescribeStreams,
-    GetNodes,
-    ListKVs,
-    RegisterNode,
-    WriteRequest,
 )
 from streammeta.controller.metadata.values import NodeIdentity, ObjectKind, ObjectState, PageRequest
 from streammeta.controller.records.record import Record
@@ -85,7 +78,7 @@ class ScenarioRun:
 
     async def prepare(self) -> None:
         """Register the runner's node and put the given objects in place."""
-        await self.live.write(RegisterNode(node=SERVICE))
+        await self.live.write(requests.RegisterNode(node=SERVICE))
         given = self.scenario.get("given_objects") or {}
         prepared, committed = given.get("prepared") or [], given.get("committed") or []
         if prepared or committed:
@@ -129,14 +122,16 @@ class ScenarioRun:
         """Return a node as the contract numbers its epochs."""
         return NodeIdentity(node_id, node_epoch + EPOCH_SHIFT)
 
-    async def send(self, request: WriteRequest, *, judged: bool = False) -> tuple[Any, Any]:
+    async def send(
+        self, request: requests.WriteRequest, *, judged: bool = False
+    ) -> tuple[Any, Any]:
         """Return the answer, and the records if the request was only judged."""
         if judged or self.dry_run:
             return self.live.judge(request)
         return await self.live.write(request), None
 
     async def send_about(
-        self, stream_ids: Iterable[int], request: WriteRequest
+        self, stream_ids: Iterable[int], request: requests.WriteRequest
     ) -> tuple[Any, Any, bool]:
         """Send a request about streams of which some may never have been created.
 
@@ -175,19 +170,21 @@ class ScenarioRun:
             page = replace(PAGE, page_token=answer.next_page_token)
 
     async def streams(self) -> dict[int, StreamDescription]:
-        request = DescribeStreams(include_ranges=True, include_stream_objects=True)
+        request = requests.DescribeStreams(include_ranges=True, include_stream_objects=True)
         return {item.stream_id: item for item in await self.all(request, "streams")}
 
     async def nodes(self) -> dict[int, NodeDescription]:
         """Return all nodes but the runner's own."""
-        answer = await self.live.read(GetNodes(include_stream_set_objects=True))
+        answer = await self.live.read(requests.GetNodes(include_stream_set_objects=True))
         return {node.node_id: node for node in answer.nodes if node.node_id != SERVICE.node_id}
 
     async def objects(self) -> dict[int, ObjectDescription]:
-        return {item.object_id: item for item in await self.all(DescribeObjects(), "objects")}
+        return {
+            item.object_id: item for item in await self.all(requests.DescribeObjects(), "objects")
+        }
 
     async def pending_topic_deletions(self) -> list[str]:
-        entries = await self.all(ListKVs(prefix=TOPIC_DELETIONS), "entries")
+        entries = await self.all(requests.ListKVs(prefix=TOPIC_DELETIONS), "entries")
         return [entry.key.removeprefix(TOPIC_DELETIONS) for entry in entries]
 
     def pending_uploads(self) -> dict[int, dict[int, tuple[int, int]]]:

@@ -36,12 +36,12 @@ async def check_state(
             found += await _check_nodes(run, expected, where, is_complete)
         elif name in _CHECKED:
             found += await _CHECKED[name](run, expected, where)
-        elif name in _EQUAL:
-            found += compare(expected, await _EQUAL[name](run), where)
-        elif name in _UNORDERED:
-            found += compare(sorted(expected), sorted(await _UNORDERED[name](run)), where)
-        else:
+        elif (value := await _value(run, name)) is ABSENT:
             found.append(Mismatch(where, expected, "unknown field"))
+        elif isinstance(expected, list):
+            found += compare(sorted(expected), sorted(value), where)
+        else:
+            found += compare(expected, value, where)
     return found
 
 
@@ -281,52 +281,26 @@ _CHECKED: dict[str, Callable[[ScenarioRun, Any, str], Awaitable[Iterable[Mismatc
 # ---- single values ----
 
 
-async def _next_object_id(run: ScenarioRun) -> int:
-    answer = await run.live.read(CheckObjects(object_ids=(0,)))
-    return int(answer.next_object_id)
-
-
-async def _stream_count(run: ScenarioRun) -> int:
-    return len(await run.streams())
-
-
-async def _object_count(run: ScenarioRun) -> int:
-    return len(await _present_objects(run))
-
-
-async def _delete_calls(run: ScenarioRun) -> int:
-    return len(run.storage.store.calls)
-
-
-async def _next_stream_id(run: ScenarioRun) -> int:
-    return run.next_stream_id()
-
-
-_EQUAL: dict[str, Callable[[ScenarioRun], Awaitable[Any]]] = {
-    "next_stream_id": _next_stream_id,
-    "next_object_id": _next_object_id,
-    "stream_count": _stream_count,
-    "object_count": _object_count,
-    "storage_delete_calls": _delete_calls,
-}
-
-
-async def _expiry_pending(run: ScenarioRun) -> list[int]:
-    objects = (await run.objects()).values()
-    return [item.object_id for item in objects if item.state is ObjectState.PREPARED]
-
-
-async def _registered(run: ScenarioRun) -> list[int]:
-    return [node.node_id for node in (await run.nodes()).values() if not node.departed]
-
-
-async def _last_delete_keys(run: ScenarioRun) -> Iterable[str]:
-    return next(reversed(run.storage.store.calls), ())
-
-
-_UNORDERED: dict[str, Callable[[ScenarioRun], Awaitable[Iterable[Any]]]] = {
-    "expiry_pending": _expiry_pending,
-    "registered_nodes": _registered,
-    "last_storage_delete_keys": _last_delete_keys,
-    "pending_topic_deletions": ScenarioRun.pending_topic_deletions,
-}
+async def _value(run: ScenarioRun, name: str) -> Any:
+    """Return a fact that is one value, ABSENT if there is no such fact."""
+    match name:
+        case "next_stream_id":
+            return run.next_stream_id()
+        case "next_object_id":
+            return (await run.live.read(CheckObjects(object_ids=(0,)))).next_object_id
+        case "stream_count":
+            return len(await run.streams())
+        case "object_count":
+            return len(await _present_objects(run))
+        case "storage_delete_calls":
+            return len(run.storage.store.requests)
+        case "last_storage_delete_keys":
+            return next(reversed(run.storage.store.requests), ())
+        case "expiry_pending":
+            objects = (await run.objects()).values()
+            return [item.object_id for item in objects if item.state is ObjectState.PREPARED]
+        case "registered_nodes":
+            return [node.node_id for node in (await run.nodes()).values() if not node.departed]
+        case "pending_topic_deletions":
+            return await run.pending_topic_deletions()
+    return ABSENT

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from streammeta.controller.lifecycle.deletion import Deletion
 from streammeta.controller.lifecycle.sweeps import Expiry
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.base import DeleteResult
-from tests.kit.memory_store import MemoryObjectStore
+from tests.lifecycle.lifecycle_world import RecordingStore
 
 if TYPE_CHECKING:
     from tests.conformance.scenario_run import ScenarioRun
@@ -30,28 +29,16 @@ CHECK_MAX = 2_000
 OBJECTS_MAX = 1_000_000
 
 
-class RecordingStore(MemoryObjectStore):
-    """Writes down deletes; `gate` holds them back while it is cleared."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[str, ...]] = []
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def delete_many(self, keys: Iterable[str]) -> DeleteResult:
-        wanted = tuple(keys)
-        self.calls.append(wanted)
-        self.gate.wait(RUN_DEADLINE_S)
-        return super().delete_many(wanted)
-
-
 class StorageWorld:
     """The bucket, expiry and deletion of one scenario."""
 
     def __init__(self, run: ScenarioRun) -> None:
         self._run = run
         self.store = RecordingStore()
+        self.gate = threading.Event()
+        """Holds deletes back while it is cleared."""
+        self.gate.set()
+        self.store.on_delete = lambda _: self.gate.wait(RUN_DEADLINE_S)
         self._retention_ms = int(run.config.get("object_retention_ms", DEFAULT_RETENTION_MS))
         self._rotated_ms = run.clock.now_ms
         self._by_hand = any(
@@ -79,12 +66,12 @@ class StorageWorld:
         now_ms, since_ms = self._run.clock.now_ms, self._rotated_ms
         if now_ms - since_ms <= self._retention_ms:
             return True
-        before = len(self.store.calls)
+        before = len(self.store.requests)
         left = max(0, len(self._due(since_ms, marked)) - CHECK_MAX)
         if not left:
             self._rotated_ms = now_ms  # otherwise the next run goes on with the same objects
         if self._by_hand:
-            self.store.gate.clear()
+            self.gate.clear()
         deletion = Deletion(
             self._run.live.controller,
             self.store,
@@ -96,7 +83,7 @@ class StorageWorld:
         )
         task = asyncio.create_task(deletion.run())
         if self._by_hand and self._due(since_ms, marked):
-            await self._drive(task, lambda: len(self.store.calls) > before, cancel=False)
+            await self._drive(task, lambda: len(self.store.requests) > before, cancel=False)
             self._pending = task
         else:
             await self._drive(task, lambda: len(self._due(since_ms, marked)) <= left)
@@ -109,11 +96,11 @@ class StorageWorld:
 
     async def complete(self) -> None:
         """Let the pending delete end, and the objects be forgotten."""
-        self.store.gate.set()
+        self.gate.set()
         task, self._pending = self._pending, None
         if task is None:
             return
-        wanted = {object_id for keys in self.store.calls for object_id in map(_object_of, keys)}
+        wanted = {_object_of(key) for keys in self.store.requests for key in keys}
         cluster_map = self._run.live.controller.cluster_map
 
         def is_forgotten() -> bool:
@@ -123,7 +110,7 @@ class StorageWorld:
         await self._drive(task, is_forgotten)
 
     async def close(self) -> None:
-        self.store.gate.set()
+        self.gate.set()
         if self._pending is not None:
             self._pending.cancel()
             await asyncio.gather(self._pending, return_exceptions=True)

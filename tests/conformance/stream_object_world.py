@@ -183,16 +183,7 @@ class StreamObjectWorld:
             "block_offsets": [[one.base_offset for one in held] for held in records],
             "last_record_end_offset": records[-1][-1].end_offset,
             "stored_size": len(data),
-            "index": [
-                {
-                    "start": one.start_offset,
-                    "end": one.end_offset,
-                    "records": one.record_count,
-                    "position": one.position,
-                    "size": one.size,
-                }
-                for one in entries
-            ],
+            "index": [_entry_facts(one) for one in entries],
         }
         if attributes.kind is ObjectKind.COMPOSITE:
             facts["logical_size"] = request.object_size
@@ -215,6 +206,11 @@ class StreamObjectWorld:
 
     def _bytes(self, object_id: int) -> bytes:
         return self.store.objects()[key_for(object_id, NAMESPACE)]
+
+
+def _entry_facts(one: IndexEntry) -> dict[str, int]:
+    span = {"start": one.start_offset, "end": one.end_offset}
+    return {**span, "records": one.record_count, "position": one.position, "size": one.size}
 
 
 def _linked(data: bytes) -> list[dict[str, int]]:
@@ -330,16 +326,7 @@ def _normal(
     for entry in index:
         builder.write(list(_records(stream_id, entry)))
     built = builder.finish()
-    found = [
-        {
-            "start": one.start_offset,
-            "end": one.end_offset,
-            "records": one.record_count,
-            "position": one.position,
-            "size": one.size,
-        }
-        for one in built.entries
-    ]
+    found = [_entry_facts(one) for one in built.entries]
     if found != list(index) or built.size != facts.size:
         raise ValueError(
             f"object {facts.object_id} has {built.size} bytes and the index {found}, not"

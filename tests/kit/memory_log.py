@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from io import BytesIO
 from typing import Any
 
 from streammeta.controller.errors import BusyError, NotLeaderError
@@ -85,6 +86,18 @@ class MemoryLog:
         return SnapshotPoint(
             SnapshotId(EndOffset(end_offset), self.epoch), ClusterId("test"), VoterSet()
         )
+
+    def load(self, cluster_map: ClusterMap, clock: ManualClock) -> None:
+        """Have the controller load a checkpoint of another map, and lead again."""
+        source = MetadataController(cluster_map, clock)  # a checkpoint is made by its controller
+        source.bind(self)
+        self.lose_leadership(truncate=False)
+        point = self.snapshot_point()
+        file = BytesIO()
+        source.freeze(point)(file)
+        file.seek(0)
+        self._controller.load(file, point.snapshot_id)()
+        self.lead()
 
     def _add(self, kind: BatchKind, payloads: tuple[bytes, ...]) -> None:
         batch = Batch(EndOffset(self.next_offset), self.epoch, kind, payloads)

@@ -44,7 +44,7 @@ class RecordingStore(MemoryObjectStore):
         self.refuses: Callable[[str], bool] = lambda _: False
         self.is_throttling = False
         self.fails_with: Callable[[Sequence[str]], StorageError | None] = lambda _: None
-        self.on_delete: Callable[[Sequence[str]], None] = lambda _: None
+        self.on_delete: Callable[[Sequence[str]], object] = lambda _: None
         self.slow_key = ""
         self.go_on = threading.Event()
 
