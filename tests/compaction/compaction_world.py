@@ -15,10 +15,10 @@ import random
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from io import BytesIO
 from typing import Any, cast
 
 import grpc
+import numpy as np
 
 from streammeta.client import ControllerClient
 from streammeta.controller.errors import ErrorCode
@@ -27,6 +27,7 @@ from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.requests import ReadRequest, WriteRequest
 from streammeta.controller.metadata.values import (
+    Int64Column,
     NodeIdentity,
     ObjectState,
     OnConflict,
@@ -207,7 +208,9 @@ class World:
         )
         (object_id,) = await self.prepare(node_id, 1)
         built = self._put(object_id, list(held.values()))
-        epochs = [self.streams[each].epoch + (7 if each in ghosts else 0) for each in held]
+        ranges = self._spans(held)
+        lies = 7 * np.isin(ranges["stream_id"], list(ghosts))
+        ranges["stream_epoch"] = column(ranges["stream_epoch"] + lies)
         answer = await self.map.write(
             requests.CommitStreamSetObject(
                 node=self.nodes[node_id],
@@ -215,12 +218,7 @@ class World:
                 order_id=object_id,
                 object_size=built.size,
                 on_conflict=OnConflict.ACCEPT_VALID,
-                ranges=RangeColumns(
-                    stream_id=column(list(held)),
-                    stream_epoch=column(epochs),
-                    start_offset=column([records[0].base_offset for records in held.values()]),
-                    end_offset=column([records[-1].end_offset for records in held.values()]),
-                ),
+                ranges=RangeColumns(**ranges),
             )
         )
         verdicts = dict(zip(held, answer.range_errors.tolist(), strict=True))
@@ -259,7 +257,7 @@ class World:
         singles: Mapping[int, tuple[int, BuiltObject]],
     ) -> None:
         together = [each for each in written if each not in singles]
-        apart = sorted(singles)
+        apart = {each: written[each] for each in sorted(singles)}
         fields: dict[str, Any] = {}
         if built is not None and self.tells_facts:
             low, high = _bounds([one for each in together for one in written[each]])
@@ -271,19 +269,11 @@ class World:
                 object_id=object_id,
                 order_id=object_id,
                 object_size=built.size if built is not None else 0,
-                ranges=RangeColumns(
-                    stream_id=column(together),
-                    stream_epoch=column([self.streams[each].epoch for each in together]),
-                    start_offset=column([written[each][0].base_offset for each in together]),
-                    end_offset=column([written[each][-1].end_offset for each in together]),
-                ),
+                ranges=RangeColumns(**self._spans({each: written[each] for each in together})),
                 stream_objects=StreamObjectColumns(
                     object_id=column([singles[each][0] for each in apart]),
                     object_size=column([singles[each][1].size for each in apart]),
-                    stream_id=column(apart),
-                    stream_epoch=column([self.streams[each].epoch for each in apart]),
-                    start_offset=column([written[each][0].base_offset for each in apart]),
-                    end_offset=column([written[each][-1].end_offset for each in apart]),
+                    **self._spans(apart),
                     min_timestamp_ms=column([low for low, _ in bounds]),
                     max_timestamp_ms=column([high for _, high in bounds]),
                     crc32c=column([singles[each][1].crc32c for each in apart]),
@@ -291,6 +281,15 @@ class World:
                 **fields,
             )
         )
+
+    def _spans(self, written: Mapping[int, Sequence[RecordBatch]]) -> dict[str, Int64Column]:
+        """Streams, their epochs, and what was written of each, as columns."""
+        return {
+            "stream_id": column(list(written)),
+            "stream_epoch": column([self.streams[each].epoch for each in written]),
+            "start_offset": column([records[0].base_offset for records in written.values()]),
+            "end_offset": column([records[-1].end_offset for records in written.values()]),
+        }
 
     # ---- what the controllers do by themselves ----
 
@@ -412,17 +411,7 @@ class LeadingMap:
         return f"request {next(self._request_ids)}"
 
     def load(self, sections: Mapping[str, Mapping[str, Any]]) -> None:
-        source = MetadataController(
-            ClusterMap.from_sections(sections, self._log.committed), self.clock
-        )
-        source.bind(self._log)
-        self._log.lose_leadership(truncate=False)
-        point = self._log.snapshot_point()
-        file = BytesIO()
-        source.freeze(point)(file)
-        file.seek(0)
-        self.controller.load(file, point.snapshot_id)()
-        self._log.lead()
+        self._log.load(ClusterMap.from_sections(sections, self._log.committed), self.clock)
 
     def client(self, steps: Steps, *, deadline: float = 10.0) -> ControllerClient:
         """Return a client without a network, whose attempts are steps."""

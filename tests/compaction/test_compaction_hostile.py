@@ -6,7 +6,7 @@ Each lie is told of a compaction that is sound otherwise, by one change of its r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -109,21 +109,32 @@ async def test_what_an_object_holds_and_the_map_does_not_know_never_comes_back()
     assert not world.set_objects(1000)
 
 
-async def test_a_process_that_a_newer_one_has_replaced_stops_and_changes_nothing() -> None:
-    world, _ = await plain_world()
-    committed_at = (await steps_of(world)).index("CommitStreamSetObject") + 1
+def before_commit(act: Callable[[], Awaitable[object]], check: ReadCheck) -> Steps:
+    """Return steps of which the first commit comes right after `act`; each of them is checked."""
+    pending = [act]
+
+    async def hook(step: Step) -> None:
+        if step.name == "CommitStreamSetObject" and not step.done and pending:
+            await pending.pop()()
+        check.run()
+
+    return Steps(hook=hook)
+
+
+@pytest.mark.parametrize("by", [None, 1001], ids=["the node itself", "another"])
+async def test_a_commit_after_the_node_registered_anew_changes_nothing(by: int | None) -> None:
     world, ids = await plain_world()
-
-    async def take_over(step: Step) -> None:
-        if step.ordinal == committed_at and not step.done:
-            await world.register(1000)
-
+    if by is not None:
+        for stream in world.live():
+            await world.move(stream.stream_id, by)
+    check = ReadCheck(world)
     with pytest.raises(NodeEpochExpiredError):
-        await compact(world, 1000, Steps(hook=take_over))
+        await compact(world, 1000, before_commit(lambda: world.register(1000), check), by=by)
     assert world.set_objects(1000) == ids
-    ReadCheck(world).run()
+    check.run()
     await compact(world, 1000)
-    await ReadCheck(world).all_gone()
+    assert not set(ids) & set(world.set_objects(1000))
+    await check.all_gone()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -146,15 +157,12 @@ async def test_two_compactors_of_one_node_do_each_others_work_once(seed: int) ->
 async def test_a_rival_that_wins_just_before_the_commit_costs_the_work_alone() -> None:
     world, _ = await plain_world()
     check = ReadCheck(world)
-    rivals = iter([0])
 
-    async def rival(step: Step) -> None:
-        if step.name == "CommitStreamSetObject" and not step.done and next(rivals, None) == 0:
-            await compact(world, 1000)
-            await world.sweep()
-        check.run()
+    async def rival() -> None:
+        await compact(world, 1000)
+        await world.sweep()
 
-    report = await compacted(world, 1000, Steps(hook=rival))
+    report = await compacted(world, 1000, before_commit(rival, check))
     assert "COMPACTED_OBJECTS_NOT_FOUND" in report.failures[0]
     await check.all_gone()
     assert len(world.set_objects(1000)) == 1
@@ -241,15 +249,7 @@ async def test_outputs_whose_time_is_over_are_not_committed() -> None:
     """The process was asleep for days before its commit: ids have expired, their bytes are gone."""
     world, ids = await plain_world()
     check = ReadCheck(world)
-    slept = iter([0])
-
-    async def sleep(step: Step) -> None:
-        is_commit = step.name == "CommitStreamSetObject" and not step.done
-        if is_commit and next(slept, None) is not None:
-            await world.expire()
-        check.run()
-
-    with compactor(world, 1000, Steps(hook=sleep)) as made:
+    with compactor(world, 1000, before_commit(world.expire, check)) as made:
         report = await made.run_once(target(world, 1000))
         assert report.failures
         assert world.set_objects(1000) == ids
@@ -287,25 +287,6 @@ async def cancelled_at(at: int) -> None:
         assert not list(world.store.list_multipart_uploads()), f"at step {at}"
         await made.run_once(target(world, 1000))
     check.run()
-    assert not set(ids) & set(world.set_objects(1000))
-    await check.all_gone()
-
-
-async def test_a_gone_node_that_comes_back_keeps_what_the_other_has_not_committed() -> None:
-    world, ids = await plain_world()
-    for stream in world.live():
-        await world.move(stream.stream_id, 1001)
-    check = ReadCheck(world)
-
-    async def come_back(step: Step) -> None:
-        if step.name == "CommitStreamSetObject" and not step.done:
-            await world.register(1000)
-        check.run()
-
-    with pytest.raises(NodeEpochExpiredError):
-        await compact(world, 1000, Steps(hook=come_back), by=1001)
-    assert world.set_objects(1000) == ids
-    await compact(world, 1000)
     assert not set(ids) & set(world.set_objects(1000))
     await check.all_gone()
 

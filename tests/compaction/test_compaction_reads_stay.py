@@ -255,11 +255,3 @@ async def one_change(what: str, at: int) -> None:
     await compacted(world, 1000, Steps(hook=meddle))
     await check.swept()
     await all_compacted(world, check)
-
-
-async def test_the_small_world_ends_with_fewer_objects() -> None:
-    world = await small_world()
-    before = len(world.set_objects(1000))
-    await compacted(world, 1000, config=TINY)
-    assert before == 6
-    assert len(world.set_objects(1000)) == 1

@@ -165,26 +165,6 @@ async def test_an_output_has_the_time_bounds_of_its_own_sources() -> None:
     assert [one.max_timestamp_ms for one in world.committed()].count(-1) == 1
 
 
-@pytest.mark.parametrize("fate", [Fate.LOSE_ANSWER, Fate.FAIL])
-async def test_a_commit_without_an_answer_is_made_once_whatever_became_of_it(fate: Fate) -> None:
-    world, ids = await world_of()
-    line = BadLine(COMMIT, fate)
-    with compactor(world, NODE, line, replace(TINY, commit_deadline_s=0.1)) as made:
-        first = await cycle(made, world)
-        assert first.figures.commits == 0
-        assert "the next cycle finds out" in first.failures[0]
-        written = world.store.metrics().of("put").calls
-        line.fate = None
-        second = await cycle(made, world)
-        assert second.figures.commits == (fate is Fate.FAIL)
-        assert second.figures.bytes_written == 0, "nothing is written twice"
-        assert not second.failures
-        assert not set(ids) & set(world.set_objects(NODE))
-        assert len(world.set_objects(NODE)) == 1
-        assert world.store.metrics().of("put").calls == written
-    await ReadCheck(world).all_gone()
-
-
 async def test_outputs_of_a_failed_attempt_are_used_by_the_next_one() -> None:
     world, ids = await world_of(6)
     config = replace(TINY, memory_budget=1_500)
@@ -444,6 +424,27 @@ async def test_what_was_written_before_a_failure_is_not_written_again() -> None:
         assert first.figures.puts + second.figures.puts == whole.puts, "each output is put once"
         assert second.figures.reused == first.figures.puts
         await ReadCheck(world).all_gone()
+
+
+@pytest.mark.parametrize("fate", [Fate.LOSE_ANSWER, Fate.FAIL])
+async def test_a_commit_without_an_answer_is_made_once_whatever_became_of_it(fate: Fate) -> None:
+    world = await alike_world()
+    ids = world.set_objects(NODE)
+    line = BadLine(COMMIT, fate)
+    with compactor(world, NODE, line, replace(IN_ONE_REQUEST, commit_deadline_s=0.1)) as made:
+        first = await cycle(made, world)
+        assert first.figures.commits == 0
+        assert "the next cycle finds out" in first.failures[0]
+        written = world.store.metrics().of("put").calls
+        line.fate = None
+        second = await cycle(made, world)
+        assert second.figures.commits == (fate is Fate.FAIL)
+        assert second.figures.bytes_written == 0, "nothing is written twice"
+        assert not second.failures
+        assert not set(ids) & set(world.set_objects(NODE))
+        assert len(world.set_objects(NODE)) == 1
+        assert world.store.metrics().of("put").calls == written
+    await ReadCheck(world).all_gone()
 
 
 async def test_outputs_are_not_used_for_sources_that_have_changed_what_is_live() -> None:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.controller.ids import EndOffset, Epoch, NodeId
+from streammeta.controller.ids import EndOffset, Epoch
 from streammeta.controller.journal.errors import JournalDamagedError
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.messages import Batch
-from streammeta.controller.quorum.voters import ReplicaKey
 from tests.journal.journal_tools import (
     ONE_SEGMENT,
     batch,
@@ -61,18 +60,6 @@ def test_only_the_tail_of_a_large_log_is_held_and_all_its_control_batches(tmp_pa
     assert start.end_offset == 10
     assert 2 <= len(start.tail) <= 4
     assert [b.base_offset for b in start.control] == [0, 1]
-    journal.close()
-
-
-def test_quorum_state_survives(tmp_path: Path) -> None:
-    make(tmp_path, state=QuorumState())
-    journal = open_journal(tmp_path)
-    assert journal.quorum_state == QuorumState()
-    state = QuorumState(Epoch(7), ReplicaKey(NodeId(2)), NodeId(3))
-    journal.write_quorum_state(state)
-    journal.close()
-    journal = open_journal(tmp_path)
-    assert journal.quorum_state == state
     journal.close()
 
 

@@ -222,14 +222,20 @@ def test_reading_a_snapshot_at_and_beyond_its_end(disk: CrashDisk) -> None:
     assert chunk.digest == hashlib.sha256(data).digest(), "also of a file found at start"
 
 
+def spoil_snapshot(disk: CrashDisk) -> str:
+    """Change the last byte of the one snapshot; return the file's name."""
+    (name,) = names(disk, ".checkpoint")
+    inode = disk.names_now[DIRECTORY / name]
+    inode.content = inode.content[:-1] + b"!"
+    return name
+
+
 def test_a_snapshot_gone_bad_is_never_handed_on(disk: CrashDisk) -> None:
     journal = reopen(disk)
     take_snapshot(journal, snapshot_id(3, 1))
     journal.close()
     journal = reopen(disk)
-    (name,) = names(disk, ".checkpoint")
-    inode = disk.names_now[DIRECTORY / name]
-    inode.content = inode.content[:-1] + b"!"
+    name = spoil_snapshot(disk)
     with pytest.raises(JournalDamagedError, match=name):
         journal.snapshots.read(snapshot_id(3, 1), 0, 10)
 
@@ -240,9 +246,7 @@ def test_a_snapshot_that_went_bad_after_it_was_written_is_not_handed_on_for_ever
     journal = reopen(disk)
     which = snapshot_id(3, 1)
     take_snapshot(journal, which)
-    (name,) = names(disk, ".checkpoint")
-    inode = disk.names_now[DIRECTORY / name]
-    inode.content = inode.content[:-1] + b"!"
+    name = spoil_snapshot(disk)
     chunk = journal.snapshots.read(which, 0, 1 << 20)
     assert chunk is not None
     assert hashlib.sha256(chunk.data).digest() != chunk.digest, "whoever downloads it can tell"

@@ -180,33 +180,21 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any  # noqa: N815
 
     def _break(self, fault: Fault | None, body: bytes) -> None:
+        if fault is Fault.REQUEST_CUT:
+            self._forward_half(body)
+        answer = self._forward(body) if fault is None or fault in DONE else None
         match fault:
-            case None:
-                self._answer(*self._forward(body))
-            case Fault.FAILED:
+            case None | Fault.ANSWER_CUT:
+                assert answer is not None
+                self._answer(*answer, cut=fault is not None)
+            case Fault.FAILED | Fault.DONE_BUT_FAILED:
                 self._refuse(500, "InternalError")
             case Fault.SLOW_DOWN:
                 self._refuse(503, "SlowDown")
-            case Fault.RESET:
-                self._reset()
-            case Fault.SILENT:
+            case Fault.SILENT | Fault.DONE_BUT_SILENT:
                 self._stay_silent()
-            case Fault.REQUEST_CUT:
-                self._forward_half(body)
-                self._reset()
-            case Fault.DONE_BUT_FAILED:
-                self._forward(body)
-                self._refuse(500, "InternalError")
-            case Fault.DONE_BUT_RESET:
-                self._forward(body)
-                self._reset()
-            case Fault.DONE_BUT_SILENT:
-                self._forward(body)
-                self._stay_silent()
-            case Fault.ANSWER_CUT:
-                status, headers, answer = self._forward(body)
-                self._answer(status, headers, answer, cut=True)
-                self._reset()
+        if fault in (Fault.RESET, Fault.REQUEST_CUT, Fault.DONE_BUT_RESET, Fault.ANSWER_CUT):
+            self._reset()
 
     def _operation(self) -> str:
         query = parse_qs(urlsplit(self.path).query, keep_blank_values=True)

@@ -186,20 +186,6 @@ def test_payload_left_by_one_stream_counts_toward_the_next_streams_block() -> No
     assert [entry.record_count for entry in built.entries] == [1, 1, 2]
 
 
-def test_a_write_is_taken_whole_or_not_at_all() -> None:
-    good = [RecordBatch(1, 0, 0, 1, b"a")]
-    for bad in (
-        [RecordBatch(1, 0, 1, 1, b"b"), RecordBatch(2, 0, 0, 1, b"c")],
-        [RecordBatch(1, 0, 1, 3, b"b"), RecordBatch(1, 0, 3, 1, b"c")],
-        [RecordBatch(1, 0, 1, 3, b"b"), RecordBatch(1, -1, 4, 1, b"c")],
-    ):
-        builder = ObjectBuilder(1)
-        builder.write(good)
-        with pytest.raises(ValueError, match="wanted"):
-            builder.write(bad)
-        assert builder.finish().data == build([good], 1).data
-
-
 def test_a_gap_and_a_span_over_32_bits_close_the_block() -> None:
     wide = 2**31 - 1
     records = [

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import random
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -85,21 +87,11 @@ def _marked(names: tuple[str, ...]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def moto() -> Iterator[S3Endpoint]:
-    with running_moto() as endpoint:
-        yield endpoint
-
-
-@pytest.fixture(scope="module")
-def ministack() -> Iterator[S3Endpoint]:
-    with running_ministack() as endpoint:
-        yield endpoint
-
-
-@pytest.fixture(scope="module")
-def ceph() -> Iterator[S3Endpoint]:
-    with running_ceph() as endpoint:
-        yield endpoint
+def endpoint_of() -> Iterator[Callable[[str], S3Endpoint]]:
+    """Give the endpoint of a server, which is started when it is first asked for."""
+    starts = {"moto": running_moto, "ministack": running_ministack, "ceph": running_ceph}
+    with ExitStack() as running:
+        yield functools.cache(lambda name: running.enter_context(starts[name]()))
 
 
 @pytest.fixture(params=_marked(KINDS))
@@ -125,14 +117,16 @@ def _expect_deviation(request: pytest.FixtureRequest, server: str) -> None:
 
 
 @pytest.fixture
-def store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStore]:
+def store(
+    kind: str, endpoint_of: Callable[[str], S3Endpoint], tmp_path: Path
+) -> Iterator[ObjectStore]:
     opened: ObjectStore
     if kind == "memory":
         opened = MemoryObjectStore()
     elif kind == "local":
         opened = open_object_store(f"file://{tmp_path}")
     else:
-        opened = in_new_bucket(request.getfixturevalue(kind))
+        opened = in_new_bucket(endpoint_of(kind))
     opened.check()
     yield opened
     opened.close()
@@ -472,9 +466,9 @@ def test_readers_never_see_a_half_written_object(store: ObjectStore) -> None:
 
 @pytest.mark.parametrize("checksum", list(Checksum))
 def test_damaged_bytes_are_refused(
-    server: str, checksum: Checksum, request: pytest.FixtureRequest
+    server: str, checksum: Checksum, endpoint_of: Callable[[str], S3Endpoint]
 ) -> None:
-    store = in_new_bucket(request.getfixturevalue(server))
+    store = in_new_bucket(endpoint_of(server))
     assert isinstance(store, S3ObjectStore)
     is_refused = store.enforces_checksum("damaged", checksum)
     store.close()
@@ -483,9 +477,9 @@ def test_damaged_bytes_are_refused(
 
 @pytest.mark.parametrize("checksum", [Checksum.CRC32, Checksum.CRC32C])
 def test_stored_checksums_go_along_with_every_way_to_make_an_object(
-    server: str, checksum: Checksum, request: pytest.FixtureRequest
+    server: str, checksum: Checksum, endpoint_of: Callable[[str], S3Endpoint]
 ) -> None:
-    store = in_new_bucket(request.getfixturevalue(server), f"&checksum={checksum}")
+    store = in_new_bucket(endpoint_of(server), f"&checksum={checksum}")
     first = random.Random(9).randbytes(MIN_PART_SIZE)
     store.put("put", b"0123456789", if_absent=True)
     unfinished = store.start_multipart("parts")
@@ -502,10 +496,9 @@ def test_stored_checksums_go_along_with_every_way_to_make_an_object(
 
 
 def test_a_missing_bucket_is_named_with_what_to_do(
-    server: str, request: pytest.FixtureRequest
+    server: str, endpoint_of: Callable[[str], S3Endpoint]
 ) -> None:
-    endpoint: S3Endpoint = request.getfixturevalue(server)
-    store = open_object_store(endpoint.uri("not-there"))
+    store = open_object_store(endpoint_of(server).uri("not-there"))
     for use in (
         store.check,
         lambda: store.put("key", b"x"),

@@ -31,15 +31,6 @@ STEPS = [
 ]
 
 
-class IgnoresCondition(MemoryObjectStore):
-    """Takes every put, as a server does that never heard of If-None-Match."""
-
-    def put(
-        self, key: str, data: Body, *, if_absent: bool = False, tags: Tags | None = None
-    ) -> None:
-        super().put(key, data, tags=tags)
-
-
 class ChecksThenStores(MemoryObjectStore):
     """Looks first and stores later: the two creators that look first both succeed."""
 
@@ -97,7 +88,6 @@ def test_a_good_store_passes_and_is_left_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("make", "step", "reason"),
     [
-        (IgnoresCondition, STEPS[-1], f"{CREATORS} of {CREATORS} concurrent creators"),
         (ChecksThenStores, STEPS[-1], f"2 of {CREATORS} concurrent creators"),
         (ForgetsTheEnd, "Read multipart object", "the first difference at byte"),
         (ServesWholes, "Read object", "has other bytes than were written"),
