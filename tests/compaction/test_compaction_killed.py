@@ -234,9 +234,7 @@ def test_compactors_killed_while_readers_read_change_nothing_that_is_read(tmp_pa
 
 
 @pytest.mark.process
-async def test_an_upload_that_a_killed_compactor_had_begun_is_dropped_after_its_id(
-    tmp_path: Path,
-) -> None:
+async def test_an_upload_of_a_killed_compactor_is_dropped_after_its_id(tmp_path: Path) -> None:
     with running_cluster(tmp_path, 1, (*FAST, "--sweep-interval-ms", "100")) as cluster:
         async with scene(cluster, 5) as made:
             await made.write(300)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -147,7 +148,12 @@ async def test_a_deleted_stream_takes_everything_that_is_linked_along() -> None:
     assert held == {ObjectKind.STREAM_SET}
 
 
-CHANGES = ("trim", "delete", "hand on", "upload")
+CHANGES: dict[str, Callable[[World, int], Awaitable[object]]] = {
+    "trim": lambda world, stream: world.trim(stream, world.streams[stream].end - 6),
+    "delete": lambda world, stream: world.delete(stream),
+    "hand on": lambda world, stream: world.move(stream, 1001),
+    "upload": lambda world, stream: world.upload(1000, {stream: THREE}, apart=[stream]),
+}
 
 
 @pytest.mark.timeout(600)
@@ -157,7 +163,7 @@ async def test_the_stream_may_change_at_any_step(kind: StreamCompaction, all_cha
     steps = Steps()
     await compact_stream(world, stream, kind, steps)
     for at in range(1, len(steps.names) + 1, 1 if all_changes else 3):
-        for what in CHANGES if all_changes else [CHANGES[at % len(CHANGES)]]:
+        for what in CHANGES if all_changes else [list(CHANGES)[at % len(CHANGES)]]:
             await one_change(kind, what, at)
 
 
@@ -168,14 +174,7 @@ async def one_change(kind: StreamCompaction, what: str, at: int) -> None:
 
     async def change(step: Step) -> None:
         if step.ordinal == at and not step.done:
-            if what == "trim":
-                await world.trim(stream, world.streams[stream].end - 6)
-            elif what == "delete":
-                await world.delete(stream)
-            elif what == "hand on":
-                await world.move(stream, 1001)
-            else:
-                await world.upload(1000, {stream: THREE}, apart=[stream])
+            await CHANGES[what](world, stream)
             await world.sweep()
         check.run()
 

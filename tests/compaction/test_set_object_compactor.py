@@ -98,9 +98,7 @@ def moved(before: StoreMetrics, after: StoreMetrics) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-async def test_a_cycle_replaces_what_it_says_and_counts_what_it_asked_of_the_store(
-    overlap: bool,
-) -> None:
+async def test_a_cycle_replaces_what_it_says_and_counts_what_it_asked(overlap: bool) -> None:
     world, ids = await world_of(6)
     before = world.store.metrics()
     config = replace(TINY, memory_budget=1_500, overlap=overlap)
@@ -187,9 +185,7 @@ async def test_outputs_of_a_failed_attempt_are_used_by_the_next_one() -> None:
     ReadCheck(world).run()
 
 
-async def test_nothing_made_of_a_damaged_source_is_used_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_nothing_made_of_a_damaged_source_is_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(set_object_planning, "SET_ASIDE_S", 0.0)  # it is tried again at once
 
     world, ids = await world_of(5)

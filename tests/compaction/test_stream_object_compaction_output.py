@@ -218,9 +218,7 @@ async def test_a_cancelled_upload_is_aborted() -> None:
 
 
 @pytest.mark.parametrize(("threshold", "entries"), [(185, 4), (186, 2)])
-async def test_index_entries_are_joined_up_to_the_threshold_across_sources(
-    threshold: int, entries: int
-) -> None:
+async def test_entries_are_joined_up_to_the_threshold(threshold: int, entries: int) -> None:
     world = await world_of([50] * 4)
     report = await compacted(world, index_merge_bytes=threshold)
     (made,) = report.made
@@ -238,9 +236,7 @@ def _damaged(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("size", [40, 400])
 @pytest.mark.parametrize("fault", ["gone", "cut", "payload", "index"])
-async def test_an_unusable_source_is_named_and_the_others_are_compacted(
-    fault: str, size: int
-) -> None:
+async def test_an_unusable_source_is_named_and_others_are_compacted(fault: str, size: int) -> None:
     world = await world_of([size] * 6)
     ids = [object_id for object_id, _, _ in world.stored_ranges(0)]
     bad = key_for(ids[2], NAMESPACE)

@@ -97,9 +97,7 @@ def test_a_quorum_state_older_than_the_log_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("segment_bytes", [ONE_SEGMENT, 1, 200])
 @pytest.mark.parametrize("keep", range(len(BATCHES)))
-def test_a_truncated_log_ends_there_and_goes_on(
-    tmp_path: Path, segment_bytes: int, keep: int
-) -> None:
+def test_a_truncated_log_ends_and_goes_on(tmp_path: Path, segment_bytes: int, keep: int) -> None:
     write(tmp_path, BATCHES, segment_bytes=segment_bytes)
     journal = open_journal(tmp_path, segment_bytes)
     journal.truncate(BATCHES[keep].base_offset)
@@ -136,9 +134,7 @@ def test_a_batch_that_does_not_continue_the_log_is_refused(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("trim", range(7))
 @pytest.mark.parametrize("segment_bytes", [ONE_SEGMENT, 1, 200])
-def test_a_trimmed_log_keeps_all_from_there_on(
-    tmp_path: Path, segment_bytes: int, trim: int
-) -> None:
+def test_a_trimmed_log_keeps_all_from_there(tmp_path: Path, segment_bytes: int, trim: int) -> None:
     write(tmp_path, BATCHES, segment_bytes=segment_bytes)
     journal = open_journal(tmp_path, segment_bytes)
     take_snapshot(journal, snapshot_id(4, 1))

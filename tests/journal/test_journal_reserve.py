@@ -53,9 +53,7 @@ def reserved(disk: CrashDisk) -> int:
     return len(disk.contents().get(RESERVE, b""))
 
 
-def test_an_older_directory_gets_its_reserve_durably_and_written_byte_for_byte(
-    disk: CrashDisk,
-) -> None:
+def test_an_older_directory_gets_its_reserve_durably_and_byte_for_byte(disk: CrashDisk) -> None:
     journal = reopen(disk)
     assert journal.reserve.shortage is None
     assert reserved(disk.after_crash(Left.NOTHING)) == RESERVE_BYTES

@@ -78,9 +78,7 @@ def all_kinds(journal: Journal) -> list[quorum_disk.Work]:
     ]
 
 
-def test_work_is_done_in_order_with_one_report_for_what_is_flushed_together(
-    disk: CrashDisk,
-) -> None:
+def test_work_is_done_in_order_with_one_report_of_what_is_flushed_together(disk: CrashDisk) -> None:
     journal = reopen(disk)
     journal.append(BATCHES[:2])
     progress = quorum_disk.DiskWorker(journal).run(all_kinds(journal))

@@ -98,9 +98,7 @@ def used(tmp_path: Path, run: Run) -> Path:
     return path
 
 
-def test_format_prints_the_directory_id_and_a_node_can_start_from_it(
-    tmp_path: Path, run: Run
-) -> None:
+def test_format_prints_the_directory_id_and_a_node_starts_there(tmp_path: Path, run: Run) -> None:
     ran = run(*format_words(tmp_path / "new", "--voters", "1@h:1,2@[::1]:2"))
     assert (ran.code, ran.answer["formatted"]) == (0, True)
     assert uuid.UUID(ran.answer["directory_id"])

@@ -7,6 +7,4 @@ from tests.lifecycle.lifecycle_world import World
 
 @pytest.fixture
 async def world() -> World:
-    started = World()
-    await started.start()
-    return started
+    return await World().start()

@@ -4,9 +4,10 @@ The bucket knows what the committed log says of each object at the moment its by
 """
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from typing import Any, Self
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.lifecycle.failover import Failover, Heartbeats, read_nodes
@@ -75,10 +76,11 @@ class World:
         self.log = CommittingLog(self.controller)
         self.controller.bind(self.log)
 
-    async def start(self) -> None:
+    async def start(self) -> Self:
         """Lead, with one broker registered."""
         self.log.lead()
         await self.controller.write(requests.RegisterNode(node=BROKER))
+        return self
 
     def succeed(self) -> None:
         """Go on with a new controller that knows what was committed, and nothing else."""
@@ -188,6 +190,18 @@ def states(controller: MetadataController, ids: Sequence[int]) -> set[ObjectStat
     return {ObjectState(state) for state in answer.states}
 
 
+@contextlib.asynccontextmanager
+async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run a task of the controller's meanwhile; it ends by itself on no account."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+        assert not task.done(), task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
 A, B, C = (NodeIdentity(node_id, 1) for node_id in (1001, 1002, 1003))
 TIMEOUT_MS = 9_000
 
@@ -207,7 +221,7 @@ class Cluster:
             world.controller, self.sessions, self.heartbeats, world.clock, per_target=1
         )
 
-    async def start(self) -> None:
+    async def start(self) -> Self:
         """Lead, with A owning an open stream and B and C owning nothing."""
         await self.world.start()
         for node in (B, C):
@@ -215,6 +229,7 @@ class Cluster:
                 requests.RegisterNode(node=node, wal_config=f"wal of {node.node_id}")
             )
         (self.stream_id,) = await self.world.open_streams(1)
+        return self
 
     async def commit_set_object(self) -> int:
         """Let A upload the first ten offsets of its stream; return the object's id."""

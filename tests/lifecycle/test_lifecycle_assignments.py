@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -156,9 +156,7 @@ def left(node_id: int, **changes: object) -> NodeDescription:
     [(left(1), {1}), (left(1, departed=True), set()), (left(1, failover=True), set())],
     ids=["silent", "departed", "fenced by its recovery"],
 )
-def test_a_gone_nodes_objects_are_compacted_by_one_that_is_heard(
-    gone: NodeDescription, fenced: set[int]
-) -> None:
+def test_a_gone_nodes_objects_are_compacted(gone: NodeDescription, fenced: set[int]) -> None:
     assert plan_compactions([gone, node(2)], sessions({2}, fenced), {}) == {1: 2}
     assert plan_compactions([gone, node(2)], sessions(set(), {*fenced, 2}), {}) == {}
 
@@ -231,10 +229,11 @@ def test_plans_are_complete_spread_and_stable(seed: int) -> None:
 class Compacting(Cluster):
     """A cluster whose node A left one set object behind."""
 
-    async def start(self) -> None:
+    async def start(self) -> Self:
         await super().start()
         self.left = await self.commit_set_object()
         await self.run_for(2_000, A, B, C)
+        return self
 
     async def leave(self) -> None:
         await self.close(A)
@@ -266,14 +265,10 @@ class Compacting(Cluster):
 
 @pytest.fixture
 async def cluster() -> Compacting:
-    started = Compacting()
-    await started.start()
-    return started
+    return await Compacting().start()
 
 
-async def test_a_departed_nodes_objects_are_compacted_until_it_is_forgotten(
-    cluster: Compacting,
-) -> None:
+async def test_a_departed_node_is_compacted_for_until_it_is_forgotten(cluster: Compacting) -> None:
     await cluster.leave()
     await cluster.run_for(TIMEOUT_MS + 1_000, B)
     assert await cluster.told(B) == {B.node_id: (A,)}

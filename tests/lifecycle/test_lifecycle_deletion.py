@@ -25,7 +25,7 @@ from streammeta.controller.metadata.requests import ExpireObjects, HoldDeletions
 from streammeta.controller.metadata.values import ObjectState
 from streammeta.storage.errors import StorageError, StoreRejectedError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
-from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World
+from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World, running
 
 REMOVED, MARKED = {ObjectState.REMOVED}, {ObjectState.MARK_DESTROYED}
 DELAY_MS = 1_000
@@ -48,13 +48,8 @@ def new_deletion(world: World, rate: float = 1e6, seed: int = 1) -> Deletion:
 
 @contextlib.asynccontextmanager
 async def deleting(deletion: Deletion) -> AsyncIterator[Deletion]:
-    task = asyncio.create_task(deletion.run())
-    try:
+    async with running(deletion.run()):
         yield deletion
-        assert not task.done(), task
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
 
 
 def keys_of(ids: Sequence[int]) -> list[str]:
@@ -171,9 +166,7 @@ async def test_a_refused_key_holds_up_no_other_and_is_stuck_visibly(world: World
     [StoreUnavailableError("broken connection"), StoreRejectedError("malformed")],
     ids=["unavailable", "rejected"],
 )
-async def test_a_key_that_fails_whole_requests_is_found_out(
-    world: World, failure: StorageError
-) -> None:
+async def test_a_key_that_fails_requests_is_found_out(world: World, failure: StorageError) -> None:
     ids = await world.destroyed_objects(100)
     bad = keys_of(ids)[42]
     world.store.fails_with = lambda keys: failure if bad in keys else None
@@ -195,9 +188,7 @@ async def test_a_slow_request_holds_up_no_other(world: World) -> None:
         await world.removal(ids, tick_ms=0)
 
 
-async def test_requests_at_a_time_are_bounded(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_at_once_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deletion_module, "DELETE_BATCH_MAX", 10)
 
     running = most = 0

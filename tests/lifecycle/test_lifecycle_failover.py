@@ -14,14 +14,10 @@ from tests.lifecycle.lifecycle_world import TIMEOUT_MS, A, B, C, Cluster
 
 @pytest.fixture
 async def cluster() -> Cluster:
-    started = Cluster()
-    await started.start()
-    return started
+    return await Cluster().start()
 
 
-async def test_a_silent_node_with_open_streams_is_recovered_by_another_until_nothing_is_left(
-    cluster: Cluster,
-) -> None:
+async def test_a_silent_node_with_open_streams_is_recovered_by_another(cluster: Cluster) -> None:
     await cluster.run_for(5_000, A, B)
     await cluster.run_for(10_000, B)
     assert cluster.sessions.state(1001) is NodeState.FENCED
@@ -39,9 +35,7 @@ async def test_a_silent_node_with_open_streams_is_recovered_by_another_until_not
     assert (await cluster.beat(B)).recoveries == ()
 
 
-async def test_an_assignment_is_written_once_and_nothing_is_written_without_change(
-    cluster: Cluster,
-) -> None:
+async def test_an_assignment_is_written_once_and_nothing_without_change(cluster: Cluster) -> None:
     await cluster.run_for(20_000, B)
     assert cluster.recovered_by() == {}, "A was never supervised"
     await cluster.run_for(1_000, A, B)
@@ -112,9 +106,7 @@ async def test_a_leaving_node_may_end_once_it_owes_nothing(cluster: Cluster) -> 
     assert cluster.sessions.state(1001) is NodeState.UNKNOWN
 
 
-async def test_a_node_that_has_departed_has_no_session_even_while_it_holds_objects(
-    cluster: Cluster,
-) -> None:
+async def test_a_departed_node_has_no_session_even_while_it_holds_objects(cluster: Cluster) -> None:
     await cluster.commit_set_object()
     await cluster.run_for(2_000, A, B)
     await cluster.close(A)

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Sequence
+from typing import Self
 
 import pytest
 
@@ -19,7 +20,9 @@ from streammeta.controller.metadata import requests, stream_decisions, values
 from streammeta.storage.errors import AccessDeniedError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import MultipartUpload
-from tests.lifecycle.lifecycle_world import NAMESPACE, TIMEOUT_MS, A, B, World
+from tests.lifecycle.lifecycle_world import NAMESPACE, TIMEOUT_MS, A, B, World, running
+
+PREPARED, EXPIRED = {values.ObjectState.PREPARED}, {values.ObjectState.MARK_DESTROYED}
 
 
 class Writing:
@@ -31,10 +34,11 @@ class Writing:
         self.sweep = SetObjectSweep(self.world.controller, self.sessions, 1_000)
         self.ends = [0, 0, 0]
 
-    async def start(self) -> None:
+    async def start(self) -> Self:
         await self.world.start()
         await self.world.write(requests.RegisterNode(node=B))
         await self.world.open_streams(3)
+        return self
 
     async def commit(self, *stream_ids: int, as_stream_object: bool = False) -> int:
         """Commit one object with ten offsets of each stream; return its id."""
@@ -71,14 +75,10 @@ class Writing:
 
 @pytest.fixture
 async def writing() -> Writing:
-    started = Writing()
-    await started.start()
-    return started
+    return await Writing().start()
 
 
-async def test_dead_set_objects_of_a_fenced_node_are_destroyed_and_live_ones_kept(
-    writing: Writing,
-) -> None:
+async def test_dead_set_objects_of_a_fenced_node_go_and_live_ones_stay(writing: Writing) -> None:
     ids = [await writing.commit(*streams) for streams in [(0,), (0, 1), (1,), (0, 2), (2,)]]
     await writing.trim(0, 25)
     await writing.trim(1, 20)
@@ -249,9 +249,7 @@ async def test_steps_of_any_size_drop_the_same(
 
 
 @pytest.mark.parametrize("refused", ["list_multipart_uploads", "abort_multipart"])
-async def test_what_the_bucket_refuses_is_left_to_the_next_time(
-    uploading: Uploading, refused: str
-) -> None:
+async def test_what_the_bucket_refuses_is_tried_again(uploading: Uploading, refused: str) -> None:
     uploading.begin(await uploading.removed(3))
     uploading.world.store.fail_next(refused, AccessDeniedError("not allowed to"))
 
@@ -276,36 +274,27 @@ async def test_who_does_not_lead_asks_nothing_of_the_bucket(uploading: Uploading
 async def test_objects_expire_by_deadline_in_bounded_entries(world: World) -> None:
     late = await world.prepare(10, ttl_ms=60_000)
     early = await world.prepare(2 * EXPIRE_BATCH_MAX + 1, ttl_ms=5_000)
-    task = asyncio.create_task(Expiry(world.controller, world.clock, 5).run())
-    world.clock.advance(5_000)
-    await asyncio.sleep(0.03)
-    assert world.states(early) == {values.ObjectState.PREPARED}, (
-        "at the deadline it may still commit"
-    )
+    async with running(Expiry(world.controller, world.clock, 5).run()):
+        world.clock.advance(5_000)
+        await asyncio.sleep(0.03)
+        assert world.states(early) == PREPARED, "at the deadline it may still commit"
 
-    end = world.log.next_offset
-    world.clock.advance(1)
-    expired = {values.ObjectState.MARK_DESTROYED}
-    await world.until(lambda: world.states(early) == expired, "expiry")
-    await asyncio.sleep(0.03)
+        end = world.log.next_offset
+        world.clock.advance(1)
+        await world.until(lambda: world.states(early) == EXPIRED, "expiry")
+        await asyncio.sleep(0.03)
 
-    assert world.log.next_offset == end + 3
-    assert world.states(late) == {values.ObjectState.PREPARED}
-    assert world.store.requests == []
-    task.cancel()
-    await asyncio.wait([task])
+        assert world.log.next_offset == end + 3
+        assert world.states(late) == PREPARED
+        assert world.store.requests == []
 
 
 async def test_who_does_not_lead_expires_nothing_and_goes_on_when_it_does(world: World) -> None:
     ids = await world.prepare(5, ttl_ms=1_000)
     world.log.lose_leadership(truncate=False)
-    task = asyncio.create_task(Expiry(world.controller, world.clock, 5).run())
-    world.clock.advance(2_000)
-    await asyncio.sleep(0.03)
-    assert world.states(ids) == {values.ObjectState.PREPARED}
-    world.log.lead()
-    expired = {values.ObjectState.MARK_DESTROYED}
-    await world.until(lambda: world.states(ids) == expired, "expiry")
-    assert not task.done()
-    task.cancel()
-    await asyncio.wait([task])
+    async with running(Expiry(world.controller, world.clock, 5).run()):
+        world.clock.advance(2_000)
+        await asyncio.sleep(0.03)
+        assert world.states(ids) == PREPARED
+        world.log.lead()
+        await world.until(lambda: world.states(ids) == EXPIRED, "expiry")

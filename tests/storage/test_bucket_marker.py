@@ -149,9 +149,7 @@ def test_members_of_later_versions_are_passed_over() -> None:
         ({"namespace": "_streammeta_there"}, "namespace '_streammeta_there'"),
     ],
 )
-def test_any_difference_is_refused_and_says_whose_it_is(
-    found: dict[str, str] | None, said: str
-) -> None:
+def test_any_difference_is_refused_and_says_whose(found: dict[str, str] | None, said: str) -> None:
     members: dict[str, Any] = {**EXPECTED, "created_ms": 5}
     there = None if found is None else BucketMarker(**{**members, **found})
     with pytest.raises(WrongBucketError) as refused:

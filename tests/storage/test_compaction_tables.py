@@ -89,9 +89,7 @@ def test_a_number_that_does_not_fit_an_index_is_refused(field: str) -> None:
         (3000 * KIB, MergeRule.UP_TO, [3000 * KIB] * 6),
     ],
 )
-def test_entries_are_joined_below_or_up_to_one_mib(
-    size: int, rule: MergeRule, joined: list[int]
-) -> None:
+def test_entries_are_joined_up_to_one_mib(size: int, rule: MergeRule, joined: list[int]) -> None:
     table = EntryTable.of_rows(entry(0, 4, at, at + 1, size) for at in range(6)).placed()
     found = list(merged_index(table, 1024 * KIB, rule).rows())
     assert [one.size for one in found] == joined

@@ -183,9 +183,7 @@ def test_dump_shows_deviations_if_it_is_tolerant_and_fails_else(
     assert f"DEVIATION at byte {position}: " in capsys.readouterr().out
 
 
-def test_dump_of_an_object_without_records_is_sound(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_dump_of_no_records_is_sound(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "empty"
     path.write_bytes(encode_footer(Footer(0, 0)))
 
@@ -229,9 +227,7 @@ def test_each_entry_leads_to_the_object_that_holds_it() -> None:
         ((LINKS[0], LinkedObject(2, 0, (IndexEntry(8, 10, 12, 1, 0, 50),))), "of stream 8"),
     ],
 )
-def test_links_that_are_no_unbroken_range_are_refused(
-    links: tuple[LinkedObject, ...], problem: str
-) -> None:
+def test_links_with_a_break_are_refused(links: tuple[LinkedObject, ...], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         encode_composite(links)
 
@@ -260,9 +256,7 @@ def test_a_flipped_bit_is_seen_or_leaves_one_unbroken_range() -> None:
 @pytest.mark.parametrize(
     ("ordinals", "link"), [((1, 2), 0), ((0, 0), 1), ((0, 3), 1), ((0, -1), 1), ((-1, 1), 0)]
 )
-def test_first_ordinals_that_leave_out_an_entry_or_a_link_are_named(
-    ordinals: tuple[int, int], link: int
-) -> None:
+def test_ordinals_that_leave_something_out_are_named(ordinals: tuple[int, int], link: int) -> None:
     data = bytearray(encode_composite(LINKS))
     for i, ordinal in enumerate(ordinals):
         struct.pack_into(">i", data, 5 + 14 * i + 8, ordinal)

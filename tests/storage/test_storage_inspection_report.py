@@ -27,8 +27,15 @@ from tests.storage.format_objects import (
 )
 
 
-def fetching(data: bytes) -> Fetch:
-    return lambda start, end: data[start:end]
+def fetching(data: bytes, asked: list[tuple[int, int]] | None = None) -> Fetch:
+    """Return what reads the bytes, and adds to `asked` from where to where."""
+
+    def fetch(start: int, end: int) -> bytes:
+        if asked is not None:
+            asked.append((start, end))
+        return data[start:end]
+
+    return fetch
 
 
 def looked_into(
@@ -65,17 +72,9 @@ def test_one_stream_is_read_without_the_blocks_of_others(monkeypatch: pytest.Mon
     data = small_object().data
     outline = read_outline("test", len(data), fetching(data))
     asked: list[tuple[int, int]] = []
-
-    def fetch(start: int, end: int) -> bytes:
-        asked.append((start, end))
-        return data[start:end]
-
-    found = list(read_records(outline, fetch, 4))
-    assert [one.record.base_offset for one in found if isinstance(one, PlacedRecord)] == [
-        10,
-        15,
-        20,
-    ]
+    found = list(read_records(outline, fetching(data, asked), 4))
+    offsets = [one.record.base_offset for one in found if isinstance(one, PlacedRecord)]
+    assert offsets == [10, 15, 20]
     blocks = [(e.position, e.position + e.size) for e in outline.entries if e.stream_id == 4]
     assert asked[0][0] == blocks[0][0]
     assert asked[-1][1] == blocks[-1][1]
@@ -87,16 +86,11 @@ def test_neighbours_are_fetched_together_within_a_bound() -> None:
     builder.write([RecordBatch(1, 0, i, 1, bytes(2**18)) for i in range(40)])
     data = builder.finish().data
     outline = read_outline("test", len(data), fetching(data))
-    spans: list[int] = []
-
-    def fetch(start: int, end: int) -> bytes:
-        spans.append(end - start)
-        return data[start:end]
-
-    assert sum(1 for _ in read_records(outline, fetch)) == 40
+    asked: list[tuple[int, int]] = []
+    assert sum(1 for _ in read_records(outline, fetching(data, asked))) == 40
     assert len(outline.entries) == 10
-    assert len(spans) == 4
-    assert max(spans) <= object_report.MAX_FETCH_BYTES
+    assert len(asked) == 4
+    assert max(end - start for start, end in asked) <= object_report.MAX_FETCH_BYTES
 
 
 def test_a_broken_footer_hides_no_record() -> None:

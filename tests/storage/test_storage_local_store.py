@@ -89,9 +89,7 @@ def test_unknown_files_are_left_alone(store: LocalObjectStore, root: Path) -> No
     assert files_below(root) == [".tmp/theirs", "notes.txt", "objects/a/stray"]
 
 
-def test_deleting_removes_directories_that_became_empty(
-    store: LocalObjectStore, root: Path
-) -> None:
+def test_deleting_removes_directories_that_are_empty(store: LocalObjectStore, root: Path) -> None:
     store.put("a/b/c/d", b"x")
     store.put("a/e", b"x")
     store.delete_many(["a/b/c/d"])
@@ -157,9 +155,7 @@ def test_a_full_disk_is_told_and_leaves_the_old_object(
     assert files_below(root) == ["objects/key"]
 
 
-def test_creating_an_object_replaces_neither_file_nor_directory(
-    store: LocalObjectStore, root: Path
-) -> None:
+def test_creating_replaces_neither_file_nor_directory(store: LocalObjectStore, root: Path) -> None:
     store.put("d/e", b"x")
     (root / "objects/stray").write_text("stray")
     with pytest.raises(InvalidKeyError):
@@ -256,9 +252,7 @@ def test_an_object_lies_where_the_page_of_formats_says(store: LocalObjectStore, 
     assert not any((root / ".tmp").iterdir())
 
 
-def test_what_another_program_writes_as_the_page_says_is_an_object(
-    store: LocalObjectStore, root: Path
-) -> None:
+def test_what_others_write_by_the_page_is_an_object(store: LocalObjectStore, root: Path) -> None:
     (root / ".tmp").mkdir()
     (root / ".tmp" / "any-name").write_bytes(b"of a Go program")
     (root / PLACE).parent.mkdir(parents=True)

@@ -117,9 +117,7 @@ def test_a_record_out_of_range_is_refused_by_name(record: RecordBatch, field: st
         (1, 1, 10, -5),  # as a record that links has it
     ],
 )
-def test_a_record_header_out_of_range_is_corrupt(
-    stream_id: int, epoch: int, base: int, count: int
-) -> None:
+def test_a_bad_record_header_is_corrupt(stream_id: int, epoch: int, base: int, count: int) -> None:
     header = struct.pack(">Bqqqii", 0x22, stream_id, epoch, base, count, 0)
     with pytest.raises(CorruptObjectError, match="record header is stream") as caught:
         decode_record(memoryview(b"xx" + header), 2, source=Source("test", 100))

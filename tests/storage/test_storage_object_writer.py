@@ -154,9 +154,7 @@ def test_an_object_without_records_and_sizes_without_sense_are_refused() -> None
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_can_not_be_written_is_refused_by_name_and_changes_nothing(
-    bad: RecordBatch, reason: str
-) -> None:
+def test_a_bad_record_is_named_and_changes_nothing(bad: RecordBatch, reason: str) -> None:
     good = [RecordBatch(1, 0, 0, 5, b"good")]
     writer, reference = ObjectWriter(3, part_size=1), ObjectWriter(3, part_size=1)
     for one in (writer, reference):

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -52,9 +52,13 @@ class Scene:
     proxy: FaultProxy
     address: str
     direct: ObjectStore
+    opened: list[ObjectStore] = field(default_factory=list)
 
     def store(self, policy: RetryPolicy = POLICY) -> S3ObjectStore:
-        return S3ObjectStore(S3Config.from_uri(self.address), policy)
+        """Open the bucket through the proxy, until the test ends."""
+        store = S3ObjectStore(S3Config.from_uri(self.address), policy)
+        self.opened.append(store)
+        return store
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +76,8 @@ def scene(shared_scene: Scene) -> Iterator[Scene]:
     proxy, direct = shared_scene.proxy, shared_scene.direct
     proxy.start_anew()
     yield shared_scene
+    while shared_scene.opened:
+        shared_scene.opened.pop().close()
     proxy.start_anew()
     direct.delete_many([info.key for info in direct.list_objects()])
     for unfinished in direct.list_multipart_uploads():
@@ -107,7 +113,6 @@ def test_one_fault_in_every_operation_is_got_over(scene: Scene, fault: Fault) ->
     retries = sum(one.retries for one in metrics.operations.values())
     assert retries == len(operations) or (fault not in LOUD and retries > len(operations))
     assert sum(one.failures for one in metrics.operations.values()) == 0
-    store.close()
 
 
 @pytest.mark.parametrize("fault", list(Fault))
@@ -123,7 +128,6 @@ def test_a_conditional_put_knows_its_own_object_again(scene: Scene, fault: Fault
     with pytest.raises(ObjectExistsError, match="foreign"):
         store.put("foreign", b"theirs", if_absent=True)  # the same bytes are no proof
     assert scene.direct.get_range("foreign") == b"theirs"
-    store.close()
 
 
 @pytest.mark.parametrize("fault", [Fault.FAILED, Fault.SLOW_DOWN, Fault.RESET, Fault.ANSWER_CUT])
@@ -137,7 +141,6 @@ def test_a_fault_that_stays_is_one_clear_error(scene: Scene, fault: Fault) -> No
             use()
         assert caught.value.throttled is (fault is Fault.SLOW_DOWN)
         assert scene.proxy.seen.total() - before == POLICY.attempts
-    store.close()
 
 
 def test_a_deadline_holds_against_a_server_that_says_nothing(scene: Scene) -> None:
@@ -151,7 +154,6 @@ def test_a_deadline_holds_against_a_server_that_says_nothing(scene: Scene) -> No
     scene.proxy.plan = lambda _: None
     store.until(time.monotonic() + PATIENCE_S).put("a", b"y")
     assert scene.direct.get_range("a") == b"y"
-    store.close()
 
 
 @pytest.mark.parametrize("seed", [11])
@@ -189,7 +191,6 @@ def test_a_storm_of_faults_never_brings_wrong_bytes(scene: Scene, seed: int) -> 
     for key, (data, was_stored) in outcomes.items():
         assert key in stored or not was_stored, f"seed {seed}: {key} was lost"
         assert stored.get(key, data) == data, f"seed {seed}: {key} has other bytes"
-    store.close()
 
 
 def _put(store: ObjectStore, key: str, data: Body, *, if_absent: bool) -> bool:
@@ -227,7 +228,6 @@ def test_uploads_in_parts_get_through_a_storm_or_are_aborted(scene: Scene, seed:
             scene.proxy.plan = lambda _: None
         assert scene.direct.get_range(f"up/{turn}") == data, f"seed {seed}"
     assert len(list(scene.direct.list_objects())) >= 2, f"seed {seed}"
-    store.close()
 
 
 @pytest.mark.parametrize("seed", [31])
@@ -255,8 +255,6 @@ def test_of_creators_in_a_storm_at_most_one_wins(scene: Scene, seed: int) -> Non
         assert outcomes[holder] != "lost", f"seed {seed}, race {race}: told that it was foreign"
         if "won" in outcomes:
             assert outcomes.index("won") == holder, f"seed {seed}, race {race}"
-    for store in stores:
-        store.close()
 
 
 def test_a_throttled_store_is_asked_less_and_more_again_later(scene: Scene) -> None:
@@ -284,7 +282,6 @@ def test_a_throttled_store_is_asked_less_and_more_again_later(scene: Scene) -> N
     read_many(60)
     assert store.metrics().concurrency_limit == 8
     assert store.metrics().of("get_range").throttled == throttled.throttled
-    store.close()
 
 
 def test_a_server_that_ignores_conditions_is_found_out(scene: Scene) -> None:
@@ -296,4 +293,3 @@ def test_a_server_that_ignores_conditions_is_found_out(scene: Scene) -> None:
     assert failed.reason.startswith(f"{CREATORS} of {CREATORS} concurrent creators of one object")
     assert "use another server" in failed.reason
     assert list(scene.direct.list_objects()) == []
-    store.close()
