@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import signal
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,10 +21,10 @@ from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.local import LocalObjectStore
 from tests.broker_client.wal_child import STEPS, Settings
 from tests.broker_client.wal_tools import encoded
+from tests.kit.doomed_child import run_child
 from tests.kit.fake_cluster import FakeCluster
 from tests.kit.real_cluster import running_cluster
 
-REPOSITORY = Path(__file__).parents[2]
 STREAMS = 7
 LATEST = {"time": (300, 1200), "write": (1, 60), "sync": (1, 60), "synced": (1, 60)}
 """In which range a step is ordered to be the last; 1 to 12 for the others."""
@@ -42,24 +40,14 @@ class Life:
     set_aside: int = 0
 
 
-async def run_child(settings: Settings) -> Life:
+async def lived(settings: Settings) -> Life:
     """Run a broker to its end."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "tests.broker_client.wal_child", settings.encode()),
-        cwd=REPOSITORY,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+    was_killed, out = await run_child(
+        "tests.broker_client.wal_child",
+        settings.encode(),
+        may_die=bool(settings.step),
+        patience_s=30,
     )
-    try:
-        async with asyncio.timeout(30):
-            out, err = await child.communicate()
-    except TimeoutError:
-        child.kill()
-        raise
-    wanted = (0, -signal.SIGKILL) if settings.step else (0,)
-    assert child.returncode in wanted, f"{settings}: {err.decode()}"
-    was_killed = child.returncode != 0
     return Life(was_killed, *json.loads(out)) if out else Life(was_killed)
 
 
@@ -97,7 +85,7 @@ async def storm(
     committed = uploaded = kills = 0
     for epoch, (step, at) in enumerate([*rounds, ("", 0)], start=1):
         before_round()
-        life = await run_child(
+        life = await lived(
             Settings(endpoints, str(root), epoch, STREAMS, records, seed + epoch, step, at)
         )
         kills += life.was_killed

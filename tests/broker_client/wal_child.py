@@ -10,9 +10,7 @@ import asyncio
 import json
 import os
 import random
-import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -30,6 +28,7 @@ from streammeta.storage.object_store.base import Body
 from streammeta.storage.object_store.local import LocalObjectStore
 from tests.fake_bucket import fake_markers_of_process
 from tests.kit.crash_disk import WatchedFiles
+from tests.kit.doomed_child import Executioner
 from tests.kit.fake_cluster import NAMESPACE
 
 STEPS = ("write", "sync", "synced", "remove", "uploaded", "committed", "time")
@@ -60,26 +59,6 @@ class Settings:
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
-
-
-class Executioner:
-    """Counts the steps and ends the process at the ordered one."""
-
-    def __init__(self, step: str, at: int) -> None:
-        self._step = step
-        self._left = at
-
-    def pass_by(self, step: str) -> None:
-        if step == self._step:
-            self._left -= 1
-            if self._left <= 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    def start(self) -> None:
-        if self._step == "time":
-            timer = threading.Timer(self._left / 1000, os.kill, (os.getpid(), signal.SIGKILL))
-            timer.daemon = True
-            timer.start()
 
 
 class SlowStore(LocalObjectStore):

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
-import signal
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from streammeta.client import ControllerClient
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
@@ -26,8 +23,7 @@ from streammeta.client.model import NodeIdentity
 from streammeta.storage.compaction.selection import SelectionConfig
 from streammeta.storage.object_store.local import LocalObjectStore
 from tests.compaction.compaction_steps import stepped
-
-ResultT = TypeVar("ResultT")
+from tests.kit.doomed_child import Executioner
 
 MIB = 1024 * 1024
 STEPS = (
@@ -53,28 +49,6 @@ class Settings:
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
-
-
-class Executioner:
-    """Counts the steps and ends the process at the ordered one."""
-
-    def __init__(self, step: str, at: int) -> None:
-        self._step = step
-        self._left = at
-        self._lock = threading.Lock()
-
-    def made(self, step: str, call: Callable[[], ResultT]) -> ResultT:
-        self.pass_by(step)
-        result = call()
-        self.pass_by(step)
-        return result
-
-    def pass_by(self, step: str) -> None:
-        with self._lock:
-            if step == self._step:
-                self._left -= 1
-                if self._left <= 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class DoomedClient(ControllerClient):

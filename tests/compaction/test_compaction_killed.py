@@ -10,8 +10,6 @@ import asyncio
 import functools
 import json
 import random
-import signal
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -36,10 +34,10 @@ from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2
 from tests.compaction.compaction_child import MIB, STEPS, Settings
 from tests.compaction.compaction_world import payload_of
+from tests.kit.doomed_child import run_child
 from tests.kit.fake_broker import until
 from tests.kit.real_cluster import FAST, describe, leader_of, running_cluster
 
-REPOSITORY = Path(__file__).parents[2]
 NODE_ID = 1000
 PATIENCE_S = 60.0
 RECORD_BYTES = 24_000
@@ -114,23 +112,13 @@ class Scene:
             at=at,
             **more,
         )
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "tests.compaction.compaction_child", settings.encode()),
-            cwd=REPOSITORY,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+        was_killed, out = await run_child(
+            "tests.compaction.compaction_child",
+            settings.encode(),
+            may_die=bool(step),
+            patience_s=PATIENCE_S,
         )
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                out, err = await child.communicate()
-        except BaseException:
-            child.kill()
-            await child.wait()
-            raise
-        wanted = (0, -signal.SIGKILL) if step else (0,)
-        assert child.returncode in wanted, f"{settings}: {err.decode()}"
-        if child.returncode:
+        if was_killed:
             return None
         report: dict[str, Any] = json.loads(out)
         return report

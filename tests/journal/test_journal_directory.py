@@ -17,16 +17,12 @@ from streammeta.controller.journal.errors import (
     WrongDirectoryError,
 )
 from streammeta.controller.quorum.config import QuorumState
-from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.controller.quorum.voters import ReplicaKey
 from tests.journal.journal_tools import CLUSTER, NODE, open_journal
 
 
 def format_it(path: Path, **options: Any) -> DirectoryIdentity:
     return format_directory(path, **{"cluster_id": CLUSTER, "node_id": NODE, **options})
-
-
-def voters(*keys: ReplicaKey) -> VoterSet:
-    return VoterSet(tuple(Voter(key, f"10.0.0.{key.node_id}:9090") for key in keys))
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -93,15 +89,6 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     open_journal(tmp_path).close()
 
 
-def test_an_interrupted_format_can_be_repeated(tmp_path: Path) -> None:
-    format_it(tmp_path)
-    (tmp_path / "meta.json").rename(tmp_path / "meta.json.tmp")
-    with pytest.raises(DirectoryNotFormattedError):
-        open_journal(tmp_path)
-    format_it(tmp_path)
-    open_journal(tmp_path).close()
-
-
 def test_a_directory_with_votes_but_no_identity_is_never_formatted_again(tmp_path: Path) -> None:
     format_it(tmp_path)
     journal = open_journal(tmp_path)
@@ -112,28 +99,6 @@ def test_a_directory_with_votes_but_no_identity_is_never_formatted_again(tmp_pat
     with pytest.raises(WrongDirectoryError, match="must not be forgotten"):
         format_it(tmp_path)
     assert contents(tmp_path) == before
-
-
-def test_bootstrap_voters_are_kept_as_given(tmp_path: Path) -> None:
-    own, other = ReplicaKey(NODE, DirectoryId("mine")), ReplicaKey(NodeId(2))
-    format_it(tmp_path, bootstrap_voters=voters(own, other))
-    journal = open_journal(tmp_path)
-    assert journal.identity.bootstrap_voters == voters(own, other)
-    assert journal.identity.directory_id == "mine"
-    journal.close()
-
-
-def test_voters_that_leave_this_node_or_its_disk_out_are_refused(tmp_path: Path) -> None:
-    own, other = ReplicaKey(NODE, DirectoryId("mine")), ReplicaKey(NodeId(2))
-    with pytest.raises(WrongDirectoryError, match="node 1 is not among the voters"):
-        format_it(tmp_path, bootstrap_voters=voters(other))
-    with pytest.raises(WrongDirectoryError, match="mine"):
-        format_it(
-            tmp_path,
-            bootstrap_voters=voters(own),
-            directory_id=DirectoryId("another"),
-        )
-    assert not list(tmp_path.iterdir())
 
 
 def test_one_process_at_a_time_also_after_a_kill(tmp_path: Path) -> None:

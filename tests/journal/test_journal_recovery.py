@@ -40,18 +40,6 @@ def write(path: Path, *groups: list[Batch], segment_bytes: int = ONE_SEGMENT) ->
     journal.close()
 
 
-@pytest.mark.parametrize("segment_bytes", [ONE_SEGMENT, 1])
-def test_a_reopened_log_is_the_log_that_was_written(tmp_path: Path, segment_bytes: int) -> None:
-    write(tmp_path, BATCHES[:2], BATCHES[2:], segment_bytes=segment_bytes)
-    journal = open_journal(tmp_path, segment_bytes)
-    assert held_by(journal).batches == tuple(BATCHES)
-    start = journal.log_start
-    assert (start.start_offset, start.end_offset, list(start.tail)) == (0, 6, BATCHES)
-    assert [(e.epoch, e.start_offset) for e in start.epoch_starts] == [(1, 0), (3, 4), (4, 5)]
-    assert list(start.control) == [BATCHES[0], BATCHES[2]]
-    journal.close()
-
-
 def test_only_the_tail_of_a_large_log_is_held_and_all_its_control_batches(tmp_path: Path) -> None:
     large = [batch(i, 1, bytes(1 << 20), control=i < 2) for i in range(10)]
     write(tmp_path, large)
