@@ -8,14 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from streammeta.client.errors import (
-    CompactedObjectsNotFoundError,
-    ControllerUnavailableError,
-    NodeEpochExpiredError,
-    ObjectExpiredError,
-    StreamEpochMismatchError,
-    StreamFencedError,
-)
+from streammeta.client import errors
 from streammeta.storage.compaction.stream_objects import StreamCompaction, StreamSchedule
 from tests.compaction import compaction_lives as lives
 from tests.compaction.compaction_random import Shape, act, random_world
@@ -137,8 +130,8 @@ async def test_two_compactors_of_one_node_do_no_harm() -> None:
     both = await asyncio.gather(
         lives.compact_streams(world, EVERYTHING), lives.compact_streams(world, EVERYTHING)
     )
-    errors = [one.error for reports in both for one in reports or () if one.error is not None]
-    assert {type(error) for error in errors} <= {CompactedObjectsNotFoundError}
+    failed = [one.error for reports in both for one in reports or () if one.error is not None]
+    assert {type(error) for error in failed} <= {errors.CompactedObjectsNotFoundError}
     await check.all_gone()
 
 
@@ -152,7 +145,7 @@ async def test_ids_that_expired_are_not_used_again() -> None:
 
     with lives.stream_compactor(world, Steps(hook=let_days_pass), lives.TINY) as made:
         late = await made.compact(0, StreamCompaction.GATHER_SMALL)
-        assert isinstance(late.error, ObjectExpiredError)
+        assert isinstance(late.error, errors.ObjectExpiredError)
         is_slow = False
         again = await made.compact(0, StreamCompaction.GATHER_SMALL)
     assert again.error is None
@@ -172,7 +165,7 @@ async def test_another_owner_ends_it_and_nothing_is_changed() -> None:
     reports = await lives.compacted_streams(
         world, [StreamCompaction.GATHER_SMALL], Steps(hook=take_over)
     )
-    assert isinstance(reports[0].error, StreamFencedError | StreamEpochMismatchError)
+    assert isinstance(reports[0].error, errors.StreamFencedError | errors.StreamEpochMismatchError)
     assert world.stored_ranges(0) == before
     ReadCheck(world).run()
 
@@ -182,7 +175,7 @@ async def test_a_fenced_process_stops() -> None:
     old = world.nodes[lives.NODE]
     await world.register(lives.NODE)
     world.nodes[lives.NODE] = old
-    with pytest.raises(NodeEpochExpiredError):
+    with pytest.raises(errors.NodeEpochExpiredError):
         await lives.compact_streams(world, [StreamCompaction.GATHER_SMALL])
 
 
@@ -264,7 +257,7 @@ async def test_the_task_goes_on_after_a_failure_and_ends_when_cancelled() -> Non
         nonlocal failures
         if step.name == "DescribeStreams" and failures < 1:
             failures += 1
-            raise ControllerUnavailableError("DescribeStreams", 1.0, {})
+            raise errors.ControllerUnavailableError("DescribeStreams", 1.0, {})
 
     steps = Steps(hook=fail_first)
     with lives.stream_compactor(world, steps) as worker:
@@ -286,5 +279,5 @@ async def test_a_process_that_was_replaced_ends_its_task() -> None:
         await world.register(lives.NODE)
         schedule = StreamSchedule(0.01, 0.02, 0.03, rest_s=0.0)
         async with asyncio.timeout(20):
-            with pytest.raises(NodeEpochExpiredError):
+            with pytest.raises(errors.NodeEpochExpiredError):
                 await worker.run(schedule)

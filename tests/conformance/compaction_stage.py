@@ -45,6 +45,7 @@ from streammeta.storage.object_format.record import (
 )
 from tests.compaction.compaction_steps import Steps
 from tests.compaction.compaction_world import NAMESPACE, LeadingMap
+from tests.conformance.compaction_facts import spans_of
 from tests.conformance.map_rows import MapRows
 from tests.conformance.scenario_args import Args, ArgumentMissingError
 from tests.kit.built_objects import ObjectBuilder, opened
@@ -116,9 +117,8 @@ class Stage:
         for one in self.map.query(DescribeObjects()).objects:
             is_new = one.object_id not in self.objects
             if is_new and one.state is ObjectState.COMMITTED and one.kind is kind:
-                columns = (one.ranges.stream_id, one.ranges.start_offset, one.ranges.end_offset)
-                rows = zip(*(column.tolist() for column in columns), strict=True)
-                ranges = tuple(StreamRange(*row) for row in rows)
+                held = spans_of(one).items()
+                ranges = tuple(StreamRange(each, *span) for each, spans in held for span in spans)
                 order = orders.get(one.object_id, -1)
                 found.append(MadeObject(one.object_id, one.object_size, order, ranges))
         return sorted(

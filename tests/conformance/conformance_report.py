@@ -131,14 +131,13 @@ class ScenarioResult:
 
     def document(self) -> dict[str, Any]:
         failures = [
-            {"step": item.step, "op": item.op, "field": item.mismatch.field}
-            | {"expected": _said(item.mismatch.expected), "actual": _said(item.mismatch.actual)}
-            for item in self.failures
+            {"step": one.step, "op": one.op, "field": one.mismatch.field}
+            | {"expected": _said(one.mismatch.expected), "actual": _said(one.mismatch.actual)}
+            for one in self.failures
         ]
         deviations = [
-            {"step": item.step, "op": item.op}
-            | {"rule": item.rule.feature, "reason": item.rule.reason}
-            for item in self.deviations
+            {"step": one.step, "op": one.op, "rule": one.rule.feature, "reason": one.rule.reason}
+            for one in self.deviations
         ]
         return {
             "file": self.file,

@@ -12,14 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from streammeta.controller.metadata.values import ObjectKind, ObjectState, StreamState, column
+from streammeta.controller.records import record as ours
 from streammeta.controller.records.codec import decode_records, encode_records
-from streammeta.controller.records.record import (
-    KVsDeleted,
-    KVsPut,
-    NodeEpochSet,
-    PendingUploadsSet,
-    Record,
-)
 from tests.conformance.conformance_report import Mismatch
 from tests.conformance.live_controller import LiveController
 from tests.conformance.map_rows import MapRows, Row
@@ -67,21 +61,21 @@ class ForeignRecords:
         if edited is not None:
             self._live.load(edited.sections())
 
-    def _replay_ours(self, record: Record | None) -> None:
+    def _replay_ours(self, record: ours.Record | None) -> None:
         if record is not None:
             decode_records(encode_records([record]))  # a refused record never reaches the log
             self._live.replay([record])
 
     # ---- records of ours that say the same ----
 
-    def _node(self, args: Args) -> Record:
+    def _node(self, args: Args) -> ours.Record:
         node_id = args.take("node", 0)
         epoch = args.take("node_epoch", 0) + EPOCH_SHIFT
-        return NodeEpochSet(
+        return ours.NodeEpochSet(
             node_id=node_id, node_epoch=epoch, failover=bool(args.take("failover", False))
         )
 
-    def _uncommitted(self, args: Args) -> Record | None:
+    def _uncommitted(self, args: Args) -> ours.Record | None:
         node_id, entries = args.take("node", 0), args.take("entries", [])
         rows = [Args(entry, "records.entries") for entry in entries]
         wanted = [(row.take("stream", 0), row.take("start", 0), row.take("end", 0)) for row in rows]
@@ -89,24 +83,24 @@ class ForeignRecords:
         if not wanted:
             return None
         ids, starts, ends = zip(*wanted, strict=True)
-        return PendingUploadsSet(
+        return ours.PendingUploadsSet(
             node_id=node_id,
             stream_id=column(ids),
             start_offset=column(starts),
             end_offset=column(ends),
         )
 
-    def _kv(self, args: Args) -> Record:
+    def _kv(self, args: Args) -> ours.Record:
         entries = args.take("entries", None)
         if entries is None:
             entries = [{name: args.take(name, None) for name in ("key", "value", "namespace")}]
-        return KVsPut(
+        return ours.KVsPut(
             namespaces=tuple(entry.get("namespace") or "" for entry in entries),
             keys=tuple(entry["key"] for entry in entries),
             values=tuple(entry["value"].encode() for entry in entries),
         )
 
-    def _remove_kv(self, args: Args) -> Record | None:
+    def _remove_kv(self, args: Args) -> ours.Record | None:
         keys, namespaces = args.take("keys", []), args.take("namespaces", None)
         if namespaces is None:
             namespaces = [None] * len(keys)
@@ -121,7 +115,7 @@ class ForeignRecords:
             names, keys = [name for name, _ in pairs], [key for _, key in pairs]
             if not pairs:
                 return None
-        return KVsDeleted(namespaces=tuple(names), keys=tuple(keys))
+        return ours.KVsDeleted(namespaces=tuple(names), keys=tuple(keys))
 
     # ---- edits ----
 
@@ -291,7 +285,7 @@ def node_records(
         yield {"type": "S3StreamSetObject", "node": node_id, **item}
 
 
-_REPLAYED: dict[str, Callable[[ForeignRecords, Args], Record | None]] = {
+_REPLAYED: dict[str, Callable[[ForeignRecords, Args], ours.Record | None]] = {
     "NodeWALMetadata": ForeignRecords._node,
     "NodeWALUncommittedOffsets": ForeignRecords._uncommitted,
     "KV": ForeignRecords._kv,

@@ -44,6 +44,7 @@ from tests.kit.crash_disk import CrashDisk, Left
 SEGMENT_BYTES = 150
 BATCHES = [batch(0, 1, b"one" * 9), batch(1, 1, b"two" * 30), batch(2, 2, b"x" * 60)]
 MORE = [batch(3, 2, b"more"), batch(4, 2, b"y" * 120), batch(5, 3, b"z" * 30)]
+NEW_STATE = QuorumState(Epoch(10), ReplicaKey(NodeId(2)), NodeId(1))
 AHEAD = snapshot_id(100, 5)
 AHEAD_DATA = snapshot_bytes(AHEAD)
 
@@ -90,12 +91,7 @@ def nothing(_journal: Journal) -> None:
 Action = Callable[[Journal], None]
 CALLS: dict[str, tuple[Action, Action]] = {
     "append": (nothing, append_more),
-    "quorum-state": (
-        nothing,
-        lambda journal: journal.write_quorum_state(
-            QuorumState(Epoch(10), ReplicaKey(NodeId(2)), NodeId(1))
-        ),
-    ),
+    "quorum-state": (nothing, lambda journal: journal.write_quorum_state(NEW_STATE)),
     "truncate": (nothing, lambda journal: journal.truncate(EndOffset(1))),
     "download": (nothing, download_ahead),
     "install": (download_ahead, install_ahead),

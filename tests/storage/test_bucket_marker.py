@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from streammeta.storage import errors
 from streammeta.storage.bucket_marker import (
     CLAIMS_KEPT,
     BucketMarker,
@@ -22,13 +23,6 @@ from streammeta.storage.bucket_marker import (
     put_claim,
     read_claimed,
     read_marker,
-)
-from streammeta.storage.errors import (
-    CorruptObjectError,
-    ObjectExistsError,
-    ObjectNotFoundError,
-    StoreUnavailableError,
-    WrongBucketError,
 )
 from streammeta.storage.object_format.object_key import ForeignKey, cluster_namespace, parse_key
 from streammeta.storage.object_store.address import open_object_store
@@ -78,7 +72,7 @@ def test_claims_only_rise_whatever_the_order_they_are_put_in(store: ObjectStore)
         put_claim(store, NAMESPACE, claim(bound))
     assert read_claimed(store, NAMESPACE) == 2**63 - 1
     put_claim(store, NAMESPACE, claim(500))
-    with pytest.raises(ObjectExistsError):
+    with pytest.raises(errors.ObjectExistsError):
         put_claim(store, NAMESPACE, claim(500, token="another"))
     assert json.loads(store.get_range(claim_key(NAMESPACE, 500)))["token"] == "t"
 
@@ -125,9 +119,9 @@ def test_old_claims_go_and_what_else_lies_there_stays(store: ObjectStore) -> Non
 def test_an_unreadable_marker_is_named_and_left_alone(body: bytes) -> None:
     store = MemoryObjectStore()
     store.put(marker_key(NAMESPACE), body)
-    with pytest.raises(CorruptObjectError, match=marker_key(NAMESPACE)):
+    with pytest.raises(errors.CorruptObjectError, match=marker_key(NAMESPACE)):
         read_marker(store, NAMESPACE)
-    with pytest.raises(CorruptObjectError, match=marker_key(NAMESPACE)):
+    with pytest.raises(errors.CorruptObjectError, match=marker_key(NAMESPACE)):
         create_marker(store, MARKER)
     assert store.get_range(marker_key(NAMESPACE)) == body
 
@@ -152,7 +146,7 @@ def test_members_of_later_versions_are_passed_over() -> None:
 def test_any_difference_is_refused_and_says_whose(found: dict[str, str] | None, said: str) -> None:
     members: dict[str, Any] = {**EXPECTED, "created_ms": 5}
     there = None if found is None else BucketMarker(**{**members, **found})
-    with pytest.raises(WrongBucketError) as refused:
+    with pytest.raises(errors.WrongBucketError) as refused:
         check_marker(there, **EXPECTED)
     assert said in str(refused.value)
     assert "cluster 'here' with UUID u-1" in str(refused.value)
@@ -163,11 +157,11 @@ def test_any_difference_is_refused_and_says_whose(found: dict[str, str] | None, 
 def test_a_marker_that_goes_while_it_is_looked_at_is_asked_for_again() -> None:
     class Vanishing(MemoryObjectStore):
         def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-            raise ObjectNotFoundError(key)
+            raise errors.ObjectNotFoundError(key)
 
     store = Vanishing()
     create_marker(store, MARKER)
-    with pytest.raises(StoreUnavailableError, match="try again"):
+    with pytest.raises(errors.StoreUnavailableError, match="try again"):
         create_marker(store, MARKER)
 
 

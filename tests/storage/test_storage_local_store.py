@@ -12,15 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streammeta.storage.errors import (
-    BucketNotFoundError,
-    InvalidKeyError,
-    ObjectExistsError,
-    ObjectNotFoundError,
-    StoreRejectedError,
-    StoreUnavailableError,
-    UploadNotFoundError,
-)
+from streammeta.storage import errors
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import MultipartUpload
 from streammeta.storage.object_store.local import LocalObjectStore
@@ -58,7 +50,7 @@ def test_a_key_never_leaves_the_directory(store: LocalObjectStore, root: Path, k
         lambda: store.delete_many([key]),
         lambda: store.start_multipart(key),
     ):
-        with pytest.raises(InvalidKeyError, match="is refused"):
+        with pytest.raises(errors.InvalidKeyError, match="is refused"):
             use()
     assert files_below(root.parent) == ["outside"]
 
@@ -74,7 +66,7 @@ def test_links_are_neither_followed_nor_listed(store: LocalObjectStore, root: Pa
             lambda key=key: store.put(key, b"y"),
             lambda key=key: store.delete_many([key]),
         ):
-            with pytest.raises(InvalidKeyError, match="a link stands in its way"):
+            with pytest.raises(errors.InvalidKeyError, match="a link stands in its way"):
                 use()
     assert (root.parent / "outside").read_text() == "secret"
 
@@ -103,9 +95,9 @@ def test_a_key_below_an_object_or_above_one_is_refused(store: LocalObjectStore, 
     store.put("a", b"x")
     store.put("d/e", b"x")
     for key in ("a/b", "a/b/c", "d"):
-        with pytest.raises(InvalidKeyError):
+        with pytest.raises(errors.InvalidKeyError):
             store.put(key, b"y")
-        with pytest.raises(ObjectNotFoundError):
+        with pytest.raises(errors.ObjectNotFoundError):
             store.get_range(key)
     assert {info.key for info in store.list_objects()} == {"a", "d/e"}
     assert files_below(root / ".tmp") == []
@@ -126,7 +118,9 @@ def test_a_missing_directory_is_named_and_not_created(tmp_path: Path) -> None:
         lambda: store.abort_multipart(upload),
         lambda: list(store.list_multipart_uploads()),
     ):
-        with pytest.raises(BucketNotFoundError, match=r"absent.*create the directory or fix"):
+        with pytest.raises(
+            errors.BucketNotFoundError, match=r"absent.*create the directory or fix"
+        ):
             use()
     assert list(tmp_path.iterdir()) == []
 
@@ -134,7 +128,7 @@ def test_a_missing_directory_is_named_and_not_created(tmp_path: Path) -> None:
 def test_an_upload_id_never_leaves_the_directory(store: LocalObjectStore, root: Path) -> None:
     (root / "uploads").mkdir()
     for upload_id in ("..", "../..", "", "/"):
-        with pytest.raises(UploadNotFoundError):
+        with pytest.raises(errors.UploadNotFoundError):
             store.abort_multipart(MultipartUpload("key", upload_id, 0))
     assert (root.parent / "outside").exists()
 
@@ -148,7 +142,7 @@ def test_a_full_disk_is_told_and_leaves_the_old_object(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", no_room)
-    with pytest.raises(StoreUnavailableError, match=r"No space left on device.*make room"):
+    with pytest.raises(errors.StoreUnavailableError, match=r"No space left on device.*make room"):
         store.put("key", b"new")
     monkeypatch.undo()
     assert store.get_range("key") == b"old"
@@ -158,9 +152,9 @@ def test_a_full_disk_is_told_and_leaves_the_old_object(
 def test_creating_replaces_neither_file_nor_directory(store: LocalObjectStore, root: Path) -> None:
     store.put("d/e", b"x")
     (root / "objects/stray").write_text("stray")
-    with pytest.raises(InvalidKeyError):
+    with pytest.raises(errors.InvalidKeyError):
         store.put("d", b"y", if_absent=True)
-    with pytest.raises(ObjectExistsError, match="'stray' exists already"):
+    with pytest.raises(errors.ObjectExistsError, match="'stray' exists already"):
         store.put("stray", b"y", if_absent=True)
     store.put("new", b"z", if_absent=True)
     assert files_below(root) == ["objects/d/e", "objects/new", "objects/stray"]
@@ -175,7 +169,7 @@ def test_a_file_system_without_attributes_refuses_tags_and_stores_nothing(
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
     monkeypatch.setattr(os, "setxattr", no_attributes)
-    with pytest.raises(StoreRejectedError, match="keeps no extended attributes"):
+    with pytest.raises(errors.StoreRejectedError, match="keeps no extended attributes"):
         store.put("key", b"x", tags={"a": "b"})
     assert files_below(root) == []
     store.put("key", b"x")

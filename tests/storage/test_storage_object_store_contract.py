@@ -20,17 +20,7 @@ from typing import Any
 
 import pytest
 
-from streammeta.storage.errors import (
-    BucketNotFoundError,
-    DeadlineExceededError,
-    InvalidKeyError,
-    ObjectExistsError,
-    ObjectNotFoundError,
-    RangeNotSatisfiableError,
-    StoreRejectedError,
-    StoreUnavailableError,
-    UploadNotFoundError,
-)
+from streammeta.storage import errors
 from streammeta.storage.object_store.address import Checksum, open_object_store
 from streammeta.storage.object_store.base import MIN_PART_SIZE, ObjectStore
 from streammeta.storage.object_store.local import LocalObjectStore
@@ -154,7 +144,7 @@ def test_ranges_are_half_open_and_end_with_the_object(store: ObjectStore) -> Non
     for start, end in [(0, 1), (0, 100), (10, 20), (99, 100), (50, 1000), (7, None), (0, None)]:
         assert store.get_range("key", start, end) == data[start:end]
     for start, end in [(100, 101), (100, None), (5000, 5001)]:
-        with pytest.raises(RangeNotSatisfiableError):
+        with pytest.raises(errors.RangeNotSatisfiableError):
             store.get_range("key", start, end)
     for start, end in [(-1, 3), (5, 5), (6, 5)]:
         with pytest.raises(ValueError, match="byte range"):
@@ -173,9 +163,9 @@ def test_bytes_are_read_into_buffers_one_after_the_other(store: ObjectStore) -> 
     beyond = bytearray(b"x" * 10)
     assert store.read_into("key", len(data) - 4, [memoryview(beyond)]) == 4, "the object ends"
     assert beyond == data[-4:] + b"x" * 6
-    with pytest.raises(RangeNotSatisfiableError):
+    with pytest.raises(errors.RangeNotSatisfiableError):
         store.read_into("key", len(data), [memoryview(beyond)])
-    with pytest.raises(ObjectNotFoundError, match="no/such"):
+    with pytest.raises(errors.ObjectNotFoundError, match="no/such"):
         store.read_into("no/such", 0, [memoryview(beyond)])
     with pytest.raises(ValueError, match="byte range"):
         store.read_into("key", -1, [memoryview(beyond)])
@@ -195,9 +185,9 @@ def test_head_tells_size_and_a_recent_time(store: ObjectStore) -> None:
 
 
 def test_absent_objects_are_named(store: ObjectStore) -> None:
-    with pytest.raises(ObjectNotFoundError, match="no/such"):
+    with pytest.raises(errors.ObjectNotFoundError, match="no/such"):
         store.get_range("no/such", 0, 10)
-    with pytest.raises(ObjectNotFoundError, match="no/such"):
+    with pytest.raises(errors.ObjectNotFoundError, match="no/such"):
         store.head("no/such")
 
 
@@ -266,7 +256,7 @@ def test_an_aborted_upload_leaves_nothing(store: ObjectStore) -> None:
     store.upload_part(unfinished, 1, b"x")
     store.abort_multipart(unfinished)
     assert list(store.list_multipart_uploads()) == []
-    with pytest.raises(ObjectNotFoundError):
+    with pytest.raises(errors.ObjectNotFoundError):
         store.head("m/gone")
 
 
@@ -275,9 +265,9 @@ def test_an_upload_that_ended_is_unknown(store: ObjectStore) -> None:
     part = store.upload_part(unfinished, 1, b"x")
     store.abort_multipart(unfinished)
     store.abort_multipart(unfinished)
-    with pytest.raises(UploadNotFoundError, match=unfinished.upload_id):
+    with pytest.raises(errors.UploadNotFoundError, match=unfinished.upload_id):
         store.complete_multipart(unfinished, [part])
-    with pytest.raises(UploadNotFoundError, match=unfinished.upload_id):
+    with pytest.raises(errors.UploadNotFoundError, match=unfinished.upload_id):
         store.upload_part(unfinished, 2, b"y")
 
 
@@ -298,7 +288,7 @@ def test_parts_that_make_no_object_are_refused_before_anything_is_sent(store: Ob
 
 def test_copying_a_part_from_nothing_is_an_error(store: ObjectStore) -> None:
     unfinished = store.start_multipart("m/copy")
-    with pytest.raises(ObjectNotFoundError, match="absent"):
+    with pytest.raises(errors.ObjectNotFoundError, match="absent"):
         store.copy_part(unfinished, 1, "absent", 0, 10)
     store.abort_multipart(unfinished)
 
@@ -307,7 +297,7 @@ def test_copying_a_part_from_behind_the_end_is_an_error(store: ObjectStore) -> N
     store.put("short", b"0123456789")
     unfinished = store.start_multipart("m/copy")
     for start, end in ((5, 11), (10, 11)):
-        with pytest.raises((RangeNotSatisfiableError, StoreRejectedError)):
+        with pytest.raises((errors.RangeNotSatisfiableError, errors.StoreRejectedError)):
             store.copy_part(unfinished, 1, "short", start, end)
     store.abort_multipart(unfinished)
 
@@ -315,7 +305,7 @@ def test_copying_a_part_from_behind_the_end_is_an_error(store: ObjectStore) -> N
 def test_an_object_is_created_once(store: ObjectStore) -> None:
     store.put("once", b"first", if_absent=True)
     for _ in range(2):
-        with pytest.raises(ObjectExistsError, match="'once' exists already"):
+        with pytest.raises(errors.ObjectExistsError, match="'once' exists already"):
             store.put("once", b"second", if_absent=True)
         assert store.get_range("once") == b"first"
     store.put("once", b"replaced")
@@ -392,7 +382,7 @@ def test_nothing_begins_after_its_deadline(store: ObjectStore) -> None:
         lambda: list(late.list_multipart_uploads()),
     ]
     for use in uses:
-        with pytest.raises(DeadlineExceededError, match="deadline exceeded"):
+        with pytest.raises(errors.DeadlineExceededError, match="deadline exceeded"):
             use()
     late.abort_multipart(unfinished)
     assert list(store.list_multipart_uploads()) == []
@@ -405,7 +395,7 @@ def test_calls_are_counted_with_their_bytes(store: ObjectStore) -> None:
     store.put("a", b"12345")
     store.until(time.monotonic() + 60).put("b", b"67")
     store.get_range("a", 1, 3)
-    with pytest.raises(ObjectNotFoundError):
+    with pytest.raises(errors.ObjectNotFoundError):
         store.get_range("none")
     store.delete_many(["a", "b"])
     after = store.metrics()
@@ -437,7 +427,7 @@ def test_keys_that_no_store_takes_are_refused(store: ObjectStore, key: str) -> N
         lambda: store.delete_many(["fine", key]),
         lambda: store.start_multipart(key),
     ):
-        with pytest.raises(InvalidKeyError):
+        with pytest.raises(errors.InvalidKeyError):
             use()
     assert list(store.list_objects()) == []
 
@@ -502,22 +492,24 @@ def test_a_missing_bucket_is_named(server: str, endpoint_of: Callable[[str], S3E
         lambda: list(store.list_objects()),
         lambda: store.start_multipart("key"),
     ):
-        with pytest.raises(BucketNotFoundError, match=r"'not-there'.*create it or fix --s3-bucket"):
+        with pytest.raises(
+            errors.BucketNotFoundError, match=r"'not-there'.*create it or fix --s3-bucket"
+        ):
             use()
     store.close()
 
 
 def test_the_memory_store_fails_as_told_and_then_goes_on() -> None:
     store = MemoryObjectStore(now_ms=lambda: 42)
-    store.fail_next("put", StoreUnavailableError("told"), times=2)
-    store.fail_next("head", ObjectNotFoundError("key"))
+    store.fail_next("put", errors.StoreUnavailableError("told"), times=2)
+    store.fail_next("head", errors.ObjectNotFoundError("key"))
     for _ in range(2):
-        with pytest.raises(StoreUnavailableError, match="told"):
+        with pytest.raises(errors.StoreUnavailableError, match="told"):
             store.put("key", b"x")
     assert store.objects() == {}
     store.put("key", b"x")
-    with pytest.raises(ObjectNotFoundError):
+    with pytest.raises(errors.ObjectNotFoundError):
         store.head("key")
     assert store.head("key").last_modified_ms == 42
     with pytest.raises(ValueError, match="operation is 'putt'"):
-        store.fail_next("putt", StoreUnavailableError("never"))
+        store.fail_next("putt", errors.StoreUnavailableError("never"))

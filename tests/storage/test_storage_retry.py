@@ -125,12 +125,10 @@ def test_no_more_requests_run_at_a_time_than_the_limit() -> None:
         with lock:
             running[0] -= 1
 
-    threads = [threading.Thread(target=retrier.call, args=(request,)) for _ in range(9)]
-    for thread in threads:
-        thread.start()
-    gate.release(9)
-    for thread in threads:
-        thread.join(timeout=10)
+    with ThreadPoolExecutor(9) as pool:
+        for _ in range(9):
+            pool.submit(retrier.call, request)
+        gate.release(9)
     assert running == [0]
     assert most[0] <= 3
 

@@ -14,13 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from streammeta.storage.errors import (
-    DeadlineExceededError,
-    ObjectExistsError,
-    ObjectNotFoundError,
-    StorageError,
-    StoreUnavailableError,
-)
+from streammeta.storage import errors
 from streammeta.storage.object_store.address import S3Config, open_object_store
 from streammeta.storage.object_store.base import MIN_PART_SIZE, Body, ObjectStore
 from streammeta.storage.object_store.precheck import CREATORS, run_precheck
@@ -125,7 +119,7 @@ def test_a_conditional_put_knows_its_own_object_again(scene: Scene, fault: Fault
 
     scene.direct.put("foreign", b"theirs", if_absent=True)
     scene.proxy.plan = scripted(("put", fault))
-    with pytest.raises(ObjectExistsError, match="foreign"):
+    with pytest.raises(errors.ObjectExistsError, match="foreign"):
         store.put("foreign", b"theirs", if_absent=True)  # the same bytes are no proof
     assert scene.direct.get_range("foreign") == b"theirs"
 
@@ -137,7 +131,7 @@ def test_a_fault_that_stays_is_one_clear_error(scene: Scene, fault: Fault) -> No
     store = scene.store()
     for use in (lambda: store.put("b", b"x"), lambda: store.get_range("a"), store.check):
         before = scene.proxy.seen.total()
-        with pytest.raises(StoreUnavailableError, match="retry") as caught:
+        with pytest.raises(errors.StoreUnavailableError, match="retry") as caught:
             use()
         assert caught.value.throttled is (fault is Fault.SLOW_DOWN)
         assert scene.proxy.seen.total() - before == POLICY.attempts
@@ -148,7 +142,7 @@ def test_a_deadline_holds_against_a_server_that_says_nothing(scene: Scene) -> No
     store = scene.store(RetryPolicy(silence_s=600.0, call_s=600.0))
     store.put("a", b"w")  # what the first call alone has to do may take longer than the deadline
     scene.proxy.plan = always(Fault.SILENT)
-    with pytest.raises(DeadlineExceededError, match="before the answer"):
+    with pytest.raises(errors.DeadlineExceededError, match="before the answer"):
         store.until(time.monotonic() + 0.5).put("a", b"x")
     assert scene.proxy.seen == {"put": 2}
     scene.proxy.plan = lambda _: None
@@ -175,9 +169,9 @@ def test_a_storm_of_faults_never_brings_wrong_bytes(scene: Scene, seed: int) -> 
             read = rng.choice(sorted(outcomes))
             try:
                 got = store.get_range(read)
-            except ObjectNotFoundError:
+            except errors.ObjectNotFoundError:
                 assert not outcomes[read][1], f"seed {seed}: {read} was lost"
-            except StoreUnavailableError:
+            except errors.StoreUnavailableError:
                 continue
             else:
                 assert got == outcomes[read][0], f"seed {seed}: {read} has other bytes"
@@ -197,7 +191,7 @@ def _put(store: ObjectStore, key: str, data: Body, *, if_absent: bool) -> bool:
     """Tell whether the store says that it was stored; no other answer than that is allowed."""
     try:
         store.put(key, data, if_absent=if_absent)
-    except StoreUnavailableError:
+    except errors.StoreUnavailableError:
         return False
     return True
 
@@ -209,7 +203,7 @@ def upload_in_parts(store: ObjectStore, key: str, data: bytes) -> None:
         pieces = (data[:MIN_PART_SIZE], data[MIN_PART_SIZE:])
         parts = [store.upload_part(upload, at, one) for at, one in enumerate(pieces, start=1)]
         store.complete_multipart(upload, parts)
-    except StorageError:
+    except errors.StorageError:
         store.abort_multipart(upload)
         raise
 
@@ -222,7 +216,7 @@ def test_uploads_in_parts_get_through_a_storm_or_are_aborted(scene: Scene, seed:
         scene.proxy.plan = seeded(seed + turn, 0.25, LOUD)
         try:
             upload_in_parts(store, f"up/{turn}", data)
-        except StorageError:
+        except errors.StorageError:
             continue
         finally:
             scene.proxy.plan = lambda _: None
@@ -242,9 +236,9 @@ def test_of_creators_in_a_storm_at_most_one_wins(scene: Scene, seed: int) -> Non
             start.wait(PATIENCE_S)
             try:
                 stores[creator].put(key, b"%d" % creator, if_absent=True)
-            except ObjectExistsError:
+            except errors.ObjectExistsError:
                 return "lost"
-            except StoreUnavailableError:
+            except errors.StoreUnavailableError:
                 return "unknown"
             return "won"
 

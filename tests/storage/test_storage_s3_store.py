@@ -17,13 +17,7 @@ from pathlib import Path
 import pytest
 
 from streammeta.cli.local_cluster import free_ports
-from streammeta.storage.errors import (
-    AccessDeniedError,
-    ObjectExistsError,
-    StoreRejectedError,
-    StoreUnavailableError,
-    UploadNotFoundError,
-)
+from streammeta.storage import errors
 from streammeta.storage.object_store.address import Checksum, S3Config, open_object_store
 from streammeta.storage.object_store.base import MultipartUpload, UploadedPart
 from streammeta.storage.object_store.local import LocalObjectStore
@@ -126,7 +120,7 @@ def scripted(
 )
 def test_wrong_credentials_are_told_and_not_tried_again(status: int, code: str) -> None:
     with scripted(Answer.error(status, code)) as (store, script):
-        with pytest.raises(AccessDeniedError, match=f"{code}.*check AWS_ACCESS_KEY_ID"):
+        with pytest.raises(errors.AccessDeniedError, match=f"{code}.*check AWS_ACCESS_KEY_ID"):
             store.check()
         assert len(script.seen) == 1
 
@@ -134,7 +128,7 @@ def test_wrong_credentials_are_told_and_not_tried_again(status: int, code: str) 
 def test_a_denied_head_has_no_words_and_is_still_understood() -> None:
     with (
         scripted(Answer(403)) as (store, _),
-        pytest.raises(AccessDeniedError, match="check AWS_ACCESS_KEY_ID"),
+        pytest.raises(errors.AccessDeniedError, match="check AWS_ACCESS_KEY_ID"),
     ):
         store.head("key")
 
@@ -146,7 +140,7 @@ def test_missing_credentials_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     store = open_object_store("s3://bucket?endpoint=http://127.0.0.1:9")
-    with pytest.raises(AccessDeniedError, match=r"no credentials.*check AWS_ACCESS_KEY_ID"):
+    with pytest.raises(errors.AccessDeniedError, match=r"no credentials.*check AWS_ACCESS_KEY_ID"):
         store.check()
     store.close()
 
@@ -165,7 +159,9 @@ def test_credentials_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
 def test_connection_refused_names_the_endpoint() -> None:
     (port,) = free_ports(1)
     store = S3ObjectStore(S3Config("b", f"http://127.0.0.1:{port}", "r", "id", "secret"), FAST)
-    with pytest.raises(StoreUnavailableError, match=f"127.0.0.1:{port}.*check that the endpoint"):
+    with pytest.raises(
+        errors.StoreUnavailableError, match=f"127.0.0.1:{port}.*check that the endpoint"
+    ):
         store.put("key", b"x")
     store.close()
 
@@ -179,7 +175,7 @@ def test_what_may_pass_is_tried_again(status: int, code: str) -> None:
         assert store.get_range("key") == b"data"
         assert len(script.seen) == 2
     with scripted(Answer.error(status, code)) as (store, script):
-        with pytest.raises(StoreUnavailableError) as caught:
+        with pytest.raises(errors.StoreUnavailableError) as caught:
             store.get_range("key")
         assert len(script.seen) == FAST.attempts
         assert caught.value.throttled is (status in (429, 503))
@@ -197,7 +193,7 @@ def test_what_may_pass_is_tried_again(status: int, code: str) -> None:
 )
 def test_what_will_never_pass_is_not_tried_again(status: int, code: str, advice: str) -> None:
     with scripted(Answer.error(status, code)) as (store, script):
-        with pytest.raises(StoreRejectedError, match=advice):
+        with pytest.raises(errors.StoreRejectedError, match=advice):
             store.put("key", b"x")
         assert len(script.seen) == 1
 
@@ -208,7 +204,7 @@ def test_a_conditional_put_that_meets_another_one_asks_again_who_won() -> None:
         store.put("key", b"x", if_absent=True)
         assert len(script.seen) == 2
     with scripted(Answer.error(412, "PreconditionFailed")) as (store, script):
-        with pytest.raises(ObjectExistsError, match="'key' exists already"):
+        with pytest.raises(errors.ObjectExistsError, match="'key' exists already"):
             store.put("key", b"x", if_absent=True)
         assert [line.split()[0] for line in script.seen] == ["PUT"]
 
@@ -217,7 +213,7 @@ def test_the_server_says_when_to_ask_again() -> None:
     in_an_hour = email.utils.formatdate(time.time() + 3600, usegmt=True)
     for told, least, most in (("0.01", 0.01, 0.01), (in_an_hour, 3000, 3600), ("soon", 0, 0)):
         busy = Answer(503, Answer.error(503, "SlowDown").body, headers=(("Retry-After", told),))
-        with scripted(busy) as (store, _), pytest.raises(StoreUnavailableError) as caught:
+        with scripted(busy) as (store, _), pytest.raises(errors.StoreUnavailableError) as caught:
             store.until(time.monotonic() + 60).check()
         assert least <= (caught.value.retry_after_s or 0) <= most
 
@@ -236,7 +232,9 @@ def test_the_server_says_when_to_ask_again() -> None:
 def test_a_server_that_answers_another_range_is_refused(told: str, body: bytes) -> None:
     wrong = Answer(206 if told else 200, body, headers=(("Content-Range", told),) if told else ())
     with scripted(wrong) as (store, script):
-        with pytest.raises(StoreRejectedError, match=r"bytes \[2, 6\) of 'key' were answered"):
+        with pytest.raises(
+            errors.StoreRejectedError, match=r"bytes \[2, 6\) of 'key' were answered"
+        ):
             store.get_range("key", 2, 6)
         assert len(script.seen) == 1
 
@@ -265,7 +263,7 @@ def test_a_completed_upload_whose_answer_was_lost_counts_as_completed() -> None:
         store.complete_multipart(MultipartUpload("key", "id", 0), parts)
         assert [line.split()[0] for line in script.seen] == ["POST", "POST", "HEAD"]
     for proof in (Answer(200, b"other size"), Answer(404)):
-        with scripted(*lost, proof) as (store, _), pytest.raises(UploadNotFoundError):
+        with scripted(*lost, proof) as (store, _), pytest.raises(errors.UploadNotFoundError):
             store.complete_multipart(MultipartUpload("key", "id", 0), parts)
 
 
