@@ -1,12 +1,16 @@
 """What every plan obeys: all that is live of its sources and nothing else, within all limits.
 
-Each law is checked on sources and limits drawn from a seed, which the test's name shows.
+Each law is checked on sources and limits drawn from a seed, which the test's name shows; without
+overlaps the plan is that of a second, slow planner.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -16,6 +20,7 @@ from streammeta.storage.compaction.entries import (
     Entry,
     EntryTable,
     MergeRule,
+    encode_entries,
     live_entries,
     merged_index,
 )
@@ -29,14 +34,16 @@ from streammeta.storage.compaction.plan import (
 )
 from streammeta.storage.compaction.planner import plan_compaction, plan_force_split
 from streammeta.storage.compaction.verification import CoverageError, check_coverage
+from streammeta.storage.object_format.index_block import IndexEntry, encode_index
 from tests.compaction.compaction_random import Sources, bytes_at, random_sources
+from tests.storage.compaction_model import entry, model_plan, placed, plan_rows
 
 SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 16))]
 
 
-def cases(seed: int) -> range:
-    """How many cases are drawn from a seed: more of those that only long runs have."""
-    return range(25 if seed < 8 else 200)
+def cases(seed: int) -> Iterator[random.Random]:
+    """Yield what each case of a seed is drawn from: more of those that only long runs have."""
+    return itertools.repeat(random.Random(seed), 25 if seed < 8 else 200)
 
 
 def draw_limits(rng: random.Random) -> CompactionLimits:
@@ -75,8 +82,7 @@ def planned(rng: random.Random) -> tuple[list[Entry], CompactionLimits, Compacti
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_plans_hold_what_is_live_of_their_sources_once_within_all_limits(seed: int) -> None:
-    rng = random.Random(seed)
-    for _ in cases(seed):
+    for rng in cases(seed):
         live, limits, plan = planned(rng)
         check_sources(live, plan)
         for commit in plan.commits:
@@ -135,8 +141,7 @@ def check_iteration(limits: CompactionLimits, iteration: Iteration) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_reads_bring_each_byte_once_to_where_it_is_said_to_be(seed: int) -> None:
-    rng = random.Random(seed)
-    for _ in cases(seed):
+    for rng in cases(seed):
         _, _, plan = planned(rng)
         longest = rng.choice([7, 30, 1_000])
         for iteration in (one for commit in plan.commits for one in commit.iterations):
@@ -186,8 +191,7 @@ def index_of(commit: CommitPlan, threshold: int) -> EntryTable:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whatever_is_wrong_with_an_index_is_refused_before_the_commit(seed: int) -> None:
     """Entries may be joined as they like; one lost, doubled, shifted or shortened is found."""
-    rng = random.Random(seed)
-    for _ in cases(seed):
+    for rng in cases(seed):
         _, _, plan = planned(rng)
         for commit in plan.commits:
             index = list(index_of(commit, rng.choice([1, 30, 10_000])).rows())
@@ -212,8 +216,7 @@ def spoiled(rng: random.Random, index: list[Entry]) -> list[list[Entry]]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_overlapping_sources_are_never_written_together(seed: int) -> None:
-    rng = random.Random(seed)
-    for _ in cases(seed):
+    for rng in cases(seed):
         sources = random_sources(rng, overlaps=0.3, gaps=0.0)
         live = live_entries(sources.table, sources.starts)
         plan = plan_compaction(live, draw_limits(rng))
@@ -229,8 +232,7 @@ def test_overlapping_sources_are_never_written_together(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_one_bad_source_does_not_keep_the_others_from_being_compacted(seed: int) -> None:
     """Those that share nothing with a source that is left out are planned as if it were not."""
-    rng = random.Random(seed)
-    for _ in cases(seed):
+    for rng in cases(seed):
         sources = random_sources(rng, gaps=0.0, largest=40)
         limits = CompactionLimits(memory_budget=400, split_size=100)
         bad = Entry(1_000, 10**6, 0, 5, 5, 0, 401)
@@ -241,3 +243,30 @@ def test_one_bad_source_does_not_keep_the_others_from_being_compacted(seed: int)
             one.source_ids for one in alone.commits
         ]
         assert 1_000 in {*beside.left_alone, *(one.object_id for one in beside.excluded)}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_plan_is_that_of_a_second_planner(seed: int) -> None:
+    for rng in cases(seed):
+        entries = random_sources(rng, objects=6, streams=5, largest=9, gaps=0.2).entries
+        bounds = CompactionLimits(*(rng.randint(*span) for span in ((9, 60), (0, 40), (1, 5))))
+        limited = replace(bounds, max_stream_objects=rng.randint(1, 6))
+        wanted = model_plan(entries, limited)
+        cuts = sum(kind == "SPLIT" for outputs in wanted.iterations for kind, _ in outputs)
+        if cuts > limited.max_stream_objects:  # the second planner counts none that the budget cuts
+            limited = bounds
+            wanted = model_plan(entries, limited)
+        table = EntryTable.of_rows(entries)
+        found = plan_compaction(table, limited)
+        assert plan_rows(found) == wanted.iterations
+        rounds: dict[int, list[int]] = {}
+        for one in found.excluded:
+            rounds.setdefault(one.round, []).append(one.object_id)
+        assert list(rounds.values()) == wanted.rounds
+        assert encode_entries(table) == encode_index([IndexEntry(*one[1:]) for one in entries])
+
+
+def test_a_second_planner_sees_the_limits_too() -> None:
+    """The comparison above is of use only if both leave something out."""
+    entries = placed([entry(o, s, 10 * o, 10 * o + 10) for o in range(4) for s in range(5)])
+    assert model_plan(entries, CompactionLimits(100, 100, max_streams=2)).rounds

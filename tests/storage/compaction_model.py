@@ -11,8 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hypothesis import strategies as st
-
 from streammeta.storage.compaction.entries import Entry
 from streammeta.storage.compaction.plan import CompactionLimits, CompactionPlan
 
@@ -150,21 +148,3 @@ def _iterations(groups: list[Group], memory_budget: int) -> list[list[Group]]:
         splits = [group for group in outputs_ if group[0] == "SPLIT"]
         found.append([*splits, *([("COMPACT", compact)] if compact else [])])
     return found
-
-
-# ---- random sources ----
-
-
-@st.composite
-def sources(draw: st.DrawFn, *, largest: int = 9) -> list[Entry]:
-    """Entries of some objects whose streams go on from entry to entry, or leave a gap."""
-    ends: Counter[int] = Counter()
-    found = []
-    for object_id in range(draw(st.integers(1, 6))):
-        for stream_id in sorted(draw(st.sets(st.integers(0, 4), min_size=1))):
-            for _ in range(draw(st.integers(1, 3))):
-                start = ends[stream_id] = ends[stream_id] + draw(st.sampled_from([0, 0, 0, 0, 5]))
-                ends[stream_id] += draw(st.integers(1, 4))
-                size = draw(st.integers(1, largest))
-                found.append(entry(object_id, stream_id, start, ends[stream_id], size))
-    return placed(found)

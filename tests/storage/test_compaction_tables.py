@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from streammeta.storage.compaction.entries import (
     Entry,
@@ -20,6 +22,7 @@ from streammeta.storage.compaction.layout import plan_reads
 from streammeta.storage.compaction.plan import Iteration
 from streammeta.storage.compaction.verification import CoverageError, check_coverage
 from streammeta.storage.object_format.index_block import IndexEntry, StreamRange, decode_index
+from streammeta.storage.object_format.record import INT32_MAX
 from tests.storage.compaction_model import entry, placed
 from tests.storage.format_objects import small_object
 
@@ -106,6 +109,51 @@ def test_joined_entries_fit_their_32_bit_fields(span: int, records: int, entries
     found = merged_index(EntryTable.of_rows(rows).placed(), 1024, MergeRule.BELOW)
     assert len(found) == entries
     encode_entries(found)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(
+            st.booleans(),
+            st.integers(1, INT32_MAX) | st.integers(1, 5),
+            st.integers(1, INT32_MAX) | st.integers(1, 5),
+            st.integers(1, 40),
+        )
+    ),
+    st.integers(1, 100),
+    st.sampled_from(MergeRule),
+)
+def test_joined_entries_are_as_large_as_the_rule_allows(
+    rows: list[tuple[bool, int, int, int]], threshold: int, rule: MergeRule
+) -> None:
+    at, stream, entries = 0, 0, []
+    for continues, span, records, size in rows:
+        if not continues:
+            stream, at = stream + 1, 7
+        entries.append(Entry(0, stream, at, at + span, records, -1, size))
+        at += span
+    table = EntryTable.of_rows(entries).placed(100)
+    assert list(merged_index(table, threshold, rule).rows()) == joined(
+        list(table.rows()), threshold, rule
+    )
+
+
+def joined(rows: list[Entry], threshold: int, rule: MergeRule) -> list[Entry]:
+    found: list[Entry] = []
+    for one in rows:
+        last = found[-1] if found else None
+        if last and (last.stream_id, last.end_offset) == (one.stream_id, one.start_offset):
+            both = Entry(
+                *(last.object_id, last.stream_id, last.start_offset, one.end_offset),
+                *(last.record_count + one.record_count, last.position, last.size + one.size),
+            )
+            fits = both.size < threshold or (both.size == threshold and rule is MergeRule.UP_TO)
+            if fits and max(both.end_offset - both.start_offset, both.record_count) <= INT32_MAX:
+                found[-1] = both
+                continue
+        found.append(one)
+    return found
 
 
 def test_a_threshold_of_nothing_is_refused() -> None:
