@@ -57,10 +57,7 @@ class DoomedClient(ControllerClient):
     executioner: Executioner
 
     async def call(
-        self,
-        method: Method[RequestT, ResponseT],
-        request: RequestT,
-        deadline: float | None = None,
+        self, method: Method[RequestT, ResponseT], request: RequestT, deadline: float | None = None
     ) -> ResponseT:
         self.executioner.pass_by(method.name)
         answer = await super().call(method, request, deadline)

@@ -47,9 +47,7 @@ SPOILERS: dict[str, Spoiler | None] = {
 
 
 @pytest.mark.parametrize("spoil", SPOILERS.values(), ids=SPOILERS)
-async def test_an_unreadable_source_is_left_out_and_reported(
-    spoil: Spoiler | None,
-) -> None:
+async def test_an_unreadable_source_is_left_out_and_reported(spoil: Spoiler | None) -> None:
     world, ids = await plain_world()
     key = key_for(ids[2], NAMESPACE)
     good = world.store.objects()[key]

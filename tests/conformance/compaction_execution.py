@@ -168,10 +168,7 @@ def fail(args: Args, input_sets: InputSets) -> Answer:
     fault, action = dict(args.take("fault")), str(args.take("action"))
     split = action.removeprefix("force split object ") if "force split" in action else None
     candidates = list(given.objects) if split is None else [int(split)]
-    answer = _on_stage(
-        given,
-        partial(_fail, candidates, limits, fault, split),
-    )
+    answer = _on_stage(given, partial(_fail, candidates, limits, fault, split))
     return Answer(answer.facts, ["blocks-with-records"], answer.mismatches)
 
 

@@ -185,10 +185,7 @@ def _stream_object(
     if stream_id not in before.streams:
         return _destroyed(run, before, object_id)
     held = {"object": object_id, "stream": stream_id, "start": start, "end": end}
-    return (
-        _committed(run, object_id, size, attributes),
-        {"type": "S3StreamObject", **held},
-    )
+    return (_committed(run, object_id, size, attributes), {"type": "S3StreamObject", **held})
 
 
 def _committed(run: ScenarioRun, object_id: int, size: int, attributes: int) -> Told:

@@ -225,10 +225,7 @@ def features_of_plan(plan: CompactionPlan, live: EntryTable, limits: CompactionL
 
 
 def differences(
-    kind: str,
-    expected: Mapping[str, Mapping[str, Any]],
-    answer: Answer,
-    result: ScenarioResult,
+    kind: str, expected: Mapping[str, Mapping[str, Any]], answer: Answer, result: ScenarioResult
 ) -> Iterator[Mismatch]:
     """Yield what does not hold of sections of expected facts.
 

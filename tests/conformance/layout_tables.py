@@ -49,10 +49,7 @@ _SAMPLES: dict[str, tuple[bytes, list[object]]] = {
     ),
     "data_block": (encode_block_header(11, 12) + b"rest", [0x5A, 2, 11, 12, b"rest"]),
     "index_entry": (encode_index([_ENTRY]), [11, 12, 13, 5, 0, 700]),
-    "footer": (
-        encode_footer(Footer(11, 12)),
-        [11, 12, bytes(28), 0x88E241B785F4CFF7],
-    ),
+    "footer": (encode_footer(Footer(11, 12)), [11, 12, bytes(28), 0x88E241B785F4CFF7]),
     "objects_block": (
         encode_composite([LinkedObject(11, -2, (_ENTRY,))])[:_COMPOSITE_HEAD_SIZE],
         [0x52, 1, 11, 0, -2],

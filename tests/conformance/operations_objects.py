@@ -307,11 +307,7 @@ def _done(before: Before, made: Sequence[int]) -> bool:
 
 
 async def _repeats(
-    run: ScenarioRun,
-    before: Before,
-    results: Sequence[int],
-    sources: Sequence[int],
-    content: str,
+    run: ScenarioRun, before: Before, results: Sequence[int], sources: Sequence[int], content: str
 ) -> list[str]:
     """Return the condition of a commit that was made already, if it is one."""
     asked = tuple(dict.fromkeys([*results[:1], *sources]))

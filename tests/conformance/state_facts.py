@@ -46,10 +46,7 @@ async def check_state(
 
 
 def _keyed(
-    expected: Facts,
-    items: Facts,
-    path: str,
-    check: Callable[[Any, Any, str], Iterable[Mismatch]],
+    expected: Facts, items: Facts, path: str, check: Callable[[Any, Any, str], Iterable[Mismatch]]
 ) -> Iterator[Mismatch]:
     """Yield what does not hold of items by key; of one that must not be there None is expected."""
     for key, fields in expected.items():
@@ -179,12 +176,7 @@ def _node_fields(node: NodeDescription, owed: Mapping[int, list[int]]) -> dict[s
 
 
 def _check_node_field(
-    run: ScenarioRun,
-    actual: Mapping[str, Any],
-    name: str,
-    value: Any,
-    path: str,
-    is_complete: bool,
+    run: ScenarioRun, actual: Mapping[str, Any], name: str, value: Any, path: str, is_complete: bool
 ) -> Iterator[Mismatch]:
     if name == "stream_set_objects":
         yield from compare(sorted(value), actual[name], path)

@@ -146,10 +146,7 @@ def as_one_of(before: Held, after: Held, held: Held) -> Held:
         and set(after.snapshots) <= set(held.snapshots) <= set(before.snapshots)
     )
     same = replace(
-        held,
-        start_offset=after.start_offset,
-        batches=after.batches,
-        snapshots=after.snapshots,
+        held, start_offset=after.start_offset, batches=after.batches, snapshots=after.snapshots
     )
     return same if is_sound and held != before else held
 

@@ -65,9 +65,7 @@ def test_small_files() -> None:
         "version": 2,
         "cluster_id": CLUSTER,
         "node_id": 1,
-        "bootstrap_voters": [
-            {"node_id": 1, "directory_id": "d", "endpoint": voter.endpoint},
-        ],
+        "bootstrap_voters": [{"node_id": 1, "directory_id": "d", "endpoint": voter.endpoint}],
     }
     assert sealed(disk, "quorum-state") == {
         "version": 1,
@@ -125,8 +123,6 @@ def test_the_mark_as_written_by_hand() -> None:
 FILES = json.loads(Path(__file__).with_name("golden_logs.json").read_text())
 """By the name of a log: its files by name, compressed, in base64."""
 
-NODE = Path("/node")
-
 
 def golden(name: str, directory: Path) -> CrashDisk:
     files = FILES[name].items()
@@ -137,9 +133,9 @@ def golden(name: str, directory: Path) -> CrashDisk:
 
 @pytest.mark.parametrize(("name", "is_repaired"), [("journal", False), ("repaired journal", True)])
 def test_a_journal_of_an_earlier_release_opens_unchanged(name: str, is_repaired: bool) -> None:
-    disk = golden(name, NODE)
+    disk = golden(name, DIRECTORY)
     before = disk.contents()
-    held = held_by(open_journal(NODE, 120, disk))
+    held = held_by(open_journal(DIRECTORY, 120, disk))
     batches = (
         batch(0, 3, b"ab", b"", b"cde", control=True),
         batch(3, 7, b"f"),

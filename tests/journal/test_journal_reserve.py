@@ -45,10 +45,6 @@ def disk() -> CrashDisk:
     return disk
 
 
-def open_shortage(journal: Journal) -> DiskFullError | None:
-    return journal.reserve.shortage
-
-
 def reserved(disk: CrashDisk) -> int:
     return len(disk.contents().get(RESERVE, b""))
 
@@ -109,7 +105,7 @@ def test_the_reserve_is_taken_again_as_far_as_there_is_room(disk: CrashDisk) -> 
     assert journal.reserve.shortage is not None, "it is not whole"
     disk.space = None
     journal.reserve.refill()
-    assert open_shortage(journal) is None
+    assert journal.reserve.shortage is None
     assert reserved(disk) == RESERVE_BYTES
 
 
@@ -144,9 +140,7 @@ def test_a_crash_while_the_reserve_makes_room_loses_no_vote(disk: CrashDisk) -> 
     assert not has_crashed, "every call was a crash once"
 
 
-def test_a_state_overtakes_batches_that_wait_for_room_and_is_written_once(
-    disk: CrashDisk,
-) -> None:
+def test_a_state_overtakes_batches_that_wait_for_room_and_is_written_once(disk: CrashDisk) -> None:
     journal = reopen(disk)
     worker = DiskWorker(journal)
     disk.space = 0

@@ -154,8 +154,7 @@ async def test_steps_of_any_size_find_the_same(
 
 
 async def test_objects_of_a_large_deleted_stream_go_in_parts(
-    writing: Writing,
-    monkeypatch: pytest.MonkeyPatch,
+    writing: Writing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_decisions, "DESTROYED_AT_ONCE_MAX", 10)
     monkeypatch.setattr(sweeps, "SWEEP_BATCH_MAX", 7)

@@ -76,13 +76,7 @@ def kafka_batch(
 ) -> bytes:
     count = len(records) if record_count is None else record_count
     checked = struct.pack(
-        ">hiqqqhii",
-        attributes | codec,
-        len(records) - 1,
-        TIME_MS,
-        max_time,
-        *producer,
-        count,
+        ">hiqqqhii", attributes | codec, len(records) - 1, TIME_MS, max_time, *producer, count
     )
     checked += compressed(codec, b"".join(records), framed=framed)
     crc = google_crc32c.value(checked)

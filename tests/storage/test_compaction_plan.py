@@ -77,11 +77,7 @@ S3 = [(3, 210, 270)]
             [("SPLIT", S2_HEAD, 35), ("COMPACT", S0 + S1, 115)],
             [("SPLIT", S2_TAIL, 65), ("COMPACT", S3, 60)],
         ),
-        (
-            range(100, 120),
-            [("COMPACT", S0 + S1 + S2_HEAD, 150)],
-            [("COMPACT", S2_TAIL + S3, 125)],
-        ),
+        (range(100, 120), [("COMPACT", S0 + S1 + S2_HEAD, 150)], [("COMPACT", S2_TAIL + S3, 125)]),
     ],
     ids=lambda value: f"{value.start}..{value.stop - 1}" if isinstance(value, range) else "",
 )

@@ -471,10 +471,7 @@ def test_stored_checksums_go_along_with_every_way_to_make_an_object(
     first = random.Random(9).randbytes(MIN_PART_SIZE)
     store.put("put", b"0123456789", if_absent=True)
     unfinished = store.start_multipart("parts")
-    parts = [
-        store.upload_part(unfinished, 1, first),
-        store.copy_part(unfinished, 2, "put", 2, 5),
-    ]
+    parts = [store.upload_part(unfinished, 1, first), store.copy_part(unfinished, 2, "put", 2, 5)]
     store.complete_multipart(unfinished, parts)
     assert store.get_range("put") == b"0123456789"
     assert store.get_range("put", 3, 7) == b"3456"

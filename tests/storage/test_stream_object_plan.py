@@ -377,11 +377,7 @@ def test_a_large_source_is_copied_in_pieces_of_which_none_is_too_small() -> None
 def test_what_the_store_can_not_copy_is_sent_in_parts_of_one_size() -> None:
     sources = [SourceRange(1, 0, 70 * MIB, copyable=False), SourceRange(2, 0, 9 * MIB, False)]
     plan = plan_copy(sources, TRAILER)
-    assert told(plan) == [
-        "send 1 0-32",
-        "send 1 32-64",
-        "send 1 64-70, 2 0-9, t",
-    ]
+    assert told(plan) == ["send 1 0-32", "send 1 32-64", "send 1 64-70, 2 0-9, t"]
 
 
 def test_sources_beyond_the_parts_of_an_upload_are_refused() -> None:
