@@ -168,6 +168,7 @@ def check_reads(iteration: Iteration, longest: int) -> None:
         buffer[at : at + size] = bytes_at(object_id, position, size)
         filled.update(range(at, at + size))
     assert filled == Counter(range(iteration.data_size)), "each byte of the buffer is read once"
+    assert len(reads) == len(reads.size)
     for place, one in zip(reads.entry_buffer_start.tolist(), iteration.entries.rows(), strict=True):
         wanted = bytes_at(one.object_id, one.position, one.size)
         assert buffer[place : place + one.size] == wanted, f"{one} is where it is said to be"
