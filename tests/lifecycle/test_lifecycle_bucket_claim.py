@@ -41,10 +41,12 @@ class AwayStore(MemoryObjectStore):
     def until(self, deadline: float) -> "AwayStore":
         return self
 
-    def _call(self, operation: str) -> contextlib.AbstractContextManager[Tally]:
+    @contextlib.contextmanager
+    def _call(self, operation: str, deadline: float | None = None) -> Iterator[Tally]:
         if self.is_away:
             raise StoreUnavailableError("the bucket is away")
-        return super()._call(operation)
+        with super()._call(operation, deadline) as tally:
+            yield tally
 
 
 class Claiming(World):
