@@ -1,4 +1,4 @@
-"""Indexes and counts derived from the objects' rows, kept by replay so that no request has to scan.
+"""Indexes and counts derived from tables' rows, kept by replay so that no request has to scan.
 
 `ExpiryIndex` holds object ids bucketed by the second they expire. An entry is a hint: the index
 asks the objects which of its ids still expire, and drops a second that holds none. So no entry has
@@ -6,7 +6,7 @@ to be removed when an object changes state, and undo may add ids that are presen
 
 `NodeObjects` groups ids into spans of consecutive ones and counts each node's set objects by span,
 so a node's objects are listed without looking at those of others. `ObjectLinks` finds the objects
-linked to a composite, `ObjectCounts` counts objects by state.
+linked to a composite, `ObjectCounts` counts objects by state, `NodeCounts` a node's open streams.
 """
 
 import bisect
@@ -280,3 +280,48 @@ def exact_sum(sizes: Int64Column) -> int:
         return int(sizes[0])
     low = int((sizes & _LOW_BITS).sum())
     return (int((sizes >> _LOW).sum()) << _LOW) + low
+
+
+_COUNTED_BELOW = 1 << 16
+
+
+def _times(node_ids: npt.NDArray[np.integer]) -> dict[int, int]:
+    """Return how often each node is named; nothing is sorted if ids are few, as they mostly are."""
+    # A stream that was never opened has node -1.
+    if len(node_ids) and node_ids.min() >= 0 and node_ids.max() < _COUNTED_BELOW:
+        counts = np.bincount(node_ids)
+        names = np.flatnonzero(counts)
+        return dict(zip(names.tolist(), counts[names].tolist(), strict=True))
+    names, times = np.unique(node_ids, return_counts=True)
+    return dict(zip(names.tolist(), times.tolist(), strict=True))
+
+
+class NodeCounts:
+    """One number a node; 0 for nodes that were never counted."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+
+    def get(self, node_id: int) -> int:
+        """Return a node's number."""
+        return self._counts[node_id]
+
+    def add_each(self, node_ids: Int64Column, delta: int, undo: Undo) -> None:
+        """Change a node's number by `delta` for each time it is named."""
+        if not len(node_ids):
+            return
+        first = int(node_ids[0])
+        if np.count_nonzero(node_ids == first) == len(node_ids):
+            self._add(first, delta * len(node_ids), undo)
+            return
+        names, times = np.unique(node_ids, return_counts=True)
+        for node_id, count in zip(names.tolist(), times.tolist(), strict=True):
+            self._add(node_id, delta * count, undo)
+
+    def count(self, node_ids: npt.NDArray[np.integer]) -> None:
+        """Count each node as often as it is named, for good."""
+        self._counts.update(_times(node_ids))
+
+    def _add(self, node_id: int, delta: int, undo: Undo) -> None:
+        self._counts[node_id] += delta
+        undo.append(lambda: self._counts.subtract({node_id: delta}))

@@ -7,7 +7,6 @@ row holds the stream and its current range; ended ranges, pending uploads and lo
 """
 
 import sys
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from streammeta.controller.errors import ErrorCode, InvariantError
 from streammeta.controller.metadata.answers import StreamRange
+from streammeta.controller.metadata.object_indexes import NodeCounts
 from streammeta.controller.metadata.objects import Objects
 from streammeta.controller.metadata.request_identity import (
     REQUESTS_MAX,
@@ -64,7 +64,6 @@ STREAM_COLUMNS = {
 }
 
 _OPENED = int(StreamState.OPENED)
-_COUNTED_BELOW = 1 << 16
 
 
 _Cell = TypeVar("_Cell")
@@ -559,45 +558,3 @@ def ownership(head: Head[int] | None, epoch: int, node_id: int) -> ErrorCode:
     if error is ErrorCode.NONE and head is not None and head.node_id != node_id:
         return ErrorCode.STREAM_FENCED
     return error
-
-
-def _times(node_ids: npt.NDArray[np.integer]) -> dict[int, int]:
-    """Return how often each node is named; nothing is sorted if ids are few, as they mostly are."""
-    # A stream that was never opened has node -1.
-    if len(node_ids) and node_ids.min() >= 0 and node_ids.max() < _COUNTED_BELOW:
-        counts = np.bincount(node_ids)
-        names = np.flatnonzero(counts)
-        return dict(zip(names.tolist(), counts[names].tolist(), strict=True))
-    names, times = np.unique(node_ids, return_counts=True)
-    return dict(zip(names.tolist(), times.tolist(), strict=True))
-
-
-class NodeCounts:
-    """One number a node; 0 for nodes that were never counted."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
-
-    def get(self, node_id: int) -> int:
-        """Return a node's number."""
-        return self._counts[node_id]
-
-    def add_each(self, node_ids: Int64Column, delta: int, undo: Undo) -> None:
-        """Change a node's number by `delta` for each time it is named."""
-        if not len(node_ids):
-            return
-        first = int(node_ids[0])
-        if np.count_nonzero(node_ids == first) == len(node_ids):
-            self._add(first, delta * len(node_ids), undo)
-            return
-        names, times = np.unique(node_ids, return_counts=True)
-        for node_id, count in zip(names.tolist(), times.tolist(), strict=True):
-            self._add(node_id, delta * count, undo)
-
-    def count(self, node_ids: npt.NDArray[np.integer]) -> None:
-        """Count each node as often as it is named, for good."""
-        self._counts.update(_times(node_ids))
-
-    def _add(self, node_id: int, delta: int, undo: Undo) -> None:
-        self._counts[node_id] += delta
-        undo.append(lambda: self._counts.subtract({node_id: delta}))
