@@ -76,7 +76,7 @@ async def test_all_that_rest_go_on_together_once_they_are_worth_a_batch() -> Non
     await asyncio.wait_for(asyncio.gather(*resting[1:]), 5)
 
 
-async def test_who_waits_for_answers_themselves_rest_only_until_all_have_come() -> None:
+async def test_callers_that_wait_for_answers_rest_only_until_all_have_come() -> None:
     rests = CommitRests()
     for _ in range(4):
         rests.arrived(SIZE)

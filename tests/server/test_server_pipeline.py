@@ -316,15 +316,41 @@ async def test_messages_that_arrive_together_on_many_pipelines_share_turns(scene
         call.call.cancel()
 
 
+class Rests:
+    """Numbers of batches that asked for a rest, of rests that are over, of messages done with."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked = self.over = self.done = 0
+        over, answered = commit_rests.CommitRests.over, commit_rests.CommitRests.answered
+
+        async def counted(rests: commit_rests.CommitRests) -> None:
+            self.asked += 1
+            await over(rests)
+            self.over += 1
+
+        def counted_answer(rests: commit_rests.CommitRests, size: int) -> None:
+            self.done += 1
+            answered(rests, size)
+
+        monkeypatch.setattr(commit_rests.CommitRests, "answered", counted_answer)
+        monkeypatch.setattr(commit_rests, "REST_S", 3600.0)
+        monkeypatch.setattr(commit_rests.CommitRests, "over", counted)
+
+    async def begin(self, asked: int) -> None:
+        """Wait until the last of so many batches rests."""
+        await until(lambda: self.asked == asked, f"{asked} batches")
+        assert self.over == asked - 1
+
+
 async def test_messages_behind_one_that_is_not_committed_rest_and_are_decided_together(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit_rests, "REST_S", 3600.0)
+    rests = Rests(monkeypatch)
     behind = scene.another()
     await scene.send(uploads(1, (0, 0, 0)))
     await scene.appended(1)
     await behind.send(uploads(1, (1, 1, 0)))
-    await asyncio.sleep(0.05)
+    await rests.begin(asked=2)
     assert scene.log.next_offset == scene.log.committed + 1
 
     many = [(object_id, 2, 10 * at) for at, object_id in enumerate(range(2, 40))]
@@ -335,16 +361,17 @@ async def test_messages_behind_one_that_is_not_committed_rest_and_are_decided_to
     assert [(await scene.receive()).sequence for _ in range(2)] == [1, 2]
 
 
-async def test_messages_of_a_caller_that_has_gone_hold_nobody_up(
+async def test_messages_of_a_caller_that_has_gone_keep_no_others_waiting(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit_rests, "REST_S", 3600.0)
+    rests = Rests(monkeypatch)
     gone = scene.another()
     await gone.send(uploads(1, (0, 0, 0)))
     await scene.appended(1)
-    await gone.send(uploads(2, (1, 1, 0)))  # rests
+    await gone.send(uploads(2, (1, 1, 0)))
+    await rests.begin(asked=2)
     gone.call.cancel()
-    await asyncio.sleep(0.1)
+    await until(lambda: rests.done == 2, "both messages to be given up")
     for sequence in (1, 2):  # the first may come after a batch that was shared
         await scene.send(uploads(sequence, (1 + sequence, sequence, 0)))
     await scene.appended(3)

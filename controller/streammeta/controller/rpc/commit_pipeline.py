@@ -231,8 +231,10 @@ class CommitPipeline:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            ahead.drop()
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:
+                ahead.drop()
 
     async def _read(self, messages: AsyncIterator[bytes], ahead: _Ahead) -> None:
         stream = aiter(messages)
