@@ -191,6 +191,20 @@ ELECTIONS = (
         ),
     ),
     Mutant(
+        "idle-leader-looks-away",
+        "A leader with nothing overdue leaves what an event calls for until the next heartbeat.",
+        "a time before which a leader only serves, kept to save looking again with each event",
+        """
+        streammeta.controller.quorum.core:
+        - if not _is_routine(event):
+        -     self._leading.look_again()
+        """,
+        Tested(
+            "tests/quorum/test_quorum_disks.py"
+            "::test_leadership_promised_to_a_voter_is_handed_over_although_its_disk_becomes_known"
+        ),
+    ),
+    Mutant(
         "refused-fetch-hurries-a-voter",
         "A voter whose Fetch is refused campaigns beside the successor its leader has chosen.",
         "`quorum transfer` on a busy machine: one in eight ended with another leader",
