@@ -1,18 +1,13 @@
-"""Certificates made for a test: an authority, and what it signs."""
+"""Certificates made for a test, by the product's own authority."""
 
 from __future__ import annotations
 
-import datetime
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-
+from streammeta.cli import certificate_authority
+from streammeta.cli.certificate_authority import IssuedFiles
 from streammeta.controller.config import PeerTlsFiles
-
-_VALID = datetime.timedelta(days=1)
+from streammeta.rpc.identity import Principal, Role
 
 
 class Authority:
@@ -21,44 +16,18 @@ class Authority:
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
         self._name = name
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self.ca = folder / f"{name}-ca.pem"
-        own = self._signed(name, self._key, is_authority=True)
-        self.ca.write_bytes(own.public_bytes(serialization.Encoding.PEM))
+        files = self._files("ca")
+        certificate_authority.create_authority(files, name)
+        self.ca = files.certificate
+        self._authority = certificate_authority.Authority(files)
 
     def issue(self, name: str) -> PeerTlsFiles:
-        """Return files with a new certificate, its key, and this authority's certificate."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        cert_path = self._folder / f"{self._name}-{name}.pem"
-        key_path = self._folder / f"{self._name}-{name}.key"
-        certificate = self._signed(name, key, is_authority=False)
-        cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        key_path.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            )
-        )
-        return PeerTlsFiles(cert=cert_path, key=key_path, ca=self.ca)
+        """Return files with a certificate and its key, new for each name, and this authority's."""
+        files = self._files(name)
+        if not files.certificate.exists():
+            self._authority.issue(files, Principal("test", Role.ADMIN, name))
+        return PeerTlsFiles(cert=files.certificate, key=files.key, ca=self.ca)
 
-    def _signed(
-        self, name: str, key: ec.EllipticCurvePrivateKey, *, is_authority: bool
-    ) -> x509.Certificate:
-        now = datetime.datetime.now(datetime.UTC)
-        constraints = x509.BasicConstraints(ca=is_authority, path_length=None)
-        return (
-            x509.CertificateBuilder()
-            .subject_name(_named(name))
-            .issuer_name(_named(self._name))
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _VALID)
-            .not_valid_after(now + _VALID)
-            .add_extension(constraints, critical=True)
-            .sign(self._key, hashes.SHA256())
-        )
-
-
-def _named(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    def _files(self, name: str) -> IssuedFiles:
+        stem = self._folder / f"{self._name}-{name}"
+        return IssuedFiles(stem.with_suffix(".pem"), stem.with_suffix(".key"))

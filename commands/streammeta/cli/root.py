@@ -5,6 +5,7 @@ import importlib
 import click
 
 COMMANDS = {
+    "certs": "streammeta.cli.certs_command:certs",
     "cluster": "streammeta.cli.cluster_command:cluster",
     "compact": "streammeta.cli.compact_command:compact",
     "controller": "streammeta.cli.controller_command:controller",

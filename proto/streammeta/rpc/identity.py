@@ -1,0 +1,124 @@
+"""Identity of a caller: cluster, role and name, as a certificate states them.
+
+A certificate carries them as one URI among its alternative names,
+`streammeta://CLUSTER/ROLE/NAME`, the way SPIFFE does it. The common name is for people alone. Knows
+neither certificates nor what a role may do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+SCHEME = "streammeta"
+
+NEW_BROKER = "new"
+"""Name of a broker that has no node id yet and may ask for one."""
+
+NODE_ID_MAX = (1 << 31) - 1
+
+_CLUSTER = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+_NODE_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
+class IdentityError(ValueError):
+    """A URI, or a set of them, states no identity; the message says what would."""
+
+
+class Role(StrEnum):
+    """Part of the system that a certificate is made for."""
+
+    CONTROLLER = "controller"
+    BROKER = "broker"
+    COMPACTOR = "compactor"
+    READER = "reader"
+    RECONCILER = "reconciler"
+    BACKUP = "backup"
+    ADMIN = "admin"
+    MONITOR = "monitor"
+
+
+USER_ROLES = tuple(role for role in Role if role not in (Role.CONTROLLER, Role.BROKER))
+"""Roles of people and jobs; the name is free. Those of controllers and brokers are node ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """One identity of one cluster. `str()` is what logs name it by: `broker/1007`."""
+
+    cluster_id: str
+    role: Role
+    name: str
+
+    def __post_init__(self) -> None:
+        """Check the parts.
+
+        Raises:
+            IdentityError: a part is not of the form that a URI may have.
+        """
+        if not _CLUSTER.fullmatch(self.cluster_id):
+            raise IdentityError(
+                f"cluster id {self.cluster_id!r}; must be 1 to 64 letters, digits, '-' and '_'"
+            )
+        if self.role in USER_ROLES:
+            if not _NAME.fullmatch(self.name):
+                raise IdentityError(
+                    f"name {self.name!r}; must be 1 to 64 letters, digits, '.', '_', '@' and '-'"
+                )
+        elif self.node_id is None and (self.role, self.name) != (Role.BROKER, NEW_BROKER):
+            raise IdentityError(
+                f"name {self.name!r} of a {self.role}; must be its node id, 0 to {NODE_ID_MAX}"
+            )
+
+    @property
+    def node_id(self) -> int | None:
+        """The node id of a controller or broker; None of any other."""
+        if self.role in USER_ROLES or not _NODE_ID.fullmatch(self.name):
+            return None
+        node_id = int(self.name)
+        return node_id if node_id <= NODE_ID_MAX else None
+
+    @property
+    def uri(self) -> str:
+        """The URI that a certificate carries."""
+        return f"{SCHEME}://{self.cluster_id}/{self.role}/{self.name}"
+
+    def __str__(self) -> str:
+        return f"{self.role}/{self.name}"
+
+    @classmethod
+    def parse(cls, uri: str) -> Principal:
+        """Return the identity that a URI states.
+
+        Raises:
+            IdentityError: it states none.
+        """
+        scheme, _, rest = uri.partition("://")
+        parts = rest.split("/")
+        if scheme != SCHEME or len(parts) != 3:
+            raise IdentityError(f"{uri!r}; must be {SCHEME}://CLUSTER/ROLE/NAME")
+        cluster_id, role, name = parts
+        if role not in list(Role):
+            raise IdentityError(f"{uri!r}: role {role!r}; must be one of {', '.join(Role)}")
+        try:
+            return cls(cluster_id, Role(role), name)
+        except IdentityError as error:
+            raise IdentityError(f"{uri!r}: {error}") from None
+
+
+def principal_of(uris: Iterable[str]) -> Principal:
+    """Return the identity among a certificate's URIs; those of other schemes are passed over.
+
+    Raises:
+        IdentityError: there is none, or several.
+    """
+    ours = [uri for uri in uris if uri.startswith(f"{SCHEME}://")]
+    if len(ours) != 1:
+        found = f"{len(ours)} of them" if ours else "none"
+        raise IdentityError(
+            f"wanted is one alternative name {SCHEME}://CLUSTER/ROLE/NAME, found {found}"
+        )
+    return Principal.parse(ours[0])
