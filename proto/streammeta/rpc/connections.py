@@ -36,7 +36,7 @@ _SERVER: _Options = (
     # Two servers must not share a port unnoticed.
     ("grpc.so_reuseport", 0),
     # Clients detect vanished hosts by pings; gRPC treats frequent ones as an attack by default.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )
 _CHANNEL: _Options = (
     *_BOTH_SIDES,
@@ -58,6 +58,10 @@ _CLIENT: _Options = (
     # Pings detect hosts that vanish without a reset; they are sent only while a call waits.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    # The time that an unanswered ping is given, keepalive's too, is this one; 60 s by default.
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    # gRPC sends two pings by default where nothing else is said, and no more.
+    ("grpc.http2.max_pings_without_data", 0),
 )
 _OPERATOR: _Options = (
     *_CHANNEL,

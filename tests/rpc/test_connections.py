@@ -1,0 +1,201 @@
+"""Options of gRPC by their effect: gRPC passes over a name that it does not know without a word."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from streammeta.rpc import connections
+from streammeta.rpc.connections import (
+    ANSWER_BYTES_MAX,
+    REQUEST_BYTES_MAX,
+    client_channel,
+    listen,
+    new_server,
+    operator_channel,
+)
+from tests.kit.fake_broker import until
+from tests.kit.grpc_servers import served
+
+_PING, _ACK = 6, 1  # of HTTP/2: a frame's type, and the flag that marks an answer
+_PING_FRAME_BYTES = 17
+
+
+class Service:
+    """A call that waits until the test lets it, and one that answers as many bytes as are asked."""
+
+    def __init__(self) -> None:
+        self.begun, self.end = asyncio.Event(), asyncio.Event()
+        self.peers: set[str] = set()
+
+    async def wait(self, _request: bytes, context: Any) -> bytes:
+        self.peers.add(context.peer())
+        self.begun.set()
+        await self.end.wait()
+        return b"answer"
+
+    async def fill(self, request: bytes, _context: Any) -> bytes:
+        return bytes(int(request.lstrip(b"\0") or b"0"))
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        return grpc.method_handlers_generic_handler(
+            "test.Service",
+            {
+                "Wait": grpc.unary_unary_rpc_method_handler(self.wait),
+                "Fill": grpc.unary_unary_rpc_method_handler(self.fill),
+            },
+        )
+
+
+def wait(channel: grpc.aio.Channel) -> Any:
+    return channel.unary_unary("/test.Service/Wait")(b"")
+
+
+def fill(channel: grpc.aio.Channel, request: bytes) -> Any:
+    return channel.unary_unary("/test.Service/Fill")(request)
+
+
+@pytest_asyncio.fixture
+async def service() -> AsyncIterator[tuple[Service, str]]:
+    """Give a service and its endpoint."""
+    service = Service()
+    async with served(service.handlers()) as endpoint:
+        yield service, endpoint
+        service.end.set()
+
+
+class Relay:
+    """Carries one connection to a server; counts the client's pings, and may fall silent."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._port = int(endpoint.rpartition(":")[2])
+        self._tasks: list[asyncio.Task[None]] = []
+        self.pings = 0
+        self.is_silent = False
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        try:
+            yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        behind = await asyncio.open_connection("127.0.0.1", self._port)
+        for source, target in ((reader, behind[1]), (behind[0], writer)):
+            self._tasks.append(asyncio.create_task(self._carry(source, target, source is reader)))
+
+    async def _carry(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, is_client: bool
+    ) -> None:
+        try:
+            while data := await source.read(1 << 16):
+                # Nothing else is said on the connection, so every frame comes by itself.
+                is_ping = len(data) == _PING_FRAME_BYTES and data[3] == _PING
+                self.pings += is_client and is_ping and not data[4] & _ACK
+                if not self.is_silent:
+                    target.write(data)
+        finally:
+            target.close()
+
+
+@pytest.fixture
+def _fifty_times_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    def faster(options: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+        return [(name, value // 50 if name.endswith("_ms") else value) for name, value in options]
+
+    for name in ("_SERVER", "_CLIENT"):
+        monkeypatch.setattr(connections, name, faster(getattr(connections, name)))
+
+
+@asynccontextmanager
+async def quiet_call(service: Service) -> AsyncIterator[tuple[Relay, Any]]:
+    """Give a call through a relay that waits for an answer, once it has been pinged for long."""
+    async with served(service.handlers()) as endpoint:
+        relay = Relay(endpoint)
+        async with relay.running() as through, client_channel(through) as channel:
+            call = wait(channel)
+            await service.begun.wait()
+            await until(lambda: relay.pings >= 5 or call.done(), "pings")
+            try:
+                yield relay, call
+            finally:
+                service.end.set()
+
+
+@pytest.mark.usefixtures("_fifty_times_faster")
+async def test_a_quiet_call_is_pinged_for_as_long_as_it_waits_and_the_server_takes_it() -> None:
+    service = Service()
+    async with quiet_call(service) as (_, call):
+        service.end.set()
+        assert await call == b"answer"
+
+
+@pytest.mark.usefixtures("_fifty_times_faster")
+async def test_a_host_that_vanishes_after_a_long_quiet_is_noticed() -> None:
+    async with quiet_call(Service()) as (relay, call):
+        relay.is_silent = True
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await asyncio.wait_for(call, 10)
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_channels_share_no_connection(service: tuple[Service, str]) -> None:
+    serving, endpoint = service
+    async with client_channel(endpoint) as one, client_channel(endpoint) as another:
+        calls = [wait(one), wait(another)]
+        await until(lambda: len(serving.peers) == 2, "two connections")
+        serving.end.set()
+        await asyncio.gather(*calls)
+
+
+async def test_two_servers_share_no_port(service: tuple[Service, str]) -> None:
+    with pytest.raises(RuntimeError):
+        listen(new_server(), service[1])
+
+
+async def test_a_proxy_of_the_environment_is_passed_by(
+    service: tuple[Service, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("no_grpc_proxy", raising=False)
+    async with client_channel(service[1]) as channel:
+        assert len(await asyncio.wait_for(fill(channel, b"7"), 10)) == 7
+    with operator_channel(service[1]) as blocking:
+        call = blocking.unary_unary("/test.Service/Fill")
+        assert len(await asyncio.to_thread(call, b"9", 10)) == 9
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "answer_bytes", "code"),
+    [
+        (REQUEST_BYTES_MAX, 1, None),
+        (REQUEST_BYTES_MAX + 1, 1, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (8, ANSWER_BYTES_MAX, None),
+        (9, ANSWER_BYTES_MAX + 1, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    ],
+)
+async def test_messages_have_the_size_that_is_said(
+    service: tuple[Service, str],
+    request_bytes: int,
+    answer_bytes: int,
+    code: grpc.StatusCode | None,
+) -> None:
+    request = str(answer_bytes).encode().rjust(request_bytes, b"\0")
+    async with client_channel(service[1]) as channel:
+        if code is None:
+            assert len(await fill(channel, request)) == answer_bytes
+        else:
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await fill(channel, request)
+            assert raised.value.code() is code
