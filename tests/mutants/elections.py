@@ -182,8 +182,9 @@ ELECTIONS = (
         "KAFKA-15489",
         """
         streammeta.controller.quorum.leading:
-        - return min((deadline for deadline in deadlines if deadline is not None), default=None)
-        + return min((), default=None)
+          if len(writable) == len(others) and not replica.is_disk_full:
+        -     return deadline
+        +     return None
         """,
         Tested(
             "tests/quorum/test_quorum_election.py"
