@@ -52,11 +52,13 @@ class Service:
 
 
 def wait(channel: grpc.aio.Channel) -> Any:
-    return channel.unary_unary("/test.Service/Wait")(b"")
+    call: Any = channel.unary_unary("/test.Service/Wait")
+    return call(b"")
 
 
 def fill(channel: grpc.aio.Channel, request: bytes) -> Any:
-    return channel.unary_unary("/test.Service/Fill")(request)
+    call: Any = channel.unary_unary("/test.Service/Fill")
+    return call(request)
 
 
 @pytest_asyncio.fixture
@@ -172,7 +174,7 @@ async def test_a_proxy_of_the_environment_is_passed_by(
     async with client_channel(service[1]) as channel:
         assert len(await asyncio.wait_for(fill(channel, b"7"), 10)) == 7
     with operator_channel(service[1]) as blocking:
-        call = blocking.unary_unary("/test.Service/Fill")
+        call: Any = blocking.unary_unary("/test.Service/Fill")
         assert len(await asyncio.to_thread(call, b"9", 10)) == 9
 
 
