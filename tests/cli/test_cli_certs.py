@@ -1,4 +1,4 @@
-"""`streammeta certs`: what it makes, what it shows, and what it refuses."""
+"""`streammeta certs`: files made, files shown, requests refused."""
 
 import contextlib
 import json
@@ -51,7 +51,7 @@ def made(certs: Certs, tmp_path: Path) -> Path:
     return tmp_path / "certs"
 
 
-def test_what_is_made_is_shown_without_a_problem(certs: Certs, made: Path) -> None:
+def test_new_certificates_are_shown_without_a_problem(certs: Certs, made: Path) -> None:
     files = [str(path) for path in sorted(made.glob("*.pem"))]
     code, answer = certs("show", *files, "--ca", str(made / "ca.pem"))
     assert code == 0
@@ -63,7 +63,7 @@ def test_what_is_made_is_shown_without_a_problem(certs: Certs, made: Path) -> No
     assert not any(row["problems"] for row in shown.values())
 
 
-def test_keys_are_their_owners_alone_and_the_authority_s_lies_elsewhere(made: Path) -> None:
+def test_keys_are_their_owners_alone_and_that_of_the_authority_lies_elsewhere(made: Path) -> None:
     keys = [*made.glob("*.key"), made.parent / "ca" / "ca.key"]
     assert len(keys) == 4
     assert {stat.S_IMODE(key.stat().st_mode) for key in keys} == {0o600}
@@ -124,7 +124,7 @@ def test_nothing_is_ever_overwritten(certs: Certs, made: Path) -> None:
         (("broker", "--id", "7", "--cluster-id", "demo", "--days", "0"), "--days"),
     ],
 )
-def test_what_can_t_be_an_identity_is_a_mistake_of_the_caller(
+def test_an_impossible_identity_is_a_mistake_of_the_caller(
     certs: Certs, made: Path, words: tuple[str, ...], told: str
 ) -> None:
     before = sorted(made.iterdir())
@@ -212,7 +212,7 @@ _HOUR = timedelta(hours=1)
         ({}, "is signed by another authority"),
     ],
 )
-def test_what_is_wrong_with_a_certificate_is_told(
+def test_each_defect_of_a_certificate_is_told(
     certs: Certs, made: Path, tmp_path: Path, changes: dict[str, Any], told: str
 ) -> None:
     if "valid" in changes:

@@ -1,4 +1,4 @@
-"""Identities: what a URI states, and what states none."""
+"""Identities stated by URIs, and URIs that state none."""
 
 import pytest
 

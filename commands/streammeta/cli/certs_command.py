@@ -196,7 +196,7 @@ def _issue(
 )
 @with_output
 def show_command(*, files: Sequence[Path], ca: Path | None, output: Output) -> None:
-    """Show what certificates state; exit 1 if something is wrong with one of them.
+    """Show the contents of certificates; exit 1 if one of them has a defect.
 
     The key beside a certificate, in a file of the same name that ends in .key, must belong to it
     and be readable by its owner alone.

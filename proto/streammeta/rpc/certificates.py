@@ -1,4 +1,4 @@
-"""Certificates as files: what they state, and what is wrong with them.
+"""Certificates in files: their contents and their defects.
 
 Reads and judges; makes no certificate and opens no connection. Needs the package cryptography.
 """
@@ -66,7 +66,7 @@ def read_key(path: Path) -> PrivateKeyTypes:
 
 @dataclass(frozen=True, slots=True)
 class CertificateFacts:
-    """What a certificate states, and `problems`: everything that is wrong with it."""
+    """Contents of a certificate, and `problems`: all its defects."""
 
     name: str
     """The subject's common name, for people."""
@@ -92,7 +92,7 @@ def describe(
     authorities: Sequence[x509.Certificate] = (),
     key: PrivateKeyTypes | None = None,
 ) -> CertificateFacts:
-    """Return what a certificate states, judged at `now`.
+    """Return the contents of a certificate, judged at `now`.
 
     With `authorities` it must be signed by one of them; with `key` that key must be its own.
     """

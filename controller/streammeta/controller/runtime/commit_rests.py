@@ -3,7 +3,7 @@
 A batch costs every replica about the same however much it holds. Messages that come while others
 are on their way therefore wait until the last batch is a few milliseconds old, and share the next.
 Two things never rest: a message that comes alone, and messages that are already as many as come
-together, since nobody more would join them. Knows neither messages nor the log, only sizes.
+together, since no others would join them. Knows neither messages nor the log, only sizes.
 """
 
 from __future__ import annotations

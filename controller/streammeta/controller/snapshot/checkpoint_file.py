@@ -197,7 +197,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class Rooms:
-    """Where columns of numbers are read into; a subclass may know better places."""
+    """Places that columns of numbers are read into; a subclass may know better ones."""
 
     def zeros(self, section: str, column: str, rows: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return `rows` zeros of the column's type, or of a narrower one that its numbers fit."""
