@@ -1,4 +1,4 @@
-"""What was acknowledged is there once, in its place; what was refused is not there. Always.
+"""Acknowledged records are there once, in their place, and refused ones are not. Always.
 
 With a write-ahead log appends are acknowledged by the log, which forgets what is committed.
 
