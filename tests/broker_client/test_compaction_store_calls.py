@@ -367,7 +367,7 @@ async def test_entries_that_the_map_does_not_know_are_not_the_objects() -> None:
     bench.indexes.cache.forget(7)
     index = index_of((await bench.indexes.load([listed]))[7])
     assert not is_whole(index, {0: 0, 2: 0}), "offsets 3 to 9 are not in the index"
-    assert is_whole(index, {0: 9, 2: 0}), "unless nobody can read them"
+    assert is_whole(index, {0: 9, 2: 0}), "unless no reader can reach them"
     assert is_whole(index, {2: 0})
     bench.map.known.clear()
     bench.indexes.cache.forget(7)

@@ -521,7 +521,7 @@ async def test_while_a_batch_is_committed_anew_no_later_one_is_submitted(streams
 
 
 async def test_nothing_is_committed_once_the_outcome_before_it_was_called_unknown() -> None:
-    """Although the map would take it: whoever was told so begins anew where the map says."""
+    """Although the map would take it: a writer told so begins anew where the map says."""
     store = GatedStore()
     async with writing(upload_bytes=1, commit_deadline_s=0.2, store=store) as (b, writer):
         store.gate.set()

@@ -421,7 +421,7 @@ _ROUTINE = frozenset(
 
 
 def _is_routine(event: events.Event) -> bool:
-    """Whether an event is one of those that serving consists of."""
+    """Whether an event is part of routine serving."""
     if type(event) is events.Received:
         return type(event.message) is messages.FetchRequest
     return type(event) in _ROUTINE
