@@ -13,7 +13,7 @@ from streammeta.controller.quorum.config import QuorumLimits
 from streammeta.controller.quorum.messages import EndQuorumEpochRequest, QuorumError, Request
 from streammeta.controller.quorum.roles import Leader
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
-from streammeta.controller.runtime import quorum_driver, quorum_errors
+from streammeta.controller.runtime import quorum_driver, quorum_errors, waiters
 from tests.kit.memory_cluster import (
     MemoryCluster,
     Node,
@@ -283,6 +283,19 @@ async def test_leadership_that_ends_between_two_batches_of_one_turn_is_no_defect
         assert not node.driver.fatal.done()
         cluster.cut.clear()
         assert stream_ids(await cluster.write(create("after"))) == (1,)
+
+
+async def test_a_read_behind_a_round_of_several_is_answered_after_its_rest(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiters, "ROUND_REST_MS", 200)
+    await cluster.fill("a", 1)
+    node = cluster.nodes[await cluster.leader()]
+    await asyncio.gather(*(node.driver.read_barrier() for _ in range(2)))
+    before = _read_round(node)
+
+    assert await asyncio.wait_for(node.driver.read_barrier(), 5) >= 1
+    assert _read_round(node) == before + 1
 
 
 async def test_reads_in_flight_together_ask_the_voters_twice(cluster: MemoryCluster) -> None:
