@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from streammeta.cli import certificate_authority
 from streammeta.cli.certificate_authority import IssuedFiles
-from streammeta.controller.config import PeerTlsFiles
 from streammeta.rpc.identity import Principal, Role
+from streammeta.rpc.tls import TlsFiles
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Authority:
     """Signs certificates; its own is in the file `ca`."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._folder = folder
+        self.folder = folder
         self._name = name
-        files = self._files("ca")
-        certificate_authority.create_authority(files, name)
-        self.ca = files.certificate
-        self._authority = certificate_authority.Authority(files)
+        self.files = self._files("ca")
+        certificate_authority.create_authority(self.files, name)
+        self.ca = self.files.certificate
+        self._authority = certificate_authority.Authority(self.files)
 
-    def issue(self, name: str) -> PeerTlsFiles:
-        """Return files with a certificate and its key, new for each name, and this authority's."""
-        files = self._files(name)
+    def issue(
+        self,
+        principal: str,
+        *,
+        cluster_id: str = "test",
+        hosts: Sequence[str] = LOOPBACK,
+        serial: int = 0,
+    ) -> TlsFiles:
+        """Return files with the certificate of a principal, such as `broker/1007`, and this CA's.
+
+        The same arguments give the same files; another `serial` another certificate.
+        """
+        role, _, name = principal.partition("/")
+        known = Principal(cluster_id, Role(role), name)
+        stem = "-".join((cluster_id, role, name, str(serial), *hosts))
+        files = self._files(stem.replace(":", "_"))
         if not files.certificate.exists():
-            self._authority.issue(files, Principal("test", Role.ADMIN, name))
-        return PeerTlsFiles(cert=files.certificate, key=files.key, ca=self.ca)
+            self._authority.issue(files, known, hosts)
+        return TlsFiles(ca=self.ca, certificate=files.certificate, key=files.key)
 
     def _files(self, name: str) -> IssuedFiles:
-        stem = self._folder / f"{self._name}-{name}"
-        return IssuedFiles(stem.with_suffix(".pem"), stem.with_suffix(".key"))
+        stem = self.folder / f"{self._name}-{name}"
+        return IssuedFiles(Path(f"{stem}.pem"), Path(f"{stem}.key"))

@@ -138,7 +138,7 @@ PEERS = (
         "TLS hides what controllers say, and takes everybody for one.",
         "CVE-2018-1085: etcd deployed with the check of clients' certificates off",
         """
-        streammeta.controller.peers.tls:
+        streammeta.rpc.tls:
         - context.verify_mode = ssl.CERT_REQUIRED
         + context.verify_mode = ssl.CERT_NONE
         """,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.controller.config import ConfigError, PeerTlsFiles, peer_tls_files
+from streammeta.controller.config import ConfigError
 from streammeta.controller.peers.tls import PLAIN_TEXT, PeerTls, load_tls
 from tests.kit.certificates import Authority
 from tests.quorum.test_quorum_peers import caller_with, peer_here, vote
@@ -33,54 +33,53 @@ async def is_answered(peer: PeerTls, stranger: PeerTls) -> bool:
 
 
 async def test_two_certificates_of_one_authority_speak(ours: Authority) -> None:
-    assert await is_answered(load_tls(ours.issue("a")), load_tls(ours.issue("b")))
+    assert await is_answered(
+        load_tls(ours.issue("controller/1")), load_tls(ours.issue("controller/2"))
+    )
 
 
 @pytest.mark.parametrize("is_caller", [True, False])
 async def test_who_shows_no_certificate_of_the_authority_is_refused(
     ours: Authority, theirs: Authority, is_caller: bool
 ) -> None:
-    foreign = theirs.issue("x")
-    trusting = PeerTlsFiles(cert=foreign.cert, key=foreign.key, ca=ours.ca)
+    foreign = theirs.issue("controller/3")
+    trusting = replace(foreign, ca=ours.ca)
     nameless = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     nameless.check_hostname = False
     nameless.load_verify_locations(ours.ca)
     strangers = [PLAIN_TEXT, load_tls(foreign), load_tls(trusting)]
     if is_caller:
         strangers.append(PeerTls(dialling=nameless))
-    member = load_tls(ours.issue("a"))
+    member = load_tls(ours.issue("controller/1"))
     for stranger in strangers:
         pair = (member, stranger) if is_caller else (stranger, member)
         assert not await is_answered(*pair)
 
 
 async def test_older_versions_of_tls_are_refused(ours: Authority) -> None:
-    old = load_tls(ours.issue("a"))
+    old = load_tls(ours.issue("controller/1"))
     assert old.dialling is not None
     old.dialling.minimum_version = ssl.TLSVersion.TLSv1_2
     old.dialling.maximum_version = ssl.TLSVersion.TLSv1_2
-    assert not await is_answered(load_tls(ours.issue("b")), old)
+    assert not await is_answered(load_tls(ours.issue("controller/2")), old)
 
 
-def test_files_are_given_all_or_none(tmp_path: Path) -> None:
-    assert peer_tls_files(None, None, None) is None
+def test_without_files_controllers_speak_plain_text() -> None:
     assert load_tls(None) is PLAIN_TEXT
-    with pytest.raises(ConfigError, match=r"^peer-tls-key: not given; give --peer-tls-cert"):
-        peer_tls_files(tmp_path / "cert", None, tmp_path / "ca")
 
 
 def test_a_file_that_can_not_be_used_is_named_with_its_option(
     ours: Authority, theirs: Authority, tmp_path: Path
 ) -> None:
-    good, other = ours.issue("a"), theirs.issue("b")
+    good, other = ours.issue("controller/1"), theirs.issue("controller/2")
     nonsense = tmp_path / "nonsense.pem"
     nonsense.write_text("no certificate")
     absent = tmp_path / "absent"
     for files, message in (
         (replace(good, ca=absent), "peer-tls-ca: can't use .*absent"),
         (replace(good, ca=nonsense), "peer-tls-ca: can't use .*nonsense"),
-        (replace(good, cert=nonsense), "peer-tls-cert: can't use .*nonsense"),
-        (replace(good, key=other.key), "peer-tls-cert: .* its key in --peer-tls-key"),
+        (replace(good, certificate=nonsense), "peer-tls-cert: can't use .*nonsense"),
+        (replace(good, key=other.key), "peer-tls-cert: .* its key, .* in --peer-tls-key"),
     ):
         with pytest.raises(ConfigError, match=message):
             load_tls(files)

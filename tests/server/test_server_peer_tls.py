@@ -12,9 +12,9 @@ from tests.kit.real_cluster import FAST, leader_of, put, running_cluster, wait_u
 def test_controllers_with_certificates_form_a_quorum_that_a_stranger_does_not_join(
     tmp_path: Path,
 ) -> None:
-    files = Authority(tmp_path, "cluster").issue("controller")
+    files = Authority(tmp_path, "cluster").issue("controller/1")
     tls = (
-        *("--peer-tls-cert", str(files.cert), "--peer-tls-key", str(files.key)),
+        *("--peer-tls-cert", str(files.certificate), "--peer-tls-key", str(files.key)),
         *("--peer-tls-ca", str(files.ca)),
     )
     with running_cluster(tmp_path, 3, (*FAST, *tls)) as cluster:

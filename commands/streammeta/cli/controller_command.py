@@ -12,9 +12,9 @@ from streammeta.controller.config import (
     check_cluster_id,
     next_port,
     parse_peers,
-    peer_tls_files,
 )
 from streammeta.controller.ids import ClusterId, NodeId
+from streammeta.rpc.tls import TlsError, tls_files
 from streammeta.storage.object_format.object_key import cluster_namespace
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -164,13 +164,13 @@ def controller(
             peer_advertise=peer_advertise or peer_listen,
             seeds=parse_peers("seeds", seeds),
             peer_overrides=parse_peers("peer-override", peer_override),
-            peer_tls=peer_tls_files(peer_tls_cert, peer_tls_key, peer_tls_ca),
+            peer_tls=tls_files(peer_tls_ca, peer_tls_cert, peer_tls_key, "peer-tls"),
             data_dir=data_dir,
             store_uri=store_uri,
             namespace=namespace or cluster_namespace(cluster_id),
             **limits,  # the settings of the same names
         )
-    except ConfigError as error:
+    except (ConfigError, TlsError) as error:
         raise click.UsageError(str(error)) from error
     # The server brings gRPC, boto3 and numpy along; `--help` need not wait for them.
     from streammeta.controller.observe import configure_logging

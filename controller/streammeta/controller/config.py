@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from streammeta.controller.ids import ClusterId, NodeId
+from streammeta.rpc.tls import TlsFiles
 
 CONTROLLER_ID_MAX = 999
 """Broker ids start above."""
@@ -36,33 +37,6 @@ class ConfigError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerTlsFiles:
-    """Files in PEM form with which controllers know each other.
-
-    `cert` and `key` are this controller's, `ca` is the authority that signs those of all.
-    """
-
-    cert: Path
-    key: Path
-    ca: Path
-
-
-def peer_tls_files(cert: Path | None, key: Path | None, ca: Path | None) -> PeerTlsFiles | None:
-    """Return the files, None without any; raises ConfigError for some of them alone."""
-    if cert is None and key is None and ca is None:
-        return None
-    if cert is None or key is None or ca is None:
-        missing = next(
-            option for option, path in (("cert", cert), ("key", key), ("ca", ca)) if path is None
-        )
-        raise ConfigError(
-            f"peer-tls-{missing}: not given; give --peer-tls-cert, --peer-tls-key and "
-            "--peer-tls-ca, or none of them"
-        )
-    return PeerTlsFiles(cert=cert, key=key, ca=ca)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
     """One controller's settings.
 
@@ -84,7 +58,7 @@ class ControllerConfig:
     namespace: str
     seeds: Mapping[NodeId, str] = field(default_factory=dict)
     peer_overrides: Mapping[NodeId, str] = field(default_factory=dict)
-    peer_tls: PeerTlsFiles | None = None
+    peer_tls: TlsFiles | None = None
     election_timeout_ms: int = 1_000
     fetch_timeout_ms: int = 2_000
     lifecycle_interval_ms: int = 1_000

@@ -129,6 +129,38 @@ def describe(
     )
 
 
+def judge(certificate: bytes, ca: bytes, now: datetime) -> CertificateFacts:
+    """Return the facts of the first certificate of a PEM text, judged by the authorities in `ca`.
+
+    Certificates behind the first may be authorities between it and those of `ca`.
+
+    Raises:
+        CertificateError: no authority in `ca` is valid at `now`, or a text holds no certificate.
+    """
+    try:
+        leaf, *between = x509.load_pem_x509_certificates(certificate)
+        bundle = x509.load_pem_x509_certificates(ca)
+    except ValueError as error:
+        raise CertificateError("is damaged; must hold certificates, as PEM") from error
+    authorities = [each for each in bundle if _may_sign(each, now)]
+    if not authorities:
+        raise CertificateError("none of its certificates is an authority's that is valid now")
+    for _ in between:
+        authorities += [
+            each
+            for each in between
+            if each not in authorities
+            and _may_sign(each, now)
+            and any(_is_signed_by(each, known) for known in authorities)
+        ]
+    return describe(leaf, now, authorities=authorities)
+
+
+def _may_sign(certificate: x509.Certificate, now: datetime) -> bool:
+    is_valid = certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc
+    return is_valid and _is_authority(certificate)
+
+
 def _alternative_names(certificate: x509.Certificate) -> x509.SubjectAlternativeName:
     try:
         return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value

@@ -1,16 +1,18 @@
 """Factory of all gRPC channels and servers: message sizes, keepalive, reconnecting.
 
-Nothing else opens a channel or a port of gRPC, so that credentials have one place to enter. Every
-connection of gRPC is plain text today.
+Nothing else opens a channel or a port of gRPC, so that credentials have one place to enter. With
+files for TLS both sides show a certificate; without, a connection is plain text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
+
+from streammeta.rpc.tls import TlsContents, TlsFiles
 
 REQUEST_BYTES_MAX = 16 << 20
 """Largest request that a controller takes."""
@@ -72,14 +74,28 @@ _OPERATOR: _Options = (
 )
 
 
-def client_channel(endpoint: str) -> grpc.aio.Channel:
-    """Return a broker's channel to a controller; it reconnects fast and detects dead hosts."""
-    return grpc.aio.insecure_channel(endpoint, options=_CLIENT)
+def client_channel(endpoint: str, tls: TlsFiles | TlsContents | None = None) -> grpc.aio.Channel:
+    """Return a broker's channel to a controller; it reconnects fast and detects dead hosts.
+
+    Without `tls` it is plain text. A channel keeps the certificate that it was made with.
+
+    Raises:
+        TlsError: the files for TLS are of no use.
+    """
+    if tls is None:
+        return grpc.aio.insecure_channel(endpoint, options=_CLIENT)
+    return grpc.aio.secure_channel(endpoint, _channel_credentials(tls), options=_CLIENT)
 
 
-def operator_channel(endpoint: str) -> grpc.Channel:
-    """Return a blocking channel to a controller, for commands and jobs."""
-    return grpc.insecure_channel(endpoint, _OPERATOR)
+def operator_channel(endpoint: str, tls: TlsFiles | TlsContents | None = None) -> grpc.Channel:
+    """Return a blocking channel to a controller, for commands and jobs; else as `client_channel`.
+
+    Raises:
+        TlsError: the files for TLS are of no use.
+    """
+    if tls is None:
+        return grpc.insecure_channel(endpoint, _OPERATOR)
+    return grpc.secure_channel(endpoint, _channel_credentials(tls), _OPERATOR)
 
 
 def new_server() -> grpc.aio.Server:
@@ -92,10 +108,62 @@ def new_blocking_server(threads: int) -> grpc.Server:
     return grpc.server(ThreadPoolExecutor(threads), options=_SERVER)
 
 
-def listen(server: grpc.aio.Server | grpc.Server, address: str) -> int:
+class ServerCertificates:
+    """The certificate that a listener shows, and the authorities whose clients it takes.
+
+    Replaced while it serves: connections made from then on see the new set.
+    """
+
+    def __init__(self, contents: TlsContents) -> None:
+        self._current = _configuration(contents)
+
+    def replace(self, contents: TlsContents) -> None:
+        """Show `contents` from now on."""
+        self._current = _configuration(contents)
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Return credentials of one listener, which demands a certificate of every client."""
+        shown = self._current
+
+        def changed() -> Any:
+            # Runs on a thread of gRPC's before each handshake, and must not wait. None: unchanged,
+            # which the types of gRPC leave out.
+            nonlocal shown
+            if shown is self._current:
+                return None
+            shown = self._current
+            return shown
+
+        return grpc.dynamic_ssl_server_credentials(
+            shown, changed, require_client_authentication=True
+        )
+
+
+def listen(
+    server: grpc.aio.Server | grpc.Server,
+    address: str,
+    tls: TlsFiles | ServerCertificates | None = None,
+) -> int:
     """Add `address`, HOST:PORT, to what a server listens on; return the port, chosen if it is 0.
+
+    With `tls` every client must show a certificate of the authorities; without, it is plain text.
 
     Raises:
         RuntimeError: the address is taken, or is none of this host's.
+        TlsError: the files for TLS are of no use.
     """
-    return server.add_insecure_port(address)
+    if tls is None:
+        return server.add_insecure_port(address)
+    shown = ServerCertificates(tls.load()) if isinstance(tls, TlsFiles) else tls
+    return server.add_secure_port(address, shown.credentials())
+
+
+def _channel_credentials(tls: TlsFiles | TlsContents) -> grpc.ChannelCredentials:
+    contents = tls.load() if isinstance(tls, TlsFiles) else tls
+    return grpc.ssl_channel_credentials(contents.ca, contents.key, contents.certificate)
+
+
+def _configuration(contents: TlsContents) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(contents.key, contents.certificate)], contents.ca
+    )

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
-from pathlib import Path
 
-from streammeta.controller.config import ConfigError, PeerTlsFiles
+from streammeta.controller.config import ConfigError
+from streammeta.rpc.tls import TlsError, TlsFiles, new_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class PeerTls:
 PLAIN_TEXT = PeerTls()
 
 
-def load_tls(files: PeerTlsFiles | None) -> PeerTls:
+def load_tls(files: TlsFiles | None) -> PeerTls:
     """Return contexts made from files in PEM form, plain text without any.
 
     Raises:
@@ -33,26 +33,10 @@ def load_tls(files: PeerTlsFiles | None) -> PeerTls:
     """
     if files is None:
         return PLAIN_TEXT
-    dialling = _context(ssl.PROTOCOL_TLS_CLIENT, files)
-    return PeerTls(dialling, _context(ssl.PROTOCOL_TLS_SERVER, files))
-
-
-def _context(protocol: int, files: PeerTlsFiles) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
-        context.load_verify_locations(files.ca)
-    except OSError as error:
-        raise _bad("peer-tls-ca", files.ca, error, "certificates of the authority") from error
-    try:
-        context.load_cert_chain(files.cert, files.key)
-    except OSError as error:
-        what = "a certificate, with its key in --peer-tls-key"
-        raise _bad("peer-tls-cert", files.cert, error, what) from error
-    return context
-
-
-def _bad(option: str, path: Path, error: OSError, wanted: str) -> ConfigError:
-    return ConfigError(f"{option}: can't use {path}: {error}; must hold {wanted}, as PEM")
+        return PeerTls(
+            new_context(ssl.PROTOCOL_TLS_CLIENT, files, "peer-tls"),
+            new_context(ssl.PROTOCOL_TLS_SERVER, files, "peer-tls"),
+        )
+    except TlsError as error:
+        raise ConfigError(str(error)) from error
