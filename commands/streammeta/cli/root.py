@@ -5,6 +5,7 @@ import importlib
 import click
 
 COMMANDS = {
+    "audit": "streammeta.cli.audit_command:audit",
     "certs": "streammeta.cli.certs_command:certs",
     "cluster": "streammeta.cli.cluster_command:cluster",
     "compact": "streammeta.cli.compact_command:compact",

@@ -55,6 +55,13 @@ class TooManyPipelinesError(BusyError):
     """As many commit pipelines are open as may be, on the connection or on the controller."""
 
 
+class AuditUnavailableError(ApiError):
+    """A call must be on record, and the audit log can't be written."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}; mend the audit log of this controller, or ask another one")
+
+
 class NotLeaderError(ApiError):
     """Another controller leads. `leader_id` is -1 and `leader_endpoint` empty if unknown."""
 

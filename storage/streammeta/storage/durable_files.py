@@ -99,10 +99,12 @@ class PosixFile:
     A recovery that ends in an error leaves its files behind at any point.
     """
 
-    def __init__(self, path: Path, *, create: bool, read_only: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, create: bool, read_only: bool = False, mode: int = 0o644
+    ) -> None:
         flags = os.O_RDONLY if read_only else os.O_RDWR | (os.O_CREAT if create else 0)
         with _telling_no_room(path):
-            self._fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(path, flags | os.O_CLOEXEC, mode)
         self._path = path
         self._close = weakref.finalize(self, os.close, self._fd)
 
@@ -172,9 +174,13 @@ class PosixLock:
 class PosixFileSystem:
     """The machine's file system."""
 
-    def __init__(self, *, read_only: bool = False) -> None:
-        """With `read_only`, files are opened for reading and a lock leaves no trace."""
+    def __init__(self, *, read_only: bool = False, mode: int = 0o644) -> None:
+        """With `read_only`, files are opened for reading and a lock leaves no trace.
+
+        `mode` is that of new files.
+        """
         self._read_only = read_only
+        self._mode = mode
 
     def names(self, directory: Path) -> list[str]:
         """Return the names in a directory; none if it does not exist."""
@@ -194,7 +200,7 @@ class PosixFileSystem:
 
     def open(self, path: Path, *, create: bool = False) -> File:
         """Open for reading and writing; raises FileNotFoundError unless `create`."""
-        return PosixFile(path, create=create, read_only=self._read_only)
+        return PosixFile(path, create=create, read_only=self._read_only, mode=self._mode)
 
     def rename(self, source: Path, target: Path) -> None:
         """Replace `target` atomically."""

@@ -116,6 +116,8 @@ def _classify_bucket(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, 
     match error:
         case errors.ObjectIdsNotReadyError():
             return grpc.StatusCode.UNAVAILABLE, Reason.OBJECT_IDS_NOT_READY, {}
+        case errors.AuditUnavailableError():
+            return grpc.StatusCode.UNAVAILABLE, Reason.AUDIT_UNAVAILABLE, {}
         case errors.BucketRefusedError():
             return grpc.StatusCode.FAILED_PRECONDITION, Reason.WRONG_BUCKET, {}
         case errors.MapOlderThanBucketError():

@@ -1,0 +1,214 @@
+"""Audit lines: JSON objects chained by hashes, and sums of calls too many for a line each.
+
+Pure: takes times, identities and targets as values and gives lines as bytes. Knows neither files
+nor gRPC; which call is recorded how is in `audit_rules`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from hashlib import blake2b
+from typing import Any
+
+FORMAT = 1
+"""Version of the lines' format, their member `v`."""
+
+HASH_BYTES = 32
+
+GENESIS = "0" * (2 * HASH_BYTES)
+"""What the first line of a chain names as the hash of the line before."""
+
+SUMS_MAX = 10_000
+"""Maximum number of sums kept; one more ends the minute early."""
+
+DENIALS_A_MINUTE = 60
+"""Maximum number of lines a minute for one principal, call and reason; more denials are summed.
+
+A flood of refused calls would otherwise cost more than the calls and fill the disk.
+"""
+
+_TEXT_MAX = 128
+"""Maximum length of a text that a caller chose, in characters."""
+
+
+class Verdict(StrEnum):
+    """Outcome of a call, as far as it is known when its line is written."""
+
+    BEGUN = "BEGUN"
+    """About to be decided; a line with the outcome follows unless the process ends."""
+    OK = "OK"
+    DENIED = "DENIED"
+    """Not this caller's call: no identity, role, node or namespace for it."""
+    REFUSED = "REFUSED"
+    """Answered with an error; nothing was changed, or part of what was asked for."""
+    FAILED = "FAILED"
+    """Ended by a status; nothing was changed."""
+    UNKNOWN = "UNKNOWN"
+    """Ended by a status, or left by its caller; it may have taken effect, or still will."""
+    SUM = "SUM"
+    """Many calls together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Origin of a call: principal as text, certificate's fingerprint, address."""
+
+    principal: str = "anonymous"
+    cert: str = ""
+    peer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Calls of one caller to one method; `rows` as far as they are counted."""
+
+    calls: int
+    rows: int = 0
+    refusals: int = 0
+    since_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditLine:
+    """One line, but for its place in the chain. Times are in milliseconds since 1970.
+
+    `offset` is the end of the log that the outcome rests on, None if there is none. `took_ms` is
+    the time from the call's arrival to its outcome.
+    """
+
+    ts_ms: int
+    node: int
+    epoch: int
+    leader: bool
+    call: str
+    verdict: Verdict
+    caller: Caller = Caller()
+    target: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
+    offset: int | None = None
+    request_id: str = ""
+    took_ms: float | None = None
+    sum: Sum | None = None
+
+    def members(self) -> dict[str, Any]:
+        """Return the members that say something, in the order of a line."""
+        said: dict[str, Any] = {
+            "ts": _time(self.ts_ms),
+            "node": self.node,
+            "epoch": self.epoch,
+            "leader": self.leader,
+            "principal": self.caller.principal,
+            "cert": f"sha256:{self.caller.cert}" if self.caller.cert else "",
+            "peer": self.caller.peer,
+            "call": self.call,
+            "target": dict(self.target),
+            "verdict": self.verdict.value,
+            "reason": self.reason,
+            "offset": self.offset,
+            "request_id": clipped(self.request_id),
+            "ms": None if self.took_ms is None else round(self.took_ms, 1),
+            "sum": None if self.sum is None else _sum(self.sum),
+        }
+        return {name: value for name, value in said.items() if value not in (None, "", {})}
+
+
+def _time(ms: int) -> str:
+    seconds, rest = divmod(ms, 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03}Z"
+
+
+def _sum(one: Sum) -> dict[str, Any]:
+    return {
+        "calls": one.calls,
+        "rows": one.rows,
+        "refusals": one.refusals,
+        "since": _time(one.since_ms),
+    }
+
+
+def clipped(text: str) -> str:
+    """Return a text that a caller chose, no longer than a line bears."""
+    return text if len(text) <= _TEXT_MAX else text[: _TEXT_MAX - 1] + "…"
+
+
+def line_hash(line: bytes) -> str:
+    """Return the hash of a line's bytes, without its newline, in hexadecimal digits."""
+    return blake2b(line, digest_size=HASH_BYTES).hexdigest()
+
+
+@dataclass(slots=True)
+class Chain:
+    """Place of the next line: number and hash of the one before."""
+
+    seq: int = 0
+    head: str = GENESIS
+
+    def link(self, line: AuditLine, dropped: int = 0) -> bytes:
+        """Return a line's bytes with its newline, and go on behind it.
+
+        `dropped` is the number of lines lost since the one before.
+        """
+        members = {"v": FORMAT, "seq": self.seq + 1, **line.members()}
+        if dropped:
+            members["dropped"] = dropped
+        # ASCII alone: no text of a caller can move a terminal's cursor or forge a line.
+        data = json.dumps({**members, "prev": self.head}, separators=(",", ":")).encode("ascii")
+        self.seq += 1
+        self.head = line_hash(data)
+        return data + b"\n"
+
+
+class Sums:
+    """Calls counted by principal and method since the last minute's end."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, str], list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._sums)
+
+    def add(
+        self, principal: str, call: str, *, rows: int = 0, refusals: int = 0, offset: int = -1
+    ) -> None:
+        """Count one call, or one message of a stream; `offset` -1 if it has none."""
+        found = self._sums.get((principal, call))
+        if found is None:
+            self._sums[(principal, call)] = [1, rows, refusals, offset]
+            return
+        found[0] += 1
+        found[1] += rows
+        found[2] += refusals
+        if offset > found[3]:
+            found[3] = offset
+
+    def drain(self, since_ms: int) -> Iterator[tuple[str, str, Sum, int | None]]:
+        """Yield (principal, call, sum, last offset) of each, and begin anew."""
+        drained, self._sums = self._sums, {}
+        for (principal, call), (calls, rows, refusals, offset) in sorted(drained.items()):
+            counted = Sum(calls, rows, refusals, since_ms)
+            yield principal, call, counted, None if offset < 0 else offset
+
+
+class DenialLimit:
+    """Denials recorded one by one, up to a number a minute for each principal, call and reason."""
+
+    def __init__(self, a_minute: int = DENIALS_A_MINUTE) -> None:
+        self._a_minute = a_minute
+        self._seen: dict[tuple[str, str, str], int] = {}
+
+    def has_room(self, principal: str, call: str, reason: str) -> bool:
+        """Return whether one more denial gets a line of its own."""
+        key = (principal, call, reason)
+        seen = self._seen.get(key, 0)
+        if seen >= self._a_minute or (not seen and len(self._seen) >= SUMS_MAX):
+            return False
+        self._seen[key] = seen + 1
+        return True
+
+    def begin_minute(self) -> None:
+        """Forget what was counted."""
+        self._seen.clear()

@@ -1,0 +1,148 @@
+"""The audit log on disk: its chain goes on over restarts, full files and renames by others."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from streammeta.controller.trust.audit_check import split, verify
+from streammeta.controller.trust.audit_file import FILE_MODE, AuditFile, Entry, StandardOutput
+from streammeta.storage.durable_files import DiskFullError, PosixFileSystem
+from tests.kit.crash_disk import CrashDisk, crashes
+from tests.trust.audit_lines import line
+
+PATH = Path("/logs/audit.log")
+
+
+def entries(*numbers: int) -> list[Entry]:
+    return [Entry(line(number)) for number in numbers]
+
+
+def start() -> list[Entry]:
+    return [Entry(line(0, call="audit.start"))]
+
+
+def breaks(disk: CrashDisk) -> list[str]:
+    files = [
+        split(path.name, data)
+        for path, data in disk.contents().items()
+        if path.parent == PATH.parent and data
+    ]
+    return [one.problem for chain in verify(files) for one in chain.breaks]
+
+
+def test_a_chain_goes_on_after_a_restart() -> None:
+    disk = CrashDisk()
+    first = AuditFile(disk, PATH)
+    first.append(entries(1, 2))
+    head = first.chain.head
+    first.close()
+    second = AuditFile(disk, PATH)
+    assert (second.chain.seq, second.chain.head) == (2, head)
+    second.append(start())
+    assert breaks(disk) == []
+
+
+def test_a_full_file_is_renamed_after_its_last_line() -> None:
+    disk = CrashDisk()
+    log = AuditFile(disk, PATH, bytes_max=700)
+    for number in range(7):
+        log.append(entries(number))
+    names = [name for name in disk.names(PATH.parent) if name != PATH.name]
+    assert names == ["audit.log.000000000003", "audit.log.000000000006"]
+    assert breaks(disk) == []
+
+
+def test_a_chain_goes_on_after_a_restart_with_an_empty_file() -> None:
+    disk = CrashDisk()
+    log = AuditFile(disk, PATH, bytes_max=1)
+    log.append(entries(1))
+    assert disk.contents()[PATH] == b""
+    AuditFile(disk, PATH).append(start())
+    assert breaks(disk) == []
+
+
+def test_a_file_renamed_by_another_program_is_left_when_told() -> None:
+    disk = CrashDisk()
+    log = AuditFile(disk, PATH)
+    log.append(entries(1))
+    disk.rename(PATH, PATH.with_name("audit.log.1"))
+    log.append(entries(2))
+    log.reopen()
+    log.append(entries(3))
+    contents = disk.contents()
+    assert len(contents[PATH.with_name("audit.log.1")].splitlines()) == 2
+    assert len(contents[PATH].splitlines()) == 1
+    assert breaks(disk) == []
+
+
+def test_a_write_that_found_no_room_is_written_anew() -> None:
+    disk = CrashDisk()
+    log = AuditFile(disk, PATH)
+    log.append(entries(1))
+    disk.space = 40
+    with pytest.raises(DiskFullError):
+        log.append(entries(2, 3))
+    assert log.chain.seq == 1
+    disk.space = None
+    log.append(entries(2, 3))
+    assert log.chain.seq == 3
+    assert breaks(disk) == []
+
+
+def test_after_any_crash_the_chain_goes_on_and_what_was_synced_is_there() -> None:
+    def act(disk: CrashDisk) -> None:
+        log = AuditFile(disk, PATH, bytes_max=500)
+        for number in range(4):
+            log.append(entries(number))
+            log.sync()
+
+    for where, disk in crashes(CrashDisk(), act):
+        log = AuditFile(disk, PATH)
+        log.append(start())
+        assert breaks(disk) == [], where
+
+
+def test_a_line_cut_short_stays_and_is_followed_by_a_whole_one() -> None:
+    disk = CrashDisk()
+    log = AuditFile(disk, PATH)
+    log.append(entries(1, 2))
+    data = disk.contents()[PATH]
+    torn = CrashDisk.holding({PATH: data[:-30]})
+    AuditFile(torn, PATH).append(start())
+    whole, cut, begun = torn.contents()[PATH].splitlines()
+    assert json.loads(whole)["seq"] == 1
+    assert data.startswith(whole + b"\n" + cut)
+    assert json.loads(begun)["seq"] == 2
+    assert breaks(torn) == []
+
+
+def test_a_crash_between_the_newline_of_a_torn_line_and_the_next_line() -> None:
+    disk = CrashDisk()
+    AuditFile(disk, PATH).append(entries(1, 2))
+    torn = CrashDisk.holding({PATH: disk.contents()[PATH][:-30]})
+    AuditFile(torn, PATH)
+    AuditFile(torn, PATH).append(start())
+    assert len(torn.contents()[PATH].splitlines()) == 3
+    assert breaks(torn) == []
+
+
+def test_files_are_for_their_owner_and_its_group(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "audit.log"
+    AuditFile(PosixFileSystem(mode=FILE_MODE), path).append(entries(1))
+    assert stat.S_IMODE(path.stat().st_mode) & ~FILE_MODE == 0
+    assert len(path.read_bytes().splitlines()) == 1
+
+
+def test_lines_to_standard_output_are_a_chain_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with path.open("wb") as file:
+        log = StandardOutput(file.fileno())
+        log.append(entries(1, 2))
+        log.sync()
+        log.reopen()
+        log.append(entries(3))
+        log.close()
+    (found,) = verify([split("out", path.read_bytes())])
+    assert (found.lines, found.breaks) == (3, [])

@@ -1,0 +1,180 @@
+"""`streammeta audit`: changes of every kind are found and named; nothing else is."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streammeta.cli.output import run_cli
+from streammeta.cli.root import cli
+from streammeta.controller.trust.audit import Chain, line_hash
+from streammeta.controller.trust.audit_check import Verified, split, verify
+from tests.trust.audit_lines import chained, line
+
+Audit = Callable[..., tuple[int, dict[str, Any]]]
+LINES = chained(30)
+HEAD = line_hash(LINES[-1].rstrip(b"\n"))
+
+
+def checked(*files: Sequence[bytes], expected: dict[int, str] | None = None) -> Verified:
+    """Verify files of one controller."""
+    (found,) = verify(
+        [split(f"file-{index}", b"".join(lines)) for index, lines in enumerate(files)], expected
+    )
+    return found
+
+
+def test_an_untouched_log_holds() -> None:
+    found = checked(LINES)
+    assert found.breaks == []
+    assert (found.lines, found.first_seq, found.last_seq, found.head) == (30, 1, 30, HEAD)
+
+
+def test_files_hold_together_in_any_order_and_from_any_line_on() -> None:
+    assert checked(LINES[20:], LINES[:10], LINES[10:20]).breaks == []
+    later = checked(LINES[12:])
+    assert later.breaks == []
+    assert later.first_seq == 13
+
+
+@given(at=st.integers(0, 28), byte=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_found_at_its_line_or_the_next(at: int, byte: int, bit: int) -> None:
+    spoilt = bytearray(LINES[at])
+    spoilt[byte % (len(spoilt) - 1)] ^= 1 << bit
+    found = checked([*LINES[:at], bytes(spoilt), *LINES[at + 1 :]])
+    assert found.breaks
+    assert at + 1 <= found.breaks[0].line <= at + 2 + bytes(spoilt).count(b"\n")
+
+
+@given(at=st.integers(1, 28), count=st.integers(1, 5))
+def test_lines_cut_out_are_named(at: int, count: int) -> None:
+    count = min(count, 29 - at)
+    found = checked([*LINES[:at], *LINES[at + count :]])
+    assert found.breaks[0].line == at + 1
+    assert f"missing before line {at + count + 1}" in found.breaks[0].problem
+
+
+@given(st.data())
+def test_lines_swapped_are_found(data: st.DataObject) -> None:
+    one, other = sorted(
+        data.draw(st.lists(st.integers(0, 29), min_size=2, max_size=2, unique=True))
+    )
+    swapped = list(LINES)
+    swapped[one], swapped[other] = swapped[other], swapped[one]
+    found = checked(swapped)
+    assert found.breaks
+    # A first line that follows another one begins a log that goes back further.
+    assert one <= found.breaks[0].line - 1 <= max(one, 1) or one == 0
+
+
+@given(at=st.integers(1, 30))
+def test_a_line_put_in_is_found(at: int) -> None:
+    forged = Chain(at, "ab" * 32).link(line(99))
+    found = checked([*LINES[:at], forged, *LINES[at:]])
+    assert found.breaks[0].line == at + 1
+
+
+def test_a_line_of_another_log_of_the_same_controller_is_found() -> None:
+    other = chained(30, chain=Chain(head="cd" * 32))
+    found = checked([*LINES[:10], *other[10:20], *LINES[20:]])
+    assert [one.line for one in found.breaks] == [11, 21]
+
+
+def test_a_missing_file_between_two_is_named() -> None:
+    found = checked(LINES[:10], LINES[20:])
+    assert [(one.file, one.line) for one in found.breaks] == [("file-1", 1)]
+    assert "lines 11 to 20 are missing" in found.breaks[0].problem
+
+
+def test_a_log_begun_anew_is_found() -> None:
+    found = checked(LINES[:10], chained(5))
+    assert "begun anew" in found.breaks[0].problem
+
+
+def test_an_end_cut_off_shows_against_a_hash_from_elsewhere_alone() -> None:
+    assert checked(LINES[:20]).breaks == []
+    assert checked(LINES, expected={30: HEAD}).breaks == []
+    (missing,) = checked(LINES[:20], expected={30: HEAD}).breaks
+    assert "line 30, known from elsewhere" in missing.problem
+    (changed,) = checked(LINES, expected={30: "0" * 64}).breaks
+    assert changed.line == 30
+
+
+def test_a_line_cut_short_by_the_end_of_a_process_is_no_break() -> None:
+    torn = LINES[10][:40]
+    unfinished = checked([*LINES[:10], torn])
+    assert unfinished.breaks == []
+    assert unfinished.torn == 1
+    chain = Chain(10, line_hash(torn))
+    goes_on = [chain.link(line(0, call="audit.start")), chain.link(line(1))]
+    found = checked([*LINES[:10], torn + b"\n", *goes_on])
+    assert found.breaks == []
+    assert found.torn == 1
+
+
+def test_a_torn_line_that_no_start_follows_is_a_break() -> None:
+    torn = LINES[10][:40]
+    goes_on = Chain(10, line_hash(torn)).link(line(1))
+    found = checked([*LINES[:10], torn + b"\n", goes_on])
+    assert [one.line for one in found.breaks] == [11]
+
+
+def test_logs_of_several_controllers_are_chains_of_their_own() -> None:
+    others = chained(3, node=1)
+    files = [split("a", b"".join(LINES)), split("b", b"".join(others))]
+    assert [(one.node, one.lines, one.breaks) for one in verify(files)] == [(1, 3, []), (3, 30, [])]
+    mixed = checked([*LINES[:2], *others])
+    assert mixed.breaks
+
+
+# -- the commands
+
+
+@pytest.fixture
+def audit(capsys: pytest.CaptureFixture[str]) -> Audit:
+    """Run a command; return its exit code and object."""
+
+    def run(*words: str) -> tuple[int, dict[str, Any]]:
+        code = run_cli(cli, ["audit", *words, "--format", "json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_verify_tells_chains_and_exits_with_0(audit: Audit, tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    path.write_bytes(b"".join(LINES))
+    code, answer = audit("verify", str(path), "--expect", f"30:{HEAD}")
+    assert code == 0
+    (chain,) = answer["chains"]
+    assert chain["lines"] == 30
+    assert chain["head"] == HEAD
+
+
+def test_verify_names_file_and_line_and_exits_with_1(audit: Audit, tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    path.write_bytes(b"".join(LINES).replace(b"1005", b"1015", 1))
+    code, answer = audit("verify", str(path))
+    assert code == 1
+    assert answer["error"]["code"] == "AUDIT_CHAIN"
+    assert f"{path}:7: " in answer["error"]["message"]
+    assert answer["breaks"][0]["line"] == 7
+
+
+@pytest.mark.parametrize("words", [("nowhere.log",), (), (__file__, "--expect", "7")])
+def test_verify_called_the_wrong_way_exits_with_2(audit: Audit, words: Sequence[str]) -> None:
+    assert audit("verify", *words)[0] == 2
+
+
+def test_show_selects_lines(audit: Audit, tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    path.write_bytes(b"".join(LINES))
+    assert len(audit("show", str(path))[1]["lines"]) == 30
+    assert audit("show", str(path), "--principal", "admin/bob")[1]["lines"] == []
+    assert len(audit("show", str(path), "--call", "LockNode")[1]["lines"]) == 30
+    assert audit("show", str(path), "--verdict", "DENIED")[1]["lines"] == []
+    assert len(audit("show", str(path), "--since", "1d")[1]["lines"]) == 30
