@@ -7,10 +7,12 @@ import grpc
 from streammeta.controller.lifecycle.failover import Heartbeats
 from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.rpc.commit_pipeline import CommitPipeline
+from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.map_routes import LeaderView, routed, routes
 from streammeta.controller.rpc.services import MetadataHandlers, NodeHandlers, service_handler
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.trust.door import Door
 from streammeta.v1 import kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
 
 MODULES = (streams_pb2, objects_pb2, nodes_pb2, kv_pb2, metadata_pb2)
@@ -29,8 +31,9 @@ def map_services(
     unary |= NodeHandlers(heartbeats, controller.gate).unary()
     streams = MetadataHandlers(controller).streams()
     pipelines = {"CommitPipeline": CommitPipeline(controller).handle}
+    entrance = Entrance(Door(cluster_id))
     return tuple(
-        service_handler(service, unary, streams, pipelines)
+        service_handler(service, entrance, unary, streams, pipelines)
         for module in MODULES
         for service in module.DESCRIPTOR.services_by_name.values()
     )

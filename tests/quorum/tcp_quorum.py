@@ -27,6 +27,7 @@ from streammeta.controller.peers.transport import TcpPeerTransport
 from streammeta.controller.quorum.config import QuorumConfig, QuorumLimits, QuorumTimings
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.quorum_service import QuorumServicer
 from streammeta.controller.rpc.services import service_handler
 from streammeta.controller.runtime.checkpointer import CheckpointLimits
@@ -34,6 +35,7 @@ from streammeta.controller.runtime.clock import SystemClock
 from streammeta.controller.runtime.interfaces import Endpoints, SnapshotPoint
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.controller.snapshot.checkpoint_file import Sink
+from streammeta.controller.trust.door import Door
 from streammeta.rpc.connections import listen, new_server
 from streammeta.v1 import quorum_pb2
 
@@ -227,7 +229,7 @@ class TcpQuorum:
         server = new_server()
         service = quorum_pb2.DESCRIPTOR.services_by_name["QuorumService"]
         unary = QuorumServicer(driver, CLUSTER).unary()
-        server.add_generic_rpc_handlers((service_handler(service, unary, {}),))
+        server.add_generic_rpc_handlers((service_handler(service, Entrance(Door(CLUSTER)), unary),))
         for reserved in self._sockets[2 * node_id : 2 * node_id + 2]:
             reserved.close()
         assert listen(server, self.client_endpoints[node_id])

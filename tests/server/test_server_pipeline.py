@@ -12,9 +12,11 @@ import pytest_asyncio
 from streammeta.controller.metadata.requests import OpenStreams, PrepareObjects, StreamToOpen
 from streammeta.controller.rpc import commit_pipeline
 from streammeta.controller.rpc.commit_pipeline import ROWS_A_COMMIT, ROWS_A_PART, CommitPipeline
+from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.services import service_handler
 from streammeta.controller.runtime import commit_rests
 from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.trust.door import Door
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import common_pb2, objects_pb2
@@ -81,7 +83,7 @@ async def scene() -> AsyncIterator[Scene]:
     prepare = PrepareObjects(request_id="objects", node=NODE, count=100, ttl_ms=60_000)
     assert (await committed(log, controller.write(prepare))).answer.first_object_id == 0
     handle = CommitPipeline(controller, READ_AHEAD).handle
-    services = service_handler(SERVICE, {}, {}, {"CommitPipeline": handle})
+    services = service_handler(SERVICE, Entrance(Door("test")), {}, {}, {"CommitPipeline": handle})
     async with served(services) as endpoint, client_channel(endpoint) as channel:
         call: Any = channel.stream_stream(PATH)()
         yield Scene(controller, log, channel, call)

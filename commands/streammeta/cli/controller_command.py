@@ -108,6 +108,11 @@ def _setting_options(command: Command) -> Command:
     help="Where this controller reaches these others, over any address known: for NAT and proxies.",
 )
 @click.option(
+    "--reflection",
+    is_flag=True,
+    help="Describe the services to callers, as grpcurl asks for.",
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -134,6 +139,7 @@ def controller(
     peer_tls_key: Path | None,
     peer_tls_ca: Path | None,
     peer_override: str,
+    reflection: bool,
     log_level: str,
     check_config: bool,
     **limits: int,
@@ -165,6 +171,7 @@ def controller(
             seeds=parse_peers("seeds", seeds),
             peer_overrides=parse_peers("peer-override", peer_override),
             peer_tls=tls_files(peer_tls_ca, peer_tls_cert, peer_tls_key, "peer-tls"),
+            reflection=reflection,
             data_dir=data_dir,
             store_uri=store_uri,
             namespace=namespace or cluster_namespace(cluster_id),

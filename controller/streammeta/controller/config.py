@@ -44,7 +44,8 @@ class ControllerConfig:
     `advertise` and `peer_advertise` where those reach it. `seeds` are controllers to ask for the
     leader, by node id at their peers' addresses; an entry of this node itself is ignored.
     `peer_overrides` say where to reach a peer whatever else is known of its address. Without
-    `peer_tls` controllers speak plain text. `delete_rate` is in objects a second.
+    `peer_tls` controllers speak plain text. `delete_rate` is in objects a second. With
+    `reflection` the contract is described to whoever may connect.
     """
 
     node_id: NodeId
@@ -59,6 +60,7 @@ class ControllerConfig:
     seeds: Mapping[NodeId, str] = field(default_factory=dict)
     peer_overrides: Mapping[NodeId, str] = field(default_factory=dict)
     peer_tls: TlsFiles | None = None
+    reflection: bool = False
     election_timeout_ms: int = 1_000
     fetch_timeout_ms: int = 2_000
     lifecycle_interval_ms: int = 1_000

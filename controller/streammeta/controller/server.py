@@ -20,8 +20,7 @@ from typing import Any, Protocol
 import grpc
 import structlog
 import uvloop
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health, health_pb2
 
 from streammeta.controller.config import ConfigError, ControllerConfig
 from streammeta.controller.journal.directory import check_identity, read_identity
@@ -40,7 +39,9 @@ from streammeta.controller.peers.transport import TcpPeerTransport
 from streammeta.controller.quorum.config import QuorumConfig, QuorumTimings
 from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.controller.rpc.commit_pipeline import CommitPipeline
+from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.map_routes import LeaderView, routed, routes
+from streammeta.controller.rpc.public_services import health_handler, reflection_handler
 from streammeta.controller.rpc.quorum_service import QuorumServicer
 from streammeta.controller.rpc.services import (
     AdminHandlers,
@@ -55,6 +56,7 @@ from streammeta.controller.runtime.interfaces import Endpoints
 from streammeta.controller.runtime.map_checkpoint import EarlyReading, snapshot_check
 from streammeta.controller.runtime.object_id_gate import ObjectIdGate
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
+from streammeta.controller.trust.door import Door
 from streammeta.rpc.connections import listen, new_server
 from streammeta.storage.durable_files import PosixFileSystem
 from streammeta.storage.installation import DISTRIBUTION
@@ -297,8 +299,6 @@ class ControllerNode:
     async def _listening(self) -> AsyncIterator[None]:
         clients = new_server()
         clients.add_generic_rpc_handlers(self._handlers())
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, clients)
-        reflection.enable_server_reflection(_service_names(), clients)
         try:
             listen(clients, self._config.listen)
         except RuntimeError as error:
@@ -342,30 +342,38 @@ class ControllerNode:
         admin = AdminHandlers(self._config, self._driver, self._controller, self._bucket)
         metadata = MetadataHandlers(self._controller, on_copied=self._bucket.claim_soon)
         quorum = QuorumServicer(self._driver, self._config.cluster_id)
-        return [
+        entrance = Entrance(Door(self._config.cluster_id))
+        handlers = [
             *(
                 service_handler(
                     service,
+                    entrance,
                     {
                         method.name: unary[method.full_name]
                         for method in service.methods
                         if method.full_name in unary
                     },
-                    {},
-                    pipelines if service.name == "ObjectService" else {},
+                    pipelines=pipelines if service.name == "ObjectService" else {},
                 )
                 for service in services
             ),
             service_handler(
-                quorum_pb2.DESCRIPTOR.services_by_name["QuorumService"], quorum.unary(), {}
+                quorum_pb2.DESCRIPTOR.services_by_name["QuorumService"], entrance, quorum.unary()
             ),
             service_handler(
-                admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin.unary(), {}
+                admin_pb2.DESCRIPTOR.services_by_name["AdminService"], entrance, admin.unary()
             ),
             service_handler(
-                metadata_pb2.DESCRIPTOR.services_by_name["MetadataService"], {}, metadata.streams()
+                metadata_pb2.DESCRIPTOR.services_by_name["MetadataService"],
+                entrance,
+                {},
+                metadata.streams(),
             ),
+            health_handler(self._health, entrance),
         ]
+        if self._config.reflection:
+            handlers.append(reflection_handler(_service_names(), entrance))
+        return handlers
 
     def _announce_leadership(self, leads: bool) -> None:
         task = asyncio.get_running_loop().create_task(self._set_health("leader", serving=leads))
@@ -410,11 +418,7 @@ def _service_names() -> list[str]:
         admin_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, quorum_pb2, streams_pb2,
     )  # fmt: skip
     return [
-        *(
-            service.full_name
-            for module in modules
-            for service in module.DESCRIPTOR.services_by_name.values()
-        ),
-        health.SERVICE_NAME,
-        reflection.SERVICE_NAME,
+        service.full_name
+        for module in modules
+        for service in module.DESCRIPTOR.services_by_name.values()
     ]

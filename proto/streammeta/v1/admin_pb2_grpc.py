@@ -84,7 +84,7 @@ class AdminServiceServicer:
         """Describes leader, voters and the size of the map. Any controller serves it from what it knows.
         Retry: safe, a read.
         Errors: none of its own.
-        Roles: peer, broker, compactor, reader, reconcile, backup, admin.
+        Roles: controller, broker, compactor, reader, reconciler, backup, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -94,7 +94,7 @@ class AdminServiceServicer:
         """Returns a hash of this controller's map, to compare controllers at equal offsets.
         Retry: safe, a read.
         Errors: status OFFSET_PASSED.
-        Roles: peer, reader, reconcile, backup, admin.
+        Roles: controller, reader, reconciler, backup, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

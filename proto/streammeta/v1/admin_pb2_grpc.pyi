@@ -48,13 +48,13 @@ class AdminServiceStub:
     """Describes leader, voters and the size of the map. Any controller serves it from what it knows.
     Retry: safe, a read.
     Errors: none of its own.
-    Roles: peer, broker, compactor, reader, reconcile, backup, admin.
+    Roles: controller, broker, compactor, reader, reconciler, backup, admin.
     """
     StateHash: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StateHashRequest, _admin_pb2.StateHashResponse]
     """Returns a hash of this controller's map, to compare controllers at equal offsets.
     Retry: safe, a read.
     Errors: status OFFSET_PASSED.
-    Roles: peer, reader, reconcile, backup, admin.
+    Roles: controller, reader, reconciler, backup, admin.
     """
 
 @_typing.type_check_only
@@ -77,13 +77,13 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Describes leader, voters and the size of the map. Any controller serves it from what it knows.
     Retry: safe, a read.
     Errors: none of its own.
-    Roles: peer, broker, compactor, reader, reconcile, backup, admin.
+    Roles: controller, broker, compactor, reader, reconciler, backup, admin.
     """
     StateHash: _aio.UnaryUnaryMultiCallable[_admin_pb2.StateHashRequest, _admin_pb2.StateHashResponse]  # type: ignore[assignment]
     """Returns a hash of this controller's map, to compare controllers at equal offsets.
     Retry: safe, a read.
     Errors: status OFFSET_PASSED.
-    Roles: peer, reader, reconcile, backup, admin.
+    Roles: controller, reader, reconciler, backup, admin.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -121,7 +121,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Describes leader, voters and the size of the map. Any controller serves it from what it knows.
         Retry: safe, a read.
         Errors: none of its own.
-        Roles: peer, broker, compactor, reader, reconcile, backup, admin.
+        Roles: controller, broker, compactor, reader, reconciler, backup, admin.
         """
 
     @_abc_1.abstractmethod
@@ -133,7 +133,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Returns a hash of this controller's map, to compare controllers at equal offsets.
         Retry: safe, a read.
         Errors: status OFFSET_PASSED.
-        Roles: peer, reader, reconcile, backup, admin.
+        Roles: controller, reader, reconciler, backup, admin.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -54,7 +54,7 @@ class MetadataServiceServicer:
         plus 1. Any controller serves it; filters do not hide anything.
         Retry: safe, a read.
         Errors: status WATCHER_TOO_SLOW.
-        Roles: broker, compactor, reader, reconcile, backup, admin.
+        Roles: broker, compactor, reader, reconciler, backup, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -65,7 +65,7 @@ class MetadataServiceServicer:
         Linearizable: it contains everything acknowledged before the call.
         Retry: safe, a read; a hold is prolonged.
         Errors: none of its own.
-        Roles: reader, reconcile, backup, admin; with hold_ms only reconcile, backup, admin.
+        Roles: reader, reconciler, backup, admin; with hold_ms only reconciler, backup, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

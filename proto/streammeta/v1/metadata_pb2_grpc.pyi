@@ -36,14 +36,14 @@ class MetadataServiceStub:
     plus 1. Any controller serves it; filters do not hide anything.
     Retry: safe, a read.
     Errors: status WATCHER_TOO_SLOW.
-    Roles: broker, compactor, reader, reconcile, backup, admin.
+    Roles: broker, compactor, reader, reconciler, backup, admin.
     """
     GetSnapshot: _grpc.UnaryStreamMultiCallable[_metadata_pb2.GetSnapshotRequest, _metadata_pb2.GetSnapshotResponse]
     """Streams a snapshot of the whole map, in the checkpoint file format (docs/format.md), in chunks.
     Linearizable: it contains everything acknowledged before the call.
     Retry: safe, a read; a hold is prolonged.
     Errors: none of its own.
-    Roles: reader, reconcile, backup, admin; with hold_ms only reconcile, backup, admin.
+    Roles: reader, reconciler, backup, admin; with hold_ms only reconciler, backup, admin.
     """
 
 @_typing.type_check_only
@@ -54,14 +54,14 @@ class MetadataServiceAsyncStub(MetadataServiceStub):
     plus 1. Any controller serves it; filters do not hide anything.
     Retry: safe, a read.
     Errors: status WATCHER_TOO_SLOW.
-    Roles: broker, compactor, reader, reconcile, backup, admin.
+    Roles: broker, compactor, reader, reconciler, backup, admin.
     """
     GetSnapshot: _aio.UnaryStreamMultiCallable[_metadata_pb2.GetSnapshotRequest, _metadata_pb2.GetSnapshotResponse]  # type: ignore[assignment]
     """Streams a snapshot of the whole map, in the checkpoint file format (docs/format.md), in chunks.
     Linearizable: it contains everything acknowledged before the call.
     Retry: safe, a read; a hold is prolonged.
     Errors: none of its own.
-    Roles: reader, reconcile, backup, admin; with hold_ms only reconcile, backup, admin.
+    Roles: reader, reconciler, backup, admin; with hold_ms only reconciler, backup, admin.
     """
 
 class MetadataServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -75,7 +75,7 @@ class MetadataServiceServicer(metaclass=_abc_1.ABCMeta):
         plus 1. Any controller serves it; filters do not hide anything.
         Retry: safe, a read.
         Errors: status WATCHER_TOO_SLOW.
-        Roles: broker, compactor, reader, reconcile, backup, admin.
+        Roles: broker, compactor, reader, reconciler, backup, admin.
         """
 
     @_abc_1.abstractmethod
@@ -88,7 +88,7 @@ class MetadataServiceServicer(metaclass=_abc_1.ABCMeta):
         Linearizable: it contains everything acknowledged before the call.
         Retry: safe, a read; a hold is prolonged.
         Errors: none of its own.
-        Roles: reader, reconcile, backup, admin; with hold_ms only reconcile, backup, admin.
+        Roles: reader, reconciler, backup, admin; with hold_ms only reconciler, backup, admin.
         """
 
 def add_MetadataServiceServicer_to_server(servicer: MetadataServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -103,7 +103,7 @@ class NodeServiceServicer:
         """Describes nodes by id, or all. Linearizable.
         Retry: safe, a read.
         Errors: none of its own.
-        Roles: broker, compactor, reader, reconcile, admin.
+        Roles: broker, compactor, reader, reconciler, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -114,7 +114,7 @@ class NodeServiceServicer:
         the page costs, however large the map is. Linearizable.
         Retry: safe, a read.
         Errors: NODE_EPOCH_NOT_EXIST.
-        Roles: broker, compactor, reader, reconcile, admin.
+        Roles: broker, compactor, reader, reconciler, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,7 +124,7 @@ class NodeServiceServicer:
         """Issues a node id that no node has.
         Retry: safe with the same request_id, kept for 24 h: the first answer comes again.
         Errors: none of its own.
-        Roles: admin, broker.
+        Roles: admin, broker/new.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -47,20 +47,20 @@ class NodeServiceStub:
     """Describes nodes by id, or all. Linearizable.
     Retry: safe, a read.
     Errors: none of its own.
-    Roles: broker, compactor, reader, reconcile, admin.
+    Roles: broker, compactor, reader, reconciler, admin.
     """
     ListStreamSetObjects: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.ListStreamSetObjectsRequest, _nodes_pb2.ListStreamSetObjectsResponse]
     """Lists the committed stream set objects of one node, page by page in object id order. Costs what
     the page costs, however large the map is. Linearizable.
     Retry: safe, a read.
     Errors: NODE_EPOCH_NOT_EXIST.
-    Roles: broker, compactor, reader, reconcile, admin.
+    Roles: broker, compactor, reader, reconciler, admin.
     """
     GetNextNodeId: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.GetNextNodeIdRequest, _nodes_pb2.GetNextNodeIdResponse]
     """Issues a node id that no node has.
     Retry: safe with the same request_id, kept for 24 h: the first answer comes again.
     Errors: none of its own.
-    Roles: admin, broker.
+    Roles: admin, broker/new.
     """
     LockNode: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.LockNodeRequest, _nodes_pb2.LockNodeResponse]
     """Forbids other nodes to take over this node's streams.
@@ -100,20 +100,20 @@ class NodeServiceAsyncStub(NodeServiceStub):
     """Describes nodes by id, or all. Linearizable.
     Retry: safe, a read.
     Errors: none of its own.
-    Roles: broker, compactor, reader, reconcile, admin.
+    Roles: broker, compactor, reader, reconciler, admin.
     """
     ListStreamSetObjects: _aio.UnaryUnaryMultiCallable[_nodes_pb2.ListStreamSetObjectsRequest, _nodes_pb2.ListStreamSetObjectsResponse]  # type: ignore[assignment]
     """Lists the committed stream set objects of one node, page by page in object id order. Costs what
     the page costs, however large the map is. Linearizable.
     Retry: safe, a read.
     Errors: NODE_EPOCH_NOT_EXIST.
-    Roles: broker, compactor, reader, reconcile, admin.
+    Roles: broker, compactor, reader, reconciler, admin.
     """
     GetNextNodeId: _aio.UnaryUnaryMultiCallable[_nodes_pb2.GetNextNodeIdRequest, _nodes_pb2.GetNextNodeIdResponse]  # type: ignore[assignment]
     """Issues a node id that no node has.
     Retry: safe with the same request_id, kept for 24 h: the first answer comes again.
     Errors: none of its own.
-    Roles: admin, broker.
+    Roles: admin, broker/new.
     """
     LockNode: _aio.UnaryUnaryMultiCallable[_nodes_pb2.LockNodeRequest, _nodes_pb2.LockNodeResponse]  # type: ignore[assignment]
     """Forbids other nodes to take over this node's streams.
@@ -168,7 +168,7 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         """Describes nodes by id, or all. Linearizable.
         Retry: safe, a read.
         Errors: none of its own.
-        Roles: broker, compactor, reader, reconcile, admin.
+        Roles: broker, compactor, reader, reconciler, admin.
         """
 
     @_abc_1.abstractmethod
@@ -181,7 +181,7 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         the page costs, however large the map is. Linearizable.
         Retry: safe, a read.
         Errors: NODE_EPOCH_NOT_EXIST.
-        Roles: broker, compactor, reader, reconcile, admin.
+        Roles: broker, compactor, reader, reconciler, admin.
         """
 
     @_abc_1.abstractmethod
@@ -193,7 +193,7 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         """Issues a node id that no node has.
         Retry: safe with the same request_id, kept for 24 h: the first answer comes again.
         Errors: none of its own.
-        Roles: admin, broker.
+        Roles: admin, broker/new.
         """
 
     @_abc_1.abstractmethod

@@ -125,7 +125,7 @@ class ObjectServiceServicer:
         """Lists the objects that hold a range of a stream, contiguous from its start. Linearizable.
         Retry: safe, a read.
         Errors: STREAM_NOT_EXIST, OFFSET_NOT_MATCHED.
-        Roles: broker, compactor, reader, reconcile, admin.
+        Roles: broker, compactor, reader, reconciler, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -135,7 +135,7 @@ class ObjectServiceServicer:
         """Describes objects by id, or all page by page in id order. Linearizable.
         Retry: safe, a read.
         Errors: none of its own.
-        Roles: broker, compactor, reader, reconcile, admin.
+        Roles: broker, compactor, reader, reconciler, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -145,7 +145,7 @@ class ObjectServiceServicer:
         """Returns the state of each id, from which follows whether its bytes may be deleted. Linearizable.
         Retry: safe, a read.
         Errors: none of its own.
-        Roles: reconcile, broker, compactor, admin.
+        Roles: reconciler, broker, compactor, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -68,19 +68,19 @@ class ObjectServiceStub:
     """Lists the objects that hold a range of a stream, contiguous from its start. Linearizable.
     Retry: safe, a read.
     Errors: STREAM_NOT_EXIST, OFFSET_NOT_MATCHED.
-    Roles: broker, compactor, reader, reconcile, admin.
+    Roles: broker, compactor, reader, reconciler, admin.
     """
     DescribeObjects: _grpc.UnaryUnaryMultiCallable[_objects_pb2.DescribeObjectsRequest, _objects_pb2.DescribeObjectsResponse]
     """Describes objects by id, or all page by page in id order. Linearizable.
     Retry: safe, a read.
     Errors: none of its own.
-    Roles: broker, compactor, reader, reconcile, admin.
+    Roles: broker, compactor, reader, reconciler, admin.
     """
     CheckObjects: _grpc.UnaryUnaryMultiCallable[_objects_pb2.CheckObjectsRequest, _objects_pb2.CheckObjectsResponse]
     """Returns the state of each id, from which follows whether its bytes may be deleted. Linearizable.
     Retry: safe, a read.
     Errors: none of its own.
-    Roles: reconcile, broker, compactor, admin.
+    Roles: reconciler, broker, compactor, admin.
     """
 
 @_typing.type_check_only
@@ -121,19 +121,19 @@ class ObjectServiceAsyncStub(ObjectServiceStub):
     """Lists the objects that hold a range of a stream, contiguous from its start. Linearizable.
     Retry: safe, a read.
     Errors: STREAM_NOT_EXIST, OFFSET_NOT_MATCHED.
-    Roles: broker, compactor, reader, reconcile, admin.
+    Roles: broker, compactor, reader, reconciler, admin.
     """
     DescribeObjects: _aio.UnaryUnaryMultiCallable[_objects_pb2.DescribeObjectsRequest, _objects_pb2.DescribeObjectsResponse]  # type: ignore[assignment]
     """Describes objects by id, or all page by page in id order. Linearizable.
     Retry: safe, a read.
     Errors: none of its own.
-    Roles: broker, compactor, reader, reconcile, admin.
+    Roles: broker, compactor, reader, reconciler, admin.
     """
     CheckObjects: _aio.UnaryUnaryMultiCallable[_objects_pb2.CheckObjectsRequest, _objects_pb2.CheckObjectsResponse]  # type: ignore[assignment]
     """Returns the state of each id, from which follows whether its bytes may be deleted. Linearizable.
     Retry: safe, a read.
     Errors: none of its own.
-    Roles: reconcile, broker, compactor, admin.
+    Roles: reconciler, broker, compactor, admin.
     """
 
 class ObjectServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -201,7 +201,7 @@ class ObjectServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lists the objects that hold a range of a stream, contiguous from its start. Linearizable.
         Retry: safe, a read.
         Errors: STREAM_NOT_EXIST, OFFSET_NOT_MATCHED.
-        Roles: broker, compactor, reader, reconcile, admin.
+        Roles: broker, compactor, reader, reconciler, admin.
         """
 
     @_abc_1.abstractmethod
@@ -213,7 +213,7 @@ class ObjectServiceServicer(metaclass=_abc_1.ABCMeta):
         """Describes objects by id, or all page by page in id order. Linearizable.
         Retry: safe, a read.
         Errors: none of its own.
-        Roles: broker, compactor, reader, reconcile, admin.
+        Roles: broker, compactor, reader, reconciler, admin.
         """
 
     @_abc_1.abstractmethod
@@ -225,7 +225,7 @@ class ObjectServiceServicer(metaclass=_abc_1.ABCMeta):
         """Returns the state of each id, from which follows whether its bytes may be deleted. Linearizable.
         Retry: safe, a read.
         Errors: none of its own.
-        Roles: reconcile, broker, compactor, admin.
+        Roles: reconciler, broker, compactor, admin.
         """
 
 def add_ObjectServiceServicer_to_server(servicer: ObjectServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -78,7 +78,7 @@ class QuorumServiceServicer:
         """Returns the leader and the progress of each replica, as the answering node sees them.
         Retry: safe, a read.
         Errors: none of its own; NOT_LEADER only with leader_only.
-        Roles: peer, broker, compactor, reader, reconcile, backup, admin.
+        Roles: controller, broker, compactor, reader, reconciler, backup, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -54,7 +54,7 @@ class QuorumServiceStub:
     """Returns the leader and the progress of each replica, as the answering node sees them.
     Retry: safe, a read.
     Errors: none of its own; NOT_LEADER only with leader_only.
-    Roles: peer, broker, compactor, reader, reconcile, backup, admin.
+    Roles: controller, broker, compactor, reader, reconciler, backup, admin.
     """
 
 @_typing.type_check_only
@@ -76,7 +76,7 @@ class QuorumServiceAsyncStub(QuorumServiceStub):
     """Returns the leader and the progress of each replica, as the answering node sees them.
     Retry: safe, a read.
     Errors: none of its own; NOT_LEADER only with leader_only.
-    Roles: peer, broker, compactor, reader, reconcile, backup, admin.
+    Roles: controller, broker, compactor, reader, reconciler, backup, admin.
     """
 
 class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -113,7 +113,7 @@ class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
         """Returns the leader and the progress of each replica, as the answering node sees them.
         Retry: safe, a read.
         Errors: none of its own; NOT_LEADER only with leader_only.
-        Roles: peer, broker, compactor, reader, reconcile, backup, admin.
+        Roles: controller, broker, compactor, reader, reconciler, backup, admin.
         """
 
 def add_QuorumServiceServicer_to_server(servicer: QuorumServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

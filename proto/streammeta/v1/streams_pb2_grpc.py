@@ -137,7 +137,7 @@ class StreamServiceServicer:
         """Describes streams by id, by owner or all of them, in id order, page by page. Linearizable.
         Retry: safe, a read.
         Errors: none of its own.
-        Roles: broker, compactor, reader, reconcile, admin.
+        Roles: broker, compactor, reader, reconciler, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,7 +147,7 @@ class StreamServiceServicer:
         """Registers a node's epoch for fencing and lists the streams that it must recover, page by page.
         Retry: safe, registering the same epoch again changes nothing.
         Errors: NODE_EPOCH_EXPIRED; STREAM_INNER_ERROR if an upload that is owed fits no range of the node.
-        Roles: broker, with failover for a node that it recovers.
+        Roles: broker; with failover for a node that it recovers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

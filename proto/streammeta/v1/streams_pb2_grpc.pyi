@@ -69,13 +69,13 @@ class StreamServiceStub:
     """Describes streams by id, by owner or all of them, in id order, page by page. Linearizable.
     Retry: safe, a read.
     Errors: none of its own.
-    Roles: broker, compactor, reader, reconcile, admin.
+    Roles: broker, compactor, reader, reconciler, admin.
     """
     GetOpeningStreams: _grpc.UnaryUnaryMultiCallable[_streams_pb2.GetOpeningStreamsRequest, _streams_pb2.GetOpeningStreamsResponse]
     """Registers a node's epoch for fencing and lists the streams that it must recover, page by page.
     Retry: safe, registering the same epoch again changes nothing.
     Errors: NODE_EPOCH_EXPIRED; STREAM_INNER_ERROR if an upload that is owed fits no range of the node.
-    Roles: broker, with failover for a node that it recovers.
+    Roles: broker; with failover for a node that it recovers.
     """
     AbandonUploads: _grpc.UnaryUnaryMultiCallable[_streams_pb2.AbandonUploadsRequest, _streams_pb2.AbandonUploadsResponse]
     """Gives up uploads that a node owes and can never make: their offsets are lost, and readers pass
@@ -126,13 +126,13 @@ class StreamServiceAsyncStub(StreamServiceStub):
     """Describes streams by id, by owner or all of them, in id order, page by page. Linearizable.
     Retry: safe, a read.
     Errors: none of its own.
-    Roles: broker, compactor, reader, reconcile, admin.
+    Roles: broker, compactor, reader, reconciler, admin.
     """
     GetOpeningStreams: _aio.UnaryUnaryMultiCallable[_streams_pb2.GetOpeningStreamsRequest, _streams_pb2.GetOpeningStreamsResponse]  # type: ignore[assignment]
     """Registers a node's epoch for fencing and lists the streams that it must recover, page by page.
     Retry: safe, registering the same epoch again changes nothing.
     Errors: NODE_EPOCH_EXPIRED; STREAM_INNER_ERROR if an upload that is owed fits no range of the node.
-    Roles: broker, with failover for a node that it recovers.
+    Roles: broker; with failover for a node that it recovers.
     """
     AbandonUploads: _aio.UnaryUnaryMultiCallable[_streams_pb2.AbandonUploadsRequest, _streams_pb2.AbandonUploadsResponse]  # type: ignore[assignment]
     """Gives up uploads that a node owes and can never make: their offsets are lost, and readers pass
@@ -216,7 +216,7 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         """Describes streams by id, by owner or all of them, in id order, page by page. Linearizable.
         Retry: safe, a read.
         Errors: none of its own.
-        Roles: broker, compactor, reader, reconcile, admin.
+        Roles: broker, compactor, reader, reconciler, admin.
         """
 
     @_abc_1.abstractmethod
@@ -228,7 +228,7 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         """Registers a node's epoch for fencing and lists the streams that it must recover, page by page.
         Retry: safe, registering the same epoch again changes nothing.
         Errors: NODE_EPOCH_EXPIRED; STREAM_INNER_ERROR if an upload that is owed fits no range of the node.
-        Roles: broker, with failover for a node that it recovers.
+        Roles: broker; with failover for a node that it recovers.
         """
 
     @_abc_1.abstractmethod

@@ -23,6 +23,7 @@ from streammeta.controller.runtime.quorum_errors import (
     TransferRefusedError,
     VoterChangeError,
 )
+from streammeta.controller.trust import refusals
 from streammeta.rpc.failures import Reason, details_trailer
 
 _DEADLINE_PASSED = (
@@ -58,7 +59,7 @@ async def abort(
 
 def classify(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]]:
     """Map an exception to (status code, stable reason, metadata for programs)."""
-    if (known := _classify_quorum(error) or _classify_bucket(error)) is not None:
+    if (known := _classify_elsewhere(error)) is not None:
         return known
     match error:
         case errors.NotLeaderError():
@@ -92,6 +93,10 @@ def classify(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]]:
             return grpc.StatusCode.INTERNAL, Reason.DEFECT, {}
 
 
+def _classify_elsewhere(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:
+    return _classify_quorum(error) or _classify_bucket(error) or _classify_refusal(error)
+
+
 def _classify_quorum(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:
     match error:
         case NoDiskSpaceError():
@@ -123,6 +128,23 @@ def _classify_bucket(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, 
         case errors.MapOlderThanBucketError():
             bounds = {"issued_below": str(error.issued_below), "claimed": str(error.claimed)}
             return grpc.StatusCode.FAILED_PRECONDITION, Reason.MAP_OLDER_THAN_BUCKET, bounds
+        case _:
+            return None
+
+
+def _classify_refusal(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:
+    match error:
+        case refusals.NoIdentityError():
+            return grpc.StatusCode.UNAUTHENTICATED, Reason.NO_IDENTITY, {}
+        case refusals.RoleLacksCallError():
+            who = {"principal": error.principal, "needs": error.needs}
+            return grpc.StatusCode.PERMISSION_DENIED, Reason.ROLE_LACKS_CALL, who
+        case refusals.NotYourNodeError():
+            who = {"principal": error.principal, "needs": error.needs}
+            return grpc.StatusCode.PERMISSION_DENIED, Reason.NOT_YOUR_NODE, who
+        case refusals.NotYourNamespaceError():
+            who = {"principal": error.principal, "needs": error.needs}
+            return grpc.StatusCode.PERMISSION_DENIED, Reason.NOT_YOUR_NAMESPACE, who
         case _:
             return None
 

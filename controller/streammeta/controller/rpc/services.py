@@ -24,6 +24,7 @@ from streammeta.controller.metadata.answers import MapSize
 from streammeta.controller.metadata.requests import HoldDeletions
 from streammeta.controller.metadata.values import NodeIdentity
 from streammeta.controller.rpc.conversion import checked
+from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.map_routes import PLAIN
 from streammeta.controller.rpc.request_guard import (
     Context,
@@ -42,6 +43,7 @@ from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.v1 import admin_pb2, common_pb2, metadata_pb2, nodes_pb2
 
 PipelineHandler = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
+"""Takes messages as bytes; answers by `context.write`, in bytes too."""
 
 
 _PARSERS: Mapping[str, Callable[[bytes], Message]] = {
@@ -51,25 +53,34 @@ _PARSERS: Mapping[str, Callable[[bytes], Message]] = {
 
 def service_handler(
     service: ServiceDescriptor,
+    entrance: Entrance,
     unary: Mapping[str, UnaryHandler],
-    streams: Mapping[str, StreamHandler],
+    streams: Mapping[str, StreamHandler] | None = None,
     pipelines: Mapping[str, PipelineHandler] | None = None,
 ) -> grpc.GenericRpcHandler:
-    """Return a handler for a service; `unary`, `streams` and `pipelines` are by method name."""
+    """Return a handler for a service; `unary`, `streams` and `pipelines` are by method name.
+
+    Every call comes by the `entrance`, before its request is parsed.
+    """
+    streams, pipelines = streams or {}, pipelines or {}
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in service.methods:
         request_class = message_factory.GetMessageClass(method.input_type)
         parse = _PARSERS.get(method.full_name, request_class.FromString)
         if (call := unary.get(method.name)) is not None:
             handlers[method.name] = grpc.unary_unary_rpc_method_handler(
-                parsed(call, parse), response_serializer=_serialized
+                entrance.wrap(method.full_name, parsed(call, parse)),
+                response_serializer=_serialized,
             )
         elif (stream := streams.get(method.name)) is not None:
             handlers[method.name] = grpc.unary_stream_rpc_method_handler(
-                parsed(stream, parse), response_serializer=_serialized
+                entrance.wrap(method.full_name, parsed(stream, parse)),
+                response_serializer=_serialized,
             )
-        elif (pipeline := (pipelines or {}).get(method.name)) is not None:
-            handlers[method.name] = grpc.stream_stream_rpc_method_handler(pipeline)
+        elif (pipeline := pipelines.get(method.name)) is not None:
+            handlers[method.name] = grpc.stream_stream_rpc_method_handler(
+                entrance.wrap(method.full_name, pipeline)
+            )
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
 

@@ -1,0 +1,51 @@
+"""Refusals of callers: no identity, or one that may not do what was asked.
+
+They are final: the same caller gets the same answer again, and from every controller.
+"""
+
+from __future__ import annotations
+
+from streammeta.controller.errors import ApiError
+
+
+class NoIdentityError(ApiError):
+    """The connection's certificate states no identity of this cluster."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the certificate of this connection names no caller: {why}")
+
+
+class AccessDeniedError(ApiError):
+    """A caller may not do this; `needs` says who may."""
+
+    def __init__(self, principal: str, needs: str, message: str) -> None:
+        super().__init__(message)
+        self.principal = principal
+        self.needs = needs
+
+
+class RoleLacksCallError(AccessDeniedError):
+    """The caller's role is none of those that may make the call."""
+
+    def __init__(self, principal: str, call: str, needs: str) -> None:
+        super().__init__(principal, needs, f"{principal} may not call {call}: it needs {needs}")
+
+
+class NotYourNodeError(AccessDeniedError):
+    """A broker spoke for a node that is neither its own nor assigned to it."""
+
+    def __init__(self, principal: str, node_id: int, needs: str) -> None:
+        super().__init__(
+            principal, needs, f"{principal} may not speak for node {node_id}: it needs {needs}"
+        )
+
+
+class NotYourNamespaceError(AccessDeniedError):
+    """Keys of this namespace are another's."""
+
+    def __init__(self, principal: str, namespace: str, needs: str) -> None:
+        super().__init__(
+            principal,
+            needs,
+            f"{principal} may not use keys of namespace {namespace!r}: it needs {needs}",
+        )

@@ -1,0 +1,109 @@
+"""The door: identities of callers, and refusals before a request is read or a leader is named."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import grpc
+import pytest
+
+from streammeta.controller.rpc.entrance import Entrance
+from streammeta.controller.rpc.request_guard import classify
+from streammeta.controller.trust.door import ANONYMOUS, Door, current_caller
+from streammeta.controller.trust.refusals import NoIdentityError, RoleLacksCallError
+from streammeta.rpc.identity import Principal, Role
+from tests.trust.callers import CLUSTER, PLAIN_TEXT, ShownContext, shown
+
+GET_KVS = "streammeta.v1.KVService.GetKVs"
+BROKER = Principal(CLUSTER, Role.BROKER, "1007")
+MONITOR = Principal(CLUSTER, Role.MONITOR, "prometheus")
+
+
+def test_a_caller_has_the_principal_and_the_fingerprint_of_its_certificate() -> None:
+    caller = Door(CLUSTER).enter(GET_KVS, shown(BROKER, certificate=b"leaf"))
+    assert caller.principal == BROKER
+    assert caller.name == "broker/1007"
+    assert caller.fingerprint == hashlib.sha256(b"leaf").hexdigest()
+    assert current_caller() is caller
+
+
+def test_uris_of_others_are_passed_over() -> None:
+    assert Door(CLUSTER).enter(GET_KVS, shown("spiffe://x/y", BROKER)).principal == BROKER
+
+
+@pytest.mark.parametrize(
+    ("context", "why"),
+    [
+        (shown(), "found none"),
+        (shown("spiffe://x/y"), "found none"),
+        (shown(BROKER, MONITOR), "found 2"),
+        (shown("streammeta://test/lord/x"), "role 'lord'"),
+        (shown(Principal("other", Role.ADMIN, "eve")), "another cluster"),
+        (ShownContext({"transport_security_type": [b"ssl"]}), "none was shown"),
+        (ShownContext({}), "none was shown"),
+    ],
+)
+def test_no_identity_of_this_cluster_is_no_way_in(context: ShownContext, why: str) -> None:
+    door = Door(CLUSTER)
+    for _ in range(2):
+        with pytest.raises(NoIdentityError, match=why) as refused:
+            door.enter(GET_KVS, context)
+    code, reason, metadata = classify(refused.value)
+    assert (code, reason, metadata) == (grpc.StatusCode.UNAUTHENTICATED, "NO_IDENTITY", {})
+
+
+def test_whoever_comes_in_plain_text_is_let_in_and_held_to_nothing() -> None:
+    door = Door(CLUSTER)
+    assert door.enter("streammeta.v1.QuorumService.RemoveVoter", PLAIN_TEXT) is ANONYMOUS
+    assert ANONYMOUS.held_to is None
+    assert ANONYMOUS.name == "anonymous"
+
+
+def test_a_refused_role_hears_who_may() -> None:
+    with pytest.raises(RoleLacksCallError) as refused:
+        Door(CLUSTER).enter(GET_KVS, shown(MONITOR))
+    code, reason, metadata = classify(refused.value)
+    assert (code, reason) == (grpc.StatusCode.PERMISSION_DENIED, "ROLE_LACKS_CALL")
+    assert metadata == {
+        "principal": "monitor/prometheus",
+        "needs": "role admin or broker or reader",
+    }
+    assert str(refused.value) == (
+        "monitor/prometheus may not call KVService/GetKVs: it needs role admin or broker or reader"
+    )
+
+
+def test_a_broker_is_held_to_its_node_and_a_compactor_is_not() -> None:
+    door, commit = Door(CLUSTER), "streammeta.v1.ObjectService.CommitPipeline"
+    assert door.enter(commit, shown(BROKER)).held_to == BROKER
+    compactor = Principal(CLUSTER, Role.COMPACTOR, "night")
+    assert door.enter(commit, shown(compactor)).held_to is None
+    assert door.enter(GET_KVS, shown(BROKER)).held_to is None
+
+
+class RefusedContext(ShownContext):
+    """A context that tells how the call was ended."""
+
+    async def abort(self, code: grpc.StatusCode, message: str, trailer: Any) -> None:
+        raise AbortedError(code, message)
+
+
+class AbortedError(Exception):
+    pass
+
+
+async def test_a_refused_call_does_not_reach_its_handler() -> None:
+    reached = []
+
+    async def handler(data: bytes, _: Any) -> bytes:
+        reached.append(data)
+        return b"answer"
+
+    wrapped: Any = Entrance(Door(CLUSTER)).wrap(GET_KVS, handler)
+    with pytest.raises(AbortedError) as ended:
+        await wrapped(b"request", RefusedContext(shown(MONITOR).proven))
+    assert ended.value.args[0] is grpc.StatusCode.PERMISSION_DENIED
+    assert not reached
+    assert await wrapped(b"request", RefusedContext(shown(BROKER).proven)) == b"answer"
+    assert reached == [b"request"]
