@@ -142,3 +142,20 @@ def test_the_log_keeps_no_secret_of_the_store(tmp_path: Path) -> None:
     text = child.log_path.read_text()
     assert "s3://bucket?endpoint=http://127.0.0.1:1" in text
     assert "hidden" not in text
+
+
+@pytest.mark.parametrize("writes_wanted", [1_000, pytest.param(5_000, marks=pytest.mark.slow)])
+def test_controllers_under_load_log_neither_warnings_nor_errors(
+    tmp_path: Path, writes_wanted: int
+) -> None:
+    """Standard error is JSON, a line each; the end of a controller is ordinary too."""
+    options = (*STEADY, "--snapshot-log-bytes", "20000")
+    with running_cluster(tmp_path, options=options) as cluster:
+        leader_of(cluster)
+        with writes_going_on(cluster) as writes:
+            wait_until(lambda: len(writes.acknowledged) > writes_wanted, "writes", 100)
+    events = [
+        event for node in cluster.node_ids for event in logged(tmp_path / f"controller-{node}.log")
+    ]
+    assert {event["event"] for event in events} >= {"checkpoint_written", "controller_stopped"}
+    assert [event for event in events if event["level"] not in ("debug", "info")] == []
