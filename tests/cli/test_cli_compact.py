@@ -318,8 +318,10 @@ class ListedNodes:
     def __init__(self, *nodes: nodes_pb2.NodeDescription) -> None:
         self._nodes = nodes
 
-    async def call(self, _method: object, _request: object) -> nodes_pb2.GetNodesResponse:
-        return nodes_pb2.GetNodesResponse(nodes=self._nodes)
+    async def pages(
+        self, _method: object, _request: object
+    ) -> AsyncIterator[nodes_pb2.GetNodesResponse]:
+        yield nodes_pb2.GetNodesResponse(nodes=self._nodes)
 
 
 def node(node_id: int, state: nodes_pb2.NodeState.ValueType, **facts: Any) -> Any:

@@ -115,11 +115,19 @@ class FakeCluster(unimplemented(*_SERVICES)):  # type: ignore[misc]
         self.enter("GetNodes", context)
         nodes = self.nodes
         ids = set(request.node_ids) & set(nodes) if request.node_ids else set(nodes)
-        answer = nodes_pb2.GetNodesResponse(nodes=[nodes[node_id] for node_id in sorted(ids)])
-        if not request.include_stream_set_objects:
-            for node in answer.nodes:
-                node.ClearField("stream_set_objects")
+        page, token = self.page_of([nodes[node_id] for node_id in sorted(ids)], request.page)
+        answer = nodes_pb2.GetNodesResponse(nodes=page, next_page_token=token)
+        for node in answer.nodes:
+            node.ClearField("stream_set_objects")
         return answer
+
+    def ListStreamSetObjects(self, request: Any, context: Context) -> Any:  # noqa: N802
+        self.enter("ListStreamSetObjects", context)
+        held = self.nodes[request.node_id].stream_set_objects
+        page, token = self.page_of(held, request.page)
+        return nodes_pb2.ListStreamSetObjectsResponse(
+            objects=page, next_page_token=token, total=len(held)
+        )
 
     def ListKVs(self, request: Any, context: Context) -> Any:  # noqa: N802
         self.enter("ListKVs", context)

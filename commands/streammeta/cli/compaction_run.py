@@ -66,8 +66,8 @@ async def find_targets(
 
     Raises `CommandError` when a node that was named has not registered, or no node is live.
     """
-    answer = await client.call(GET_NODES, nodes_pb2.GetNodesRequest())
-    known = {node.node_id: node for node in answer.nodes}
+    pages = client.pages(GET_NODES, nodes_pb2.GetNodesRequest())
+    known = {node.node_id: node async for page in pages for node in page.nodes}
     unknown = [node_id for node_id in node_ids if node_id not in known]
     if unknown:
         raise CommandError(
@@ -77,13 +77,13 @@ async def find_targets(
         )
     chosen = [known[node_id] for node_id in dict.fromkeys(node_ids)] or [
         node
-        for node in answer.nodes
+        for node in known.values()
         if node.stream_set_object_count and (is_gone(node) or not gone)
     ]
     targets = tuple(
         CompactionTarget(node.node_id, node.node_epoch, failover=is_gone(node)) for node in chosen
     )
-    return Targets(targets, _writer(answer.nodes, chosen) if targets else None)
+    return Targets(targets, _writer(list(known.values()), chosen) if targets else None)
 
 
 def is_gone(node: nodes_pb2.NodeDescription) -> bool:

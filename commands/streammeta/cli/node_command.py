@@ -209,7 +209,14 @@ def _owed(
 def _get_nodes(client: ControllerClient, *node_ids: int) -> list[nodes_pb2.NodeDescription]:
     """Describe these nodes, or all of them if none is named."""
     request = nodes_pb2.GetNodesRequest(node_ids=node_ids)
-    return list(client.call(lambda channel: NodeServiceStub(channel).GetNodes, request).nodes)
+    request.page.page_size = PAGE_SIZE
+    nodes: list[nodes_pb2.NodeDescription] = []
+    while True:
+        page = client.call(lambda channel: NodeServiceStub(channel).GetNodes, request)
+        nodes.extend(page.nodes)
+        if not page.next_page_token:
+            return nodes
+        request.page.page_token = page.next_page_token
 
 
 def _get_node(client: ControllerClient, node_id: int) -> nodes_pb2.NodeDescription:

@@ -206,7 +206,7 @@ class _StreamDirectory(_IdDirectory):
         request = streams_pb2.DescribeStreamsRequest(
             stream_ids=stream_ids, include_ranges=True, include_stream_objects=True
         )
-        streams = list(self._describe(request).streams)
+        streams = [one for page in self._descriptions(request) for one in page.streams]
         return {
             stream.stream_id: documents.stream(stream, readable)
             for stream, readable in zip(streams, self._readable(streams), strict=True)
@@ -226,11 +226,24 @@ class _StreamDirectory(_IdDirectory):
             )
             for stream in streams
         ]
-        answer = self.caller.call(
-            lambda channel: objects_pb2_grpc.ObjectServiceStub(channel).GetObjects,
-            objects_pb2.GetObjectsRequest(queries=queries),
-        )
-        return answer.results
+        found: list[objects_pb2.ObjectList] = []
+        while len(found) < len(queries):
+            answer = self.caller.call(
+                lambda channel: objects_pb2_grpc.ObjectServiceStub(channel).GetObjects,
+                objects_pb2.GetObjectsRequest(queries=queries[len(found) :], may_stop=True),
+            )
+            found.extend(answer.results)
+        return found
+
+    def _descriptions(
+        self, request: streams_pb2.DescribeStreamsRequest
+    ) -> Iterator[streams_pb2.DescribeStreamsResponse]:
+        while True:
+            page = self._describe(request)
+            yield page
+            if not page.next_page_token:
+                return
+            request.page.page_token = page.next_page_token
 
     def _describe(
         self, request: streams_pb2.DescribeStreamsRequest
@@ -254,13 +267,20 @@ class _ObjectDirectory(_IdDirectory):
         return [described.object_id for described in found.objects], found.next_page_token
 
     def fetch(self, object_ids: list[int]) -> dict[int, Document]:
-        found = self._describe(objects_pb2.DescribeObjectsRequest(object_ids=object_ids)).objects
+        found = list(chain.from_iterable(_pages(partial(self._page_of, object_ids))))
         if found and not self._object_namespace:  # fixed when the cluster is created
             self._object_namespace = _describe_cluster(self.caller).object_namespace
         return {
             described.object_id: documents.stored_object(described, self._object_namespace)
             for described in found
         }
+
+    def _page_of(
+        self, object_ids: list[int], page: common_pb2.PageRequest
+    ) -> Listing[objects_pb2.ObjectDescription]:
+        request = objects_pb2.DescribeObjectsRequest(object_ids=object_ids, page=page)
+        found = self._describe(request)
+        return list(found.objects), found.next_page_token
 
     def _describe(
         self, request: objects_pb2.DescribeObjectsRequest
@@ -271,23 +291,24 @@ class _ObjectDirectory(_IdDirectory):
 
 
 def _get_nodes(
-    caller: Caller, request: nodes_pb2.GetNodesRequest
-) -> list[nodes_pb2.NodeDescription]:
+    caller: Caller, node_ids: Sequence[int], page: common_pb2.PageRequest
+) -> Listing[nodes_pb2.NodeDescription]:
     response = caller.call(
-        lambda channel: nodes_pb2_grpc.NodeServiceStub(channel).GetNodes, request
+        lambda channel: nodes_pb2_grpc.NodeServiceStub(channel).GetNodes,
+        nodes_pb2.GetNodesRequest(node_ids=node_ids, page=page),
     )
-    return list(response.nodes)
+    return list(response.nodes), response.next_page_token
 
 
 @dataclass(frozen=True, slots=True)
 class _NodesDirectory(Directory):
-    """All nodes, in id order; brokers are few, so one request brings them all."""
+    """All nodes, in id order."""
 
     caller: Caller
     objects: _ObjectDirectory
 
     def children(self, prefix: str = "") -> Iterator[Child]:
-        for node in _get_nodes(self.caller, nodes_pb2.GetNodesRequest()):
+        for node in chain.from_iterable(_pages(partial(_get_nodes, self.caller, ()))):
             if str(node.node_id).startswith(prefix):
                 yield Child(str(node.node_id), self._directory(node.node_id))
 
@@ -306,7 +327,7 @@ class _NodesDirectory(Directory):
         )
 
     def _read(self, node_id: int) -> Document | None:
-        found = _get_nodes(self.caller, nodes_pb2.GetNodesRequest(node_ids=[node_id]))
+        found, _ = _get_nodes(self.caller, [node_id], common_pb2.PageRequest())
         return documents.node(found[0]) if found else None
 
 
@@ -319,13 +340,17 @@ class _SetObjectDirectory(Directory):
     node_id: int
 
     def children(self, prefix: str = "") -> Iterator[Child]:
-        request = nodes_pb2.GetNodesRequest(
-            node_ids=[self.node_id], include_stream_set_objects=True
+        every = chain.from_iterable(_pages(self._list))
+        for listed in sorted(every, key=lambda one: (one.order_id, one.object_id)):
+            if str(listed.object_id).startswith(prefix):
+                yield Child(str(listed.object_id), File(partial(self._read, listed)))
+
+    def _list(self, page: common_pb2.PageRequest) -> Listing[nodes_pb2.StreamSetObject]:
+        listed = self.caller.call(
+            lambda channel: nodes_pb2_grpc.NodeServiceStub(channel).ListStreamSetObjects,
+            nodes_pb2.ListStreamSetObjectsRequest(node_id=self.node_id, page=page),
         )
-        for node in _get_nodes(self.caller, request):
-            for listed in node.stream_set_objects:
-                if str(listed.object_id).startswith(prefix):
-                    yield Child(str(listed.object_id), File(partial(self._read, listed)))
+        return list(listed.objects), listed.next_page_token
 
     def _read(self, listed: nodes_pb2.StreamSetObject) -> Document | None:
         document = self.objects.fetch([listed.object_id]).get(listed.object_id)

@@ -293,7 +293,7 @@ class PageRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """items, 1..10000; 0 means 1000"""
+    """Items, 1..10000; 0 means 1000. A page may hold fewer and not be the last: about 4 MiB at most."""
     page_token: _builtins.str
     """next_page_token of the previous page; empty for the first"""
     def __init__(

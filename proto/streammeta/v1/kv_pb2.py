@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from streammeta.v1 import common_pb2 as streammeta_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16streammeta/v1/kv.proto\x12\rstreammeta.v1\x1a\x1astreammeta/v1/common.proto\"J\n\rPutKVsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12%\n\x05items\x18\x02 \x03(\x0b\x32\x16.streammeta.v1.KVToPut\"\x7f\n\x07KVToPut\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x0c\x12\x11\n\toverwrite\x18\x04 \x01(\x08\x12\x1d\n\x10\x65xpected_version\x18\x05 \x01(\x03H\x00\x88\x01\x01\x42\x13\n\x11_expected_version\":\n\x0ePutKVsResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.streammeta.v1.KVResult\"b\n\x08KVResult\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\r\n\x05\x66ound\x18\x04 \x01(\x08\"3\n\rGetKVsRequest\x12\"\n\x04keys\x18\x01 \x03(\x0b\x32\x14.streammeta.v1.KVKey\"[\n\x05KVKey\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x1d\n\x10\x65xpected_version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x13\n\x11_expected_version\":\n\x0eGetKVsResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.streammeta.v1.KVResult\"J\n\x10\x44\x65leteKVsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\"\n\x04keys\x18\x02 \x03(\x0b\x32\x14.streammeta.v1.KVKey\"=\n\x11\x44\x65leteKVsResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.streammeta.v1.KVResult\"\x84\x01\n\x0eListKVsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x11\n\tkeys_only\x18\x03 \x01(\x08\x12\x12\n\nnamespaces\x18\x04 \x01(\x08\x12(\n\x04page\x18\x05 \x01(\x0b\x32\x1a.streammeta.v1.PageRequest\"l\n\x0fListKVsResponse\x12\'\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x16.streammeta.v1.KVEntry\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x17\n\x0fnamespace_names\x18\x03 \x03(\t\"6\n\x07KVEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x03\x32\xb3\x02\n\tKVService\x12\x45\n\x06PutKVs\x12\x1c.streammeta.v1.PutKVsRequest\x1a\x1d.streammeta.v1.PutKVsResponse\x12\x45\n\x06GetKVs\x12\x1c.streammeta.v1.GetKVsRequest\x1a\x1d.streammeta.v1.GetKVsResponse\x12N\n\tDeleteKVs\x12\x1f.streammeta.v1.DeleteKVsRequest\x1a .streammeta.v1.DeleteKVsResponse\x12H\n\x07ListKVs\x12\x1d.streammeta.v1.ListKVsRequest\x1a\x1e.streammeta.v1.ListKVsResponseBD\n\x10io.streammeta.v1P\x01Z.streammeta.io/proto/streammeta/v1;streammetav1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16streammeta/v1/kv.proto\x12\rstreammeta.v1\x1a\x1astreammeta/v1/common.proto\"J\n\rPutKVsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12%\n\x05items\x18\x02 \x03(\x0b\x32\x16.streammeta.v1.KVToPut\"\x7f\n\x07KVToPut\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x0c\x12\x11\n\toverwrite\x18\x04 \x01(\x08\x12\x1d\n\x10\x65xpected_version\x18\x05 \x01(\x03H\x00\x88\x01\x01\x42\x13\n\x11_expected_version\":\n\x0ePutKVsResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.streammeta.v1.KVResult\"b\n\x08KVResult\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\r\n\x05\x66ound\x18\x04 \x01(\x08\"E\n\rGetKVsRequest\x12\"\n\x04keys\x18\x01 \x03(\x0b\x32\x14.streammeta.v1.KVKey\x12\x10\n\x08may_stop\x18\x02 \x01(\x08\"[\n\x05KVKey\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x1d\n\x10\x65xpected_version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x13\n\x11_expected_version\":\n\x0eGetKVsResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.streammeta.v1.KVResult\"J\n\x10\x44\x65leteKVsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\"\n\x04keys\x18\x02 \x03(\x0b\x32\x14.streammeta.v1.KVKey\"=\n\x11\x44\x65leteKVsResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.streammeta.v1.KVResult\"\x84\x01\n\x0eListKVsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x11\n\tkeys_only\x18\x03 \x01(\x08\x12\x12\n\nnamespaces\x18\x04 \x01(\x08\x12(\n\x04page\x18\x05 \x01(\x0b\x32\x1a.streammeta.v1.PageRequest\"l\n\x0fListKVsResponse\x12\'\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x16.streammeta.v1.KVEntry\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x17\n\x0fnamespace_names\x18\x03 \x03(\t\"6\n\x07KVEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x03\x32\xb3\x02\n\tKVService\x12\x45\n\x06PutKVs\x12\x1c.streammeta.v1.PutKVsRequest\x1a\x1d.streammeta.v1.PutKVsResponse\x12\x45\n\x06GetKVs\x12\x1c.streammeta.v1.GetKVsRequest\x1a\x1d.streammeta.v1.GetKVsResponse\x12N\n\tDeleteKVs\x12\x1f.streammeta.v1.DeleteKVsRequest\x1a .streammeta.v1.DeleteKVsResponse\x12H\n\x07ListKVs\x12\x1d.streammeta.v1.ListKVsRequest\x1a\x1e.streammeta.v1.ListKVsResponseBD\n\x10io.streammeta.v1P\x01Z.streammeta.io/proto/streammeta/v1;streammetav1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,21 +42,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KVRESULT']._serialized_start=334
   _globals['_KVRESULT']._serialized_end=432
   _globals['_GETKVSREQUEST']._serialized_start=434
-  _globals['_GETKVSREQUEST']._serialized_end=485
-  _globals['_KVKEY']._serialized_start=487
-  _globals['_KVKEY']._serialized_end=578
-  _globals['_GETKVSRESPONSE']._serialized_start=580
-  _globals['_GETKVSRESPONSE']._serialized_end=638
-  _globals['_DELETEKVSREQUEST']._serialized_start=640
-  _globals['_DELETEKVSREQUEST']._serialized_end=714
-  _globals['_DELETEKVSRESPONSE']._serialized_start=716
-  _globals['_DELETEKVSRESPONSE']._serialized_end=777
-  _globals['_LISTKVSREQUEST']._serialized_start=780
-  _globals['_LISTKVSREQUEST']._serialized_end=912
-  _globals['_LISTKVSRESPONSE']._serialized_start=914
-  _globals['_LISTKVSRESPONSE']._serialized_end=1022
-  _globals['_KVENTRY']._serialized_start=1024
-  _globals['_KVENTRY']._serialized_end=1078
-  _globals['_KVSERVICE']._serialized_start=1081
-  _globals['_KVSERVICE']._serialized_end=1388
+  _globals['_GETKVSREQUEST']._serialized_end=503
+  _globals['_KVKEY']._serialized_start=505
+  _globals['_KVKEY']._serialized_end=596
+  _globals['_GETKVSRESPONSE']._serialized_start=598
+  _globals['_GETKVSRESPONSE']._serialized_end=656
+  _globals['_DELETEKVSREQUEST']._serialized_start=658
+  _globals['_DELETEKVSREQUEST']._serialized_end=732
+  _globals['_DELETEKVSRESPONSE']._serialized_start=734
+  _globals['_DELETEKVSRESPONSE']._serialized_end=795
+  _globals['_LISTKVSREQUEST']._serialized_start=798
+  _globals['_LISTKVSREQUEST']._serialized_end=930
+  _globals['_LISTKVSRESPONSE']._serialized_start=932
+  _globals['_LISTKVSRESPONSE']._serialized_end=1040
+  _globals['_KVENTRY']._serialized_start=1042
+  _globals['_KVENTRY']._serialized_end=1096
+  _globals['_KVSERVICE']._serialized_start=1099
+  _globals['_KVSERVICE']._serialized_end=1406
 # @@protoc_insertion_point(module_scope)

@@ -142,6 +142,9 @@ class GetKVsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEYS_FIELD_NUMBER: _builtins.int
+    MAY_STOP_FIELD_NUMBER: _builtins.int
+    may_stop: _builtins.bool
+    """the answer may end early, see results; else too much is refused"""
     @_builtins.property
     def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVKey]:
         """1..10000"""
@@ -150,10 +153,11 @@ class GetKVsRequest(_message.Message):
         self,
         *,
         keys: _abc.Iterable[Global___KVKey] | None = ...,
+        may_stop: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "may_stop", b"may_stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -196,7 +200,9 @@ class GetKVsResponse(_message.Message):
     RESULTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVResult]:
-        """in request order; an absent key is found = false, error NONE"""
+        """In request order; an absent key is found = false, error NONE. With may_stop those of the first
+        keys, one at least, if the rest is too much for one answer: ask again for the others.
+        """
 
     def __init__(
         self,
@@ -308,7 +314,7 @@ class ListKVsResponse(_message.Message):
     """empty on the last page"""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVEntry]:
-        """in key order"""
+        """in key order; about 4 MiB of them at most"""
 
     @_builtins.property
     def namespace_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -155,21 +155,29 @@ class GetNodesRequest(_message.Message):
 
     NODE_IDS_FIELD_NUMBER: _builtins.int
     INCLUDE_STREAM_SET_OBJECTS_FIELD_NUMBER: _builtins.int
+    PAGE_FIELD_NUMBER: _builtins.int
     include_stream_set_objects: _builtins.bool
     """fill NodeDescription.stream_set_objects with all there are;"""
     @_builtins.property
     def node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """these; unknown ids are left out. Empty: all"""
 
+    @_builtins.property
+    def page(self) -> _common_pb2.PageRequest:
+        """ListStreamSetObjects has them page by page
+        pages are in node id order; absent: all, refused if too much
+        """
+
     def __init__(
         self,
         *,
         node_ids: _abc.Iterable[_builtins.int] | None = ...,
         include_stream_set_objects: _builtins.bool = ...,
+        page: _common_pb2.PageRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["page", b"page"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["include_stream_set_objects", b"include_stream_set_objects", "node_ids", b"node_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["include_stream_set_objects", b"include_stream_set_objects", "node_ids", b"node_ids", "page", b"page"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -180,6 +188,9 @@ class GetNodesResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """empty on the last page, and without page"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeDescription]:
         """in node id order"""
@@ -188,10 +199,11 @@ class GetNodesResponse(_message.Message):
         self,
         *,
         nodes: _abc.Iterable[Global___NodeDescription] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "nodes", b"nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -100,7 +100,7 @@ class NodeServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetNodes(self, request, context):
-        """Describes nodes by id, or all. Linearizable.
+        """Describes nodes by id, or all, at once or page by page. Linearizable.
         Retry: safe, a read.
         Errors: none of its own.
         Roles: broker, compactor, reader, reconciler, admin.

@@ -44,7 +44,7 @@ class NodeServiceStub:
     Roles: broker, admin.
     """
     GetNodes: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.GetNodesRequest, _nodes_pb2.GetNodesResponse]
-    """Describes nodes by id, or all. Linearizable.
+    """Describes nodes by id, or all, at once or page by page. Linearizable.
     Retry: safe, a read.
     Errors: none of its own.
     Roles: broker, compactor, reader, reconciler, admin.
@@ -97,7 +97,7 @@ class NodeServiceAsyncStub(NodeServiceStub):
     Roles: broker, admin.
     """
     GetNodes: _aio.UnaryUnaryMultiCallable[_nodes_pb2.GetNodesRequest, _nodes_pb2.GetNodesResponse]  # type: ignore[assignment]
-    """Describes nodes by id, or all. Linearizable.
+    """Describes nodes by id, or all, at once or page by page. Linearizable.
     Retry: safe, a read.
     Errors: none of its own.
     Roles: broker, compactor, reader, reconciler, admin.
@@ -165,7 +165,7 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _nodes_pb2.GetNodesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.GetNodesResponse, _abc.Awaitable[_nodes_pb2.GetNodesResponse]]:
-        """Describes nodes by id, or all. Linearizable.
+        """Describes nodes by id, or all, at once or page by page. Linearizable.
         Retry: safe, a read.
         Errors: none of its own.
         Roles: broker, compactor, reader, reconciler, admin.

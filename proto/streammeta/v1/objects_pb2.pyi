@@ -678,6 +678,9 @@ class GetObjectsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     QUERIES_FIELD_NUMBER: _builtins.int
+    MAY_STOP_FIELD_NUMBER: _builtins.int
+    may_stop: _builtins.bool
+    """the answer may end early, see results; else too much is refused"""
     @_builtins.property
     def queries(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObjectQuery]:
         """1..10000, answered from one state of the map"""
@@ -686,10 +689,11 @@ class GetObjectsRequest(_message.Message):
         self,
         *,
         queries: _abc.Iterable[Global___ObjectQuery] | None = ...,
+        may_stop: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queries", b"queries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["may_stop", b"may_stop", "queries", b"queries"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -741,7 +745,9 @@ class GetObjectsResponse(_message.Message):
     RESULTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObjectList]:
-        """in request order"""
+        """In request order. With may_stop those of the first queries, one at least, if the rest is too
+        much for one answer: ask again for the others.
+        """
 
     def __init__(
         self,

@@ -252,7 +252,15 @@ class Lookups:
                     future.set_result(answer)
 
     async def _send(self, queries: Sequence[StreamQuery]) -> Sequence[objects_pb2.ObjectList]:
+        answers: list[objects_pb2.ObjectList] = []
+        while len(answers) < len(queries):
+            answers.extend(await self._send_some(queries[len(answers) :]))
+        return answers
+
+    async def _send_some(self, queries: Sequence[StreamQuery]) -> Sequence[objects_pb2.ObjectList]:
+        """Return the answers to the first queries, one at least."""
         request = objects_pb2.GetObjectsRequest(
+            may_stop=True,
             queries=[
                 objects_pb2.ObjectQuery(
                     stream_id=one.stream_id,
@@ -261,10 +269,10 @@ class Lookups:
                     limit=one.limit,
                 )
                 for one in queries
-            ]
+            ],
         )
         answer = await self._client.call(methods.GET_OBJECTS, request)
-        if len(answer.results) != len(queries):
+        if not 0 < len(answer.results) <= len(queries):
             raise ProtocolViolationError(
                 "GetObjects", detail=f"{len(answer.results)} lists answer {len(queries)} queries"
             )

@@ -20,8 +20,8 @@ from streammeta.controller.lifecycle.assignments import (
 )
 from streammeta.controller.lifecycle.sessions import Sessions, SupervisedNode
 from streammeta.controller.lifecycle.tasks import PeriodicTask
-from streammeta.controller.metadata.answers import GetNodesAnswer, NodeDescription
-from streammeta.controller.metadata.requests import AssignRecoveries, GetNodes, SuperviseNode
+from streammeta.controller.metadata.answers import NodeDescription
+from streammeta.controller.metadata.requests import AssignRecoveries, SuperviseNode
 from streammeta.controller.metadata.values import NodeIdentity
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.controller import MetadataController
@@ -126,9 +126,7 @@ def read_nodes(
     controller: MetadataController, node_ids: tuple[int, ...] = ()
 ) -> Sequence[NodeDescription]:
     """Read nodes, or all, as the leader's map has them now, uncommitted changes included."""
-    answer = controller.cluster_map.query(GetNodes(node_ids=node_ids))
-    assert isinstance(answer, GetNodesAnswer)
-    return answer.nodes
+    return controller.cluster_map.nodes(node_ids)
 
 
 def _check(caller: NodeIdentity, known: NodeDescription | None) -> ErrorCode:

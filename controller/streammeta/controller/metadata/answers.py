@@ -283,7 +283,7 @@ class ObjectList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetObjectsAnswer(Answer):
-    """Results in request order."""
+    """Results in request order; fewer than queries if the request may stop."""
 
     results: tuple[ObjectList, ...]
 
@@ -423,9 +423,10 @@ class NodeDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetNodesAnswer(Answer):
-    """In node id order."""
+    """One page, in node id order."""
 
     nodes: tuple[NodeDescription, ...]
+    next_page_token: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -450,7 +451,7 @@ class KVResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVResultsAnswer(Answer):
-    """Answer to Put-, Get- and DeleteKVs, in request order."""
+    """Answer to Put-, Get- and DeleteKVs, in request order; GetKVs may stop before the end."""
 
     results: tuple[KVResult, ...]
 

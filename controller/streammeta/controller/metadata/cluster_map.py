@@ -208,6 +208,10 @@ class ClusterMap:
             committed_bytes=objects.committed_bytes,
         )
 
+    def nodes(self, node_ids: Sequence[int] = ()) -> Sequence[answers.NodeDescription]:
+        """Describe these nodes, or all, however many; callers far away ask `query`."""
+        return self._reads.describe_nodes(node_ids)
+
     @property
     def nbytes(self) -> int:
         """Bytes allocated for columns; dictionaries (tags, nodes, keys) come on top."""

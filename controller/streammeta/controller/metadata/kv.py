@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata import answer_budget as budget
 from streammeta.controller.metadata.answers import KVEntry, KVResult, KVResultsAnswer, ListKVsAnswer
 from streammeta.controller.metadata.requests import DeleteKVs, GetKVs, KVToPut, ListKVs, PutKVs
 from streammeta.controller.metadata.shared_views import SharedDict, SharedDictView
@@ -47,7 +48,11 @@ class KVs:
     # ---- deciding ----
 
     def decide_put(self, request: PutKVs, offset: int) -> tuple[KVsPut | None, KVResultsAnswer]:
-        """Store the values whose condition holds; `offset` is where the record will be."""
+        """Store the values whose condition holds; `offset` is where the record will be.
+
+        Raises:
+            LimitExceededError: the values that stand in the way are too much for one answer.
+        """
         stored: list[KVToPut] = []
         results = []
         for item in request.items:
@@ -57,6 +62,7 @@ class KVs:
                 results.append(_result(StoredValue(item.value, offset + 1)))
             else:
                 results.append(_result(current, ErrorCode.KEY_EXIST))
+        _require_answerable("items", [each for each in results if each.error])
         answer = KVResultsAnswer(results=tuple(results))
         if not stored:
             return None, answer
@@ -68,7 +74,11 @@ class KVs:
         return record, answer
 
     def decide_delete(self, request: DeleteKVs) -> tuple[KVsDeleted | None, KVResultsAnswer]:
-        """Delete the keys that exist and whose condition holds."""
+        """Delete the keys that exist and whose condition holds.
+
+        Raises:
+            LimitExceededError: their values are too much for one answer.
+        """
         deleted: list[tuple[str, str]] = []
         results = []
         for item in request.keys:
@@ -80,6 +90,7 @@ class KVs:
             else:
                 deleted.append((item.namespace, item.key))
                 results.append(_result(current))
+        _require_answerable("keys", results)
         answer = KVResultsAnswer(results=tuple(results))
         if not deleted:
             return None, answer
@@ -92,9 +103,16 @@ class KVs:
     # ---- reading ----
 
     def get(self, request: GetKVs) -> KVResultsAnswer:
-        """Return values; an absent key is no error."""
+        """Return values; an absent key is no error.
+
+        Raises:
+            LimitExceededError: they are too much for one answer, and the answer may not stop.
+        """
         found = (self._values.get((key.namespace, key.key)) for key in request.keys)
-        return KVResultsAnswer(results=tuple(_result(value) for value in found))
+        results, _ = budget.fitting(map(_result, found), _result_bytes)
+        if not request.may_stop:
+            budget.require_all(len(results), len(request.keys), "keys", "set may_stop")
+        return KVResultsAnswer(results=results)
 
     def list(self, request: ListKVs) -> ListKVsAnswer:
         """Return one page of keys, or of namespaces; a token is the last key of a page."""
@@ -112,8 +130,9 @@ class KVs:
             for namespace, key in keys[first : first + size + 1]
             if namespace == request.namespace and key.startswith(request.prefix)
         ]
-        entries = tuple(self._entry(key, keys_only=request.keys_only) for key in page[:size])
-        token = entries[-1].key if len(page) > size else ""
+        listed = (self._entry(key, keys_only=request.keys_only) for key in page[:size])
+        entries, _ = budget.fitting(listed, budget.entry_bytes)
+        token = entries[-1].key if len(page) > len(entries) else ""
         return ListKVsAnswer(entries=entries, next_page_token=token)
 
     def _list_namespaces(self, request: ListKVs) -> ListKVsAnswer:
@@ -126,8 +145,9 @@ class KVs:
         )
         size = page_size(request.page)
         # The next name, not the last: the default namespace has the empty name, which ends a list.
-        token = names[size] if len(names) > size else ""
-        return ListKVsAnswer(namespace_names=tuple(names[:size]), next_page_token=token)
+        found, _ = budget.fitting(names[:size], budget.text_bytes)
+        token = names[len(found)] if len(names) > len(found) else ""
+        return ListKVsAnswer(namespace_names=found, next_page_token=token)
 
     def _entry(self, key: tuple[str, str], *, keys_only: bool) -> KVEntry:
         stored = self._values[key]
@@ -165,6 +185,15 @@ class KVs:
             self._values.pop(key)
         else:
             self._values[key] = value
+
+
+def _require_answerable(field: str, results: Sequence[KVResult]) -> None:
+    fit, _ = budget.fitting(results, _result_bytes)
+    budget.require_all(len(fit), len(results), field)
+
+
+def _result_bytes(result: KVResult) -> int:
+    return budget.value_bytes(result.value)
 
 
 def _may_put(item: KVToPut, current: StoredValue | None) -> bool:

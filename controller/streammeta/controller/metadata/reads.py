@@ -3,9 +3,13 @@
 Listings look at columns in id order from the page's token on, and at no more than a page needs.
 """
 
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
 import numpy as np
 
 from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata import answer_budget as budget
 from streammeta.controller.metadata import answers, requests
 from streammeta.controller.metadata.maintenance import BucketClaim
 from streammeta.controller.metadata.nodes import Node, Nodes
@@ -42,10 +46,17 @@ class Reads:
     # ---- which objects hold a range ----
 
     def get_objects(self, request: requests.GetObjects) -> answers.GetObjectsAnswer:
-        """Return what holds each queried range."""
-        return answers.GetObjectsAnswer(
-            results=tuple(self._slices(query) for query in request.queries)
-        )
+        """Return what holds each queried range.
+
+        Raises:
+            LimitExceededError: that is too much for one answer, and the answer may not stop.
+        """
+        asked = request.queries
+        queries = asked[: budget.QUERIES_AT_ONCE] if request.may_stop else asked
+        results, _ = budget.fitting(map(self._slices, queries), budget.object_list_bytes)
+        if not request.may_stop:
+            budget.require_all(len(results), len(asked), "queries", "set may_stop")
+        return answers.GetObjectsAnswer(results=results)
 
     def _slices(self, query: requests.ObjectQuery) -> answers.ObjectList:
         stream_id = query.stream_id
@@ -84,9 +95,11 @@ class Reads:
         else:
             found, after = self._objects.page_rows(first_id(request.page), page_size(request.page))
             token = token_of(after)
+        described = map(self._objects.describe, found.tolist())
+        objects, following = budget.fitting(described, budget.object_bytes)
         return answers.DescribeObjectsAnswer(
-            objects=tuple(self._objects.describe(row) for row in found.tolist()),
-            next_page_token=token,
+            objects=objects,
+            next_page_token=token if following is None else token_of(following.object_id),
             total=len(self._objects),
         )
 
@@ -103,18 +116,43 @@ class Reads:
     # ---- nodes ----
 
     def get_nodes(self, request: requests.GetNodes) -> answers.GetNodesAnswer:
-        """Return nodes with what they own."""
-        if request.node_ids:
-            asked = [self._nodes.get(node_id) for node_id in sorted(set(request.node_ids))]
-            nodes = [node for node in asked if node is not None]
-        else:
-            nodes = self._nodes.in_order()
-        with_objects = request.include_stream_set_objects
-        return answers.GetNodesAnswer(
-            nodes=tuple(self._describe_node(node, with_objects=with_objects) for node in nodes)
-        )
+        """Return a page of nodes with what they own, or all.
+
+        Raises:
+            LimitExceededError: all are too much for one answer, or one alone is.
+        """
+        nodes = self._nodes_from(request.node_ids, first_id(request.page or PageRequest()))
+        size = len(nodes) if request.page is None else page_size(request.page)
+        described = self._describe_nodes(nodes, with_objects=request.include_stream_set_objects)
+        found, following = budget.fitting(islice(described, size + 1), budget.node_bytes)
+        if request.page is None:
+            budget.require_all(len(found), len(nodes), "node_ids", "set page")
+        if len(found) > size:
+            found, following = found[:size], found[size]
+        token = "" if following is None else token_of(following.node_id)
+        return answers.GetNodesAnswer(nodes=found, next_page_token=token)
+
+    def describe_nodes(self, node_ids: Sequence[int]) -> tuple[answers.NodeDescription, ...]:
+        """Return these nodes, or all, however many; for this process alone."""
+        return tuple(self._describe_nodes(self._nodes_from(node_ids, 0), with_objects=False))
+
+    def _nodes_from(self, node_ids: Sequence[int], first: int) -> list[Node]:
+        """Return these nodes, or all, from an id on."""
+        if node_ids:
+            asked = (self._nodes.get(each) for each in sorted(set(node_ids)) if each >= first)
+            return [node for node in asked if node is not None]
+        return [node for node in self._nodes.in_order() if node.node_id >= first]
+
+    def _describe_nodes(
+        self, nodes: Iterable[Node], *, with_objects: bool
+    ) -> Iterator[answers.NodeDescription]:
+        return (self._describe_node(node, with_objects=with_objects) for node in nodes)
 
     def _describe_node(self, node: Node, *, with_objects: bool) -> answers.NodeDescription:
+        if with_objects:
+            held = self._nodes.set_object_count(node.node_id)
+            what = f"node {node.node_id} with its {held} stream set objects"
+            budget.require_sendable(budget.SET_OBJECT_BYTES * held, what)
         return answers.NodeDescription(
             node_id=node.node_id,
             node_epoch=node.node_epoch,
@@ -143,6 +181,7 @@ class Reads:
         node_id, size = request.node_id, page_size(request.page)
         if self._nodes.get(node_id) is None:
             return answers.ListStreamSetObjectsAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
+        size = min(size, budget.ANSWER_BYTES // budget.SET_OBJECT_BYTES)
         ids = self._objects.set_objects_of(node_id, first_id(request.page) - 1, size + 1)
         return answers.ListStreamSetObjectsAnswer(
             error=ErrorCode.NONE,
@@ -169,10 +208,15 @@ class Reads:
             rows, after = self._streams.page(first_id(page), page_size(page), owner)
             found, token = rows.tolist(), token_of(after)
         pending = self._pending_of(column(found))
-        described = tuple(
-            self._describe_stream(stream_id, request, tuple(pending.get(stream_id, ())))
-            for stream_id in found
+        described, following = budget.fitting(
+            (
+                self._describe_stream(stream_id, request, tuple(pending.get(stream_id, ())))
+                for stream_id in found
+            ),
+            budget.stream_bytes,
         )
+        if following is not None:
+            token = token_of(following.stream_id)
         return answers.DescribeStreamsAnswer(
             streams=described, next_page_token=token, total=self._streams.live_count()
         )
@@ -214,7 +258,10 @@ class Reads:
         )
 
     def _stream_objects(self, stream_id: int) -> tuple[answers.StreamObjectRange, ...]:
-        columns = (values.tolist() for values in self._objects.stream_objects(stream_id))
+        held = self._objects.stream_objects(stream_id)
+        what = f"stream {stream_id} with its {len(held[0])} stream objects"
+        budget.require_sendable(budget.RANGE_BYTES * len(held[0]), what)
+        columns = (values.tolist() for values in held)
         return tuple(map(answers.StreamObjectRange, *columns))
 
     # ---- what a node has open or owes ----

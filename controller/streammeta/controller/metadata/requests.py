@@ -235,9 +235,10 @@ class ObjectQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetObjects(ReadRequest):
-    """Read which objects hold ranges of streams."""
+    """Read which objects hold ranges of streams; of the first queries only if it `may_stop`."""
 
     queries: tuple[ObjectQuery, ...]
+    may_stop: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,10 +363,11 @@ class RegisterNode(WriteRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetNodes(ReadRequest):
-    """Read nodes by id or all."""
+    """Read nodes by id or all; without a page all of them must fit in one answer."""
 
     node_ids: tuple[int, ...] = ()
     include_stream_set_objects: bool = False
+    page: PageRequest | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,9 +407,10 @@ class KVKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetKVs(ReadRequest):
-    """Read values."""
+    """Read values; those of the first keys only if it `may_stop`."""
 
     keys: tuple[KVKey, ...]
+    may_stop: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

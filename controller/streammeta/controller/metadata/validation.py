@@ -92,7 +92,9 @@ def _check_page(page: PageRequest) -> None:
     check_between("page.page_size", page.page_size, 0, PAGE_SIZE_MAX)
 
 
-def _check_id_page(_: str, page: PageRequest) -> None:
+def _check_id_page(_: str, page: PageRequest | None) -> None:
+    if page is None:
+        return
     _check_page(page)
     token = page.page_token
     if not token:

@@ -28,6 +28,7 @@ from streammeta.controller.metadata.requests import (
     DescribeObjects,
     DescribeStreams,
     GetNodes,
+    GetObjects,
     GetOpeningStreams,
     ListKVs,
     ListStreamSetObjects,
@@ -71,6 +72,9 @@ ROUNDS_BEFORE_SCAN = 3
 OPENED_PER_TURN = 64
 """Maximum waiting calls admitted in one turn of the event loop."""
 
+QUERIES_OF_A_READ = 500
+"""Queries beyond which a GetObjects holds the loop as long as a scan does."""
+
 _COMMITS = (CommitStreamSetObject, CommitUploads, CommitStreamObject)
 _SCANS = (DescribeStreams, DescribeObjects, ListStreamSetObjects, ListKVs, GetOpeningStreams)
 _PATIENT = (RequestClass.SCAN, RequestClass.SNAPSHOT)
@@ -83,6 +87,8 @@ def class_of(request: WriteRequest | ReadRequest, *, writes: bool) -> RequestCla
     if isinstance(request, _SCANS):
         return RequestClass.SCAN
     if isinstance(request, GetNodes) and request.include_stream_set_objects:
+        return RequestClass.SCAN
+    if isinstance(request, GetObjects) and len(request.queries) > QUERIES_OF_A_READ:
         return RequestClass.SCAN
     return RequestClass.CHANGE if writes else RequestClass.READ
 

@@ -1,0 +1,129 @@
+"""Budget of an answer in bytes, and the sizes of what answers list.
+
+An answer ends where the next item would take it over the budget, so that one call costs a bounded
+time and memory whatever the map holds; the caller goes on behind it. Sizes are those on the wire or
+somewhat above. What takes long to describe counts for more than its bytes.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from streammeta.controller.errors import LimitExceededError
+from streammeta.controller.metadata.answers import (
+    KVEntry,
+    NodeDescription,
+    ObjectDescription,
+    ObjectList,
+    StreamDescription,
+)
+from streammeta.controller.metadata.values import Tags
+
+ANSWER_BYTES = 4 << 20
+"""Budget of an answer, in bytes; one item alone may be larger."""
+
+ITEM_BYTES_MAX = 48 << 20
+"""Maximum size of one item, in bytes; gRPC carries messages of 64 MiB."""
+
+QUERIES_AT_ONCE = 2_000
+"""Queries after which an answer that may stop does so."""
+
+RANGE_BYTES = 48
+"""Size of a stream's range or of a span of its offsets."""
+
+SET_OBJECT_BYTES = 256
+"""Size of a listed set object."""
+
+_STREAM_BYTES = 1_024
+_OBJECT_BYTES = 2_048
+_OBJECT_RANGE_BYTES = 26
+_NODE_BYTES = 256
+_QUERY_BYTES = 48
+_SLICE_BYTES = 80
+_ENTRY_BYTES = 32
+
+Item = TypeVar("Item")
+
+
+def fitting(
+    items: Iterable[Item], size_of: Callable[[Item], int]
+) -> tuple[tuple[Item, ...], Item | None]:
+    """Return the first items, as many as an answer may hold but one at least, and the next.
+
+    The latter is None if there are no more. Items are taken one by one, up to the next.
+
+    Raises:
+        LimitExceededError: one item alone is too large to be sent.
+    """
+    fits: list[Item] = []
+    left = ANSWER_BYTES
+    for item in items:
+        size = size_of(item)
+        require_sendable(size, "one item of the answer")
+        if fits and size > left:
+            return tuple(fits), item
+        fits.append(item)
+        left -= size
+    return tuple(fits), None
+
+
+def require_sendable(size: int, what: str) -> None:
+    """Raise `LimitExceededError` if one item of an answer is too large to be sent."""
+    if size > ITEM_BYTES_MAX:
+        raise LimitExceededError(
+            f"{what} is {size} bytes, at most {ITEM_BYTES_MAX}; "
+            "leave included lists out and read them page by page"
+        )
+
+
+def require_all(fit: int, asked: int, field: str, instead: str = "") -> None:
+    """Raise unless an answer that must not stop holds all that was asked for.
+
+    Raises:
+        LimitExceededError: only the first `fit` fit; `instead` says what takes the rest too.
+    """
+    if fit < asked:
+        raise LimitExceededError(
+            f"{field}: the answer to {asked} is over {ANSWER_BYTES} bytes; "
+            f"ask for at most {fit} at once" + (f", or {instead}" if instead else "")
+        )
+
+
+def stream_bytes(one: StreamDescription) -> int:
+    """Return the size of a described stream."""
+    spans = len(one.ranges) + len(one.stream_objects) + len(one.pending_uploads) + len(one.lost)
+    return _STREAM_BYTES + _tags_bytes(one.tags) + RANGE_BYTES * spans
+
+
+def object_bytes(one: ObjectDescription) -> int:
+    """Return the size of a described object."""
+    return _OBJECT_BYTES + _OBJECT_RANGE_BYTES * len(one.ranges.stream_id)
+
+
+def node_bytes(one: NodeDescription) -> int:
+    """Return the size of a described node."""
+    held = SET_OBJECT_BYTES * len(one.stream_set_objects)
+    return _NODE_BYTES + text_bytes(one.wal_config) + _tags_bytes(one.tags) + held
+
+
+def object_list_bytes(one: ObjectList) -> int:
+    """Return the size of the answer to one query."""
+    return _QUERY_BYTES + _SLICE_BYTES * len(one.objects)
+
+
+def entry_bytes(one: KVEntry) -> int:
+    """Return the size of a listed key."""
+    return _ENTRY_BYTES + text_bytes(one.key) + len(one.value)
+
+
+def value_bytes(value: bytes) -> int:
+    """Return the size of a value that was asked for by its key."""
+    return _ENTRY_BYTES + len(value)
+
+
+def text_bytes(text: str) -> int:
+    """Return the size of a text."""
+    return _ENTRY_BYTES + len(text if text.isascii() else text.encode())
+
+
+def _tags_bytes(tags: Tags) -> int:
+    return sum(text_bytes(key) + text_bytes(value) for key, value in tags)
