@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from streammeta.cli.client import Command
+from streammeta.cli.config_file import config_option
 from streammeta.controller.config import (
     ConfigError,
     ControllerConfig,
@@ -48,6 +49,7 @@ def _setting_options(command: Command) -> Command:
 
 
 @click.command()
+@config_option
 @click.option("--node-id", type=int, required=True, help="This controller's id, 0 to 999.")
 @click.option("--cluster-id", required=True, help="The cluster's name; part of every object's key.")
 @click.option("--listen", required=True, metavar="HOST:PORT", help="Where to listen for clients.")

@@ -9,6 +9,7 @@ COMMANDS = {
     "certs": "streammeta.cli.certs_command:certs",
     "cluster": "streammeta.cli.cluster_command:cluster",
     "compact": "streammeta.cli.compact_command:compact",
+    "config": "streammeta.cli.config_command:config",
     "controller": "streammeta.cli.controller_command:controller",
     "dev": "streammeta.cli.local_cluster:dev",
     "health": "streammeta.cli.cluster_command:health",
