@@ -1,15 +1,12 @@
 """The arithmetic of the figures, and what settings come to."""
 
-import asyncio
 import struct
-from typing import cast
 
 import pytest
 
-from scripts.benchmarks import http2
 from scripts.benchmarks.commits import STREAMS_MAX, Settings
 from scripts.benchmarks.committer import STEP, Load, SlotStreams, own_streams
-from scripts.benchmarks.figures import Target, median, percentile, targets_table
+from scripts.benchmarks.figures import Target, percentile, targets_table
 from scripts.benchmarks.observed_controller import Counters
 
 
@@ -21,12 +18,6 @@ def test_a_percentile_is_one_of_the_values() -> None:
     ]
     with pytest.raises(ValueError, match="empty"):
         percentile([], 0.5)
-
-
-def test_the_median_of_an_even_number_is_between_two() -> None:
-    """The mean of the middle two."""
-    assert median([1.0, 9.0, 2.0]) == 2.0
-    assert median([1.0, 2.0, 4.0, 9.0]) == 3.0
 
 
 def test_a_target_says_whether_it_is_met() -> None:
@@ -64,57 +55,3 @@ def test_counters_are_compared_field_by_field() -> None:
     """What happened since; the longest stall stays."""
     since = Counters(5, 50, 7, 9, 90, 8) - Counters(1, 10, 2, 3, 30, 7)
     assert since == Counters(4, 40, 5, 6, 60, 8)
-
-
-class _Wire:
-    """Takes what a connection writes."""
-
-    def __init__(self) -> None:
-        self.written = bytearray()
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-    def data_bytes(self) -> int:
-        """Payload of all DATA frames."""
-        at, found = 0, 0
-        while at < len(self.written):
-            length_and_kind, _, _ = struct.unpack_from(">IBI", self.written, at)
-            if length_and_kind & 0xFF == http2.DATA:
-                found += length_and_kind >> 8
-            at += http2.FRAME_HEADER_BYTES + (length_and_kind >> 8)
-        return found
-
-
-async def test_no_more_is_sent_than_the_server_has_room_for() -> None:
-    """The default window of 65 535 bytes first, the rest when both windows are opened."""
-    wire = _Wire()
-    connection = http2.Http2Connection("h:1")
-    connection.connection_made(cast(asyncio.Transport, wire))
-    wire.written.clear()
-    answer = connection.call("/s/M", bytes(100_000))
-    assert wire.data_bytes() == http2.DEFAULT_WINDOW
-    grant = struct.pack(">I", 1 << 20)
-    connection.data_received(http2.frame(http2.WINDOW_UPDATE, 0, 1, grant))
-    assert wire.data_bytes() == http2.DEFAULT_WINDOW  # the connection's own is still closed
-    connection.data_received(http2.frame(http2.WINDOW_UPDATE, 0, 0, grant))
-    assert wire.data_bytes() == 100_000 + http2.MESSAGE_HEADER_BYTES
-
-    message = http2.frame(http2.DATA, 0, 1, struct.pack(">BI", 0, 3) + b"yes")
-    for byte in message:  # answers come in any pieces
-        connection.data_received(bytes([byte]))
-    assert not answer.done()
-    connection.data_received(http2.frame(http2.HEADERS, http2.END_STREAM, 1, b"trailers"))
-    assert await answer == b"yes"
-
-
-async def test_a_call_that_ends_without_an_answer_fails() -> None:
-    """As does every call when the connection breaks."""
-    connection = http2.Http2Connection("h:1")
-    connection.connection_made(cast(asyncio.Transport, _Wire()))
-    refused, broken = connection.call("/s/M", b""), connection.call("/s/M", b"")
-    connection.data_received(http2.frame(http2.RST_STREAM, 0, 1, bytes(4)))
-    connection.connection_lost(None)
-    for answer in (refused, broken):
-        with pytest.raises(http2.Http2Error, match="/s/M"):
-            await answer

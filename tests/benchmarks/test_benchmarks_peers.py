@@ -4,37 +4,9 @@ import struct
 
 import pytest
 
-from scripts.benchmarks import http2
 from scripts.benchmarks.peers import jute
 from scripts.benchmarks.peers.template import Template
 from scripts.benchmarks.protobuf_bytes import count_of_field, fields, length_delimited, number
-
-
-def test_a_new_session_is_asked_for_as_jute_lays_it_out() -> None:
-    """ConnectRequest: version, last zxid, timeout, session, password, read-only."""
-    assert jute.connect_request(30_000) == bytes.fromhex(
-        "0000002d"  # 45 bytes follow
-        "00000000"
-        "0000000000000000"
-        "00007530"
-        "0000000000000000"
-        "00000010 00000000 00000000 00000000 00000000 00"
-    )
-
-
-def test_a_multi_that_creates_a_node() -> None:
-    """Header of the request, header of the operation, CreateRequest, and the end mark."""
-    packet = jute.multi(7, [(jute.CREATE, jute.create_request("/a", b"xy"))])
-    assert packet == bytes.fromhex(
-        "00000045"  # 69 bytes follow
-        "00000007 0000000e"
-        "00000001 00 ffffffff"
-        "00000002 2f61"
-        "00000002 7879"
-        "00000001 0000001f 00000005 776f726c64 00000006 616e796f6e65"
-        "00000000"
-        "ffffffff 01 ffffffff"
-    )
 
 
 def _multi_reply(*results: bytes) -> bytes:
@@ -67,11 +39,6 @@ def test_many_nodes_are_read_by_one_request() -> None:
     assert jute.data_count_of_multi_read(_multi_reply(read, read)) == 2
     assert jute.data_count_of_multi_read(_multi_reply(read, failed)) == 1
     assert jute.data_count_of_multi_read(struct.pack(">iqi", 1, 99, -4)) == 0
-
-
-def test_an_idle_session_pings() -> None:
-    """Its number and its kind, nothing else."""
-    assert jute.ping() == bytes.fromhex("00000008 fffffffe 0000000b")
 
 
 def test_repeated_fields_of_an_answer_are_counted() -> None:
@@ -108,19 +75,3 @@ def test_fields_written_are_fields_read() -> None:
     message = number(3, 300) + length_delimited(1, b"ab") + length_delimited(1, b"c")
     assert message == bytes.fromhex("18ac02 0a026162 0a0163")
     assert fields(message) == {3: 300, 1: b"c"}
-
-
-def test_a_request_of_grpc_begins_with_literal_headers() -> None:
-    """RFC 7541: indexed method and scheme, the rest literals that nobody has to remember."""
-    assert http2.request_headers("/s/M", "h:1") == bytes.fromhex(
-        "8386"
-        "04 04 2f732f4d"
-        "01 03 683a31"
-        "0f10 10 6170706c69636174696f6e2f67727063"
-        "00 02 7465 08 747261696c657273"
-    )
-
-
-def test_a_frame_has_a_length_of_three_bytes() -> None:
-    """RFC 9113: length, type, flags, stream, payload."""
-    assert http2.frame(http2.DATA, http2.END_STREAM, 5, b"abc").hex() == "000003000100000005616263"

@@ -37,13 +37,6 @@ def test_a_step_counts_from_the_question_and_from_its_cause() -> None:
     ]
 
 
-def test_a_step_that_few_commits_took_is_left_out() -> None:
-    """Half of them or less: it is no step of a usual commit."""
-    usual: timeline.Passing = {ASKED: [0], ANSWERED: [10]}
-    rows = summary([usual, {**usual, ("leader", "flushed"): [5]}])
-    assert [row.step for row in rows] == ["asks", "has the answer"]
-
-
 def test_a_commit_is_put_together_by_its_offset_and_its_time() -> None:
     """Steps that know no offset belong to the commit that was under way."""
     number = {(point.role, point.step): index for index, point in enumerate(POINTS)}

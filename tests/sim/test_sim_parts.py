@@ -14,33 +14,14 @@ from streammeta.controller.quorum.messages import Batch, BatchKind, encode_voter
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.runtime.state_hashes import RollingHash
-from streammeta.storage.durable_files import DirectoryInUseError, DiskFullError
-from tests.linearizability.models import CommitRange, Committed, Get, KVAnswer, NotAtEnd, Put
+from tests.linearizability.models import CommitRange, Put
 from tests.sim.sim_disk import SimDisk, StoppedError
 from tests.sim.sim_ghost import Ghost
 from tests.sim.sim_map import MAP_KEY, MapWrite
 from tests.sim.sim_store import Keyed, Store, StoreImage, decode_image, encode_image, record_of
-from tests.sim.sim_time import NodeClock, Timeline, Violation
+from tests.sim.sim_time import Violation
 
 NO_VOTERS = VoterSet()
-
-
-@pytest.mark.parametrize("rate", [970, 1000, 1030])
-def test_a_clock_shows_a_time_from_the_moment_it_says(rate: int) -> None:
-    clock = NodeClock(offset=4711, rate=rate)
-    for shown in range(5000, 5200):
-        when = clock.when(shown)
-        assert clock.show(when) >= shown > clock.show(when - 1)
-
-
-def test_a_timeline_keeps_the_order_of_what_is_due_at_once() -> None:
-    timeline = Timeline()
-    happened: list[int] = []
-    for number, delay in enumerate([5, 3, 5, 3]):
-        timeline.later(delay, lambda number=number: happened.append(number))  # type: ignore[misc]
-    assert timeline.run_until(lambda: len(happened) == 4, 10)
-    assert happened == [1, 3, 0, 2]
-    assert not timeline.run_until(lambda: False, 10)
 
 
 # -- the store
@@ -55,16 +36,6 @@ def decided(store: Store, key: str, request: Any, offset: int) -> object:
 
 def image_at(store: Store, end_offset: int, voters: VoterSet = NO_VOTERS) -> StoreImage:
     return store.image(SnapshotId(EndOffset(end_offset), Epoch(1)), voters, b"\1")
-
-
-def test_a_store_decides_as_the_models_of_its_clients_expect() -> None:
-    store = Store()
-    assert decided(store, "k", Put("a"), 4) == KVAnswer(True, "a", 5)
-    assert decided(store, "k", Put("b", expected_version=4), 5) == KVAnswer(False, "a", 5)
-    assert decided(store, "k", Put("b", expected_version=5), 5) == KVAnswer(True, "b", 6)
-    assert decided(store, "s", CommitRange(7, 0, 1), 6) == Committed()
-    assert decided(store, "s", CommitRange(7, 0, 1), 7) == Committed()
-    assert decided(store, "s", CommitRange(8, 0, 1), 7) == NotAtEnd()
 
 
 def test_undoing_restores_state_and_hash() -> None:
@@ -82,15 +53,6 @@ def test_undoing_restores_state_and_hash() -> None:
     assert image_at(store, 1) == before  # it was committed
 
 
-def test_a_store_of_an_image_holds_nothing_else() -> None:
-    source = Store()
-    decided(source, "k", Put("a"), 0)
-    target = Store.of(decode_image(encode_image(image_at(source, 1), random.Random(0))))
-    assert target.hash == source.hash
-    assert target.applied_end_offset == 1
-    assert target.answer("k", Get()) == KVAnswer(True, "a", 1)
-
-
 def test_a_store_of_an_image_has_the_map() -> None:
     source = Store()
     answer: Any = decided(source, MAP_KEY, MapWrite(GetNextNodeId(request_id="x")), 0)
@@ -99,16 +61,6 @@ def test_a_store_of_an_image_has_the_map() -> None:
     assert target.freeze().digest() == source.freeze().digest()
     source.undo_to(0)
     assert source.freeze().digest() == Store().freeze().digest()
-
-
-def test_snapshots_of_one_state_differ_byte_by_byte_and_not_in_what_they_say() -> None:
-    store = Store()
-    for offset in range(6):
-        decided(store, f"k{offset}", Put("a"), offset)
-    image = image_at(store, 6, VoterSet((Voter(ReplicaKey(NodeId(1)), "node1:1"),)))
-    files = {encode_image(image, random.Random(seed)) for seed in range(5)}
-    assert len(files) == 5
-    assert all(decode_image(data) == image for data in files)
 
 
 def test_every_flipped_bit_and_every_cut_of_a_snapshot_is_noticed() -> None:
@@ -289,15 +241,6 @@ def test_what_was_not_synced_may_be_lost_kept_or_torn() -> None:
     assert any(b"\0" in data and data.endswith(change[-8:]) for data in left)
 
 
-def test_the_death_of_the_process_alone_loses_nothing() -> None:
-    disk = disk_with(b"old")
-    disk.open(FILE).write(3, b"new")
-    disk.lock(HOME / ".lock")
-    disk.end_process()
-    assert content(disk) == b"oldnew"
-    disk.lock(HOME / ".lock").release()
-
-
 def test_names_are_lost_until_their_directory_is_synced() -> None:
     seen = set()
     for seed in range(50):
@@ -311,15 +254,6 @@ def test_names_are_lost_until_their_directory_is_synced() -> None:
     assert seen == {(b"old", ("file",)), (b"old", ("file", "other")), (b"new", ("file",))}
 
 
-def test_a_rename_is_durable_when_the_directory_is_synced() -> None:
-    for seed in range(50):
-        disk = disk_with(b"old")
-        disk.rename(FILE, HOME / "other")
-        disk.sync_directory(HOME)
-        disk.crash(random.Random(seed))
-        assert disk.names(HOME) == ["other"]
-
-
 def test_a_failed_sync_loses_what_it_should_have_kept_and_says_so() -> None:
     disk = disk_with(b"old")
     disk.fail_sync_after = 2
@@ -331,30 +265,6 @@ def test_a_failed_sync_loses_what_it_should_have_kept_and_says_so() -> None:
         file.sync()
     file.sync()
     assert content(disk) == disk.durable(FILE) == b"oldkept"
-
-
-def test_a_full_disk_writes_what_fits_and_takes_no_new_name() -> None:
-    disk = disk_with(b"old")
-    disk.space = 2
-    with pytest.raises(DiskFullError):
-        disk.open(FILE).write(3, b"new")
-    assert content(disk) == b"oldne"
-    with pytest.raises(DiskFullError):
-        disk.open(HOME / "other", create=True)
-    disk.open(FILE).write(0, b"OLD")  # room it has already
-    disk.open(FILE).truncate(1)
-    disk.open(HOME / "other", create=True)
-
-
-def test_a_removed_file_gives_its_room_back_and_stays_readable() -> None:
-    disk = disk_with(b"old")
-    disk.space = 0
-    file = disk.open(FILE)
-    disk.remove(FILE)
-    assert disk.space == 3
-    assert file.read(0, 3) == b"old"
-    with pytest.raises(FileNotFoundError):
-        disk.open(FILE)
 
 
 def test_a_stop_comes_at_the_ordered_call() -> None:
@@ -380,12 +290,3 @@ def test_rot_stays_until_the_byte_is_gone() -> None:
     disk.rename(HOME / "file.damaged", FILE)
     disk.open(FILE).truncate(1)
     assert not disk.is_rotten()
-
-
-def test_a_directory_is_locked_once() -> None:
-    disk = SimDisk()
-    lock = disk.lock(HOME / ".lock")
-    with pytest.raises(DirectoryInUseError):
-        disk.lock(HOME / ".lock")
-    lock.release()
-    disk.lock(HOME / ".lock")

@@ -49,48 +49,6 @@ def left_out(found: CompactionPlan) -> list[tuple[int, ExclusionReason]]:
     return [(one.object_id, one.reason) for one in found.excluded]
 
 
-S0, S1 = [(0, 0, 25)], [(1, 30, 120)]
-S2_HEAD, S2_TAIL = [(2, 400, 435)], [(2, 435, 500)]
-S3 = [(3, 210, 270)]
-
-
-@pytest.mark.parametrize(
-    ("thresholds", "first", "second"),
-    [
-        (
-            range(1, 25),
-            [("SPLIT", S0, 25), ("SPLIT", S1, 90), ("SPLIT", S2_HEAD, 35)],
-            [("SPLIT", S2_TAIL, 65), ("SPLIT", S3, 60)],
-        ),
-        (
-            range(25, 60),
-            [("SPLIT", S1, 90), ("SPLIT", S2_HEAD, 35), ("COMPACT", S0, 25)],
-            [("SPLIT", S2_TAIL, 65), ("SPLIT", S3, 60)],
-        ),
-        (
-            range(60, 90),
-            [("SPLIT", S1, 90), ("SPLIT", S2_HEAD, 35), ("COMPACT", S0, 25)],
-            [("SPLIT", S2_TAIL, 65), ("COMPACT", S3, 60)],
-        ),
-        (
-            range(90, 100),
-            [("SPLIT", S2_HEAD, 35), ("COMPACT", S0 + S1, 115)],
-            [("SPLIT", S2_TAIL, 65), ("COMPACT", S3, 60)],
-        ),
-        (range(100, 120), [("COMPACT", S0 + S1 + S2_HEAD, 150)], [("COMPACT", S2_TAIL + S3, 125)]),
-    ],
-    ids=lambda value: f"{value.start}..{value.stop - 1}" if isinstance(value, range) else "",
-)
-def test_three_objects_become_what_the_threshold_makes_of_them(
-    thresholds: range, first: list[object], second: list[object]
-) -> None:
-    for threshold in thresholds:
-        found = plan(three_objects(), 150, threshold)
-        assert outputs(found) == [first, second], f"threshold {threshold}"
-        assert found.commits[0].source_ids == (0, 1, 2)
-        assert (found.excluded, found.left_alone) == ((), ())
-
-
 def reads_in_units(found: CompactionPlan, unit: int) -> list[list[tuple[int, int, int]]]:
     """GETs of each iteration: object, first and last byte + 1, in units."""
     made = []
@@ -131,18 +89,6 @@ def test_entries_are_read_together_while_they_are_fewer_bytes_than_the_limit() -
     assert reads_of(entries, 20) == [(0, 0, 10), (0, 10, 10)]
     assert reads_of(entries, 10) == [(0, 0, 10), (0, 10, 10)]
     assert reads_of(entries, 8) == [(0, 0, 8), (0, 8, 2), (0, 10, 8), (0, 18, 2)]
-
-
-def test_what_fits_the_budget_exactly_fits() -> None:
-    entries = [entry(o, s, 50 * o, 50 * o + 50) for o in (0, 1) for s in (0, 1)]
-    first, second = [(0, 0, 100)], [(1, 0, 100)]
-    assert outputs(plan(entries, 100, 100)) == [
-        [("COMPACT", first, 100)],
-        [("COMPACT", second, 100)],
-    ]
-    assert outputs(plan(entries, 100, 99)) == [[("SPLIT", first, 100)], [("SPLIT", second, 100)]]
-    halves = [[("SPLIT", [(s, at, at + 50)], 50)] for s in (0, 1) for at in (0, 50)]
-    assert outputs(plan(entries, 99, 99)) == halves
 
 
 def test_an_object_that_shares_no_stream_is_left_alone() -> None:
@@ -198,15 +144,6 @@ def test_an_object_with_an_entry_over_the_budget_is_left_out_and_says_so() -> No
     assert left_out(found) == [(0, ExclusionReason.OVERSIZED_ENTRY)]
     assert "101 bytes, which is over the memory budget of 100" in found.excluded[0].detail
     assert plan(entries, 101).excluded == ()
-
-
-def test_stream_objects_that_the_budget_cuts_count_toward_the_limit() -> None:
-    entries = [entry(o, s, 10 * o, 10 * o + 10) for o in range(4) for s in range(2)]
-    assert len(outputs(plan(entries, 20, 5, max_stream_objects=4))) == 4
-    fewer = plan(entries, 20, 5, max_stream_objects=3)
-    made = [kind for iteration in outputs(fewer) for kind, _, _ in iteration]
-    assert made.count("SPLIT") <= 3
-    assert {one.reason for one in fewer.excluded} == {ExclusionReason.TOO_MANY_STREAM_OBJECTS}
 
 
 def test_stream_objects_and_streams_of_a_commit_are_limited_together() -> None:
@@ -290,12 +227,6 @@ def test_every_contiguous_range_becomes_a_stream_object() -> None:
     assert found.commits[0].source_ids == (7,)
 
 
-def test_iterations_take_whole_ranges_while_they_fit() -> None:
-    found = split(ONE_OBJECT, 40)
-    assert [len(iteration) for iteration in entries_of_outputs(found)] == [1, 2, 1]
-    assert kinds(found) == ["SPLIT"] * 4
-
-
 def test_dead_bytes_between_ranges_count_toward_the_stretch_that_is_read() -> None:
     rows = placed([entry(0, 0, 0, 10), entry(0, 1, 0, 70), entry(0, 2, 0, 10), entry(0, 3, 0, 10)])
     live = EntryTable.of_rows(one for one in rows if one.stream_id != 1)
@@ -347,35 +278,11 @@ def test_ranges_of_up_to_the_split_size_stay_and_an_object_of_such_is_left_alone
     assert (found.commits, found.left_alone) == ((), (0,))
 
 
-def test_several_objects_are_split_together() -> None:
-    entries = [entry(o, s, 10 * o, 10 * o + 10) for o in range(3) for s in range(2)]
-    found = split(entries)
-    assert entries_of_outputs(found) == [
-        [("SPLIT", [(s, at, at + 10) for at in (0, 10, 20)]) for s in range(2)]
-    ]
-    assert found.commits[0].source_ids == (0, 1, 2)
-
-
 def test_objects_that_break_a_limit_together_are_split_in_several_commits() -> None:
     entries = [entry(o, s, 0, 10) for o in range(5) for s in (2 * o, 2 * o + 1)]
     found = split(entries, max_rows=4)
     assert [commit.source_ids for commit in found.commits] == [(0, 1), (2,), (3, 4)]
     assert found.excluded == ()
-
-
-@pytest.mark.parametrize(
-    ("limits", "reason"),
-    [
-        ({"max_stream_objects": 1, "max_streams": 1}, ExclusionReason.TOO_MANY_STREAMS),
-        ({"max_rows": 2}, ExclusionReason.TOO_MANY_ROWS),
-    ],
-)
-def test_an_object_that_breaks_a_limit_alone_is_excluded(
-    limits: dict[str, int], reason: ExclusionReason
-) -> None:
-    found = split([entry(4, s, 0, 10) for s in range(3)], **limits)
-    assert [(one.object_id, one.reason) for one in found.excluded] == [(4, reason)]
-    assert found.commits == ()
 
 
 def test_cuts_that_make_more_stream_objects_than_allowed_exclude_the_object() -> None:

@@ -31,8 +31,6 @@ from streammeta.storage.compaction.stream_objects import (
     cut_groups,
     due_kind,
     first_turns,
-    in_offset_order,
-    is_worth_compacting,
     may_have_work,
     newest_tier,
     plan_stream,
@@ -93,12 +91,6 @@ def test_a_small_object_pulls_no_huge_one_into_a_merge() -> None:
     assert not plan_stream(row(tiny, 9 * GIB), 0, StreamCompaction.GATHER_SMALL).groups
 
 
-def test_objects_in_a_brokers_own_files_are_left_alone() -> None:
-    objects = [replace(one, bucket_id=LOCAL_BUCKET) for one in row(1, 1, composites="c")]
-    for kind in StreamCompaction:
-        assert not is_worth_compacting(objects, kind, 5, replace(rules_for(kind), dirty_bytes=0))
-
-
 def test_what_is_below_the_start_is_removed_whatever_the_kind() -> None:
     for kind in StreamCompaction:
         plan = plan_stream(row(1, 1, 1, 1), 20, kind)
@@ -134,12 +126,6 @@ def test_links_are_pruned_when_enough_of_the_first_composite_is_dirty() -> None:
     assert pruned(501) == [[0]]
     assert pruned(1000) == []  # the first is gone altogether, the second clean
     assert not plan_stream(row(GIB), 9, StreamCompaction.PRUNE_LINKS).groups
-
-
-def test_an_object_that_is_listed_twice_counts_as_it_was_last() -> None:
-    objects = row(1, 2, 3)
-    late = replace(objects[0], size=7)
-    assert in_offset_order([objects[2], *objects, late]) == [late, objects[1], objects[2]]
 
 
 def test_a_growing_group_begins_with_what_is_no_larger_than_all_behind_it() -> None:
