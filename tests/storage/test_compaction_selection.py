@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -350,7 +351,7 @@ def skewed_streams(count: int, total: int) -> NDArray[np.int64]:
     ids=str,
 )
 def test_slow_streams_are_rewritten_half_as_often_at_most(
-    total: int | None, often: dict[str, int]
+    total: int | None, often: dict[str, Any]
 ) -> None:
     node = SimulatedNode(slow_streams() if total is None else skewed_streams(300, total), **often)
     node.run(26)
