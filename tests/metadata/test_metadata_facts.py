@@ -10,25 +10,23 @@ import pytest
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.object_facts import ObjectFacts, facts_of_one
-from streammeta.controller.metadata.values import RangeColumns, SourceOperation, column
+from streammeta.controller.metadata.values import SourceOperation, column
 from streammeta.controller.records import record as rec
 from streammeta.controller.records.codec import RecordCodecError, decode_records, encode_records
 from streammeta.controller.runtime.map_checkpoint import read_map
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader, write_checkpoint
 from streammeta.v1.records_pb2 import RecordSet
 from tests.metadata.rich_history import checkpoint
-from tests.metadata.test_metadata_uploads import (
+from tests.metadata.small_world import (
     NODE,
     NOW,
     World,
     batch,
-    merge,
     stream_objects,
     upload,
 )
 
 UNKNOWN = (-1, -1, -1)
-COMPOSITE = 1
 KEEP, DELETE = SourceOperation.KEEP_DATA, SourceOperation.DELETE
 SET_OBJECT_OF_OLD = bytes.fromhex(
     # Of a log that knows no facts: object 1 of node 0 holds offsets 0 to 10 of stream 2.
@@ -54,53 +52,8 @@ def known(world: World, *object_ids: int) -> list[tuple[int, int, int]]:
     return [tuple(getattr(one, name) for name in rec.FACT_COLUMNS) for one in answer.objects]
 
 
-def found(world: World, stream_id: int) -> list[tuple[int, int, int]]:
-    """What the map says to who looks for a stream's objects."""
-    answer: Any = world.map.query(r.GetObjects(queries=(r.ObjectQuery(stream_id, 0, -1),)))
-    return [
-        tuple(getattr(one, name) for name in rec.FACT_COLUMNS) for one in answer.results[0].objects
-    ]
-
-
 def made(world: World, request: Any) -> None:
     assert world.write(request).error is ErrorCode.NONE
-
-
-# ---- what is committed comes back ----
-
-
-def test_every_way_of_committing_records_facts() -> None:
-    world = World()
-    rows = replace(
-        stream_objects((1, 1, 0, 5), (2, 2, 0, 5)), **fact_columns((3, 4, -1), (-1, -1, 0))
-    )
-    made(world, upload(0, (0, 0, 5), stream_objects=rows, **facts(0, 2**63 - 1, 2**32 - 1)))
-    two = batch((3, (0, 5, 6)), (4, (1, 5, 6)), **fact_columns((7, 7, 1), UNKNOWN))
-    assert not world.write(two).errors.any()
-    wanted = [(0, 2**63 - 1, 2**32 - 1), (3, 4, -1), (-1, -1, 0), (7, 7, 1), UNKNOWN]
-    assert known(world, 0, 1, 2, 3, 4) == wanted
-    assert found(world, 0) == [wanted[0], wanted[3]]
-    assert found(world, 1) == [wanted[1], wanted[4]]
-    assert known(world.restored(), 0, 1, 2, 3, 4) == wanted
-    assert world.restored().map.state_hash() == world.map.state_hash()
-
-
-def test_a_repeat_and_new_attributes_change_no_facts() -> None:
-    world = World()
-    made(world, upload(0, (0, 0, 5), **facts(1, 2, 3)))
-    made(world, upload(0, (0, 0, 5), **facts(1, 2, 3)))
-    other = world.write(upload(0, (0, 0, 5), **facts(4, 5, 6)))
-    assert other.error is ErrorCode.OBJECT_CONTENT_MISMATCH
-    again = upload(
-        0,
-        (0, 0, 5),
-        ranges=RangeColumns(),
-        compacted_object_ids=column([0]),
-        attributes=8,
-        **facts(4, 5, 6),
-    )
-    made(world, again)
-    assert known(world, 0) == [(1, 2, 3)]
 
 
 def test_the_next_object_of_a_row_inherits_nothing() -> None:
@@ -120,40 +73,6 @@ def test_the_next_object_of_a_row_inherits_nothing() -> None:
     assert world.map._objects.row(object_id) == row
     made(world, upload(object_id, (0, 5, 9)))
     assert known(world, object_id) == [UNKNOWN]
-
-
-# ---- what compactions make of them ----
-
-
-def _stream_objects(*rows: tuple[int, int, int]) -> World:
-    """Stream objects 0, 1, ... hold stream 0, ten offsets each, and have these facts."""
-    world = World()
-    for number, row in enumerate(rows):
-        one = replace(
-            stream_objects((number, 0, 10 * number, 10 * number + 10)), **fact_columns(row)
-        )
-        made(world, upload(-1, (0, 0, 1), ranges=RangeColumns(), stream_objects=one))
-    return world
-
-
-def _merge(world: World, object_id: int, sources: Any, end: int, **changes: Any) -> None:
-    made(world, merge(object_id, sources, end_offset=end, **changes))
-
-
-@pytest.mark.parametrize("attributes", [0, COMPOSITE])
-def test_a_merged_stream_object_has_the_bounds_of_all_it_is_made_of(attributes: int) -> None:
-    world = _stream_objects((5, 6, 1), (2, 3, 2), (8, 9, -1))
-    operations = (KEEP if attributes else DELETE,) * 2
-    _merge(world, 10, (0, 1), 20, attributes=attributes, operations=operations)
-    assert known(world, 10) == [(2, 6, -1)]
-    _merge(world, 11, (10, 2), 30, attributes=attributes)
-    assert known(world, 11) == [(2, 9, -1)]
-
-
-def test_an_id_that_was_never_committed_does_not_spoil_the_bounds() -> None:
-    world = _stream_objects((5, 6, 1))
-    _merge(world, 10, (0, 20), 10)
-    assert known(world, 10) == [(5, 6, -1)]
 
 
 # ---- who records none pays nothing ----

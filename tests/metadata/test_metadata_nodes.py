@@ -1,13 +1,10 @@
-"""Nodes and streams: fencing, locks, departure, ranges of ownership, pages, repeats."""
+"""Listings in pages, what they look up, and the ids of nodes; the model holds the rest."""
 
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.answers import NodeDescription
 from streammeta.controller.metadata.values import (
     Int64Column,
     NodeIdentity,
@@ -15,47 +12,16 @@ from streammeta.controller.metadata.values import (
     column,
 )
 from streammeta.controller.records.record import ObjectsDestroyed
-from tests.metadata.test_metadata_uploads import NODE, NOW, OTHER, World
-
-
-def node(world: World, node_id: int = 0) -> NodeDescription | None:
-    answer: Any = world.map.query(r.GetNodes(node_ids=(node_id,)))
-    described: NodeDescription | None = answer.nodes[0] if answer.nodes else None
-    return described
-
-
-def known(world: World, node_id: int = 0) -> NodeDescription:
-    described = node(world, node_id)
-    assert described is not None
-    return described
-
-
-def close(world: World, *streams: int, end: int | None = None) -> None:
-    items = tuple(r.StreamToClose(stream, 1, end) for stream in streams)
-    assert not any(world.write(r.CloseStreams(node=NODE, streams=items)).errors)
-
-
-def unregister(world: World, identity: NodeIdentity = NODE) -> ErrorCode:
-    error: ErrorCode = world.write(r.UnregisterNode(node=identity)).error
-    return error
+from tests.metadata.small_world import NODE, NOW, OTHER, World
 
 
 def destroy(world: World, *object_ids: int) -> None:
     world.apply(ObjectsDestroyed(object_id=column(object_ids), marked_at_ms=NOW))
 
 
-def prepare(world: World, identity: NodeIdentity) -> ErrorCode:
-    request = r.PrepareObjects(request_id="n", node=identity, count=1, ttl_ms=1_000)
-    error: ErrorCode = world.write(request).error
-    return error
-
-
 def next_id(world: World, request_id: str) -> int:
     issued: int = world.write(r.GetNextNodeId(request_id=request_id)).node_id
     return issued
-
-
-# ---- counters ----
 
 
 def test_a_nodes_set_objects_are_listed_without_looking_at_those_of_others() -> None:
@@ -94,63 +60,6 @@ def _count_looked_up(world: World) -> list[int]:
     return asked
 
 
-# ---- unregistering ----
-
-
-def test_a_node_that_owns_nothing_is_forgotten() -> None:
-    world = World(streams=1)
-    assert unregister(world) is ErrorCode.STREAM_NOT_CLOSED
-    close(world, 0)
-    assert unregister(world, NodeIdentity(0, 0)) is ErrorCode.NODE_EPOCH_EXPIRED
-    world.write(r.SetNodeLock(node_id=0, locked=True))
-    assert unregister(world) is ErrorCode.NODE_LOCKED
-    world.write(r.SetNodeLock(node_id=0, locked=False))
-    assert unregister(world) is ErrorCode.NONE
-    assert node(world) is None
-    assert prepare(world, NODE) is ErrorCode.NODE_EPOCH_NOT_EXIST
-    before = world.map.state_hash()
-    assert unregister(world) is ErrorCode.NONE
-    assert world.map.state_hash() == before
-
-
-def test_a_node_that_owes_an_upload_is_kept_until_it_is_made_or_given_up() -> None:
-    world = World(streams=1)
-    close(world, 0, end=10)
-    assert unregister(world) is ErrorCode.STREAM_NOT_CLOSED
-    world.commit(1, (0, 0, 10))
-    destroy(world, 1)
-    assert unregister(world) is ErrorCode.NONE
-
-
-def test_uploads_that_are_over_are_forgotten_with_their_node() -> None:
-    world = World(streams=1)
-    close(world, 0, end=10)
-    world.write(r.DeleteStreams(node=NODE, streams=(r.StreamToDelete(0, 1),)))
-    assert unregister(world) is ErrorCode.NONE
-    assert len(world.map.freeze().sections()["pending_uploads"]["node_id"]) == 0
-
-
-@pytest.mark.parametrize("by", ["register", "opening"])
-def test_a_newer_process_ends_departure_failover_and_recovery(by: str) -> None:
-    world = World(streams=1)
-    world.commit(1, (0, 0, 5))
-    close(world, 0)
-    world.write(r.GetOpeningStreams(node=NODE, failover=True))
-    world.write(r.AssignRecoveries(targets=(r.RecoveryTarget(0, 1, 1),)))
-    unregister(world)
-    described = known(world)
-    assert (described.failover, described.departed, described.recovered_by) == (True, True, 1)
-    newer = NodeIdentity(0, 2)
-    world.write(r.RegisterNode(node=newer) if by == "register" else r.GetOpeningStreams(node=newer))
-    described = known(world)
-    assert (described.failover, described.departed, described.recovered_by) == (False, False, -1)
-    destroy(world, 1)
-    assert known(world).node_epoch == 2
-
-
-# ---- ids ----
-
-
 def test_an_issued_id_is_never_above_the_largest_even_if_a_node_has_that() -> None:
     world = World()
     world.write(r.RegisterNode(node=NodeIdentity(2**31 - 1, 0)))
@@ -158,20 +67,14 @@ def test_an_issued_id_is_never_above_the_largest_even_if_a_node_has_that() -> No
     assert [next_id(world, name) for name in ("a", "b")] == [1001, 1002]
 
 
-# ---- recoveries and supervision ----
-
-
 def test_a_node_that_departs_is_supervised_no_longer() -> None:
     world = World(streams=1)
     world.commit(1, (0, 0, 5))
-    close(world, 0)
+    world.write(r.CloseStreams(node=NODE, streams=(r.StreamToClose(0, 1),)))
     world.write(r.SuperviseNode(node=NODE))
     world.write(r.UnregisterNode(node=NODE))
-    assert known(world).departed
-    assert not known(world).supervised
-
-
-# ---- pages ----
+    described: Any = world.map.query(r.GetNodes(node_ids=(0,)))
+    assert [(one.departed, one.supervised) for one in described.nodes] == [(True, False)]
 
 
 def _pages(ask: Any, request: Any, items: str, size: int = 3) -> list[list[Any]]:

@@ -8,7 +8,6 @@ import pytest
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError, LimitExceededError
 from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.commit_validation import OBJECT_SIZE_MAX
 from streammeta.controller.metadata.object_indexes import COMMITTED_BYTES_MAX
 from streammeta.controller.metadata.request_identity import (
@@ -24,8 +23,8 @@ from streammeta.controller.metadata.values import (
     StreamObjectColumns,
     column,
 )
-from tests.metadata import test_metadata_uploads as uploads
-from tests.metadata.test_metadata_uploads import NODE, World, batch, stream_objects, upload
+from tests.metadata import small_world as uploads
+from tests.metadata.small_world import NODE, World, batch, stream_objects, upload
 
 MISMATCH = ErrorCode.OBJECT_CONTENT_MISMATCH
 JUDGING_ONLY = {"failover", "on_conflict"}
@@ -186,57 +185,6 @@ def test_repeats_are_known_after_compaction_removal_and_restart(
         {"operations": (SourceOperation.DEEP_DELETE, SourceOperation.DELETE)},
     ):
         assert_refused(world, merge(**other))
-
-
-def test_a_new_leader_knows_the_repeat_by_the_log_alone() -> None:
-    world = merged()
-    follower = World()
-    follower.map = ClusterMap()
-    for offset, payload in world.log:
-        follower.replay(offset, payload)
-    assert_made_before(follower, mixed())
-    assert_refused(follower, mixed(object_size=101))
-    assert_refused(follower, merge(object_size=21))
-
-
-def test_an_id_committed_by_another_kind_of_commit_is_refused() -> None:
-    world = merged()
-    assert_refused(world, upload(9, (1, 0, 9)))
-    assert_refused(world, upload(4, (3, 0, 1), compacted_object_ids=column([0])))
-    assert_refused(world, merge(object_id=2, source_object_ids=column([9])))
-    assert_refused(world, batch((0, (0, 0, 5))))
-
-
-def test_rows_left_out_stay_left_out_and_only_accept_valid_repeats_that() -> None:
-    world = World()
-    first = upload(0, (0, 0, 5), (1, 7, 9), on_conflict=OnConflict.ACCEPT_VALID)
-    expected = [ErrorCode.NONE, ErrorCode.OFFSET_NOT_MATCHED]
-    assert world.write(first).range_errors.tolist() == expected
-    assert world.write(first).range_errors.tolist() == expected
-    assert_refused(world, replace(first, on_conflict=OnConflict.REJECT_ALL))
-    assert_refused(world, upload(0, (0, 0, 5), on_conflict=OnConflict.ACCEPT_VALID))
-
-
-def test_stream_objects_alone_are_known_by_any_of_their_ids() -> None:
-    world = World()
-    rows = stream_objects((1, 0, 0, 5), (2, 1, 7, 9))
-    first = r.CommitStreamSetObject(
-        node=NODE,
-        object_id=-1,
-        order_id=-1,
-        object_size=0,
-        stream_objects=rows,
-        on_conflict=OnConflict.ACCEPT_VALID,
-    )
-    expected = [ErrorCode.NONE, ErrorCode.OFFSET_NOT_MATCHED]
-    assert world.write(first).stream_object_errors.tolist() == expected
-    # What was left out comes with another commit; the first one's repeat is known all the same.
-    later = replace(first, stream_objects=stream_objects((2, 1, 0, 9)))
-    assert world.write(later).error is ErrorCode.NONE
-    assert world.write(first).stream_object_errors.tolist() == expected
-    assert_made_before(world, later)
-    other = replace(first, stream_objects=stream_objects((2, 1, 0, 9), (3, 2, 0, 1)))
-    assert_refused(world, other)
 
 
 def test_uploads_in_columns_are_the_same_commits_as_one_by_one() -> None:

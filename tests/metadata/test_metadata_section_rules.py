@@ -27,7 +27,7 @@ from streammeta.controller.runtime.map_checkpoint import read_map
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError, write_checkpoint
 from tests.metadata.map_pair import told
 from tests.metadata.rich_history import histories, picked, width
-from tests.metadata.test_metadata_uploads import World, stream_objects, upload
+from tests.metadata.small_world import World, stream_objects, upload
 
 Sections = dict[str, dict[str, Any]]
 HOSTILE = (-(2**63), -2, -1, 0, 1, 6, 77, 2**31 - 1, 2**31, 2**40, 2**63 - 1)

@@ -12,7 +12,7 @@ from streammeta.controller.metadata.stream_index import StreamIndex
 from streammeta.controller.metadata.tables import FreeBlocks, Table, Undo, block_rows
 from streammeta.controller.metadata.values import column
 from streammeta.controller.records.record import ObjectsDestroyed
-from tests.metadata.test_metadata_uploads import NODE, NOW, World, upload
+from tests.metadata.small_world import NODE, NOW, World, upload
 
 
 @pytest.mark.parametrize("seed", range(4))

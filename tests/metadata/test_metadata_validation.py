@@ -9,7 +9,7 @@ from streammeta.controller.errors import ErrorCode, InvalidRequestError, LimitEx
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.commit_validation import OBJECT_SIZE_MAX
 from streammeta.controller.metadata.values import NodeIdentity, PageRequest, RangeColumns, column
-from tests.metadata.test_metadata_uploads import (
+from tests.metadata.small_world import (
     NODE,
     NOW,
     World,

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.maintenance import Claim
 from streammeta.controller.metadata.requests import ClaimBucket
 from streammeta.controller.metadata.tables import Table, Undo
-from streammeta.controller.records.record import BucketClaimed
-from tests.metadata.test_metadata_uploads import NODE, NOW, World
+from streammeta.controller.records.record import BucketClaimed, StreamSetObjectsCommitted
+from tests.metadata.small_world import NODE, NOW, World, batch
 
 
 def test_committed_entries_are_not_undone() -> None:
@@ -111,21 +112,6 @@ def _is_builder(node: ast.Attribute) -> bool:
     return isinstance(node.value, ast.Name) and node.value.id == "cluster_map"
 
 
-def test_the_first_uuid_stays_and_the_bound_only_grows() -> None:
-    world = World()
-    assert world.map.bucket_claim == Claim("", 0)
-    for uuid, bound, expected in (
-        ("a", 0, Claim("a", 0)),
-        ("b", 0, Claim("a", 0)),
-        ("b", 70, Claim("a", 70)),
-        ("a", 60, Claim("a", 70)),
-        ("a", 2**63 - 1, Claim("a", 2**63 - 1)),
-    ):
-        answer = world.write(ClaimBucket(cluster_uuid=uuid, issued_below=bound))
-        assert Claim(answer.cluster_uuid, answer.issued_below) == expected
-        assert world.map.bucket_claim == expected
-
-
 def test_what_changes_nothing_is_no_record() -> None:
     world = World()
     request = ClaimBucket(cluster_uuid="a", issued_below=7)
@@ -150,3 +136,16 @@ def test_checkpoints_of_versions_without_claims_are_read() -> None:
     sections = dict(World().map.freeze().sections())
     del sections["bucket_claim"]
     assert ClusterMap.from_sections(sections, 1).bucket_claim == Claim("", 0)
+
+
+def test_a_batch_is_one_record_and_every_object_holds_its_own_ranges() -> None:
+    world = World()
+    request = batch((3, (0, 0, 5), (2, 0, 7)), (1, (1, 0, 9)), (2, (3, 0, 1)))
+    decision = world.map.decide(request, NOW, world.map.applied_end_offset)
+    assert [type(record) for record in decision.records] == [StreamSetObjectsCommitted]
+    answer = world.write(request)
+    assert (answer.errors.tolist(), answer.range_errors.tolist()) == ([0] * 3, [0] * 4)
+    described: Any = world.map.query(r.DescribeObjects(object_ids=(1, 2, 3)))
+    held = [(item.object_id, item.ranges.stream_id.tolist()) for item in described.objects]
+    assert held == [(1, [1]), (2, [3]), (3, [0, 2])]
+    assert world.ends() == [5, 9, 7, 1]

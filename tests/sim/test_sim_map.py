@@ -10,7 +10,7 @@ from streammeta.controller.metadata.tables import Undo
 from streammeta.controller.metadata.values import ObjectState, RangeColumns, SourceOperation, column
 from streammeta.controller.records import record
 from streammeta.controller.records.codec import decode_records
-from tests.metadata.test_metadata_uploads import NODE, NOW, World, merge, stream_objects, upload
+from tests.metadata.small_world import NODE, NOW, World, merge, stream_objects, upload
 from tests.sim.sim_map import MapWatch
 from tests.sim.sim_time import Violation
 
