@@ -25,9 +25,9 @@ from streammeta.controller.peers.server import CALLS_MAX, PeerServer
 from streammeta.controller.peers.wire import encode_answer, encode_request
 from streammeta.controller.quorum import messages
 from streammeta.controller.runtime.interfaces import Endpoints
+from tests.kit.memory_cluster import eventually
 from tests.quorum.fake_replica import FakeReplica
 from tests.quorum.peer_messages import ASK, FETCH, FETCH_SNAPSHOT, VOTE, VOTED, with_field
-from tests.quorum.tcp_quorum import eventually
 
 CLUSTER = ClusterId("c")
 HERE = Identity(CLUSTER, NodeId(2))
@@ -229,9 +229,9 @@ async def test_a_flood_of_fetches_leaves_room_for_votes(replica: FakeReplica, po
     assert voted is not None
     assert voted.kind is FrameKind.VOTE_ANSWER
     peers[0].writer.close()
-    await eventually(lambda: len(replica.forgotten) == 32, 10, "its requests are forgotten")
+    await eventually(lambda: len(replica.forgotten) == 32, "its requests are forgotten")
     peers[8].send(asked(FETCH, 3))
-    await eventually(lambda: len(replica.waiting) == 257, 10, "there is room again")
+    await eventually(lambda: len(replica.waiting) == 257, "there is room again")
     for reply in replica.replies:
         reply(None)
     stopped = await peers[8].frame()
@@ -244,12 +244,12 @@ async def test_a_flood_of_fetches_leaves_room_for_votes(replica: FakeReplica, po
 async def test_no_more_is_read_than_may_be_in_flight(replica: FakeReplica, peer: Peer) -> None:
     await peer.greet()
     peer.send(*(asked(FETCH, call) for call in range(1, CALLS_MAX + 11)))
-    await eventually(lambda: len(replica.waiting) == CALLS_MAX, 10, "the bound is reached")
+    await eventually(lambda: len(replica.waiting) == CALLS_MAX, "the bound is reached")
     await asyncio.sleep(0.05)
     assert len(replica.waiting) == CALLS_MAX
     for reply in list(replica.replies):
         reply(None)
-    await eventually(lambda: len(replica.waiting) == CALLS_MAX + 10, 10, "the rest is read")
+    await eventually(lambda: len(replica.waiting) == CALLS_MAX + 10, "the rest is read")
 
 
 async def test_a_peer_that_does_not_read_its_answers_is_disconnected(
@@ -263,18 +263,18 @@ async def test_a_peer_that_does_not_read_its_answers_is_disconnected(
         peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
         peer.send(greeting())
         peer.send(*(asked(FETCH, call) for call in range(1, 33)))
-        await eventually(lambda: len(replica.waiting) == 32, 10, "all are asked")
+        await eventually(lambda: len(replica.waiting) == 32, "all are asked")
         for reply in replica.replies:
             reply(chunk)
-        await eventually(lambda: server.broken == 1, 10, "it is disconnected")
+        await eventually(lambda: server.broken == 1, "it is disconnected")
 
 
 async def test_answers_of_a_gone_connection_are_dropped(replica: FakeReplica, port: int) -> None:
     async with connected(port) as peer:
         await peer.greet()
         peer.send(asked(FETCH, 1))
-        await eventually(lambda: bool(replica.replies), 10, "the Fetch arrives")
-    await eventually(lambda: bool(replica.forgotten), 10, "it is forgotten")
+        await eventually(lambda: bool(replica.replies), "the Fetch arrives")
+    await eventually(lambda: bool(replica.forgotten), "it is forgotten")
     replica.replies[0](None)
 
 

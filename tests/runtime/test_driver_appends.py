@@ -1,0 +1,141 @@
+"""What a leader appends, what it refuses to, and what operators hear of changes it refuses."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from streammeta.controller.errors import OutcomeUnknownError
+from streammeta.controller.quorum.config import QuorumLimits
+from streammeta.controller.quorum.messages import QuorumError
+from streammeta.controller.rpc.quorum_service import QuorumServicer
+from streammeta.controller.rpc.services import service_handler
+from streammeta.controller.runtime.quorum_errors import RecordTooLargeError, UncommittedLogFullError
+from streammeta.rpc.connections import client_channel
+from streammeta.rpc.failures import RpcFailure, read_failure
+from streammeta.v1 import quorum_pb2 as pb
+from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
+from tests.kit.grpc_servers import served
+from tests.kit.memory_cluster import CLUSTER, MemoryCluster, create, eventually
+
+
+async def test_refused_appends_change_nothing(tmp_path: Path) -> None:
+    limits = QuorumLimits(max_batch_bytes=1_000, max_uncommitted_bytes=1_500)
+    async with MemoryCluster(tmp_path, limits=limits) as cluster:
+        await cluster.fill("a", 1)
+        leader = await cluster.leader()
+        driver = cluster.nodes[leader].driver
+        before = driver.next_offset
+        with pytest.raises(RecordTooLargeError, match="1000"):
+            driver.append([b"x" * 1_000], required_base_offset=before)
+        assert driver.next_offset == before
+        cluster.isolate(leader)
+        driver.append([b"x" * 900], required_base_offset=before)
+        with pytest.raises(UncommittedLogFullError):
+            driver.append([b"x" * 900], required_base_offset=before + 1)
+        assert driver.next_offset == before + 1
+        await eventually(lambda: not driver.is_leader, "check-quorum deposes a lone leader")
+
+
+async def test_many_appends_of_one_turn_become_one_batch(lone: MemoryCluster) -> None:
+    await lone.fill("a", 1)
+    node = lone.nodes[await lone.leader()]
+    start = node.driver.next_offset
+    await asyncio.gather(*(node.controller.write(create(f"b-{i}")) for i in range(100)))
+    (batch,) = node.journal.read(start, 1 << 20)
+    assert len(batch.payloads) == 100
+
+
+async def test_a_failed_flush_ends_the_replica(
+    lone: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await lone.fill("a", 1)
+    node = lone.nodes[await lone.leader()]
+    committed = node.controller.committed_end
+
+    def fail() -> None:
+        raise OSError(5, "disk on fire")
+
+    monkeypatch.setattr(node.journal._segments[-1], "sync", fail)
+    with pytest.raises(OutcomeUnknownError):
+        await node.controller.write(create("b"))
+    with pytest.raises(OSError, match="on fire"):
+        await asyncio.wait_for(node.driver.fatal, 10)
+    assert (node.driver.is_leader, node.controller.committed_end) == (False, committed)
+
+
+KEY = pb.ReplicaKey(node_id=9, directory_id="d")
+NAMELESS = pb.ReplicaKey(node_id=9)
+VOTER = pb.Voter(key=KEY, endpoint="127.0.0.1:1")
+
+
+def add_voter(**changes: Any) -> pb.AddVoterRequest:
+    fields: dict[str, Any] = {"cluster_id": CLUSTER, "voter": VOTER, "timeout_ms": 1_000}
+    return pb.AddVoterRequest(**(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"cluster_id": "other"}, "cluster_id"),
+        (
+            {"voter": pb.Voter(key=pb.ReplicaKey(node_id=9), endpoint="127.0.0.1:1")},
+            "voter.key.directory_id",
+        ),
+        ({"voter": pb.Voter(key=KEY, endpoint="nowhere")}, "voter.endpoint"),
+        (
+            {"voter": pb.Voter(key=KEY, endpoint="h:1", client_endpoint="nowhere")},
+            "voter.client_endpoint",
+        ),
+        ({"timeout_ms": -1}, "timeout_ms"),
+    ],
+)
+async def test_a_voter_that_is_not_well_described_is_refused_by_field(
+    lone: MemoryCluster, changes: dict[str, Any], field: str
+) -> None:
+    await lone.fill("a", 1)
+    async with operator_of(lone, 0) as stub:
+        failure = await refusal(stub.AddVoter(add_voter(**changes)))
+    assert (failure.code, failure.reason) == (INVALID, "INVALID_FIELD")
+    assert failure.metadata["field"] == field
+
+
+async def test_operators_hear_why_a_change_is_refused(cluster: MemoryCluster) -> None:
+    await cluster.fill("a", 1)
+    leader = await cluster.leader()
+    async with operator_of(cluster, leader) as stub:
+        stranger = await refusal(stub.AddVoter(add_voter()))
+        assert stranger.reason in QuorumError.__members__
+        unknown = pb.RemoveVoterRequest(cluster_id=CLUSTER, key=pb.ReplicaKey(node_id=9))
+        assert (await refusal(stub.RemoveVoter(unknown))).reason == "VOTER_NOT_FOUND"
+    async with operator_of(cluster, next(i for i in cluster.nodes if i != leader)) as stub:
+        asked = pb.DescribeQuorumRequest(leader_only=True)
+        for call in (stub.AddVoter(add_voter()), stub.DescribeQuorum(asked)):
+            failure = await refusal(call)
+            assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "NOT_LEADER")
+            assert failure.metadata["leader_id"] == str(leader)
+
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def refusal(call: Awaitable[object]) -> RpcFailure:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return read_failure(caught.value)
+
+
+@asynccontextmanager
+async def operator_of(cluster: MemoryCluster, node_id: int) -> AsyncIterator[QuorumServiceStub]:
+    """Serve the quorum of a node to operators; gives what they call."""
+    service = pb.DESCRIPTOR.services_by_name["QuorumService"]
+    unary = QuorumServicer(cluster.nodes[node_id].driver, CLUSTER).unary()
+    async with (
+        served(service_handler(service, unary, {})) as endpoint,
+        client_channel(endpoint) as channel,
+    ):
+        yield QuorumServiceStub(channel)
