@@ -11,6 +11,7 @@ from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.peers.frames import (
     ANSWERS,
     CONTROL_REQUESTS,
+    FETCHED_BYTES_MAX,
     HEADER_BYTES,
     HELLO_BYTES_MAX,
     HELLO_ONLY,
@@ -195,3 +196,8 @@ def test_what_is_no_hello_and_no_answer_to_one_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(HelloError, match=message):
         kind.decoded(data)
+
+
+def test_an_answer_has_room_for_the_largest_batch_behind_all_that_a_fetch_asks_for() -> None:
+    limits = QuorumLimits()
+    assert limits.max_fetch_bytes + limits.max_batch_bytes < FETCHED_BYTES_MAX

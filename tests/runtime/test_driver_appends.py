@@ -130,7 +130,7 @@ async def refusal(call: Awaitable[object]) -> RpcFailure:
 
 
 @asynccontextmanager
-async def operator_of(cluster: MemoryCluster, node_id: int) -> AsyncIterator[QuorumServiceStub]:
+async def operator_of(cluster: MemoryCluster, node_id: int) -> AsyncIterator[Any]:
     """Serve the quorum of a node to operators; gives what they call."""
     service = pb.DESCRIPTOR.services_by_name["QuorumService"]
     unary = QuorumServicer(cluster.nodes[node_id].driver, CLUSTER).unary()
