@@ -29,6 +29,7 @@ from streammeta.controller.peers.hello import (
     Purpose,
     Refusal,
 )  # fmt: skip
+from streammeta.controller.quorum.config import QuorumLimits
 
 VOTE = Frame(FrameKind.VOTE, 1, b"vote")
 FETCH = Frame(FrameKind.FETCH, (1 << 64) - 1, b"")

@@ -1,7 +1,7 @@
 """What a leader appends, what it refuses to, and what operators hear of changes it refuses."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,14 @@ import grpc
 import pytest
 
 from streammeta.controller.errors import OutcomeUnknownError
+from streammeta.controller.ids import EndOffset
 from streammeta.controller.quorum.config import QuorumLimits
 from streammeta.controller.quorum.messages import QuorumError
+from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.quorum_service import QuorumServicer
 from streammeta.controller.rpc.services import service_handler
 from streammeta.controller.runtime.quorum_errors import RecordTooLargeError, UncommittedLogFullError
+from streammeta.controller.trust.door import Door
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.v1 import quorum_pb2 as pb
@@ -46,7 +49,7 @@ async def test_many_appends_of_one_turn_become_one_batch(lone: MemoryCluster) ->
     node = lone.nodes[await lone.leader()]
     start = node.driver.next_offset
     await asyncio.gather(*(node.controller.write(create(f"b-{i}")) for i in range(100)))
-    (batch,) = node.journal.read(start, 1 << 20)
+    (batch,) = node.journal.read(EndOffset(start), 1 << 20)
     assert len(batch.payloads) == 100
 
 
@@ -123,7 +126,7 @@ async def test_operators_hear_why_a_change_is_refused(cluster: MemoryCluster) ->
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def refusal(call: Awaitable[object]) -> RpcFailure:
+async def refusal(call: Any) -> RpcFailure:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return read_failure(caught.value)
@@ -135,7 +138,7 @@ async def operator_of(cluster: MemoryCluster, node_id: int) -> AsyncIterator[Any
     service = pb.DESCRIPTOR.services_by_name["QuorumService"]
     unary = QuorumServicer(cluster.nodes[node_id].driver, CLUSTER).unary()
     async with (
-        served(service_handler(service, unary, {})) as endpoint,
+        served(service_handler(service, Entrance(Door(CLUSTER)), unary)) as endpoint,
         client_channel(endpoint) as channel,
     ):
         yield QuorumServiceStub(channel)
