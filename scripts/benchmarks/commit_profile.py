@@ -3,7 +3,7 @@
 Runs the commit load once more under `cProfile`, by CPU time of the event loop's thread, from the
 controllers' start to their end. The profiler makes Python's calls dearer than they are, and gRPC's
 C code cheaper by comparison: read the shares, and take totals from the unprofiled run. The
-journal's thread is not in it.
+journal's thread is not in it, what the loop writes to the journal itself is.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -26,7 +26,7 @@ from streammeta.controller.server import ControllerNode
 
 _LAYOUT = struct.Struct("<6q")
 _FLUSHES, _STALL = struct.Struct("<5q"), struct.Struct("<q")
-"""Parts of the layout, each written by one thread."""
+"""Parts of the layout, each written by one thread at a time."""
 _STALL_POLL_S = 0.01
 _LENGTH_BYTES = 4
 """Of a payload, before it in its batch."""
@@ -64,7 +64,7 @@ class Counters:
 
 
 class _Counting:
-    """Stands before `os.fdatasync` and `Journal.append`, which the journal's thread alone calls.
+    """Stands before `os.fdatasync` and `Journal.append`, which one thread at a time calls.
 
     A timer on the event loop writes down how late it was at most.
     """

@@ -42,7 +42,7 @@ class Point:
 
 
 _unflushed: list[int] = []
-"""End of what the journal was given and has not flushed; its thread alone knows it."""
+"""End of what the journal was given and has not flushed; one thread at a time writes to it."""
 
 
 def _given(arguments: Sequence[Any], _result: Any) -> int:
@@ -103,7 +103,7 @@ POINTS = (
         "returns",
         lambda call, response: _end_of_batches(response or call[-1]),
     ),
-    Point("each", "journal's thread begins", (_JOURNAL + "append",), "enters", _given),
+    Point("each", "journal begins", (_JOURNAL + "append",), "enters", _given),
     Point("each", "flushed", (_JOURNAL + "sync",), "returns", _flushed),
     Point("each", "flush is reported", (_DRIVER + "_on_report",), "enters", _reported),
     Point(

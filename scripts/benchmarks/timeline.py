@@ -40,12 +40,12 @@ Step: TypeAlias = tuple[str, str]
 ASKED: Step = ("client", "asks")
 ANSWERED: Step = ("client", "has the answer")
 CAUSES: Mapping[Step, Step] = {
-    ("leader", "journal's thread begins"): ("leader", "batch is in the log"),
-    ("leader", "flushed"): ("leader", "journal's thread begins"),
+    ("leader", "journal begins"): ("leader", "batch is in the log"),
+    ("leader", "flushed"): ("leader", "journal begins"),
     ("leader", "flush is reported"): ("leader", "flushed"),
     ("follower", "batch is read"): ("leader", "batch is with the transport"),
-    ("follower", "journal's thread begins"): ("follower", "batch is read"),
-    ("follower", "flushed"): ("follower", "journal's thread begins"),
+    ("follower", "journal begins"): ("follower", "batch is read"),
+    ("follower", "flushed"): ("follower", "journal begins"),
     ("follower", "flush is reported"): ("follower", "flushed"),
     ("leader", "follower's Fetch is read"): ("follower", "next Fetch is with the transport"),
     ("leader", "high watermark passes it"): ("leader", "follower's Fetch is read"),

@@ -21,7 +21,7 @@ def test_every_cause_is_a_step() -> None:
 
 def test_a_step_counts_from_the_question_and_from_its_cause() -> None:
     """Of two followers the first counts; the other is beside it."""
-    read, written = ("follower", "batch is read"), ("follower", "journal's thread begins")
+    read, written = ("follower", "batch is read"), ("follower", "journal begins")
     passing: timeline.Passing = {
         ASKED: [1_000],
         read: [6_000, 3_000],

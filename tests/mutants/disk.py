@@ -164,6 +164,33 @@ DISK = (
         ),
     ),
     Mutant(
+        "loop-writes-while-the-thread-does",
+        "The loop flushes a batch while the thread has others to write that come before it.",
+        "what two writers of one log come to",
+        """
+        streammeta.controller.runtime.flush_place:
+        - if self._at_thread or self._is_disk_full:
+        + if self._is_disk_full:
+        """,
+        Simulated("crashy"),
+    ),
+    Mutant(
+        "loop-reports-before-its-flush",
+        "What the loop flushes itself is acknowledged first: nothing else could see it meanwhile.",
+        "a power failure could",
+        """
+        streammeta.controller.runtime.quorum_disk:
+        + for item in work:
+        +     self._on_report(events.WriteDone(item.token))
+          began = time.monotonic()
+          try:
+        """,
+        Tested(
+            "tests/journal/test_journal_places.py"
+            "::test_a_flush_of_the_loop_is_reported_when_it_is_durable_and_not_before"
+        ),
+    ),
+    Mutant(
         "fetch-sent-with-the-state",
         "A state written ahead of batches lets the acknowledgement of those batches go too.",
         "a hazard of writing the quorum-state out of its turn",

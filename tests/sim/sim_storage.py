@@ -1,6 +1,7 @@
 """A simulated node's disk work: the real worker's steps, and checkpoints of committed state.
 
-Stands for the driver's disk thread, and tells the ghost what is durable when the worker says so.
+Stands for the driver's disk thread and for what the event loop writes itself, by the product's rule
+and now and then by chance; tells the ghost what is durable when the worker says so.
 
 Takes the place of the driver's `Checkpointer`, whose files would be too large and too rarely alike:
 here nodes often have snapshots of one id, whose bytes differ.
@@ -8,8 +9,9 @@ here nodes often have snapshots of one id, whose bytes differ.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from streammeta.controller.ids import EndOffset, SnapshotId
@@ -18,6 +20,7 @@ from streammeta.controller.journal.snapshots import SnapshotWriter
 from streammeta.controller.quorum import events
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.runtime import quorum_disk
+from streammeta.controller.runtime.flush_place import FlushPlace
 from streammeta.controller.runtime.quorum_disk import FinishSnapshot
 from streammeta.storage.durable_files import DiskFullError
 from tests.sim.sim_store import decode_image, encode_image
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
 RETRY_FULL_MS = int(quorum_disk.RETRY_FULL_S * 1000)
 _LATE_REPORTS = 0.2
 """Share of reports that reach the event loop a little after the work was done."""
+
+_SLOW_ON_LOOP = 0.03
+"""Share of flushes on the event loop that hold up the whole process for a while."""
 
 
 class SimStorage:
@@ -47,6 +53,13 @@ class SimStorage:
         self._on_report = on_report
         self._on_full = on_full
         self._worker = quorum_disk.DiskWorker(journal)
+        self._place = FlushPlace()
+        self._haste = self._world.rngs.disk.choice((0.0, 0.5, 0.9, 1.0))
+        """Share of appends for which the rule of the place is asked in this life."""
+        self._here: list[events.AppendLog] = []
+        """Appends that the event loop is about to write itself."""
+        self._given = 0
+        """How many items of the queue were not taken yet, for the rule."""
         self._queue: list[quorum_disk.Work] = []
         self._left: tuple[quorum_disk.Work, ...] = ()
         """What waits for room on the disk."""
@@ -63,7 +76,8 @@ class SimStorage:
     @property
     def is_idle(self) -> bool:
         """Whether everything ever submitted is durable."""
-        return not (self._writes or self._queue or self._left or self._is_working)
+        is_done = not (self._here or self._queue or self._left or self._is_working)
+        return is_done and not self._writes
 
     # -- what the driver asks
 
@@ -74,6 +88,7 @@ class SimStorage:
         """
         if (shortage := self._shortage_at_start) is not None:
             self._is_full, self._full_since = True, shortage
+            self._place.returned(0, is_disk_full=True)
             self._node.later(0, lambda: self._on_full(shortage))
             self._retry_later()
 
@@ -81,8 +96,9 @@ class SimStorage:
         """End; simulated processes never stop of their own accord."""
 
     def submit(self, work: quorum_disk.Work) -> None:
-        """Queue work behind everything queued before; chunks of snapshots are read apart from it.
+        """Queue work behind everything queued before, or leave it to the loop if that is idle.
 
+        Chunks of snapshots are read apart from it.
         Writes are remembered until they are durable.
         """
         if (kind := _COUNTED.get(type(work))) is not None:
@@ -92,8 +108,13 @@ class SimStorage:
             return
         if isinstance(work, quorum_disk.Write):
             self._writes.append(work)
-        self._queue.append(work)
-        self._begin()
+        if isinstance(work, events.AppendLog) and self._is_here(work):
+            self._here.append(work)
+            if len(self._here) == 1:
+                asyncio.get_running_loop().call_soon(self._write_here)
+        else:
+            here, self._here = self._here, []
+            self._give((*here, work))
 
     def _read_snapshot(self, work: events.ReadSnapshot) -> None:
         """Read a chunk, as a thread of its own does."""
@@ -104,10 +125,50 @@ class SimStorage:
 
         self._node.later(self._world.disk_delay(), read)
 
+    # -- on the event loop
+
+    def _is_here(self, work: events.AppendLog) -> bool:
+        if self._world.rngs.disk.random() >= self._haste:
+            return False
+        size = sum(batch.size for item in (*self._here, work) for batch in item.batches)
+        return self._place.is_loop(size, self._world.timeline.now / 1000)
+
+    def _write_here(self) -> None:
+        """Write and flush at once; a slow flush keeps the process from all else meanwhile."""
+        work, self._here = self._here, []
+        if not work:
+            return
+        world, node = self._world, self._node
+        is_slow = world.timeline.now < node.slow_disk_until or (
+            world.profile.slow_disk and world.rngs.disk.random() < _SLOW_ON_LOOP
+        )
+        took = node.disk_delay() if is_slow else 0
+        world.count("flushes on the event loop")
+        progress = self._worker.run(work, may_refill=False)
+        self._place.flushed_on_loop(took / 1000, (world.timeline.now + took) / 1000)
+        if progress.full is not None:
+            self._give(progress.left)
+        if took:
+            world.count("slow flushes on the event loop")
+            world.pause(node, took)
+            node.later(0, lambda: self._hand_on_all(progress.reports))
+        else:
+            self._hand_on_all(progress.reports)
+
+    def _hand_on_all(self, reports: Sequence[quorum_disk.Report]) -> None:
+        for report in reports:
+            self._hand_on(report)
+
     # -- working
 
+    def _give(self, work: Sequence[quorum_disk.Work]) -> None:
+        self._place.given()
+        self._given += 1
+        self._queue.extend(work)
+        self._begin()
+
     def _begin(self) -> None:
-        if not self._is_working and self._queue:
+        if not self._is_working and self._given:
             self._is_working = True
             self._node.later(self._node.disk_delay(), self._work)
 
@@ -122,16 +183,18 @@ class SimStorage:
         """Carry out all that is queued and flush once, as the driver's disk thread does."""
         work = (*self._left, *self._queue)
         self._queue.clear()
+        given, self._given = self._given, 0
         if self._world.timeline.now < self._full_until:
-            self._take(self._worker.serve(work), self._full_since)
+            self._take(self._worker.serve(work), self._full_since, given)
             return
         progress = self._worker.run(work, may_refill=not self._is_retrying)
         if self._world.rngs.disk.random() < _LATE_REPORTS:
-            self._node.later(1, lambda: self._take(progress, progress.full))
+            self._node.later(1, lambda: self._take(progress, progress.full, given))
         else:
-            self._take(progress, progress.full)
+            self._take(progress, progress.full, given)
 
-    def _take(self, progress: quorum_disk.Progress, full: DiskFullError | None) -> None:
+    def _take(self, progress: quorum_disk.Progress, full: DiskFullError | None, given: int) -> None:
+        self._place.returned(given, is_disk_full=full is not None)
         if (full is not None) != self._is_full:
             self._is_full = full is not None
             self._on_full(full)

@@ -2,9 +2,10 @@
 
 Owns group commit, and waiting for disk space: a write that finds none waits, with everything behind
 it, while reads go on. Any error but a full disk ends the replica. `DiskWorker` knows no thread;
-`JournalThread` runs it on one. Chunks of snapshots are read on others, and a snapshot is written on
-a thread of its own: neither waits for the log or holds it up. Only the rename that publishes a new
-snapshot takes its turn in the journal's queue.
+`JournalThread` runs it on one, or on the event loop where `flush_place` allows it, never on both at
+once. Chunks of snapshots are read on other threads, and a snapshot is written on a thread of its
+own: neither waits for the log or holds it up. Only the rename that publishes a new snapshot takes
+its turn in the journal's queue.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from streammeta.controller.journal.journal import Journal
 from streammeta.controller.journal.snapshots import SnapshotWriter
 from streammeta.controller.quorum import events
 from streammeta.controller.quorum.messages import Batch
+from streammeta.controller.runtime.flush_place import FlushPlace
 from streammeta.storage.durable_files import DiskFullError
 
 _log = structlog.get_logger(component="journal")
@@ -110,6 +112,17 @@ class Progress:
     reports: tuple[Report, ...]
     left: tuple[Work, ...] = ()
     full: DiskFullError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What the journal's thread did at once, for the event loop."""
+
+    progress: Progress
+    given: int
+    """How many times it was given the work that it has taken."""
+    flush_s: float | None
+    """Seconds that it took, if it was appends and their flush alone."""
 
 
 class DiskWorker:
@@ -263,7 +276,11 @@ class DiskWorker:
 
 
 class JournalThread:
-    """Runs a journal on a thread; callbacks run on the event loop that started it."""
+    """Runs a journal on a thread, small appends on the event loop; callbacks run on the loop.
+
+    The journal belongs to the loop while the thread has nothing to do. Work and what came of it
+    change hands by the queue and by callbacks of the loop alone.
+    """
 
     def __init__(
         self,
@@ -284,12 +301,19 @@ class JournalThread:
         self._on_full = on_full
         self._on_error = on_error
         self._worker = DiskWorker(journal)
-        self._queue: SimpleQueue[Work | None] = SimpleQueue()
-        """Work for the thread; None, the last item, asks it to end."""
-        self._waiting: list[Work] = []
+        self._place = FlushPlace()
+        self._here: list[events.AppendLog] = []
+        """Appends that the loop is about to write itself."""
         self._is_full = False
-        self._retry_at = 0.0
+        """What `on_full` was last told."""
         self._is_stopping = False
+        self._queue: SimpleQueue[Sequence[Work] | None] = SimpleQueue()
+        """Work for the thread; None, the last item, asks it to end."""
+        self._waiting: tuple[Work, ...] = ()
+        """Work that the thread has, and that finds no room on the disk."""
+        self._full: DiskFullError | None = None
+        """Why the thread looks for room again."""
+        self._retry_at = 0.0
         self._is_ending = False
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._snapshot_threads = ThreadPoolExecutor(_SNAPSHOT_THREADS, "snapshot")
@@ -298,6 +322,7 @@ class JournalThread:
     def start(self) -> None:
         """Start the thread; called on the event loop."""
         self._loop = asyncio.get_running_loop()
+        self._give(())  # it looks for room, and tells if there is none
         self._thread.start()
 
     def submit(self, work: Work) -> None:
@@ -306,68 +331,116 @@ class JournalThread:
             return
         if isinstance(work, events.ReadSnapshot):
             self._snapshot_threads.submit(self._read_snapshot, work)
+        elif isinstance(work, events.AppendLog) and self._is_here(work):
+            if not self._here:
+                assert self._loop is not None
+                # Not at once: what the same turn sends reaches the network first.
+                self._loop.call_soon(self._write_here)
+            self._here.append(work)
         else:
-            self._queue.put(work)
+            self._give((*self._take_here(), work))
 
     async def stop(self) -> None:
         """Finish queued work, except that which waits for disk space, and end the threads."""
         self._is_stopping = True
+        if self._here:
+            self._give(self._take_here())
         self._queue.put(None)
         await asyncio.to_thread(self._snapshot_threads.shutdown, cancel_futures=True)
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join)
 
-    # -- the journal's thread
+    # -- on the event loop
 
-    def _run(self) -> None:
+    def _is_here(self, work: events.AppendLog) -> bool:
+        """Whether an append joins those that the loop writes itself."""
+        size = sum([batch.size for item in (*self._here, work) for batch in item.batches])
+        return self._place.is_loop(size, time.monotonic())
+
+    def _take_here(self) -> Sequence[events.AppendLog]:
+        here, self._here = self._here, []
+        return here
+
+    def _give(self, work: Sequence[Work]) -> None:
+        self._place.given()
+        self._queue.put(work)
+
+    def _write_here(self) -> None:
+        if not (work := self._take_here()):
+            return
+        began = time.monotonic()
         try:
-            self._note_full(self._journal.reserve.shortage)
-            while (work := self._next_work()) is not None:
-                self._carry_out(work)
-                self._journal.snapshots.release_idle()
+            progress = self._worker.run(work, may_refill=False)
         except BaseException as error:  # noqa: BLE001 (reported; the process ends on it)
-            self._report(self._on_error, error)
-
-    def _next_work(self) -> list[Work] | None:
-        """Wait for work, or for the next retry; None to end."""
-        work: list[Work] = []
-        if self._is_ending:
-            return None
-        with contextlib.suppress(Empty):
-            item = self._queue.get(timeout=RETRY_FULL_S if self._is_full else _IDLE_CHECK_S)
-            while item is not None:
-                work.append(item)
-                item = self._queue.get_nowait()
-            self._is_ending = True
-        return None if self._is_ending and not work else work
-
-    def _carry_out(self, work: list[Work]) -> None:
-        is_due = time.monotonic() >= self._retry_at
-        if self._waiting and not is_due:
-            progress = self._worker.serve(work)
-            self._waiting.extend(progress.left)
-        else:
-            progress = self._worker.run([*self._waiting, *work], may_refill=is_due)
-            self._waiting = list(progress.left)
-            if is_due:
-                self._retry_at = time.monotonic() + RETRY_FULL_S
-            self._note_full(progress.full)
+            self._is_stopping = True
+            self._on_error(error)
+            return
+        now = time.monotonic()
+        self._place.flushed_on_loop(now - began, now)
+        if progress.full is not None:
+            self._give(progress.left)  # the thread looks for room, and tells
         for report in progress.reports:
             self._tell(report)
 
-    def _note_full(self, full: DiskFullError | None) -> None:
+    def _take(self, done: _Round) -> None:
+        """Pass on what the thread has done; the journal is the loop's again if that was all."""
+        full = done.progress.full
+        self._place.returned(done.given, is_disk_full=full is not None)
+        if done.flush_s is not None:
+            self._place.flushed(done.flush_s)
         if (full is not None) != self._is_full:
             self._is_full = full is not None
-            self._report(self._on_full, full)
+            self._on_full(full)
+        for report in done.progress.reports:
+            self._tell(report)
 
     def _tell(self, report: Report) -> None:
         match report:
             case DiskReadDone(read=read, batches=batches):
-                self._report(read.done, batches)
+                read.done(batches)
             case SnapshotDropped(snapshot_id=snapshot_id, reason=reason):
                 _log.warning("snapshot_dropped", end_offset=snapshot_id.end_offset, reason=reason)
             case _:
-                self._report(self._on_report, report)
+                self._on_report(report)
+
+    # -- the journal's thread
+
+    def _run(self) -> None:
+        try:
+            while (given := self._next_given()) is not None:
+                if given or self._full is not None:
+                    work = [item for each in given for item in each]
+                    self._post(self._take, self._carry_out(work, len(given)))
+                self._journal.snapshots.release_idle()
+        except BaseException as error:  # noqa: BLE001 (reported; the process ends on it)
+            self._post(self._on_error, error)
+
+    def _next_given(self) -> list[Sequence[Work]] | None:
+        """Wait for work, or for the next retry; None to end."""
+        given: list[Sequence[Work]] = []
+        if self._is_ending:
+            return None
+        with contextlib.suppress(Empty):
+            item = self._queue.get(timeout=_IDLE_CHECK_S if self._full is None else RETRY_FULL_S)
+            while item is not None:
+                given.append(item)
+                item = self._queue.get_nowait()
+            self._is_ending = True
+        return None if self._is_ending and not given else given
+
+    def _carry_out(self, work: Sequence[Work], given: int) -> _Round:
+        began = time.monotonic()
+        is_due = began >= self._retry_at
+        if self._waiting and not is_due:
+            served = self._worker.serve(work)
+            self._waiting += served.left
+            return _Round(Progress(served.reports, full=self._full), given, None)
+        progress = self._worker.run([*self._waiting, *work], may_refill=is_due)
+        self._waiting, self._full = progress.left, progress.full
+        if is_due:
+            self._retry_at = time.monotonic() + RETRY_FULL_S
+        is_flush = bool(work) and all(isinstance(item, events.AppendLog) for item in work)
+        return _Round(progress, given, time.monotonic() - began if is_flush else None)
 
     # -- the threads that read snapshots
 
@@ -375,13 +448,13 @@ class JournalThread:
         try:
             chunk = self._journal.snapshots.read(item.snapshot_id, item.position, item.max_bytes)
         except BaseException as error:  # noqa: BLE001 (reported; the process ends on it)
-            self._report(self._on_error, error)
+            self._post(self._on_error, error)
         else:
-            self._report(self._on_report, events.SnapshotReadDone(item.read_id, chunk))
+            self._post(self._on_report, events.SnapshotReadDone(item.read_id, chunk))
 
-    # -- reporting
+    # -- from the threads to the loop
 
-    def _report(self, callback: Callable[..., None], *arguments: object) -> None:
+    def _post(self, callback: Callable[..., None], argument: object) -> None:
         assert self._loop is not None
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(callback, *arguments)
+            self._loop.call_soon_threadsafe(callback, argument)
