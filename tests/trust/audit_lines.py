@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from streammeta.controller.trust.audit import AuditLine, Caller, Chain, Verdict
+from streammeta.controller.trust.audit import AuditLine, Chain, Origin, Verdict
 from streammeta.controller.trust.audit_file import Entry
 
-ALICE = Caller("admin/alice", "12ab", "10.0.0.9:4711")
+ALICE = Origin("admin/alice", "12ab", "10.0.0.9:4711")
 
 
 def line(number: int, *, node: int = 3, call: str = "NodeService.LockNode") -> AuditLine:
@@ -18,7 +18,7 @@ def line(number: int, *, node: int = 3, call: str = "NodeService.LockNode") -> A
         leader=True,
         call=call,
         verdict=Verdict.OK,
-        caller=ALICE,
+        origin=ALICE,
         target={"node": 1000 + number},
         offset=100 + number,
     )

@@ -10,7 +10,6 @@ from streammeta.controller.trust.audit import (
     DENIALS_A_MINUTE,
     GENESIS,
     AuditLine,
-    Caller,
     Chain,
     DenialLimit,
     Sum,
@@ -25,11 +24,13 @@ from streammeta.controller.trust.audit_rules import (
     AuditRule,
     Recorded,
     listed,
+    refusals,
     rule_of,
     targets,
 )
 from streammeta.v1 import (
     admin_pb2,
+    common_pb2,
     kv_pb2,
     metadata_pb2,
     nodes_pb2,
@@ -37,7 +38,7 @@ from streammeta.v1 import (
     quorum_pb2,
     streams_pb2,
 )
-from tests.trust.audit_lines import ALICE, chained, line
+from tests.trust.audit_lines import chained, line
 
 MODULES = (admin_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, quorum_pb2, streams_pb2)
 SERVICES: list[ServiceDescriptor] = [
@@ -205,4 +206,25 @@ def test_few_long_names_are_a_long_list_too() -> None:
 
 def test_a_rule_without_paths_names_nothing() -> None:
     assert targets(AuditRule(Recorded.EACH), kv_pb2.PutKVsRequest(), None) == {}
-    assert Caller("admin/alice", "12ab", "10.0.0.9:4711") == ALICE
+
+
+def test_an_answer_with_errors_names_the_first_and_their_number() -> None:
+    none = streams_pb2.DeleteStreamsResponse(errors=[common_pb2.ERROR_CODE_NONE])
+    some = streams_pb2.DeleteStreamsResponse(
+        errors=[
+            common_pb2.ERROR_CODE_NONE,
+            common_pb2.ERROR_CODE_STREAM_NOT_EXIST,
+            common_pb2.ERROR_CODE_STREAM_FENCED,
+        ]
+    )
+    items = kv_pb2.DeleteKVsResponse(
+        results=[kv_pb2.KVResult(error=common_pb2.ERROR_CODE_KEY_EXIST)]
+    )
+    whole = nodes_pb2.LockNodeResponse(error=common_pb2.ERROR_CODE_NODE_EPOCH_NOT_EXIST)
+    assert [refusals(one) for one in (None, none, some, items, whole)] == [
+        ("", 0),
+        ("", 0),
+        ("STREAM_NOT_EXIST", 2),
+        ("KEY_EXIST", 1),
+        ("NODE_EPOCH_NOT_EXIST", 1),
+    ]

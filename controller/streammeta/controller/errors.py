@@ -58,8 +58,10 @@ class TooManyPipelinesError(BusyError):
 class AuditUnavailableError(ApiError):
     """A call must be on record, and the audit log can't be written."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(f"{why}; mend the audit log of this controller, or ask another one")
+    def __init__(self, why: str, *, took_effect: bool = False) -> None:
+        """`took_effect` is True if the call was decided before its outcome could not be written."""
+        what = "it may have taken effect" if took_effect else "nothing was changed"
+        super().__init__(f"{why}: {what}; mend the audit log of this controller")
 
 
 class NotLeaderError(ApiError):

@@ -54,7 +54,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Origin:
     """Origin of a call: principal as text, certificate's fingerprint, address."""
 
     principal: str = "anonymous"
@@ -86,7 +86,7 @@ class AuditLine:
     leader: bool
     call: str
     verdict: Verdict
-    caller: Caller = Caller()
+    origin: Origin = Origin()
     target: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
     offset: int | None = None
@@ -101,9 +101,9 @@ class AuditLine:
             "node": self.node,
             "epoch": self.epoch,
             "leader": self.leader,
-            "principal": self.caller.principal,
-            "cert": f"sha256:{self.caller.cert}" if self.caller.cert else "",
-            "peer": self.caller.peer,
+            "principal": self.origin.principal,
+            "cert": f"sha256:{self.origin.cert}" if self.origin.cert else "",
+            "peer": self.origin.peer,
             "call": self.call,
             "target": dict(self.target),
             "verdict": self.verdict.value,
@@ -172,14 +172,21 @@ class Sums:
         return len(self._sums)
 
     def add(
-        self, principal: str, call: str, *, rows: int = 0, refusals: int = 0, offset: int = -1
+        self,
+        principal: str,
+        call: str,
+        *,
+        calls: int = 1,
+        rows: int = 0,
+        refusals: int = 0,
+        offset: int = -1,
     ) -> None:
-        """Count one call, or one message of a stream; `offset` -1 if it has none."""
+        """Count calls; `offset` is the largest of their answers, -1 without one."""
         found = self._sums.get((principal, call))
         if found is None:
-            self._sums[(principal, call)] = [1, rows, refusals, offset]
+            self._sums[(principal, call)] = [calls, rows, refusals, offset]
             return
-        found[0] += 1
+        found[0] += calls
         found[1] += rows
         found[2] += refusals
         if offset > found[3]:

@@ -66,9 +66,8 @@ def parse(line: bytes) -> Mapping[str, Any] | None:
         return None
     if not isinstance(members, dict) or members.get("v") != FORMAT:
         return None
-    if not isinstance(members.get("seq"), int) or not isinstance(members.get("prev"), str):
-        return None
-    return members
+    seq, prev = members.get("seq"), members.get("prev")
+    return members if isinstance(seq, int) and seq > 0 and isinstance(prev, str) else None
 
 
 def verify(

@@ -16,6 +16,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from streammeta.controller.trust.audit import clipped
+from streammeta.v1.common_pb2 import ErrorCode
 
 LISTED_MAX = 100
 """Maximum number of ids in a line; of more there are count, first, last and a digest."""
@@ -132,6 +133,37 @@ RULES: Mapping[str, AuditRule] = {
 def rule_of(method: str) -> AuditRule:
     """Return a method's rule; services that are not of the contract, such as health, are summed."""
     return RULES.get(method, SUMMED)
+
+
+_NEEDED_ALWAYS = frozenset(
+    {"NodeService.Heartbeat", "QuorumService.DescribeQuorum", "AdminService.DescribeCluster"}
+)
+
+
+def is_needed_always(call: str) -> bool:
+    """Return whether a call is answered although nothing can be recorded.
+
+    Brokers would be fenced for want of heartbeats, and nobody could see what is wrong.
+    """
+    return call in _NEEDED_ALWAYS or call.startswith("grpc.")
+
+
+def refusals(answer: Message | None) -> tuple[str, int]:
+    """Return the first error in an answer by its name, and how many items were refused."""
+    errors = [error for error in _errors(answer) if error] if answer is not None else []
+    if not errors:
+        return "", 0
+    return ErrorCode.Name(errors[0]).removeprefix("ERROR_CODE_"), len(errors)
+
+
+def _errors(answer: Any) -> Iterator[ErrorCode.ValueType]:
+    for found in answer.DESCRIPTOR.fields:
+        if found.name == "error":
+            yield answer.error
+        elif found.name == "errors":
+            yield from answer.errors
+        elif found.message_type is not None and "error" in found.message_type.fields_by_name:
+            yield from (item.error for item in getattr(answer, found.name))
 
 
 def targets(rule: AuditRule, request: Message | None, answer: Message | None) -> dict[str, Any]:
