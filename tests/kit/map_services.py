@@ -12,6 +12,7 @@ from streammeta.controller.rpc.map_routes import LeaderView, routed, routes
 from streammeta.controller.rpc.services import MetadataHandlers, NodeHandlers, service_handler
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.trust.auditor import Auditor
 from streammeta.controller.trust.door import Door
 from streammeta.v1 import kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
 
@@ -19,7 +20,11 @@ MODULES = (streams_pb2, objects_pb2, nodes_pb2, kv_pb2, metadata_pb2)
 
 
 def map_services(
-    cluster_id: str, controller: MetadataController, sessions: Sessions, clock: Clock
+    cluster_id: str,
+    controller: MetadataController,
+    sessions: Sessions,
+    clock: Clock,
+    auditor: Auditor | None = None,
 ) -> tuple[grpc.GenericRpcHandler, ...]:
     """Return every service of the contract that asks the map."""
     heartbeats = Heartbeats(controller, sessions, clock)
@@ -31,7 +36,7 @@ def map_services(
     unary |= NodeHandlers(heartbeats, controller.gate).unary()
     streams = MetadataHandlers(controller).streams()
     pipelines = {"CommitPipeline": CommitPipeline(controller).handle}
-    entrance = Entrance(Door(cluster_id))
+    entrance = Entrance(Door(cluster_id), auditor)
     return tuple(
         service_handler(service, entrance, unary, streams, pipelines)
         for module in MODULES

@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.trust.auditor import Auditor
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2, streams_pb2
@@ -102,7 +103,7 @@ class Rpcs:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Rpcs]:
+async def serving(auditor: Auditor | None = None) -> AsyncIterator[Rpcs]:
     """Yield a leader of an empty map."""
     clock = ManualClock()
     controller = MetadataController(ClusterMap(), clock)
@@ -112,7 +113,7 @@ async def serving() -> AsyncIterator[Rpcs]:
     sessions = Sessions(SESSION_TIMEOUT_MS)
     sessions.lead(clock.monotonic_ms())
     async with (
-        served(*map_services(CLUSTER_ID, controller, sessions, clock)) as endpoint,
+        served(*map_services(CLUSTER_ID, controller, sessions, clock, auditor)) as endpoint,
         client_channel(endpoint) as channel,
     ):
         yield Rpcs(controller, log, clock, sessions, channel)

@@ -8,6 +8,7 @@ import click
 from streammeta.cli.client import Command
 from streammeta.cli.config_file import config_option
 from streammeta.controller.config import (
+    AuditFailure,
     ConfigError,
     ControllerConfig,
     check_cluster_id,
@@ -115,6 +116,19 @@ def _setting_options(command: Command) -> Command:
     help="Describe the services to callers, as grpcurl asks for.",
 )
 @click.option(
+    "--audit-log",
+    type=_FILE,
+    help="Record calls here, as `streammeta audit` reads them; - is standard output.",
+)
+@click.option(
+    "--audit-failure",
+    type=click.Choice([each.value for each in AuditFailure]),
+    default=AuditFailure.BLOCK_ADMIN.value,
+    show_default=True,
+    help="Calls to refuse while --audit-log can't be written: those of operators and those that"
+    " destroy, all but heartbeats, or none.",
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -142,6 +156,8 @@ def controller(
     peer_tls_ca: Path | None,
     peer_override: str,
     reflection: bool,
+    audit_log: Path | None,
+    audit_failure: str,
     log_level: str,
     check_config: bool,
     **limits: int,
@@ -174,6 +190,8 @@ def controller(
             peer_overrides=parse_peers("peer-override", peer_override),
             peer_tls=tls_files(peer_tls_ca, peer_tls_cert, peer_tls_key, "peer-tls"),
             reflection=reflection,
+            audit_log=audit_log,
+            audit_failure=AuditFailure(audit_failure),
             data_dir=data_dir,
             store_uri=store_uri,
             namespace=namespace or cluster_namespace(cluster_id),

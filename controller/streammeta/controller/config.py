@@ -7,6 +7,7 @@ Durations end in `_ms`. Reads no file and no environment; the command line does.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from streammeta.controller.ids import ClusterId, NodeId
@@ -36,6 +37,17 @@ class ConfigError(ValueError):
     """An invalid setting; the message names it and what is valid."""
 
 
+class AuditFailure(StrEnum):
+    """Calls that are refused while the audit log can't be written."""
+
+    BLOCK_ADMIN = "block-admin"
+    """Those of operators, and those that destroy."""
+    BLOCK_ALL = "block-all"
+    """All but heartbeats and questions about health and leadership."""
+    DROP = "drop"
+    """None."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
     """One controller's settings.
@@ -46,6 +58,8 @@ class ControllerConfig:
     `peer_overrides` say where to reach a peer whatever else is known of its address. Without
     `peer_tls` controllers speak plain text. `delete_rate` is in objects a second. With
     `reflection` the contract is described to whoever may connect.
+
+    Calls are recorded in `audit_log`, `-` being standard output; without it they are not.
     """
 
     node_id: NodeId
@@ -61,6 +75,8 @@ class ControllerConfig:
     peer_overrides: Mapping[NodeId, str] = field(default_factory=dict)
     peer_tls: TlsFiles | None = None
     reflection: bool = False
+    audit_log: Path | None = None
+    audit_failure: AuditFailure = AuditFailure.BLOCK_ADMIN
     election_timeout_ms: int = 1_000
     fetch_timeout_ms: int = 2_000
     lifecycle_interval_ms: int = 1_000

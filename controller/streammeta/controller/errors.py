@@ -60,6 +60,7 @@ class AuditUnavailableError(ApiError):
 
     def __init__(self, why: str, *, took_effect: bool = False) -> None:
         """`took_effect` is True if the call was decided before its outcome could not be written."""
+        self.why = why
         what = "it may have taken effect" if took_effect else "nothing was changed"
         super().__init__(f"{why}: {what}; mend the audit log of this controller")
 

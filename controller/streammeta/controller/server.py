@@ -22,6 +22,7 @@ import structlog
 import uvloop
 from grpc_health.v1 import health, health_pb2
 
+from streammeta.controller.auditing import Auditing
 from streammeta.controller.config import ConfigError, ControllerConfig
 from streammeta.controller.journal.directory import check_identity, read_identity
 from streammeta.controller.journal.journal import Journal
@@ -56,6 +57,7 @@ from streammeta.controller.runtime.interfaces import Endpoints
 from streammeta.controller.runtime.map_checkpoint import EarlyReading, snapshot_check
 from streammeta.controller.runtime.object_id_gate import ObjectIdGate
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
+from streammeta.controller.trust.auditor import Office
 from streammeta.controller.trust.door import Door
 from streammeta.rpc.connections import listen, new_server
 from streammeta.storage.durable_files import PosixFileSystem
@@ -153,6 +155,7 @@ def _log_start(config: ControllerConfig) -> None:
     del settings["node_id"], settings["cluster_id"]
     settings["store_uri"] = without_secrets(config.store_uri)
     settings["data_dir"] = str(config.data_dir)
+    settings["audit_log"] = config.audit_log and str(config.audit_log)
     if config.peer_tls is not None:
         settings["peer_tls"] = {name: str(path) for name, path in settings["peer_tls"].items()}
     _log.info(
@@ -261,6 +264,7 @@ class ControllerNode:
                 may_delete=lambda: self._bucket.may_delete,
             ),
         )
+        self._auditing = Auditing(config, clock, self._office)
         self._health_tasks: set[asyncio.Task[None]] = set()
         self._controller.on_leadership(self._announce_leadership)
 
@@ -270,7 +274,8 @@ class ControllerNode:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop_asked, stop, number)
-        async with self._listening(), self._lifecycle_running() as lifecycle:
+        loop.add_signal_handler(signal.SIGHUP, self._auditing.look)
+        async with self._auditing, self._listening(), self._lifecycle_running() as lifecycle:
             await self._set_health("leader", serving=False)
             await self._driver.start()
             _spare_collector()
@@ -290,6 +295,11 @@ class ControllerNode:
             await self._driver.stop()
         for future in done:
             future.result()
+
+    def _office(self) -> Office:
+        leader = self._driver.leader
+        leads = leader is not None and leader[0] == self._config.node_id
+        return Office(self._config.node_id, self._driver.epoch, leads)
 
     def _stop_asked(self, stop: asyncio.Event, number: signal.Signals) -> None:
         _log.info("controller_stopping", signal=number.name)
@@ -342,7 +352,7 @@ class ControllerNode:
         admin = AdminHandlers(self._config, self._driver, self._controller, self._bucket)
         metadata = MetadataHandlers(self._controller, on_copied=self._bucket.claim_soon)
         quorum = QuorumServicer(self._driver, self._config.cluster_id)
-        entrance = Entrance(Door(self._config.cluster_id))
+        entrance = Entrance(Door(self._config.cluster_id), self._auditing.auditor)
         handlers = [
             *(
                 service_handler(

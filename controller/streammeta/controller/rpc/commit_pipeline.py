@@ -13,7 +13,13 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from streammeta.controller.errors import InvalidRequestError, TooManyPipelinesError
+import numpy as np
+
+from streammeta.controller.errors import (
+    AuditUnavailableError,
+    InvalidRequestError,
+    TooManyPipelinesError,
+)
 from streammeta.controller.metadata.answers import (
     Answer,
     CommitStreamSetObjectAnswer,
@@ -32,6 +38,7 @@ from streammeta.controller.rpc.wire_columns import (
 from streammeta.controller.runtime.admission import TurnBudget
 from streammeta.controller.runtime.commit_rests import CommitRests
 from streammeta.controller.runtime.controller import MetadataController, Submission
+from streammeta.controller.trust.auditor import current_record
 from streammeta.v1 import columns_pb2 as pb
 
 BYTES_AHEAD = 4 << 20
@@ -84,6 +91,18 @@ class _Decided:
     submissions: Sequence[Submission]
     commits: Sequence[Answer]
     uploads: Answer | None
+
+    def tally(self) -> tuple[int, int, int, int]:
+        """Return (commits, rows, commits refused, end of the log that holds them)."""
+        commits = cast(Sequence[CommitStreamSetObjectAnswer], self.commits)
+        calls, refused = len(commits), sum(1 for answer in commits if answer.error)
+        rows = sum(len(one.range_errors) + len(one.stream_object_errors) for one in commits)
+        if self.uploads is not None:
+            uploads = cast(CommitUploadsAnswer, self.uploads)
+            calls += len(uploads.errors)
+            rows += len(uploads.range_errors)
+            refused += int(np.count_nonzero(uploads.errors))
+        return calls, rows, refused, max((one.offset for one in self.submissions), default=-1)
 
     async def response(self) -> bytes:
         """Return the answer once all commits are committed."""
@@ -189,7 +208,9 @@ class CommitPipeline:
         """Serve one stream until its caller has no more messages, or one ends it."""
         try:
             opened = self._counted(context.peer())
-        except TooManyPipelinesError as error:
+            if (record := current_record()) is not None:
+                record.began()
+        except (TooManyPipelinesError, AuditUnavailableError) as error:
             await abort(context, error)
         with opened:
             await self._serve(messages, context)
@@ -226,7 +247,9 @@ class CommitPipeline:
         ]
         try:
             while (message := await taken.get()) is not None:
-                await context.write(await _answer(message, context))
+                answer = await _answer(message, context)
+                _record(message)
+                await context.write(answer)
                 ahead.answered()
         finally:
             for task in tasks:
@@ -266,6 +289,8 @@ class CommitPipeline:
 
     async def _turn(self) -> Exception | None:
         try:
+            if (record := current_record()) is not None:
+                record.require()
             await self._controller.turn()
         except Exception as error:  # noqa: BLE001 - told to the next message
             return error
@@ -329,6 +354,11 @@ class CommitPipeline:
         answers = [answer for submission in submissions for answer in submission.answers]
         uploads = answers.pop() if message.uploads is not None else None
         return _Decided(message.sequence, submissions, answers, uploads)
+
+
+def _record(message: _Decided | _Refused) -> None:
+    if (record := current_record()) is not None and isinstance(message, _Decided):
+        record.counted(*message.tally())
 
 
 def _read(data: bytes, refusal: Exception | None) -> _Message | _Refused:

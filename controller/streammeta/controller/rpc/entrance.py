@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias, TypeVar
 
-from streammeta.controller.errors import ApiError
+from streammeta.controller.errors import ApiError, AuditUnavailableError
 from streammeta.controller.rpc.request_guard import Context, abort
+from streammeta.controller.trust.auditor import Auditor, note_caller
 from streammeta.controller.trust.door import Door
 
 _Input = TypeVar("_Input")
@@ -23,17 +24,42 @@ Handler: TypeAlias = Callable[[_Input, Context], Awaitable[_Result]]
 class Entrance:
     """Wraps handlers, each by the full name of its method."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Door, auditor: Auditor | None = None) -> None:
+        """Without an `auditor` no call is recorded."""
         self._door = door
+        self._auditor = auditor
 
     def wrap(self, method: str, handler: Handler[_Input, _Result]) -> Handler[_Input, _Result]:
         """Return a handler of calls that are let in first; a stream is, at its start."""
 
         async def call(data: _Input, context: Context) -> _Result:
             try:
-                self._door.enter(method, context)
+                caller = self._door.enter(method, context)
             except ApiError as error:
+                note_caller(getattr(error, "principal", ""), "")
                 await abort(context, error)
+            note_caller(caller.name, caller.fingerprint)
             return await handler(data, context)
 
-        return call
+        return call if self._auditor is None else _recorded(self._auditor, method, call)
+
+
+def _recorded(
+    auditor: Auditor, method: str, call: Handler[_Input, _Result]
+) -> Handler[_Input, _Result]:
+    """Return a handler of calls that are recorded, however they end."""
+
+    async def recorded(data: _Input, context: Context) -> _Result:
+        record = auditor.arrived(method, context.peer())
+        try:
+            answer = await call(data, context)
+        except BaseException:
+            record.failed()
+            raise
+        try:
+            await record.answered(answer)
+        except AuditUnavailableError as error:
+            await abort(context, error)
+        return answer
+
+    return recorded

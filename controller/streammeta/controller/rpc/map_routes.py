@@ -32,6 +32,7 @@ from streammeta.controller.rpc.request_guard import (
 from streammeta.controller.runtime.admission import class_of
 from streammeta.controller.runtime.commit_joining import CommitJoiner
 from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.trust.auditor import note_rows
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
 
 MAP_SERVICES = tuple(
@@ -144,6 +145,8 @@ def routed(route: Route, controller: MetadataController) -> UnaryHandler:
 
     async def handle(request: Message, context: Context) -> Message:
         decoded = route.decode(request)
+        if route.joins:
+            note_rows(len(decoded.ranges.stream_id))
         kind = class_of(decoded, writes=route.writes)
         async with controller.gate.admitted(kind, context.time_remaining()):
             if route.writes:

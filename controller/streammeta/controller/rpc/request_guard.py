@@ -24,6 +24,7 @@ from streammeta.controller.runtime.quorum_errors import (
     VoterChangeError,
 )
 from streammeta.controller.trust import refusals
+from streammeta.controller.trust.auditor import current_record, note_failure, note_offset
 from streammeta.rpc.failures import Reason, details_trailer
 
 _DEADLINE_PASSED = (
@@ -48,6 +49,7 @@ async def abort(
 ) -> NoReturn:
     """End the call with the status that `error` stands for; `extra` joins its metadata."""
     code, reason, metadata = classify(error)
+    note_failure(code.name, reason)
     metadata = {**metadata, **(extra or {})}
     message = str(error) or (_DEADLINE_PASSED if isinstance(error, TimeoutError) else "")
     if code is grpc.StatusCode.INTERNAL:
@@ -121,8 +123,6 @@ def _classify_bucket(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, 
     match error:
         case errors.ObjectIdsNotReadyError():
             return grpc.StatusCode.UNAVAILABLE, Reason.OBJECT_IDS_NOT_READY, {}
-        case errors.AuditUnavailableError():
-            return grpc.StatusCode.UNAVAILABLE, Reason.AUDIT_UNAVAILABLE, {}
         case errors.BucketRefusedError():
             return grpc.StatusCode.FAILED_PRECONDITION, Reason.WRONG_BUCKET, {}
         case errors.MapOlderThanBucketError():
@@ -134,6 +134,8 @@ def _classify_bucket(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, 
 
 def _classify_refusal(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:
     match error:
+        case errors.AuditUnavailableError():
+            return grpc.StatusCode.UNAVAILABLE, Reason.AUDIT_UNAVAILABLE, {}
         case refusals.NoIdentityError():
             return grpc.StatusCode.UNAUTHENTICATED, Reason.NO_IDENTITY, {}
         case refusals.RoleLacksCallError():
@@ -195,6 +197,11 @@ def parsed(
             await abort(context, errors.InvalidRequestError("message", malformed))
         except errors.InvalidRequestError as error:
             await abort(context, error)
+        if (record := current_record()) is not None:
+            try:
+                await record.parsed(message)
+            except errors.AuditUnavailableError as error:
+                await abort(context, error)
         return await handler(message, context)
 
     return call
@@ -247,3 +254,4 @@ def longest_wait_ms(context: Context) -> int:
 def quote_offset(context: Context, offset: int) -> None:
     """Set the offset at which the answer holds as trailing metadata."""
     context.set_trailing_metadata(((OFFSET_KEY, str(offset)),))
+    note_offset(offset)

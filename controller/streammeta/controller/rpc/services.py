@@ -40,6 +40,7 @@ from streammeta.controller.runtime.admission import Gate, RequestClass
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.operations import QuorumDescription
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
+from streammeta.controller.trust.auditor import note_offset
 from streammeta.v1 import admin_pb2, common_pb2, metadata_pb2, nodes_pb2
 
 PipelineHandler = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
@@ -240,6 +241,7 @@ class MetadataHandlers:
                     await self._require_offset(request.not_before_offset)
                     await self._hold_deletions(request.hold_ms)
                     frozen = await self._controller.frozen()
+                    note_offset(frozen.id.end_offset)
                     self._on_copied()
                     total = await asyncio.to_thread(frozen.write, file)
             except Exception as error:  # noqa: BLE001 - every failure of a call is a status

@@ -60,6 +60,7 @@ class Origin:
     principal: str = "anonymous"
     cert: str = ""
     peer: str = ""
+    """As gRPC writes it, e.g. `ipv4:10.0.0.9:4711`."""
 
 
 @dataclass(frozen=True, slots=True)

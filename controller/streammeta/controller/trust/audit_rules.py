@@ -49,6 +49,8 @@ class AuditRule:
 
     recorded: Recorded
     is_guarded: bool = False
+    at_start: bool = False
+    """Counted when it begins: it may last for days."""
     asked: Mapping[str, str] = field(default_factory=dict)
     made: Mapping[str, str] = field(default_factory=dict)
 
@@ -121,7 +123,7 @@ RULES: Mapping[str, AuditRule] = {
         "KVService.DeleteKVs": _guarded(keys="keys.namespace/key"),
         "KVService.GetKVs": SUMMED,
         "KVService.ListKVs": SUMMED,
-        "MetadataService.Watch": SUMMED,
+        "MetadataService.Watch": AuditRule(Recorded.SUMMED, at_start=True),
         "MetadataService.GetSnapshot": AuditRule(
             Recorded.EACH, asked={"not_before_offset": "not_before_offset", "hold_ms": "hold_ms"}
         ),

@@ -1,7 +1,7 @@
 """Auditor: makes audit lines of calls, by the rule of each, and of what happens to the process.
 
 Each call has a record, which the parts of its way fill: the caller, the parsed request, the status
-that ended it, the offset of its answer. Decides with `OnFailure` which calls are refused while
+that ended it, the offset of its answer. Decides with `AuditFailure` which calls are refused while
 lines can't be written. Knows no handler and no gRPC.
 """
 
@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Protocol
 
 import structlog
 from google.protobuf.message import Message
 
+from streammeta.controller.config import AuditFailure
 from streammeta.controller.errors import AuditUnavailableError
 from streammeta.controller.trust.audit import (
     SUMS_MAX,
@@ -43,17 +43,6 @@ _UNKNOWN_REASONS = frozenset({"OUTCOME_UNKNOWN", "DEADLINE", "REQUEST_TIMED_OUT"
 _DENIED_CODES = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED"})
 
 _log = structlog.get_logger(component="audit")
-
-
-class OnFailure(StrEnum):
-    """Calls that are refused while the audit log can't be written."""
-
-    BLOCK_ADMIN = "block-admin"
-    """Guarded ones: those of operators, and those that destroy."""
-    BLOCK_ALL = "block-all"
-    """All but heartbeats and questions about health and leadership."""
-    DROP = "drop"
-    """None."""
 
 
 class Clock(Protocol):
@@ -104,18 +93,20 @@ class CallRecord:
 
     __slots__ = (
         *("_auditor", "_began_ms", "_call", "_code", "_counted", "_has_begun", "_reason"),
-        *("_request", "_rule", "offset", "origin", "rows"),
+        *("_request", "_rule", "_peer", "cert", "offset", "principal", "rows"),
     )
 
-    def __init__(self, auditor: Auditor, call: str, rule: AuditRule) -> None:
+    def __init__(self, auditor: Auditor, call: str, rule: AuditRule, peer: str) -> None:
         self._auditor = auditor
         self._call = call
         self._rule = rule
-        self._began_ms = 0 if rule.recorded is Recorded.SUMMED else auditor.clock.monotonic_ms()
+        self._began_ms = -1 if rule.recorded is Recorded.SUMMED else auditor.clock.monotonic_ms()
         self._request: Message | None = None
         self._code = self._reason = ""
         self._counted = self._has_begun = False
-        self.origin = Origin()
+        self.principal = "anonymous"
+        self.cert = ""
+        self._peer = peer
         self.offset = -1
         """End of the log that the answer rests on; -1 if there is none."""
         self.rows = 0
@@ -126,16 +117,23 @@ class CallRecord:
         Raises:
             AuditUnavailableError: it must be on record, and can't be.
         """
-        if self._rule.recorded is not Recorded.SUMMED:
-            self._request = request
-        self._auditor.require(self._call, self._rule)
+        self.require()
+        if self._rule.recorded is Recorded.SUMMED:
+            if self._rule.at_start:
+                self.counted(1, 0, 0, -1)
+            return
+        self._request = request
         if self._rule.is_guarded:
-            await self._auditor.written(self._line(Verdict.BEGUN), self._rule)
+            await self._auditor.written(self._line(Verdict.BEGUN))
             self._has_begun = True
 
-    def began(self) -> None:
-        """Record that a stream of messages was opened."""
+    def require(self) -> None:
+        """Raise AuditUnavailableError if the call must be on record and can't be."""
         self._auditor.require(self._call, self._rule)
+
+    def began(self) -> None:
+        """Record that a stream of messages was opened; raises AuditUnavailableError."""
+        self.require()
         self._auditor.put(self._line(Verdict.BEGUN))
         self._has_begun = True
 
@@ -143,7 +141,7 @@ class CallRecord:
         """Count calls that came by one message of a stream; `offset` is that of their answers."""
         self._counted = True
         self.offset = max(self.offset, offset)
-        self._auditor.count(self.origin.principal, self._call, calls, rows, refused, offset)
+        self._auditor.count(self.principal, self._call, calls, rows, refused, offset)
 
     def ended_by(self, code: str, reason: str) -> None:
         """Note the status that ends the call."""
@@ -154,14 +152,14 @@ class CallRecord:
         if self._code in _DENIED_CODES:
             self._denied()
         elif self._rule.recorded is Recorded.SUMMED:
-            self._summed(refused=1)
+            self._summed(refused=1 if self._code else 0)
         else:
             left = not self._code
             is_unknown = left or self._reason in _UNKNOWN_REASONS
             verdict = Verdict.UNKNOWN if is_unknown else Verdict.FAILED
             self._auditor.put(self._line(verdict, reason="CANCELLED" if left else self._reason))
 
-    async def answered(self, answer: Message | None) -> None:
+    async def answered(self, answer: Any) -> None:
         """Record the end of a call by an answer; a guarded one returns once that is durable.
 
         Raises:
@@ -175,13 +173,16 @@ class CallRecord:
         reason, refused = refusals(answer)
         verdict = Verdict.REFUSED if refused else Verdict.OK
         line = self._line(verdict, reason=reason, answer=answer, refused=refused)
-        if self._rule.is_guarded:
-            await self._auditor.written(line, self._rule)
-        else:
+        if not self._rule.is_guarded:
             self._auditor.put(line)
+            return
+        try:
+            await self._auditor.written(line)
+        except AuditUnavailableError as error:
+            raise AuditUnavailableError(error.why, took_effect=True) from None
 
     def _denied(self) -> None:
-        if self._auditor.denials.has_room(self.origin.principal, self._call, self._reason):
+        if self._auditor.denials.has_room(self.principal, self._call, self._reason):
             self._auditor.put(self._line(Verdict.DENIED, reason=self._reason))
         else:
             self._summed(refused=1)
@@ -191,9 +192,7 @@ class CallRecord:
             verdict = Verdict.OK if not refused else Verdict.FAILED
             self._auditor.put(self._line(verdict, reason=self._reason))
         if not self._counted or refused:
-            self._auditor.count(
-                self.origin.principal, self._call, 1, self.rows, refused, self.offset
-            )
+            self._auditor.count(self.principal, self._call, 1, self.rows, refused, self.offset)
 
     def _line(
         self, verdict: Verdict, *, reason: str = "", answer: Message | None = None, refused: int = 0
@@ -202,12 +201,12 @@ class CallRecord:
         if refused > 1:
             found["refused"] = refused
         took_ms = None
-        if self._began_ms and verdict is not Verdict.BEGUN:
+        if self._began_ms >= 0 and verdict is not Verdict.BEGUN:
             took_ms = float(self._auditor.clock.monotonic_ms() - self._began_ms)
         return self._auditor.line(
             self._call,
             verdict,
-            origin=self.origin,
+            origin=Origin(self.principal, self.cert, self._peer),
             target=found,
             reason=reason,
             offset=None if self.offset < 0 else self.offset,
@@ -224,6 +223,25 @@ def current_record() -> CallRecord | None:
     return _current.get()
 
 
+def note_caller(principal: str, cert: str) -> None:
+    """Note who makes the call under way: principal, and fingerprint of its certificate."""
+    if (record := _current.get()) is not None:
+        record.principal = principal or record.principal
+        record.cert = cert
+
+
+def note_failure(code: str, reason: str) -> None:
+    """Note the status that ends the call under way."""
+    if (record := _current.get()) is not None:
+        record.ended_by(code, reason)
+
+
+def note_rows(rows: int) -> None:
+    """Note the size of the call under way."""
+    if (record := _current.get()) is not None:
+        record.rows = rows
+
+
 def note_offset(offset: int) -> None:
     """Note the end of the log that the answer of the call under way rests on."""
     if (record := _current.get()) is not None:
@@ -238,7 +256,7 @@ class Auditor:
         writer: Writer,
         clock: Clock,
         office: Callable[[], Office],
-        on_failure: OnFailure = OnFailure.BLOCK_ADMIN,
+        on_failure: AuditFailure = AuditFailure.BLOCK_ADMIN,
     ) -> None:
         self.clock = clock
         self.denials = DenialLimit()
@@ -248,9 +266,12 @@ class Auditor:
         self._sums = Sums()
         self._sums_since_ms = clock.wall_ms()
 
-    def arrived(self, method: str) -> CallRecord:
-        """Begin the record of a call of `method`, e.g. `streammeta.v1.KVService.PutKVs`."""
-        record = CallRecord(self, method.removeprefix("streammeta.v1."), rule_of(method))
+    def arrived(self, method: str, peer: str) -> CallRecord:
+        """Begin the record of a call of `method`, e.g. `streammeta.v1.KVService.PutKVs`.
+
+        `peer` is the caller's address as gRPC writes it.
+        """
+        record = CallRecord(self, method.removeprefix("streammeta.v1."), rule_of(method), peer)
         _current.set(record)
         return record
 
@@ -269,9 +290,13 @@ class Auditor:
             self.end_minute()
 
     def end_minute(self) -> None:
-        """Write the sums and begin anew; name the chain's end in the controller's log."""
+        """Write the sums and begin anew; name the chain's end."""
         self._write_sums()
         self.denials.begin_minute()
+        self.tell_head()
+
+    def tell_head(self) -> None:
+        """Name the chain's end in the controller's log, which others keep."""
         head = self._writer.head
         _log.info("audit_chain", seq=head.seq, hash=head.head)
 
@@ -309,8 +334,8 @@ class Auditor:
 
     def require(self, call: str, rule: AuditRule) -> None:
         """Raise AuditUnavailableError if a call must be on record and can't be."""
-        is_refused = self._on_failure is OnFailure.BLOCK_ALL and not is_needed_always(call)
-        if self._on_failure is OnFailure.BLOCK_ADMIN:
+        is_refused = self._on_failure is AuditFailure.BLOCK_ALL and not is_needed_always(call)
+        if self._on_failure is AuditFailure.BLOCK_ADMIN:
             is_refused = rule.is_guarded
         if is_refused and (problem := self._writer.problem):
             raise AuditUnavailableError(problem)
@@ -319,9 +344,9 @@ class Auditor:
         """Hand a line over."""
         self._writer.put(line)
 
-    async def written(self, line: AuditLine, rule: AuditRule) -> None:
+    async def written(self, line: AuditLine) -> None:
         """Hand a guarded call's line over and wait for the disk, unless lines may be lost."""
-        if self._on_failure is OnFailure.DROP:
+        if self._on_failure is AuditFailure.DROP:
             self._writer.put(line)
         else:
             await self._writer.written(line)

@@ -1,0 +1,78 @@
+"""The audit log of one controller: its file, its thread, and its lines of start and stop.
+
+Without `audit_log` in the configuration nothing is recorded, and calls cost nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from streammeta.controller.config import ConfigError, ControllerConfig
+from streammeta.controller.trust.audit_file import FILE_MODE, AuditFile, AuditLog, StandardOutput
+from streammeta.controller.trust.audit_writer import AuditWriter
+from streammeta.controller.trust.auditor import Auditor, Clock, Office
+from streammeta.storage.durable_files import PosixFileSystem
+
+STANDARD_OUTPUT = Path("-")
+
+
+class Auditing:
+    """A context in which calls are recorded."""
+
+    def __init__(
+        self, config: ControllerConfig, clock: Clock, office: Callable[[], Office]
+    ) -> None:
+        """Open the log.
+
+        Raises:
+            ConfigError: it can't be opened.
+        """
+        self._writer: AuditWriter | None = None
+        self._minutes: asyncio.Task[None] | None = None
+        self.auditor: Auditor | None = None
+        """Records calls; None without a log."""
+        if config.audit_log is not None:
+            self._writer = AuditWriter(_opened(config.audit_log))
+            self.auditor = Auditor(self._writer, clock, office, config.audit_failure)
+
+    def look(self) -> None:
+        """Go on in a file of the log's name: the one until now may have been renamed."""
+        if self._writer is not None:
+            self._writer.reopen()
+
+    async def __aenter__(self) -> Auditing:
+        if self.auditor is not None:
+            self.auditor.begin()
+            self._minutes = asyncio.create_task(self.auditor.run())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._minutes is not None:
+            self._minutes.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._minutes
+        if self.auditor is not None and self._writer is not None:
+            self.auditor.end()
+            await self._writer.stop()
+            self.auditor.tell_head()
+
+
+def _opened(path: Path) -> AuditLog:
+    if path == STANDARD_OUTPUT:
+        return StandardOutput()
+    try:
+        return AuditFile(PosixFileSystem(mode=FILE_MODE), path.absolute())
+    except OSError as error:
+        raise ConfigError(
+            f"audit-log: {path} can't be opened: {error}; give a file in a directory that this "
+            "user may write, or - for standard output"
+        ) from error
