@@ -1,7 +1,8 @@
 """CommitPipeline: batches of commits on one stream of messages, answered in order.
 
 Messages are read ahead of the answers, and messages read are decided together: their entries share
-a batch of the log and a flush. Back-pressure: reading stops at a number of bytes not yet answered.
+a batch of the log and a flush. Back-pressure: reading stops at a number of bytes not yet answered,
+of this pipeline or of all requests.
 Messages before the end of the stream are answered first. A caller may repeat every message on
 another stream: commits are idempotent by object id.
 """
@@ -27,6 +28,8 @@ from streammeta.controller.metadata.answers import (
 )
 from streammeta.controller.metadata.requests import CommitStreamSetObject, CommitUploads
 from streammeta.controller.metadata.upload_batches import joined_uploads, split_answers
+from streammeta.controller.rpc.entrance import holder_of
+from streammeta.controller.rpc.memory_budget import MemoryBudget
 from streammeta.controller.rpc.request_guard import Context, abort
 from streammeta.controller.rpc.wire_columns import (
     commit_stream_set_object_in,
@@ -39,6 +42,7 @@ from streammeta.controller.runtime.admission import TurnBudget
 from streammeta.controller.runtime.commit_rests import CommitRests
 from streammeta.controller.runtime.controller import MetadataController, Submission
 from streammeta.controller.trust.auditor import current_record
+from streammeta.controller.trust.door import current_caller
 from streammeta.v1 import columns_pb2 as pb
 
 BYTES_AHEAD = 4 << 20
@@ -133,9 +137,13 @@ class _Refused:
 class _Ahead:
     """Messages read and not answered yet; those not yet decided are queued in order."""
 
-    def __init__(self, messages_max: int, rests: CommitRests) -> None:
+    def __init__(
+        self, messages_max: int, rests: CommitRests, memory: MemoryBudget, holder: str
+    ) -> None:
         self._messages_max = messages_max
         self._rests = rests
+        self._memory = memory
+        self._holder = holder
         self._sizes: deque[int] = deque()
         self._bytes = 0
         self._undecided: deque[bytes] = deque()
@@ -148,11 +156,13 @@ class _Ahead:
         while len(self._sizes) >= self._messages_max or self._bytes >= BYTES_AHEAD:
             self._fewer.clear()
             await self._fewer.wait()
+        await self._memory.room(self._holder)
 
     def put(self, data: bytes) -> None:
         """Add a message that was read."""
         self._sizes.append(len(data))
         self._bytes += len(data)
+        self._memory.take(self._holder, len(data))
         self._undecided.append(data)
         self._rests.arrived(len(data))
         self._more.set()
@@ -181,6 +191,7 @@ class _Ahead:
         """Note that the oldest message is answered."""
         size = self._sizes.popleft()
         self._bytes -= size
+        self._memory.give_back(self._holder, size)
         self._rests.answered(size)
         self._fewer.set()
 
@@ -196,9 +207,13 @@ class CommitPipeline:
     """The handler of ObjectService.CommitPipeline; messages are bytes in and out."""
 
     def __init__(
-        self, controller: MetadataController, messages_ahead: int = MESSAGES_AHEAD
+        self,
+        controller: MetadataController,
+        messages_ahead: int = MESSAGES_AHEAD,
+        memory: MemoryBudget | None = None,
     ) -> None:
         self._controller = controller
+        self._memory = MemoryBudget() if memory is None else memory
         self._messages_ahead = messages_ahead
         self._budget = TurnBudget(ROWS_A_PART)
         self._rests = CommitRests()
@@ -239,7 +254,8 @@ class CommitPipeline:
                 del self._open[connection]
 
     async def _serve(self, messages: AsyncIterator[bytes], context: Context) -> None:
-        ahead = _Ahead(self._messages_ahead, self._rests)
+        holder = holder_of(current_caller(), context)
+        ahead = _Ahead(self._messages_ahead, self._rests, self._memory, holder)
         taken: asyncio.Queue[_Decided | _Refused | None] = asyncio.Queue()
         tasks = [
             asyncio.create_task(self._read(messages, ahead)),
