@@ -298,12 +298,12 @@ def test_time_that_no_calendar_has_is_a_number() -> None:
     assert iso_time(2**62) == f"{2**62} ms"
 
 
-def refusal_of(cluster: FakeCluster, words: str, **options: float) -> str:
+def refusal_of(cluster: FakeCluster, words: str, **options: Any) -> str:
     with serve(cluster) as endpoint:
         return refusal_at(endpoint, words, **options)
 
 
-def refusal_at(endpoint: str, words: str, **options: float) -> str:
+def refusal_at(endpoint: str, words: str, **options: Any) -> str:
     """Describe the cluster, which fails with these words; return the code of the error."""
     with (
         ControllerClient([endpoint], **options) as client,
