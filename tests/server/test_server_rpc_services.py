@@ -34,7 +34,6 @@ async def rpcs() -> AsyncIterator[Rpcs]:
 
 NODES = "NodeService"
 OBJECTS = "ObjectService"
-STREAMS = "StreamService"
 
 
 def commit(object_id: int, *rows: tuple[int, int, int]) -> objects_pb2.CommitStreamSetObjectRequest:
