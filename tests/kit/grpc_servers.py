@@ -11,7 +11,6 @@ import grpc
 
 from streammeta.rpc.connections import listen, new_blocking_server, new_server
 from streammeta.rpc.failures import details_trailer
-from streammeta.rpc.tls import TlsFiles
 
 ANY_PORT = "127.0.0.1:0"
 
@@ -55,18 +54,14 @@ def abort(
 
 @contextmanager
 def served_by_threads(
-    servicer: Any,
-    *modules: ModuleType,
-    at: str = ANY_PORT,
-    threads: int = 4,
-    tls: TlsFiles | None = None,
+    servicer: Any, *modules: ModuleType, at: str = ANY_PORT, threads: int = 4
 ) -> Iterator[str]:
     """Serve these modules' services in threads until the block ends; gives the endpoint."""
     server = new_blocking_server(threads)
     for name, add_to_server in (item for module in modules for item in vars(module).items()):
         if name.startswith("add_"):
             add_to_server(servicer, server)
-    port = listen(server, at, tls)
+    port = listen(server, at)
     server.start()
     try:
         yield f"127.0.0.1:{port}"

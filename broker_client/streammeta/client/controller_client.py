@@ -61,7 +61,6 @@ from streammeta.rpc.leader_router import (
     LeaderSearch,
     kind_of,
 )
-from streammeta.rpc.tls import TlsFiles
 from streammeta.v1 import admin_pb2, common_pb2, streams_pb2
 
 DEFAULT_DEADLINE_S = 30.0
@@ -93,9 +92,9 @@ class ControllerClient(ClosedAtExit):
 
     Safe for many concurrent calls on one event loop; use it as an async context manager or call
     `close`. `endpoints` are HOST:PORT. `attempt_timeout_s` bounds one attempt, `deadline_s` a whole
-    call that names no other. Without `tls` it speaks plain text. All calls share `router`, and
-    `spread` says where watches and session reads go. `rng` draws the jitter of waits. Raises
-    `TypeError` or `ValueError` that names what is wrong with an argument.
+    call that names no other. All calls share `router`, and `spread` says where watches and session
+    reads go. `rng` draws the jitter of waits. Raises `TypeError` or `ValueError` that names what is
+    wrong with an argument.
     """
 
     def __init__(
@@ -104,13 +103,11 @@ class ControllerClient(ClosedAtExit):
         *,
         deadline_s: float = DEFAULT_DEADLINE_S,
         attempt_timeout_s: float = DEFAULT_ATTEMPT_TIMEOUT_S,
-        tls: TlsFiles | None = None,
         rng: random.Random | None = None,
         new_request_id: Callable[[], str] = lambda: secrets.token_hex(16),
     ) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._is_closed = False
-        self._tls = tls
         rng = rng or random.Random()
         self.router = LeaderRouter(check_endpoints("endpoints", endpoints), rng)
         self.spread = ControllerSpread(self.router.endpoints, rng)
@@ -154,7 +151,7 @@ class ControllerClient(ClosedAtExit):
         if channel is None:
             if self._is_closed:
                 raise ClientClosedError(f"connection to {endpoint}")
-            channel = client_channel(endpoint, self._tls)
+            channel = client_channel(endpoint)
             self._channels[endpoint] = channel
         return channel
 

@@ -34,8 +34,6 @@ _SETTINGS = {
     "session_timeout_ms": "A broker that sends heartbeats and is silent for longer is fenced.",
     "recoveries_per_node": "Fenced brokers that one broker recovers at a time.",
     "sweep_interval_ms": "Interval of sweeps for dead objects and unfinished uploads of brokers.",
-    "request_memory_mb": "Memory for requests that have arrived and are not answered, in MiB; one"
-    " caller may take a fourth of it.",
 }
 """Numbers of `ControllerConfig` that are options, and the help of each."""
 

@@ -28,7 +28,6 @@ _AT_LEAST_ONE = (
     "sweep_interval_ms",
     "snapshot_log_bytes",
     "snapshot_interval_ms",
-    "request_memory_mb",
 )
 _PORT_MAX = 65_535
 _ENDPOINT = re.compile(r"(?P<host>[^\s:@,/]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
@@ -88,7 +87,6 @@ class ControllerConfig:
     sweep_interval_ms: int = 300_000
     snapshot_log_bytes: int = 20 << 20
     snapshot_interval_ms: int = 3_600_000
-    request_memory_mb: int = 512
 
     def __post_init__(self) -> None:
         check_cluster_id(self.cluster_id)

@@ -42,7 +42,6 @@ from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.controller.rpc.commit_pipeline import CommitPipeline
 from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.map_routes import LeaderView, routed, routes
-from streammeta.controller.rpc.memory_budget import MemoryBudget
 from streammeta.controller.rpc.public_services import health_handler, reflection_handler
 from streammeta.controller.rpc.quorum_service import QuorumServicer
 from streammeta.controller.rpc.services import (
@@ -349,13 +348,11 @@ class ControllerNode:
             *nodes_pb2.DESCRIPTOR.services_by_name.values(),
             *kv_pb2.DESCRIPTOR.services_by_name.values(),
         )
-        memory = MemoryBudget(self._config.request_memory_mb << 20)
-        pipeline = CommitPipeline(self._controller, memory=memory)
-        pipelines = {"CommitPipeline": pipeline.handle}
+        pipelines = {"CommitPipeline": CommitPipeline(self._controller).handle}
         admin = AdminHandlers(self._config, self._driver, self._controller, self._bucket)
         metadata = MetadataHandlers(self._controller, on_copied=self._bucket.claim_soon)
         quorum = QuorumServicer(self._driver, self._config.cluster_id)
-        entrance = Entrance(Door(self._config.cluster_id), self._auditing.auditor, memory)
+        entrance = Entrance(Door(self._config.cluster_id), self._auditing.auditor)
         handlers = [
             *(
                 service_handler(

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 import grpc
+from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
@@ -63,8 +64,6 @@ class RpcFailure:
     message: str
     reason: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    retry_after_s: float = 0.0
-    """Time to wait before the same request is sent again, in seconds; 0: it says none."""
 
     @property
     def text(self) -> str:
@@ -77,50 +76,33 @@ def read_failure(error: grpc.RpcError) -> RpcFailure:
     call: Any = error
     if not hasattr(call, "code"):
         return RpcFailure(grpc.StatusCode.UNKNOWN, str(error))
-    info, retry_after_s = None, 0.0
+    info = None
     for key, value in call.trailing_metadata() or ():
         if key == _DETAILS_TRAILER:
-            info, retry_after_s = _parse_details(value)
+            info = _parse_details(value)
     if info is None:
         return RpcFailure(call.code(), call.details() or "")
-    metadata = dict(info.metadata)
-    return RpcFailure(call.code(), call.details() or "", info.reason, metadata, retry_after_s)
+    return RpcFailure(call.code(), call.details() or "", info.reason, dict(info.metadata))
 
 
 def details_trailer(
-    code: grpc.StatusCode,
-    message: str,
-    reason: str,
-    metadata: Mapping[str, str],
-    retry_after_ms: int | None = None,
+    code: grpc.StatusCode, message: str, reason: str, metadata: Mapping[str, str]
 ) -> tuple[tuple[str, bytes]]:
-    """Return the trailing metadata that carries a failure's reason and metadata.
-
-    With `retry_after_ms` it says, as `google.rpc.RetryInfo`, when to send the same request again.
-    """
+    """Return the trailing metadata that carries a failure's reason and metadata."""
+    detail = any_pb2.Any()
+    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata))
     number: int = code.value[0]
-    status = status_pb2.Status(code=number, message=message)
-    info = error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata)
-    status.details.add().Pack(info)
-    if retry_after_ms is not None:
-        retry = error_details_pb2.RetryInfo()
-        retry.retry_delay.FromMilliseconds(retry_after_ms)
-        status.details.add().Pack(retry)
+    status = status_pb2.Status(code=number, message=message, details=[detail])
     return ((_DETAILS_TRAILER, status.SerializeToString()),)
 
 
-def _parse_details(trailer: bytes) -> tuple[error_details_pb2.ErrorInfo | None, float]:
-    """Return what a controller said, None if it said nothing, and the wait in seconds."""
+def _parse_details(trailer: bytes) -> error_details_pb2.ErrorInfo | None:
     try:
         details = status_pb2.Status.FromString(trailer).details
     except DecodeError:
-        return None, 0.0  # not written by a controller
-    found = None
-    retry_after_s = 0.0
+        return None  # not written by a controller
     for detail in details:
-        info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+        info = error_details_pb2.ErrorInfo()
         if detail.Unpack(info) and info.domain == DOMAIN:
-            found = info
-        elif detail.Unpack(retry):
-            retry_after_s = max(0.0, retry.retry_delay.ToTimedelta().total_seconds())
-    return found, retry_after_s
+            return info
+    return None

@@ -62,6 +62,7 @@ class Heartbeats:
         self._recoveries: dict[int, tuple[Recovery, ...]] = {}
         self._compacted_by: dict[int, int] = {}
         self._compactions: dict[int, tuple[NodeIdentity, ...]] = {}
+        controller.binding.assign_compactions_by(self.compacted_by)
 
     async def heartbeat(self, node: NodeIdentity, *, wants_shutdown: bool) -> HeartbeatAnswer:
         """Renew a node's session.

@@ -20,7 +20,7 @@ from streammeta.controller.metadata.compactions import Compactions
 from streammeta.controller.metadata.frozen import FrozenMap, FrozenParts
 from streammeta.controller.metadata.kv import KVs
 from streammeta.controller.metadata.maintenance import BucketClaim, Claim, ObjectUpkeep
-from streammeta.controller.metadata.nodes import Nodes
+from streammeta.controller.metadata.nodes import Node, Nodes
 from streammeta.controller.metadata.object_indexes import NodeObjects
 from streammeta.controller.metadata.objects import Objects
 from streammeta.controller.metadata.reads import Reads
@@ -216,6 +216,10 @@ class ClusterMap:
     def nbytes(self) -> int:
         """Bytes allocated for columns; dictionaries (tags, nodes, keys) come on top."""
         return self._streams.nbytes + self._objects.nbytes
+
+    def node(self, node_id: int) -> Node | None:
+        """Return a node as of now, or None if it never registered or is forgotten."""
+        return self._nodes.get(node_id)
 
     # ---- the life of objects ----
 

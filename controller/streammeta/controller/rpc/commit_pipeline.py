@@ -1,10 +1,10 @@
 """CommitPipeline: batches of commits on one stream of messages, answered in order.
 
 Messages are read ahead of the answers, and messages read are decided together: their entries share
-a batch of the log and a flush. Back-pressure: reading stops at a number of bytes not yet answered,
-of this pipeline or of all requests.
-Messages before the end of the stream are answered first. A caller may repeat every message on
-another stream: commits are idempotent by object id.
+a batch of the log and a flush. Back-pressure: reading stops at a number of bytes not yet answered.
+Messages before the end of the stream are answered first. A message that speaks for another's node
+ends the stream: it changes nothing, and no error of its rows could say who may. A caller may repeat
+every message on another stream: commits are idempotent by object id.
 """
 
 import asyncio
@@ -28,8 +28,6 @@ from streammeta.controller.metadata.answers import (
 )
 from streammeta.controller.metadata.requests import CommitStreamSetObject, CommitUploads
 from streammeta.controller.metadata.upload_batches import joined_uploads, split_answers
-from streammeta.controller.rpc.entrance import holder_of
-from streammeta.controller.rpc.memory_budget import MemoryBudget
 from streammeta.controller.rpc.request_guard import Context, abort
 from streammeta.controller.rpc.wire_columns import (
     commit_stream_set_object_in,
@@ -43,6 +41,7 @@ from streammeta.controller.runtime.commit_rests import CommitRests
 from streammeta.controller.runtime.controller import MetadataController, Submission
 from streammeta.controller.trust.auditor import current_record
 from streammeta.controller.trust.door import current_caller
+from streammeta.rpc.identity import Principal
 from streammeta.v1 import columns_pb2 as pb
 
 BYTES_AHEAD = 4 << 20
@@ -138,12 +137,12 @@ class _Ahead:
     """Messages read and not answered yet; those not yet decided are queued in order."""
 
     def __init__(
-        self, messages_max: int, rests: CommitRests, memory: MemoryBudget, holder: str
+        self, messages_max: int, rests: CommitRests, held_to: Principal | None = None
     ) -> None:
+        """`held_to` is the broker whose messages they are, if it is held to its node."""
+        self.held_to = held_to
         self._messages_max = messages_max
         self._rests = rests
-        self._memory = memory
-        self._holder = holder
         self._sizes: deque[int] = deque()
         self._bytes = 0
         self._undecided: deque[bytes] = deque()
@@ -156,13 +155,11 @@ class _Ahead:
         while len(self._sizes) >= self._messages_max or self._bytes >= BYTES_AHEAD:
             self._fewer.clear()
             await self._fewer.wait()
-        await self._memory.room(self._holder)
 
     def put(self, data: bytes) -> None:
         """Add a message that was read."""
         self._sizes.append(len(data))
         self._bytes += len(data)
-        self._memory.take(self._holder, len(data))
         self._undecided.append(data)
         self._rests.arrived(len(data))
         self._more.set()
@@ -191,7 +188,6 @@ class _Ahead:
         """Note that the oldest message is answered."""
         size = self._sizes.popleft()
         self._bytes -= size
-        self._memory.give_back(self._holder, size)
         self._rests.answered(size)
         self._fewer.set()
 
@@ -207,13 +203,9 @@ class CommitPipeline:
     """The handler of ObjectService.CommitPipeline; messages are bytes in and out."""
 
     def __init__(
-        self,
-        controller: MetadataController,
-        messages_ahead: int = MESSAGES_AHEAD,
-        memory: MemoryBudget | None = None,
+        self, controller: MetadataController, messages_ahead: int = MESSAGES_AHEAD
     ) -> None:
         self._controller = controller
-        self._memory = MemoryBudget() if memory is None else memory
         self._messages_ahead = messages_ahead
         self._budget = TurnBudget(ROWS_A_PART)
         self._rests = CommitRests()
@@ -254,8 +246,7 @@ class CommitPipeline:
                 del self._open[connection]
 
     async def _serve(self, messages: AsyncIterator[bytes], context: Context) -> None:
-        holder = holder_of(current_caller(), context)
-        ahead = _Ahead(self._messages_ahead, self._rests, self._memory, holder)
+        ahead = _Ahead(self._messages_ahead, self._rests, current_caller().held_to)
         taken: asyncio.Queue[_Decided | _Refused | None] = asyncio.Queue()
         tasks = [
             asyncio.create_task(self._read(messages, ahead)),
@@ -326,15 +317,15 @@ class CommitPipeline:
             else:
                 waiting.append(message)
                 rows += sum(map(_size, message.all()))
-        decided = await self._decide_together(waiting) if len(waiting) > 1 else None
+        decided = await self._decide_together(waiting, ahead.held_to) if len(waiting) > 1 else None
         if decided is None:
-            decided = await self._decide_each(waiting)
+            decided = await self._decide_each(waiting, ahead.held_to)
         if refused is not None and not (decided and isinstance(decided[-1], _Refused)):
             decided.append(refused)
         return decided
 
     async def _decide_together(
-        self, messages: Sequence[_Message]
+        self, messages: Sequence[_Message], held_to: Principal | None
     ) -> list[_Decided | _Refused] | None:
         """Decide messages that have only uploads as one request; None if they are not decided."""
         uploads = [each.uploads for each in messages if each.uploads and not each.commits]
@@ -343,7 +334,7 @@ class CommitPipeline:
             return None
         await self._budget.take(_size(joined))
         try:
-            submission = self._controller.submit((joined,))
+            submission = self._controller.submit((joined,), held_to)
         except Exception:  # noqa: BLE001 - whose fault it is shows when each is decided alone
             return None
         answers = split_answers(cast(CommitUploadsAnswer, submission.answers[0]), uploads)
@@ -352,21 +343,26 @@ class CommitPipeline:
             for message, answer in zip(messages, answers, strict=True)
         ]
 
-    async def _decide_each(self, messages: Sequence[_Message]) -> list[_Decided | _Refused]:
+    async def _decide_each(
+        self, messages: Sequence[_Message], held_to: Principal | None
+    ) -> list[_Decided | _Refused]:
         decided: list[_Decided | _Refused] = []
         for message in messages:
             try:
-                decided.append(await self._decide(message))
+                decided.append(await self._decide(message, held_to))
             except Exception as error:  # noqa: BLE001 - told when it is its turn to be answered
                 decided.append(_Refused(message.sequence, error))
                 break
         return decided
 
-    async def _decide(self, message: _Message) -> _Decided:
+    async def _decide(self, message: _Message, held_to: Principal | None) -> _Decided:
         submissions: list[Submission] = []
+        if held_to is not None:
+            # All of it at first, so that one that speaks for another's node changes nothing.
+            self._controller.require_own(message.all(), held_to)
         for part in _parts(message.all()):
             await self._budget.take(sum(map(_size, part)))
-            submissions.append(self._controller.submit(part))
+            submissions.append(self._controller.submit(part, held_to))
         answers = [answer for submission in submissions for answer in submission.answers]
         uploads = answers.pop() if message.uploads is not None else None
         return _Decided(message.sequence, submissions, answers, uploads)

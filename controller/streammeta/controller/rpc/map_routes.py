@@ -33,6 +33,7 @@ from streammeta.controller.runtime.admission import class_of
 from streammeta.controller.runtime.commit_joining import CommitJoiner
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.trust.auditor import note_rows
+from streammeta.controller.trust.door import current_caller
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
 
 MAP_SERVICES = tuple(
@@ -150,7 +151,7 @@ def routed(route: Route, controller: MetadataController) -> UnaryHandler:
         kind = class_of(decoded, writes=route.writes)
         async with controller.gate.admitted(kind, context.time_remaining()):
             if route.writes:
-                answered = await write(decoded)
+                answered = await write(decoded, current_caller().held_to)
             else:
                 answered = await controller.read(
                     decoded, at_least=read_after(context), timeout_ms=longest_wait_ms(context)

@@ -41,6 +41,8 @@ from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.operations import QuorumDescription
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.controller.trust.auditor import note_offset
+from streammeta.controller.trust.door import current_caller
+from streammeta.controller.trust.node_binding import require_own_node
 from streammeta.v1 import admin_pb2, common_pb2, metadata_pb2, nodes_pb2
 
 PipelineHandler = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
@@ -200,6 +202,8 @@ class NodeHandlers:
     ) -> nodes_pb2.HeartbeatResponse:
         async with self._gate.admitted(RequestClass.HEARTBEAT, context.time_remaining()):
             node = _read_node(request.node, "node")
+            if (held_to := current_caller().held_to) is not None:
+                require_own_node(held_to, node.node_id)
             answer = await self._heartbeats.heartbeat(node, wants_shutdown=request.wants_shutdown)
         return cast(nodes_pb2.HeartbeatResponse, _write_heartbeat(answer))
 

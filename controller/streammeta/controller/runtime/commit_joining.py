@@ -11,6 +11,7 @@ import contextlib
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from streammeta.controller.errors import OutcomeUnknownError
 from streammeta.controller.metadata.answers import Answer, CommitUploadsAnswer
@@ -18,14 +19,19 @@ from streammeta.controller.metadata.requests import CommitStreamSetObject
 from streammeta.controller.metadata.upload_batches import UploadBatch, is_plain
 from streammeta.controller.metadata.values import NodeIdentity
 from streammeta.controller.runtime.controller import Answered, MetadataController, Submission
+from streammeta.rpc.identity import Principal
 
 ANSWERED_PER_TURN = 32
 """Callers woken in one turn of the event loop: their work costs more than their release."""
+
+_Speaker: TypeAlias = tuple[NodeIdentity, Principal | None]
+"""The node that commits speak for, and the broker that is held to its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
     request: CommitStreamSetObject
+    held_to: Principal | None
     answered: asyncio.Future[Answered]
 
     def fail(self, error: Exception) -> None:
@@ -42,11 +48,13 @@ class CommitJoiner:
         self._deciding: asyncio.Task[None] | None = None
         self._answering: set[asyncio.Task[None]] = set()
 
-    async def write(self, request: CommitStreamSetObject) -> Answered:
+    async def write(
+        self, request: CommitStreamSetObject, held_to: Principal | None = None
+    ) -> Answered:
         """Decide, replicate and answer one commit; raises as `MetadataController.write` does."""
         if not is_plain(request):
-            return await self._controller.write(request)
-        call = _Call(request, asyncio.get_running_loop().create_future())
+            return await self._controller.write(request, held_to)
+        call = _Call(request, held_to, asyncio.get_running_loop().create_future())
         self._calls.append(call)
         if self._deciding is None:
             self._deciding = asyncio.create_task(self._decide_all())
@@ -80,27 +88,27 @@ class CommitJoiner:
 
     def _decide_waiting(self) -> None:
         """Decide the calls that wait, one batch a node; what fits none waits for the next."""
-        batches: defaultdict[NodeIdentity, UploadBatch] = defaultdict(UploadBatch)
-        taken: defaultdict[NodeIdentity, list[_Call]] = defaultdict(list)
+        batches: defaultdict[_Speaker, UploadBatch] = defaultdict(UploadBatch)
+        taken: defaultdict[_Speaker, list[_Call]] = defaultdict(list)
         left: deque[_Call] = deque()
         for call in self._calls:
             if call.answered.done():
                 continue  # its caller has gone
-            node = call.request.node
-            if batches[node].add(call.request):
-                taken[node].append(call)
+            speaker = (call.request.node, call.held_to)
+            if batches[speaker].add(call.request):
+                taken[speaker].append(call)
             else:
                 left.append(call)
         self._calls = left
-        for node, calls in taken.items():
+        for speaker, calls in taken.items():
             if len(calls) == 1:
                 self._decide_alone(calls[0])
             else:
-                self._decide_together(batches[node], calls)
+                self._decide_together(batches[speaker], calls)
 
     def _decide_together(self, batch: UploadBatch, calls: Sequence[_Call]) -> None:
         try:
-            submission = self._controller.submit((batch.request(),))
+            submission = self._controller.submit((batch.request(),), calls[0].held_to)
         except Exception:  # noqa: BLE001 - which of them it is shows when each is decided alone
             for call in calls:
                 self._decide_alone(call)
@@ -119,7 +127,7 @@ class CommitJoiner:
 
     def _decide_alone(self, call: _Call) -> None:
         try:
-            submission = self._controller.submit((call.request,))
+            submission = self._controller.submit((call.request,), call.held_to)
         except Exception as error:  # noqa: BLE001 - told to the caller
             call.fail(error)
         else:

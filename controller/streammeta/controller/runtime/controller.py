@@ -43,6 +43,8 @@ from streammeta.controller.runtime.quorum_errors import NotCaughtUpError
 from streammeta.controller.runtime.state_hashes import AHEAD_MAX, AwaitedViews, RollingHash, ViewAt
 from streammeta.controller.runtime.waiters import OffsetWaiters
 from streammeta.controller.snapshot.checkpoint_file import Sink
+from streammeta.controller.trust.node_binding import NodeBinding
+from streammeta.rpc.identity import Principal
 
 _log = structlog.get_logger(component="runtime")
 
@@ -173,6 +175,7 @@ class MetadataController:
         self._on_leadership: list[Callable[[bool], None]] = []
         self._changes = ChangeFeed()
         self._gate = Gate(clock)
+        self.binding = NodeBinding()
         self._log_hash = RollingHash()
         self._awaited_views = AwaitedViews(self._view_at)
 
@@ -214,10 +217,11 @@ class MetadataController:
         """Feed of committed entries for watchers; on every controller."""
         return self._changes
 
-    async def write(self, request: WriteRequest) -> Answered:
-        """Decide, replicate and answer one mutation.
+    async def write(self, request: WriteRequest, held_to: Principal | None = None) -> Answered:
+        """Decide, replicate and answer one mutation, of a broker that is held to its node or not.
 
         Raises:
+            NotYourNodeError: it speaks for a node that its caller may not speak for.
             NotLeaderError: this node does not lead.
             InvalidRequestError: the request is malformed.
             LimitExceededError: it, or what waits already, is too large, or disks are full.
@@ -229,7 +233,7 @@ class MetadataController:
             self._leading_log()
             await self._object_ids.decided()
         await self.turn()
-        submission = self.submit((request,))
+        submission = self.submit((request,), held_to)
         await submission.committed()
         return Answered(submission.answers[0], submission.offset)
 
@@ -243,13 +247,17 @@ class MetadataController:
         self._require_capacity(self._answers)
         await self._leading_log().append_turn()
 
-    def submit(self, requests: Sequence[WriteRequest]) -> Submission:
+    def submit(
+        self, requests: Sequence[WriteRequest], held_to: Principal | None = None
+    ) -> Submission:
         """Decide mutations one after the other and replicate them, without waiting for anything.
 
         An error ends it: earlier requests take effect if they commit, and their answers are lost;
-        repeating the requests is safe.
+        repeating the requests is safe. None is decided if one speaks for a node that the broker
+        `held_to` may not speak for.
 
         Raises:
+            NotYourNodeError: as said.
             NotLeaderError: this node does not lead.
             InvalidRequestError: a request is malformed.
             LimitExceededError: it, or what waits already, is too large, or disks are full.
@@ -258,6 +266,8 @@ class MetadataController:
         """
         log = self._leading_log()
         self._require_capacity(self._answers)
+        if held_to is not None:
+            self.require_own(requests, held_to)
         answers: list[Answer] = []
         is_proven = False
         for request in requests:
@@ -274,6 +284,10 @@ class MetadataController:
             log.require_disk_space()  # or the state it rests on may not be committed for long
         waiting = self._answers.until(end_offset) if end_offset > self._committed_end else None
         return Submission(answers, end_offset, waiting, None if is_proven else log)
+
+    def require_own(self, requests: Sequence[WriteRequest], held_to: Principal) -> None:
+        """Require that a broker may speak for the nodes of all requests, as `submit` does."""
+        self.binding.require(held_to, requests, self._map.node)
 
     async def read(
         self,

@@ -1,0 +1,70 @@
+"""The services of the map over TLS in the test's own process; callers come with certificates."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+
+from streammeta.controller.lifecycle.sessions import Sessions
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.runtime.controller import MetadataController
+from streammeta.rpc.connections import client_channel, listen, new_server
+from tests.kit.certificates import Authority
+from tests.kit.clock import ManualClock
+from tests.kit.map_services import map_services
+from tests.kit.memory_log import CommittingLog
+from tests.server.rpc_server import SESSION_TIMEOUT_MS, Rpcs
+from tests.trust.callers import CLUSTER
+
+
+@dataclass
+class TrustedServer:
+    """A leader of an empty map."""
+
+    authority: Authority
+    controller: MetadataController
+    log: CommittingLog
+    clock: ManualClock
+    sessions: Sessions
+    endpoint: str
+    open: AsyncExitStack
+    known: dict[str, Rpcs] = field(default_factory=dict)
+
+    async def by(self, principal: str, cluster_id: str = CLUSTER) -> Rpcs:
+        """Return a connection of the caller with this certificate, such as `broker/1007`."""
+        name = f"{cluster_id}/{principal}"
+        if name not in self.known:
+            tls = self.authority.issue(principal, cluster_id=cluster_id)
+            channel: grpc.aio.Channel = client_channel(self.endpoint, tls)
+            await self.open.enter_async_context(channel)
+            self.known[name] = Rpcs(self.controller, self.log, self.clock, self.sessions, channel)
+        return self.known[name]
+
+    def state(self) -> tuple[int, bytes]:
+        """Return what every change of the map changes."""
+        return self.log.next_offset, self.controller.cluster_map.state_hash()
+
+
+@asynccontextmanager
+async def trusting(authority: Authority) -> AsyncIterator[TrustedServer]:
+    """Yield a leader of an empty map that asks every caller for a certificate."""
+    clock = ManualClock()
+    controller = MetadataController(ClusterMap(), clock)
+    log = CommittingLog(controller)
+    controller.bind(log)
+    log.lead()
+    sessions = Sessions(SESSION_TIMEOUT_MS)
+    sessions.lead(clock.monotonic_ms())
+    server = new_server()
+    server.add_generic_rpc_handlers(map_services(CLUSTER, controller, sessions, clock))
+    port = listen(server, "127.0.0.1:0", authority.issue("controller/1"))
+    await server.start()
+    try:
+        async with AsyncExitStack() as stack:
+            endpoint = f"127.0.0.1:{port}"
+            yield TrustedServer(authority, controller, log, clock, sessions, endpoint, stack)
+    finally:
+        await server.stop(None)
