@@ -68,6 +68,10 @@ def committer_of(system: str, load: Load) -> Committer:
             from scripts.benchmarks.product_client import ProductCommitter
 
             return ProductCommitter(load)
+        case "floor-pipelined" | "floor-unary":
+            from scripts.benchmarks.floor_client import PipelinedFloor, UnaryFloor
+
+            return (PipelinedFloor if system == "floor-pipelined" else UnaryFloor)(load)
         case "streammeta-reads" | "etcd-reads" | "zookeeper-reads":
             from scripts.benchmarks import ten_reads
 

@@ -3,7 +3,8 @@
 Three voters of every system run all the time, and one client process (`latency_load`) turns from
 one to the next every half second, so that a machine that grows slower does so for all. What counts
 are ratios: each is taken within a round, and the median of the rounds is the figure. With another
-commit as baseline its controllers take their turns too, under this tree's client.
+commit as baseline its controllers take their turns too, under this tree's client. The `floor` is a
+program of the same shape that does no work: what is left of a lone commit without ours.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from scripts.benchmarks.peers.servers import missing, running_peer
 from streammeta.cli.local_cluster import Child, ChildFailedError, start_child
 
 OURS = "streammeta"
+FLOOR = "floor"
 VOTERS = 3
 TURN_S_DEFAULT = 0.5
 ROUNDS_DEFAULT = 8
@@ -36,7 +38,7 @@ PEERS_LOAD = {UNARY_ALONE: ALONE, UNARY: MANY}
 class Settings:
     """What to measure."""
 
-    systems: Sequence[str] = (OURS, "zookeeper", "etcd")
+    systems: Sequence[str] = (OURS, "zookeeper", "etcd", FLOOR)
     seconds: float = TURN_S_DEFAULT
     """Of one turn."""
     rounds: int = ROUNDS_DEFAULT
@@ -89,6 +91,8 @@ async def measure(
                     progress(f"latency: {name}, starting")
                     shown = OURS if name == THIS else name
                     members.append(await serve(stack, root / shown, shown, module_of_serving(tree)))
+            elif system == FLOOR:
+                members.append(await serve_floor(stack, root / FLOOR))
             elif package := missing(system):
                 left_out[system] = package
             else:
@@ -125,6 +129,30 @@ async def _serve_peer(stack: contextlib.ExitStack, place: Path, system: str) -> 
         leader_pid=cluster.children[leader].pid,
         pids=[child.pid for child in cluster.children.values()],
     )
+
+
+async def serve_floor(stack: contextlib.ExitStack, place: Path) -> Member:
+    """Start the three processes of the floor; they end with `stack`."""
+    followers = [await _start_floor(stack, place, n, "follower") for n in range(2, VOTERS + 1)]
+    ports = ",".join(str(port) for _, port in followers)
+    leader, port = await _start_floor(stack, place, 1, "leader", ports)
+    return Member(
+        name=FLOOR,
+        kind=FLOOR,
+        endpoint=f"127.0.0.1:{port}",
+        leader_pid=leader.pid,
+        pids=[leader.pid, *(follower.pid for follower, _ in followers)],
+    )
+
+
+async def _start_floor(
+    stack: contextlib.ExitStack, place: Path, number: int, *words: str
+) -> tuple[Child, int]:
+    log = str(place.with_name(f"{place.name}-{number}.data"))
+    command = [sys.executable, "-m", "scripts.benchmarks.floor", log, *words]
+    child = start_child(f"floor {number}", command, _log(place, str(number)))
+    stack.callback(child.stop)
+    return child, int(await asyncio.to_thread(child.wait_ready))
 
 
 async def drive(

@@ -45,8 +45,13 @@ _PEERS = {"zookeeper": "zookeeper", "etcd": "etcd"}
 _READS = {kind: f"{kind}-reads" for kind in ("streammeta", "zookeeper", "etcd")}
 MANY = Turns("pipelined, 1 range, 64 in flight", 1, 64, {"streammeta": "pipelined", **_PEERS})
 LOADS = (
-    Turns("pipelined, 1 range, alone", 1, 1, {"streammeta": "pipelined", **_PEERS}),
-    Turns("unary, 1 range, alone", 1, 1, {"streammeta": "unary"}),
+    Turns(
+        "pipelined, 1 range, alone",
+        1,
+        1,
+        {"streammeta": "pipelined", **_PEERS, "floor": "floor-pipelined"},
+    ),
+    Turns("unary, 1 range, alone", 1, 1, {"streammeta": "unary", "floor": "floor-unary"}),
     MANY,
     Turns("unary, 1 range, 64 in flight", 1, 64, {"streammeta": "unary"}),
     Turns("pipelined, 100 ranges, 64 in flight", 100, 64, {"streammeta": "pipelined", **_PEERS}),
