@@ -36,24 +36,3 @@ async def test_a_damaged_follower_repairs_itself_from_the_leader(
         restarted = await cluster.restart(damaged)
         assert not restarted.driver.describe().is_repairing
         await cluster.agree(damaged, after.offset)
-
-
-async def test_a_damaged_node_does_not_vote_until_it_is_repaired(tmp_path: Path) -> None:
-    async with MemoryCluster(tmp_path) as cluster:
-        last = await cluster.fill("a", 20)
-        for node_id in (0, 1):
-            await cluster.hash_at(node_id, last.offset)
-        await cluster.kill(0)
-        await cluster.kill(1)
-        flip_a_byte(sorted((tmp_path / "node0").glob("*.log"))[0])
-        await cluster.kill(2)
-
-        node = await cluster.start(0)
-
-        assert node.driver.describe().is_repairing
-        await cluster.start(1)
-        # The two others hold everything: they elect one of them, and the damaged one heals.
-        await cluster.start(2)
-        assert await cluster.leader() != 0
-        await cluster.agree(0, last.offset)
-        await eventually(lambda: not node.driver.describe().is_repairing, "the repair to end")

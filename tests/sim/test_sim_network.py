@@ -155,16 +155,6 @@ def calm() -> Iterator[Calm]:
     calm.world.close()
 
 
-def test_a_paused_node_goes_on_when_it_wakes_up(calm: Calm) -> None:
-    async def call() -> None:
-        calm.seen.append(calm.world.timeline.now)
-
-    calm.begin(call())
-    calm.world.pause(calm.node, 50)
-    calm.run(100)
-    assert calm.seen == [50]
-
-
 def test_nothing_of_a_life_happens_after_its_crash(calm: Calm) -> None:
     async def call() -> None:
         try:
