@@ -39,7 +39,7 @@ class Authority:
         role, _, name = principal.partition("/")
         known = Principal(cluster_id, Role(role), name)
         stem = "-".join((cluster_id, role, name, str(serial), *hosts))
-        files = self._files(stem.replace(":", "_"))
+        files = self._files(stem.replace(":", "_").replace("*", "any"))
         if not files.certificate.exists():
             self._authority.issue(files, known, hosts)
         return TlsFiles(ca=self.ca, certificate=files.certificate, key=files.key)

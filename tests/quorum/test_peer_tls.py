@@ -1,15 +1,24 @@
-"""Mutual TLS between controllers: the same authority on both sides, or no connection."""
+"""Mutual TLS between controllers: each is who its certificate says, or no connection."""
+
+from __future__ import annotations
 
 import ssl
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from streammeta.controller.config import ConfigError
-from streammeta.controller.peers.tls import PLAIN_TEXT, PeerTls, load_tls
+from streammeta.controller.peers.dialled import REFUSED_CERTIFICATE, STRANGER
+from streammeta.controller.peers.tls import PeerTls
+from streammeta.controller.quorum.messages import Request
+from streammeta.controller.runtime.interfaces import Reply
+from streammeta.rpc.tls import TlsFiles
 from tests.kit.certificates import Authority
-from tests.quorum.test_quorum_peers import caller_with, peer_here, vote
+from tests.quorum.fake_replica import FakeReplica
+from tests.quorum.test_quorum_peers import AS_CALLER, CLUSTER, PEER, caller_with, peer_here, vote
+
+PLAIN_TEXT = PeerTls()
+CALLER_ID = AS_CALLER.node_id
 
 
 @pytest.fixture(scope="module")
@@ -22,64 +31,143 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("theirs"), "theirs")
 
 
-async def is_answered(peer: PeerTls, stranger: PeerTls) -> bool:
+def named(authority: Authority, principal: str, cluster_id: str = CLUSTER) -> PeerTls:
+    return PeerTls.of(authority.issue(principal, cluster_id=cluster_id).load())
+
+
+def caller_of(authority: Authority) -> PeerTls:
+    return named(authority, f"controller/{CALLER_ID}")
+
+
+def peer_of(authority: Authority) -> PeerTls:
+    return named(authority, f"controller/{PEER}")
+
+
+class Counting(FakeReplica):
+    count = 0
+
+    def handle(self, request: Request, reply: Reply) -> None:
+        self.count += 1
+        super().handle(request, reply)
+
+
+async def is_answered(peer: PeerTls, caller: PeerTls) -> bool:
+    """Whether a vote is answered; the replica must not have seen one that is not."""
+    replica = Counting(PEER)
     async with (
-        peer_here(tls=peer.listening) as endpoint,
-        caller_with(seed=endpoint, tls=stranger.dialling) as caller,
+        peer_here(replica, tls=peer) as endpoint,
+        caller_with(seed=endpoint, tls=caller) as calling,
     ):
-        answered = await caller.ask(vote(1))
-        assert caller.lost == []
+        answered = await calling.ask(vote(1))
+        assert calling.lost == []
+        assert replica.count == answered
         return answered
 
 
-async def test_two_certificates_of_one_authority_speak(ours: Authority) -> None:
-    assert await is_answered(
-        load_tls(ours.issue("controller/1")), load_tls(ours.issue("controller/2"))
-    )
+async def test_controllers_of_one_authority_speak(ours: Authority) -> None:
+    assert await is_answered(peer_of(ours), caller_of(ours))
+
+
+def trusting(files: TlsFiles, authority: Authority) -> PeerTls:
+    """Return the use of a certificate that takes those of another authority."""
+    return PeerTls.of(replace(files.read(), ca=authority.ca.read_bytes()))
 
 
 @pytest.mark.parametrize("is_caller", [True, False])
 async def test_who_shows_no_certificate_of_the_authority_is_refused(
     ours: Authority, theirs: Authority, is_caller: bool
 ) -> None:
-    foreign = theirs.issue("controller/3")
-    trusting = replace(foreign, ca=ours.ca)
+    node_id = CALLER_ID if is_caller else PEER
+    foreign = theirs.issue(f"controller/{node_id}", cluster_id=CLUSTER)
     nameless = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     nameless.check_hostname = False
     nameless.load_verify_locations(ours.ca)
-    strangers = [PLAIN_TEXT, load_tls(foreign), load_tls(trusting)]
+    strangers = [PLAIN_TEXT, PeerTls.of(foreign.load()), trusting(foreign, ours)]
     if is_caller:
         strangers.append(PeerTls(dialling=nameless))
-    member = load_tls(ours.issue("controller/1"))
     for stranger in strangers:
-        pair = (member, stranger) if is_caller else (stranger, member)
+        pair = (peer_of(ours), stranger) if is_caller else (stranger, caller_of(ours))
         assert not await is_answered(*pair)
 
 
+@pytest.mark.parametrize("is_caller", [True, False])
+async def test_who_is_another_by_its_certificate_is_refused(
+    ours: Authority, is_caller: bool
+) -> None:
+    node_id = CALLER_ID if is_caller else PEER
+    for stranger, told in (
+        (named(ours, "controller/7"), "controller"),
+        (named(ours, f"broker/{node_id}"), f"streammeta://{CLUSTER}/broker/{node_id}"),
+        (named(ours, "admin/alice"), f"streammeta://{CLUSTER}/admin/alice"),
+        (named(ours, f"controller/{node_id}", "other"), "streammeta://other/controller"),
+    ):
+        pair = (peer_of(ours), stranger) if is_caller else (stranger, caller_of(ours))
+        with capture_logs() as logs:
+            assert not await is_answered(*pair)
+        events = {entry["event"] for entry in logs}
+        assert (REFUSED_CERTIFICATE if is_caller else STRANGER) in events
+        assert any(told in str(entry) for entry in logs)
+
+
 async def test_older_versions_of_tls_are_refused(ours: Authority) -> None:
-    old = load_tls(ours.issue("controller/1"))
+    old = caller_of(ours)
     assert old.dialling is not None
     old.dialling.minimum_version = ssl.TLSVersion.TLSv1_2
     old.dialling.maximum_version = ssl.TLSVersion.TLSv1_2
-    assert not await is_answered(load_tls(ours.issue("controller/2")), old)
+    assert not await is_answered(peer_of(ours), old)
 
 
-def test_without_files_controllers_speak_plain_text() -> None:
-    assert load_tls(None) is PLAIN_TEXT
+def moved(tls: PeerTls, *, speaks: bool) -> PeerTls:
+    """Return what a controller uses that is moved to TLS, and speaks it or not."""
+    return PeerTls(tls.dialling if speaks else None, tls.listening, takes_plain_text=True)
 
 
-def test_a_file_that_can_not_be_used_is_named_with_its_option(
-    ours: Authority, theirs: Authority, tmp_path: Path
+async def test_controllers_move_to_tls_one_by_one(ours: Authority) -> None:
+    peer, caller = peer_of(ours), caller_of(ours)
+    rounds = [PLAIN_TEXT, moved(caller, speaks=False), moved(caller, speaks=True), caller]
+    peers = [PLAIN_TEXT, moved(peer, speaks=False), moved(peer, speaks=True), peer]
+    for before, after in zip(range(3), range(1, 4), strict=True):
+        assert await is_answered(peers[before], rounds[after])
+        assert await is_answered(peers[after], rounds[before])
+
+
+async def test_a_replaced_certificate_is_shown_from_the_next_connection_on(
+    ours: Authority, theirs: Authority
 ) -> None:
-    good, other = ours.issue("controller/1"), theirs.issue("controller/2")
-    nonsense = tmp_path / "nonsense.pem"
-    nonsense.write_text("no certificate")
-    absent = tmp_path / "absent"
-    for files, message in (
-        (replace(good, ca=absent), "peer-tls-ca: can't use .*absent"),
-        (replace(good, ca=nonsense), "peer-tls-ca: can't use .*nonsense"),
-        (replace(good, certificate=nonsense), "peer-tls-cert: can't use .*nonsense"),
-        (replace(good, key=other.key), "peer-tls-cert: .* its key, .* in --peer-tls-key"),
+    peer, caller = peer_of(ours), caller_of(ours)
+    async with (
+        peer_here(tls=peer) as endpoint,
+        caller_with(seed=endpoint, tls=caller) as calling,
     ):
-        with pytest.raises(ConfigError, match=message):
-            load_tls(files)
+        assert await calling.ask(vote(1))
+        peer.replace(theirs.issue(f"controller/{PEER}", cluster_id=CLUSTER).load())
+        assert await calling.ask(vote(2)), "the connection goes on"
+        async with caller_with(seed=endpoint, tls=caller_of(ours)) as another:
+            assert not await another.ask(vote(1))
+        async with caller_with(seed=endpoint, tls=caller_of(theirs)) as renewed:
+            assert await renewed.ask(vote(1))
+
+
+async def test_connections_are_made_anew_when_they_are_old_and_nobody_is_taken_for_dead(
+    ours: Authority,
+) -> None:
+    peer, caller = peer_of(ours), caller_of(ours)
+    caller.age_ms = 0
+    async with (
+        peer_here(tls=peer) as endpoint,
+        caller_with(seed=endpoint, tls=caller) as calling,
+    ):
+        for number in range(1, 4):
+            assert await calling.ask(vote(number))
+        assert calling.lost == []
+
+
+async def test_the_listener_ends_a_connection_that_is_not_made_anew(ours: Authority) -> None:
+    peer, caller = peer_of(ours), caller_of(ours)
+    peer.age_ms = 1
+    async with (
+        peer_here(tls=peer) as endpoint,
+        caller_with(seed=endpoint, tls=caller) as calling,
+    ):
+        await calling.ask(vote(1))
+        await calling.until(lambda: not calling.transport.connected_to)

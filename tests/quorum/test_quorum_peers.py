@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import signal
-import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.peers.addresses import PeerAddresses
 from streammeta.controller.peers.dialled import IN_FLIGHT_MAX, Identity
 from streammeta.controller.peers.server import PeerServer
+from streammeta.controller.peers.tls import PeerTls
 from streammeta.controller.peers.transport import TcpPeerTransport
 from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
@@ -130,7 +130,7 @@ async def caller_with(
     override: str = "",
     voters: VoterSet | None = None,
     timeout_ms: int = TIMEOUT_MS,
-    tls: ssl.SSLContext | None = None,
+    tls: PeerTls | None = None,
 ) -> AsyncIterator[Caller]:
     seeds = {PEER: seed} if seed else {}
     overrides = {PEER: override} if override else {}
@@ -147,7 +147,7 @@ async def caller_with(
 async def peer_here(
     replica: FakeReplica | None = None,
     identity: Identity = AS_PEER,
-    tls: ssl.SSLContext | None = None,
+    tls: PeerTls | None = None,
 ) -> AsyncIterator[str]:
     """A peer in this process; its endpoint."""
     server = PeerServer(replica or FakeReplica(PEER), identity, tls)

@@ -97,6 +97,8 @@ from streammeta.client.write_ahead_log.log import WriteAheadLog as WriteAheadLog
 from streammeta.client.write_ahead_log.recovery import AsideRun as AsideRun
 from streammeta.client.write_ahead_log.recovery import RecoveryReport as RecoveryReport
 from streammeta.client.writer import StreamWriter as StreamWriter
+from streammeta.rpc.tls import TlsError as TlsError
+from streammeta.rpc.tls import TlsFiles as TlsFiles
 from streammeta.storage.errors import AccessDeniedError as AccessDeniedError
 from streammeta.storage.errors import BucketNotFoundError as BucketNotFoundError
 from streammeta.storage.errors import DeadlineExceededError as DeadlineExceededError

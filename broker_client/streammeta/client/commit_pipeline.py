@@ -36,7 +36,7 @@ from streammeta.client.errors import (
 )
 from streammeta.client.model import NodeIdentity, node_message
 from streammeta.client.resources import ClosedAtExit, warn_unclosed
-from streammeta.rpc.failures import RpcFailure, read_failure
+from streammeta.rpc.failures import RpcFailure
 from streammeta.rpc.leader_router import LeaderSearch
 from streammeta.v1 import objects_pb2
 
@@ -180,11 +180,15 @@ class CommitPipeline(ClosedAtExit):
         try:
             await self._converse(self._search.endpoint)
             failure = RpcFailure(grpc.StatusCode.UNAVAILABLE, "the stream of answers ended")
+        except asyncio.CancelledError:
+            if not self._client.was_replaced():
+                raise
+            return  # what is not answered goes out again, on the new channel
         except TimeoutError:
             late = "no answer in the time of one attempt"
             failure = RpcFailure(grpc.StatusCode.DEADLINE_EXCEEDED, late)
         except grpc.aio.AioRpcError as error:
-            failure = read_failure(error)
+            failure = self._client.failure(error)
         wait = self._search.failed(failure)
         if wait is None:
             self._refused(refusal(_METHOD, failure))

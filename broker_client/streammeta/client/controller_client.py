@@ -25,6 +25,7 @@ from streammeta.client.arguments import (
     check_kind,
     check_seconds,
 )
+from streammeta.client.channels import Channels
 from streammeta.client.controller_spread import ControllerSpread
 from streammeta.client.errors import (
     BucketRefusedError,
@@ -53,7 +54,6 @@ from streammeta.client.model import (
     stream_description,
 )
 from streammeta.client.resources import ClosedAtExit, warn_unclosed
-from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import Reason, RpcFailure, read_failure
 from streammeta.rpc.leader_router import (
     ELECTION_BACKOFF,
@@ -61,10 +61,14 @@ from streammeta.rpc.leader_router import (
     LeaderSearch,
     kind_of,
 )
+from streammeta.rpc.tls import TlsFiles
 from streammeta.v1 import admin_pb2, common_pb2, streams_pb2
 
 DEFAULT_DEADLINE_S = 30.0
 DEFAULT_ATTEMPT_TIMEOUT_S = 2.0
+
+_GRACE_S = 10.0
+"""Time that calls have left on a channel when its certificate is replaced, in seconds."""
 
 LEARNED_FOR_S = 10.0
 """Time for which a list of all controllers is relied on, in seconds."""
@@ -92,9 +96,10 @@ class ControllerClient(ClosedAtExit):
 
     Safe for many concurrent calls on one event loop; use it as an async context manager or call
     `close`. `endpoints` are HOST:PORT. `attempt_timeout_s` bounds one attempt, `deadline_s` a whole
-    call that names no other. All calls share `router`, and `spread` says where watches and session
-    reads go. `rng` draws the jitter of waits. Raises `TypeError` or `ValueError` that names what is
-    wrong with an argument.
+    call that names no other. With `tls` connections are encrypted and show a certificate; its files
+    may be replaced at any time. All calls share `router`, and `spread` says where watches and
+    session reads go. `rng` draws the jitter of waits. Raises `TypeError` or `ValueError` that names
+    what is wrong with an argument or a file.
     """
 
     def __init__(
@@ -103,10 +108,10 @@ class ControllerClient(ClosedAtExit):
         *,
         deadline_s: float = DEFAULT_DEADLINE_S,
         attempt_timeout_s: float = DEFAULT_ATTEMPT_TIMEOUT_S,
+        tls: TlsFiles | None = None,
         rng: random.Random | None = None,
         new_request_id: Callable[[], str] = lambda: secrets.token_hex(16),
     ) -> None:
-        self._channels: dict[str, grpc.aio.Channel] = {}
         self._is_closed = False
         rng = rng or random.Random()
         self.router = LeaderRouter(check_endpoints("endpoints", endpoints), rng)
@@ -116,6 +121,9 @@ class ControllerClient(ClosedAtExit):
         self.deadline_s = check_seconds("deadline_s", deadline_s)
         self.attempt_timeout_s = check_seconds("attempt_timeout_s", attempt_timeout_s)
         self._new_request_id = new_request_id
+        if tls is not None:
+            check_kind("tls", tls, TlsFiles, "TlsFiles(ca, certificate, key)")
+        self._channels = Channels(tls, max(_GRACE_S, 2 * self.attempt_timeout_s))
 
     def __del__(self) -> None:
         if getattr(self, "_channels", None):
@@ -128,9 +136,7 @@ class ControllerClient(ClosedAtExit):
     async def close(self) -> None:
         """Close all channels; calls that wait, and later ones, fail with `ClientClosedError`."""
         self._is_closed = True
-        channels = list(self._channels.values())
-        self._channels.clear()
-        await asyncio.gather(*(channel.close() for channel in channels))
+        await self._channels.close()
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -147,13 +153,18 @@ class ControllerClient(ClosedAtExit):
 
         Raises `ClientClosedError` after `close`.
         """
-        channel = self._channels.get(endpoint)
-        if channel is None:
-            if self._is_closed:
-                raise ClientClosedError(f"connection to {endpoint}")
-            channel = client_channel(endpoint)
-            self._channels[endpoint] = channel
-        return channel
+        if self._is_closed:
+            raise ClientClosedError(f"connection to {endpoint}")
+        return self._channels.get(endpoint)
+
+    def failure(self, error: grpc.RpcError) -> RpcFailure:
+        """Return the status of a failed call."""
+        return read_failure(error, over_tls=self._channels.are_encrypted)
+
+    def was_replaced(self) -> bool:
+        """Return whether a cancelled call, in the task that runs, lost its channel to a new one."""
+        task = asyncio.current_task()
+        return not self._is_closed and task is not None and not task.cancelling()
 
     async def call(
         self,
@@ -219,7 +230,7 @@ class ControllerClient(ClosedAtExit):
 
     def _passed_over(self, endpoint: str, method: str, error: grpc.aio.AioRpcError) -> str:
         """Return why another controller is asked; raise the error if that is of no use."""
-        failure = read_failure(error)
+        failure = self.failure(error)
         if kind_of(failure) is None:
             raise refusal(method, failure) from error
         self.spread.failed(endpoint)
@@ -316,7 +327,7 @@ class ControllerClient(ClosedAtExit):
                     raise ClientClosedError(method.name) from None
                 raise
             except grpc.aio.AioRpcError as error:
-                failure = read_failure(error)
+                failure = self.failure(error)
                 wait = search.failed(failure)
                 if wait is None:
                     raise refusal(method.name, failure) from error

@@ -21,7 +21,6 @@ import grpc
 from streammeta.client.arguments import check_client, check_int, check_ints, check_seconds
 from streammeta.client.controller_client import ControllerClient, refusal
 from streammeta.client.errors import ControllerUnavailableError
-from streammeta.rpc.failures import read_failure
 from streammeta.rpc.leader_router import ELECTION_BACKOFF, kind_of
 from streammeta.v1 import metadata_pb2, records_pb2
 
@@ -108,7 +107,7 @@ class MetadataWatch:
                     else:
                         search.failed(endpoint, "the watch ended")
             except grpc.aio.AioRpcError as error:
-                search.failed(endpoint, _reason(error))
+                search.failed(endpoint, self._reason(error))
             except TimeoutError:
                 search.failed(endpoint, f"nothing came for {self._silence:g} s")
             if search.is_gone_everywhere:
@@ -147,12 +146,30 @@ class MetadataWatch:
         try:
             while True:
                 async with asyncio.timeout(self._silence):
-                    response = await call.read()
+                    response = await self._read(call)
                 if response is grpc.aio.EOF:
                     return
                 yield response
         finally:
             call.cancel()
+
+    async def _read(self, call: Any) -> Any:
+        """Return the next response, or EOF; also when the channel ends for a new one."""
+        try:
+            return await call.read()
+        except asyncio.CancelledError:
+            if not self._client.was_replaced():
+                raise
+            return grpc.aio.EOF
+
+    def _reason(self, error: grpc.aio.AioRpcError) -> str:
+        """Return why an attempt failed if another may serve; raise the error if not."""
+        failure = self._client.failure(error)
+        if failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED and failure.reason:
+            return failure.text  # too many watchers, or this one was too slow: another has room
+        if kind_of(failure) is None:
+            raise refusal("Watch", failure) from error
+        return failure.text
 
 
 class _Search:
@@ -208,13 +225,3 @@ class _Search:
             self._rounds += 1
             await self._client.learn_controllers()
         self.endpoint = next(each for each in self._order() if each not in self._tried)
-
-
-def _reason(error: grpc.aio.AioRpcError) -> str:
-    """Return why an attempt failed if another controller may serve; raise the error if not."""
-    failure = read_failure(error)
-    if failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED and failure.reason:
-        return failure.text  # too many watchers, or this one was too slow: another may have room
-    if kind_of(failure) is None:
-        raise refusal("Watch", failure) from error
-    return failure.text

@@ -36,6 +36,7 @@ from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.client.write_ahead_log.recovery import RecoveryReport
 from streammeta.client.writer import StreamWriter
+from streammeta.rpc.tls import TlsFiles
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import ObjectStore
@@ -101,11 +102,13 @@ class StreamClient(ClosedAtExit):
         node_epoch: int | None = None,
         tags: Tags | None = None,
         observer: UploadObserver | None = None,
+        tls: TlsFiles | None = None,
         config: StreamClientConfig | None = None,
     ) -> Self:
         """Connect to the controllers at `endpoints` (HOST:PORT) and the cluster's bucket.
 
         `bucket` is an address, `s3://bucket?options` or `file:///absolute/directory`, or a store.
+        With `tls` the controllers are called over TLS with the broker's certificate.
         With a `node_id` the process registers as that node and older processes of it are fenced;
         `node_epoch` must grow with each start, by default it is the time in ms. Streams that an
         earlier process of the node left open are taken over, and what a write-ahead log holds is
@@ -121,7 +124,7 @@ class StreamClient(ClosedAtExit):
             raise ValueError("wal_directory needs a node_id: a write-ahead log belongs to a node")
         async with AsyncExitStack() as closing:
             controllers = await closing.enter_async_context(
-                ControllerClient(endpoints, deadline_s=config.deadline_s)
+                ControllerClient(endpoints, deadline_s=config.deadline_s, tls=tls)
             )
             session = writer = None
             if node_id is None:

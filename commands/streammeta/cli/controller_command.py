@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,6 +12,7 @@ from streammeta.controller.config import (
     AuditFailure,
     ConfigError,
     ControllerConfig,
+    PeerPlainText,
     check_cluster_id,
     next_port,
     parse_peers,
@@ -34,6 +36,8 @@ _SETTINGS = {
     "session_timeout_ms": "A broker that sends heartbeats and is silent for longer is fenced.",
     "recoveries_per_node": "Fenced brokers that one broker recovers at a time.",
     "sweep_interval_ms": "Interval of sweeps for dead objects and unfinished uploads of brokers.",
+    "tls_reload_ms": "Interval of looking for replaced certificates; SIGHUP looks at once.",
+    "connection_age_ms": "Age at which connections over TLS end; clients and peers make new ones.",
 }
 """Numbers of `ControllerConfig` that are options, and the help of each."""
 
@@ -93,16 +97,36 @@ def _setting_options(command: Command) -> Command:
 @click.option("--namespace", help="Second part of every key.  [default: _streammeta_CLUSTER-ID]")
 @_setting_options
 @click.option(
-    "--peer-tls-cert",
+    "--tls-ca",
     type=_FILE,
-    help="This controller's certificate for the other controllers, as PEM. With it and the two"
-    " below controllers speak TLS 1.3 to each other, and show certificates on both sides.",
+    help="Authorities, as PEM. With it and the two below clients and the other controllers must"
+    " show a certificate that one of them signed, over TLS 1.3. Files may be replaced at any time.",
 )
-@click.option("--peer-tls-key", type=_FILE, help="The certificate's key, as PEM.")
 @click.option(
-    "--peer-tls-ca",
-    type=_FILE,
-    help="Authority that signs the certificates of this cluster's controllers, and no others.",
+    "--tls-cert", type=_FILE, help="This controller's certificate, made by `streammeta certs`."
+)
+@click.option("--tls-key", type=_FILE, help="The certificate's key, readable by its owner alone.")
+@click.option(
+    "--tls-listen",
+    metavar="HOST:PORT",
+    help="Listen for clients over TLS here, and in plain text where --listen says: while clients"
+    " are moved to TLS.",
+)
+@click.option("--peer-tls-ca", type=_FILE, help="Other authorities for the other controllers.")
+@click.option("--peer-tls-cert", type=_FILE, help="Another certificate for them.")
+@click.option("--peer-tls-key", type=_FILE, help="Its key.")
+@click.option(
+    "--peer-plain-text",
+    type=click.Choice([each.value for each in PeerPlainText]),
+    default=PeerPlainText.NONE.value,
+    show_default=True,
+    help="While controllers are moved to TLS one by one: first all speak plain text and take both,"
+    " then all take both, then none.",
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Allow plain text beyond loopback: whoever reaches a port may do everything.",
 )
 @click.option(
     "--peer-override",
@@ -151,16 +175,20 @@ def controller(
     data_dir: Path,
     store_uri: str,
     namespace: str | None,
+    tls_ca: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    peer_tls_ca: Path | None,
     peer_tls_cert: Path | None,
     peer_tls_key: Path | None,
-    peer_tls_ca: Path | None,
+    peer_plain_text: str,
     peer_override: str,
     reflection: bool,
     audit_log: Path | None,
     audit_failure: str,
     log_level: str,
     check_config: bool,
-    **limits: int,
+    **settings: Any,
 ) -> None:
     """Run one controller of a cluster.
 
@@ -188,6 +216,8 @@ def controller(
             peer_advertise=peer_advertise or peer_listen,
             seeds=parse_peers("seeds", seeds),
             peer_overrides=parse_peers("peer-override", peer_override),
+            tls=tls_files(tls_ca, tls_cert, tls_key),
+            peer_plain_text=PeerPlainText(peer_plain_text),
             peer_tls=tls_files(peer_tls_ca, peer_tls_cert, peer_tls_key, "peer-tls"),
             reflection=reflection,
             audit_log=audit_log,
@@ -195,7 +225,7 @@ def controller(
             data_dir=data_dir,
             store_uri=store_uri,
             namespace=namespace or cluster_namespace(cluster_id),
-            **limits,  # the settings of the same names
+            **settings,  # those whose options have the same names
         )
     except (ConfigError, TlsError) as error:
         raise click.UsageError(str(error)) from error

@@ -26,6 +26,7 @@ from streammeta.cli.output import CommandError, OutputFormat, fail, format_optio
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.journal.directory import META_NAME, format_directory
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.rpc.tls import TlsFiles
 
 READY_PREFIX = "ready "
 """First word of the line a server prints on standard output once it serves."""
@@ -160,7 +161,7 @@ class LocalCluster:
     The first start formats all directories with all controllers as voters. A directory that is
     missing later, or that of a controller that joined, is formatted without: it becomes an
     observer, which `streammeta quorum add-voter` makes a voter. `peer_overrides` say for a
-    controller where it must look for the others.
+    controller where it must look for the others. `tls` are the files of each that speaks TLS.
     """
 
     root: Path
@@ -170,6 +171,7 @@ class LocalCluster:
     options: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     peer_overrides: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
+    tls: Mapping[int, TlsFiles] = field(default_factory=dict)
     children: dict[int, Child] = field(default_factory=dict)
     peer_ports: list[int] = field(default_factory=list)
 
@@ -281,8 +283,16 @@ class LocalCluster:
             *(("--peer-override", _peers(overrides)) if overrides else ()),
             *("--data-dir", str(self.data_dir(node_id))),
             *("--store", self.store_uri),
+            *(_tls_options(self.tls[node_id]) if node_id in self.tls else ()),
             *self.options,
         ]
+
+
+def _tls_options(files: TlsFiles) -> Sequence[str]:
+    return (
+        *("--tls-ca", str(files.ca), "--tls-cert", str(files.certificate)),
+        *("--tls-key", str(files.key)),
+    )
 
 
 def _others(count: int, taken: Sequence[int]) -> list[int]:

@@ -5,9 +5,10 @@ Durations end in `_ms`. Reads no file and no environment; the command line does.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from ipaddress import ip_address
 from pathlib import Path
 
 from streammeta.controller.ids import ClusterId, NodeId
@@ -28,6 +29,8 @@ _AT_LEAST_ONE = (
     "sweep_interval_ms",
     "snapshot_log_bytes",
     "snapshot_interval_ms",
+    "tls_reload_ms",
+    "connection_age_ms",
 )
 _PORT_MAX = 65_535
 _ENDPOINT = re.compile(r"(?P<host>[^\s:@,/]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
@@ -48,6 +51,17 @@ class AuditFailure(StrEnum):
     """None."""
 
 
+class PeerPlainText(StrEnum):
+    """Use of plain text between controllers that have files for TLS, while they are moved to it."""
+
+    NONE = "none"
+    """TLS alone."""
+    TAKEN = "taken"
+    """Connections of both kinds are taken, those made speak TLS."""
+    SPOKEN = "spoken"
+    """Connections of both kinds are taken, those made speak plain text."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
     """One controller's settings.
@@ -55,9 +69,13 @@ class ControllerConfig:
     `listen` and `peer_listen` are where this process binds for clients and for its peers,
     `advertise` and `peer_advertise` where those reach it. `seeds` are controllers to ask for the
     leader, by node id at their peers' addresses; an entry of this node itself is ignored.
-    `peer_overrides` say where to reach a peer whatever else is known of its address. Without
-    `peer_tls` controllers speak plain text. `delete_rate` is in objects a second. With
-    `reflection` the contract is described to whoever may connect.
+    `peer_overrides` say where to reach a peer whatever else is known of its address. `delete_rate`
+    is in objects a second. With `reflection` the contract is described to whoever may connect.
+
+    With `tls` clients and peers must show certificates; `peer_tls` are other files for peers. With
+    `tls_listen` too, clients do so there, and `listen` is plain text. Plain text beyond loopback
+    needs `insecure`. Files are looked at every `tls_reload_ms`; a connection over TLS ends after
+    `connection_age_ms`, so that those of certificates no longer taken end too.
 
     Calls are recorded in `audit_log`, `-` being standard output; without it they are not.
     """
@@ -73,7 +91,13 @@ class ControllerConfig:
     namespace: str
     seeds: Mapping[NodeId, str] = field(default_factory=dict)
     peer_overrides: Mapping[NodeId, str] = field(default_factory=dict)
+    tls: TlsFiles | None = None
+    tls_listen: str | None = None
     peer_tls: TlsFiles | None = None
+    peer_plain_text: PeerPlainText = PeerPlainText.NONE
+    insecure: bool = False
+    tls_reload_ms: int = 5_000
+    connection_age_ms: int = 3_600_000
     reflection: bool = False
     audit_log: Path | None = None
     audit_failure: AuditFailure = AuditFailure.BLOCK_ADMIN
@@ -103,6 +127,41 @@ class ControllerConfig:
                 raise ConfigError(f"{option}: {getattr(self, name)}; must be at least 1")
         if self.delete_delay_ms < 0:
             raise ConfigError(f"delete-delay-ms: {self.delete_delay_ms}; must be at least 0")
+        self._check_tls()
+
+    @property
+    def listeners(self) -> Sequence[tuple[str, str, bool]]:
+        """The options and addresses at which clients are served, and whether over TLS."""
+        if self.tls_listen is None:
+            return (("listen", self.listen, self.tls is not None),)
+        return (("listen", self.listen, False), ("tls-listen", self.tls_listen, True))
+
+    @property
+    def peer_files(self) -> TlsFiles | None:
+        """The files for TLS with peers; None: plain text."""
+        return self.peer_tls or self.tls
+
+    def _check_tls(self) -> None:
+        if self.tls_listen is not None:
+            check_endpoint("tls-listen", self.tls_listen)
+            if self.tls is None:
+                raise ConfigError("tls-listen: needs --tls-ca, --tls-cert and --tls-key")
+            if self.tls_listen in (self.listen, self.peer_listen):
+                raise ConfigError(
+                    f"tls-listen: {self.tls_listen!r} is taken by another listener; give a port "
+                    "of its own"
+                )
+        if self.peer_plain_text is not PeerPlainText.NONE and self.peer_files is None:
+            raise ConfigError("peer-plain-text: is for controllers that have files for TLS")
+        if self.insecure:
+            return
+        for option, address, is_encrypted in self.listeners:
+            if not is_encrypted:
+                _check_loopback(option, address, "--tls-ca, --tls-cert and --tls-key")
+        if self.peer_files is None:
+            _check_loopback("peer-listen", self.peer_listen, "--tls-ca, --tls-cert and --tls-key")
+        elif self.peer_plain_text is not PeerPlainText.NONE:
+            _check_loopback("peer-listen", self.peer_listen, "--peer-plain-text none")
 
 
 def check_controller_id(option: str, node_id: int) -> None:
@@ -134,6 +193,19 @@ def check_reachable(option: str, endpoint: str) -> None:
         raise ConfigError(
             f"{option}: {endpoint!r} is no address that others can connect to; give HOST:PORT as "
             "they reach this controller"
+        )
+
+
+def _check_loopback(option: str, address: str, cure: str) -> None:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        is_loopback = ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = host == "localhost"
+    if not is_loopback:
+        raise ConfigError(
+            f"{option}: {address} is plain text that others on the network reach, and whoever "
+            f"does may do everything; give {cure}, or --insecure if that is wanted"
         )
 
 

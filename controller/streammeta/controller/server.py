@@ -32,13 +32,14 @@ from streammeta.controller.lifecycle.failover import Failover, Heartbeats
 from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.lifecycle.sweeps import Expiry, SetObjectSweep, StreamSweep, UploadSweep
 from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.own_tls import OwnTls, check_advertised
 from streammeta.controller.peers.addresses import PeerAddresses
 from streammeta.controller.peers.dialled import Identity
 from streammeta.controller.peers.server import PeerServer
-from streammeta.controller.peers.tls import load_tls
 from streammeta.controller.peers.transport import TcpPeerTransport
 from streammeta.controller.quorum.config import QuorumConfig, QuorumTimings
 from streammeta.controller.quorum.voters import ReplicaKey
+from streammeta.controller.reloading import Reloading
 from streammeta.controller.rpc.commit_pipeline import CommitPipeline
 from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.map_routes import LeaderView, routed, routes
@@ -118,7 +119,8 @@ def check(config: ControllerConfig) -> None:
         JournalError: the data directory is missing, not formatted, damaged or another node's.
         StorageError: the bucket can't be used.
     """
-    load_tls(config.peer_tls)
+    OwnTls(config)
+    check_advertised(config)
     identity = read_identity(config.data_dir, PosixFileSystem(read_only=True))
     check_identity(identity, config.data_dir, config.cluster_id, config.node_id)
     store = _open_store(config.store_uri)
@@ -156,8 +158,9 @@ def _log_start(config: ControllerConfig) -> None:
     settings["store_uri"] = without_secrets(config.store_uri)
     settings["data_dir"] = str(config.data_dir)
     settings["audit_log"] = config.audit_log and str(config.audit_log)
-    if config.peer_tls is not None:
-        settings["peer_tls"] = {name: str(path) for name, path in settings["peer_tls"].items()}
+    for name in ("tls", "peer_tls"):
+        if settings[name] is not None:
+            settings[name] = {part: str(path) for part, path in settings[name].items()}
     _log.info(
         "controller_starting",
         version=metadata.version(DISTRIBUTION),
@@ -208,18 +211,19 @@ class ControllerNode:
         own = Endpoints(peers=config.peer_advertise, clients=config.advertise)
         addresses = PeerAddresses(config.node_id, own, config.seeds, config.peer_overrides)
         identity = Identity(config.cluster_id, config.node_id, config.advertise)
-        tls = load_tls(config.peer_tls)
+        self._tls = OwnTls(config)
+        self._reloading = Reloading(config.tls_reload_ms, [self._tls.look])
         self._driver = QuorumDriver(
             config=quorum,
             journal=journal,
             transport=TcpPeerTransport(
-                addresses, identity, quorum.timings.request_timeout_ms, tls.dialling
+                addresses, identity, quorum.timings.request_timeout_ms, self._tls.peers
             ),
             state_machine=self._controller,
             clock=clock,
             checkpoints=_checkpoint_limits(config),
         )
-        self._peers = PeerServer(self._driver, identity, tls.listening, addresses.greeted)
+        self._peers = PeerServer(self._driver, identity, self._tls.peers, addresses.greeted)
         self._controller.bind(self._driver)
         self._health = health.aio.HealthServicer()
         self._sessions = Sessions(config.session_timeout_ms)
@@ -274,7 +278,7 @@ class ControllerNode:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop_asked, stop, number)
-        loop.add_signal_handler(signal.SIGHUP, self._auditing.look)
+        loop.add_signal_handler(signal.SIGHUP, self._look_again)
         async with self._auditing, self._listening(), self._lifecycle_running() as lifecycle:
             await self._set_health("leader", serving=False)
             await self._driver.start()
@@ -284,8 +288,7 @@ class ControllerNode:
             print(f"ready endpoint={self._config.listen}", flush=True)
             _log.info(
                 "controller_ready",
-                listen=self._config.listen,
-                peer_listen=self._config.peer_listen,
+                **self._tls.describe(),
             )
             stopped = asyncio.create_task(stop.wait())
             # A part that can't go on ends the process: limping would hide it.
@@ -301,18 +304,24 @@ class ControllerNode:
         leads = leader is not None and leader[0] == self._config.node_id
         return Office(self._config.node_id, self._driver.epoch, leads)
 
+    def _look_again(self) -> None:
+        """Look at files that may have been replaced, or moved away."""
+        self._auditing.look()
+        self._reloading.ask()
+
     def _stop_asked(self, stop: asyncio.Event, number: signal.Signals) -> None:
         _log.info("controller_stopping", signal=number.name)
         stop.set()
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
-        clients = new_server()
+        clients = new_server(self._tls.connection_age_ms)
         clients.add_generic_rpc_handlers(self._handlers())
-        try:
-            listen(clients, self._config.listen)
-        except RuntimeError as error:
-            raise _port_in_use("listen", self._config.listen, error) from error
+        for option, address, certificates in self._tls.listeners:
+            try:
+                listen(clients, address, certificates)
+            except RuntimeError as error:
+                raise _port_in_use(option, address, error) from error
         try:
             await self._peers.start(self._config.peer_listen)
         except OSError as error:
@@ -326,7 +335,8 @@ class ControllerNode:
 
     @contextlib.asynccontextmanager
     async def _lifecycle_running(self) -> AsyncIterator[Sequence[asyncio.Task[None]]]:
-        tasks = [asyncio.create_task(part.run()) for part in self._lifecycle]
+        parts = (*self._lifecycle, self._reloading)
+        tasks = [asyncio.create_task(part.run()) for part in parts]
         try:
             yield tasks
         finally:

@@ -23,6 +23,9 @@ ANSWER_BYTES_MAX = 64 << 20
 LOOKAHEAD_BYTES = 1 << 20
 """Bytes of a call's messages that may be on their way to a receiver that has not asked for them."""
 
+AGE_GRACE_MS = 60_000
+"""Time that the calls of a connection have left when it is too old."""
+
 _Options: TypeAlias = Sequence[tuple[str, int]]
 
 _BOTH_SIDES: _Options = (
@@ -98,9 +101,19 @@ def operator_channel(endpoint: str, tls: TlsFiles | TlsContents | None = None) -
     return grpc.secure_channel(endpoint, _channel_credentials(tls), _OPERATOR)
 
 
-def new_server() -> grpc.aio.Server:
-    """Return a server without services and ports."""
-    return grpc.aio.server(options=_SERVER)
+def new_server(connection_age_ms: int | None = None) -> grpc.aio.Server:
+    """Return a server without services and ports.
+
+    A connection takes no call once it is as old as `connection_age_ms`, and ends after a grace, so
+    that clients come again with the certificates that they have by then; None: it never does.
+    """
+    if connection_age_ms is None:
+        return grpc.aio.server(options=_SERVER)
+    ages = (
+        ("grpc.max_connection_age_ms", connection_age_ms),
+        ("grpc.max_connection_age_grace_ms", min(AGE_GRACE_MS, connection_age_ms)),
+    )
+    return grpc.aio.server(options=(*_SERVER, *ages))
 
 
 def new_blocking_server(threads: int) -> grpc.Server:

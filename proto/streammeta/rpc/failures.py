@@ -21,6 +21,14 @@ DOMAIN = "streammeta"
 
 _DETAILS_TRAILER = "grpc-status-details-bin"
 
+_CLOSED = "Socket closed"
+"""What gRPC says of a connection that the other side has closed."""
+
+_MAY_BE_REFUSED = (
+    "; over TLS this may mean that the controller refuses the certificate: look at the controller's"
+    " log, and check the files by `streammeta certs show`"
+)
+
 
 class Reason(StrEnum):
     """Why a call failed as a whole; docs/protocol.md gives status and metadata of each.
@@ -71,8 +79,12 @@ class RpcFailure:
         return f"{self.code.name} {self.message}".strip()
 
 
-def read_failure(error: grpc.RpcError) -> RpcFailure:
-    """Return the status of a failed call, with a controller's `ErrorInfo` if it has one."""
+def read_failure(error: grpc.RpcError, *, over_tls: bool = False) -> RpcFailure:
+    """Return the status of a failed call, with a controller's `ErrorInfo` if it has one.
+
+    `over_tls` adds what a connection that is closed may mean there: TLS 1.3 hides why a certificate
+    was refused from who showed it.
+    """
     call: Any = error
     if not hasattr(call, "code"):
         return RpcFailure(grpc.StatusCode.UNKNOWN, str(error))
@@ -81,7 +93,11 @@ def read_failure(error: grpc.RpcError) -> RpcFailure:
         if key == _DETAILS_TRAILER:
             info = _parse_details(value)
     if info is None:
-        return RpcFailure(call.code(), call.details() or "")
+        message = call.details() or ""
+        is_closed = call.code() is grpc.StatusCode.UNAVAILABLE and _CLOSED in message
+        return RpcFailure(
+            call.code(), message + (_MAY_BE_REFUSED if over_tls and is_closed else "")
+        )
     return RpcFailure(call.code(), call.details() or "", info.reason, dict(info.metadata))
 
 

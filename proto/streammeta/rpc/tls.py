@@ -8,15 +8,22 @@ connection.
 
 from __future__ import annotations
 
+import os
 import ssl
 import stat
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from streammeta.rpc.identity import Principal
+
+if TYPE_CHECKING:
+    from streammeta.rpc.certificates import CertificateFacts
 
 _READABLE_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -32,11 +39,42 @@ class TlsContents:
     ca: bytes
     certificate: bytes
     key: bytes
-    principal: Principal | None
-    """Whom the certificate names; None also if cryptography is not installed."""
+    facts: CertificateFacts | None = None
+    """What the certificate states; None if cryptography is not installed."""
 
     def __repr__(self) -> str:
         return f"TlsContents({self.principal})"  # the key is in no log
+
+    @property
+    def principal(self) -> Principal | None:
+        """Whom the certificate names; None also if cryptography is not installed."""
+        return None if self.facts is None else self.facts.principal
+
+    def context(self, protocol: int) -> ssl.SSLContext:
+        """Return a context that shows the certificate and demands the other side's.
+
+        TLS 1.3 and nothing older. Names are not compared with addresses.
+
+        Raises:
+            _CaError: there is no certificate among the authorities.
+            OSError, ValueError: certificate and key are no pair, or the key is encrypted.
+        """
+        context = ssl.SSLContext(protocol)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        try:
+            context.load_verify_locations(cadata=self.ca.decode("ascii", "ignore"))
+        except (OSError, ValueError) as error:
+            raise _CaError(str(error)) from error
+        # Python takes these from files alone, and those given may be replaced at any time.
+        with _as_file(self.certificate + b"\n" + self.key) as path:
+            context.load_cert_chain(path, password=_no_password)
+        return context
+
+
+class _CaError(Exception):
+    """A bundle that can't be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,28 +96,118 @@ class TlsFiles:
                 installed: the certificate is not valid now, names no identity, is not made for
                 both sides of a connection, or none of the authorities signed it.
         """
-        ca = _read(f"{option}-ca", self.ca)
-        certificate = _read(f"{option}-cert", self.certificate)
-        key = _read(f"{option}-key", self.key)
+        contents = self.read(option)
         self._check_mode(option)
-        new_context(ssl.PROTOCOL_TLS_CLIENT, self, option)
-        principal = None
-        if find_spec("cryptography") is not None:
-            principal = _judged(self, option, ca, certificate)
-        # Files that are replaced one by one may have been judged in part old, in part new.
-        if (ca, certificate, key) != tuple(
-            _read(f"{option}-{name}", path)
-            for name, path in (("ca", self.ca), ("cert", self.certificate), ("key", self.key))
-        ):
-            raise TlsError(f"{option}-cert: {self.certificate} is being replaced; try again")
-        return TlsContents(ca, certificate, key, principal)
+        self._check_fit(option, contents)
+        if find_spec("cryptography") is None:
+            return contents
+        facts = self._judged(option, contents)
+        return TlsContents(contents.ca, contents.certificate, contents.key, facts)
+
+    def read(self, option: str = "tls") -> TlsContents:
+        """Return the contents as they are.
+
+        Raises:
+            TlsError: a file can't be read.
+        """
+        return TlsContents(
+            _read(f"{option}-ca", self.ca),
+            _read(f"{option}-cert", self.certificate),
+            _read(f"{option}-key", self.key),
+        )
 
     def _check_mode(self, option: str) -> None:
-        mode = stat.S_IMODE(self.key.stat().st_mode)
+        try:
+            mode = stat.S_IMODE(self.key.stat().st_mode)
+        except OSError as error:
+            raise TlsError(f"{option}-key: can't read {self.key}: {error.strerror}") from error
         if mode & _READABLE_BY_OTHERS:
             raise TlsError(
                 f"{option}-key: {self.key} has mode {mode:04o}, which lets others than its owner "
                 f"at the key; run `chmod 600 {self.key}`"
+            )
+
+    def _check_fit(self, option: str, contents: TlsContents) -> None:
+        try:
+            contents.context(ssl.PROTOCOL_TLS_CLIENT)
+        except _CaError as error:
+            raise _bad(f"{option}-ca", self.ca, error, "certificates of authorities") from error
+        except (OSError, ValueError) as error:
+            wanted = f"a certificate, with its key, without a password, in --{option}-key"
+            raise _bad(f"{option}-cert", self.certificate, error, wanted) from error
+
+    def _judged(self, option: str, contents: TlsContents) -> CertificateFacts:
+        from streammeta.rpc.certificates import CertificateError, judge
+
+        try:
+            facts = judge(contents.certificate, contents.ca, datetime.now(UTC))
+        except CertificateError as error:
+            raise TlsError(f"{option}-ca: {self.ca}: {error}") from error
+        if facts.is_authority:
+            raise TlsError(f"{option}-cert: {self.certificate} is an authority's; give its leaf's")
+        if facts.problems:
+            raise TlsError(f"{option}-cert: {self.certificate} {'; '.join(facts.problems)}")
+        return facts
+
+
+class WatchedTls:
+    """A set of files that may be replaced while it is in use.
+
+    A set takes the place of the one before only if it is as good as one at the start, and names the
+    same principal; else the one before stays in use.
+    """
+
+    def __init__(self, files: TlsFiles, option: str = "tls") -> None:
+        """Read the files.
+
+        Raises:
+            TlsError: they are of no use, as `TlsFiles.load` says.
+        """
+        self.files = files
+        self.contents = files.load(option)
+        self._option = option
+        self._refused: TlsContents | None = None
+        self._is_told = False
+
+    def look(self) -> bool:
+        """Take over files that have been replaced; return whether they have been.
+
+        Raises:
+            TlsError: what is there now is of no use; once for each such set. Files that are
+                replaced one by one do not fit each other for a moment, so that only a set which
+                is the same at two looks counts.
+        """
+        try:
+            found = self.files.read(self._option)
+            if _same(found, self.contents):
+                self._refused = None
+                return False
+            loaded = self.files.load(self._option)
+            self._check_principal(loaded)
+        except TlsError:
+            if self._is_news():
+                raise
+            return False
+        self.contents, self._refused = loaded, None
+        return True
+
+    def _is_news(self) -> bool:
+        """Return whether a set of no use has been seen once before, and not told of."""
+        try:
+            found = self.files.read(self._option)
+        except TlsError:
+            found = TlsContents(b"", b"", b"")
+        if self._refused is None or not _same(found, self._refused):
+            self._refused, self._is_told = found, False
+            return False
+        is_news, self._is_told = not self._is_told, True
+        return is_news
+
+    def _check_principal(self, found: TlsContents) -> None:
+        if found.principal != self.contents.principal:
+            raise TlsError(
+                f"{self._option}-cert: {self.files.certificate} names {found.principal}; must name "
+                f"{self.contents.principal}, as the one in use: start anew to be another"
             )
 
 
@@ -106,33 +234,28 @@ def tls_files(
     )
 
 
-def new_context(protocol: int, files: TlsFiles, option: str = "tls") -> ssl.SSLContext:
-    """Return a context that shows the certificate and demands the other side's; TLS 1.3 alone.
-
-    Names are not compared with addresses.
-
-    Raises:
-        TlsError: a file can't be read, or does not hold what it should.
-    """
-    context = ssl.SSLContext(protocol)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    try:
-        context.load_verify_locations(files.ca)
-    except OSError as error:
-        raise _bad(f"{option}-ca", files.ca, error, "certificates of authorities") from error
-    try:
-        context.load_cert_chain(files.certificate, files.key, password=_no_password)
-    except (OSError, ValueError) as error:
-        wanted = f"a certificate, with its key, without a password, in --{option}-key"
-        raise _bad(f"{option}-cert", files.certificate, error, wanted) from error
-    return context
+def _same(one: TlsContents, other: TlsContents) -> bool:
+    return (one.ca, one.certificate, one.key) == (other.ca, other.certificate, other.key)
 
 
 def _no_password() -> str:
     """Stand in for a prompt, which would wait for a person."""
     raise ValueError("the key is encrypted")
+
+
+@contextmanager
+def _as_file(data: bytes) -> Iterator[str]:
+    """Give the name of a file with these bytes, on no disk where the system has such files."""
+    if hasattr(os, "memfd_create"):
+        with os.fdopen(os.memfd_create("tls"), "wb") as file:
+            file.write(data)
+            file.flush()
+            yield f"/proc/self/fd/{file.fileno()}"
+    else:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            yield file.name
 
 
 def _read(option: str, path: Path) -> bytes:
@@ -142,21 +265,6 @@ def _read(option: str, path: Path) -> bytes:
         raise TlsError(
             f"{option}: can't read {path}: {error.strerror}; must be a readable PEM file"
         ) from error
-
-
-def _judged(files: TlsFiles, option: str, ca: bytes, certificate: bytes) -> Principal | None:
-    """Return whom a certificate names, once it is judged."""
-    from streammeta.rpc.certificates import CertificateError, judge
-
-    try:
-        facts = judge(certificate, ca, datetime.now(UTC))
-    except CertificateError as error:
-        raise TlsError(f"{option}-ca: {files.ca}: {error}") from error
-    if facts.is_authority:
-        raise TlsError(f"{option}-cert: {files.certificate} is an authority's; give its leaf's")
-    if facts.problems:
-        raise TlsError(f"{option}-cert: {files.certificate} {'; '.join(facts.problems)}")
-    return facts.principal
 
 
 def _bad(option: str, path: Path, error: Exception, wanted: str) -> TlsError:

@@ -26,6 +26,7 @@ from streammeta.controller.peers.frames import (
     seal,
 )
 from streammeta.controller.peers.hello import Hello, HelloAnswer, HelloError, Purpose, Refusal
+from streammeta.controller.peers.tls import StrangerError, controller_at
 from streammeta.controller.peers.wire import ANSWER_KINDS, decode_answer, encode_request
 from streammeta.controller.quorum.messages import Request, Response
 from streammeta.controller.runtime.interfaces import Endpoints
@@ -103,6 +104,8 @@ class DialledConnection(FramedConnection):
         self.place = place
         self.detail = ""
         """Words for the reason of the end, for the log; empty if it speaks for itself."""
+        self.reason = ""
+        """More words for a mismatch."""
         self._identity = identity
         self._caller = caller
         self._timeout_s = timeout_ms / 1000
@@ -111,7 +114,7 @@ class DialledConnection(FramedConnection):
         self._is_retired = False
         self._calls: dict[int, _Call] = {}
         self._last_call_id = 0
-        self._last_used = self._loop.time()
+        self.dialled_at = self._last_used = self._loop.time()
         self._waiting: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
 
@@ -155,7 +158,16 @@ class DialledConnection(FramedConnection):
     # -- events of the connection
 
     def on_connected(self) -> None:
-        """Send the hello."""
+        """Send the hello, to the controller that the certificate names."""
+        assert self._transport is not None
+        try:
+            certified = controller_at(self._transport, self._identity.cluster_id)
+        except StrangerError as error:
+            self._end_as_stranger(str(error))
+            return
+        if certified not in (None, self.place.peer):
+            self._end_as_stranger(f"its certificate is that of controller {certified}")
+            return
         hello = Hello(
             self._identity.cluster_id,
             self._identity.node_id,
@@ -194,6 +206,10 @@ class DialledConnection(FramedConnection):
             self._end(End.LOST)
         else:  # TCP gave up on a host that does not answer
             self._end(End.SILENT)
+
+    def _end_as_stranger(self, reason: str) -> None:
+        self.detail, self.reason = STRANGER, reason
+        self._end(End.MISMATCH)
 
     def _on_hello(self, payload: bytes) -> None:
         try:
@@ -259,6 +275,8 @@ class DialledConnection(FramedConnection):
 FOREIGN_CLUSTER = "peer_is_of_another_cluster"
 ANOTHER_NODE = "wrong_peer_answers"
 ANOTHER_VERSION = "peer_speaks_another_version"
+STRANGER = "peer_shows_a_certificate_of_another"
+REFUSED_CERTIFICATE = "peer_refuses_our_certificate"
 """Mismatches, which are also events of the log."""
 
 
@@ -270,6 +288,8 @@ def _mismatch(answer: HelloAnswer, cluster_id: ClusterId, peer: NodeId) -> str |
         return FOREIGN_CLUSTER
     if answer.refusal is Refusal.ANOTHER_NODE or answer.node_id != peer:
         return ANOTHER_NODE
+    if answer.refusal is Refusal.CERTIFICATE_OF_ANOTHER:
+        return REFUSED_CERTIFICATE
     return None
 
 

@@ -36,6 +36,7 @@ class Refusal(IntEnum):
     UNKNOWN_VERSION = 1
     FOREIGN_CLUSTER = 2
     ANOTHER_NODE = 3
+    CERTIFICATE_OF_ANOTHER = 4
 
 
 class HelloError(Exception):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import ssl
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -37,6 +36,8 @@ from streammeta.controller.peers.hello import (
     Purpose,
     Refusal,
 )
+from streammeta.controller.peers.listener import Listener
+from streammeta.controller.peers.tls import PeerTls, StrangerError, controller_at
 from streammeta.controller.peers.wire import decode_request, encode_answer
 from streammeta.controller.quorum.messages import Request, Response
 from streammeta.controller.runtime.interfaces import Endpoints, Reply
@@ -110,19 +111,19 @@ class PeerServer:
         self,
         replica: Replica,
         identity: Identity,
-        tls: ssl.SSLContext | None = None,
+        tls: PeerTls | None = None,
         on_hello: Callable[[NodeId, str], None] = lambda node_id, client_endpoint: None,
     ) -> None:
         """Take the replica, and its name for the hello.
 
-        `tls` is used for every connection; None: plain text. `on_hello` is given the node that has
-        connected and where clients reach it.
+        `tls` is used for every new connection; None: plain text. `on_hello` is given the node that
+        has connected and where clients reach it.
         """
         self.on_hello = on_hello
         self.replica = replica
         self.identity = identity
-        self._tls = tls
-        self._server: asyncio.Server | None = None
+        self.tls = tls or PeerTls()
+        self._listener: Listener | None = None
         self._connections: set[_AcceptedConnection] = set()
         self._all_left = asyncio.Event()
         self._said: set[tuple[str, str]] = set()
@@ -144,21 +145,13 @@ class PeerServer:
         Raises:
             OSError: the address is taken, or is none of this host's.
         """
-        host, _, port = address.rpartition(":")
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: _AcceptedConnection(self),
-            host.strip("[]"),
-            int(port),
-            ssl=self._tls,
-            ssl_handshake_timeout=HELLO_TIMEOUT_S if self._tls else None,
-        )
-        bound: int = self._server.sockets[0].getsockname()[1]
-        return bound
+        self._listener = Listener(self.tls, lambda: _AcceptedConnection(self), self.complain)
+        return await self._listener.start(address)
 
     async def stop(self) -> None:
         """Stop listening, and disconnect once the answers that were made have left."""
-        if self._server is not None:
-            self._server.close()
+        if self._listener is not None:
+            await self._listener.stop()
         for connection in self._connections:
             connection.close(flush=True)
         if self._connections:
@@ -206,9 +199,12 @@ class _AcceptedConnection(FramedConnection):
         self._loop = asyncio.get_running_loop()
         self._host = ""
         self._sender: NodeId | None = None
+        self._certified: NodeId | None = None
+        self._stranger = ""
+        """Reason for which the other side's certificate is not taken."""
         self._calls: dict[int, _Call] = {}
         self._last_call_id = 0
-        self._hello_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     # -- events of the connection
 
@@ -219,8 +215,12 @@ class _AcceptedConnection(FramedConnection):
         if not self._server.admit(self):
             self._break("too_many_peer_connections", f"there are {CONNECTIONS_MAX}")
             return
+        try:
+            self._certified = controller_at(self._transport, self._server.identity.cluster_id)
+        except StrangerError as error:
+            self._stranger = str(error)
         _probe(self._transport.get_extra_info("socket"))
-        self._hello_timer = self._loop.call_later(HELLO_TIMEOUT_S, self._on_no_hello)
+        self._timer = self._loop.call_later(HELLO_TIMEOUT_S, self._on_no_hello)
 
     def on_frame(self, frame: Frame) -> None:
         """Take the hello or a request."""
@@ -247,8 +247,8 @@ class _AcceptedConnection(FramedConnection):
         """Forget the requests that wait."""
         self.is_closed = True
         self._server.leave(self)
-        if self._hello_timer is not None:
-            self._hello_timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.room.give()
@@ -256,6 +256,10 @@ class _AcceptedConnection(FramedConnection):
 
     def _on_no_hello(self) -> None:
         self._break("peer_connection_broken", f"no hello within {HELLO_TIMEOUT_S} s")
+
+    def _on_aged(self) -> None:
+        """End a connection that its dialler should have made anew by now."""
+        self.close(flush=True)
 
     def _break(self, event: str, reason: str) -> None:
         if not self.is_closed:
@@ -274,12 +278,15 @@ class _AcceptedConnection(FramedConnection):
         answer = HelloAnswer(identity.cluster_id, identity.node_id, refusal)
         self.write(seal(FrameKind.HELLO_ANSWER, 0, [answer.encoded()]))
         if refusal is not Refusal.NONE:
-            reason = f"{refusal.name}: {hello}"
+            reason = f"{refusal.name}: {hello} {self._stranger}".rstrip()
             self._server.complain(self._host, "peer_hello_refused", reason)
             self.close(flush=True)
             return
-        if self._hello_timer is not None:
-            self._hello_timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if self._certified is not None:
+            self._timer = self._loop.call_later(self._server.tls.age_ms / 1000, self._on_aged)
         self._sender = hello.sender
         self._server.on_hello(hello.sender, hello.client_endpoint)
         is_bulk = hello.purpose is Purpose.BULK
@@ -292,6 +299,10 @@ class _AcceptedConnection(FramedConnection):
             return Refusal.FOREIGN_CLUSTER
         if hello.receiver != self._server.identity.node_id:
             return Refusal.ANOTHER_NODE
+        if self._certified not in (None, hello.sender):
+            self._stranger = f"its certificate is that of controller {self._certified}"
+        if self._stranger:
+            return Refusal.CERTIFICATE_OF_ANOTHER
         return Refusal.NONE
 
     # -- requests

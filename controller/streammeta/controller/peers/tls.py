@@ -1,42 +1,72 @@
-"""Mutual TLS between controllers: contexts for the connections they dial and those they take.
+"""Mutual TLS between controllers: contexts for connections, and who is at the other end.
 
-Both sides show a certificate, and take every one that the same authority signed: names in it are
-not compared with addresses or node ids, so the authority must sign for controllers of this cluster
-alone. TLS 1.3 and nothing older.
+Both sides show a certificate of the same authority that names them as a controller of this cluster;
+names in it are not compared with addresses, so that those may change. TLS 1.3 and nothing older.
 """
 
 from __future__ import annotations
 
 import ssl
+from asyncio import BaseTransport
 from dataclasses import dataclass
 
-from streammeta.controller.config import ConfigError
-from streammeta.rpc.tls import TlsError, TlsFiles, new_context
+from streammeta.controller.ids import ClusterId, NodeId
+from streammeta.rpc.identity import IdentityError, Role, principal_of
+from streammeta.rpc.tls import TlsContents
+
+CONNECTION_AGE_MS = 3_600_000
+"""Age at which a connection over TLS ends, so that those of certificates no longer taken do."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PeerTls:
-    """Contexts of both directions; None: plain text."""
+    """What new connections of both directions use; replaced while they are made."""
 
     dialling: ssl.SSLContext | None = None
+    """None: connections are made in plain text."""
     listening: ssl.SSLContext | None = None
+    """None: connections are taken in plain text alone."""
+    takes_plain_text: bool = True
+    """Connections in plain text are taken as well."""
+    age_ms: int = CONNECTION_AGE_MS
+
+    def replace(self, contents: TlsContents, *, dials_plain_text: bool = False) -> None:
+        """Use other certificates from now on."""
+        if not dials_plain_text:
+            self.dialling = contents.context(ssl.PROTOCOL_TLS_CLIENT)
+        self.listening = contents.context(ssl.PROTOCOL_TLS_SERVER)
+
+    @classmethod
+    def of(cls, contents: TlsContents) -> PeerTls:
+        """Return the use of TLS alone."""
+        made = cls(takes_plain_text=False)
+        made.replace(contents)
+        return made
 
 
-PLAIN_TEXT = PeerTls()
+class StrangerError(Exception):
+    """A certificate names no controller of this cluster."""
 
 
-def load_tls(files: TlsFiles | None) -> PeerTls:
-    """Return contexts made from files in PEM form, plain text without any.
+def controller_at(transport: BaseTransport, cluster_id: ClusterId) -> NodeId | None:
+    """Return the controller that the other end's certificate names; None for plain text.
 
     Raises:
-        ConfigError: a file can't be read, or does not hold what it should.
+        StrangerError: it names somebody else.
     """
-    if files is None:
-        return PLAIN_TEXT
+    if transport.get_extra_info("ssl_object") is None:
+        return None
+    shown = transport.get_extra_info("peercert") or {}
+    uris = [value for kind, value in shown.get("subjectAltName", ()) if kind == "URI"]
     try:
-        return PeerTls(
-            new_context(ssl.PROTOCOL_TLS_CLIENT, files, "peer-tls"),
-            new_context(ssl.PROTOCOL_TLS_SERVER, files, "peer-tls"),
+        principal = principal_of(uris)
+    except IdentityError as error:
+        raise StrangerError(f"its certificate names nobody: {error}") from None
+    node_id = principal.node_id
+    if principal.role is not Role.CONTROLLER or principal.cluster_id != cluster_id:
+        node_id = None
+    if node_id is None:
+        raise StrangerError(
+            f"its certificate is that of {principal.uri}; must be a controller's of {cluster_id}"
         )
-    except TlsError as error:
-        raise ConfigError(str(error)) from error
+    return NodeId(node_id)

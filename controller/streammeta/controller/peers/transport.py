@@ -8,7 +8,6 @@ while one that is stopped, or cut off, answers nothing.
 from __future__ import annotations
 
 import asyncio
-import ssl
 
 import structlog
 
@@ -23,6 +22,7 @@ from streammeta.controller.peers.dialled import (
     Place,
 )
 from streammeta.controller.peers.hello import Purpose
+from streammeta.controller.peers.tls import PeerTls
 from streammeta.controller.quorum.messages import (
     FetchSnapshotRequest,
     QuorumError,
@@ -38,6 +38,9 @@ _MEANT_FOR_ANOTHER = {
 }
 """Refusals that suggest a wrong address, and their log events."""
 
+_OLD_AT = 0.8
+"""Part of a connection's greatest age at which it is made anew."""
+
 _SAID_MAX = 1000
 """Maximum number of events of peers that are remembered as logged."""
 
@@ -52,16 +55,16 @@ class TcpPeerTransport:
         addresses: PeerAddresses,
         identity: Identity,
         timeout_ms: int,
-        tls: ssl.SSLContext | None = None,
+        tls: PeerTls | None = None,
     ) -> None:
         """Take what is known of the peers, and the time limit of every request.
 
-        `tls` is used for every connection; None: plain text.
+        `tls` is used for every new connection; None: plain text.
         """
         self._addresses = addresses
         self._identity = identity
         self._timeout_ms = timeout_ms
-        self._tls = tls
+        self._tls = tls or PeerTls()
         self._connections: dict[Place, DialledConnection] = {}
         self._dials: dict[DialledConnection, asyncio.Task[None]] = {}
         self._retired: set[DialledConnection] = set()
@@ -134,7 +137,7 @@ class TcpPeerTransport:
         if end is End.CLOSED:
             return
         if end is End.MISMATCH:
-            self._say_once(connection.detail, place)
+            self._say_mismatch(connection)
         elif connection.detail:
             self._say_once("peer_connection_broken", place, reason=connection.detail)
         is_answering = end in (End.BROKEN, End.LOST) and not unanswered
@@ -155,6 +158,10 @@ class TcpPeerTransport:
         header = request.header
         self._told().on_request_failed(header.receiver.node_id, header.request_id)
 
+    def _say_mismatch(self, connection: DialledConnection) -> None:
+        more = {"reason": connection.reason} if connection.reason else {}
+        self._say_once(connection.detail, connection.place, **more)
+
     def _say_once(self, event: str, place: Place, **details: object) -> None:
         key = (event, place.peer, place.endpoint)
         if key not in self._said and len(self._said) < _SAID_MAX:
@@ -168,21 +175,38 @@ class TcpPeerTransport:
         if endpoint is None:
             return None
         place = Place(peer, endpoint, purpose)
-        return self._connections.get(place) or self._dialled(place)
+        connection = self._connections.get(place)
+        if connection is not None and self._is_aged(connection):
+            self._retire(connection)
+            connection = None
+        return connection or self._dialled(place)
+
+    def _is_aged(self, connection: DialledConnection) -> bool:
+        """Return whether a connection over TLS is soon as old as the other side lets it become."""
+        if self._tls.dialling is None:
+            return False
+        age_s = asyncio.get_running_loop().time() - connection.dialled_at
+        return age_s * 1000 > _OLD_AT * self._tls.age_ms
 
     def _dialled(self, place: Place) -> DialledConnection:
         self._drop_unused()
         connection = DialledConnection(place, self._identity, self, self._timeout_ms)
         self._connections[place] = connection
-        self._dials[connection] = asyncio.get_running_loop().create_task(connection.dial(self._tls))
+        self._dials[connection] = asyncio.get_running_loop().create_task(
+            connection.dial(self._tls.dialling)
+        )
         return connection
 
     def _drop_unused(self) -> None:
         for place, connection in list(self._connections.items()):
             if not self._addresses.is_candidate(place.peer, place.endpoint):
-                del self._connections[place]
-                self._retired.add(connection)
-                connection.retire()
+                self._retire(connection)
+
+    def _retire(self, connection: DialledConnection) -> None:
+        """Use a connection for no further request."""
+        del self._connections[connection.place]
+        self._retired.add(connection)
+        connection.retire()
 
     def _forget(self, connection: DialledConnection) -> None:
         self._retired.discard(connection)

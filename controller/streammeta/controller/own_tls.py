@@ -1,0 +1,194 @@
+"""Files for TLS of one controller: judged as its own, looked at again and again.
+
+Owns the sets of both planes, which may be one, and hands replaced ones to the listener for clients
+and to the connections between controllers. Opens no connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+import structlog
+
+from streammeta.controller.config import ConfigError, ControllerConfig, PeerPlainText
+from streammeta.controller.peers.tls import PeerTls
+from streammeta.rpc.connections import ServerCertificates
+from streammeta.rpc.identity import Principal, Role
+from streammeta.rpc.tls import TlsContents, TlsError, TlsFiles, WatchedTls
+
+EXPIRES_SOON = timedelta(days=14)
+"""Time before the end of a certificate from which on the log tells of it, every day."""
+
+_log = structlog.get_logger(component="tls")
+
+
+class OwnTls:
+    """Certificates of one controller; `clients` and `peers` are what connections use."""
+
+    def __init__(
+        self,
+        config: ControllerConfig,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """Read the files.
+
+        Raises:
+            ConfigError: they are of no use, or another's than this controller's.
+        """
+        self._config = config
+        self._now = now
+        self._sets: list[_Set] = []
+        self.clients: ServerCertificates | None = None
+        self.peers = PeerTls(
+            takes_plain_text=_takes_plain_text(config), age_ms=config.connection_age_ms
+        )
+        users = _users(config)
+        for option, files in users.items():
+            self._sets.append(self._opened(option, files))
+        if self._sets:
+            self._use_for_peers(self._sets[-1])
+        if config.tls is not None:
+            self._use_for_clients(self._sets[0])
+
+    def look(self) -> None:
+        """Take over files that have been replaced, and tell of what is wrong with them."""
+        for each in self._sets:
+            each.look(self._now())
+
+    @property
+    def listeners(self) -> Sequence[tuple[str, str, ServerCertificates | None]]:
+        """Option, address and certificates of each listener for clients; None: plain text."""
+        return [
+            (option, address, self.clients if is_encrypted else None)
+            for option, address, is_encrypted in self._config.listeners
+        ]
+
+    @property
+    def connection_age_ms(self) -> int | None:
+        """Age at which clients' connections end; None: they do not."""
+        return None if self.clients is None else self._config.connection_age_ms
+
+    def describe(self) -> dict[str, str]:
+        """Return how each plane is protected, in words for the log."""
+        clients = [
+            f"{address} {'tls 1.3' if is_encrypted else 'plain text'}"
+            for _, address, is_encrypted in self._config.listeners
+        ]
+        peers = "plain text" if self.peers.listening is None else "tls 1.3"
+        if self.peers.listening is not None and self.peers.takes_plain_text:
+            peers += f", plain text {self._config.peer_plain_text}"
+        return {"clients": ", ".join(clients), "peers": f"{self._config.peer_listen} {peers}"}
+
+    def _opened(self, option: str, files: TlsFiles) -> _Set:
+        try:
+            opened = _Set(WatchedTls(files, option))
+        except TlsError as error:
+            raise ConfigError(str(error)) from error
+        _check_own(option, files, opened.contents, self._config)
+        opened.look(self._now())
+        return opened
+
+    def _use_for_clients(self, used: _Set) -> None:
+        self.clients = ServerCertificates(used.contents)
+        used.users.append(self.clients.replace)
+
+    def _use_for_peers(self, used: _Set) -> None:
+        is_plain = self._config.peer_plain_text is PeerPlainText.SPOKEN
+        use = partial(self.peers.replace, dials_plain_text=is_plain)
+        use(used.contents)
+        used.users.append(use)
+
+
+class _Set:
+    """One set of files, and those who use its contents."""
+
+    def __init__(self, watched: WatchedTls) -> None:
+        self._watched = watched
+        self._told_at: datetime | None = None
+        self.users: list[Callable[[TlsContents], None]] = []
+
+    @property
+    def contents(self) -> TlsContents:
+        """What is in use."""
+        return self._watched.contents
+
+    def look(self, now: datetime) -> None:
+        """Take over replaced files; log what is wrong with them."""
+        try:
+            if self._watched.look():
+                for use in self.users:
+                    use(self.contents)
+                self._told_at = None
+                _log.info("certificate_replaced", **self._named())
+        except TlsError as error:
+            _log.error("certificate_not_replaced", reason=str(error), **self._named())
+        self._tell_of_its_end(now)
+
+    def _tell_of_its_end(self, now: datetime) -> None:
+        facts = self.contents.facts
+        assert facts is not None, "a controller has cryptography"
+        if now < facts.not_after - EXPIRES_SOON:
+            return
+        if self._told_at is None or now - self._told_at >= timedelta(days=1):
+            self._told_at = now
+            event = "certificate_expired" if now > facts.not_after else "certificate_expires_soon"
+            _log.warning(event, days_left=facts.days_left(now), **self._named())
+
+    def _named(self) -> dict[str, str]:
+        facts = self.contents.facts
+        assert facts is not None, "a controller has cryptography"
+        return {
+            "file": str(self._watched.files.certificate),
+            "not_after": f"{facts.not_after:%Y-%m-%d %H:%M} UTC",
+            "fingerprint": facts.fingerprint,
+        }
+
+
+def check_advertised(config: ControllerConfig) -> None:
+    """Check that the certificate is good for the names under which clients are told to connect.
+
+    Raises:
+        ConfigError: a name is not in it, or the files are of no use.
+    """
+    if config.tls is None:
+        return
+    try:
+        facts = config.tls.load().facts
+    except TlsError as error:
+        raise ConfigError(str(error)) from error
+    host = config.advertise.rpartition(":")[0].strip("[]")
+    if facts is not None and not any(_covers(name, host) for name in facts.hosts):
+        raise ConfigError(
+            f"tls-cert: {config.tls.certificate} is not good for {host!r}, under which --advertise "
+            f"tells clients to connect; it names {', '.join(facts.hosts) or 'no host'}"
+        )
+
+
+def _covers(name: str, host: str) -> bool:
+    """Return whether a name in a certificate, which may begin with `*.`, is that of a host."""
+    first, _, rest = host.lower().partition(".")
+    return name.lower() in (host.lower(), f"*.{rest}" if first and rest else "")
+
+
+def _users(config: ControllerConfig) -> dict[str, TlsFiles]:
+    """Return the sets of files by option; clients' first, peers' last."""
+    sets = {"tls": config.tls, "peer-tls": config.peer_tls}
+    return {option: files for option, files in sets.items() if files is not None}
+
+
+def _takes_plain_text(config: ControllerConfig) -> bool:
+    return config.peer_files is None or config.peer_plain_text is not PeerPlainText.NONE
+
+
+def _check_own(
+    option: str, files: TlsFiles, contents: TlsContents, config: ControllerConfig
+) -> None:
+    own = Principal(config.cluster_id, Role.CONTROLLER, str(config.node_id))
+    if contents.principal != own:
+        named = contents.principal.uri if contents.principal else "nobody"
+        raise ConfigError(
+            f"{option}-cert: {files.certificate} is that of {named}; must be that of {own.uri}, as "
+            "--cluster-id and --node-id say"
+        )

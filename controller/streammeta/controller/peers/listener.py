@@ -1,0 +1,145 @@
+"""Listener for peers: takes connections, each over TLS or in plain text, as its first byte says.
+
+Each connection gets the certificates that are in use when it comes, so that they may be replaced.
+Bounds the handshakes under way. What the connections carry is not its matter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable
+
+from streammeta.controller.peers.tls import PeerTls
+
+HANDSHAKES_MAX = 64
+"""Connections that have not shown what they are; more are closed as soon as they are made."""
+
+HANDSHAKE_TIMEOUT_S = 2.0
+"""Time for a handshake, in seconds."""
+
+_BACKLOG = 100
+_PAUSE_S = 0.1
+_TLS_HANDSHAKE = b"\x16"
+"""First byte of a connection over TLS; that of a frame in plain text is another."""
+
+
+class Listener:
+    """Takes connections at an address; `factory` makes the protocol of each.
+
+    `complain` is told of those that are refused: host, event, reason.
+    """
+
+    def __init__(
+        self,
+        tls: PeerTls,
+        factory: Callable[[], asyncio.Protocol],
+        complain: Callable[[str, str, str], None],
+    ) -> None:
+        self._tls = tls
+        self._factory = factory
+        self._complain = complain
+        self._sockets: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
+        self._handshakes: set[asyncio.Task[None]] = set()
+
+    async def start(self, address: str) -> int:
+        """Listen on HOST:PORT; return the port, chosen if it is 0.
+
+        Raises:
+            OSError: the address is taken, or is none of this host's.
+        """
+        host, _, port = address.rpartition(":")
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        try:
+            for family, place in dict.fromkeys((each[0], each[4]) for each in found):
+                self._sockets.append(_listening(family, place))
+        except OSError:
+            self._close()
+            raise
+        self._accepting = [loop.create_task(self._accept(each)) for each in self._sockets]
+        bound: int = self._sockets[0].getsockname()[1]
+        return bound
+
+    async def stop(self) -> None:
+        """Take no more connections."""
+        tasks = [*self._accepting, *self._handshakes]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._close()
+
+    def _close(self) -> None:
+        for each in self._sockets:
+            each.close()
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                opened, address = await loop.sock_accept(listening)
+            except OSError:
+                await asyncio.sleep(_PAUSE_S)  # no descriptor is free: others will be closed
+                continue
+            if len(self._handshakes) >= HANDSHAKES_MAX:
+                opened.close()
+                reason = f"{HANDSHAKES_MAX} handshakes are under way"
+                self._complain(str(address[0]), "too_many_peer_handshakes", reason)
+                continue
+            task = loop.create_task(self._take(opened, str(address[0])))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    async def _take(self, opened: socket.socket | None, host: str) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                assert opened is not None
+                context = await self._wanted(opened)
+                given, opened = opened, None  # its protocol closes it from here on
+                await loop.connect_accepted_socket(self._factory, given, ssl=context)
+        except (OSError, TimeoutError) as error:
+            reason = str(error) or f"no handshake within {HANDSHAKE_TIMEOUT_S} s"
+            self._complain(host, "peer_handshake_failed", reason)
+        finally:
+            if opened is not None:
+                opened.close()
+
+    async def _wanted(self, opened: socket.socket) -> ssl.SSLContext | None:
+        """Return the context for a connection, None for plain text."""
+        if not self._tls.takes_plain_text or self._tls.listening is None:
+            return self._tls.listening
+        return self._tls.listening if await _first_byte(opened) == _TLS_HANDSHAKE else None
+
+
+async def _first_byte(opened: socket.socket) -> bytes:
+    """Wait for the first byte and leave it where it is."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(opened, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(opened)
+    return opened.recv(1, socket.MSG_PEEK)
+
+
+def _listening(family: socket.AddressFamily, place: tuple[object, ...]) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            with contextlib.suppress(AttributeError, OSError):
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(place)
+        made.listen(_BACKLOG)
+        made.setblocking(False)
+    except OSError:
+        made.close()
+        raise
+    return made

@@ -1,0 +1,40 @@
+"""Files that may be replaced while a controller runs: when they are looked at.
+
+What is looked at, and what a change means, is the matter of those who look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+
+import structlog
+
+_log = structlog.get_logger(component="server")
+
+
+class Reloading:
+    """Calls every one of `looks` in a thread, once in `interval_ms` and whenever it is asked."""
+
+    def __init__(self, interval_ms: int, looks: Sequence[Callable[[], None]]) -> None:
+        self._interval_s = interval_ms / 1000
+        self._looks = looks
+        self._asked = asyncio.Event()
+
+    def ask(self) -> None:
+        """Look now."""
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Go on until cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await self._asked.wait()
+            self._asked.clear()
+            for look in self._looks:
+                try:
+                    await asyncio.to_thread(look)
+                except Exception as error:  # noqa: BLE001 - what is in use stays in use
+                    _log.error("files_not_looked_at", exc_info=error)
