@@ -18,7 +18,7 @@ from streammeta.controller.config import (
     parse_peers,
 )
 from streammeta.controller.ids import ClusterId, NodeId
-from streammeta.rpc.tls import TlsError, tls_files
+from streammeta.rpc.tls import TlsError, TlsFiles, tls_files
 from streammeta.storage.object_format.object_key import cluster_namespace
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -51,6 +51,13 @@ def _setting_options(command: Command) -> Command:
             option, type=int, default=defaults[name], show_default=True, help=text
         )(command)
     return command
+
+
+def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
+    """Take the three options of a set of files out of `settings`."""
+    name = option.replace("-", "_")
+    ca, certificate, key = (settings.pop(f"{name}_{part}") for part in ("ca", "cert", "key"))
+    return tls_files(ca, certificate, key, option)
 
 
 @click.command()
@@ -175,12 +182,6 @@ def controller(
     data_dir: Path,
     store_uri: str,
     namespace: str | None,
-    tls_ca: Path | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    peer_tls_ca: Path | None,
-    peer_tls_cert: Path | None,
-    peer_tls_key: Path | None,
     peer_plain_text: str,
     peer_override: str,
     reflection: bool,
@@ -216,9 +217,9 @@ def controller(
             peer_advertise=peer_advertise or peer_listen,
             seeds=parse_peers("seeds", seeds),
             peer_overrides=parse_peers("peer-override", peer_override),
-            tls=tls_files(tls_ca, tls_cert, tls_key),
+            tls=_files("tls", settings),
             peer_plain_text=PeerPlainText(peer_plain_text),
-            peer_tls=tls_files(peer_tls_ca, peer_tls_cert, peer_tls_key, "peer-tls"),
+            peer_tls=_files("peer-tls", settings),
             reflection=reflection,
             audit_log=audit_log,
             audit_failure=AuditFailure(audit_failure),
