@@ -125,6 +125,7 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
 @click.option(
     "--peer-plain-text",
     type=click.Choice([each.value for each in PeerPlainText]),
+    callback=lambda *given: PeerPlainText(given[-1]),
     default=PeerPlainText.NONE.value,
     show_default=True,
     help="While controllers are moved to TLS one by one: first all speak plain text and take both,"
@@ -182,7 +183,6 @@ def controller(
     data_dir: Path,
     store_uri: str,
     namespace: str | None,
-    peer_plain_text: str,
     peer_override: str,
     reflection: bool,
     audit_log: Path | None,
@@ -218,7 +218,6 @@ def controller(
             seeds=parse_peers("seeds", seeds),
             peer_overrides=parse_peers("peer-override", peer_override),
             tls=_files("tls", settings),
-            peer_plain_text=PeerPlainText(peer_plain_text),
             peer_tls=_files("peer-tls", settings),
             reflection=reflection,
             audit_log=audit_log,
