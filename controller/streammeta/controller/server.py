@@ -208,8 +208,7 @@ class ControllerNode:
         object_ids = ObjectIdGate()
         self._controller = MetadataController(ClusterMap(), clock, object_ids, early.read)
         quorum = _quorum_config(config, journal)
-        own = Endpoints(peers=config.peer_advertise, clients=config.advertise)
-        addresses = PeerAddresses(config.node_id, own, config.seeds, config.peer_overrides)
+        addresses = _peer_addresses(config)
         identity = Identity(config.cluster_id, config.node_id, config.advertise)
         self._tls = OwnTls(config)
         self._reloading = Reloading(config.tls_reload_ms, [self._tls.look])
@@ -410,6 +409,11 @@ def _port_in_use(option: str, address: str, error: Exception) -> PortInUseError:
         f"{option}: can't listen on {address}: {error}; "
         f"is another process using the port? choose another with --{option}"
     )
+
+
+def _peer_addresses(config: ControllerConfig) -> PeerAddresses:
+    own = Endpoints(peers=config.peer_advertise, clients=config.advertise)
+    return PeerAddresses(config.node_id, own, config.seeds, config.peer_overrides)
 
 
 def _quorum_config(config: ControllerConfig, journal: Journal) -> QuorumConfig:
