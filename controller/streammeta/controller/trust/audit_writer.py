@@ -48,6 +48,7 @@ class AuditWriter:
         self._changed = threading.Condition()
         self._queue: deque[_Waiting] = deque()
         self._taken: list[_Waiting] = []
+        self._unsynced: list[asyncio.Future[None]] = []
         self._dropped = 0
         self._is_stopping = self._wants_reopening = self._is_unsynced = False
         self._synced_at = time.monotonic()
@@ -112,20 +113,24 @@ class AuditWriter:
     # -- the thread
 
     def _run(self) -> None:
-        while self._wait():
+        while True:
+            is_stopping = self._wait()
             try:
                 self._write()
                 self._tell_recovered()
             except OSError as error:
                 self._tell_failed(error)
-            if self._is_stopping and (self.failure or not self._has_work()):
+            if is_stopping and (self.failure or not self._has_work()):
                 return
 
     def _has_work(self) -> bool:
         return bool(self._queue or self._taken or self._wants_reopening or self._is_unsynced)
 
     def _wait(self) -> bool:
-        """Wait for work, or until what failed is to be tried again; take what is queued."""
+        """Wait for work, or until what failed is to be tried again; take what is queued.
+
+        Returns True if what is left is to be tried once.
+        """
         with self._changed:
             while not self._is_stopping:
                 if self.failure:
@@ -136,7 +141,7 @@ class AuditWriter:
                 self._changed.wait(self._until_sync_s())
             self._taken.extend(self._queue)
             self._queue.clear()
-        return True
+            return self._is_stopping
 
     def _until_sync_s(self) -> float | None:
         if not self._is_unsynced:
@@ -151,16 +156,13 @@ class AuditWriter:
             self._log.append([waiting.entry for waiting in self._taken])
             self._head = replace(self._log.chain)
             self._is_unsynced = True
-        durable = [each.durable for each in self._taken if each.durable is not None]
+        self._unsynced += [each.durable for each in self._taken if each.durable is not None]
         self._taken = []
-        try:
-            if durable or self._is_stopping or self._is_sync_due():
-                self._log.sync()
-                self._is_unsynced, self._synced_at = False, time.monotonic()
-        except OSError as error:
-            _settle(durable, error)
-            raise
-        _settle(durable, None)
+        if self._unsynced or self._is_stopping or self._is_sync_due():
+            self._log.sync()
+            self._is_unsynced, self._synced_at = False, time.monotonic()
+        _settle(self._unsynced, None)
+        self._unsynced = []
         if self._wants_reopening:
             self._log.reopen()
             self._wants_reopening = False
@@ -170,7 +172,9 @@ class AuditWriter:
             _log.error("audit_log_failed", error=str(error))
         self.failure = f"the audit log can't be written: {error}"
         # They are on no disk; what they say is kept and written when that is possible again.
-        _settle([each.durable for each in self._taken if each.durable is not None], error)
+        waiting = [each.durable for each in self._taken if each.durable is not None]
+        _settle([*self._unsynced, *waiting], error)
+        self._unsynced = []
         self._taken = [replace(each, durable=None) for each in self._taken]
 
     def _tell_recovered(self) -> None:
