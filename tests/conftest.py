@@ -3,10 +3,14 @@
 Slow tests (long simulations, storms of faults) run with `--slow`. Tests that start processes stay
 together on one worker, so that a machine of two cores never has two clusters to carry. Those whose
 processes only compute, and wait for no clock, stay together apart from them. Generated
-examples have no time limit, since machines are held up, and a failure prints its replay.
+examples have no time limit, since machines are held up, and a failure prints its replay. The
+user's own settings do not count.
 """
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,6 +25,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("held-up machines")
+
+os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / "no-settings")
+"""Profiles of whoever runs the tests are none of theirs."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -34,27 +34,6 @@ from tests.kit.memory_store import MemoryObjectStore
 
 PART = 700
 Bucket = Mapping[int, bytes]
-Records = dict[int, list[RecordBatch]]
-
-
-def random_sources(rng: random.Random) -> tuple[dict[int, bytes], Records]:
-    """Objects that follow each other, and all records in them by stream."""
-    records: Records = {stream: [] for stream in range(rng.randint(1, 6))}
-    bucket = {}
-    for object_id in range(rng.randint(1, 6)):
-        builder = ObjectBuilder(rng.choice([40, 150, 600]))
-        held = sorted(rng.sample(list(records), rng.randint(1, len(records))))
-        for stream in held:
-            fresh: list[RecordBatch] = []
-            for _ in range(rng.randint(1, 8)):
-                known = [*records[stream], *fresh]
-                base = known[-1].end_offset if known else 0
-                payload = rng.randbytes(rng.randint(0, 120))
-                fresh.append(RecordBatch(stream, 0, base, rng.randint(1, 3), payload))
-            builder.write(fresh)
-            records[stream] += fresh
-        bucket[object_id] = builder.finish().data
-    return bucket, records
 
 
 def entries_of(bucket: Bucket) -> EntryTable:
@@ -117,35 +96,6 @@ def records_in(data: bytes) -> list[RecordBatch]:
     for entry in reader.index:
         found += reader.records(entry, data[entry.position : entry.position + entry.size])
     return found
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_outputs_hold_every_live_record_once_and_can_be_read(seed: int) -> None:
-    rng = random.Random(seed)
-    bucket, records = random_sources(rng)
-    starts = {
-        stream: held[rng.randrange(len(held))].base_offset if rng.random() < 0.3 else 0
-        for stream, held in records.items()
-        if held and rng.random() < 0.9
-    }
-    live = live_entries(entries_of(bucket), starts)
-    limits = CompactionLimits(
-        memory_budget=rng.choice([800, 2_000, 100_000]), split_size=rng.choice([0, 300, 2_000])
-    )
-    plan = plan_compaction(live, limits, sharing_only=False)
-    for commit in plan.commits:
-        sources = live.take(np.isin(live.object_id, np.array(commit.source_ids)))
-        wanted = sorted(
-            (r.stream_id, r.base_offset, r.payload)
-            for row in sources.rows()
-            for r in records[row.stream_id]
-            if row.start_offset <= r.base_offset < row.end_offset
-        )
-        outputs = write_out(commit, bucket, rng.choice([50, 400, 10_000]))
-        found = sorted(
-            (r.stream_id, r.base_offset, r.payload) for data in outputs for r in records_in(data)
-        )
-        assert found == wanted, f"seed {seed}"
 
 
 def two_streams(dead: int) -> tuple[dict[int, bytes], EntryTable]:

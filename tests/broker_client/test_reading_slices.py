@@ -39,29 +39,6 @@ def runs(known: StreamSlices, offset: int) -> list[tuple[int, int, int]]:
     return [(one.object_id, one.start_offset, one.end_offset) for one in known.run_from(offset, 99)]
 
 
-def test_a_run_begins_with_the_slice_that_holds_the_offset_and_ends_at_a_gap() -> None:
-    known = known_of(part(1, 0, 10), part(2, 10, 20))
-    known.learn([part(4, 30, 40)], 0, 40)
-    assert runs(known, 9) == [(1, 0, 10), (2, 10, 20)]
-    assert runs(known, 10) == [(2, 10, 20)]
-    assert runs(known, 20) == []
-    assert runs(known, 39) == [(4, 30, 40)]
-    assert len(known.run_from(0, 1)) == 1
-
-
-def test_a_commit_at_the_end_extends_what_is_known() -> None:
-    known = known_of(part(1, 0, 10), end=10)
-    assert known.add_committed(part(2, 10, 15))
-    assert (runs(known, 0), known.end_offset) == ([(1, 0, 10), (2, 10, 15)], 15)
-
-
-def test_changes_that_an_answer_holds_already_are_nothing_new() -> None:
-    known = known_of(part(1, 0, 10), part(2, 10, 15), end=15)
-    assert known.add_committed(part(1, 0, 10))
-    assert known.add_committed(part(2, 10, 15))
-    assert len(known) == 2
-
-
 @pytest.mark.parametrize(
     "late",
     [part(9, 0, 10), part(9, 0, 15), part(9, 5, 20), part(9, 16, 20)],

@@ -11,7 +11,7 @@ import pytest
 
 from streammeta.client.write_ahead_log.config import LogIdentity
 from streammeta.client.write_ahead_log.disk_log import DiskLog, lock_directory
-from streammeta.client.write_ahead_log.errors import DamagedLogError, LogLockedError, WrongLogError
+from streammeta.client.write_ahead_log.errors import DamagedLogError, WrongLogError
 from streammeta.client.write_ahead_log.files import STATE_NAME, StateFile
 from streammeta.client.write_ahead_log.set_aside import read_set_aside
 from streammeta.storage.durable_files import PosixFileSystem
@@ -258,14 +258,6 @@ def test_unknown_files_in_a_log_are_never_touched() -> None:
     log.start_over(4)
     contents = disk.contents()
     assert {path: contents[path] for path in strangers} == strangers
-
-
-def test_two_processes_cannot_hold_the_same_directory(tmp_path: Path) -> None:
-    lock = lock_directory(PosixFileSystem(), tmp_path, IDENTITY)
-    with pytest.raises(LogLockedError, match="in use by another process"):
-        lock_directory(PosixFileSystem(), tmp_path, IDENTITY)
-    lock.release()
-    lock_directory(PosixFileSystem(), tmp_path, IDENTITY).release()
 
 
 def test_segments_without_a_state_file_are_damage(tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
 """A replica whose log is damaged says where, forgets no promise, and gets back what it lost."""
 
-import json
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,12 +27,6 @@ def flip_a_byte(directory: Path) -> tuple[Path, int]:
     return path, position
 
 
-def logged(path: Path, event: str) -> list[dict[str, Any]]:
-    """Return what a controller logged under one name."""
-    lines = [line for line in path.read_text().splitlines() if line.startswith("{")]
-    return [found for line in lines if (found := json.loads(line))["event"] == event]
-
-
 async def is_repairing(scene: Scene, node_id: int) -> bool:
     view = await scene.watch.describe_quorum(node_id)
     return view is not None and view.repairing
@@ -44,26 +36,6 @@ async def follows_whole(scene: Scene, node_id: int) -> bool:
     """Whether a controller is an ordinary follower, nothing of its log missing."""
     view = await scene.watch.describe_quorum(node_id)
     return view is not None and view.role == "follower" and not view.repairing
-
-
-async def test_a_flipped_byte_is_found_told_and_repaired_from_the_others(scene: Scene) -> None:
-    rng = random.Random(7)
-    await write_much(scene, rng)
-    leader = await scene.leader()
-    hurt = next(node for node in scene.cluster.members if node != leader)
-    await scene.cluster.kill(hurt)
-    path, position = flip_a_byte(scene.cluster.data_dir(hurt))
-    await scene.cluster.start_node(hurt)
-    await wait_until(lambda: follows_whole(scene, hurt), "the damaged follower to be repaired")
-
-    (told,) = logged(scene.cluster.log_path(hurt), "log_damaged")
-    assert told["file"] == str(path)
-    assert 0 < told["byte"] <= position
-    assert told["promised_end_offset"] > told["offset"] > 0
-    assert (path.parent / f"{path.name}.damaged").exists(), "the damaged file is kept"
-    assert not (path.parent / "damage.json").exists()
-    assert (await scene.voters()) == set(scene.cluster.members)
-    await scene.check_healed(expected_in_logs=["log_damaged"])
 
 
 async def test_a_damaged_replica_helps_nobody_to_lead_before_it_is_repaired(scene: Scene) -> None:

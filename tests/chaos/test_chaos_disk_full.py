@@ -37,30 +37,6 @@ async def check_kept(scene: Scene, acknowledged: list[str]) -> None:
         assert await scene.get(key) == VALUE
 
 
-async def test_a_leader_with_a_full_disk_refuses_writes_and_goes_on_when_there_is_room(
-    scene: Scene,
-) -> None:
-    leader = await scene.leader()
-    pids = {node: child.pid for node, child in scene.cluster.children.items()}
-    scene.cluster.fill_disk(leader, ROOM_BYTES)
-    acknowledged: list[str] = []
-
-    async def is_refused_or_led_by_another() -> bool:
-        return await refusal(scene, leader, acknowledged) in ("DISK_FULL", "NOT_LEADER")
-
-    await wait_until(is_refused_or_led_by_another, "a full disk to be told")
-    assert len(acknowledged) >= ROOM_BYTES // len(VALUE) // 2
-    assert await is_full(scene, leader)
-    await check_kept(scene, acknowledged)
-
-    scene.cluster.free_disk(leader)
-    await wait_until(lambda: is_full(scene, leader, wanted=False), "the room to be found")
-    await scene.put("key", "second")
-    await check_kept(scene, acknowledged)
-    assert pids == {node: child.pid for node, child in scene.cluster.children.items()}
-    await scene.check_healed(expected_in_logs=["disk_full"])
-
-
 async def test_log_lines_that_find_no_room_either_do_no_harm(scene: Scene) -> None:
     leader = await scene.leader()
     pids = {node: child.pid for node, child in scene.cluster.children.items()}
@@ -82,22 +58,6 @@ async def test_log_lines_that_find_no_room_either_do_no_harm(scene: Scene) -> No
     await wait_until(leads_when_asked_to, "the first leader to lead again")
     await scene.put("key", "fourth")
     assert pids == {node: child.pid for node, child in scene.cluster.children.items()}
-    await scene.check_healed(expected_in_logs=["disk_full"])
-
-
-async def test_a_follower_with_a_full_disk_holds_up_nobody_and_catches_up(scene: Scene) -> None:
-    leader = await scene.leader()
-    follower = next(node for node in scene.cluster.members if node != leader)
-    pid = scene.cluster.children[follower].pid
-    scene.cluster.fill_disk(follower, ROOM_BYTES)
-    for number in range(3 * ROOM_BYTES // len(VALUE)):
-        await scene.put(f"key-{number}", VALUE)
-    await wait_until(lambda: is_full(scene, follower), "the follower's disk to be full")
-    assert await scene.watch.ask() == leader
-
-    scene.cluster.free_disk(follower)
-    await wait_until(lambda: is_full(scene, follower, wanted=False), "the room to be found")
-    assert scene.cluster.children[follower].pid == pid
     await scene.check_healed(expected_in_logs=["disk_full"])
 
 

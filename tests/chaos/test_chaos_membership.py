@@ -60,19 +60,3 @@ async def test_three_voters_become_five_and_three_again_under_load(tmp_path: Pat
 
         assert workload.counts["failed"] == 0
         await check_history(scene, workload)
-
-
-async def test_a_voter_whose_disk_is_lost_is_replaced_under_load(scene: Scene) -> None:
-    workload = await loaded(scene)
-    leader = await scene.leader()
-    lost = next(node for node in scene.cluster.members if node != leader)
-    await scene.cluster.kill(lost)
-    scene.cluster.wipe(lost)
-    await served(workload)
-    await scene.remove(lost)
-    await scene.join(lost)
-    assert await scene.voters() == {1, 2, 3}
-    await served(workload)
-
-    assert workload.counts["failed"] == 0
-    await check_history(scene, workload)

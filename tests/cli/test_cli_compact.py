@@ -34,8 +34,6 @@ from streammeta.storage.compaction.plan import CommitPlan, CompactionLimits, Out
 from streammeta.storage.compaction.planner import plan_compaction
 from streammeta.storage.compaction.selection import GroupKind
 from streammeta.storage.object_format.index_block import StreamRange
-from streammeta.storage.object_format.object_key import cluster_namespace, key_for
-from streammeta.storage.object_store.address import open_object_store
 from streammeta.v1 import nodes_pb2
 from tests.kit.real_cluster import running_cluster, streammeta
 
@@ -167,40 +165,6 @@ def test_few_small_objects_wait_for_more_unless_told_otherwise(cluster: LocalClu
     done = compact(cluster, "run", "--node", "1002", "--force-split", "--once")
     assert (done["sources"], done["set_objects"], done["stream_objects"]) == (UPLOADS, 0, STREAMS)
     assert set_object_ids(cluster, 1002) == []
-
-
-@pytest.mark.process
-def test_objects_without_live_offsets_are_removed_with_the_others(cluster: LocalCluster) -> None:
-    async def upload_and_delete() -> None:
-        async with broker(cluster, 1008) as one:
-            await one.upload(2)
-        async with broker(cluster, 1008) as two:
-            await two.upload(2)
-            deleted = await two.client.session.delete_streams(dict.fromkeys(one.stream_ids, 0))
-            deleted.require_all()
-
-    asyncio.run(upload_and_delete())
-    plan = compact(cluster, "plan", "--node", "1008", "--growth", "1")
-    assert (plan["commits"], plan["objects_before"], plan["objects_after"]) == (1, 4, 1)
-    assert (len(plan["sources"]), plan["outputs"][0]["ranges"]) == (4, STREAMS)
-    done = compact(cluster, "--node", "1008", "--growth", "1")
-    assert (done["sources"], done["set_objects"]) == (4, 1)
-    assert done["bytes_written"] == plan["bytes_to_write"]
-
-
-@pytest.mark.process
-def test_an_object_that_is_lost_is_named_and_the_others_are_compacted(
-    cluster: LocalCluster,
-) -> None:
-    asyncio.run(upload(cluster, 1003, 5))
-    first = set_object_ids(cluster, 1003)[0]
-    key = key_for(first, cluster_namespace("test"))
-    assert open_object_store(cluster.store_uri).delete_many([key]).deleted == (key,)
-    done = compact(cluster, "--node", "1003", "--growth", "1")
-    assert (done["exit_code"], done["sources"], done["set_objects"]) == (0, 4, 1)
-    (left,) = done["left_out"]
-    assert (left["node_id"], left["object_id"]) == (1003, first)
-    assert str(first) in left["reason"]
 
 
 @pytest.mark.process

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from tests.kit.memory_store import MemoryObjectStore
 from tests.kit.real_cluster import streammeta
 from tests.storage.format_objects import PUBLISHED_LINES, published_object
 from tests.storage.kafka_batches import PARTITION, PRODUCERS, ZSTD, kafka_batch, kafka_record
-from tests.storage.s3_servers import running_ministack, running_moto
+from tests.storage.s3_servers import running_moto
 
 
 @pytest.fixture(scope="module")
@@ -207,19 +206,6 @@ def test_an_object_in_a_bucket_is_read_by_ranges(
     assert asked == [48, 8336, 262]
     assert dump("s3://data/absent?region=r") == 1
     assert "object 'absent' is not in the store" in capsys.readouterr().err
-
-
-@pytest.mark.s3
-def test_an_object_on_a_server_shows_the_same_lines(
-    published: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with running_ministack() as server:
-        server.create_bucket("data")
-        with closing(addresses.open_object_store(server.uri("data"))) as store:
-            store.put("e4000000/some?namespace/78", published)
-        address = server.uri("data").replace("?", "/e4000000/some%3Fnamespace/78?", 1)
-        assert dump("--stream", "3", address) == 0
-    assert capsys.readouterr().out.splitlines()[: len(PUBLISHED_LINES)] == PUBLISHED_LINES
 
 
 def test_a_composite_shows_its_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -252,6 +252,12 @@ class DirectContext:
     def time_remaining(self) -> float | None:
         return None
 
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        return {"transport_security_type": (b"insecure",)}
+
+    def peer(self) -> str:
+        return "in-process"
+
     def invocation_metadata(self) -> Sequence[tuple[str, str]]:
         return self._metadata
 

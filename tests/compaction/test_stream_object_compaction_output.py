@@ -21,7 +21,7 @@ from streammeta.storage.compaction.stream_objects import (
     StreamObject,
     rules_for,
 )
-from streammeta.storage.errors import StoreRejectedError, StoreUnavailableError
+from streammeta.storage.errors import StoreRejectedError
 from streammeta.storage.object_format.composite import decode_composite
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_format.object_key import key_for
@@ -184,20 +184,6 @@ async def test_a_store_that_refuses_to_copy_is_asked_once() -> None:
     assert not list(world.store.list_multipart_uploads())
 
 
-@pytest.mark.parametrize("operation", ["upload_part", "copy_part", "complete_multipart", "put"])
-async def test_an_upload_that_fails_leaves_nothing_behind(operation: str) -> None:
-    world = await world_of([900] * 3 if operation != "put" else [50] * 3)
-    before = world.stored_ranges(0)
-    error = StoreUnavailableError("the store is away")
-    world.store.fail_next(operation, error, times=99)
-    report = await compacted(world)
-    assert report.error is error
-    assert not list(world.store.list_multipart_uploads())
-    assert world.stored_ranges(0) == before
-    world.store.fail_next(operation, error, times=0)
-    ReadCheck(world).run()
-
-
 async def test_a_cancelled_upload_is_aborted() -> None:
     world = await world_of([900] * 3)
     begun = asyncio.Event()
@@ -352,19 +338,6 @@ async def test_dirty_bytes_inside_an_object_that_is_needed_cost_no_new_composite
     steps = Steps()
     assert await lives.compact_streams(world, [StreamCompaction.PRUNE_LINKS], steps) == []
     assert "PrepareObjects" not in steps.names
-
-
-async def test_an_expired_composite_goes_with_all_it_links() -> None:
-    world = await world_of([500] * 3)
-    await _linked(world)
-    await world.upload(lives.NODE, {0: [(1, 5)]}, [0])
-    await world.trim(0, 3)
-    report = await compacted(world, StreamCompaction.REMOVE_EXPIRED)
-    assert len(report.removed_ids) == 1
-    await world.sweep()
-    assert not world.strays()
-    assert len(world.store.objects()) == 1
-    ReadCheck(world).run()
 
 
 async def test_expired_objects_go_in_batches_and_a_repetition_is_no_error() -> None:

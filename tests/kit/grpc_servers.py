@@ -11,6 +11,7 @@ import grpc
 
 from streammeta.rpc.connections import listen, new_blocking_server, new_server
 from streammeta.rpc.failures import details_trailer
+from streammeta.rpc.tls import TlsFiles
 
 ANY_PORT = "127.0.0.1:0"
 
@@ -54,14 +55,18 @@ def abort(
 
 @contextmanager
 def served_by_threads(
-    servicer: Any, *modules: ModuleType, at: str = ANY_PORT, threads: int = 4
+    servicer: Any,
+    *modules: ModuleType,
+    at: str = ANY_PORT,
+    threads: int = 4,
+    tls: TlsFiles | None = None,
 ) -> Iterator[str]:
     """Serve these modules' services in threads until the block ends; gives the endpoint."""
     server = new_blocking_server(threads)
     for name, add_to_server in (item for module in modules for item in vars(module).items()):
         if name.startswith("add_"):
             add_to_server(servicer, server)
-    port = listen(server, at)
+    port = listen(server, at, tls)
     server.start()
     try:
         yield f"127.0.0.1:{port}"

@@ -9,6 +9,7 @@ from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.rpc.commit_pipeline import CommitPipeline
 from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.map_routes import LeaderView, routed, routes
+from streammeta.controller.rpc.memory_budget import MemoryBudget
 from streammeta.controller.rpc.services import MetadataHandlers, NodeHandlers, service_handler
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.controller import MetadataController
@@ -25,6 +26,7 @@ def map_services(
     sessions: Sessions,
     clock: Clock,
     auditor: Auditor | None = None,
+    memory: MemoryBudget | None = None,
 ) -> tuple[grpc.GenericRpcHandler, ...]:
     """Return every service of the contract that asks the map."""
     heartbeats = Heartbeats(controller, sessions, clock)
@@ -35,8 +37,8 @@ def map_services(
     }
     unary |= NodeHandlers(heartbeats, controller.gate).unary()
     streams = MetadataHandlers(controller).streams()
-    pipelines = {"CommitPipeline": CommitPipeline(controller).handle}
-    entrance = Entrance(Door(cluster_id), auditor)
+    pipelines = {"CommitPipeline": CommitPipeline(controller, memory=memory).handle}
+    entrance = Entrance(Door(cluster_id), auditor, memory)
     return tuple(
         service_handler(service, entrance, unary, streams, pipelines)
         for module in MODULES

@@ -96,13 +96,6 @@ def test_a_new_leader_lets_recoveries_go_on() -> None:
     assert plan_recoveries([orphaned, node(2), node(3)], granted, 1) == (RecoveryTarget(1, 5, 2),)
 
 
-def test_several_are_recovered_at_once_spread_and_bounded() -> None:
-    nodes = [node(i, owes=i <= 5) for i in range(1, 9)]
-    heard = sessions({6, 7, 8}, {1, 2, 3, 4, 5})
-    assert [change.target_id for change in plan_recoveries(nodes, heard, 1)] == [6, 7, 8]
-    assert [change.target_id for change in plan_recoveries(nodes, heard, 2)] == [6, 7, 8, 6, 7]
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_plans_are_complete_bounded_and_final(seed: int) -> None:
     """After a plan is carried out: nothing more changes, nobody is overloaded, nobody idles."""
@@ -149,16 +142,6 @@ A2 = NodeIdentity(A.node_id, 2)
 def left(node_id: int, **changes: object) -> NodeDescription:
     """A node that holds three set objects and owes nothing."""
     return replace(node(node_id), **{"stream_set_object_count": 3, **changes})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("gone", "fenced"),
-    [(left(1), {1}), (left(1, departed=True), set()), (left(1, failover=True), set())],
-    ids=["silent", "departed", "fenced by its recovery"],
-)
-def test_a_gone_nodes_objects_are_compacted(gone: NodeDescription, fenced: set[int]) -> None:
-    assert plan_compactions([gone, node(2)], sessions({2}, fenced), {}) == {1: 2}
-    assert plan_compactions([gone, node(2)], sessions(set(), {*fenced, 2}), {}) == {}
 
 
 @pytest.mark.parametrize(

@@ -71,29 +71,6 @@ def test_a_new_leader_grants_every_supervised_node_a_whole_session() -> None:
     assert reign.run(2_000, (A, B)) == [C]
 
 
-def test_a_node_that_never_sent_a_heartbeat_is_unknown_and_never_fenced() -> None:
-    reign = Reign(NODES[:2])
-    assert C not in reign.run(60_000, (A,))
-    assert reign.states() == [NodeState.ACTIVE, NodeState.FENCED, NodeState.UNKNOWN]
-
-
-def test_nobody_is_heard_before_leading() -> None:
-    sessions = Sessions(TIMEOUT_MS)
-    sessions.heartbeat(A, 1, 10)
-    assert sessions.tick(20_000, NODES) == ()
-    assert sessions.state(A) is NodeState.UNKNOWN
-
-
-def test_a_leader_that_stood_still_fences_nobody() -> None:
-    reign = Reign()
-    reign.run(5_000, (A, B, C))
-    reign.now_ms += 10 * TIMEOUT_MS
-
-    assert reign.sessions.tick(reign.now_ms, NODES) == ()
-    assert reign.run(TIMEOUT_MS, (A,)) == []
-    assert reign.run(1_000, (A,)) == [B, C]
-
-
 def test_when_nobody_is_heard_the_leader_doubts_itself_until_one_is() -> None:
     reign = Reign()
     reign.run(5_000, (A, B, C))

@@ -1,11 +1,13 @@
 """Records survive their bytes, and bytes that are no records are refused."""
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import Any, get_args
 
 import numpy as np
 import pytest
+from google.protobuf.message import Message
 
 from streammeta.controller.records import record as rec
 from streammeta.controller.records.codec import RecordCodecError, decode_records, encode_records
@@ -120,3 +122,37 @@ def test_ranges_of_set_objects_are_as_many_as_counted(
     record.ranges.end_offset = ends.tobytes()
     with pytest.raises(RecordCodecError, match=problem) if problem else nullcontext():
         assert len(decode_records(record_set.SerializeToString())) == 1
+
+
+NEWER = b"\xf8\x07\x01"
+"""Field 127, as a later version may add it to any message."""
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_a_field_that_a_newer_version_added_is_refused_wherever_it_is(record: rec.Record) -> None:
+    """To drop it would make another map of the same log."""
+    payload = encode_records((record,))
+
+    def messages(within: Message) -> Iterator[Message]:
+        yield within
+        for field, value in within.ListFields():
+            if field.message_type is not None:
+                for each in value if field.is_repeated else (value,):
+                    yield from messages(each)
+
+    for place in range(len(list(messages(RecordSet.FromString(payload))))):
+        record_set = RecordSet.FromString(payload)
+        list(messages(record_set))[place].MergeFromString(NEWER)
+        with pytest.raises(RecordCodecError, match=r"field 127 of record set.* newer controller"):
+            decode_records(record_set.SerializeToString())
+
+
+def test_a_field_that_spells_out_its_default_is_not_taken_for_a_newer_one() -> None:
+    """Other writers may say what ours leaves away."""
+    record = b"\x0a\x00" + b"\x10\x00" + b"\x20\x01"  # request id "", node 0, count 1
+    kind = b"\x0a" + bytes((len(record),)) + record  # streams_created
+    payload = b"\x0a" + bytes((len(kind),)) + kind
+    (decoded,) = decode_records(payload)
+    assert isinstance(decoded, rec.StreamsCreated)
+    assert (decoded.request_id, decoded.node_id, decoded.count) == ("", 0, 1)
+    assert len(encode_records((decoded,))) < len(payload)

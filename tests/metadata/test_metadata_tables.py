@@ -45,28 +45,6 @@ def test_stream_lists_hold_what_was_put_in_and_undo_restores_them(seed: int) -> 
         assert found == lists, f"seed {seed}, step {step}"
 
 
-@pytest.mark.parametrize("streams", [3, 30])
-def test_entries_of_stream_lists_are_undone_one_after_the_other(streams: int) -> None:
-    """Across blocks that were added, lists that were replaced, and lists that were emptied."""
-    index, ids, undone = StreamIndex(), np.arange(streams), []
-    for step in range(60):
-        undo, before = Undo(), [index.rows(stream).tolist() for stream in range(streams)]
-        counts, listed = index.lists(ids)
-        if step % 17 == 16:
-            kept = np.zeros(len(listed), dtype=np.bool_)
-            kept[: int(counts[0])] = True
-            index.replace(ids, np.where(ids == 0, counts, 0), listed[kept], undo)
-        else:
-            index.append(ids[step % 2 :], ids[step % 2 :] + 100 * step, undo)
-        undone.append((undo, before))
-    for step, (undo, before) in reversed(list(enumerate(undone))):
-        for action in reversed(undo):
-            action()
-        found = [index.rows(stream).tolist() for stream in range(streams)]
-        assert found == before, f"step {step}"
-        assert index.lists(ids)[1].tolist() == [row for rows in before for row in rows]
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_blocks_that_are_in_use_never_overlap(seed: int) -> None:
     rng = np.random.default_rng(seed)

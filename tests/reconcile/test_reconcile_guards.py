@@ -35,7 +35,6 @@ from tests.reconcile.fake_controller import (
     FakeMap,
     LocalBucket,
     example_plan,
-    serving,
 )
 
 LIMITS: dict[str, Any] = {"max_share": 0.2, "max_candidates": 1000, "allow_empty_map": False}
@@ -363,16 +362,6 @@ def test_the_bucket_of_another_cluster_of_the_same_name_makes_no_plan(
     with pytest.raises(WrongBucketError):
         plan(replace(config, store=other.uri))
     assert not config.folder.exists()
-
-
-def test_unreachable_controllers_make_no_plan(
-    bucket: LocalBucket, config: PlanConfig, tmp_path: Path
-) -> None:
-    with serving(FakeMap()) as gone:
-        pass
-    with pytest.raises(ReconcileError, match="no leader answered"):
-        plan(replace(config, connect=(gone,), patience_s=0.3))
-    assert list(tmp_path.iterdir()) == [bucket.root]
 
 
 def test_a_short_grace_period_has_to_be_called_unsafe(

@@ -18,7 +18,6 @@ from streammeta.reconcile.errors import ControllerError, MapExportError
 from streammeta.reconcile.identity import ClusterIdentity, check_bucket, check_standing, identify
 from streammeta.reconcile.leader import LeaderClient
 from streammeta.reconcile.map_export import MapExport, export_map, fetch_snapshot
-from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.storage.bucket_marker import claim_key, marker_key
 from streammeta.storage.errors import CorruptObjectError, WrongBucketError
 from streammeta.storage.object_store.address import open_object_store
@@ -296,11 +295,6 @@ def check(**answer: Any) -> None:
     check_standing(state.answer(()), DEV.identity, claimed_below=200, next_object_id=100)
 
 
-def test_a_leader_of_the_cluster_is_believed() -> None:
-    check()
-    check(next_object_id=101, issued_below=201)
-
-
 @pytest.mark.parametrize(
     ("answer", "complaint"),
     [
@@ -333,25 +327,3 @@ def test_controllers_map_and_bucket_name_one_cluster(tmp_path: Path) -> None:
         exported = export_map(leader, tmp_path / "map")
     assert (exported.cluster_id, exported.cluster_uuid) == ("test", identity.cluster_uuid)
     assert exported.issued_below >= standing.issued_below >= claimed_below > 0
-
-
-@pytest.mark.process
-def test_two_clusters_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    one.mkdir()
-    other.mkdir()
-    with running_cluster(one, count=1) as here, running_cluster(other, count=1) as there:
-        for cluster in (here, there):
-            with LeaderClient(cluster.endpoints, 30) as leader:
-                identify(leader)
-        with (
-            LeaderClient([*here.endpoints, *there.endpoints], 30) as leader,
-            pytest.raises(ControllerError, match="let --connect name controllers of one cluster"),
-        ):
-            identify(leader)
-        config = PlanConfig(
-            store=there.store_uri, connect=tuple(here.endpoints), folder=tmp_path / "p"
-        )
-        with pytest.raises(WrongBucketError, match="belongs to cluster 'test' with UUID"):
-            plan(config)
-        assert not (tmp_path / "p").exists()

@@ -1,6 +1,7 @@
 """Options of gRPC by their effect: gRPC passes over a name that it does not know without a word."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -31,11 +32,21 @@ class Service:
     def __init__(self) -> None:
         self.begun, self.end = asyncio.Event(), asyncio.Event()
         self.peers: set[str] = set()
+        self.waiting = 0
 
     async def wait(self, _request: bytes, context: Any) -> bytes:
         self.peers.add(context.peer())
         self.begun.set()
-        await self.end.wait()
+        self.waiting += 1
+        try:
+            await self.end.wait()
+        finally:
+            self.waiting -= 1
+        return b"answer"
+
+    async def block(self, request: bytes, _context: Any) -> bytes:
+        """Hold the whole process up for as many milliseconds as are asked."""
+        threading.Event().wait(int(request) / 1000)
         return b"answer"
 
     async def fill(self, request: bytes, _context: Any) -> bytes:
@@ -47,6 +58,7 @@ class Service:
             {
                 "Wait": grpc.unary_unary_rpc_method_handler(self.wait),
                 "Fill": grpc.unary_unary_rpc_method_handler(self.fill),
+                "Block": grpc.unary_unary_rpc_method_handler(self.block),
             },
         )
 
@@ -112,7 +124,10 @@ class Relay:
 @pytest.fixture
 def _fifty_times_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     def faster(options: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-        return [(name, value // 50 if name.endswith("_ms") else value) for name, value in options]
+        return [
+            (name, value // 50 if name.endswith("_ms") and "handshake" not in name else value)
+            for name, value in options
+        ]
 
     for name in ("_SERVER", "_CLIENT"):
         monkeypatch.setattr(connections, name, faster(getattr(connections, name)))
@@ -201,3 +216,105 @@ async def test_messages_have_the_size_that_is_said(
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await fill(channel, request)
             assert raised.value.code() is code
+
+
+def set_option(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
+    """Give servers that are made from now on another value of an option that they have."""
+    options = dict(connections._SERVER)
+    assert name in options
+    monkeypatch.setattr(connections, "_SERVER", tuple((options | {name: value}).items()))
+
+
+async def test_calls_beyond_the_limit_of_a_connection_wait_at_their_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_option(monkeypatch, "grpc.max_concurrent_streams", 8)
+    serving = Service()
+    async with (
+        served(serving.handlers()) as endpoint,
+        client_channel(endpoint) as channel,
+        client_channel(endpoint) as another,
+    ):
+        calls = [asyncio.ensure_future(wait(channel)) for _ in range(12)]
+        await until(lambda: serving.waiting == 8, "as many calls as may be")
+        assert len(await fill(another, b"3")) == 3
+        assert serving.waiting == 8
+        assert not any(call.done() for call in calls)
+        serving.end.set()
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert ends.count(b"answer") >= 8
+        refused = [end.code() for end in ends if isinstance(end, grpc.aio.AioRpcError)]
+        assert set(refused) <= {grpc.StatusCode.UNAVAILABLE}
+
+
+async def test_calls_beyond_the_limit_of_a_server_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "CALLS_MAX", 3)
+    serving = Service()
+    async with served(serving.handlers()) as endpoint, client_channel(endpoint) as channel:
+        calls = [wait(channel) for _ in range(3)]
+        await until(lambda: serving.waiting == 3, "as many calls as may be")
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await fill(channel, b"1")
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        serving.end.set()
+        await asyncio.gather(*calls)
+        assert len(await fill(channel, b"1")) == 1
+
+
+async def test_connections_beyond_the_limit_are_closed_until_others_have_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_option(monkeypatch, "grpc.max_allowed_incoming_connections", 2)
+    async with served(Service().handlers()) as endpoint:
+        async with client_channel(endpoint) as one, client_channel(endpoint) as another:
+            for channel in (one, another):
+                assert len(await fill(channel, b"1")) == 1
+            async with client_channel(endpoint) as third:
+                with pytest.raises(grpc.aio.AioRpcError) as raised:
+                    await fill(third, b"1")
+                assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        async with client_channel(endpoint) as fourth:
+            call: Any = fourth.unary_unary("/test.Service/Fill")
+            assert len(await call(b"1", wait_for_ready=True, timeout=20)) == 1
+
+
+async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_option(monkeypatch, "grpc.server_handshake_timeout_ms", 200)
+    async with served(Service().handlers()) as endpoint:
+        host, _, port = endpoint.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        await asyncio.wait_for(reader.read(), 20)  # to its end
+        writer.close()
+
+
+async def test_a_call_that_has_waited_for_long_for_a_busy_process_is_not_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_option(monkeypatch, "grpc.server_max_unrequested_time_in_server", 1)
+    async with served(Service().handlers()) as endpoint, client_channel(endpoint) as channel:
+        assert len(await fill(channel, b"1")) == 1
+        block: Any = channel.unary_unary("/test.Service/Block")
+        with operator_channel(endpoint) as elsewhere:
+            ask: Any = elsewhere.unary_unary("/test.Service/Fill")
+            blocked = asyncio.ensure_future(block(b"2000"))
+            asks = [asyncio.to_thread(ask, b"1", 20) for _ in range(4)]
+            ends = await asyncio.gather(*asks, return_exceptions=True)
+            await blocked
+        codes = [end.code() for end in ends if isinstance(end, grpc.RpcError)]
+        assert codes
+        assert set(codes) <= {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
+
+
+@pytest.mark.usefixtures("_fifty_times_faster")
+async def test_a_server_notices_a_caller_that_vanishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    serving = Service()
+    async with served(serving.handlers()) as endpoint:
+        relay = Relay(endpoint)
+        async with relay.running() as through, client_channel(through) as channel:
+            call = wait(channel)
+            await until(lambda: serving.waiting == 1, "a call")
+            relay.is_silent = True
+            await until(lambda: serving.waiting == 0, "the call's end at the server")
+            call.cancel()

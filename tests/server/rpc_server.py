@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.rpc.memory_budget import MemoryBudget
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.trust.auditor import Auditor
 from streammeta.rpc.connections import client_channel
@@ -103,7 +104,9 @@ class Rpcs:
 
 
 @asynccontextmanager
-async def serving(auditor: Auditor | None = None) -> AsyncIterator[Rpcs]:
+async def serving(
+    auditor: Auditor | None = None, memory: MemoryBudget | None = None
+) -> AsyncIterator[Rpcs]:
     """Yield a leader of an empty map."""
     clock = ManualClock()
     controller = MetadataController(ClusterMap(), clock)
@@ -113,7 +116,7 @@ async def serving(auditor: Auditor | None = None) -> AsyncIterator[Rpcs]:
     sessions = Sessions(SESSION_TIMEOUT_MS)
     sessions.lead(clock.monotonic_ms())
     async with (
-        served(*map_services(CLUSTER_ID, controller, sessions, clock, auditor)) as endpoint,
+        served(*map_services(CLUSTER_ID, controller, sessions, clock, auditor, memory)) as endpoint,
         client_channel(endpoint) as channel,
     ):
         yield Rpcs(controller, log, clock, sessions, channel)

@@ -15,7 +15,6 @@ from streammeta.cli.client import ControllerClient as OperatorClient
 from streammeta.cli.local_cluster import PROGRAM, LocalCluster, start_child
 from streammeta.client import BrokerSession, ControllerClient
 from streammeta.rpc.connections import operator_channel
-from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.storage.bucket_marker import is_own_key
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.address import open_object_store
@@ -29,7 +28,6 @@ from streammeta.v1 import (
     objects_pb2_grpc,
     quorum_pb2,
     streams_pb2,
-    streams_pb2_grpc,
 )
 from tests.kit.real_cluster import (
     claims_to_lead,
@@ -121,31 +119,6 @@ def test_a_prepared_object_expires_and_its_bytes_are_deleted(cluster: LocalClust
         return int(answer.states[0])
 
     wait_until(lambda: state() == common_pb2.OBJECT_STATE_REMOVED, "the map to forget it")
-
-
-def test_a_follower_names_the_leader(cluster: LocalCluster) -> None:
-    def names_the_leader() -> bool:
-        leader = leader_of(cluster)
-        follower = next(node_id for node_id in cluster.children if node_id != leader)
-        failure = refusal_to_list_streams(cluster.endpoints[follower - 1])
-        if failure is None:
-            return False
-        assert (failure.code.name, failure.reason) == ("UNAVAILABLE", "NOT_LEADER")
-        return failure.metadata["leader_endpoint"] == cluster.endpoints[leader - 1]
-
-    # Leadership may move between the two calls, and who sees an election names nobody.
-    wait_until(names_the_leader, "a follower to name the leader")
-
-
-def refusal_to_list_streams(endpoint: str) -> RpcFailure | None:
-    """Return how the controller refuses to list the streams; None if it lists them."""
-    with operator_channel(endpoint) as channel:
-        stub = streams_pb2_grpc.StreamServiceStub(channel)
-        try:
-            stub.DescribeStreams(streams_pb2.DescribeStreamsRequest(), timeout=5)
-        except grpc.RpcError as error:
-            return read_failure(error)
-    return None
 
 
 def test_health_tells_the_leader_from_the_others(cluster: LocalCluster) -> None:

@@ -21,11 +21,9 @@ from streammeta.v1.kv_pb2_grpc import KVServiceStub
 from tests.kit.real_cluster import (
     STEADY,
     controller_command,
-    describe,
     leader_of,
     put,
     quorum,
-    replica,
     running_cluster,
     start_python,
     streammeta,
@@ -111,17 +109,6 @@ def test_a_change_that_cannot_be_is_refused_and_changes_nothing(
     after = quorum(cluster, "describe")
     for unchanged in ("voter_ids", "leader_id", "epoch"):
         assert before[unchanged] == after[unchanged]
-
-
-def test_a_voter_that_votes_already_is_not_added(cluster: LocalCluster) -> None:
-    voter = next(row for row in quorum(cluster, "describe")["replicas"] if row["node_id"] == 2)
-
-    said = streammeta(
-        *("quorum", "add-voter", "--connect", cluster.connect, "--node-id", "2"),
-        *("--endpoint", voter["peer_endpoint"], "--directory-id", voter["directory_id"]),
-    )
-
-    assert said["error"]["code"] == "DUPLICATE_VOTER"
 
 
 def test_each_controller_that_is_named_writes_a_snapshot(cluster: LocalCluster) -> None:
@@ -215,38 +202,6 @@ def test_a_malformed_offset_is_refused_by_name(session: Session, after: str) -> 
 
 
 # -- voters come and go
-
-
-def test_voters_are_added_and_removed_while_writes_go_on(tmp_path: Path) -> None:
-    with (
-        running_cluster(tmp_path, options=STEADY) as cluster,
-        writes_going_on(cluster) as writes,
-    ):
-        for _ in range(2):
-            joined = cluster.join()
-            wait_until(lambda n=joined: replica(cluster, n) != {}, "it fetches as an observer")  # type: ignore[misc]
-            assert replica(cluster, joined)["role"] == "observer"
-            shown = describe(cluster, leader_of(cluster)).controllers
-            assert [controller.voter for controller in shown] == [True] * (joined - 1) + [False]
-            endpoint = cluster.peer_endpoints[joined - 1]
-
-            said = quorum(cluster, "add-voter", "--node-id", str(joined), "--endpoint", endpoint)
-
-            assert said["added"] == joined
-            writes.expect_progress()
-        assert quorum(cluster, "describe")["voter_ids"] == [1, 2, 3, 4, 5]
-
-        leader = leader_of(cluster)
-        for node_id in (leader, leader % 5 + 1):  # the leader itself, then another
-            assert quorum(cluster, "remove-voter", "--node-id", str(node_id))["removed"] == node_id
-            writes.expect_progress()
-            assert cluster.children[node_id].stop() == 0
-        left = quorum(cluster, "describe")
-        assert len(left["voter_ids"]) == 3
-        assert not {leader, leader % 5 + 1} & set(left["voter_ids"])
-
-        cluster.children[leader_of(cluster)].kill()
-        writes.expect_progress()
 
 
 def test_a_node_of_another_cluster_is_not_let_in(tmp_path: Path) -> None:

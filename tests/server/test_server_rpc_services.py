@@ -34,7 +34,6 @@ async def rpcs() -> AsyncIterator[Rpcs]:
 
 NODES = "NodeService"
 OBJECTS = "ObjectService"
-STREAMS = "StreamService"
 
 
 def commit(object_id: int, *rows: tuple[int, int, int]) -> objects_pb2.CommitStreamSetObjectRequest:
@@ -142,25 +141,6 @@ async def test_a_fast_close_is_owed_described_and_given_up(rpcs: Rpcs) -> None:
     found = await slices(rpcs, *((stream_id, start) for start in (0, 12)))
     assert [one.lost_end_offset for one in found] == [0, 25]
     assert not found[0].HasField("lost_end_offset")
-
-
-async def test_set_objects_are_compacted(rpcs: Rpcs) -> None:
-    streams, first = await rpcs.begin(streams=2, objects=3)
-    await committed(rpcs, commit(first, (streams[0], 0, 10)))
-    rpcs.clock.now_ms += 5_000
-    await committed(rpcs, commit(first + 1, (streams[0], 10, 20), (streams[1], 0, 5)))
-    compaction = commit(first + 2, (streams[0], 0, 20), (streams[1], 0, 5))
-    compaction.ClearField("order_id")
-    compaction.compacted_object_ids.extend([first, first + 1])
-    await committed(rpcs, compaction)
-    described = await rpcs.ask(objects_pb2.DescribeObjectsRequest(object_ids=[first + 2]))
-    (one,) = described.objects
-    assert one.data_time_ms == rpcs.clock.now_ms - 5_000
-    assert one.committed_at_ms == rpcs.clock.now_ms
-    assert not one.HasField("deadline_ms")
-    assert not one.HasField("marked_at_ms")
-    assert not one.HasField("composite_id")
-    assert list(one.ranges.end_offset) == [20, 5]
 
 
 async def test_a_stream_may_be_in_several_results_of_a_compaction_of_an_upload_never(

@@ -182,23 +182,6 @@ async def test_a_turn_of_the_event_loop_serves_a_bounded_number_of_watches() -> 
     await leave(*watches)
 
 
-async def test_others_go_on_between_the_watches_of_a_backlog() -> None:
-    """Each step of a bystander waits for one slice of the watches at most, not for all of them."""
-    feed = ChangeFeed()
-    fanout = Fanout(feed)
-    watches = [Watch(fanout) for _ in range(500)]
-    await asyncio.sleep(0)
-    commit(feed, *(kv(f"{number}") for number in range(10)))
-    before = sum(len(watch.messages) for watch in watches)
-    steps = 30
-    for _ in range(steps):
-        await asyncio.sleep(0)
-    sent = sum(len(watch.messages) for watch in watches) - before
-    assert sent <= (steps + 1) * watch_module.WATCHES_PER_TURN
-    await until(lambda: all(len(watch.changes) == 10 for watch in watches), "the messages")
-    await leave(*watches)
-
-
 @pytest.mark.parametrize("seed", range(3))
 async def test_all_watches_get_each_change_once_and_in_order(seed: int) -> None:
     print(f"seed {seed}")

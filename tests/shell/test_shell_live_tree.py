@@ -298,12 +298,12 @@ def test_time_that_no_calendar_has_is_a_number() -> None:
     assert iso_time(2**62) == f"{2**62} ms"
 
 
-def refusal_of(cluster: FakeCluster, words: str, **options: float) -> str:
+def refusal_of(cluster: FakeCluster, words: str, **options: Any) -> str:
     with serve(cluster) as endpoint:
         return refusal_at(endpoint, words, **options)
 
 
-def refusal_at(endpoint: str, words: str, **options: float) -> str:
+def refusal_at(endpoint: str, words: str, **options: Any) -> str:
     """Describe the cluster, which fails with these words; return the code of the error."""
     with (
         ControllerClient([endpoint], **options) as client,
@@ -311,40 +311,6 @@ def refusal_at(endpoint: str, words: str, **options: float) -> str:
     ):
         describe(client)
     return caught.value.code
-
-
-def test_redirect_to_the_leader_is_followed_and_remembered() -> None:
-    follower, leader = FakeCluster(), sample_cluster()
-    with serve(leader) as leader_endpoint, serve(follower) as follower_endpoint:
-        follower.leader_endpoint = leader_endpoint
-        with ControllerClient([follower_endpoint]) as client:
-            assert describe(client) == "test"
-            assert describe(client) == "test"
-
-    assert follower.calls["DescribeCluster"] == 1
-    assert leader.calls["DescribeCluster"] == 2
-
-
-def test_leader_that_died_is_looked_for_again() -> None:
-    first, second = sample_cluster(), sample_cluster()
-    with serve(second) as second_endpoint:
-        with serve(first) as first_endpoint:
-            second.leader_endpoint = first_endpoint
-            client = ControllerClient([second_endpoint])
-            assert describe(client) == "test"
-        second.leader_endpoint = None
-        assert describe(client) == "test"
-        client.close()
-
-    assert second.calls["DescribeCluster"] == 2
-
-
-def test_second_endpoint_answers_when_nothing_listens_at_the_first() -> None:
-    with (
-        serve(sample_cluster()) as endpoint,
-        ControllerClient([f"127.0.0.1:{free_ports(1)[0]}", endpoint]) as client,
-    ):
-        assert describe(client) == "test"
 
 
 def test_silent_host_leaves_time_to_ask_the_next() -> None:
@@ -395,23 +361,6 @@ def test_slow_leader_is_said_to_be_slow() -> None:
         silence = f"{leader_endpoint} did not answer in time"
         assert refusal_at(endpoint, silence, timeout_s=1.5) == "DEADLINE_EXCEEDED"
         answered.set()
-
-
-def test_leader_elected_meanwhile_is_found() -> None:
-    cluster = sample_cluster()
-    cluster.leader_endpoint = ""
-    enter = cluster.enter
-
-    def elected_on_the_third_call(method: str, context: object) -> None:
-        if cluster.calls[method] == 2:
-            cluster.leader_endpoint = None
-        enter(method, context)
-
-    cluster.enter = elected_on_the_third_call  # type: ignore[method-assign]
-    with serve(cluster) as endpoint, ControllerClient([endpoint]) as client:
-        assert describe(client) == "test"
-
-    assert cluster.calls["DescribeCluster"] == 3
 
 
 def test_refusal_is_passed_on_and_not_retried() -> None:

@@ -6,19 +6,19 @@ A call may reach a controller more than once, which the contract allows for all 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 import grpc
 from google.protobuf.message import Message
 
-from streammeta.controller.config import ConfigError, check_endpoint
 from streammeta.controller.errors import ApiError
+from streammeta.rpc.advice import advice, is_refusal
 from streammeta.rpc.blocking_client import BlockingClient, LeaderCallError
 from streammeta.rpc.failures import Reason, RpcFailure
 from streammeta.rpc.leader_router import FailureKind
+from streammeta.rpc.tls import TlsFiles
 
 DEADLINE_S = 10.0
 
@@ -29,6 +29,7 @@ _HINTS = {
     "ALREADY_EXISTS": "nothing was changed; `streammeta quorum describe` shows who votes",
     "NOT_FOUND": "nothing was changed; `streammeta quorum describe` shows who votes",
     "PERMISSION_DENIED": "ask the cluster's owner for access",
+    "UNAUTHENTICATED": "give a certificate of this cluster, by --tls-ca, --tls-cert and --tls-key",
     "UNIMPLEMENTED": "run the same version of streammeta here as on the controllers",
     "DEADLINE_EXCEEDED": "see the controller's log for what holds it up, or raise --timeout",
     "ABORTED": "repeat the command: doing so is safe",
@@ -58,10 +59,14 @@ class CallError(ApiError):
         self.hint = hint
 
 
-def call_error(failure: RpcFailure, endpoint: str) -> CallError:
+def call_error(failure: RpcFailure, endpoint: str, *, over_tls: bool = False) -> CallError:
     """Return the error that operators see."""
     code = failure.code.name
-    hint = _HINTS_BY_REASON.get(failure.reason, _HINTS.get(code, "see the controller's log"))
+    hint = (
+        advice(failure, over_tls=over_tls)
+        or _HINTS_BY_REASON.get(failure.reason)
+        or _HINTS.get(code, "see the controller's log")
+    )
     message = f"{endpoint}: {failure.message}"
     if failure.code is grpc.StatusCode.DEADLINE_EXCEEDED:
         message = f"{endpoint} did not answer in time"
@@ -72,11 +77,16 @@ class ControllerClient(BlockingClient):
     """The operator's client of a cluster: every failure leaves it as `CallError`.
 
     `endpoints` are `host:port` of some of its controllers, at least one; `timeout_s` bounds each
-    call with all its redirects and retries.
+    call with all its redirects and retries. Without `tls` it speaks plain text.
     """
 
-    def __init__(self, endpoints: Sequence[str], timeout_s: float = DEADLINE_S) -> None:
-        super().__init__(endpoints, _REPEATED, waits_for_cluster=False)
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        timeout_s: float = DEADLINE_S,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        super().__init__(endpoints, _REPEATED, waits_for_cluster=False, tls=tls)
         self.timeout_s = timeout_s
 
     def call(
@@ -100,15 +110,15 @@ class ControllerClient(BlockingClient):
         try:
             return self.call_leader(send, self.timeout_s)
         except LeaderCallError as error:
-            raise _explained(error) from error
+            raise _explained(error, over_tls=self.tls is not None) from error
 
 
-def _explained(error: LeaderCallError) -> CallError:
+def _explained(error: LeaderCallError, *, over_tls: bool) -> CallError:
     has_failed_before = error.endpoint in error.search.tried
     is_late = error.failure.code is grpc.StatusCode.DEADLINE_EXCEEDED
     # A timeout at an endpoint that failed before means: the time for the search is over.
     if error.is_final and not (is_late and has_failed_before):
-        return call_error(error.failure, error.endpoint)
+        return call_error(error.failure, error.endpoint, over_tls=over_tls)
     tried = error.search.tried
     claims = {
         endpoint: failure.metadata.get("leader_endpoint", "")
@@ -116,7 +126,8 @@ def _explained(error: LeaderCallError) -> CallError:
         if failure.reason == Reason.NOT_LEADER
     }
     if not claims:
-        return no_controller_error(tried, "start one with `streammeta dev`, or correct --connect")
+        hint = "start one with `streammeta dev`, or correct --connect"
+        return no_controller_error(tried, hint, over_tls=over_tls)
     return CallError(
         "NO_LEADER",
         f"no leader was found: {'; '.join(_claim_text(*claim, tried) for claim in claims.items())}",
@@ -124,8 +135,18 @@ def _explained(error: LeaderCallError) -> CallError:
     )
 
 
-def no_controller_error(silent: Mapping[str, RpcFailure], hint: str) -> CallError:
-    """Return the error for controllers of which none answers; `silent` is by endpoint."""
+def no_controller_error(
+    silent: Mapping[str, RpcFailure], hint: str, *, over_tls: bool
+) -> CallError:
+    """Return the error for controllers of which none answers; `silent` is by endpoint.
+
+    `hint` is for failures that have nothing to do with certificates.
+    """
+    for endpoint, failure in silent.items():
+        if is_refusal(failure):
+            return call_error(failure, endpoint, over_tls=over_tls)
+    advices = (advice(failure, over_tls=over_tls) for failure in silent.values())
+    hint = next(filter(None, advices), hint)
     why = "; ".join(dict.fromkeys(failure.message for failure in silent.values()))
     where = ", ".join(silent)
     message = f"no controller answers at {where}: is it running? ({why})"
@@ -141,35 +162,8 @@ def _claim_text(asked: str, leader: str, tried: Mapping[str, RpcFailure]) -> str
     return claim
 
 
-def parse_endpoints(
-    _context: click.Context, _parameter: click.Parameter, value: str | None
-) -> tuple[str, ...] | None:
-    """Read HOST:PORT,HOST:PORT... for an option `--connect`; click's callback. None stays None."""
-    if value is None:
-        return None
-    endpoints = tuple(part.strip() for part in value.split(","))
-    for endpoint in endpoints:
-        try:
-            check_endpoint("--connect", endpoint)
-        except ConfigError as error:
-            raise click.BadParameter(str(error)) from error
-    return endpoints
-
-
 Command = Callable[..., None]
 """A command's function; click calls it with arguments by name."""
-
-connect_option = click.option(
-    "--connect",
-    required=True,
-    envvar="STREAMMETA_CONNECT",
-    show_envvar=True,
-    metavar="HOST:PORT[,HOST:PORT...]",
-    callback=parse_endpoints,
-    help="Some controllers of the cluster; the leader is found from there.",
-)
-"""Adds `--connect`: argument `connect: tuple[str, ...]`, at least one `host:port`."""
-
 
 store_option = click.option(
     "--store",
@@ -179,35 +173,3 @@ store_option = click.option(
     " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
 )
 """Adds `--store`: argument `store: str`, the address of a bucket."""
-
-
-def timeout_option(default_s: float) -> Callable[[Command], Command]:
-    """Return a decorator that adds `--timeout`: argument `timeout_s: float`, above 0."""
-    return click.option(
-        "--timeout",
-        "timeout_s",
-        type=click.FloatRange(min=0, min_open=True),
-        default=default_s,
-        show_default=True,
-        metavar="SECONDS",
-        help="Time limit of a call.",
-    )
-
-
-def connection_options(default_s: float = DEADLINE_S) -> Callable[[Command], Command]:
-    """Return a decorator that adds `--connect` and `--timeout`."""
-    return lambda command: connect_option(timeout_option(default_s)(command))
-
-
-def with_client(default_s: float = DEADLINE_S) -> Callable[[Command], Command]:
-    """Return a decorator that adds `--connect` and `--timeout`: argument `client`, open."""
-
-    def decorated(command: Command) -> Command:
-        @functools.wraps(command)
-        def run(*, connect: tuple[str, ...], timeout_s: float, **others: Any) -> None:
-            with ControllerClient(connect, timeout_s) as client:
-                command(client=client, **others)
-
-        return connection_options(default_s)(run)
-
-    return decorated

@@ -19,11 +19,13 @@ import click
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from streammeta.cli.client import CallError, ControllerClient, connection_options
+from streammeta.cli.client import CallError, ControllerClient, no_controller_error
+from streammeta.cli.connecting import connecting, connection_options
 from streammeta.cli.output import CommandError, Output, with_output
 from streammeta.cli.quorum_views import QuorumViews, gather_views, leaders_view, live_observers
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
+from streammeta.rpc.tls import TlsFiles
 from streammeta.v1 import admin_pb2
 from streammeta.v1.admin_pb2_grpc import AdminServiceStub
 
@@ -31,7 +33,7 @@ SERVICES = ("serving", "leader")
 
 
 @click.command()
-@click.option("--connect", required=True, metavar="HOST:PORT", help="The controller to ask.")
+@connecting()
 @click.option(
     "--service",
     type=click.Choice(SERVICES),
@@ -41,31 +43,41 @@ SERVICES = ("serving", "leader")
 )
 @click.option("--timeout", "timeout_s", default=3.0, show_default=True, help="Seconds to wait.")
 @with_output
-def health(connect: str, service: str, timeout_s: float, output: Output) -> None:
-    """Exit 0 if a controller is healthy, 1 if not.
+def health(
+    *,
+    connect: tuple[str, ...],
+    tls: TlsFiles | None,
+    service: str,
+    timeout_s: float,
+    output: Output,
+) -> None:
+    """Exit 0 if a controller is healthy, 1 if not. Asks one, which --connect names.
 
     \b
     Example:
       streammeta health --connect 127.0.0.1:9090 --service leader
     """
-    status = _health_of(connect, service, timeout_s)
+    if len(connect) != 1:
+        raise click.UsageError(f"--connect: {','.join(connect)}; must be one controller")
+    (endpoint,) = connect
+    status = _health_of(endpoint, tls, service, timeout_s)
     if status != "SERVING":
         raise CommandError(
-            status, f"{connect} answers {status} for {service}", "see the controller's log"
+            status, f"{endpoint} answers {status} for {service}", "see the controller's log"
         )
-    output.summary({"endpoint": connect, "service": service, "status": status})
+    output.summary({"endpoint": endpoint, "service": service, "status": status})
 
 
-def _health_of(endpoint: str, service: str, timeout_s: float) -> str:
-    with operator_channel(endpoint) as channel:
+def _health_of(endpoint: str, tls: TlsFiles | None, service: str, timeout_s: float) -> str:
+    with operator_channel(endpoint, tls) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
         except grpc.RpcError as error:
-            raise CommandError(
-                "NO_CONTROLLER",
-                f"no controller answers at {endpoint} ({error.details()})",
+            raise no_controller_error(
+                {endpoint: read_failure(error)},
                 "start it, or correct --connect",
+                over_tls=tls is not None,
             ) from error
     name: str = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
     return name
@@ -131,15 +143,19 @@ class Comparison:
 Answer = admin_pb2.StateHashResponse | RpcFailure
 
 
-def compare_members(endpoints: Sequence[str], timeout_s: float) -> Comparison:
+def compare_members(
+    endpoints: Sequence[str], timeout_s: float, tls: TlsFiles | None = None
+) -> Comparison:
     """Compare the maps of the given controllers, and of all voters that their leader names.
+
+    Without `tls` in plain text.
 
     Raises:
         CallError: no leader was found, or no offset that all members reach within `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
-    views = gather_views(endpoints, timeout_s)
-    with ControllerClient(endpoints, timeout_s) as client:
+    views = gather_views(endpoints, timeout_s, tls)
+    with ControllerClient(endpoints, timeout_s, tls) as client:
         silent = _silent_members(views, client)
         asked = sorted(_answering_endpoints(views, endpoints))
         lead_s = FIRST_LEAD_S
@@ -246,7 +262,7 @@ def _ask(
     client: ControllerClient, endpoints: Sequence[str], at_offset: int, deadline: float
 ) -> dict[str, Answer]:
     """Ask all at once; cancel calls for an offset that is not going to be reached."""
-    channels = {endpoint: operator_channel(endpoint) for endpoint in endpoints}
+    channels = {endpoint: operator_channel(endpoint, client.tls) for endpoint in endpoints}
     request = admin_pb2.StateHashRequest(at_offset=at_offset)
     timeout_s = max(1.0, deadline - time.monotonic())
     calls = {
@@ -302,7 +318,9 @@ def cluster() -> None:
 @cluster.command("hash")
 @connection_options(HASH_TIMEOUT_S)
 @with_output
-def hash_command(connect: tuple[str, ...], timeout_s: float, output: Output) -> None:
+def hash_command(
+    connect: tuple[str, ...], tls: TlsFiles | None, timeout_s: float, output: Output
+) -> None:
     """Compare the maps of all members at one offset of the log; exit 1 unless all are equal.
 
     Asks the leader's voters and the controllers that --connect names, while writes go on. The state
@@ -313,7 +331,7 @@ def hash_command(connect: tuple[str, ...], timeout_s: float, output: Output) -> 
     Example:
       streammeta cluster hash --connect 127.0.0.1:9091,127.0.0.1:9092
     """
-    compared = compare_members(connect, timeout_s)
+    compared = compare_members(connect, timeout_s, tls)
     problem = _problem(compared)
     output.summary(
         {

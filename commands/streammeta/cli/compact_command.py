@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streammeta.cli.client import connection_options, store_option
+from streammeta.cli.client import store_option
+from streammeta.cli.connecting import connection_options
 from streammeta.cli.node_command import NODE_ID_MAX
 from streammeta.cli.output import ByteCount, Duration, Output, with_output
+from streammeta.rpc.tls import TlsFiles
 
 if TYPE_CHECKING:
     from streammeta.client.compaction.config import CompactionConfig
@@ -43,6 +45,7 @@ class CompactionRequest:
     split_size: int
     growth: float
     rate: int
+    tls: TlsFiles | None = None
 
     def config(self) -> CompactionConfig:
         """Return the bounds of the compactor. Raises `click.UsageError` on what can't work."""

@@ -14,6 +14,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 
+import grpc
+
+from streammeta.cli.client import call_error
 from streammeta.cli.compact_command import CompactionRequest
 from streammeta.cli.compaction_view import (
     CommitFigures,
@@ -25,7 +28,7 @@ from streammeta.cli.compaction_view import (
     show_plan,
     show_totals,
 )
-from streammeta.cli.output import CommandError, Output
+from streammeta.cli.output import CommandError, Output, explain
 from streammeta.client.bucket_check import BucketCheck
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
 from streammeta.client.compaction.report import GroupReport
@@ -36,11 +39,15 @@ from streammeta.client.controller_client import ControllerClient
 from streammeta.client.errors import (
     BrokerClientError,
     ControllerUnavailableError,
+    PermissionDeniedError,
     RefusedError,
     code_name,
 )
 from streammeta.client.methods import GET_NODES
 from streammeta.client.model import NodeIdentity
+from streammeta.rpc.advice import advice
+from streammeta.rpc.failures import RpcFailure, read_failure
+from streammeta.rpc.tls import TlsFiles
 from streammeta.storage.compaction.entries import EntryTable
 from streammeta.storage.compaction.plan import CommitPlan
 from streammeta.storage.errors import StorageError, WrongBucketError
@@ -121,7 +128,7 @@ async def plan(request: CompactionRequest, output: Output) -> None:
         try:
             plans = [await session.plan(found, target) for target in found.targets]
         except BrokerClientError as error:
-            raise _command_error(error) from error
+            raise _command_error(error, request.tls) from error
     show_plan(output, plans)
 
 
@@ -184,7 +191,7 @@ class Session:
             request = self.request
             return await find_targets(self.client, request.node_ids, gone=request.gone)
         except BrokerClientError as error:
-            raise _command_error(error) from error
+            raise _command_error(error, request.tls) from error
 
     async def plan(self, found: Targets, target: CompactionTarget) -> NodePlan:
         """Plan for one of the nodes that were found."""
@@ -267,22 +274,29 @@ async def _session(request: CompactionRequest) -> AsyncIterator[Session]:
     """Open cluster and bucket for one call of the command."""
     config = request.config()
     with closing(request.open_store()) as store:
-        async with ControllerClient(request.connect, deadline_s=request.timeout_s) as client:
+        async with ControllerClient(
+            request.connect, deadline_s=request.timeout_s, tls=request.tls
+        ) as client:
             try:
                 namespace = await client.object_namespace()
                 await BucketCheck(client, store, namespace).passed()
             except BrokerClientError as error:
-                raise _command_error(error) from error
+                raise _command_error(error, request.tls) from error
             except WrongBucketError as error:
                 raise CommandError("WRONG_BUCKET", str(error)) from error
             with closing(Session(client, store, namespace, request, config)) as session:
                 yield session
 
 
-def _command_error(error: BrokerClientError) -> CommandError:
+def _command_error(error: BrokerClientError, tls: TlsFiles | None) -> CommandError:
     """Return the failure as the command reports it; its message says what to do."""
+    over_tls = tls is not None
     if isinstance(error, ControllerUnavailableError):
-        return CommandError("NO_CONTROLLER", str(error))
+        failure = RpcFailure(grpc.StatusCode.UNAVAILABLE, str(error))
+        return CommandError("NO_CONTROLLER", str(error), advice(failure, over_tls=over_tls))
+    if isinstance(error, PermissionDeniedError) and isinstance(error.__cause__, grpc.RpcError):
+        failure = read_failure(error.__cause__)
+        return explain(call_error(failure, "a controller", over_tls=over_tls))
     code = error.code if isinstance(error, RefusedError) else None
     return CommandError("REFUSED" if code is None else code_name(code), str(error))
 

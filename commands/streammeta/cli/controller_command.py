@@ -38,6 +38,8 @@ _SETTINGS = {
     "sweep_interval_ms": "Interval of sweeps for dead objects and unfinished uploads of brokers.",
     "tls_reload_ms": "Interval of looking for replaced certificates; SIGHUP looks at once.",
     "connection_age_ms": "Age at which connections over TLS end; clients and peers make new ones.",
+    "request_memory_mb": "Memory for requests that have arrived and are not answered, in MiB; one"
+    " caller may take a fourth of it.",
 }
 """Numbers of `ControllerConfig` that are options, and the help of each."""
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import click
 
-from streammeta.cli.client import ControllerClient, with_client
+from streammeta.cli.client import ControllerClient
+from streammeta.cli.connecting import with_client
 from streammeta.cli.output import CommandError, Output, with_output
 from streammeta.client.errors import code_name
 from streammeta.shell.documents import field_value

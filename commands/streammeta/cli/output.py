@@ -26,10 +26,12 @@ import click
 import grpc
 
 from streammeta.cli.client import CallError, Command, call_error
+from streammeta.cli.profiles import ProfileError
 from streammeta.controller.config import ConfigError
 from streammeta.controller.errors import ApiError
 from streammeta.controller.journal.errors import DirectoryNotFormattedError, JournalError
 from streammeta.rpc.failures import read_failure
+from streammeta.rpc.tls import TlsError
 from streammeta.shell.events import cell
 from streammeta.storage.errors import MissingPackageError, StorageError
 from streammeta.storage.installation import optional_packages
@@ -111,7 +113,7 @@ class CommandError(Exception):
 
 EXPECTED_ERRORS = (
     *(CommandError, ApiError, ConfigError, StorageError, JournalError),
-    *(grpc.RpcError, OSError),
+    *(grpc.RpcError, OSError, ProfileError, TlsError),
 )
 """Errors that `command_output` turns into an answer; any other is a defect."""
 
@@ -131,6 +133,12 @@ def explain(error: Exception) -> CommandError:
             return CommandError("STORAGE", str(error), "repeat the command once this is mended")
         case JournalError():
             return CommandError("DATA_DIRECTORY", str(error), _directory_hint(error))
+        case ProfileError():
+            return CommandError("PROFILE", str(error), "correct the file, or give --profile none")
+        case TlsError():
+            return CommandError(
+                "TLS", str(error), "`streammeta certs show` tells what is wrong with a certificate"
+            )
         case ConfigError():
             return CommandError("CONFIG", str(error), "correct the option and repeat")
         case OSError():

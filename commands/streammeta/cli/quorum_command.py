@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import click
 
-from streammeta.cli.client import ControllerClient, connection_options, with_client
+from streammeta.cli.client import ControllerClient
+from streammeta.cli.connecting import connection_options, with_client
 from streammeta.cli.output import CommandError, Output, with_output
 from streammeta.cli.quorum_views import (
     QuorumViews,
@@ -17,6 +18,7 @@ from streammeta.cli.quorum_views import (
     role_of,
 )
 from streammeta.controller.config import CONTROLLER_ID_MAX, check_reachable
+from streammeta.rpc.tls import TlsFiles
 from streammeta.shell.documents import field_value
 from streammeta.v1 import admin_pb2
 from streammeta.v1 import quorum_pb2 as pb
@@ -64,7 +66,9 @@ def quorum() -> None:
 @quorum.command()
 @connection_options()
 @with_output
-def describe(connect: tuple[str, ...], timeout_s: float, output: Output) -> None:
+def describe(
+    connect: tuple[str, ...], tls: TlsFiles | None, timeout_s: float, output: Output
+) -> None:
     """Show the quorum: a summary, every replica as the leader sees it, and every controller asked.
 
     Lag is counted in offsets behind the leader; times are milliseconds since the replica last
@@ -75,7 +79,7 @@ def describe(connect: tuple[str, ...], timeout_s: float, output: Output) -> None
     Example:
       streammeta quorum describe --connect 127.0.0.1:9091,127.0.0.1:9092
     """
-    _say(output, gather_views(connect, timeout_s))
+    _say(output, gather_views(connect, timeout_s, tls))
 
 
 def _say(output: Output, views: QuorumViews) -> None:
@@ -274,7 +278,9 @@ def transfer(client: ControllerClient, to: int | None, output: Output) -> None:
 @quorum.command()
 @connection_options(CHANGE_TIMEOUT_S)
 @with_output
-def snapshot(connect: tuple[str, ...], timeout_s: float, output: Output) -> None:
+def snapshot(
+    connect: tuple[str, ...], tls: TlsFiles | None, timeout_s: float, output: Output
+) -> None:
     """Write a snapshot now, at each controller that --connect names.
 
     Controllers write snapshots by themselves; this is for before an upgrade or a backup.
@@ -285,7 +291,7 @@ def snapshot(connect: tuple[str, ...], timeout_s: float, output: Output) -> None
     """
     rows = []
     for endpoint in connect:
-        with ControllerClient([endpoint], timeout_s) as client:
+        with ControllerClient([endpoint], timeout_s, tls) as client:
             taken = client.call(
                 lambda channel: AdminServiceStub(channel).TakeSnapshot,
                 admin_pb2.TakeSnapshotRequest(),

@@ -11,6 +11,7 @@ from streammeta.cli.client import ControllerClient, no_controller_error
 from streammeta.cli.output import CommandError
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
+from streammeta.rpc.tls import TlsFiles
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 
@@ -41,26 +42,32 @@ class QuorumViews:
         return self.leader or max(self.answers.values(), key=lambda answer: answer.epoch)
 
 
-def gather_views(endpoints: Sequence[str], timeout_s: float) -> QuorumViews:
+def gather_views(
+    endpoints: Sequence[str], timeout_s: float, tls: TlsFiles | None = None
+) -> QuorumViews:
     """Ask the given controllers, and the voters they name, all at once.
 
-    Raises CallError if none answers.
+    Without `tls` in plain text. Raises CallError if none answers.
     """
     views = QuorumViews()
     asked: set[str] = set()
     waiting = set(endpoints)
     while waiting:
         asked |= waiting
-        _ask(sorted(waiting), min(timeout_s, ANSWER_TIMEOUT_S), views)
+        _ask(sorted(waiting), min(timeout_s, ANSWER_TIMEOUT_S), tls, views)
         known = {voter.endpoint for answer in views.answers.values() for voter in answer.voters}
         waiting = known - asked - {""}
     if not views.answers:
-        raise no_controller_error(views.silent, "start one, or correct --connect")
+        raise no_controller_error(
+            views.silent, "start one, or correct --connect", over_tls=tls is not None
+        )
     return views
 
 
-def _ask(endpoints: Sequence[str], timeout_s: float, views: QuorumViews) -> None:
-    channels = {endpoint: operator_channel(endpoint) for endpoint in endpoints}
+def _ask(
+    endpoints: Sequence[str], timeout_s: float, tls: TlsFiles | None, views: QuorumViews
+) -> None:
+    channels = {endpoint: operator_channel(endpoint, tls) for endpoint in endpoints}
     calls = {
         endpoint: QuorumServiceStub(channel).DescribeQuorum.future(
             pb.DescribeQuorumRequest(), timeout=timeout_s

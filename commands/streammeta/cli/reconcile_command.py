@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streammeta.cli.client import connect_option, parse_endpoints, store_option
+from streammeta.cli.client import store_option
+from streammeta.cli.connecting import Endpoints, connecting
 from streammeta.cli.output import CommandError, Duration, Output, with_output
 from streammeta.storage.installation import optional_packages
 
@@ -48,7 +49,7 @@ _memory_option = click.option(
 
 @reconcile.command("plan")
 @store_option
-@connect_option
+@connecting()
 @_plan_folder_option
 @click.option(
     "--grace",
@@ -146,12 +147,7 @@ def plan_command(
 @click.option(
     "--store", metavar="URI", help="The plan's bucket again, if its URI has to carry credentials."
 )
-@click.option(
-    "--connect",
-    metavar="HOST:PORT[,HOST:PORT...]",
-    callback=parse_endpoints,
-    help="Controllers.  [default: those of the plan]",
-)
+@connecting(Endpoints.KNOWN)
 @click.option("--yes", is_flag=True, help="Delete; without it, only say what would be deleted.")
 @click.option(
     "--rate",

@@ -15,6 +15,7 @@ COMMANDS = {
     "health": "streammeta.cli.cluster_command:health",
     "node": "streammeta.cli.node_command:node",
     "object": "streammeta.cli.object_command:object_group",
+    "profile": "streammeta.cli.profile_command:profile",
     "quorum": "streammeta.cli.quorum_command:quorum",
     "reconcile": "streammeta.cli.reconcile_command:reconcile",
     "s3": "streammeta.cli.s3_command:s3",

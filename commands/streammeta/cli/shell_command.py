@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import click
 
-from streammeta.cli.client import ControllerClient, with_client
+from streammeta.cli.client import ControllerClient
+from streammeta.cli.connecting import with_client
 from streammeta.cli.output import (
     EXIT_FAILED,
     EXIT_USAGE,

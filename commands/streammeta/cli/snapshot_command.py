@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import click
 import grpc
 
-from streammeta.cli.client import CallError, ControllerClient, parse_endpoints, timeout_option
+from streammeta.cli.client import CallError, ControllerClient
+from streammeta.cli.connecting import Endpoints, connecting, timeout_option
 from streammeta.cli.output import EXIT_USAGE, CommandError, Output, with_output
 from streammeta.controller.config import ConfigError
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
@@ -26,6 +27,7 @@ from streammeta.controller.snapshot.parquet_export import (
     ExportTarget,
     export_parquet,
 )
+from streammeta.rpc.tls import TlsFiles
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.object_store.address import open_with_path
 from streammeta.storage.object_store.base import ObjectStore
@@ -151,14 +153,7 @@ def info(file: Path, output: Output) -> None:
 
 @snapshot.command()
 @click.argument("file", type=_file_type, required=False)
-@click.option(
-    "--connect",
-    envvar="STREAMMETA_CONNECT",
-    show_envvar=True,
-    metavar="HOST:PORT[,HOST:PORT...]",
-    callback=parse_endpoints,
-    help="Export what the leader's map holds now, instead of a file.",
-)
+@connecting(Endpoints.OPTIONAL)
 @timeout_option(DOWNLOAD_TIMEOUT_S)
 @click.option(
     "--to",
@@ -175,6 +170,7 @@ def export(
     *,
     file: Path | None,
     connect: tuple[str, ...] | None,
+    tls: TlsFiles | None,
     timeout_s: float,
     target: tuple[str, str],
     overwrite: bool,
@@ -192,7 +188,7 @@ def export(
       streammeta snapshot export 00000000000000001234-0000000005.checkpoint \\
           --to parquet 's3://lake/streammeta/2026-01-31?region=eu-central-1'
     """
-    with _copy_of_map(file, connect, timeout_s) as checkpoint:
+    with _copy_of_map(file, connect, tls, timeout_s) as checkpoint:
         _, address = target
         written = export_parquet(
             checkpoint, open_target(address), overwrite=overwrite, progress=_say_progress
@@ -213,7 +209,7 @@ def export(
 
 @contextlib.contextmanager
 def _copy_of_map(
-    file: Path | None, connect: tuple[str, ...] | None, timeout_s: float
+    file: Path | None, connect: tuple[str, ...] | None, tls: TlsFiles | None, timeout_s: float
 ) -> Iterator[CheckpointReader]:
     if file is not None:
         with _checkpoint_file(file) as checkpoint:
@@ -226,7 +222,7 @@ def _copy_of_map(
             "see `streammeta snapshot export --help`",
             exit_code=EXIT_USAGE,
         )
-    with tempfile.TemporaryFile() as copy, ControllerClient(connect, timeout_s) as client:
+    with tempfile.TemporaryFile() as copy, ControllerClient(connect, timeout_s, tls) as client:
         download(client, copy)
         with _explained(), CheckpointReader(copy, "the copy of the map") as checkpoint:
             checkpoint.verify()

@@ -31,6 +31,7 @@ _AT_LEAST_ONE = (
     "snapshot_interval_ms",
     "tls_reload_ms",
     "connection_age_ms",
+    "request_memory_mb",
 )
 _PORT_MAX = 65_535
 _ENDPOINT = re.compile(r"(?P<host>[^\s:@,/]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
@@ -111,6 +112,7 @@ class ControllerConfig:
     sweep_interval_ms: int = 300_000
     snapshot_log_bytes: int = 20 << 20
     snapshot_interval_ms: int = 3_600_000
+    request_memory_mb: int = 512
 
     def __post_init__(self) -> None:
         check_cluster_id(self.cluster_id)

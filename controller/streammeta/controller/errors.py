@@ -48,7 +48,14 @@ class LimitExceededError(ApiError):
 
 
 class BusyError(LimitExceededError):
-    """Too much is under way; nothing was changed, and the same request may be taken later."""
+    """Too much is under way; nothing was changed, and the same request may be taken later.
+
+    `retry_after_ms` says when, as far as that is known.
+    """
+
+    def __init__(self, message: str, retry_after_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
 
 
 class TooManyPipelinesError(BusyError):

@@ -43,6 +43,7 @@ from streammeta.controller.reloading import Reloading
 from streammeta.controller.rpc.commit_pipeline import CommitPipeline
 from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.map_routes import LeaderView, routed, routes
+from streammeta.controller.rpc.memory_budget import MemoryBudget
 from streammeta.controller.rpc.public_services import health_handler, reflection_handler
 from streammeta.controller.rpc.quorum_service import QuorumServicer
 from streammeta.controller.rpc.services import (
@@ -357,11 +358,13 @@ class ControllerNode:
             *nodes_pb2.DESCRIPTOR.services_by_name.values(),
             *kv_pb2.DESCRIPTOR.services_by_name.values(),
         )
-        pipelines = {"CommitPipeline": CommitPipeline(self._controller).handle}
+        memory = MemoryBudget(self._config.request_memory_mb << 20)
+        pipeline = CommitPipeline(self._controller, memory=memory)
+        pipelines = {"CommitPipeline": pipeline.handle}
         admin = AdminHandlers(self._config, self._driver, self._controller, self._bucket)
         metadata = MetadataHandlers(self._controller, on_copied=self._bucket.claim_soon)
         quorum = QuorumServicer(self._driver, self._config.cluster_id)
-        entrance = Entrance(Door(self._config.cluster_id), self._auditing.auditor)
+        entrance = Entrance(Door(self._config.cluster_id), self._auditing.auditor, memory)
         handlers = [
             *(
                 service_handler(

@@ -17,6 +17,7 @@ import grpc
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.rpc.leader_router import FailureKind, LeaderRouter, LeaderSearch
+from streammeta.rpc.tls import TlsFiles
 
 _Answer = TypeVar("_Answer")
 
@@ -42,7 +43,8 @@ class BlockingClient:
 
     `endpoints` are HOST:PORT of some controllers, at least one; the first is asked first.
     `repeats` are the failures after which a call is repeated. With `waits_for_cluster` False a
-    call fails as soon as no endpoint can be reached. Close it, or use it in a `with` statement.
+    call fails as soon as no endpoint can be reached. Without `tls` it speaks plain text. Close it,
+    or use it in a `with` statement.
     """
 
     def __init__(
@@ -51,11 +53,13 @@ class BlockingClient:
         repeats: Collection[FailureKind] = frozenset(FailureKind),
         *,
         waits_for_cluster: bool = True,
+        tls: TlsFiles | None = None,
     ) -> None:
         different = tuple(dict.fromkeys(endpoints))
         self._router = LeaderRouter(different, random.Random(), different[0])
         self._repeats = repeats
         self._waits_for_cluster = waits_for_cluster
+        self._tls = tls
         self._channels: dict[str, grpc.Channel] = {}
         self._heard_at = 0.0
 
@@ -82,14 +86,23 @@ class BlockingClient:
         return self._router.endpoints
 
     @property
+    def tls(self) -> TlsFiles | None:
+        """Files for TLS; None: plain text."""
+        return self._tls
+
+    @property
     def leader(self) -> str | None:
         """The endpoint that answered last; None before that and after a failure."""
         return self._router.leader
 
     def channel(self, endpoint: str) -> grpc.Channel:
-        """Return the connection to `endpoint`, made when it is first asked for."""
+        """Return the connection to `endpoint`, made when it is first asked for.
+
+        Raises:
+            TlsError: the files for TLS are of no use.
+        """
         if endpoint not in self._channels:
-            self._channels[endpoint] = operator_channel(endpoint)
+            self._channels[endpoint] = operator_channel(endpoint, self._tls)
         return self._channels[endpoint]
 
     def heard(self) -> None:

@@ -20,6 +20,19 @@ REQUEST_BYTES_MAX = 16 << 20
 ANSWER_BYTES_MAX = 64 << 20
 """Largest answer."""
 
+STREAMS_MAX = 1_024
+"""Calls under way on one connection; any more wait at their client.
+
+When others end, gRPC may refuse those (UNAVAILABLE, REFUSED_STREAM) that come a moment too early;
+so this is far above what a client has under way.
+"""
+
+CONNECTIONS_MAX = 4_096
+"""Connections of one server; any more are closed at once."""
+
+CALLS_MAX = 25_000
+"""Calls under way at one server; any more are refused unread: the line behind admission control."""
+
 LOOKAHEAD_BYTES = 1 << 20
 """Bytes of a call's messages that may be on their way to a receiver that has not asked for them."""
 
@@ -42,6 +55,16 @@ _SERVER: _Options = (
     ("grpc.so_reuseport", 0),
     # Clients detect vanished hosts by pings; gRPC treats frequent ones as an attack by default.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.max_concurrent_streams", STREAMS_MAX),
+    ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
+    # A connection that says nothing, or half a handshake, is closed; gRPC gives it two minutes.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # A call that waited as long, in seconds, for a busy process has lost its caller.
+    ("grpc.server_max_unrequested_time_in_server", 10),
+    # Finds dead hosts that hold watches.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
 )
 _CHANNEL: _Options = (
     *_BOTH_SIDES,
@@ -107,13 +130,13 @@ def new_server(connection_age_ms: int | None = None) -> grpc.aio.Server:
     A connection takes no call once it is as old as `connection_age_ms`, and ends after a grace, so
     that clients come again with the certificates that they have by then; None: it never does.
     """
-    if connection_age_ms is None:
-        return grpc.aio.server(options=_SERVER)
-    ages = (
-        ("grpc.max_connection_age_ms", connection_age_ms),
-        ("grpc.max_connection_age_grace_ms", min(AGE_GRACE_MS, connection_age_ms)),
-    )
-    return grpc.aio.server(options=(*_SERVER, *ages))
+    ages: tuple[tuple[str, int], ...] = ()
+    if connection_age_ms is not None:
+        ages = (
+            ("grpc.max_connection_age_ms", connection_age_ms),
+            ("grpc.max_connection_age_grace_ms", min(AGE_GRACE_MS, connection_age_ms)),
+        )
+    return grpc.aio.server(options=(*_SERVER, *ages), maximum_concurrent_rpcs=CALLS_MAX)
 
 
 def new_blocking_server(threads: int) -> grpc.Server:

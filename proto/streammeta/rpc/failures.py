@@ -12,7 +12,6 @@ from enum import StrEnum
 from typing import Any
 
 import grpc
-from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
@@ -72,6 +71,8 @@ class RpcFailure:
     message: str
     reason: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
+    retry_after_s: float = 0.0
+    """Time to wait before the same request is sent again, in seconds; 0: it says none."""
 
     @property
     def text(self) -> str:
@@ -88,37 +89,54 @@ def read_failure(error: grpc.RpcError, *, over_tls: bool = False) -> RpcFailure:
     call: Any = error
     if not hasattr(call, "code"):
         return RpcFailure(grpc.StatusCode.UNKNOWN, str(error))
-    info = None
+    info, retry_after_s = None, 0.0
     for key, value in call.trailing_metadata() or ():
         if key == _DETAILS_TRAILER:
-            info = _parse_details(value)
+            info, retry_after_s = _parse_details(value)
     if info is None:
         message = call.details() or ""
         is_closed = call.code() is grpc.StatusCode.UNAVAILABLE and _CLOSED in message
         return RpcFailure(
             call.code(), message + (_MAY_BE_REFUSED if over_tls and is_closed else "")
         )
-    return RpcFailure(call.code(), call.details() or "", info.reason, dict(info.metadata))
+    metadata = dict(info.metadata)
+    return RpcFailure(call.code(), call.details() or "", info.reason, metadata, retry_after_s)
 
 
 def details_trailer(
-    code: grpc.StatusCode, message: str, reason: str, metadata: Mapping[str, str]
+    code: grpc.StatusCode,
+    message: str,
+    reason: str,
+    metadata: Mapping[str, str],
+    retry_after_ms: int | None = None,
 ) -> tuple[tuple[str, bytes]]:
-    """Return the trailing metadata that carries a failure's reason and metadata."""
-    detail = any_pb2.Any()
-    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata))
+    """Return the trailing metadata that carries a failure's reason and metadata.
+
+    With `retry_after_ms` it says, as `google.rpc.RetryInfo`, when to send the same request again.
+    """
     number: int = code.value[0]
-    status = status_pb2.Status(code=number, message=message, details=[detail])
+    status = status_pb2.Status(code=number, message=message)
+    info = error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata)
+    status.details.add().Pack(info)
+    if retry_after_ms is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(retry_after_ms)
+        status.details.add().Pack(retry)
     return ((_DETAILS_TRAILER, status.SerializeToString()),)
 
 
-def _parse_details(trailer: bytes) -> error_details_pb2.ErrorInfo | None:
+def _parse_details(trailer: bytes) -> tuple[error_details_pb2.ErrorInfo | None, float]:
+    """Return what a controller said, None if it said nothing, and the wait in seconds."""
     try:
         details = status_pb2.Status.FromString(trailer).details
     except DecodeError:
-        return None  # not written by a controller
+        return None, 0.0  # not written by a controller
+    found = None
+    retry_after_s = 0.0
     for detail in details:
-        info = error_details_pb2.ErrorInfo()
+        info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
         if detail.Unpack(info) and info.domain == DOMAIN:
-            return info
-    return None
+            found = info
+        elif detail.Unpack(retry):
+            retry_after_s = max(0.0, retry.retry_delay.ToTimedelta().total_seconds())
+    return found, retry_after_s

@@ -91,6 +91,10 @@ REFUSAL_BACKOFF = Backoff(first=0.05, longest=1.0)
 """Waits after refusals for now, in seconds: disk space takes longer to come than a leader."""
 
 
+RETRY_AFTER_S_MAX = 60.0
+"""Maximum wait that a controller's word is taken for, in seconds."""
+
+
 class LeaderRouter:
     """Belief in one leader at a time; after a failure it follows hints, else rotates.
 
@@ -273,4 +277,6 @@ class LeaderSearch:
             self.refusal = failure.reason
         self.tried[self.endpoint] = failure
         self.endpoint = step.endpoint
+        if kind is FailureKind.NOT_NOW:
+            return max(step.wait, min(failure.retry_after_s, RETRY_AFTER_S_MAX))
         return step.wait

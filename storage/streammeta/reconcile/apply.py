@@ -30,6 +30,7 @@ from streammeta.reconcile.plan_folder import (
     tallies,
 )
 from streammeta.reconcile.session import SparkConfig, job_errors, spark_session
+from streammeta.rpc.tls import TlsFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,7 +47,9 @@ class ApplyConfig:
 
     `store` and `connect` None mean those of the plan; a store that needs credentials in its URI
     has to be given again. `delete` False is a dry run. `keys_per_s` is the
-    budget of the whole run, >= 1; `patience_s` how long to wait for a leader, each time.
+    budget of the whole run, >= 1; `patience_s` how long to wait for a leader, each time. The files
+    of `tls` must be at the same paths wherever an executor runs; without, controllers are asked in
+    plain text.
     """
 
     folder: Path
@@ -55,6 +58,7 @@ class ApplyConfig:
     delete: bool = False
     keys_per_s: int = 500
     patience_s: float = 15.0
+    tls: TlsFiles | None = None
     spark: SparkConfig = field(default_factory=SparkConfig)
 
 
@@ -96,7 +100,8 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
     store = config.store or plan.store
     connect = config.connect or plan.connect
     check_store(store, plan)
-    _check_cluster(store, connect, plan, config.patience_s)
+    with LeaderClient(connect, config.patience_s, config.tls) as leader:
+        _check_cluster(store, leader, plan)
     run_folder = config.folder / plan_folder.RUNS / _run_name(config.delete)
     progress(f"starting Spark on {config.spark.master}")
     doing = f"applying the plan (what was deleted is recorded below {run_folder / _UNDO})"
@@ -105,6 +110,7 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
         order = DeletionOrder(
             store=store,
             connect=connect,
+            tls=config.tls,
             patience_s=config.patience_s,
             identity=plan.identity,
             next_object_id=plan.next_object_id or 0,
@@ -125,20 +131,17 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
         return _summary(written, run_folder, config.delete)
 
 
-def _check_cluster(
-    store_uri: str, connect: tuple[str, ...], plan: PlanResult, patience_s: float
-) -> None:
+def _check_cluster(store_uri: str, leader: LeaderClient, plan: PlanResult) -> None:
     """Check that controllers and bucket are still those of the plan."""
-    with LeaderClient(connect, patience_s) as leader:
-        check_identity(identify(leader), plan, connect)
-        with closing(open_store(store_uri)) as store:
-            claimed_below = check_bucket(store, plan.identity)
-        check_standing(
-            leader.check_objects([0]),
-            plan.identity,
-            claimed_below=claimed_below,
-            next_object_id=plan.next_object_id or 0,
-        )
+    check_identity(identify(leader), plan, leader.endpoints)
+    with closing(open_store(store_uri)) as store:
+        claimed_below = check_bucket(store, plan.identity)
+    check_standing(
+        leader.check_objects([0]),
+        plan.identity,
+        claimed_below=claimed_below,
+        next_object_id=plan.next_object_id or 0,
+    )
 
 
 def _candidates(spark: SparkSession, folder: Path, plan: PlanResult) -> DataFrame:

@@ -25,6 +25,7 @@ import pyarrow as pa
 from streammeta.reconcile.identity import ClusterIdentity, check_bucket, check_standing
 from streammeta.reconcile.leader import LeaderClient, state_name
 from streammeta.reconcile.session import record_batch
+from streammeta.rpc.tls import TlsFiles
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.errors import ObjectNotFoundError, StorageError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
@@ -69,8 +70,8 @@ class Candidate:
 class DeletionOrder:
     """Parameters of every task of a run. `keys_per_s` is one task's share of the rate limit.
 
-    `identity` and `next_object_id` are those of the plan. With `delete` False nothing is deleted
-    and no undo record is written.
+    The files of `tls` are read where the task runs. `identity` and `next_object_id` are those of
+    the plan. With `delete` False nothing is deleted and no undo record is written.
     """
 
     store: str
@@ -81,6 +82,7 @@ class DeletionOrder:
     undo_folder: str
     keys_per_s: float
     delete: bool
+    tls: TlsFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +286,7 @@ def deleter(
             return
         with (
             closing(open_object_store(order.store)) as store,
-            LeaderClient(order.connect, order.patience_s) as leader,
+            LeaderClient(order.connect, order.patience_s, order.tls) as leader,
         ):
             work = Deleter(order, task, store, leader)
             for judged in work.run(itertools.chain([first], candidates)):

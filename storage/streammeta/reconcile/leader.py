@@ -13,7 +13,9 @@ from typing import TypeVar
 import grpc
 
 from streammeta.reconcile.errors import ControllerError
+from streammeta.rpc.advice import advice
 from streammeta.rpc.blocking_client import BlockingClient, LeaderCallError
+from streammeta.rpc.tls import TlsFiles
 from streammeta.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -34,11 +36,13 @@ class LeaderClient(BlockingClient):
     """Reconciliation's calls to whichever controller leads.
 
     `endpoints` are HOST:PORT of controllers, `patience_s` how long to look for a leader before
-    giving up, in seconds.
+    giving up, in seconds. Without `tls` it speaks plain text.
     """
 
-    def __init__(self, endpoints: Sequence[str], patience_s: float) -> None:
-        super().__init__(endpoints)
+    def __init__(
+        self, endpoints: Sequence[str], patience_s: float, tls: TlsFiles | None = None
+    ) -> None:
+        super().__init__(endpoints, tls=tls)
         self.patience_s = patience_s
 
     def check_objects(self, object_ids: Sequence[int]) -> objects_pb2.CheckObjectsResponse:
@@ -114,12 +118,15 @@ class LeaderClient(BlockingClient):
         try:
             return self.call_leader(lambda channel, _: call(channel), self.patience_s)
         except LeaderCallError as error:
+            cure = advice(error.failure, over_tls=self.tls is not None)
             if error.is_final:
-                raise ControllerError(f"{name} was refused: {error}") from error
+                raise ControllerError(
+                    f"{name} was refused: {error}" + (f"; {cure}" if cure else "")
+                ) from error
+            cure = cure or "check that the controllers run and that --connect names them"
             raise ControllerError(
                 f"{name}: no leader answered within {self.patience_s:g} s, last {error};"
-                f" check that the controllers run and that --connect names them"
-                f" ({', '.join(self.endpoints)})"
+                f" {cure} ({', '.join(self.endpoints)})"
             ) from error
 
 

@@ -50,6 +50,7 @@ from streammeta.reconcile.verdicts import (
     judge,
     without_map,
 )
+from streammeta.rpc.tls import TlsFiles
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.address import without_secrets
@@ -75,7 +76,8 @@ class PlanConfig:
     less than `admission.GRACE_FLOOR_MS` needs `unsafe_grace`. More candidates than the fraction
     `max_share` of the cluster's keys, or than `max_candidates`, make a plan that can't be applied.
     `namespace` only confirms the cluster's own. `shard_digits` 1 lists in 17 shards, 2 in 257.
-    `patience_s` is how long to wait for a leader.
+    `patience_s` is how long to wait for a leader. Without `tls` controllers are asked in plain
+    text.
     """
 
     store: str
@@ -88,6 +90,7 @@ class PlanConfig:
     allow_empty_map: bool = False
     namespace: str | None = None
     patience_s: float = 15.0
+    tls: TlsFiles | None = None
     shard_digits: int = 1
     spark: SparkConfig = field(default_factory=SparkConfig)
 
@@ -106,7 +109,7 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
     """
     _check_config(config)
     plan_folder.refuse_existing(config.folder)
-    with LeaderClient(config.connect, config.patience_s) as leader:
+    with LeaderClient(config.connect, config.patience_s, config.tls) as leader:
         identity = identify(leader)
     _confirm_namespace(config, identity)
     with closing(open_store(config.store)) as store:
@@ -176,7 +179,7 @@ def _uploads(store: ObjectStore, draft: Path) -> tuple[int | None, tuple[str, ..
 def _export(config: PlanConfig, identity: ClusterIdentity, folder: Path) -> MapExport | str:
     """Export the map and check its cluster; without an export, return the reason."""
     try:
-        with LeaderClient(config.connect, config.patience_s) as leader:
+        with LeaderClient(config.connect, config.patience_s, config.tls) as leader:
             exported = export_map(leader, folder)
     except (ControllerError, MapExportError) as error:
         shutil.rmtree(folder, ignore_errors=True)

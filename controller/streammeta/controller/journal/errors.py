@@ -17,6 +17,10 @@ class DirectoryLockedError(JournalError):
     """Another process uses the directory."""
 
 
+class NewerVersionError(JournalError):
+    """The directory, or what the leader sends, holds what only a newer version can read."""
+
+
 class JournalDamagedError(JournalError):
     """Flushed bytes have changed or are missing, at `offset` of the file `path`.
 

@@ -492,6 +492,8 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
 
 COLUMNS = {name: columns for name, (columns, _) in SECTIONS.items()}
 """The columns of each section. Those added later, which have no rule, are left out."""
+ADDED_COLUMNS = dict.fromkeys(("objects", "requests", "removed_objects"), ("content_digest",))
+"""Columns that files of older versions lack."""
 TEXTS = frozenset(("cluster_uuid", "key", "value", "namespace", "wal_config", "request_id"))
 """Columns that hold no numbers, in whichever section."""
 FLAGS = frozenset(("failover", "locked", "departed", "supervised"))

@@ -2,15 +2,17 @@
 
 A record class and its message have the same fields. Columns travel as little-endian int64 bytes
 and come back as read-only arrays over the received bytes, without a copy. What can't be read is
-refused as a whole: a record set is never replayed in part.
+refused as a whole: a record set is never replayed in part. So is what a newer version has added:
+to drop it would fork the map.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from streammeta.controller.records import record as rec
 from streammeta.v1.records_pb2 import RecordSet
@@ -38,8 +40,8 @@ def decode_records(payload: bytes) -> tuple[rec.Record, ...]:
     """Return the records of one log entry.
 
     Raises:
-        RecordCodecError: the bytes are damaged, empty, or hold a kind of record this version does
-            not know.
+        RecordCodecError: the bytes are damaged, empty, or hold a kind of record, or a field of
+            one, that this version does not know.
     """
     try:
         record_set = RecordSet.FromString(payload)
@@ -47,7 +49,30 @@ def decode_records(payload: bytes) -> tuple[rec.Record, ...]:
         raise RecordCodecError(f"payload of {len(payload)} bytes is no record set") from error
     if not record_set.records:
         raise RecordCodecError(f"payload of {len(payload)} bytes holds no record")
-    return tuple(_decode(index, message) for index, message in enumerate(record_set.records))
+    records = tuple(_decode(index, message) for index, message in enumerate(record_set.records))
+    _refuse_unknown_fields(record_set, payload)
+    return records
+
+
+def _refuse_unknown_fields(record_set: RecordSet, payload: bytes) -> None:
+    record_set.DiscardUnknownFields()
+    if record_set.ByteSize() == len(payload):
+        return  # a walk through all messages would cost as much as decoding them
+    for path, number in _unknown_fields(RecordSet.FromString(payload), "record set"):
+        raise RecordCodecError(
+            f"field {number} of {path} is one this version does not know; "
+            "a newer controller wrote it, upgrade this one"
+        )
+
+
+def _unknown_fields(message: Message, path: str) -> Iterator[tuple[str, int]]:
+    """Yield (path of the message, number) of each field that its class does not know."""
+    unknown: Any = UnknownFieldSet(message)  # its stub leaves out that it is iterable
+    yield from ((path, field.field_number) for field in unknown)
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for each in value if field.is_repeated else (value,):
+                yield from _unknown_fields(each, f"{path}.{field.name}")
 
 
 def _decode(index: int, message: Any) -> rec.Record:

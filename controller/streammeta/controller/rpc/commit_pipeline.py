@@ -1,10 +1,11 @@
 """CommitPipeline: batches of commits on one stream of messages, answered in order.
 
 Messages are read ahead of the answers, and messages read are decided together: their entries share
-a batch of the log and a flush. Back-pressure: reading stops at a number of bytes not yet answered.
-Messages before the end of the stream are answered first. A message that speaks for another's node
-ends the stream: it changes nothing, and no error of its rows could say who may. A caller may repeat
-every message on another stream: commits are idempotent by object id.
+a batch of the log and a flush. Back-pressure: reading stops at a number of bytes not yet answered,
+of this pipeline or of all requests. Messages before the end of the stream are answered first. A
+message that speaks for another's node ends the stream: it changes nothing, and no error of its rows
+could say who may. A caller may repeat every message on another stream: commits are idempotent by
+object id.
 """
 
 import asyncio
@@ -28,6 +29,8 @@ from streammeta.controller.metadata.answers import (
 )
 from streammeta.controller.metadata.requests import CommitStreamSetObject, CommitUploads
 from streammeta.controller.metadata.upload_batches import joined_uploads, split_answers
+from streammeta.controller.rpc.entrance import holder_of
+from streammeta.controller.rpc.memory_budget import MemoryBudget
 from streammeta.controller.rpc.request_guard import Context, abort
 from streammeta.controller.rpc.wire_columns import (
     commit_stream_set_object_in,
@@ -137,12 +140,19 @@ class _Ahead:
     """Messages read and not answered yet; those not yet decided are queued in order."""
 
     def __init__(
-        self, messages_max: int, rests: CommitRests, held_to: Principal | None = None
+        self,
+        messages_max: int,
+        rests: CommitRests,
+        memory: MemoryBudget,
+        holder: str,
+        held_to: Principal | None = None,
     ) -> None:
         """`held_to` is the broker whose messages they are, if it is held to its node."""
         self.held_to = held_to
         self._messages_max = messages_max
         self._rests = rests
+        self._memory = memory
+        self._holder = holder
         self._sizes: deque[int] = deque()
         self._bytes = 0
         self._undecided: deque[bytes] = deque()
@@ -155,11 +165,13 @@ class _Ahead:
         while len(self._sizes) >= self._messages_max or self._bytes >= BYTES_AHEAD:
             self._fewer.clear()
             await self._fewer.wait()
+        await self._memory.room(self._holder)
 
     def put(self, data: bytes) -> None:
         """Add a message that was read."""
         self._sizes.append(len(data))
         self._bytes += len(data)
+        self._memory.take(self._holder, len(data))
         self._undecided.append(data)
         self._rests.arrived(len(data))
         self._more.set()
@@ -188,6 +200,7 @@ class _Ahead:
         """Note that the oldest message is answered."""
         size = self._sizes.popleft()
         self._bytes -= size
+        self._memory.give_back(self._holder, size)
         self._rests.answered(size)
         self._fewer.set()
 
@@ -203,9 +216,13 @@ class CommitPipeline:
     """The handler of ObjectService.CommitPipeline; messages are bytes in and out."""
 
     def __init__(
-        self, controller: MetadataController, messages_ahead: int = MESSAGES_AHEAD
+        self,
+        controller: MetadataController,
+        messages_ahead: int = MESSAGES_AHEAD,
+        memory: MemoryBudget | None = None,
     ) -> None:
         self._controller = controller
+        self._memory = MemoryBudget() if memory is None else memory
         self._messages_ahead = messages_ahead
         self._budget = TurnBudget(ROWS_A_PART)
         self._rests = CommitRests()
@@ -246,7 +263,9 @@ class CommitPipeline:
                 del self._open[connection]
 
     async def _serve(self, messages: AsyncIterator[bytes], context: Context) -> None:
-        ahead = _Ahead(self._messages_ahead, self._rests, current_caller().held_to)
+        caller = current_caller()
+        holder = holder_of(caller, context)
+        ahead = _Ahead(self._messages_ahead, self._rests, self._memory, holder, caller.held_to)
         taken: asyncio.Queue[_Decided | _Refused | None] = asyncio.Queue()
         tasks = [
             asyncio.create_task(self._read(messages, ahead)),

@@ -7,12 +7,13 @@ call, before or after it, is done here.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from streammeta.controller.errors import ApiError, AuditUnavailableError
+from streammeta.controller.rpc.memory_budget import SMALL_BYTES, MemoryBudget
 from streammeta.controller.rpc.request_guard import Context, abort
 from streammeta.controller.trust.auditor import Auditor, note_caller
-from streammeta.controller.trust.door import Door
+from streammeta.controller.trust.door import Caller, Door
 
 _Input = TypeVar("_Input")
 _Result = TypeVar("_Result")
@@ -21,13 +22,21 @@ Handler: TypeAlias = Callable[[_Input, Context], Awaitable[_Result]]
 """Takes the bytes of a request, or the messages of a stream as they come."""
 
 
+def holder_of(caller: Caller, context: Context) -> str:
+    """Return what a caller's use is counted under: its name, or its connection in plain text."""
+    return context.peer() if caller.principal is None else caller.name
+
+
 class Entrance:
     """Wraps handlers, each by the full name of its method."""
 
-    def __init__(self, door: Door, auditor: Auditor | None = None) -> None:
+    def __init__(
+        self, door: Door, auditor: Auditor | None = None, memory: MemoryBudget | None = None
+    ) -> None:
         """Without an `auditor` no call is recorded."""
         self._door = door
         self._auditor = auditor
+        self._memory = MemoryBudget() if memory is None else memory
 
     def wrap(self, method: str, handler: Handler[_Input, _Result]) -> Handler[_Input, _Result]:
         """Return a handler of calls that are let in first; a stream is, at its start."""
@@ -39,9 +48,25 @@ class Entrance:
                 note_caller(getattr(error, "principal", ""), "")
                 await abort(context, error)
             note_caller(caller.name, caller.fingerprint)
+            if isinstance(data, bytes) and len(data) > SMALL_BYTES:
+                return await self._in_memory(handler, data, context, caller)
             return await handler(data, context)
 
         return call if self._auditor is None else _recorded(self._auditor, method, call)
+
+    async def _in_memory(
+        self, handler: Handler[Any, _Result], data: bytes, context: Context, caller: Caller
+    ) -> _Result:
+        """Serve a request if there is memory for it."""
+        holder, size = holder_of(caller, context), len(data)
+        try:
+            self._memory.require(holder, size)
+        except ApiError as error:
+            await abort(context, error)
+        try:
+            return await handler(data, context)
+        finally:
+            self._memory.give_back(holder, size)
 
 
 def _recorded(

@@ -55,7 +55,9 @@ async def abort(
     if code is grpc.StatusCode.INTERNAL:
         _log.error("request_failed", exc_info=error)
         message = f"defect in the controller ({type(error).__name__}); nothing was changed"
-    await context.abort(code, message, details_trailer(code, message, reason, metadata))
+    retry_after_ms = error.retry_after_ms if isinstance(error, errors.BusyError) else None
+    details = details_trailer(code, message, reason, metadata, retry_after_ms)
+    await context.abort(code, message, details)
     raise AssertionError("abort returned")
 
 

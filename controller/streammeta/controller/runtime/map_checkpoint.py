@@ -17,11 +17,11 @@ import numpy as np
 
 from streammeta.controller.errors import DamagedMapError
 from streammeta.controller.ids import ClusterId, SnapshotId
-from streammeta.controller.journal.errors import BadSnapshotError
+from streammeta.controller.journal.errors import BadSnapshotError, NewerVersionError
 from streammeta.controller.journal.snapshots import SnapshotCheck
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.frozen import FrozenMap
-from streammeta.controller.metadata.section_rules import SECTIONS
+from streammeta.controller.metadata.section_rules import ADDED_COLUMNS, COLUMNS, SECTIONS
 from streammeta.controller.metadata.tables import Array, roomy_zeros
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
@@ -30,15 +30,28 @@ from streammeta.controller.snapshot.checkpoint_file import (
     CheckpointError,
     CheckpointReader,
     Columns,
+    NewerCheckpointError,
     Rooms,
     Sink,
     write_checkpoint,
 )
 from streammeta.controller.snapshot.read_ahead import ReadAhead
-from streammeta.controller.snapshot.voters import VOTERS_SECTION, section_voters, voters_section
+from streammeta.controller.snapshot.voters import (
+    VOTERS_COLUMNS,
+    VOTERS_SECTION,
+    section_voters,
+    voters_section,
+)
 
 LOG_HASH_SECTION = "log_hash"
 """One row: `value`, the rolling hash of the entries below the end in hex; empty if unknown."""
+
+_KNOWN_COLUMNS = {
+    VOTERS_SECTION: frozenset(VOTERS_COLUMNS),
+    LOG_HASH_SECTION: frozenset(("value",)),
+    **{name: frozenset((*names, *ADDED_COLUMNS.get(name, ()))) for name, names in COLUMNS.items()},
+}
+"""Columns by section. A map without what another section or column holds would be another map."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +212,8 @@ def snapshot_check(cluster_id: ClusterId) -> SnapshotCheck:
     def check(snapshot_id: SnapshotId, file: BinaryIO) -> VoterSet:
         try:
             return _checked_voters(file, snapshot_id, cluster_id)
+        except NewerCheckpointError as error:
+            raise NewerVersionError(str(error)) from error
         except CheckpointError as error:
             raise BadSnapshotError(str(error)) from error
 
@@ -213,4 +228,15 @@ def _checked_voters(file: BinaryIO, snapshot_id: SnapshotId, cluster_id: Cluster
             f"{reader.cluster_id!r}, wanted is that of its name, of cluster {cluster_id!r}"
         )
     reader.verify()
+    _require_known(reader)
     return section_voters(reader)
+
+
+def _require_known(reader: CheckpointReader) -> None:
+    """Check before a row is read: a section of a newer version may hold anything."""
+    for section in reader.entries:
+        if section not in _KNOWN_COLUMNS:
+            reader.refuse_newer(f"its section {section!r}")
+        for name in reader.column_names(section):
+            if name not in _KNOWN_COLUMNS[section]:
+                reader.refuse_newer(f"column {name!r} of its section {section!r}")

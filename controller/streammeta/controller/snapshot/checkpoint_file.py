@@ -26,7 +26,8 @@ int64 or narrower integers, booleans, text or bytes.
 
 The writer works section by section, in pieces of a few megabytes: only one section is in memory at
 a time, and the interpreter's lock is held no longer than for one piece, because the writing thread
-shares its process with commits. The reader refuses what is not complete and intact. It needs
+shares its process with commits. The reader refuses what is not complete and intact, and what a
+newer version wrote; every version keeps the header's layout. It needs
 nothing but Arrow and a file, so that tools and jobs may use it apart from the controller.
 """
 
@@ -36,9 +37,9 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeAlias
+from typing import Any, BinaryIO, NoReturn, Protocol, TypeAlias
 
 import google_crc32c
 import numpy as np
@@ -62,6 +63,10 @@ class CheckpointError(Exception):
     """A file that is no complete checkpoint; the message names what is wrong with it."""
 
 
+class NewerCheckpointError(CheckpointError):
+    """A checkpoint that holds what only a newer version can read."""
+
+
 @dataclass(frozen=True, slots=True)
 class SectionEntry:
     """Place of a section in the file."""
@@ -72,6 +77,8 @@ class SectionEntry:
     rows: int
     crc32c: int
 
+
+_ENTRY_MEMBERS = frozenset(field.name for field in fields(SectionEntry))
 
 BATCH_ROWS = 131_072
 """Rows of one Arrow record batch."""
@@ -311,6 +318,21 @@ class CheckpointReader:
             f"section {entry.name!r} at byte {entry.position} does not match its checksum"
         )
 
+    def column_names(self, section: str) -> list[str]:
+        """Return the names of a section's columns; reads no row. Raises as `table` does."""
+        entry = self._entry(section)
+        try:
+            return list(pa.ipc.open_stream(_SectionBody(self._file, entry)).schema.names)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise self._error(f"section {section!r} is no Arrow IPC stream: {error}") from error
+
+    def refuse_newer(self, what: str) -> NoReturn:
+        """Raise `NewerCheckpointError` for something that this version does not know."""
+        raise NewerCheckpointError(
+            f"{self._name}: this version does not know {what}; a newer one wrote it, upgrade this "
+            "one"
+        )
+
     def verify(self) -> None:
         """Read the whole file and compare its digest.
 
@@ -338,12 +360,14 @@ class CheckpointReader:
         magic, version, end_offset, epoch, name_length = HEADER.unpack(fixed)
         if magic != MAGIC:
             raise self._error(f"begins with {magic!r}, a checkpoint begins with {MAGIC!r}")
-        if version != VERSION:
-            raise self._error(f"has format version {version}, this program reads {VERSION}")
         name = self._read(HEADER.size, name_length)
         (crc,) = CHECKSUM.unpack(self._read(HEADER.size + name_length, CHECKSUM.size))
         if google_crc32c.value(fixed + name) != crc:
             raise self._error("the header does not match its checksum")
+        if version > VERSION:  # of a header that is intact: every version keeps its layout
+            self.refuse_newer(f"format version {version}, only up to {VERSION}")
+        if version < VERSION:
+            raise self._error(f"has format version {version}, this program reads {VERSION}")
         return SnapshotId(EndOffset(end_offset), Epoch(epoch)), name.decode()
 
     def _read_index(self) -> tuple[bytes, int, dict[str, SectionEntry]]:
@@ -354,7 +378,13 @@ class CheckpointReader:
         index = self._read(footer_at - index_length, index_length)
         if google_crc32c.value(index) != crc:
             raise self._error("the section index does not match its checksum")
-        entries = [SectionEntry(**entry) for entry in json.loads(index)["sections"]]
+        members = json.loads(index)
+        added = {*members} - {"sections"}
+        for entry in members["sections"]:
+            added |= {*entry} - _ENTRY_MEMBERS
+        if added:
+            self.refuse_newer(f"member {min(added)!r} of its index")
+        entries = [SectionEntry(**entry) for entry in members["sections"]]
         return digest, footer_at, {entry.name: entry for entry in entries}
 
     def _read(self, position: int, length: int) -> bytes:

@@ -15,6 +15,8 @@ from streammeta.controller.snapshot.checkpoint_file import CheckpointError, Chec
 
 VOTERS_SECTION = "voters"
 
+VOTERS_COLUMNS = ("node_id", "directory_id", "endpoint", "client_endpoint")
+
 
 def voters_section(voters: VoterSet) -> dict[str, Any]:
     """Return the columns of the section; what is not known of a voter is an empty text."""
@@ -38,8 +40,7 @@ def section_voters(reader: CheckpointReader) -> VoterSet:
         return VoterSet()
     columns = reader.columns(VOTERS_SECTION)
     count = len(columns["node_id"])
-    names = ("node_id", "directory_id", "endpoint", "client_endpoint")
-    rows = zip(*(columns.get(name, [""] * count) for name in names), strict=True)
+    rows = zip(*(columns.get(name, [""] * count) for name in VOTERS_COLUMNS), strict=True)
     try:
         return VoterSet(
             tuple(

@@ -1,0 +1,141 @@
+"""Profiles: the clusters that commands connect to, by name, in a file of the user's.
+
+    default = "prod"
+
+    [profiles.prod]
+    endpoints = ["c1.example.org:9090", "c2.example.org:9090"]
+    tls_ca = "prod/ca.pem"
+    tls_cert = "prod/admin-alice.pem"
+    tls_key = "prod/admin-alice.key"
+
+Paths are relative to the file's folder. Every error names the file, the profile and the key.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from streammeta.controller.config import ConfigError, check_endpoint
+
+NO_PROFILE = "none"
+"""Name that stands for no profile, not even the default one."""
+
+TLS_KEYS = ("tls_ca", "tls_cert", "tls_key")
+_KEYS = ("endpoints", *TLS_KEYS)
+_TOP_KEYS = ("default", "profiles")
+
+
+class ProfileError(Exception):
+    """The file of profiles, or a profile in it, is of no use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One cluster: HOST:PORT of some controllers, and paths of files for TLS by key."""
+
+    name: str
+    endpoints: tuple[str, ...] = ()
+    files: Mapping[str, Path] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """The profiles of a file, none if there is no file; `default` is a name, empty without."""
+
+    path: Path
+    by_name: Mapping[str, Profile] = field(default_factory=dict)
+    default: str = ""
+
+    def choose(self, name: str | None) -> Profile | None:
+        """Return the profile of this name; of None the default one; of `NO_PROFILE` none.
+
+        Raises:
+            ProfileError: there is no profile of this name.
+        """
+        if name == NO_PROFILE or (name is None and not self.default):
+            return None
+        wanted = self.default if name is None else name
+        if wanted not in self.by_name:
+            raise ProfileError(f"{self.path}: no profile {wanted!r}; {self._known()}")
+        return self.by_name[wanted]
+
+    def _known(self) -> str:
+        names = ", ".join(self.by_name)
+        return f"it has {names}" if names else "it has none, or is not there"
+
+
+def profiles_path() -> Path:
+    """Return where the file is, whether it exists or not."""
+    base = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    # A relative path is invalid by the XDG specification, and to be ignored.
+    folder = base if base.is_absolute() else Path.home() / ".config"
+    return folder / "streammeta" / "profiles.toml"
+
+
+def read_profiles(path: Path) -> Profiles:
+    """Read all profiles, and refuse what is not known.
+
+    Raises:
+        ProfileError: the file can't be read, or does not hold profiles.
+    """
+    try:
+        content = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        return Profiles(path)
+    except OSError as error:
+        raise ProfileError(f"{path}: can't read it: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ProfileError(f"{path}: is no TOML: {error}") from error
+    _refuse_unknown(str(path), content, _TOP_KEYS)
+    tables = content.get("profiles", {})
+    if not isinstance(tables, dict):
+        raise ProfileError(f"{path}: profiles: must be tables [profiles.NAME]")
+    by_name = {name: _profile(path, name, table) for name, table in tables.items()}
+    default = content.get("default", "")
+    if not isinstance(default, str) or (default and default not in by_name):
+        raise ProfileError(
+            f"{path}: default: {default!r}; must be one of: {', '.join(by_name) or 'none there'}"
+        )
+    return Profiles(path, by_name, default)
+
+
+def _profile(path: Path, name: str, table: Any) -> Profile:
+    where = f"{path}: profile {name!r}"
+    if name == NO_PROFILE:
+        raise ProfileError(f"{where}: stands for no profile; give it another name")
+    if not isinstance(table, dict):
+        raise ProfileError(f"{where}: must be a table [profiles.{name}]")
+    _refuse_unknown(where, table, _KEYS)
+    files = {key: _file(path, where, key, table[key]) for key in TLS_KEYS if key in table}
+    if files and len(files) < len(TLS_KEYS):
+        missing = next(key for key in TLS_KEYS if key not in files)
+        raise ProfileError(f"{where}: {missing}: not given; give {', '.join(TLS_KEYS)}, or none")
+    return Profile(name, _endpoints(where, table.get("endpoints", [])), files)
+
+
+def _refuse_unknown(where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for key in table:
+        if key not in known:
+            raise ProfileError(f"{where}: {key}: is not known; must be one of {', '.join(known)}")
+
+
+def _endpoints(where: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise ProfileError(f'{where}: endpoints: {value!r}; must be a list of "HOST:PORT"')
+    for endpoint in value:
+        try:
+            check_endpoint("endpoints", endpoint)
+        except ConfigError as error:
+            raise ProfileError(f"{where}: {error}") from error
+    return tuple(value)
+
+
+def _file(path: Path, where: str, key: str, value: Any) -> Path:
+    if not isinstance(value, str) or not value:
+        raise ProfileError(f"{where}: {key}: {value!r}; must be the path of a PEM file")
+    return path.parent / Path(value).expanduser()

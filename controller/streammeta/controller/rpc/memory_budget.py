@@ -1,0 +1,86 @@
+"""Memory budget of requests: bytes of those in flight, in all and of each caller.
+
+gRPC hands whole messages over, so a message is counted once it has arrived, until it is answered.
+Small requests are not counted: admission control bounds their number, and heartbeats must pass
+when all memory is taken. Knows no request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from streammeta.controller.errors import BusyError
+
+REQUEST_MEMORY_BYTES = 512 << 20
+"""Default budget of one process, in bytes."""
+
+SMALL_BYTES = 4 << 10
+"""Size up to which a request is not counted, in bytes."""
+
+SHARES = 4
+"""One caller may hold a budget's fourth part."""
+
+RETRY_AFTER_MS = 200
+"""Time after which memory may be free again, in milliseconds."""
+
+
+class MemoryBudget:
+    """Bytes in flight by holder: a principal, or a connection in plain text."""
+
+    def __init__(self, bytes_max: int = REQUEST_MEMORY_BYTES) -> None:
+        self._bytes_max = bytes_max
+        self._share = max(1, bytes_max // SHARES)
+        self._held: Counter[str] = Counter()
+        self._total = 0
+        self._fewer = asyncio.Event()
+
+    @property
+    def total(self) -> int:
+        """Bytes that are held now."""
+        return self._total
+
+    def require(self, holder: str, size: int) -> None:
+        """Take the bytes of a request that has arrived, if there is room for them.
+
+        A holder without any may take more than its share, and the first of all more than there is.
+
+        Raises:
+            BusyError: too many are held already.
+        """
+        held = self._held[holder]
+        for count, limit, whose in (
+            (held, self._share, f"requests of {holder}"),
+            (self._total, self._bytes_max, "requests"),
+        ):
+            if count and count + size > limit:
+                raise BusyError(
+                    f"{whose} in flight hold {count} bytes of {limit}, {size} more are too many; "
+                    "try again later",
+                    RETRY_AFTER_MS,
+                )
+        self.take(holder, size)
+
+    def take(self, holder: str, size: int) -> None:
+        """Count bytes that have arrived, however many are held."""
+        self._held[holder] += size
+        self._total += size
+
+    def give_back(self, holder: str, size: int) -> None:
+        """Count bytes of a request that is answered no longer."""
+        self._total -= size
+        self._held[holder] -= size
+        if not self._held[holder]:
+            del self._held[holder]
+        self._fewer.set()
+
+    async def room(self, holder: str) -> None:
+        """Wait until a holder may read another message, however large it will be."""
+        while self._is_full(holder):
+            self._fewer.clear()
+            await self._fewer.wait()
+
+    def _is_full(self, holder: str) -> bool:
+        if self._total >= self._bytes_max:
+            return True
+        return self._total > 0 and self._held[holder] >= self._share

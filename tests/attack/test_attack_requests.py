@@ -1,0 +1,106 @@
+"""Floods of large requests: their bytes are bounded, and small calls go on meanwhile."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from streammeta.controller.rpc.memory_budget import MemoryBudget
+from streammeta.rpc.failures import Reason, read_failure
+from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2
+from tests.kit.fake_broker import until
+from tests.server.rpc_server import NODE, Rpcs, serving
+
+_MIB = 1 << 20
+_PIPELINE = "/streammeta.v1.ObjectService/CommitPipeline"
+
+
+@pytest.fixture
+def memory() -> MemoryBudget:
+    return MemoryBudget(8 * _MIB)
+
+
+@pytest_asyncio.fixture
+async def rpcs(memory: MemoryBudget) -> AsyncIterator[Rpcs]:
+    async with serving(memory=memory) as leader:
+        yield leader
+
+
+def put_of(size: int, key: str) -> kv_pb2.PutKVsRequest:
+    return kv_pb2.PutKVsRequest(items=[kv_pb2.KVToPut(key=key, value=bytes(size))])
+
+
+async def test_large_requests_beyond_a_callers_share_are_refused_for_now(
+    rpcs: Rpcs, memory: MemoryBudget
+) -> None:
+    await rpcs.register()
+    rpcs.log.is_held = True  # nothing is answered
+    puts = [asyncio.create_task(rpcs.ask(put_of(_MIB, f"{index}"))) for index in range(20)]
+    await until(lambda: sum(put.done() for put in puts) >= 19, "refusals")
+    assert memory.total <= 2 * _MIB + 100
+    failures = [read_failure(put.exception()) for put in puts if put.done()]  # type: ignore[arg-type]
+    assert {failure.reason for failure in failures} == {Reason.BUSY}
+    assert all(failure.retry_after_s > 0 for failure in failures)
+    beat = asyncio.create_task(rpcs.ask(nodes_pb2.HeartbeatRequest(node=NODE)))
+    rpcs.log.release()
+    assert (await beat).error == common_pb2.ERROR_CODE_NONE
+    await until(lambda: all(put.done() for put in puts), "the rest")
+    await until(lambda: memory.total == 0, "memory given back")
+
+
+async def test_heartbeats_pass_when_requests_have_taken_all_memory(
+    rpcs: Rpcs, memory: MemoryBudget
+) -> None:
+    await rpcs.register()
+    await rpcs.ask(nodes_pb2.HeartbeatRequest(node=NODE))
+    memory.take("greedy", 100 * _MIB)
+    beat = await rpcs.ask(nodes_pb2.HeartbeatRequest(node=NODE))
+    assert beat.error == common_pb2.ERROR_CODE_NONE
+    _, reason, _ = await rpcs.refusal("KVService/PutKVs", put_of(_MIB, "large"))
+    assert reason == Reason.BUSY
+    memory.give_back("greedy", 100 * _MIB)
+    assert not (await rpcs.ask(put_of(_MIB, "large"))).results[0].error
+
+
+def large_message(sequence: int) -> bytes:
+    """A message of a pipeline of 1 MiB, whose one commit is of a stream that does not exist."""
+    ranges = objects_pb2.RangeColumns(stream_id=[9], start_offset=[0], end_offset=[1])
+    commit = objects_pb2.CommitStreamSetObjectRequest(
+        request_id="r" * _MIB,
+        node=NODE,
+        object_id=5,
+        object_size=1,
+        ranges=ranges,
+        on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
+    )
+    message = objects_pb2.CommitPipelineRequest(sequence=sequence, commits=[commit])
+    return message.SerializeToString()
+
+
+async def test_pipelines_are_read_on_only_while_there_is_memory(
+    rpcs: Rpcs, memory: MemoryBudget
+) -> None:
+    await rpcs.register()
+    memory.take("greedy", 100 * _MIB)
+    calls: list[Any] = [rpcs.channel.stream_stream(_PIPELINE)() for _ in range(10)]
+
+    async def send(call: Any) -> None:
+        for sequence in range(3):
+            await call.write(large_message(sequence))
+        await call.done_writing()
+
+    sending = [asyncio.create_task(send(call)) for call in calls]
+    for _ in range(20):
+        await rpcs.ask(nodes_pb2.HeartbeatRequest(node=NODE))
+    assert memory.total == 100 * _MIB  # not one was read
+    memory.give_back("greedy", 100 * _MIB)
+    largest = 0
+    for call in calls:
+        while await call.read() is not grpc.aio.EOF:
+            largest = max(largest, memory.total)
+    await asyncio.gather(*sending)
+    assert largest <= 2 * _MIB + 10 * (_MIB + 1_000)  # a share, and a message of each pipeline
+    await until(lambda: memory.total == 0, "memory given back")

@@ -1,0 +1,175 @@
+"""Real controllers: every operator's call is on record once, and what a killed one had begun."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streammeta.cli.client import CallError, ControllerClient
+from streammeta.controller.trust.audit_rules import RULES
+from streammeta.v1 import (
+    admin_pb2,
+    common_pb2,
+    kv_pb2,
+    nodes_pb2,
+    streams_pb2,
+)
+from tests.kit.real_cluster import (
+    controller_command,
+    format_data,
+    leader_of,
+    quorum,
+    replica,
+    start_python,
+    streammeta,
+    wait_until,
+)
+from tests.trust.audited_cluster import AuditedCluster, ask, audited_cluster
+
+pytestmark = pytest.mark.process
+
+NODE = common_pb2.NodeIdentity(node_id=1000, node_epoch=1)
+GUARDED = {name.removeprefix("streammeta.v1.") for name, rule in RULES.items() if rule.is_guarded}
+
+
+def change_the_map(client: ControllerClient) -> None:
+    """Make each call of the map that is guarded, and succeed."""
+    ask(client, nodes_pb2.RegisterNodeRequest(node=NODE, wal_config="wal-secret"))
+    created = ask(
+        client,
+        streams_pb2.CreateStreamsRequest(
+            request_id="c", node=NODE, streams=[streams_pb2.NewStream()]
+        ),
+    )
+    (stream,) = created.stream_ids
+    opened = [streams_pb2.StreamToOpen(stream_id=stream, stream_epoch=1)]
+    ask(client, streams_pb2.OpenStreamsRequest(node=NODE, streams=opened))
+    closed = [streams_pb2.StreamToClose(stream_id=stream, stream_epoch=1, end_offset=9)]
+    ask(client, streams_pb2.CloseStreamsRequest(node=NODE, streams=closed))
+    ask(client, streams_pb2.AbandonUploadsRequest(request_id="a", node_id=1000))
+    deleted = [streams_pb2.StreamToDelete(stream_id=stream, stream_epoch=1)]
+    answer = ask(client, streams_pb2.DeleteStreamsRequest(node=NODE, streams=deleted))
+    assert list(answer.errors) == [common_pb2.ERROR_CODE_NONE]
+    ask(client, kv_pb2.PutKVsRequest(items=[kv_pb2.KVToPut(key="k", value=b"value-secret")]))
+    ask(client, kv_pb2.DeleteKVsRequest(keys=[kv_pb2.KVKey(key="k")]))
+    ask(client, nodes_pb2.LockNodeRequest(node_id=1000))
+    ask(client, nodes_pb2.UnlockNodeRequest(node_id=1000))
+    answer = ask(client, nodes_pb2.UnregisterNodeRequest(node=NODE))
+    assert answer.error == common_pb2.ERROR_CODE_NONE
+
+
+def change_the_voters(cluster: AuditedCluster) -> None:
+    """Add a voter, hand leadership to it and back, and remove it."""
+    joined = cluster.join()
+    wait_until(lambda: replica(cluster, joined).get("lag", 99) == 0, "the new one to catch up")
+    endpoint = cluster.peer_endpoints[-1]
+    quorum(cluster, "add-voter", "--node-id", str(joined), "--endpoint", endpoint)
+    wait_until(lambda: bool(replica(cluster, joined).get("endpoint")), "the new one to report")
+    quorum(cluster, "transfer", "--to", str(joined))
+    assert leader_of(cluster) == joined
+    quorum(cluster, "remove-voter", "--node-id", "1")
+
+
+def test_every_guarded_call_is_recorded_once_with_its_offset(tmp_path: Path) -> None:
+    with audited_cluster(tmp_path, 1) as cluster:
+        assert leader_of(cluster) == 1
+        with ControllerClient(cluster.endpoints, timeout_s=30) as client:
+            change_the_map(client)
+            ask(client, admin_pb2.TakeSnapshotRequest())
+        change_the_voters(cluster)
+        cluster.stop_all()
+        files = [str(cluster.audit_log(node_id)) for node_id in cluster.node_ids]
+        lines = cluster.lines()
+
+    done = [line for line in lines if line["verdict"] == "OK" and line["call"] in GUARDED]
+    assert sorted(line["call"] for line in done) == sorted(GUARDED)
+    for line in done:
+        assert line.get("offset", 0) > 0 or line["call"].endswith("TransferLeadership")
+        same = [one for one in lines if one["node"] == line["node"] and one["call"] == line["call"]]
+        before = same[same.index(line) - 1]
+        assert before["verdict"] == "BEGUN"
+        assert before.get("target", {}).items() <= line.get("target", {}).items()
+    of_map = [line["offset"] for line in done if line["call"].startswith(("Node", "Stream", "KV"))]
+    assert of_map == sorted(of_map)
+    begun = [line["call"] for line in lines if line["call"].startswith("audit.")]
+    assert begun == ["audit.start", "audit.stop"] * 2
+    assert "secret" not in json.dumps(lines)
+    verified = streammeta("audit", "verify", *files)
+    assert verified["exit_code"] == 0
+    heads = {chain["node"]: f"{chain['last_seq']}:{chain['head']}" for chain in verified["chains"]}
+    for node_id, path in zip(cluster.node_ids, files, strict=True):
+        logged = (tmp_path / f"controller-{node_id}.log").read_text().splitlines()
+        told = [one for one in map(json.loads, logged) if one["event"] == "audit_chain"][-1]
+        assert heads[node_id] == f"{told['seq']}:{told['hash']}"
+        expected = streammeta("audit", "verify", path, "--expect", heads[node_id])
+        assert expected["exit_code"] == 0
+
+
+def start(root: Path, module: str) -> tuple[Any, str]:
+    """Start a controller that records calls; return it and its endpoint."""
+    command = controller_command(root, audit_log=str(root / "audit.log"))
+    command[1] = module
+    child = start_python("audited", command, root)
+    return child, child.wait_ready().removeprefix("endpoint=")
+
+
+def test_a_call_committed_and_not_yet_recorded_by_a_killed_process_was_begun(
+    tmp_path: Path,
+) -> None:
+    format_data(tmp_path)
+    child, endpoint = start(tmp_path, "tests.trust.doomed_controller")
+    try:
+        with ControllerClient([endpoint], timeout_s=30) as client:
+            ask(client, nodes_pb2.RegisterNodeRequest(node=NODE))
+        with ControllerClient([endpoint], timeout_s=2) as client, pytest.raises(CallError):
+            ask(client, nodes_pb2.LockNodeRequest(node_id=1000))
+        assert child.process.wait(30) == -signal.SIGKILL
+    finally:
+        child.kill()
+
+    child, endpoint = start(tmp_path, "streammeta.cli.main")
+    try:
+        with ControllerClient([endpoint], timeout_s=30) as client:
+            (node,) = ask(client, nodes_pb2.GetNodesRequest()).nodes
+        assert node.locked
+    finally:
+        child.stop()
+
+    lines = [json.loads(line) for line in (tmp_path / "audit.log").read_bytes().splitlines()]
+    (begun,) = [line for line in lines if line["call"] == "NodeService.LockNode"]
+    assert begun["verdict"] == "BEGUN"
+    assert begun["target"] == {"node": 1000}
+    assert lines[lines.index(begun) + 1]["call"] == "audit.start"
+    assert streammeta("audit", "verify", str(tmp_path / "audit.log"))["exit_code"] == 0
+
+
+def test_a_file_renamed_by_another_program_is_left_on_sighup(tmp_path: Path) -> None:
+    format_data(tmp_path)
+    child, endpoint = start(tmp_path, "streammeta.cli.main")
+    path, renamed = tmp_path / "audit.log", tmp_path / "audit.log.1"
+    try:
+        with ControllerClient([endpoint], timeout_s=30) as client:
+            ask(client, nodes_pb2.RegisterNodeRequest(node=NODE))
+            path.rename(renamed)
+            os.kill(child.pid, signal.SIGHUP)
+            wait_until(path.exists, "a new file")
+            ask(client, nodes_pb2.LockNodeRequest(node_id=1000))
+    finally:
+        child.stop()
+    calls = [json.loads(line)["call"] for line in path.read_bytes().splitlines()]
+    assert calls[:2] == ["NodeService.LockNode"] * 2
+    assert streammeta("audit", "verify", str(renamed), str(path))["exit_code"] == 0
+
+
+def test_a_log_that_can_not_be_opened_is_refused_at_the_start(tmp_path: Path) -> None:
+    format_data(tmp_path)
+    (tmp_path / "audit.log").mkdir()
+    command = controller_command(tmp_path, audit_log=str(tmp_path / "audit.log" / "x" / "y"))
+    (tmp_path / "audit.log" / "x").write_text("a file")
+    child = start_python("refused", command, tmp_path)
+    assert child.process.wait(60) != 0
+    assert "audit-log: " in child.log_tail()
+    child.stop()
