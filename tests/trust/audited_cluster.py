@@ -23,7 +23,8 @@ class AuditedCluster(LocalCluster):
 
     def _command(self, node_id: int) -> list[str]:
         command = LocalCluster._command(self, node_id)
-        return [*command, "--audit-log", str(self.audit_log(node_id))]
+        path = str(self.audit_log(node_id))
+        return [*command, "--audit-log", path, "--log-level", "debug"]
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the lines of all controllers, each controller's in order."""

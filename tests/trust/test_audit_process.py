@@ -101,8 +101,11 @@ def test_every_guarded_call_is_recorded_once_with_its_offset(tmp_path: Path) -> 
     assert verified["exit_code"] == 0
     heads = {chain["node"]: f"{chain['last_seq']}:{chain['head']}" for chain in verified["chains"]}
     for node_id, path in zip(cluster.node_ids, files, strict=True):
-        logged = (tmp_path / f"controller-{node_id}.log").read_text().splitlines()
-        told = [one for one in map(json.loads, logged) if one["event"] == "audit_chain"][-1]
+        logged = (tmp_path / f"controller-{node_id}.log").read_text()
+        assert "secret" not in logged
+        told = [
+            one for one in map(json.loads, logged.splitlines()) if one["event"] == "audit_chain"
+        ][-1]
         assert heads[node_id] == f"{told['seq']}:{told['hash']}"
         expected = streammeta("audit", "verify", path, "--expect", heads[node_id])
         assert expected["exit_code"] == 0
