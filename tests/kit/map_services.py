@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import gettempdir
+
 import grpc
 
 from streammeta.controller.lifecycle.failover import Heartbeats
@@ -11,6 +14,7 @@ from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.map_routes import LeaderView, routed, routes
 from streammeta.controller.rpc.memory_budget import MemoryBudget
 from streammeta.controller.rpc.services import MetadataHandlers, NodeHandlers, service_handler
+from streammeta.controller.rpc.snapshot_spool import SnapshotSpool
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.trust.auditor import Auditor
@@ -26,7 +30,9 @@ def map_services(
     sessions: Sessions,
     clock: Clock,
     auditor: Auditor | None = None,
+    *,
     memory: MemoryBudget | None = None,
+    spool: SnapshotSpool | None = None,
 ) -> tuple[grpc.GenericRpcHandler, ...]:
     """Return every service of the contract that asks the map."""
     heartbeats = Heartbeats(controller, sessions, clock)
@@ -36,7 +42,7 @@ def map_services(
         for name, route in routes(cluster_id, view).items()
     }
     unary |= NodeHandlers(heartbeats, controller.gate).unary()
-    streams = MetadataHandlers(controller).streams()
+    streams = MetadataHandlers(controller, spool or SnapshotSpool(Path(gettempdir()))).streams()
     pipelines = {"CommitPipeline": CommitPipeline(controller, memory=memory).handle}
     entrance = Entrance(Door(cluster_id), auditor, memory)
     return tuple(

@@ -15,7 +15,6 @@ from google.protobuf.message import Message
 
 from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.rpc.memory_budget import MemoryBudget
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.trust.auditor import Auditor
 from streammeta.rpc.connections import client_channel
@@ -104,10 +103,8 @@ class Rpcs:
 
 
 @asynccontextmanager
-async def serving(
-    auditor: Auditor | None = None, memory: MemoryBudget | None = None
-) -> AsyncIterator[Rpcs]:
-    """Yield a leader of an empty map."""
+async def serving(auditor: Auditor | None = None, **parts: Any) -> AsyncIterator[Rpcs]:
+    """Yield a leader of an empty map; the `parts` are those of `map_services` beside."""
     clock = ManualClock()
     controller = MetadataController(ClusterMap(), clock)
     log = CommittingLog(controller)
@@ -116,7 +113,9 @@ async def serving(
     sessions = Sessions(SESSION_TIMEOUT_MS)
     sessions.lead(clock.monotonic_ms())
     async with (
-        served(*map_services(CLUSTER_ID, controller, sessions, clock, auditor, memory)) as endpoint,
+        served(
+            *map_services(CLUSTER_ID, controller, sessions, clock, auditor, **parts)
+        ) as endpoint,
         client_channel(endpoint) as channel,
     ):
         yield Rpcs(controller, log, clock, sessions, channel)

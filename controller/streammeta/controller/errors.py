@@ -58,6 +58,10 @@ class BusyError(LimitExceededError):
         self.retry_after_ms = retry_after_ms
 
 
+class SlowReaderError(BusyError):
+    """A caller took so long to read an answer that it was cut off."""
+
+
 class TooManyPipelinesError(BusyError):
     """As many commit pipelines are open as may be, on the connection or on the controller."""
 

@@ -52,6 +52,7 @@ from streammeta.controller.rpc.services import (
     NodeHandlers,
     service_handler,
 )
+from streammeta.controller.rpc.snapshot_spool import SnapshotSpool
 from streammeta.controller.runtime.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.clock import SystemClock
 from streammeta.controller.runtime.controller import MetadataController
@@ -362,7 +363,9 @@ class ControllerNode:
         pipeline = CommitPipeline(self._controller, memory=memory)
         pipelines = {"CommitPipeline": pipeline.handle}
         admin = AdminHandlers(self._config, self._driver, self._controller, self._bucket)
-        metadata = MetadataHandlers(self._controller, on_copied=self._bucket.claim_soon)
+        spool = SnapshotSpool(self._config.data_dir)
+        spool.remove_left_over()
+        metadata = MetadataHandlers(self._controller, spool, on_copied=self._bucket.claim_soon)
         quorum = QuorumServicer(self._driver, self._config.cluster_id)
         entrance = Entrance(Door(self._config.cluster_id), self._auditing.auditor, memory)
         handlers = [

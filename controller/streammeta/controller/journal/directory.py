@@ -2,7 +2,8 @@
 
 Names in a controller's directory: `meta.json`, `quorum-state`, `flushed-mark`, `damage.json`,
 `reserve`, `.lock`, `<20 digits>.log` and `<20 digits>-<10 digits>.checkpoint`, perhaps with
-`.tmp`, `.part` or `.damaged` after them. Other files are never touched.
+`.tmp`, `.part` or `.damaged` after them, and `snapshot-<process>-<number>.spool` for moments. Other
+files are never touched.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ Translates and waits; decides nothing.
 from __future__ import annotations
 
 import asyncio
-import tempfile
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import grpc
 from google.protobuf import message_factory
@@ -16,7 +16,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 
 from streammeta.controller.config import ControllerConfig, check_controller_id
-from streammeta.controller.errors import InvalidRequestError
+from streammeta.controller.errors import InvalidRequestError, SlowReaderError
 from streammeta.controller.ids import NodeId
 from streammeta.controller.lifecycle.bucket_claim import BucketClaims
 from streammeta.controller.lifecycle.failover import HeartbeatAnswer, Heartbeats
@@ -34,6 +34,7 @@ from streammeta.controller.rpc.request_guard import (
     guarded,
     parsed,
 )
+from streammeta.controller.rpc.snapshot_spool import SnapshotSpool, SpoolFile
 from streammeta.controller.rpc.watch import WatchHandler
 from streammeta.controller.rpc.wire_columns import parse_commit
 from streammeta.controller.runtime.admission import Gate, RequestClass
@@ -43,6 +44,7 @@ from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.controller.trust.auditor import note_offset
 from streammeta.controller.trust.door import current_caller
 from streammeta.controller.trust.node_binding import require_own_node
+from streammeta.controller.trust.quotas import Places
 from streammeta.v1 import admin_pb2, common_pb2, metadata_pb2, nodes_pb2
 
 PipelineHandler = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
@@ -219,16 +221,40 @@ HOLD_MS_MAX = 604_800_000
 CHUNK_BYTES_MAX = 1 << 20
 
 
+SNAPSHOTS_PER_PRINCIPAL = 1
+SNAPSHOTS_MAX = 8
+"""Snapshots on their way from one controller."""
+
+_SNAPSHOT_RETRY_MS = 5_000
+
+SNAPSHOT_S_MIN = 60.0
+SNAPSHOT_BYTES_PER_S_MIN = 256 << 10
+"""A snapshot must be read at this pace, on the whole, after `SNAPSHOT_S_MIN` seconds."""
+
+_ABORT_PATIENCE_S = 5.0
+"""Maximum time to send the status that cuts off a slow reader, in seconds."""
+
+
 class MetadataHandlers:
-    """MetadataService: snapshots, written to a temporary file by a thread, and watches."""
+    """MetadataService: snapshots, spooled to the disk by a thread, and watches."""
 
     def __init__(
-        self, controller: MetadataController, on_copied: Callable[[], None] = lambda: None
+        self,
+        controller: MetadataController,
+        spool: SnapshotSpool,
+        on_copied: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_copied` is called after each snapshot made for a caller."""
         self._controller = controller
+        self._spool = spool
         self._on_copied = on_copied
         self._watch = WatchHandler(controller.changes)
+        self._places = Places(
+            "snapshots",
+            per_holder=SNAPSHOTS_PER_PRINCIPAL,
+            in_all=SNAPSHOTS_MAX,
+            retry_after_ms=_SNAPSHOT_RETRY_MS,
+        )
 
     def streams(self) -> Mapping[str, StreamHandler]:
         """Return the handlers by method name."""
@@ -237,28 +263,44 @@ class MetadataHandlers:
     async def _get_snapshot(
         self, request: metadata_pb2.GetSnapshotRequest, context: Context
     ) -> None:
-        with tempfile.TemporaryFile() as file:
-            try:
-                # Few snapshots are written at a time; a slow reader holds up no other.
-                gate = self._controller.gate
-                async with gate.admitted(RequestClass.SNAPSHOT, context.time_remaining()):
-                    await self._require_offset(request.not_before_offset)
-                    await self._hold_deletions(request.hold_ms)
-                    frozen = await self._controller.frozen()
-                    note_offset(frozen.id.end_offset)
-                    self._on_copied()
-                    total = await asyncio.to_thread(frozen.write, file)
-            except Exception as error:  # noqa: BLE001 - every failure of a call is a status
-                await abort(context, error)
-            for position in range(0, total, CHUNK_BYTES_MAX):
-                chunk = metadata_pb2.GetSnapshotResponse(
-                    end_offset=frozen.id.end_offset,
-                    epoch=frozen.id.epoch,
-                    total_bytes=total,
-                    position=position,
-                    data=await asyncio.to_thread(_read_at, file, position),
-                )
-                await context.write(chunk)
+        try:
+            with self._places.taken(current_caller().holder), self._spool.file() as file:
+                await self._serve_snapshot(request, context, file)
+        except SlowReaderError as error:
+            # A message that is stuck for good holds up the status behind it.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(abort(context, error), _ABORT_PATIENCE_S)
+        except Exception as error:  # noqa: BLE001 - every failure of a call is a status
+            await abort(context, error)
+
+    async def _serve_snapshot(
+        self, request: metadata_pb2.GetSnapshotRequest, context: Context, file: SpoolFile
+    ) -> None:
+        # Few snapshots are written at a time; a slow reader holds up no other.
+        gate = self._controller.gate
+        async with gate.admitted(RequestClass.SNAPSHOT, context.time_remaining()):
+            await self._require_offset(request.not_before_offset)
+            await self._hold_deletions(request.hold_ms)
+            frozen = await self._controller.frozen()
+            note_offset(frozen.id.end_offset)
+            self._on_copied()
+            total = await asyncio.to_thread(frozen.write, file)
+        patience_s = SNAPSHOT_S_MIN + total / SNAPSHOT_BYTES_PER_S_MIN
+        try:
+            async with asyncio.timeout(patience_s):
+                for position in range(0, total, CHUNK_BYTES_MAX):
+                    chunk = metadata_pb2.GetSnapshotResponse(
+                        end_offset=frozen.id.end_offset,
+                        epoch=frozen.id.epoch,
+                        total_bytes=total,
+                        position=position,
+                        data=await asyncio.to_thread(file.read_at, position, CHUNK_BYTES_MAX),
+                    )
+                    await context.write(chunk)
+        except TimeoutError:
+            raise SlowReaderError(
+                f"{total} bytes of a snapshot were not read in {patience_s:.0f} s; read faster"
+            ) from None
 
     async def _require_offset(self, wanted: int) -> None:
         """Check first of all, so that a refused call leaves no hold behind."""
@@ -276,8 +318,3 @@ class MetadataHandlers:
             raise InvalidRequestError("hold_ms", f"{hold_ms}; wanted 0 to {HOLD_MS_MAX}, a week")
         if hold_ms:
             await self._controller.write(HoldDeletions(hold_ms=hold_ms))
-
-
-def _read_at(file: BinaryIO, position: int) -> bytes:
-    file.seek(position)
-    return file.read(CHUNK_BYTES_MAX)

@@ -46,6 +46,11 @@ class Caller:
     """The broker whose node alone it may speak for in this call, and those assigned to it."""
 
     @property
+    def holder(self) -> str | None:
+        """What its quotas are counted under; None in plain text, where there are none."""
+        return None if self.principal is None else str(self.principal)
+
+    @property
     def name(self) -> str:
         """What logs and refusals name it by."""
         return "anonymous" if self.principal is None else str(self.principal)

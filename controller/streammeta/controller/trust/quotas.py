@@ -1,0 +1,59 @@
+"""Quotas of callers: how many of a thing each may have under way at a time.
+
+A holder is a principal's name. Callers in plain text have none: an address proves nothing, and many
+programs may share one, so only what all have together is bounded for them. Pure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+
+from streammeta.controller.errors import BusyError
+
+
+class Places:
+    """Places for one kind of call that stays under way for long."""
+
+    def __init__(self, what: str, *, per_holder: int, in_all: int, retry_after_ms: int) -> None:
+        self._what = what
+        self._per_holder = per_holder
+        self._in_all = in_all
+        self._retry_after_ms = retry_after_ms
+        self._held: Counter[str] = Counter()
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """Places that are taken."""
+        return self._count
+
+    @contextlib.contextmanager
+    def taken(self, holder: str | None) -> Iterator[None]:
+        """Hold a place while the block runs.
+
+        Raises:
+            BusyError: the holder, or all together, have as many as may be.
+        """
+        if holder is not None and self._held[holder] >= self._per_holder:
+            raise self._refusal(f"{holder} has", self._held[holder])
+        if self._count >= self._in_all:
+            raise self._refusal("callers have", self._count)
+        key = holder or ""
+        self._held[key] += 1
+        self._count += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
+            self._held[key] -= 1
+            if not self._held[key]:
+                del self._held[key]
+
+    def _refusal(self, who: str, count: int) -> BusyError:
+        return BusyError(
+            f"{who} {count} {self._what} under way, and no more may be; try again once one has "
+            "ended, or ask another controller",
+            self._retry_after_ms,
+        )
