@@ -1,36 +1,46 @@
-"""Three real controllers over TLS: who takes part, and replaced certificates under load."""
+"""Three real controllers over TLS: who takes part, and what changes while brokers write."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+import contextlib
+import json
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from streammeta.cli.local_cluster import LocalCluster, free_ports
-from streammeta.client import ControllerClient, ControllerUnavailableError
-from streammeta.client.methods import PUT_KVS
-from streammeta.v1 import common_pb2, kv_pb2
+from streammeta.client import (
+    ControllerClient,
+    ControllerUnavailableError,
+    StreamClient,
+    channels,
+    controller_client,
+)
+from streammeta.rpc.tls import TlsFiles
 from tests.kit.certificates import Authority
-from tests.kit.real_cluster import FAST, wait_until
+from tests.kit.fake_broker import until
+from tests.kit.real_cluster import STEADY, wait_until
+from tests.trust.replaced_files import Placed
 
 pytestmark = pytest.mark.process
 
+QUICK = (*STEADY, "--tls-reload-ms", "50", "--connection-age-ms", "700")
+
 
 @contextmanager
-def cluster_of(authority: Authority, root: Path, *options: str) -> Iterator[LocalCluster]:
-    """Run three controllers with certificates of their own."""
-    (root / "bucket").mkdir()
-    cluster = LocalCluster(
-        root,
-        "test",
-        f"file://{root / 'bucket'}",
-        free_ports(3),
-        (*FAST, *options),
-        tls={node_id: authority.issue(f"controller/{node_id}") for node_id in (1, 2, 3)},
-    )
+def cluster_of(
+    root: Path, tls: Mapping[int, TlsFiles], options: Sequence[str] = STEADY
+) -> Iterator[LocalCluster]:
+    """Run three controllers with these files."""
+    bucket = root / "bucket"
+    bucket.mkdir()
+    cluster = LocalCluster(root, "test", f"file://{bucket}", free_ports(3), options, tls=tls)
     try:
         cluster.start_all()
         yield cluster
@@ -38,19 +48,50 @@ def cluster_of(authority: Authority, root: Path, *options: str) -> Iterator[Loca
         cluster.stop_all()
 
 
-async def put(client: ControllerClient, key: str) -> None:
-    item = kv_pb2.KVToPut(key=key, value=b"v", overwrite=True)
-    answer = await client.call(PUT_KVS, kv_pb2.PutKVsRequest(items=[item]))
-    assert answer.results[0].error == common_pb2.ERROR_CODE_NONE
+def logged(cluster: LocalCluster, node_id: int) -> list[dict[str, object]]:
+    """Return what a controller has logged; every line must be one of its own."""
+    lines = (cluster.root / f"controller-{node_id}.log").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def certified(authority: Authority) -> dict[int, TlsFiles]:
+    return {node_id: authority.issue(f"controller/{node_id}") for node_id in (1, 2, 3)}
+
+
+def hears(endpoint: str, data: bytes) -> bytes:
+    """Say something in plain text; return what comes back until the other side closes."""
+    host, _, port = endpoint.partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as opened:
+        opened.sendall(data)
+        heard = b""
+        with contextlib.suppress(ConnectionError):
+            while more := opened.recv(1000):
+                heard += more
+        return heard
+
+
+def shakes_hands(endpoint: str, tls: TlsFiles, version: ssl.TLSVersion) -> bool:
+    host, _, port = endpoint.partition(":")
+    context = tls.load().context(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = context.maximum_version = version
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((host, int(port)), timeout=10) as opened,
+            context.wrap_socket(opened) as wrapped,
+        ):
+            return wrapped.recv(1) != b""
+    except (ssl.SSLError, ConnectionError):
+        return False
 
 
 async def test_only_those_with_certificates_take_part(
     authority: Authority, stranger: Authority, tmp_path: Path
 ) -> None:
     alice = authority.issue("admin/alice")
-    with cluster_of(authority, tmp_path) as cluster:
+    with cluster_of(tmp_path, certified(authority)) as cluster:
         async with ControllerClient(cluster.endpoints, tls=alice) as client:
-            await put(client, "k")
+            assert await client.object_namespace()
         bundle = tmp_path / "both.pem"
         bundle.write_bytes(authority.ca.read_bytes() + stranger.ca.read_bytes())
         for tls in (None, replace(stranger.issue("admin/alice"), ca=bundle)):
@@ -59,7 +100,104 @@ async def test_only_those_with_certificates_take_part(
                     await refused.describe_cluster()
             assert ("look at the controller's log" in str(raised.value)) == (tls is not None)
 
+        request = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+        for endpoint in (cluster.endpoints[0], cluster.peer_endpoints[0]):
+            assert b"HTTP/1" not in await asyncio.to_thread(hears, endpoint, request)
+            old = ssl.TLSVersion.TLSv1_2
+            assert not await asyncio.to_thread(shakes_hands, endpoint, alice, old)
+        now = ssl.TLSVersion.TLSv1_3
+        assert await asyncio.to_thread(shakes_hands, cluster.endpoints[0], alice, now)
+
         cluster.tls = {}
         joined = cluster.join()
-        log = cluster.root / f"controller-{joined}.log"
-        wait_until(lambda: "do both sides speak TLS" in log.read_text(), "it is refused")
+        wait_until(
+            lambda: any("do both sides speak TLS" in str(each) for each in logged(cluster, joined)),
+            "it is refused",
+        )
+        for node_id in cluster.node_ids:
+            assert logged(cluster, node_id), "nothing but lines of its own"
+
+
+class Appends:
+    """Appends to one stream, one after the other."""
+
+    def __init__(self, client: StreamClient, stream_id: int) -> None:
+        self._client = client
+        self._stream_id = stream_id
+        self._count = 0
+        self._running = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            offset = await self._client.append(self._stream_id, str(self._count).encode())
+            assert offset == self._count
+            self._count += 1
+
+    async def go_on(self) -> None:
+        """Wait for appends that begin after this call."""
+        wanted = self._count + 3
+        await until(lambda: self._count >= wanted or self._running.done(), "appends", 60)
+        if self._running.done():
+            self._running.result()
+
+    async def end(self) -> None:
+        """Stop, and read everything again: nothing lost, nothing twice, all in order."""
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+        there: list[bytes] = []
+        while len(there) < self._count:
+            batches = await self._client.read(self._stream_id, len(there))
+            there.extend(bytes(batch.payload) for batch in batches)
+        assert there[: self._count] == [str(number).encode() for number in range(self._count)]
+
+
+@asynccontextmanager
+async def appending(
+    endpoints: Sequence[str], bucket: str, tls: TlsFiles | None
+) -> AsyncIterator[Appends]:
+    """Append as broker 7 until the block ends; every append must have succeeded."""
+    async with await StreamClient.open(endpoints, bucket, node_id=7, tls=tls) as client:
+        (stream_id,) = await client.create_streams([{}])
+        await client.open_streams([stream_id])
+        appends = Appends(client, stream_id)
+        await appends.go_on()
+        yield appends
+        await appends.go_on()
+        await appends.end()
+
+
+async def test_the_authority_changes_in_three_rounds_while_a_broker_appends(
+    authority: Authority, stranger: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "LOOKED_AT_EVERY_S", 0.05)
+    monkeypatch.setattr(controller_client, "_GRACE_S", 0.5)
+    old, new = authority.ca.read_bytes(), stranger.ca.read_bytes()
+    holders = {f"controller/{node_id}": node_id for node_id in (1, 2, 3)} | {"broker/7": 0}
+    places = {
+        name: Placed(tmp_path / f"files-{node_id}", authority.issue(name))
+        for name, node_id in holders.items()
+    }
+    controllers = {node_id: places[name].files for name, node_id in holders.items() if node_id}
+    with cluster_of(tmp_path, controllers, QUICK) as cluster:
+        async with appending(
+            cluster.endpoints, cluster.store_uri, places["broker/7"].files
+        ) as appends:
+            rounds = ((authority, old + new), (stranger, old + new), (stranger, new))
+            for number, (issuer, ca) in enumerate(rounds, start=1):
+                for name, place in places.items():
+                    place.place(issuer.issue(name), ca)
+                    await appends.go_on()
+                await until(lambda: replaced(cluster) == [number] * 3, "files read", 30)  # noqa: B023
+                await appends.go_on()
+        async with ControllerClient(
+            cluster.endpoints, deadline_s=1, tls=authority.issue("admin/alice")
+        ) as late:
+            with pytest.raises(ControllerUnavailableError):
+                await late.describe_cluster()
+
+
+def replaced(cluster: LocalCluster) -> list[int]:
+    """Return how many sets each controller has taken over; it must have refused none."""
+    events = [[entry["event"] for entry in logged(cluster, each)] for each in cluster.node_ids]
+    assert not any("certificate_not_replaced" in each for each in events)
+    return [each.count("certificate_replaced") for each in events]

@@ -24,12 +24,7 @@ _log = logging.getLogger(__name__)
 class Channels:
     """Open channels; plain text without `tls`. `grace_s` is the time that old ones have left."""
 
-    def __init__(
-        self,
-        tls: TlsFiles | None,
-        grace_s: float,
-        looked_at_every_s: float = LOOKED_AT_EVERY_S,
-    ) -> None:
+    def __init__(self, tls: TlsFiles | None, grace_s: float) -> None:
         """Read the files.
 
         Raises:
@@ -37,7 +32,6 @@ class Channels:
         """
         self._watched = None if tls is None else WatchedTls(tls)
         self._grace_s = grace_s
-        self._looked_at_every_s = looked_at_every_s
         self._looks_at = float("-inf")
         self._open: dict[str, grpc.aio.Channel] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -81,7 +75,7 @@ class Channels:
         if loop.time() < self._looks_at:
             return
         is_first = self._looks_at == float("-inf")
-        self._looks_at = loop.time() + self._looked_at_every_s
+        self._looks_at = loop.time() + LOOKED_AT_EVERY_S
         if not is_first:
             task = loop.create_task(self._look(watched))
             self._tasks.add(task)

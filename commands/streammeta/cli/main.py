@@ -6,12 +6,20 @@ import sys
 from streammeta.storage.errors import MissingPackageError
 from streammeta.storage.installation import optional_packages
 
+_GRPC_SETTINGS = {
+    # gRPC prints a line of its own on standard error for each handshake that fails: whoever reaches
+    # a port could fill a log.
+    "GRPC_VERBOSITY": "NONE",
+    # Only ciphers of older versions than TLS 1.3 can be set: this one needs a secret that nobody
+    # has, so that there is no older version.
+    "GRPC_SSL_CIPHER_SUITES": "ECDHE-PSK-CHACHA20-POLY1305",
+}
+"""Settings of gRPC that it takes from the environment alone, when it is loaded."""
+
 
 def main() -> None:
     """Run the command line and exit: 0 done, 1 failed, 2 called the wrong way or not installed."""
-    # gRPC prints lines of its own on standard error, one for each handshake that fails: whoever
-    # reaches a port could fill a log. It reads this when it is loaded.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.update(_GRPC_SETTINGS | os.environ)
     try:
         with optional_packages("the command line"):
             from streammeta.cli.output import run_cli
