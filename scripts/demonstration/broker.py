@@ -24,6 +24,7 @@ from streammeta.client import (
     StreamWriter,
     WriterConfig,
 )
+from streammeta.rpc.tls import tls_files
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_store.address import open_object_store
 
@@ -79,7 +80,8 @@ async def run(arguments: argparse.Namespace) -> None:
         ttl_s=arguments.ttl_ms / 1000,
         reupload_attempts=20,  # with a short time to live on a slow machine ids may expire again
     )
-    async with ControllerClient(arguments.connect.split(",")) as client:
+    tls = tls_files(arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
+    async with ControllerClient(arguments.connect.split(","), tls=tls) as client:
         session = await BrokerSession.open(client, arguments.node_id, arguments.node_epoch)
         opened = await open_all(session, mine)
         store = open_object_store(arguments.store)
@@ -138,6 +140,8 @@ def main() -> None:
         description=__doc__, epilog="example: broker --node-id 1001 --share 0/6 ..."
     )
     parser.add_argument("--connect", required=True, help="controllers, HOST:PORT,...")
+    for name in ("--tls-ca", "--tls-cert", "--tls-key"):
+        parser.add_argument(name, type=Path, help="of this broker, as `streammeta certs` makes it")
     parser.add_argument("--store", required=True, help="the bucket's URI")
     parser.add_argument("--streams", type=Path, required=True, help="JSON file: key to stream id")
     parser.add_argument("--node-id", type=int, required=True)

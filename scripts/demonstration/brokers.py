@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scripts.demonstration.callers import Callers
 from streammeta.cli.local_cluster import Child, ChildFailedError, start_child
 
 FIRST_NODE_ID = 1_001
@@ -28,13 +29,19 @@ class Event:
     facts: Mapping[str, Any]
 
 
+def node_id_of(broker: int) -> int:
+    """Return the node id of the broker of share `broker`."""
+    return FIRST_NODE_ID + broker
+
+
 @dataclass(slots=True)
 class BrokerFleet:
-    """The brokers, each with one share of the streams."""
+    """The brokers, each with one share of the streams and a certificate of its own."""
 
     root: Path
     common_options: Sequence[str]
     env: Mapping[str, str]
+    callers: Callers
     share_count: int
     children: dict[int, Child] = field(default_factory=dict)
     events: "queue.Queue[Event]" = field(default_factory=queue.Queue)
@@ -44,11 +51,13 @@ class BrokerFleet:
     def start(self, broker: int, *options: str) -> None:
         """Start the broker of share `broker`, or start it again with a larger node epoch."""
         epoch = self._epochs[broker] = self._epochs.get(broker, 0) + 1
+        node_id = node_id_of(broker)
         child = start_child(
             f"broker {broker}",
             [
                 *(sys.executable, "-m", "scripts.demonstration.broker", *self.common_options),
-                *("--node-id", str(FIRST_NODE_ID + broker), "--node-epoch", str(epoch)),
+                *("--node-id", str(node_id), "--node-epoch", str(epoch)),
+                *self.callers.broker(node_id).words,
                 *("--share", f"{broker}/{self.share_count}", *options),
             ],
             self.root / f"broker-{broker}.log",
@@ -56,6 +65,10 @@ class BrokerFleet:
         )
         self.children[broker] = child
         threading.Thread(target=self._read, args=(broker, child), daemon=True).start()
+
+    def epoch_of(self, broker: int) -> int:
+        """Return the node epoch of the broker's last start."""
+        return self._epochs[broker]
 
     def kill(self, broker: int) -> None:
         """End a broker as `kill -9` does, on purpose."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scripts.demonstration.callers import Caller
 from streammeta.cli.local_cluster import Child, ChildFailedError, start_child
 
 STOP_TIMEOUT_S = 60.0
@@ -23,12 +24,12 @@ class Compactor:
     """`streammeta compact`, repeated until it is stopped."""
 
     def __init__(
-        self, root: Path, connect: str, store_uri: str, env: Mapping[str, str], interval: str
+        self, root: Path, caller: Caller, store_uri: str, env: Mapping[str, str], interval: str
     ) -> None:
         self._root = root
         self._env = env
         self._interval = interval
-        self._common = ("compact", "--all", "--connect", connect, "--store", store_uri)
+        self._common = ("compact", "--all", *caller.words, "--store", store_uri)
         self._child: Child | None = None
 
     @property

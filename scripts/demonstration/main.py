@@ -19,7 +19,8 @@ from pathlib import Path
 
 from scripts.demonstration import steps
 from scripts.demonstration.broker import HOLD_AFTER_PREPARE, HOLD_AFTER_UPLOAD
-from scripts.demonstration.brokers import BrokerFleet, Event
+from scripts.demonstration.brokers import BrokerFleet, Event, node_id_of
+from scripts.demonstration.callers import Callers
 from scripts.demonstration.compactor import Compactor
 from scripts.demonstration.dataset import NAMES, Dataset, load
 from scripts.demonstration.narrator import Narrator
@@ -38,6 +39,8 @@ CONTROLLER_COUNT = 3
 SHARE_COUNT = 5
 KILLED_BROKER = 3
 SLEEPING_BROKER = 4
+IMPOSTOR = 1
+IMPERSONATED_BROKER = 2
 SHORT_TTL_MS = 3_000
 """Time the two unlucky brokers have to commit; short, so that the demo need not wait long."""
 DELETE_DELAY_MS = 1_000
@@ -77,19 +80,24 @@ class Demo:
             ),
             env=endpoint.env,
         )
+        self.callers = Callers(self.cluster)
         self.fleet = BrokerFleet(
             root,
             [
-                *("--connect", self.cluster.connect, "--store", endpoint.store_uri),
-                *("--streams", str(root / "streams.json"), "--data", arguments.data),
+                *("--store", endpoint.store_uri, "--data", arguments.data),
+                *("--streams", str(root / "streams.json")),
                 *(("--rows", str(arguments.rows)) if arguments.rows else ()),
             ],
             endpoint.env,
+            self.callers,
             SHARE_COUNT,
         )
-
         self.compactor = Compactor(
-            root, self.cluster.connect, endpoint.store_uri, endpoint.env, COMPACTION_INTERVAL
+            root,
+            self.callers.compactor,
+            endpoint.store_uri,
+            endpoint.env,
+            COMPACTION_INTERVAL,
         )
 
     def run(self) -> tuple[dict[str, object], list[str]]:
@@ -99,9 +107,13 @@ class Demo:
         keys = data.keys()
         say(f"{len(data.rows):,} rows of {data.name} in {len(keys):,} streams")
         self.cluster.start_all()
-        leader = steps.wait_for_leader(self.cluster.endpoints)
-        say(f"three controllers run, controller {leader} leads; bucket at {self._endpoint.url}")
-        stream_ids = steps.create_streams(self.cluster.endpoints, STREAM_LABELS[data.name], keys)
+        leader = steps.wait_for_leader(self.callers.admin)
+        say(
+            f"three controllers run over TLS, controller {leader} leads; bucket at "
+            f"{self._endpoint.url}"
+        )
+        creator = self.callers.broker(steps.CREATOR_NODE_ID)
+        stream_ids = steps.create_streams(creator, STREAM_LABELS[data.name], keys)
         (self._root / "streams.json").write_text(json.dumps(stream_ids))
         steps.plant_foreign_key(self._endpoint, FOREIGN_KEY)
         reader = self._new_reader(data, stream_ids)
@@ -114,7 +126,7 @@ class Demo:
         rows_read = self._read_back(stream_ids, expected, "after compaction")
         self._show_shell(stream_ids)
         self._find_orphans()
-        steps.wait_until_none_is_marked(self.cluster.endpoints)
+        steps.wait_until_none_is_marked(self.callers.admin)
         before = self._keys_of_objects()
         self._reconcile()
         after = self._keys_of_objects()
@@ -129,13 +141,13 @@ class Demo:
 
     def _keys_of_objects(self) -> set[str]:
         """The bucket's keys without the cluster's marker and claims."""
-        namespace = steps.describe_cluster(self.cluster.endpoints).object_namespace
+        namespace = steps.describe_cluster(self.callers.admin).object_namespace
         return {k for k in steps.bucket_keys(self._endpoint) if not is_own_key(k, namespace)}
 
     def _mapped_keys(self) -> MappedKeys:
         """The keys of the map's objects: those that are live, and all of them."""
-        states = steps.objects_by_state(self.cluster.endpoints)
-        namespace = steps.describe_cluster(self.cluster.endpoints).object_namespace
+        states = steps.objects_by_state(self.callers.admin)
+        namespace = steps.describe_cluster(self.callers.admin).object_namespace
         keys = {
             state: {key_for(object_id, namespace) for object_id in ids}
             for state, ids in states.items()
@@ -145,7 +157,7 @@ class Demo:
 
     def _new_reader(self, data: Dataset, stream_ids: dict[str, int]) -> ObservingReader:
         rows = {stream_ids[key]: rows for key, rows in data.by_key().items()}
-        return ObservingReader(self.cluster.endpoints, self._endpoint.store_uri, rows, READER_SEED)
+        return ObservingReader(self.callers.reader, self._endpoint.store_uri, rows, READER_SEED)
 
     def _finish_compaction(self, reader: ObservingReader) -> None:
         """Stop the compactor, and compact once more what came last."""
@@ -157,7 +169,7 @@ class Demo:
             f"rows that were read meanwhile: {verdict}"
         )
         last = steps.streammeta_json(self.compactor.last_pass, self._endpoint.env)
-        left = steps.describe_cluster(self.cluster.endpoints).size.committed_objects
+        left = steps.describe_cluster(self.callers.admin).size.committed_objects
         self._narrator.step(
             f"{last['commits']} more in a last pass: of {len(story.uploaded)} objects that were "
             f"uploaded {left} are left"
@@ -202,10 +214,25 @@ class Demo:
                 story.rows_committed += event.facts["rows"]
                 story.commits += 1
                 story.uploaded.update(event.facts["objects"])
+                if event.broker == IMPERSONATED_BROKER and not story.refusal:
+                    self._impersonate()
             case "done":
                 story.brokers_done.add(event.broker)
             case "failed":
                 raise RuntimeError(f"broker {event.broker}: {event.facts['error']}")
+
+    def _impersonate(self) -> None:
+        """Let a broker speak for another that lives, under that one's epoch."""
+        node_id = node_id_of(IMPERSONATED_BROKER)
+        epoch = self.fleet.epoch_of(IMPERSONATED_BROKER)
+        caller = self.callers.broker(node_id_of(IMPOSTOR))
+        refusal = steps.speak_for(caller, node_id, epoch)
+        self._story.refusal = refusal.code
+        self._narrator.step(
+            f"broker {IMPOSTOR} prepares an object in the name of broker {IMPERSONATED_BROKER}: "
+            f"{refusal.code}"
+        )
+        self._narrator.show(f"{refusal}")
 
     def _once(self, subject: int, action: Callable[[], None]) -> None:
         """Run `action` once, beside the upload; its failure becomes an event that ends the demo."""
@@ -226,7 +253,7 @@ class Demo:
         objects = self._story.prepared[KILLED_BROKER]
         keys = self._story.uploaded_keys[KILLED_BROKER]
         uploaded = keys & steps.bucket_keys(self._endpoint)
-        steps.wait_until_removed(self.cluster.endpoints, objects)
+        steps.wait_until_removed(self.callers.admin, objects)
         left = keys & steps.bucket_keys(self._endpoint)
         self._story.expired_deleted = len(uploaded) - len(left)
         self._narrator.step(
@@ -238,7 +265,7 @@ class Demo:
     def _wake_sleeper(self) -> None:
         self._narrator.step("broker 4 is stopped between prepare and upload (SIGSTOP)")
         objects = set(self._story.prepared[SLEEPING_BROKER])
-        steps.wait_until_removed(self.cluster.endpoints, objects)
+        steps.wait_until_removed(self.callers.admin, objects)
         self._narrator.step("broker 4's prepared objects expired and are forgotten; it wakes up")
         os.kill(self.fleet.children[SLEEPING_BROKER].pid, signal.SIGCONT)
 
@@ -251,8 +278,8 @@ class Demo:
 
     def _find_orphans(self) -> None:
         """Learn which refused objects came after their deletion: nobody will delete them again."""
-        steps.wait_until_removed(self.cluster.endpoints, self._story.refused)
-        namespace = steps.describe_cluster(self.cluster.endpoints).object_namespace
+        steps.wait_until_removed(self.callers.admin, self._story.refused)
+        namespace = steps.describe_cluster(self.callers.admin).object_namespace
         keys = {key_for(object_id, namespace) for object_id in self._story.refused}
         self._story.orphans = keys & steps.bucket_keys(self._endpoint)
         self._narrator.step(
@@ -261,23 +288,21 @@ class Demo:
         )
 
     def _kill_leader(self) -> None:
-        leader = steps.wait_for_leader(self.cluster.endpoints)
+        leader = steps.wait_for_leader(self.callers.admin)
         killed_at = time.monotonic()
         self.cluster.children[leader].kill()
-        steps.acknowledged_write(self.cluster.endpoints)
+        steps.acknowledged_write(self.callers.admin)
         self._story.failover_s = round(time.monotonic() - killed_at, 3)
         self._story.leader_kills += 1
         self.cluster.start(leader)
-        successor = steps.wait_for_leader(self.cluster.endpoints)
+        successor = steps.wait_for_leader(self.callers.admin)
         self._narrator.step(
             f"controller {leader}, the leader, is killed (kill -9) and restarted; controller "
             f"{successor} took writes after {self._story.failover_s} s"
         )
 
     def _read_back(self, stream_ids: dict[str, int], expected: dict[str, str], when: str) -> int:
-        rows, digests = steps.read_back(
-            self.cluster.endpoints, self._endpoint.store_uri, stream_ids
-        )
+        rows, digests = steps.read_back(self.callers.reader, self._endpoint.store_uri, stream_ids)
         equal = sum(digests.get(key) == digest for key, digest in expected.items())
         self._narrator.step(
             f"read back {when}: {rows:,} rows, {equal:,} of {len(expected):,} streams equal the "
@@ -291,14 +316,14 @@ class Demo:
             self._narrator.step(f"streammeta shell -- {command}")
             self._narrator.show(
                 steps.streammeta(
-                    ["shell", "--connect", self.cluster.connect, "--", *command.split()],
+                    ["shell", *self.callers.admin.words, "--", *command.split()],
                     self._endpoint.env,
                 )
             )
 
     def _reconcile(self) -> None:
         plan = str(self._root / "plan")
-        place = ["--store", self._endpoint.store_uri, "--connect", self.cluster.connect]
+        place = ["--store", self._endpoint.store_uri, *self.callers.reconciler.words]
         # Nothing writes any more, and the orphans are too young for any grace period that is safe.
         self._narrator.step(
             "streammeta reconcile plan --unsafe-grace 0s   (Spark; deletes nothing)"
@@ -390,9 +415,8 @@ def _play(arguments: argparse.Namespace, root: Path, narrator: Narrator) -> list
         result, failed = demo.run()
         narrator.summary(result, failed)
         if arguments.keep:
-            narrator.step(
-                f"kept running until Ctrl-C: streammeta shell --connect {demo.cluster.connect}"
-            )
+            words = " ".join(demo.callers.admin.words)
+            narrator.step(f"kept running until Ctrl-C: streammeta shell {words}")
             with contextlib.suppress(KeyboardInterrupt):
                 signal.pause()
         return failed

@@ -10,7 +10,8 @@ import random
 import threading
 from collections.abc import Mapping, Sequence
 
-from streammeta.client import ControllerClient, StreamReader
+from scripts.demonstration.callers import Caller
+from streammeta.client import StreamReader
 from streammeta.storage.object_store.address import open_object_store
 
 STREAMS_AT_ONCE = 40
@@ -27,12 +28,12 @@ class ObservingReader:
 
     def __init__(
         self,
-        connect: Sequence[str],
+        caller: Caller,
         store_uri: str,
         expected: Mapping[int, Sequence[bytes]],
         seed: int,
     ) -> None:
-        self._connect = connect
+        self._caller = caller
         self._store_uri = store_uri
         self._expected = expected
         self._random = random.Random(seed)
@@ -59,7 +60,7 @@ class ObservingReader:
 
     async def _read(self) -> None:
         ids = sorted(self._expected)
-        async with ControllerClient(self._connect) as client:
+        async with self._caller.client() as client:
             namespace = await client.object_namespace()
             reader = StreamReader(client, open_object_store(self._store_uri), namespace)
             while not self._stopping.is_set() and not self.failure:

@@ -12,63 +12,82 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from scripts.demonstration.callers import Caller
 from scripts.demonstration.dataset import Dataset, digest_of_rows
 from scripts.demonstration.s3_endpoint import BUCKET, S3Endpoint
-from streammeta.cli.client import ControllerClient as OperatorClient
-from streammeta.client import BrokerSession, ControllerClient, StreamReader
+from streammeta.cli.client import CallError
+from streammeta.client import BrokerSession, StreamReader
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.v1 import admin_pb2, admin_pb2_grpc, common_pb2, kv_pb2, kv_pb2_grpc, objects_pb2
 from streammeta.v1 import objects_pb2_grpc as objects_grpc
 
 PAGE_SIZE = 1_000
-ADMIN_NODE_ID = 1_000
-"""Node id under which the demo creates streams."""
+CREATOR_NODE_ID = 1_000
+"""Node id of the broker that creates the streams."""
 
 
-def describe_cluster(connect: Sequence[str]) -> admin_pb2.DescribeClusterResponse:
+def describe_cluster(caller: Caller) -> admin_pb2.DescribeClusterResponse:
     """Ask any controller who leads and how large the map is."""
-    with OperatorClient(connect) as client:
+    with caller.operator() as client:
         return client.call(
             lambda channel: admin_pb2_grpc.AdminServiceStub(channel).DescribeCluster,
             admin_pb2.DescribeClusterRequest(),
         )
 
 
-def wait_for_leader(connect: Sequence[str], timeout_s: float = 30.0) -> int:
+def wait_for_leader(caller: Caller, timeout_s: float = 30.0) -> int:
     """Return the leader's id once there is one."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        leader = describe_cluster(connect).leader_id
+        leader = describe_cluster(caller).leader_id
         if leader > 0:
             return leader
         time.sleep(0.05)
-    raise TimeoutError(f"no leader among {', '.join(connect)} within {timeout_s:.0f} s")
+    raise TimeoutError(f"no leader among {', '.join(caller.endpoints)} within {timeout_s:.0f} s")
 
 
-def create_streams(connect: Sequence[str], label: str, keys: Sequence[str]) -> dict[str, int]:
-    """Create one stream for each key, tagged with it; return their ids."""
+def create_streams(caller: Caller, label: str, keys: Sequence[str]) -> dict[str, int]:
+    """Create one stream for each key, tagged with it; return their ids. A broker's call."""
 
     async def create() -> list[int]:
-        async with ControllerClient(connect) as client:
-            session = await BrokerSession.open(client, ADMIN_NODE_ID, 1)
+        async with caller.client() as client:
+            session = await BrokerSession.open(client, CREATOR_NODE_ID, 1)
             return await session.create_streams([{label: key} for key in keys])
 
     return dict(zip(keys, asyncio.run(create()), strict=True))
 
 
-def acknowledged_write(connect: Sequence[str]) -> None:
+def acknowledged_write(caller: Caller) -> None:
     """Return when a small write is committed, trying until a leader takes it."""
     request = kv_pb2.PutKVsRequest(
         request_id=f"demo-{time.monotonic_ns()}",
         items=[kv_pb2.KVToPut(namespace="demo", key="probe", value=b"alive", overwrite=True)],
     )
-    with OperatorClient(connect, timeout_s=30.0) as client:
+    with caller.operator(30.0) as client:
         client.call(lambda channel: kv_pb2_grpc.KVServiceStub(channel).PutKVs, request)
 
 
-def object_states(connect: Sequence[str], object_ids: Collection[int]) -> list[int]:
+def speak_for(caller: Caller, node_id: int, node_epoch: int) -> CallError:
+    """Prepare an object in a node's name; return why that is refused.
+
+    Raises:
+        RuntimeError: it is not.
+    """
+    request = objects_pb2.PrepareObjectsRequest(count=1, ttl_ms=1_000)
+    request.node.node_id, request.node.node_epoch = node_id, node_epoch
+    with caller.operator(30.0) as client:
+        try:
+            client.call(
+                lambda channel: objects_grpc.ObjectServiceStub(channel).PrepareObjects, request
+            )
+        except CallError as refusal:
+            return refusal
+    raise RuntimeError(f"{caller.tls.certificate.name} could speak for node {node_id}")
+
+
+def object_states(caller: Caller, object_ids: Collection[int]) -> list[int]:
     """Ask the leader in which state each object is."""
-    with OperatorClient(connect) as client:
+    with caller.operator() as client:
         answer = client.call(
             lambda channel: objects_grpc.ObjectServiceStub(channel).CheckObjects,
             objects_pb2.CheckObjectsRequest(object_ids=object_ids),
@@ -77,14 +96,14 @@ def object_states(connect: Sequence[str], object_ids: Collection[int]) -> list[i
 
 
 def wait_until_removed(
-    connect: Sequence[str], object_ids: Collection[int], timeout_s: float = 60.0
+    caller: Caller, object_ids: Collection[int], timeout_s: float = 60.0
 ) -> None:
     """Return once every object has expired, is deleted and forgotten."""
     if not object_ids:
         return
     deadline = time.monotonic() + timeout_s
     while True:
-        states = object_states(connect, object_ids)
+        states = object_states(caller, object_ids)
         if all(state == common_pb2.OBJECT_STATE_REMOVED for state in states):
             return
         if time.monotonic() > deadline:
@@ -94,12 +113,12 @@ def wait_until_removed(
         time.sleep(0.2)
 
 
-def objects_by_state(connect: Sequence[str]) -> dict[int, set[int]]:
+def objects_by_state(caller: Caller) -> dict[int, set[int]]:
     """List the ids of all objects in the map by their state."""
     found: dict[int, set[int]] = {}
     request = objects_pb2.DescribeObjectsRequest()
     request.page.page_size = PAGE_SIZE
-    with OperatorClient(connect) as client:
+    with caller.operator() as client:
         while True:
             answer = client.call(
                 lambda channel: objects_grpc.ObjectServiceStub(channel).DescribeObjects, request
@@ -111,17 +130,17 @@ def objects_by_state(connect: Sequence[str]) -> dict[int, set[int]]:
             request.page.page_token = answer.next_page_token
 
 
-def wait_until_none_is_marked(connect: Sequence[str], timeout_s: float = 60.0) -> None:
+def wait_until_none_is_marked(caller: Caller, timeout_s: float = 60.0) -> None:
     """Return once the bytes of everything that compaction has replaced are deleted."""
     deadline = time.monotonic() + timeout_s
-    while marked := objects_by_state(connect).get(common_pb2.OBJECT_STATE_MARK_DESTROYED):
+    while marked := objects_by_state(caller).get(common_pb2.OBJECT_STATE_MARK_DESTROYED):
         if time.monotonic() > deadline:
             raise TimeoutError(f"objects {sorted(marked)} are not deleted after {timeout_s:.0f} s")
         time.sleep(0.2)
 
 
 def read_back(
-    connect: Sequence[str], store_uri: str, stream_ids: Mapping[str, int]
+    caller: Caller, store_uri: str, stream_ids: Mapping[str, int]
 ) -> tuple[int, dict[str, str]]:
     """Read every stream whole; return the rows read and each stream's digest by key."""
 
@@ -129,7 +148,7 @@ def read_back(
         rows_read = 0
         digests: dict[str, str] = {}
         keys = {stream_id: key for key, stream_id in stream_ids.items()}
-        async with ControllerClient(connect) as client:
+        async with caller.client() as client:
             namespace = await client.object_namespace()
             reader = StreamReader(client, open_object_store(store_uri), namespace)
             async for stream_id, records in reader.read_streams(list(keys)):
@@ -159,7 +178,7 @@ def plant_foreign_key(endpoint: S3Endpoint, key: str) -> None:
 
 
 def reconcile_plan_words(place: Sequence[str], plan: str) -> list[str]:
-    """The command that makes a plan; `place` is --store and --connect with their values."""
+    """The command that makes a plan; `place` is --store and how to connect."""
     return [
         *("reconcile", "plan", *place, "--plan", plan, "--format", "table"),
         *("--unsafe-grace", "0s", "--max-share", "0.5"),

@@ -18,6 +18,7 @@ class Story:
     leader_kills: int = 0
     failover_s: float = -1.0
     expired_deleted: int = 0
+    refusal: str = ""
     prepared: dict[int, set[int]] = field(default_factory=dict)
     uploaded_keys: dict[int, set[str]] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
@@ -70,6 +71,7 @@ def summarize(
         f"they equalled the source: {reads.failure_beside}": not reads.failure_beside,
         "compaction left one object for each broker": len(mapped.live) == len(story.brokers_done),
         "the leader was killed and a write was acknowledged after": story.failover_s > 0,
+        f"a broker may not speak for another: {story.refusal}": story.refusal == "NOT_YOUR_NODE",
         "the killed broker's uploads expired and were deleted": story.expired_deleted > 0,
         "the sleeping broker left orphans": len(story.orphans) > 0,
         "exactly the orphans were deleted": gone == story.orphans,
@@ -91,6 +93,7 @@ def summarize(
         "commits": story.commits,
         "leader_kills": story.leader_kills,
         "failover_s": story.failover_s,
+        "refused_call": story.refusal,
         "expired_deleted": story.expired_deleted,
         "orphans_planted": len(story.orphans),
         "orphans_deleted": len(gone & story.orphans),

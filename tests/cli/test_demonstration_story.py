@@ -25,6 +25,7 @@ def story() -> Story:
         compactions=2,
         failover_s=0.2,
         expired_deleted=1,
+        refusal="NOT_YOUR_NODE",
         orphans={ORPHAN},
         brokers_done={0, 1},
     )
@@ -57,6 +58,11 @@ def test_what_may_go_wrong(reads: Reads, bucket: Bucket, mapped: MappedKeys, che
     figures, failed = summarize(story(), reads, bucket, mapped, (10, 4))
     assert figures["ok"] is False
     assert any(check in one for one in failed), failed
+
+
+def test_a_broker_that_could_speak_for_another() -> None:
+    _, failed = summarize(replace(story(), refusal=""), READS, BUCKET, MAPPED, (10, 4))
+    assert failed == ["a broker may not speak for another: "]
 
 
 def test_the_demo_calls_reconcile_as_it_is() -> None:

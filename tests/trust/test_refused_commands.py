@@ -81,8 +81,8 @@ COMPACT = ("compact", "plan", "--all", "--store", "file:///tmp")
 @pytest.mark.parametrize(
     ("code", "reason", "needs", "wanted"),
     [
-        (DENIED, "ROLE_LACKS_CALL", "role admin", "a certificate of role admin"),
-        (DENIED, "NOT_YOUR_NODE", "broker/1002", "a certificate of broker/1002"),
+        (DENIED, "ROLE_LACKS_CALL", "role admin", "this needs role admin:"),
+        (DENIED, "NOT_YOUR_NODE", "broker/1002", "this needs broker/1002:"),
         (grpc.StatusCode.UNAUTHENTICATED, "NO_IDENTITY", "", "a certificate of this cluster"),
     ],
 )
@@ -127,7 +127,7 @@ def test_reconciliation_tells_of_a_refusal_too() -> None:
     with (
         served_by_threads(controller, *_SERVICES) as endpoint,
         LeaderClient([endpoint], 5) as leader,
-        pytest.raises(ControllerError, match="give a certificate of role reconciler or admin"),
+        pytest.raises(ControllerError, match="this needs role reconciler or admin"),
     ):
         leader.describe()
     assert controller.calls == 1

@@ -1,4 +1,4 @@
-"""Controllers as child processes of this one: `streammeta dev`, the demo and process tests.
+"""Controllers as child processes of this one, for `streammeta dev`, the demo and process tests.
 
 Owns their directories, their start, their ready lines and their end. Each child is stopped by its
 own pid, and none outlives this process, however it ends.
@@ -6,23 +6,17 @@ own pid, and none outlives this process, however it ends.
 
 import concurrent.futures
 import contextlib
-import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import click
-
-from streammeta.cli.output import CommandError, OutputFormat, fail, format_option
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.journal.directory import META_NAME, format_directory
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
@@ -283,12 +277,13 @@ class LocalCluster:
             *(("--peer-override", _peers(overrides)) if overrides else ()),
             *("--data-dir", str(self.data_dir(node_id))),
             *("--store", self.store_uri),
-            *(_tls_options(self.tls[node_id]) if node_id in self.tls else ()),
+            *(tls_words(self.tls[node_id]) if node_id in self.tls else ()),
             *self.options,
         ]
 
 
-def _tls_options(files: TlsFiles) -> Sequence[str]:
+def tls_words(files: TlsFiles) -> Sequence[str]:
+    """Return the options by which a controller, or a command, gets its files for TLS."""
     return (
         *("--tls-ca", str(files.ca), "--tls-cert", str(files.certificate)),
         *("--tls-key", str(files.key)),
@@ -302,78 +297,3 @@ def _others(count: int, taken: Sequence[int]) -> list[int]:
 
 def _peers(endpoints: Mapping[int, str]) -> str:
     return ",".join(f"{node_id}@{endpoint}" for node_id, endpoint in endpoints.items())
-
-
-CONTROLLER_COUNT = 3
-
-
-@click.command()
-@click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Keep logs and objects here.  [default: a temporary directory, removed at the end]",
-)
-@click.option("--cluster-id", default="dev", show_default=True, help="The cluster's name.")
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65_530),
-    help="First of six consecutive ports: three for clients, then three for the controllers among"
-    " themselves.  [default: free ones]",
-)
-@format_option
-def dev(
-    data_dir: Path | None, cluster_id: str, port: int | None, output_format: OutputFormat
-) -> None:
-    """Run three controllers and a local-directory store until Ctrl-C.
-
-    \b
-    Example:
-      streammeta dev --port 9091
-      streammeta shell --connect 127.0.0.1:9091 -- tree /
-    """
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    with contextlib.ExitStack() as stack:
-        if data_dir is None:
-            folder = tempfile.TemporaryDirectory(prefix="streammeta-dev-")
-            data_dir = Path(stack.enter_context(folder))
-        root = data_dir.absolute()
-        bucket = root / "bucket"
-        bucket.mkdir(parents=True, exist_ok=True)
-        ports = free_ports(2 * CONTROLLER_COUNT) if port is None else list(range(port, port + 6))
-        cluster = LocalCluster(
-            root,
-            cluster_id,
-            f"file://{bucket}",
-            ports[:CONTROLLER_COUNT],
-            peer_ports=ports[CONTROLLER_COUNT:],
-        )
-        try:
-            cluster.start_all()
-            _say_ready(cluster, output_format)
-            _wait(cluster, stop)
-        except ChildFailedError as error:
-            hint = "correct what its log says and start again"
-            fail(output_format, CommandError("CONTROLLER_ENDED", str(error), hint))
-        finally:
-            cluster.stop_all()
-
-
-def _say_ready(cluster: LocalCluster, output_format: OutputFormat) -> None:
-    """Print the one line of this command; it comes when clients can connect, not at the end."""
-    if output_format is OutputFormat.JSON:
-        click.echo(json.dumps({"ok": True, "connect": cluster.connect, "store": cluster.store_uri}))
-    else:
-        click.echo(f"{READY_PREFIX}connect={cluster.connect} store={cluster.store_uri}")
-
-
-def _wait(cluster: LocalCluster, stop: threading.Event) -> None:
-    """Return when asked to stop; a controller that ends by itself is an error."""
-    while not stop.wait(0.5):
-        for child in cluster.children.values():
-            if not child.is_running:
-                raise ChildFailedError(
-                    f"{child.name} ended with exit code {child.process.returncode}; "
-                    f"the end of its log:\n{child.log_tail()}"
-                )

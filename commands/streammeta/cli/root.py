@@ -11,7 +11,7 @@ COMMANDS = {
     "compact": "streammeta.cli.compact_command:compact",
     "config": "streammeta.cli.config_command:config",
     "controller": "streammeta.cli.controller_command:controller",
-    "dev": "streammeta.cli.local_cluster:dev",
+    "dev": "streammeta.cli.dev_command:dev",
     "health": "streammeta.cli.cluster_command:health",
     "node": "streammeta.cli.node_command:node",
     "object": "streammeta.cli.object_command:object_group",

@@ -43,8 +43,9 @@ def advice(failure: RpcFailure, *, over_tls: bool) -> str:
     """
     if is_refusal(failure):
         needs = failure.metadata.get("needs", "")
-        wanted = f"a certificate of {needs}" if needs else "a certificate of this cluster"
-        return f"nothing was changed; give {wanted}, by {_FILES}"
+        if not needs:
+            return f"nothing was changed; give a certificate of this cluster, by {_FILES}"
+        return f"nothing was changed; this needs {needs}: give such a certificate, by {_FILES}"
     for words, sentence in _BY_WORDS.items():
         if words in failure.message:
             return sentence

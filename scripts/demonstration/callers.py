@@ -1,0 +1,52 @@
+"""The demo's callers: each part of it calls the controllers with a certificate of its own role."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from streammeta.cli.client import ControllerClient as OperatorClient
+from streammeta.cli.local_certificates import LocalCertificates
+from streammeta.cli.local_cluster import LocalCluster, tls_words
+from streammeta.client import ControllerClient
+from streammeta.rpc.identity import Role
+from streammeta.rpc.tls import TlsFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Holder of one certificate, and the controllers that it calls."""
+
+    endpoints: Sequence[str]
+    tls: TlsFiles
+
+    @property
+    def words(self) -> Sequence[str]:
+        """Return the options by which a command connects as this caller."""
+        return ("--connect", ",".join(self.endpoints), *tls_words(self.tls))
+
+    def operator(self, timeout_s: float = 10.0) -> OperatorClient:
+        """Return a blocking client, to be closed."""
+        return OperatorClient(self.endpoints, timeout_s, self.tls)
+
+    def client(self) -> ControllerClient:
+        """Return a broker's client, to be closed."""
+        return ControllerClient(self.endpoints, tls=self.tls)
+
+
+class Callers:
+    """Certificates of all parts of the demo, made by an authority below the cluster's folder."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+        self._certificates = LocalCertificates(cluster.root, cluster.cluster_id)
+        cluster.tls = self._certificates.controllers(cluster.node_ids)
+        self.admin = self._of(Role.ADMIN, "demo")
+        self.reader = self._of(Role.READER, "demo")
+        self.compactor = self._of(Role.COMPACTOR, "demo")
+        self.reconciler = self._of(Role.RECONCILER, "demo")
+
+    def broker(self, node_id: int) -> Caller:
+        """Return the caller that is this broker."""
+        return self._of(Role.BROKER, node_id)
+
+    def _of(self, role: Role, name: str | int) -> Caller:
+        return Caller(self._cluster.endpoints, self._certificates.of(role, name))
