@@ -45,6 +45,9 @@ class MemoryLog:
             self.batches = [batch for batch in self.batches if batch.end_offset <= self.committed]
             self.next_offset = self.committed
 
+    def flush(self) -> None:
+        """Everything is in the log already."""
+
     async def append_turn(self) -> None:
         """Every append is a batch here."""
 

@@ -109,6 +109,32 @@ async def test_calls_that_come_one_by_one_behind_a_batch_share_the_next() -> Non
     assert [verdict(call.result()) for call in calls] == [(0, [0])] * 6
 
 
+async def test_a_call_behind_a_lone_one_is_decided_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller, log = await prepared()
+    flushes: list[int] = []
+    monkeypatch.setattr(log, "flush", lambda: flushes.append(log.next_offset))
+    joiner = CommitJoiner(controller)
+    await committed(log, joiner.write(upload(0, 0)))
+    assert flushes == [], "others might have come with the first"
+    before = log.next_offset
+    lone = joiner.write(upload(1, 1))
+    lone.send(None)  # no turn of the event loop passes
+    assert (log.next_offset, flushes) == (before + 1, [before + 1])
+    behind = [asyncio.ensure_future(joiner.write(upload(each, each))) for each in (2, 3)]
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert log.next_offset == before + 1, "calls behind it wait for its commit together"
+    while not all(call.done() for call in behind):
+        log.commit()
+        await asyncio.sleep(0)
+    assert log.next_offset == before + 2
+    after_many = asyncio.ensure_future(joiner.write(upload(4, 4)))
+    await asyncio.sleep(0)
+    assert log.next_offset == before + 2, "where several came, others may join"
+    after_many.cancel()
+    lone.close()
+
+
 @pytest.mark.parametrize("seed", range(20))
 async def test_joined_commits_end_like_commits_alone(seed: int) -> None:
     rng = random.Random(seed)

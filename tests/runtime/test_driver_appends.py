@@ -53,6 +53,20 @@ async def test_many_appends_of_one_turn_become_one_batch(lone: MemoryCluster) ->
     assert len(batch.payloads) == 100
 
 
+async def test_a_flush_begins_the_batch_in_the_same_turn(lone: MemoryCluster) -> None:
+    await lone.fill("a", 1)
+    driver = lone.nodes[await lone.leader()].driver
+    start = driver.next_offset
+    ends = []
+    for _ in range(2):
+        driver.append([b"x"], required_base_offset=driver.next_offset)
+        ends.append(driver._core.log.end_offset)
+        driver.flush()
+        driver.flush()
+        ends.append(driver._core.log.end_offset)
+    assert ends == [start, start + 1, start + 1, start + 2]
+
+
 async def test_a_failed_flush_ends_the_replica(
     lone: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

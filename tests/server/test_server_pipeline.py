@@ -354,7 +354,7 @@ async def test_messages_behind_one_that_is_not_committed_rest_and_are_decided_to
     await scene.send(uploads(1, (0, 0, 0)))
     await scene.appended(1)
     await behind.send(uploads(1, (1, 1, 0)))
-    await rests.begin(asked=2)
+    await rests.begin(asked=1)
     assert scene.log.next_offset == scene.log.committed + 1
 
     many = [(object_id, 2, 10 * at) for at, object_id in enumerate(range(2, 40))]
@@ -365,6 +365,25 @@ async def test_messages_behind_one_that_is_not_committed_rest_and_are_decided_to
     assert [(await scene.receive()).sequence for _ in range(2)] == [1, 2]
 
 
+async def test_a_message_that_comes_alone_is_replicated_without_a_turn_for_others(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushes: list[int] = []
+    monkeypatch.setattr(scene.log, "flush", lambda: flushes.append(scene.log.next_offset))
+    for number in range(3):
+        await scene.send(uploads(number, (number, number, 0)))
+        await scene.appended(1)
+        assert flushes.pop() == scene.log.next_offset
+        assert (await scene.committed_answer()).sequence == number
+    behind = scene.another()
+    await scene.send(uploads(3, (3, 3, 0)))
+    await scene.appended(1)
+    await behind.send(uploads(0, (4, 0, 10)))
+    await scene.appended(2)
+    assert len(flushes) == 1
+    assert not (await behind.committed_answer()).uploads.errors
+
+
 async def test_messages_of_a_caller_that_has_gone_keep_no_others_waiting(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,7 +392,7 @@ async def test_messages_of_a_caller_that_has_gone_keep_no_others_waiting(
     await gone.send(uploads(1, (0, 0, 0)))
     await scene.appended(1)
     await gone.send(uploads(2, (1, 1, 0)))
-    await rests.begin(asked=2)
+    await rests.begin(asked=1)
     gone.call.cancel()
     await until(lambda: rests.done == 2, "both messages to be given up")
     for sequence in (1, 2):  # the first may come after a batch that was shared

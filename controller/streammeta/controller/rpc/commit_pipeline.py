@@ -136,6 +136,9 @@ class _Refused:
         raise self.error
 
 
+_Taken: TypeAlias = "asyncio.Queue[_Decided | _Refused | None]"
+
+
 class _Ahead:
     """Messages read and not answered yet; those not yet decided are queued in order."""
 
@@ -157,6 +160,8 @@ class _Ahead:
         self._bytes = 0
         self._undecided: deque[bytes] = deque()
         self._is_over = False
+        self.is_awaited = False
+        """Whether the task that decides messages waits for one."""
         self._fewer = asyncio.Event()
         self._more = asyncio.Event()
 
@@ -174,17 +179,22 @@ class _Ahead:
         self._memory.take(self._holder, len(data))
         self._undecided.append(data)
         self._rests.arrived(len(data))
+
+    def wake(self) -> None:
+        """Let the task that decides messages go on."""
+        self.is_awaited = False
         self._more.set()
 
     def end(self) -> None:
         """Note that no more messages will come."""
         self._is_over = True
-        self._more.set()
+        self.wake()
 
     async def wait(self) -> bool:
         """Wait until there is a message to decide; return False at the end."""
         while not (self._undecided or self._is_over):
             self._more.clear()
+            self.is_awaited = True
             await self._more.wait()
         return bool(self._undecided)
 
@@ -266,9 +276,9 @@ class CommitPipeline:
         caller = current_caller()
         holder = holder_of(caller, context)
         ahead = _Ahead(self._messages_ahead, self._rests, self._memory, holder, caller.held_to)
-        taken: asyncio.Queue[_Decided | _Refused | None] = asyncio.Queue()
+        taken: _Taken = asyncio.Queue()
         tasks = [
-            asyncio.create_task(self._read(messages, ahead)),
+            asyncio.create_task(self._read(messages, ahead, taken)),
             asyncio.create_task(self._decide_all(ahead, taken)),
         ]
         try:
@@ -285,7 +295,7 @@ class CommitPipeline:
             finally:
                 ahead.drop()
 
-    async def _read(self, messages: AsyncIterator[bytes], ahead: _Ahead) -> None:
+    async def _read(self, messages: AsyncIterator[bytes], ahead: _Ahead, taken: _Taken) -> None:
         stream = aiter(messages)
         try:
             await ahead.room()
@@ -293,25 +303,39 @@ class CommitPipeline:
                 # Messages of many pipelines may arrive at once; their work is spread over turns.
                 await self._budget.take(ROWS_A_MESSAGE + len(data) // BYTES_A_ROW)
                 ahead.put(data)
+                if not (ahead.is_awaited and self._rests.is_alone):
+                    ahead.wake()
+                elif not await self._decide_alone(ahead, taken):
+                    return
                 await ahead.room()
         finally:
             ahead.end()
 
-    async def _decide_all(
-        self, ahead: _Ahead, taken: "asyncio.Queue[_Decided | _Refused | None]"
-    ) -> None:
+    async def _decide_all(self, ahead: _Ahead, taken: _Taken) -> None:
         try:
             while await ahead.wait():
                 await self._rests.over()
-                refusal = await self._turn()
-                self._rests.began()
-                for message in await self._decide_waiting(ahead, refusal):
-                    taken.put_nowait(message)
-                    if isinstance(message, _Refused):
-                        return
+                if not await self._decide_batch(ahead, taken):
+                    return
                 await asyncio.sleep(0)
         finally:
             taken.put_nowait(None)
+
+    async def _decide_alone(self, ahead: _Ahead, taken: _Taken) -> bool:
+        """Decide a message that came alone, without waking another task, and replicate it."""
+        goes_on = await self._decide_batch(ahead, taken)
+        self._controller.flush()
+        return goes_on
+
+    async def _decide_batch(self, ahead: _Ahead, taken: _Taken) -> bool:
+        """Decide the messages that wait; return False if one of them ends the stream."""
+        refusal = await self._turn()
+        self._rests.began()
+        for message in await self._decide_waiting(ahead, refusal):
+            taken.put_nowait(message)
+            if isinstance(message, _Refused):
+                return False
+        return True
 
     async def _turn(self) -> Exception | None:
         try:

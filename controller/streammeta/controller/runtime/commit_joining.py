@@ -1,7 +1,8 @@
 """Commits of single calls that arrive together, decided and appended as one.
 
 Deciding and applying a commit costs much the same for one object as for fifty, and so does a record
-of the log. Calls that come while a batch is on its way therefore wait for the next one together.
+of the log. Calls that come while a batch is on its way therefore wait for the next one together. A
+lone call, behind another lone one, is decided at once.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class CommitJoiner:
         self._controller = controller
         self._calls: deque[_Call] = deque()
         self._deciding: asyncio.Task[None] | None = None
+        self._came_together = 2
+        """Calls that the last batch held; nobody is taken for alone before the first."""
         self._answering: set[asyncio.Task[None]] = set()
 
     async def write(
@@ -54,11 +57,27 @@ class CommitJoiner:
         """Decide, replicate and answer one commit; raises as `MetadataController.write` does."""
         if not is_plain(request):
             return await self._controller.write(request, held_to)
+        if self._is_alone():
+            return await self._write_alone(request, held_to)
         call = _Call(request, held_to, asyncio.get_running_loop().create_future())
         self._calls.append(call)
         if self._deciding is None:
             self._deciding = asyncio.create_task(self._decide_all())
         return await call.answered
+
+    def _is_alone(self) -> bool:
+        """Whether no other call waits, is on its way, or is likely to come at the same time."""
+        is_first = self._deciding is None and not self._calls
+        return is_first and self._came_together <= 1 and self._controller.is_settled
+
+    async def _write_alone(
+        self, request: CommitStreamSetObject, held_to: Principal | None
+    ) -> Answered:
+        await self._controller.turn()
+        submission = self._controller.submit((request,), held_to)
+        self._controller.flush()
+        await submission.committed()
+        return Answered(submission.answers[0], submission.offset)
 
     async def _decide_all(self) -> None:
         try:
@@ -100,6 +119,7 @@ class CommitJoiner:
             else:
                 left.append(call)
         self._calls = left
+        self._came_together = sum(map(len, taken.values()))
         for speaker, calls in taken.items():
             if len(calls) == 1:
                 self._decide_alone(calls[0])

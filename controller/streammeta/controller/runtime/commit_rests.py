@@ -57,9 +57,14 @@ class CommitRests:
         self._most = self._unanswered
         self._was_crowded, self._is_crowded = self._is_crowded, False
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether messages come one at a time: each when the one before is answered."""
+        return not (self._is_crowded or self._was_crowded)
+
     async def over(self) -> None:
         """Return once a batch with what waits may begin, within `REST_S`."""
-        if not (self._is_crowded or self._was_crowded) or self._is_enough():
+        if self.is_alone or self._is_enough():
             return
         if self._over is None:
             loop = asyncio.get_running_loop()

@@ -75,6 +75,10 @@ class ReplicatedLog(Protocol):
         """Wait until an append is worth a batch; see `QuorumDriver.append_turn`."""
         ...
 
+    def flush(self) -> None:
+        """Begin the batch of what was appended in this turn; see `QuorumDriver.flush`."""
+        ...
+
     @property
     def is_short_of_space(self) -> bool:
         """True if appended entries may wait for disk space indefinitely."""
@@ -318,6 +322,18 @@ class MetadataController:
         except TimeoutError:
             wanted = max(at_least, self._shown_end())
             raise NotCaughtUpError(wanted, self._committed_end) from None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the present state of the map is committed."""
+        return self._bound_log().next_offset <= self._committed_end
+
+    def flush(self) -> None:
+        """Replicate at once what was submitted in this turn of the event loop.
+
+        Otherwise it waits for the next turn, and whatever comes in this one joins it.
+        """
+        self._bound_log().flush()
 
     async def settled(self) -> None:
         """Wait until the present state of the map is committed; raises as `write` does."""

@@ -278,6 +278,14 @@ class QuorumDriver:
         self._schedule_flush()
         return self.next_offset
 
+    def flush(self) -> None:
+        """Begin a batch with what was appended in this turn of the event loop, if anything was.
+
+        Without it the batch begins in the next turn, and holds what is appended until then.
+        """
+        if len(self._forming):
+            self._core_loop.flush()
+
     def require_disk_space(self) -> None:
         """Raise NoDiskSpaceError while appends are refused because of full disks."""
         self._disk_space.require()
@@ -538,8 +546,7 @@ class QuorumDriver:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        if len(self._forming):
-            self._core_loop.flush()
+        self.flush()
         self._begin_round()
 
     def _begin_round(self) -> None:
