@@ -1,0 +1,261 @@
+"""Attacks on one listener: connections that send what no client sends, or nothing.
+
+Each is a coroutine that attacks with a bounded number of connections for as long as it is let; a
+listener that closes a connection is connected to again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import ssl
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+
+from scripts.benchmarks.http2 import (
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    frame,
+    request_headers,
+)
+
+CONTINUATION, GOAWAY, DATA, PRIORITY = 9, 7, 0, 2
+_BURST = 200
+"""Frames written at once."""
+_PATIENCE_S = 0.2
+"""Time for which an attacker waits for the listener to take more, or to let it in, in seconds."""
+_ATTACK_S_MAX = 90
+"""Maximum time of an attack, in seconds."""
+_STREAM_ID_MAX = (1 << 31) - 1
+_WINDOW_0 = struct.pack(">HI", 4, 0)
+_SNAPSHOT = "/streammeta.v1.MetadataService/GetSnapshot"
+_DESCRIBE = "/streammeta.v1.StreamService/DescribeStreams"
+_EMPTY_MESSAGE = bytes(5)
+
+
+@dataclass
+class Target:
+    """A listener, and the certificate with which it is attacked, if any."""
+
+    endpoint: str
+    tls: ssl.SSLContext | None = None
+    connections: int = 8
+    """At the same time."""
+    made: int = 0
+    """Connections made."""
+    sent: int = 0
+    """Bytes."""
+    rng: Random = field(default_factory=lambda: Random(7))
+
+    @asynccontextmanager
+    async def connection(
+        self, *, plain: bool = False
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Connect; `plain` leaves out TLS although the listener wants it."""
+        host, _, port = self.endpoint.rpartition(":")
+        context = None if plain else self.tls
+        async with asyncio.timeout(5):
+            reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+        self.made += 1
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+
+    async def send(self, writer: asyncio.StreamWriter, data: bytes) -> bool:
+        """Send; False if the listener takes no more for now."""
+        writer.write(data)
+        self.sent += len(data)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await writer.drain()
+        except TimeoutError:
+            return False
+        return not writer.is_closing()
+
+
+Attack = Callable[[Target], Awaitable[None]]
+
+
+async def attacked(attack: Attack, target: Target, is_enough: Callable[[], bool]) -> None:
+    """Let as many attackers as the target says attack until it is enough."""
+
+    async def again() -> None:
+        while True:
+            with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+                await attack(target)
+            await asyncio.sleep(0)
+
+    attackers = [asyncio.create_task(again()) for _ in range(target.connections)]
+    async with asyncio.timeout(_ATTACK_S_MAX):
+        while not is_enough():  # noqa: ASYNC110 (a thread changes it)
+            await asyncio.sleep(0.05)
+    for attacker in attackers:
+        attacker.cancel()
+    for error in await asyncio.gather(*attackers, return_exceptions=True):
+        if not isinstance(error, asyncio.CancelledError) and error is not None:
+            raise error
+
+
+async def garbage(target: Target) -> None:
+    """Bytes of no protocol, of HTTP/1.1, of a preface cut short, and none at all."""
+    rng = target.rng
+    request = b"GET / HTTP/1.1\r\n\r\n"
+    noise = rng.randbytes(rng.randrange(1, 4_000))
+    first = rng.choice((noise, request, PREFACE[:11], bytes(64)))
+    async with target.connection(plain=True) as (reader, writer):
+        await target.send(writer, first)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await reader.read(100)
+
+
+async def half_handshakes(target: Target) -> None:
+    """A handshake's first half, and silence: the connection stays open."""
+    hello = client_hello()
+    async with target.connection(plain=True) as (reader, writer):
+        await target.send(writer, hello[: target.rng.randrange(1, len(hello))])
+        await reader.read()
+
+
+def client_hello() -> bytes:
+    """Return the first message of a TLS handshake."""
+    sent = ssl.MemoryBIO()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    handshake = context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        handshake.do_handshake()
+    return sent.read()
+
+
+@asynccontextmanager
+async def _speaking(
+    target: Target, settings: bytes = b""
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Connect as an HTTP/2 client that reads what comes."""
+    async with target.connection() as (reader, writer):
+        await target.send(writer, PREFACE + frame(SETTINGS, 0, 0, settings))
+        reading = asyncio.create_task(_read_all(reader))
+        try:
+            yield reader, writer
+        finally:
+            reading.cancel()
+
+
+async def _read_all(reader: asyncio.StreamReader) -> None:
+    with contextlib.suppress(OSError):
+        while await reader.read(1 << 16):
+            pass
+
+
+async def _flood(target: Target, burst: Callable[[], bytes]) -> None:
+    async with _speaking(target) as (_, writer):
+        is_taken = True
+        while is_taken:
+            is_taken = await target.send(writer, burst())
+            await asyncio.sleep(0)
+
+
+async def rapid_reset(target: Target) -> None:
+    """Calls that are reset as soon as they are opened."""
+    block = request_headers(_DESCRIBE, target.endpoint)
+    stream_ids = itertools.count(1, 2)
+
+    def burst() -> bytes:
+        return b"".join(
+            frame(HEADERS, END_HEADERS, stream_id, block)
+            + frame(RST_STREAM, 0, stream_id, b"\0\0\0\x08")
+            for stream_id in itertools.islice(stream_ids, _BURST)
+        )
+
+    await _flood(target, burst)
+
+
+async def ping_flood(target: Target) -> None:
+    """Pings, each of which wants an answer."""
+    await _flood(target, lambda: frame(PING, 0, 0, bytes(8)) * _BURST)
+
+
+async def settings_flood(target: Target) -> None:
+    """Settings, each of which wants an answer."""
+    await _flood(target, lambda: frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 65_535)) * _BURST)
+
+
+async def endless_headers(target: Target) -> None:
+    """A header block that never ends."""
+    block = request_headers(_DESCRIBE, target.endpoint)
+    more = frame(CONTINUATION, 0, 1, b"\0\x01a" + b"\x7f\x81\x07" + b"b" * 1_024)
+    async with _speaking(target) as (_, writer):
+        await target.send(writer, frame(HEADERS, 0, 1, block))
+        is_taken = True
+        while is_taken:
+            is_taken = await target.send(writer, more * 16)
+            await asyncio.sleep(0)
+
+
+async def malformed_frames(target: Target) -> None:
+    """Frames of any type, flags, stream and length, true or not."""
+    rng = target.rng
+
+    def burst() -> bytes:
+        kinds = (DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, 200)
+        said = frame(
+            rng.choice(kinds),
+            rng.randrange(256),
+            rng.choice((0, 1, 2, rng.randrange(_STREAM_ID_MAX))),
+            rng.randbytes(rng.choice((0, 1, 4, 8, 300))),
+        )
+        if rng.random() < 0.2:
+            said = rng.randbytes(3) + said[3:]
+        return said
+
+    await _flood(target, burst)
+
+
+async def slow_readers(target: Target) -> None:
+    """Calls with large answers of which nothing is read: a window of no bytes."""
+    message = frame(DATA, END_STREAM, 0, _EMPTY_MESSAGE)
+    async with target.connection() as (_, writer):
+        await target.send(writer, PREFACE + frame(SETTINGS, 0, 0, _WINDOW_0))
+        for stream_id, path in zip(range(1, 64, 2), itertools.cycle((_SNAPSHOT, _DESCRIBE))):
+            block = request_headers(path, target.endpoint)
+            opened = frame(HEADERS, END_HEADERS, stream_id, block)
+            message = frame(DATA, END_STREAM, stream_id, _EMPTY_MESSAGE)
+            await target.send(writer, opened + message)
+        await asyncio.sleep(3_600)
+
+
+async def idle(target: Target) -> None:
+    """A connection that says what it must, and then nothing."""
+    async with _speaking(target) as (reader, _):
+        del reader
+        await asyncio.sleep(3_600)
+
+
+async def false_lengths(target: Target) -> None:
+    """Frames of peers that announce far more than they hold, and hellos that are none."""
+    rng = target.rng
+    announced = struct.pack(">I", rng.choice((0, 1, 1 << 20, (1 << 32) - 1)))
+    async with target.connection(plain=rng.random() < 0.5) as (reader, writer):
+        await target.send(writer, announced + b"strmpeer" + rng.randbytes(rng.randrange(200)))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await reader.read(100)
+
+
+ON_CLIENTS: Sequence[Attack] = (
+    *(garbage, half_handshakes, rapid_reset, ping_flood, settings_flood),
+    *(endless_headers, malformed_frames, slow_readers),
+)
+ON_PEERS: Sequence[Attack] = (garbage, half_handshakes, false_lengths)
