@@ -152,9 +152,6 @@ class Steps:
             raise broken_connection(f"step {ordinal}, {name}, loses its answer")
         return result
 
-    def heal(self) -> None:
-        self._fates = None
-
     def die(self) -> None:
         self.is_dead = True
         self._loop.call_soon_threadsafe(self.died.set)
