@@ -90,6 +90,8 @@ def test_a_broken_set_stays_out_and_is_told_of_once(
 
 def test_the_log_tells_of_replaced_and_of_broken_sets(authority: Authority, placed: Placed) -> None:
     own = OwnTls(config(tls=placed.files))
+    audited: list[tuple[str, str]] = []
+    own.tell(lambda name, reason, target: audited.append((name, reason and target["file"])))
     listening = own.peers.listening
     placed.files.ca.write_bytes(b"")
     with capture_logs() as logs:
@@ -102,6 +104,8 @@ def test_the_log_tells_of_replaced_and_of_broken_sets(authority: Authority, plac
         own.look()
     assert [entry["event"] for entry in logs] == ["certificate_replaced"]
     assert own.peers.listening is not listening
+    file = str(placed.files.certificate)
+    assert audited == [("certificates.reload", file), ("certificates.reload", "")]
 
 
 def test_the_end_of_a_certificate_is_seen_coming(authority: Authority, placed: Placed) -> None:

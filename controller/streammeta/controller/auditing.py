@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -43,6 +43,11 @@ class Auditing:
         """Go on in a file of the log's name: the one until now may have been renamed."""
         if self._writer is not None:
             self._writer.reopen()
+
+    def changed(self, name: str, reason: str, target: Mapping[str, str]) -> None:
+        """Record that files were replaced, or why not. May be called in any thread."""
+        if self.auditor is not None:
+            self.auditor.event(name, reason=reason, target=target)
 
     async def __aenter__(self) -> Auditing:
         if self.auditor is not None:

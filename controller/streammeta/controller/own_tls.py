@@ -6,9 +6,10 @@ and to the connections between controllers. Opens no connection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import TypeAlias
 
 import structlog
 
@@ -22,6 +23,10 @@ EXPIRES_SOON = timedelta(days=14)
 """Time before the end of a certificate from which on the log tells of it, every day."""
 
 _log = structlog.get_logger(component="tls")
+
+
+ToldOfChange: TypeAlias = Callable[[str, str, Mapping[str, str]], None]
+"""Takes what was to change, why it did not or nothing, and what names it."""
 
 
 class OwnTls:
@@ -56,6 +61,11 @@ class OwnTls:
         """Take over files that have been replaced, and tell of what is wrong with them."""
         for each in self._sets:
             each.look(self._now())
+
+    def tell(self, told: ToldOfChange) -> None:
+        """Have `told` hear of every file that was replaced, or could not be."""
+        for each in self._sets:
+            each.told = told
 
     @property
     def listeners(self) -> Sequence[tuple[str, str, ServerCertificates | None]]:
@@ -108,6 +118,7 @@ class _Set:
         self._watched = watched
         self._told_at: datetime | None = None
         self.users: list[Callable[[TlsContents], None]] = []
+        self.told: ToldOfChange | None = None
 
     @property
     def contents(self) -> TlsContents:
@@ -122,9 +133,15 @@ class _Set:
                     use(self.contents)
                 self._told_at = None
                 _log.info("certificate_replaced", **self._named())
+                self._tell("")
         except TlsError as error:
             _log.error("certificate_not_replaced", reason=str(error), **self._named())
+            self._tell(str(error))
         self._tell_of_its_end(now)
+
+    def _tell(self, reason: str) -> None:
+        if self.told is not None:
+            self.told("certificates.reload", reason, self._named())
 
     def _tell_of_its_end(self, now: datetime) -> None:
         facts = self.contents.facts
