@@ -333,6 +333,17 @@ class TransferRefused:
     reason: str
 
 
+Outcome: TypeAlias = (
+    ReadIndexReady
+    | ReadIndexRefused
+    | VotersChanged
+    | VoterChangeDone
+    | VoterChangeRefused
+    | FullVotersChanged
+    | TransferRefused
+)
+"""Effects that callers wait for."""
+
 Effect: TypeAlias = (
     LeadershipEnded
     | PersistQuorumState
@@ -343,15 +354,9 @@ Effect: TypeAlias = (
     | InstallSnapshot
     | ClearDamage
     | ReadSnapshot
-    | VotersChanged
-    | VoterChangeDone
-    | VoterChangeRefused
-    | FullVotersChanged
-    | TransferRefused
     | ReadLog
     | Send
     | CommitAdvanced
     | LeadershipStarted
-    | ReadIndexReady
-    | ReadIndexRefused
+    | Outcome
 )

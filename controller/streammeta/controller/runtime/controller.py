@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import structlog
 
@@ -22,7 +22,6 @@ from streammeta.controller.errors import (
     BusyError,
     InvalidRequestError,
     InvariantError,
-    NotLeaderError,
     OffsetPassedError,
     OutcomeUnknownError,
 )
@@ -36,7 +35,7 @@ from streammeta.controller.records.record import Record
 from streammeta.controller.runtime.admission import Gate
 from streammeta.controller.runtime.change_feed import ChangeFeed
 from streammeta.controller.runtime.clock import Clock
-from streammeta.controller.runtime.interfaces import SnapshotPoint
+from streammeta.controller.runtime.interfaces import ReplicatedLog, SnapshotPoint
 from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, LoadedMap, read_map
 from streammeta.controller.runtime.object_id_gate import ObjectIdGate, open_gate
 from streammeta.controller.runtime.quorum_errors import NotCaughtUpError
@@ -57,52 +56,6 @@ SESSION_READ_TIMEOUT_MS = 5_000
 
 class _ReadAgainError(Exception):
     """State returned to a read was undone, or may not be committed for long; read again."""
-
-
-class ReplicatedLog(Protocol):
-    """The quorum, as the single writer sees it."""
-
-    @property
-    def next_offset(self) -> int:
-        """Offset the next appended payload takes."""
-        ...
-
-    def append(self, payloads: Sequence[bytes], *, required_base_offset: int) -> int:
-        """Append on the leader and return the end offset; see `QuorumDriver.append`."""
-        ...
-
-    async def append_turn(self) -> None:
-        """Wait until an append is worth a batch; see `QuorumDriver.append_turn`."""
-        ...
-
-    def flush(self) -> None:
-        """Begin the batch of what was appended in this turn; see `QuorumDriver.flush`."""
-        ...
-
-    @property
-    def is_short_of_space(self) -> bool:
-        """True if appended entries may wait for disk space indefinitely."""
-        ...
-
-    def require_disk_space(self) -> None:
-        """Raise while full disks keep appends out; see `QuorumDriver.require_disk_space`."""
-        ...
-
-    async def read_barrier(self) -> int:
-        """Prove leadership from now on; see `QuorumDriver.read_barrier`."""
-        ...
-
-    def leader_hint(self) -> NotLeaderError:
-        """Return the error that names the leader, as far as this node knows it."""
-        ...
-
-    def hurry(self) -> None:
-        """Deliver what is committed without a pause; see `QuorumDriver.hurry`."""
-        ...
-
-    def snapshot_point(self) -> SnapshotPoint:
-        """End the forming batch; return the point in the log that the map has reached."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

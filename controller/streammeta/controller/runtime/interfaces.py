@@ -1,4 +1,4 @@
-"""Interfaces of the quorum driver: the replicated state machine and the transport to peers."""
+"""Interfaces between the quorum driver, the replicated state machine and the peers' transport."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple, Protocol, TypeAlias
 
+from streammeta.controller.errors import NotLeaderError
 from streammeta.controller.ids import ClusterId, NodeId, SnapshotId
 from streammeta.controller.quorum.messages import Batch, Request, Response
 from streammeta.controller.quorum.voters import VoterSet
@@ -32,6 +33,52 @@ class Endpoints(NamedTuple):
 
 Reply: TypeAlias = Callable[[Response | None], None]
 """Takes the answer to a peer's request, on the event loop; None: there will be none."""
+
+
+class ReplicatedLog(Protocol):
+    """The quorum, as the single writer sees it."""
+
+    @property
+    def next_offset(self) -> int:
+        """Offset the next appended payload takes."""
+        ...
+
+    def append(self, payloads: Sequence[bytes], *, required_base_offset: int) -> int:
+        """Append on the leader and return the end offset; see `QuorumDriver.append`."""
+        ...
+
+    async def append_turn(self) -> None:
+        """Wait until an append is worth a batch; see `QuorumDriver.append_turn`."""
+        ...
+
+    def flush(self) -> None:
+        """Begin the batch of what was appended in this turn; see `QuorumDriver.flush`."""
+        ...
+
+    @property
+    def is_short_of_space(self) -> bool:
+        """True if appended entries may wait for disk space indefinitely."""
+        ...
+
+    def require_disk_space(self) -> None:
+        """Raise while full disks keep appends out; see `QuorumDriver.require_disk_space`."""
+        ...
+
+    async def read_barrier(self) -> int:
+        """Prove leadership from now on; see `QuorumDriver.read_barrier`."""
+        ...
+
+    def leader_hint(self) -> NotLeaderError:
+        """Return the error that names the leader, as far as this node knows it."""
+        ...
+
+    def hurry(self) -> None:
+        """Deliver what is committed without a pause; see `QuorumDriver.hurry`."""
+        ...
+
+    def snapshot_point(self) -> SnapshotPoint:
+        """End the forming batch; return the point in the log that the map has reached."""
+        ...
 
 
 class StateMachine(Protocol):

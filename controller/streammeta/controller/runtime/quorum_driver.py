@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias, assert_never
+from typing import assert_never
 
 import structlog
 
@@ -48,16 +48,6 @@ _STOP_ROUNDS = 20
 
 REPLAYED_AFTER_S = 0.01
 """Pause before a follower replays, in seconds: several batches at once cost it less."""
-
-_Outcome: TypeAlias = (
-    events.ReadIndexReady
-    | events.ReadIndexRefused
-    | events.VotersChanged
-    | events.VoterChangeDone
-    | events.VoterChangeRefused
-    | events.FullVotersChanged
-    | events.TransferRefused
-)
 
 
 class QuorumDriver:
@@ -487,7 +477,7 @@ class QuorumDriver:
             self._deliverer.run()
             self._claim_if_ready()
 
-    def _complete(self, effect: _Outcome) -> None:
+    def _complete(self, effect: events.Outcome) -> None:
         """Pass an outcome to the callers that wait for it."""
         match effect:
             case events.ReadIndexReady(read_id=read_id, index=index):
