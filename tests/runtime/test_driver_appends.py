@@ -23,7 +23,7 @@ from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 from tests.kit.grpc_servers import served
-from tests.kit.memory_cluster import CLUSTER, MemoryCluster, create, eventually
+from tests.kit.memory_cluster import CLUSTER, MemoryCluster, create, eventually, stream_ids
 
 
 async def test_refused_appends_change_nothing(tmp_path: Path) -> None:
@@ -83,6 +83,13 @@ async def test_a_failed_flush_ends_the_replica(
     with pytest.raises(OSError, match="on fire"):
         await asyncio.wait_for(node.driver.fatal, 10)
     assert (node.driver.is_leader, node.controller.committed_end) == (False, committed)
+
+
+async def test_a_follower_that_stops_leaves_the_others_at_work(cluster: MemoryCluster) -> None:
+    await cluster.fill("a", 1)
+    leader = await cluster.leader()
+    await cluster.stop(next(i for i in cluster.nodes if i != leader))
+    assert stream_ids(await cluster.write(create("b"))) == (1,)
 
 
 KEY = pb.ReplicaKey(node_id=9, directory_id="d")
