@@ -259,6 +259,7 @@ def compare(cluster_map: ClusterMap, model: Model, now: int) -> None:
         same(cluster_map.query(read), model.query(read), type(read).__name__)
     same(cluster_map.size(), size_of(state), "size")
     claim = cluster_map.bucket_claim
+    same(cluster_map.feature_level, state.feature_level, "feature level")
     same((claim.cluster_uuid, claim.issued_below), state.claim, "claim")
     _compare_what_is_due(cluster_map, model, now)
     _check_data(cluster_map, model)

@@ -40,6 +40,7 @@ class RandomRequests(RandomCommits):
             items = tuple(r.StreamToOpen(stream, 1) for stream in (first, first + 1))
             yield r.OpenStreams(node=node, streams=items)
             yield r.PrepareObjects(request_id=f"p{node_id}", node=node, count=8, ttl_ms=60_000)
+        yield r.SetFeatureLevel(level=2)
 
     def any(self, model: Model) -> Any:
         """Return some write; ids to commit are prepared when they run out."""
@@ -166,6 +167,9 @@ class RandomRequests(RandomCommits):
             issued_below=state.next_object + self._one((-state.next_object, 0, 7, 500)),
         )
 
+    def _feature_level(self, _state: State) -> Any:
+        return r.SetFeatureLevel(level=self._one((1, 2)))
+
     def _destroy_dead(self, state: State) -> Any:
         after = self._one((-1, -1, state.next_object // 2))
         return r.DestroyDeadSetObjects(
@@ -267,7 +271,7 @@ _WEIGHTS = {
     "put": 3,
     "delete_keys": 2,
 }
-MAKERS = (*_WEIGHTS, "new_streams")
+MAKERS = (*_WEIGHTS, "new_streams", "feature_level")
 """Names that `RandomRequests.make` takes."""
 
 

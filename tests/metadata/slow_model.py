@@ -84,6 +84,7 @@ _TIMELESS: dict[type, Callable[..., Any]] = {
     r.AbandonUploads: streams.abandon,
     r.RemoveObjects: uploads.remove,
     r.ClaimBucket: uploads.claim_bucket,
+    r.SetFeatureLevel: uploads.set_feature_level,
     r.RegisterNode: streams.register,
     r.UnregisterNode: streams.unregister,
     r.SuperviseNode: streams.supervise,

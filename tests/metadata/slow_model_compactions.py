@@ -42,7 +42,7 @@ def _compact(
     content = uploads.content_of(request, ranges, objects)
     results = [request.object_id] if request.object_id >= 0 else [r.object_id for r in objects[:1]]
     if any(map(state.was_committed, results)):
-        accept_valid = request.on_conflict is v.OnConflict.ACCEPT_VALID
+        accept_valid = request.on_conflict == v.OnConflict.ACCEPT_VALID
         return uploads.repeated(state, results, content, ranges, objects, accept_valid=accept_valid)
     if not results and all(_is_gone(state, s) and state.was_committed(s) for s in sources):
         return ErrorCode.NONE, [], []
@@ -160,14 +160,14 @@ def _compact_stream(state: State, request: CommitStreamObject, now: int) -> Erro
     unused = [
         source
         for source, operation in pairs
-        if state.is_prepared(source) and operation is v.SourceOperation.DELETE
+        if state.is_prepared(source) and operation == v.SourceOperation.DELETE
     ]
     items = _committed(state, [source for source in sources if source not in unused], fits)
     if items is None or _is_ambiguous(sources, request.object_id):
         return ErrorCode.COMPACTED_OBJECTS_NOT_FOUND
     for source, operation in pairs:
         is_composite = state.objects[source].kind is v.ObjectKind.COMPOSITE
-        if is_composite and operation is v.SourceOperation.KEEP_DATA:
+        if is_composite and operation == v.SourceOperation.KEEP_DATA:
             return ErrorCode.INVALID_REQUEST
     if not _covers(state, request, items):
         return ErrorCode.OFFSET_NOT_MATCHED
@@ -196,7 +196,7 @@ def _expiry_was_made(state: State, pairs: list[tuple[int, v.SourceOperation]]) -
     """An id that was never committed may be among them, see `unused` above."""
     for source, operation in pairs:
         known = state.was_committed(source) or (
-            operation is v.SourceOperation.DELETE and source in state.objects
+            operation == v.SourceOperation.DELETE and source in state.objects
         )
         if not (known and _is_gone(state, source)):
             return False
@@ -220,7 +220,7 @@ def _replace(
     result = request.object_id
     blocks: set[int] = set()
     for source, operation in pairs:
-        if operation is v.SourceOperation.KEEP_DATA:
+        if operation == v.SourceOperation.KEEP_DATA:
             blocks.add(source)
             continue
         blocks |= state.blocks.get(source, set())
@@ -231,10 +231,10 @@ def _replace(
                 or uploads.kind_of(request.attributes) is v.ObjectKind.STREAM
                 or ends_below
             ):
-                state.destroy([link], now, deep=operation is v.SourceOperation.DEEP_DELETE)
+                state.destroy([link], now, deep=operation == v.SourceOperation.DEEP_DELETE)
             else:
                 _link(state, link, result)
-        state.destroy([source], now, deep=operation is v.SourceOperation.DEEP_DELETE)
+        state.destroy([source], now, deep=operation == v.SourceOperation.DEEP_DELETE)
     if result < 0:
         return
     row = uploads.Row(
@@ -253,7 +253,7 @@ def _replace(
     if state.objects[result].kind is v.ObjectKind.COMPOSITE:
         state.blocks[result] = blocks
     for source, operation in pairs:
-        if operation is v.SourceOperation.KEEP_DATA:
+        if operation == v.SourceOperation.KEEP_DATA:
             _link(state, source, result)
 
 

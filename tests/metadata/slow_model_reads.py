@@ -184,14 +184,14 @@ def check_objects(state: State, request: r.CheckObjects) -> a.CheckObjectsAnswer
 
 
 def get_nodes(state: State, request: r.GetNodes) -> a.GetNodesAnswer:
-    ids = sorted(set(request.node_ids) or state.nodes)
-    return a.GetNodesAnswer(
-        nodes=tuple(
-            describe_node(state, node_id, with_objects=request.include_stream_set_objects)
-            for node_id in ids
-            if node_id in state.nodes
-        )
-    )
+    def describe(node_id: int) -> a.NodeDescription:
+        return describe_node(state, node_id, with_objects=request.include_stream_set_objects)
+
+    ids = [i for i in sorted(set(request.node_ids) or state.nodes) if i in state.nodes]
+    if request.page is None:
+        return a.GetNodesAnswer(nodes=tuple(map(describe, ids)))
+    nodes, token = _page(ids, request.page, describe)
+    return a.GetNodesAnswer(nodes=nodes, next_page_token=token)
 
 
 def describe_node(state: State, node_id: int, *, with_objects: bool) -> a.NodeDescription:

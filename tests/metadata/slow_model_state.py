@@ -96,6 +96,7 @@ class State:
     hold: tuple[int, int] = (0, 0)
     """(since, until)."""
     claim: tuple[str, int] = ("", 0)
+    feature_level: int = 1
     """(UUID of the cluster, object ids below it may be issued)."""
     kvs: dict[tuple[str, str], tuple[bytes, int]] = field(default_factory=dict)
 

@@ -83,7 +83,7 @@ def upload(state: State, request: CommitStreamSetObject, now: int) -> CommitStre
     error = state.check(request.node, fence=not request.failover)
     if error:
         return answer_of(failed(error, ranges, objects))
-    accept_valid = request.on_conflict is v.OnConflict.ACCEPT_VALID
+    accept_valid = request.on_conflict == v.OnConflict.ACCEPT_VALID
     verdicts = _upload(state, request, ranges, objects, accept_valid=accept_valid, now=now)
     return answer_of(verdicts)
 
@@ -346,6 +346,12 @@ def deletable(state: State, marked_before: int, now: int) -> set[int]:
         and item.timestamp < marked_before
         and not (now < until and item.timestamp >= since)
     }
+
+
+def set_feature_level(state: State, request: r.SetFeatureLevel) -> a.SetFeatureLevelAnswer:
+    """The level is the highest there was."""
+    before, state.feature_level = state.feature_level, max(state.feature_level, request.level)
+    return a.SetFeatureLevelAnswer(before=before, level=state.feature_level)
 
 
 def claim_bucket(state: State, request: r.ClaimBucket) -> a.ClaimBucketAnswer:

@@ -35,6 +35,7 @@ RECORDS: tuple[rec.Record, ...] = (
     rec.ObjectAttributesSet(object_id=5, attributes=-4),
     rec.RecoveryAssigned(node_id=1, target_id=-1),
     rec.BucketClaimed(cluster_uuid="u", issued_below=2**63 - 1),
+    rec.FeatureLevelSet(level=2),
     rec.NodeRegistered(node_id=0, node_epoch=0, wal_config="", tags=()),
     rec.KVsPut(namespaces=("", "n"), keys=("a", "b"), values=(b"", b"\xff")),
 )

@@ -83,6 +83,7 @@ class Record(_message.Message):
     NODE_SUPERVISED_FIELD_NUMBER: _builtins.int
     OBJECT_ATTRIBUTES_SET_FIELD_NUMBER: _builtins.int
     BUCKET_CLAIMED_FIELD_NUMBER: _builtins.int
+    FEATURE_LEVEL_SET_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def streams_created(self) -> Global___StreamsCreatedRecord:
         """new streams"""
@@ -195,6 +196,10 @@ class Record(_message.Message):
     def bucket_claimed(self) -> Global___BucketClaimedRecord:
         """the cluster's UUID and bound of object ids"""
 
+    @_builtins.property
+    def feature_level_set(self) -> Global___FeatureLevelSetRecord:
+        """what log and checkpoints may hold from here on"""
+
     def __init__(
         self,
         *,
@@ -226,12 +231,13 @@ class Record(_message.Message):
         node_supervised: Global___NodeSupervisedRecord | None = ...,
         object_attributes_set: Global___ObjectAttributesSetRecord | None = ...,
         bucket_claimed: Global___BucketClaimedRecord | None = ...,
+        feature_level_set: Global___FeatureLevelSetRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_claimed", b"bucket_claimed", "commit_rows_rejected", b"commit_rows_rejected", "deletions_held", b"deletions_held", "kind", b"kind", "kvs_deleted", b"kvs_deleted", "kvs_put", b"kvs_put", "node_epoch_set", b"node_epoch_set", "node_id_issued", b"node_id_issued", "node_locked", b"node_locked", "node_registered", b"node_registered", "node_supervised", b"node_supervised", "node_unregistered", b"node_unregistered", "object_attributes_set", b"object_attributes_set", "objects_destroyed", b"objects_destroyed", "objects_linked", b"objects_linked", "objects_prepared", b"objects_prepared", "objects_removed", b"objects_removed", "pending_uploads_set", b"pending_uploads_set", "ranges_removed", b"ranges_removed", "recovery_assigned", b"recovery_assigned", "stream_objects_committed", b"stream_objects_committed", "stream_set_objects_committed", b"stream_set_objects_committed", "streams_closed", b"streams_closed", "streams_created", b"streams_created", "streams_deleted", b"streams_deleted", "streams_opened", b"streams_opened", "streams_reopened", b"streams_reopened", "streams_trimmed", b"streams_trimmed", "uploads_abandoned", b"uploads_abandoned"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_claimed", b"bucket_claimed", "commit_rows_rejected", b"commit_rows_rejected", "deletions_held", b"deletions_held", "feature_level_set", b"feature_level_set", "kind", b"kind", "kvs_deleted", b"kvs_deleted", "kvs_put", b"kvs_put", "node_epoch_set", b"node_epoch_set", "node_id_issued", b"node_id_issued", "node_locked", b"node_locked", "node_registered", b"node_registered", "node_supervised", b"node_supervised", "node_unregistered", b"node_unregistered", "object_attributes_set", b"object_attributes_set", "objects_destroyed", b"objects_destroyed", "objects_linked", b"objects_linked", "objects_prepared", b"objects_prepared", "objects_removed", b"objects_removed", "pending_uploads_set", b"pending_uploads_set", "ranges_removed", b"ranges_removed", "recovery_assigned", b"recovery_assigned", "stream_objects_committed", b"stream_objects_committed", "stream_set_objects_committed", b"stream_set_objects_committed", "streams_closed", b"streams_closed", "streams_created", b"streams_created", "streams_deleted", b"streams_deleted", "streams_opened", b"streams_opened", "streams_reopened", b"streams_reopened", "streams_trimmed", b"streams_trimmed", "uploads_abandoned", b"uploads_abandoned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_claimed", b"bucket_claimed", "commit_rows_rejected", b"commit_rows_rejected", "deletions_held", b"deletions_held", "kind", b"kind", "kvs_deleted", b"kvs_deleted", "kvs_put", b"kvs_put", "node_epoch_set", b"node_epoch_set", "node_id_issued", b"node_id_issued", "node_locked", b"node_locked", "node_registered", b"node_registered", "node_supervised", b"node_supervised", "node_unregistered", b"node_unregistered", "object_attributes_set", b"object_attributes_set", "objects_destroyed", b"objects_destroyed", "objects_linked", b"objects_linked", "objects_prepared", b"objects_prepared", "objects_removed", b"objects_removed", "pending_uploads_set", b"pending_uploads_set", "ranges_removed", b"ranges_removed", "recovery_assigned", b"recovery_assigned", "stream_objects_committed", b"stream_objects_committed", "stream_set_objects_committed", b"stream_set_objects_committed", "streams_closed", b"streams_closed", "streams_created", b"streams_created", "streams_deleted", b"streams_deleted", "streams_opened", b"streams_opened", "streams_reopened", b"streams_reopened", "streams_trimmed", b"streams_trimmed", "uploads_abandoned", b"uploads_abandoned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_claimed", b"bucket_claimed", "commit_rows_rejected", b"commit_rows_rejected", "deletions_held", b"deletions_held", "feature_level_set", b"feature_level_set", "kind", b"kind", "kvs_deleted", b"kvs_deleted", "kvs_put", b"kvs_put", "node_epoch_set", b"node_epoch_set", "node_id_issued", b"node_id_issued", "node_locked", b"node_locked", "node_registered", b"node_registered", "node_supervised", b"node_supervised", "node_unregistered", b"node_unregistered", "object_attributes_set", b"object_attributes_set", "objects_destroyed", b"objects_destroyed", "objects_linked", b"objects_linked", "objects_prepared", b"objects_prepared", "objects_removed", b"objects_removed", "pending_uploads_set", b"pending_uploads_set", "ranges_removed", b"ranges_removed", "recovery_assigned", b"recovery_assigned", "stream_objects_committed", b"stream_objects_committed", "stream_set_objects_committed", b"stream_set_objects_committed", "streams_closed", b"streams_closed", "streams_created", b"streams_created", "streams_deleted", b"streams_deleted", "streams_opened", b"streams_opened", "streams_reopened", b"streams_reopened", "streams_trimmed", b"streams_trimmed", "uploads_abandoned", b"uploads_abandoned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["streams_created", "streams_opened", "streams_reopened", "streams_closed", "streams_trimmed", "ranges_removed", "streams_deleted", "objects_prepared", "stream_objects_committed", "commit_rows_rejected", "objects_destroyed", "objects_removed", "node_registered", "node_epoch_set", "kvs_put", "kvs_deleted", "stream_set_objects_committed", "objects_linked", "pending_uploads_set", "uploads_abandoned", "node_locked", "node_unregistered", "node_id_issued", "recovery_assigned", "deletions_held", "node_supervised", "object_attributes_set", "bucket_claimed"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["streams_created", "streams_opened", "streams_reopened", "streams_closed", "streams_trimmed", "ranges_removed", "streams_deleted", "objects_prepared", "stream_objects_committed", "commit_rows_rejected", "objects_destroyed", "objects_removed", "node_registered", "node_epoch_set", "kvs_put", "kvs_deleted", "stream_set_objects_committed", "objects_linked", "pending_uploads_set", "uploads_abandoned", "node_locked", "node_unregistered", "node_id_issued", "recovery_assigned", "deletions_held", "node_supervised", "object_attributes_set", "bucket_claimed", "feature_level_set"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1102,3 +1108,23 @@ class KVsDeletedRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KVsDeletedRecord: _TypeAlias = KVsDeletedRecord  # noqa: Y015
+
+@_typing.final
+class FeatureLevelSetRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    level: _builtins.int
+    """above the one before; a reader that does not know the level must stop"""
+    def __init__(
+        self,
+        *,
+        level: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeatureLevelSetRecord: _TypeAlias = FeatureLevelSetRecord  # noqa: Y015

@@ -375,6 +375,14 @@ class ClaimBucketAnswer(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetFeatureLevelAnswer(Answer):
+    """The level before and the one from now on."""
+
+    before: int
+    level: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeIdAnswer(Answer):
     """The issued id."""
 

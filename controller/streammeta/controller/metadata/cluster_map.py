@@ -17,6 +17,7 @@ from streammeta.controller.errors import ErrorCode, InvariantError
 from streammeta.controller.metadata import answers, requests
 from streammeta.controller.metadata.commit_rules import Repeats
 from streammeta.controller.metadata.compactions import Compactions
+from streammeta.controller.metadata.feature_level import FeatureLevel
 from streammeta.controller.metadata.frozen import FrozenMap, FrozenParts
 from streammeta.controller.metadata.kv import KVs
 from streammeta.controller.metadata.maintenance import BucketClaim, Claim, ObjectUpkeep
@@ -66,6 +67,7 @@ class ClusterMap:
         self._stream_decisions = StreamDecisions(self._streams, self._objects, self._nodes)
         self._kvs = KVs()
         self._bucket_claim = BucketClaim()
+        self._feature_level = FeatureLevel()
         self._repeats = Repeats(self._objects)
         self._uploads = Uploads(self._nodes, self._streams, self._objects, self._repeats)
         self._compactions = Compactions(
@@ -98,6 +100,7 @@ class ClusterMap:
             kvs=cluster_map._kvs,
             upkeep=cluster_map._upkeep,
             bucket_claim=cluster_map._bucket_claim,
+            feature_level=cluster_map._feature_level,
             repeats=cluster_map._repeats,
         )
         return cluster_map
@@ -185,6 +188,7 @@ class ClusterMap:
             kvs=self._kvs.snapshot(),
             deletion_hold=self._upkeep.hold,
             bucket_claim=self._bucket_claim.current,
+            feature_level=self._feature_level.current,
             rejected=self._repeats.view(),
         )
         return FrozenMap(self.applied_end_offset, parts)
@@ -227,6 +231,11 @@ class ClusterMap:
     def bucket_claim(self) -> Claim:
         """The cluster's UUID and bound of object ids."""
         return self._bucket_claim.current
+
+    @property
+    def feature_level(self) -> int:
+        """The cluster's feature level, see `features`."""
+        return self._feature_level.current
 
     @property
     def next_object_id(self) -> int:
@@ -272,6 +281,7 @@ class ClusterMap:
             requests.DestroyDeadSetObjects: _with_time(_one(upkeep.decide_destroy_dead)),
             requests.HoldDeletions: _with_time(_one(upkeep.decide_hold)),
             requests.ClaimBucket: _without_time(_one(self._bucket_claim.decide)),
+            requests.SetFeatureLevel: _without_time(_one(self._feature_level.decide)),
             requests.RegisterNode: _without_time(_one(nodes.decide_register)),
             requests.UnregisterNode: _without_time(_one(self._decide_unregister)),
             requests.GetNextNodeId: _without_time(_one(nodes.decide_next_id)),
@@ -355,6 +365,7 @@ class ClusterMap:
             rec.ObjectAttributesSet: objects.replay_attributes,
             rec.DeletionsHeld: self._upkeep.replay_held,
             rec.BucketClaimed: self._bucket_claim.replay,
+            rec.FeatureLevelSet: self._feature_level.replay,
             rec.NodeRegistered: nodes.replay_registered,
             rec.NodeEpochSet: nodes.replay_epoch_set,
             rec.NodeUnregistered: self._replay_unregistered,

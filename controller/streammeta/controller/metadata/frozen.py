@@ -24,6 +24,7 @@ sections whatever happened to them. A view may be read in another thread.
 | rejected_rows | remembered verdicts, oldest first | object_id, stream_id, error |
 | removed_objects | remembered removals, oldest first | object_id, content_digest |
 | bucket_claim | 1 | cluster_uuid, issued_below |
+| feature_level | 1 | level |
 """  # noqa: E501 - a table's row is one line
 
 import hashlib
@@ -60,6 +61,7 @@ class FrozenParts:
     kvs: SharedDictView[tuple[str, str], StoredValue]
     deletion_hold: DeletionHold
     bucket_claim: Claim
+    feature_level: int
     rejected: WindowView[tuple[int, int], int]
 
 
@@ -265,6 +267,10 @@ def _bucket_claim(parts: FrozenParts) -> Section:
     }
 
 
+def _feature_level(parts: FrozenParts) -> Section:
+    return {"level": column([parts.feature_level])}
+
+
 _SECTIONS: dict[str, Callable[[FrozenParts], Section]] = {
     "counters": _counters,
     "streams": _streams,
@@ -283,6 +289,7 @@ _SECTIONS: dict[str, Callable[[FrozenParts], Section]] = {
     "rejected_rows": _rejected_rows,
     "removed_objects": _removed_objects,
     "bucket_claim": _bucket_claim,
+    "feature_level": _feature_level,
 }
 
 

@@ -308,6 +308,16 @@ class ClaimBucket(WriteRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetFeatureLevel(WriteRequest):
+    """Raise the cluster's feature level, which all controllers are known to read.
+
+    A level that is there already, or a higher one, stays.
+    """
+
+    level: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnregisterNode(WriteRequest):
     """Forget a node that owns nothing."""
 

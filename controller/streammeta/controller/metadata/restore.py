@@ -8,6 +8,7 @@ import numpy as np
 
 from streammeta.controller.errors import DamagedMapError
 from streammeta.controller.metadata.commit_rules import Repeats
+from streammeta.controller.metadata.feature_level import FeatureLevel
 from streammeta.controller.metadata.kv import KVs, StoredValue
 from streammeta.controller.metadata.maintenance import (
     BucketClaim,
@@ -37,6 +38,7 @@ def restore(
     kvs: KVs,
     upkeep: ObjectUpkeep,
     bucket_claim: BucketClaim,
+    feature_level: FeatureLevel,
     repeats: Repeats,
 ) -> None:
     """Fill empty managers; columns may be arrays or lists.
@@ -57,6 +59,8 @@ def restore(
     if "bucket_claim" in sections:  # older versions claimed nothing
         claim = checked["bucket_claim"]
         bucket_claim.load(Claim(str(claim["cluster_uuid"][0]), int(claim["issued_below"][0])))
+    if "feature_level" in sections:  # older versions had no levels
+        feature_level.load(int(checked["feature_level"]["level"][0]))
     pending, lost = _pending(checked["pending_uploads"]), _spans(checked["lost_ranges"])
     kvs.load(_kvs(checked["kvs"]))
     requests = _requests(checked["requests"])

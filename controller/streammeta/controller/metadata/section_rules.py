@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from streammeta.controller.errors import DamagedMapError, ErrorCode
+from streammeta.controller.features import BASE_LEVEL
 from streammeta.controller.metadata.object_facts import CRC32C_MAX, UNKNOWN
 from streammeta.controller.metadata.request_identity import RequestKind
 from streammeta.controller.metadata.section_checks import (
@@ -309,6 +310,7 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
         ("cluster_uuid", "issued_below"),
         (_OneRow(), Between("issued_below", 0, INT64_MAX)),
     ),
+    "feature_level": (("level",), (_OneRow(), Between("level", BASE_LEVEL, INT32_MAX))),
     "nodes": (
         (
             "node_id",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from streammeta.controller.errors import LimitExceededError
+from streammeta.controller.features import SUPPORTED
 from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.commit_validation import (
     BATCH_MAX,
@@ -249,6 +250,7 @@ _FIELDS: dict[str, Callable[[str, Any], None]] = {
     "count": _between(1, BATCH_MAX),
     "hold_ms": _between(1, TTL_MS_MAX),
     "issued_below": _between(0, INT64_MAX),
+    "level": _between(SUPPORTED.lowest, SUPPORTED.highest),
     "limit": _between(1, BATCH_MAX),
     "node": lambda _, node: check_node(node),
     "node_id": _between(0, INT32_MAX),

@@ -291,6 +291,13 @@ class BucketClaimed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FeatureLevelSet:
+    """Raises the level: from here on log and checkpoints may hold what it adds."""
+
+    level: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeRegistered:
     """Creates or overwrites a node; a larger epoch ends its failover, recovery and departure."""
 
@@ -351,6 +358,7 @@ Record: TypeAlias = (
     | RecoveryAssigned
     | DeletionsHeld
     | BucketClaimed
+    | FeatureLevelSet
     | NodeRegistered
     | NodeEpochSet
     | KVsPut

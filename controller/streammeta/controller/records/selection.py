@@ -249,6 +249,7 @@ _RULES: dict[type, _Rule] = {
     rec.ObjectAttributesSet: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
     rec.DeletionsHeld: _Rule(frozenset({Kind.OBJECT}), _of_neither),
     rec.BucketClaimed: _Rule(frozenset({Kind.OBJECT}), _of_neither),
+    rec.FeatureLevelSet: _Rule(frozenset(Kind), _of_neither),
     rec.PendingUploadsSet: _Rule(frozenset({Kind.STREAM, Kind.NODE}), _cut_rows),
     rec.UploadsAbandoned: _Rule(frozenset({Kind.STREAM, Kind.NODE}), _cut_rows),
     rec.NodeRegistered: _Rule(frozenset({Kind.NODE}), _of_node),

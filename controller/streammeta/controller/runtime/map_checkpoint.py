@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 
 from streammeta.controller.errors import DamagedMapError
+from streammeta.controller.features import SUPPORTED
 from streammeta.controller.ids import ClusterId, SnapshotId
 from streammeta.controller.journal.errors import BadSnapshotError, NewerVersionError
 from streammeta.controller.journal.snapshots import SnapshotCheck
@@ -240,3 +241,7 @@ def _require_known(reader: CheckpointReader) -> None:
         for name in reader.column_names(section):
             if name not in _KNOWN_COLUMNS[section]:
                 reader.refuse_newer(f"column {name!r} of its section {section!r}")
+    if "feature_level" in reader.entries:
+        level = int(reader.columns("feature_level")["level"][0])
+        if not SUPPORTED.include(level):
+            reader.refuse_newer(f"its feature level {level}, only {SUPPORTED}")

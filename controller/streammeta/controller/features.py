@@ -1,0 +1,50 @@
+"""Feature levels: what log and checkpoints may hold.
+
+A cluster has one level, in its log. It is raised by the operator, once every controller can read
+what the level adds; until then any of them can be started in its older version again. Whatever an
+older version would drop or misread, be it a kind of record, a field of one or a section of a
+checkpoint, belongs to a level and is written at or above it alone. What a controller does not know
+stops it, so a mistake here costs availability and no data. After KIP-584 and KIP-778 of Kafka.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+BASE_LEVEL = 1
+"""Level of a cluster whose log names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """The levels that one version can run at, both included."""
+
+    lowest: int
+    highest: int
+
+    def __str__(self) -> str:
+        return f"{self.lowest} to {self.highest}"
+
+    def include(self, level: int) -> bool:
+        """Return whether a version with these can run at a level."""
+        return self.lowest <= level <= self.highest
+
+
+SUPPORTED = Levels(BASE_LEVEL, 2)
+"""The levels of this version."""
+
+ADDED: Mapping[int, str] = {
+    1: "everything up to feature levels",
+    2: "the level itself: record FeatureLevelSet",
+}
+"""What each level adds."""
+
+RECORDS: Mapping[str, int] = {"FeatureLevelSetRecord": 2}
+"""Levels of the messages of records.proto that came after level 1."""
+
+FIELDS: Mapping[tuple[str, str], int] = {("Record", "feature_level_set"): 2}
+"""Levels of the fields, by message and name, that older messages got after level 1."""
+
+SECTIONS: Mapping[str, int] = {}
+"""Levels of the checkpoint's sections that came after level 1."""

@@ -1,0 +1,53 @@
+"""The replicated feature level: only ever raised, and never beyond what this version reads."""
+
+from __future__ import annotations
+
+from streammeta.controller.errors import InvariantError
+from streammeta.controller.features import BASE_LEVEL, SUPPORTED
+from streammeta.controller.metadata.answers import SetFeatureLevelAnswer
+from streammeta.controller.metadata.requests import SetFeatureLevel
+from streammeta.controller.metadata.tables import Undo
+from streammeta.controller.records import record as rec
+
+
+class FeatureLevel:
+    """The cluster's level, see `features`."""
+
+    def __init__(self) -> None:
+        self._current = BASE_LEVEL
+
+    @property
+    def current(self) -> int:
+        """The cluster's level."""
+        return self._current
+
+    def load(self, level: int) -> None:
+        """Set the level of an empty map."""
+        self._current = level
+
+    def decide(
+        self, request: SetFeatureLevel
+    ) -> tuple[rec.FeatureLevelSet | None, SetFeatureLevelAnswer]:
+        """Raise the level; no record and the level that is there if that is not lower."""
+        before = self._current
+        if request.level <= before:
+            return None, SetFeatureLevelAnswer(before=before, level=before)
+        record = rec.FeatureLevelSet(level=request.level)
+        return record, SetFeatureLevelAnswer(before=before, level=request.level)
+
+    def replay(self, record: rec.FeatureLevelSet, undo: Undo) -> None:
+        """See `FeatureLevelSet`.
+
+        Raises:
+            InvariantError: the level does not rise, or this version can't run at it.
+        """
+        if record.level <= self._current:
+            raise InvariantError(
+                f"record sets feature level {record.level}, but it is {self._current}"
+            )
+        if not SUPPORTED.include(record.level):
+            raise InvariantError(
+                f"feature level {record.level} is above {SUPPORTED.highest}, the highest of this "
+                "version; upgrade this controller"
+            )
+        undo.assign(self, "_current", record.level)

@@ -1,0 +1,89 @@
+"""Feature levels: only raised, never beyond this version, and each addition has a level."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streammeta.controller import features
+from streammeta.controller.errors import InvariantError
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
+from streammeta.controller.journal.errors import NewerVersionError
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.frozen import FrozenMap
+from streammeta.controller.metadata.requests import SetFeatureLevel
+from streammeta.controller.records.record import FeatureLevelSet
+from streammeta.controller.runtime.map_checkpoint import snapshot_check
+from streammeta.controller.snapshot.checkpoint_file import write_checkpoint
+from streammeta.v1 import records_pb2
+from tests.metadata.small_world import World
+
+LEVEL_1 = Path(__file__).with_name("level_1.json")
+"""Fields by message of records.proto, and sections of checkpoints, as of level 1; never changes."""
+
+
+def test_a_level_is_raised_once_and_undone_with_its_entry() -> None:
+    world = World()
+    assert world.map.feature_level == features.BASE_LEVEL
+    before = world.map.state_hash()
+    answer: Any = world.write(SetFeatureLevel(level=2))
+    assert (answer.before, answer.level, world.map.feature_level) == (1, 2, 2)
+    assert world.map.state_hash() != before
+    end = world.map.applied_end_offset
+    again: Any = world.write(SetFeatureLevel(level=2))
+    lower: Any = world.write(SetFeatureLevel(level=1))
+    assert (again.level, lower.level, world.map.applied_end_offset) == (2, 2, end)
+    world.map.undo_to(0)
+    assert world.map.feature_level == features.BASE_LEVEL
+
+
+@pytest.mark.parametrize(("level", "told"), [(3, "upgrade this controller"), (1, "but it is 1")])
+def test_a_record_of_a_level_that_is_not_above_or_not_known_is_refused(
+    level: int, told: str
+) -> None:
+    cluster_map = ClusterMap()
+    with pytest.raises(InvariantError, match=told):
+        cluster_map.apply(0, [FeatureLevelSet(level=level)])
+    assert cluster_map.feature_level == features.BASE_LEVEL
+
+
+def test_a_checkpoint_of_a_higher_level_is_that_of_a_newer_version() -> None:
+    cluster_map = ClusterMap()
+    sections = {**cluster_map.freeze().sections(), "feature_level": {"level": level_column(3)}}
+    snapshot_id, file = SnapshotId(EndOffset(1), Epoch(1)), io.BytesIO()
+    write_checkpoint(file, snapshot_id, "c", sections)
+    with pytest.raises(NewerVersionError, match="feature level 3, only 1 to 2"):
+        snapshot_check(ClusterId("c"))(snapshot_id, file)
+
+
+def level_column(level: int) -> Any:
+    column = FrozenMap.sections(ClusterMap().freeze())["feature_level"]["level"]
+    return column * 0 + level  # type: ignore[operator]
+
+
+def test_all_that_came_after_level_1_has_a_level() -> None:
+    """What an older version would drop must not be written before all can read it."""
+    first = json.loads(LEVEL_1.read_text())
+    messages = records_pb2.DESCRIPTOR.message_types_by_name
+    added_messages = set(messages) - set(first["records"])
+    assert added_messages == set(features.RECORDS)
+    added_fields = {
+        (name, field)
+        for name, fields in first["records"].items()
+        for field in set(messages[name].fields_by_name) - set(fields)
+    }
+    assert added_fields == set(features.FIELDS)
+    assert set(ClusterMap().freeze().sections()) - set(first["sections"]) == set(features.SECTIONS)
+    levels = {*features.RECORDS.values(), *features.FIELDS.values(), *features.SECTIONS.values()}
+    assert levels <= set(features.ADDED)
+    assert set(features.ADDED) == set(range(1, features.SUPPORTED.highest + 1))
+
+
+def test_nothing_of_level_1_has_changed_its_number_or_gone() -> None:
+    first = json.loads(LEVEL_1.read_text())
+    for name, fields in first["records"].items():
+        now = records_pb2.DESCRIPTOR.message_types_by_name[name].fields_by_name
+        assert {field: now[field].number for field in fields} == fields
+    assert set(first["sections"]) <= set(ClusterMap().freeze().sections())
