@@ -57,13 +57,17 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     kinds.required = True
     common, failover, commit, simulator = _common(), _failover(), _commits(), _simulator()
     grown, objects, read = _map(), _objects(), _reading()
-    kind = _options()
+    kind, tls = _options(), _tls()
     kind.add_argument("--kind", choices=faults.KINDS, default="crash", help="default: %(default)s")
     for name, parents, text in (
-        ("failover", [failover, kind, common], "time from the leader's loss to the next write"),
-        ("commits", [commit, common], "commits a second, latency, and what a commit costs"),
+        (
+            "failover",
+            [failover, kind, tls, common],
+            "time from the leader's loss to the next write",
+        ),
+        ("commits", [commit, tls, common], "commits a second, latency, and what a commit costs"),
         ("timeline", [_timeline(), common], "when the steps of a lone commit happen"),
-        ("latency", [_latency(), _common(latency.ROUNDS_DEFAULT)], _LATENCY),
+        ("latency", [_latency(), tls, _common(latency.ROUNDS_DEFAULT)], _LATENCY),
         ("peers", [_peers(), common], "the same commits on ZooKeeper, etcd and PostgreSQL"),
         ("map", [grown, common], "memory, commits, freezing, checkpoints, restart as it grows"),
         ("objects", [objects, common], "the object format against memcpy; searches in an index"),
@@ -75,7 +79,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         ("simulator", [simulator, common], "events a second of the quorum's simulator"),
         (
             "all",
-            [failover, commit, grown, objects, read, simulator, common],
+            [failover, commit, grown, objects, read, simulator, tls, common],
             "failover of all kinds, commits, map, objects, reading and simulator",
         ),
     ):
@@ -119,6 +123,14 @@ def _common(rounds: int = 3) -> _Parser:
         type=_positive,
         default=rounds,
         help="how often each tree, or system, has its turn; default: %(default)s",
+    )
+    return parser
+
+
+def _tls() -> _Parser:
+    parser = _options()
+    parser.add_argument(
+        "--tls", action="store_true", help="measure the same over TLS too, with certificates"
     )
     return parser
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import psutil
@@ -17,6 +18,9 @@ import psutil
 from streammeta.cli.local_cluster import LocalCluster, free_ports, start_child
 from streammeta.rpc.connections import client_channel
 from streammeta.v1 import quorum_pb2, quorum_pb2_grpc
+
+if TYPE_CHECKING:  # earlier commits, as baselines, have no such module
+    from streammeta.rpc.tls import TlsFiles
 
 HEALTHY_WITHIN_S = 30.0
 _POLL_S = 0.05
@@ -28,16 +32,33 @@ class UnhealthyError(Exception):
 
 
 @contextlib.contextmanager
-def running_cluster(root: Path, count: int, options: Sequence[str] = ()) -> Iterator[LocalCluster]:
+def running_cluster(
+    root: Path, count: int, options: Sequence[str] = (), *, over_tls: bool = False
+) -> Iterator[LocalCluster]:
     """Run `count` controllers over `root`/bucket, all defaults but `options`; end them at last."""
     bucket = root / "bucket"
     bucket.mkdir(parents=True)
     cluster = LocalCluster(root, "bench", f"file://{bucket}", free_ports(count), options)
+    if over_tls:
+        from streammeta.cli.local_certificates import LocalCertificates
+
+        cluster.tls = LocalCertificates(root, cluster.cluster_id).controllers(cluster.node_ids)
     try:
         cluster.start_all()
         yield cluster
     finally:
         cluster.stop_all()
+
+
+def caller_of(cluster: LocalCluster) -> "TlsFiles | None":
+    """Return the files of the broker that loads a cluster; None if it speaks plain text."""
+    if not getattr(cluster, "tls", None):  # earlier commits, as baselines, know of none
+        return None
+    from scripts.benchmarks.streammeta_client import NODE_ID
+    from streammeta.cli.local_certificates import LocalCertificates
+    from streammeta.rpc.identity import Role
+
+    return LocalCertificates(cluster.root, cluster.cluster_id).of(Role.BROKER, NODE_ID)
 
 
 def restart_changed(
@@ -81,8 +102,9 @@ async def in_thread(function: Callable[..., None], *arguments: object) -> None:
 class QuorumWatch:
     """Asks every controller how it sees the quorum; to be made on the event loop that uses it."""
 
-    def __init__(self, endpoints: Sequence[str]) -> None:
-        self._channels = [client_channel(endpoint) for endpoint in endpoints]
+    def __init__(self, endpoints: Sequence[str], tls: "TlsFiles | None" = None) -> None:
+        options = () if tls is None else (tls,)
+        self._channels = [client_channel(endpoint, *options) for endpoint in endpoints]
 
     async def close(self) -> None:
         """Release the connections."""
@@ -116,9 +138,11 @@ class QuorumWatch:
 
 
 @contextlib.asynccontextmanager
-async def watching(endpoints: Sequence[str]) -> AsyncIterator[QuorumWatch]:
+async def watching(
+    endpoints: Sequence[str], tls: "TlsFiles | None" = None
+) -> AsyncIterator[QuorumWatch]:
     """Yield a watch over `endpoints`."""
-    watch = QuorumWatch(endpoints)
+    watch = QuorumWatch(endpoints, tls)
     try:
         yield watch
     finally:

@@ -18,11 +18,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from scripts.benchmarks.committer import Committer, Load, LoadError
 from scripts.benchmarks.figures import percentile
+
+if TYPE_CHECKING:  # earlier commits, as baselines, have no such module
+    from streammeta.rpc.tls import TlsFiles
 
 WARM_UP_S = 1.0
 SYSTEMS = ("unary", "pipelined", "product", "put", "zookeeper", "etcd", "postgresql")
@@ -144,6 +148,14 @@ def _no_collections() -> Iterator[None]:
         gc.enable()
 
 
+def _files(arguments: argparse.Namespace) -> "TlsFiles | None":
+    if arguments.tls_cert is None:
+        return None
+    from streammeta.rpc.tls import TlsFiles
+
+    return TlsFiles(arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
+
+
 def main() -> None:
     """Run the load named on the command line and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -153,6 +165,8 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--objects", type=int, default=20_000, help="prepared beforehand")
+    for name in ("--tls-ca", "--tls-cert", "--tls-key"):
+        parser.add_argument(name, type=Path, help="of the caller; without, plain text")
     parser.add_argument("--times", type=Path, help="file for the times of every commit")
     arguments = parser.parse_args()
     load = Load(
@@ -160,6 +174,7 @@ def main() -> None:
         ranges=arguments.ranges,
         in_flight=arguments.in_flight,
         objects=arguments.objects,
+        tls=_files(arguments),
     )
     committer = committer_of(arguments.system, load)
     with _no_collections():

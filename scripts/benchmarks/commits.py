@@ -7,6 +7,7 @@ for each process over the time that counts.
 """
 
 import asyncio
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ import psutil
 
 from scripts.benchmarks.bench_cluster import (
     Leader,
+    caller_of,
     in_thread,
     restart_changed,
     running_cluster,
@@ -58,6 +60,8 @@ class Settings:
     ranges: Sequence[int] = (1, 10, 100, 1_000, 1_600, 20_000)
     in_flight: Sequence[int] = (1, 16, 64)
     seconds: float = 3.0
+    tls: bool = False
+    """Measure the same over TLS too."""
 
     def points(self) -> "Iterator[Point]":
         """Yield the levels to measure at each number of voters."""
@@ -93,6 +97,7 @@ class Level:
     """One point at one number of voters."""
 
     voters: int
+    over_tls: bool
     way: Way
     ranges: int
     in_flight: int
@@ -120,22 +125,24 @@ class Level:
 
 
 async def measure(root: Path, settings: Settings, progress: Callable[[str], None]) -> Outcome:
-    """Measure every level; the cluster is new for each number of voters.
+    """Measure every level; the cluster is new for each number of voters, and for TLS.
 
     Raises:
         ChildFailedError: a controller or the client ended early.
         UnhealthyError: the cluster was not in order.
     """
     levels: list[Level] = []
-    for voters in settings.voters:
-        place = root / f"voters-{voters}"
-        with running_cluster(place, voters, PATIENT) as cluster:
+    kinds = (False, True) if settings.tls else (False,)
+    for voters, over_tls in itertools.product(settings.voters, kinds):
+        shown = " over TLS" if over_tls else ""
+        place = root / f"voters-{voters}{shown.replace(' ', '-')}"
+        with running_cluster(place, voters, PATIENT, over_tls=over_tls) as cluster:
             await in_thread(restart_changed, cluster, observed(place))
             for point in settings.points():
-                progress(f"commits: {voters} voters, {point}")
+                progress(f"commits: {voters} voters{shown}, {point}")
                 leader = await find_leader(cluster)
                 run = await run_load(cluster, leader, place, point, settings.seconds)
-                levels.append(_level(point, settings.seconds, run))
+                levels.append(_level(point, settings.seconds, run, over_tls=over_tls))
     return _outcome(settings, levels)
 
 
@@ -163,6 +170,7 @@ async def run_load(
         (point.ranges, point.in_flight, point.objects(seconds)),
         seconds,
         place / "client.log",
+        tls_options(cluster),
     )
     try:
         await asyncio.to_thread(client.wait_ready)
@@ -206,6 +214,16 @@ def start_client(
     )
 
 
+def tls_options(cluster: LocalCluster) -> Sequence[str]:
+    """Return the words by which a client process loads a cluster; none in plain text."""
+    caller = caller_of(cluster)
+    if caller is None:
+        return ()
+    from streammeta.cli.local_cluster import tls_words
+
+    return tls_words(caller)
+
+
 def client_result(client: Child) -> dict[str, Any]:
     """Return what the client reports at its end."""
     line = client.read_line()
@@ -218,7 +236,7 @@ def client_result(client: Child) -> dict[str, Any]:
 
 async def find_leader(cluster: LocalCluster) -> Leader:
     """Return the leader once all is in order."""
-    async with watching(cluster.endpoints) as watch:
+    async with watching(cluster.endpoints, caller_of(cluster)) as watch:
         return await watch.wait_healthy()
 
 
@@ -277,13 +295,14 @@ def _loop_s(cluster: LocalCluster, leader: Leader) -> float:
     return float(main_thread.user_time + main_thread.system_time)
 
 
-def _level(point: Point, seconds: float, run: LoadRun) -> Level:
+def _level(point: Point, seconds: float, run: LoadRun, *, over_tls: bool) -> Level:
     commits, commits_per_s = run.client["commits"], run.client["commits_per_s"]
     flushes = max(1, run.counters.flushes)
     cost_us = {node_id: cpu_s * 1e6 / commits for node_id, cpu_s in run.cpu_s.items()}
     leader_us = cost_us.pop(run.leader_id)
     return Level(
         voters=len(run.cpu_s),
+        over_tls=over_tls,
         way=point.way,
         ranges=point.ranges,
         in_flight=point.in_flight,
@@ -307,6 +326,7 @@ def _level(point: Point, seconds: float, run: LoadRun) -> Level:
 
 COLUMNS = {
     "voters": "voters",
+    "over_tls": "TLS",
     "way": "way",
     "ranges": "ranges",
     "in_flight": "in flight",
@@ -329,6 +349,7 @@ def _outcome(settings: Settings, levels: Sequence[Level]) -> Outcome:
     for level in levels:
         name = (
             f"{level.way}_{level.voters}_voters_{level.ranges}_ranges_{level.in_flight}_in_flight"
+            f"{'_tls' * level.over_tls}"
         )
         figures[f"{name}_per_s"] = level.commits_per_s
         figures[f"{name}_p50_ms"] = level.p50_ms
@@ -350,7 +371,8 @@ def _outcome(settings: Settings, levels: Sequence[Level]) -> Outcome:
 
 
 def _targets(levels: Sequence[Level]) -> Iterator[Target]:
-    large = [level for level in levels if (level.voters, level.ranges) == (3, 1_600)]
+    plain = [level for level in levels if not level.over_tls]
+    large = [level for level in plain if (level.voters, level.ranges) == (3, 1_600)]
     if alone := [level.p50_ms for level in large if level.in_flight == 1]:
         yield Target("1600 ranges, 3 voters, one in flight: p50 ms", "at most", 8.0, min(alone))
     if many := [level.ranges_per_s for level in large if level.in_flight == 64]:

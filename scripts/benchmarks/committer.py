@@ -6,9 +6,12 @@ and records the object that holds the new ranges: all or nothing, durable when i
 
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+
+if TYPE_CHECKING:  # earlier commits, as baselines, have no such module
+    from streammeta.rpc.tls import TlsFiles
 
 STEP = 10
 """Offsets that each commit advances its streams by."""
@@ -32,6 +35,8 @@ class Load:
     in_flight: int
     objects: int = 20_000
     """Object ids that are prepared beforehand, where a system issues them."""
+    tls: "TlsFiles | None" = None
+    """The caller's files for TLS; None: plain text."""
 
 
 class Committer(Protocol):

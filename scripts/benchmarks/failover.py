@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from scripts.benchmarks import faults
-from scripts.benchmarks.bench_cluster import QuorumWatch, running_cluster, watching
+from scripts.benchmarks.bench_cluster import QuorumWatch, caller_of, running_cluster, watching
 from scripts.benchmarks.failover_phases import find_takeover
 from scripts.benchmarks.figures import Outcome, Table, median, spread
 from scripts.benchmarks.steady_load import WRITES_A_SECOND, SteadyLoad, steady_load
@@ -52,7 +52,13 @@ class _Stage:
 
 
 async def measure(
-    root: Path, kind: faults.Kind, runs: int, seed: int, progress: Callable[[str], None]
+    root: Path,
+    kind: faults.Kind,
+    runs: int,
+    seed: int,
+    progress: Callable[[str], None],
+    *,
+    over_tls: bool = False,
 ) -> Outcome:
     """Strike the leader `runs` times and return what was seen.
 
@@ -62,19 +68,21 @@ async def measure(
     """
     rng = random.Random(seed)
     results: list[Run] = []
-    with running_cluster(root, CONTROLLERS) as cluster:
+    shown = f"{kind} over TLS" if over_tls else kind
+    with running_cluster(root, CONTROLLERS, over_tls=over_tls) as cluster:
+        caller = caller_of(cluster)
         async with (
             faults.prepared(kind, cluster) as fault,
-            watching(cluster.endpoints) as watch,
-            steady_load(cluster.endpoints) as load,
+            watching(cluster.endpoints, caller) as watch,
+            steady_load(cluster.endpoints, caller) as load,
         ):
             stage = _Stage(cluster, fault, watch, load)
             for number in range(1, runs + 1):
-                progress(f"failover by {kind}: run {number} of {runs}")
+                progress(f"failover by {shown}: run {number} of {runs}")
                 await watch.wait_healthy()
                 await asyncio.sleep(rng.uniform(*SETTLE_S))
                 results.append(await _strike(stage))
-    return _outcome(kind, seed, results)
+    return _outcome(kind, seed, results, over_tls=over_tls)
 
 
 async def _strike(stage: _Stage) -> Run:
@@ -106,7 +114,8 @@ async def _strike(stage: _Stage) -> Run:
     )
 
 
-def _outcome(kind: faults.Kind, seed: int, results: Sequence[Run]) -> Outcome:
+def _outcome(kind: faults.Kind, seed: int, results: Sequence[Run], *, over_tls: bool) -> Outcome:
+    name = f"failover_{kind}{'_tls' * over_tls}"
     phases = {
         "fault to majority of votes": [run.elected_s for run in results],
         "votes to serving": [run.claimed_s - run.elected_s for run in results],
@@ -118,17 +127,18 @@ def _outcome(kind: faults.Kind, seed: int, results: Sequence[Run]) -> Outcome:
         for name, values in phases.items()
     )
     return Outcome(
-        benchmark=f"failover-{kind}",
+        benchmark=name.replace("_", "-"),
         settings={
             "kind": kind,
+            "over_tls": over_tls,
             "runs": len(results),
             "controllers": CONTROLLERS,
             "writes_a_second": WRITES_A_SECOND,
             "seed": seed,
         },
         figures={
-            **spread(f"failover_{kind}", "s", [run.acknowledged_s for run in results]),
-            f"failover_{kind}_serving_p50_s": round(median([run.claimed_s for run in results]), 4),
+            **spread(name, "s", [run.acknowledged_s for run in results]),
+            f"{name}_serving_p50_s": round(median([run.claimed_s for run in results]), 4),
         },
         details={
             "lost_elections": sum(run.epochs - 1 for run in results),
@@ -136,7 +146,7 @@ def _outcome(kind: faults.Kind, seed: int, results: Sequence[Run]) -> Outcome:
         },
         tables=(
             Table(
-                title=f"Leader lost by {kind}, {len(results)} runs, seconds",
+                title=f"Leader lost by {kind}, {len(results)} runs{' over TLS' * over_tls}, s",
                 columns=("phase", "p50", "p90", "max"),
                 rows=rows,
             ),

@@ -7,10 +7,14 @@ known; whoever asks learns that there was no answer.
 """
 
 import asyncio
+import ssl
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:  # earlier commits, as baselines, have no such module
+    from streammeta.rpc.tls import TlsFiles
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
@@ -37,7 +41,7 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
     return struct.pack(">IBI", len(payload) << 8 | kind, flags, stream_id) + payload
 
 
-def request_headers(path: str, authority: str) -> bytes:
+def request_headers(path: str, authority: str, *, over_tls: bool = False) -> bytes:
     """Return the header block of a gRPC request: HPACK (RFC 7541) literals, nothing indexed."""
 
     def text(value: str) -> bytes:
@@ -48,13 +52,20 @@ def request_headers(path: str, authority: str) -> bytes:
 
     return b"".join(
         (
-            b"\x83\x86",  # :method POST, :scheme http, both of the static table
+            b"\x83",  # :method POST and :scheme are of the static table
+            b"\x87" if over_tls else b"\x86",  # https, http
             b"\x04" + text(path),  # :path
             b"\x01" + text(authority),  # :authority
             b"\x0f\x10" + text("application/grpc"),  # content-type
             b"\x00" + text("te") + text("trailers"),
         )
     )
+
+
+def _context(tls: "TlsFiles") -> ssl.SSLContext:
+    context = tls.load().context(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols(["h2"])
+    return context
 
 
 @dataclass(slots=True)
@@ -71,8 +82,9 @@ class _Stream:
 class Http2Connection(asyncio.Protocol):
     """One connection to a gRPC server; any number of calls at once."""
 
-    def __init__(self, authority: str) -> None:
+    def __init__(self, authority: str, *, over_tls: bool = False) -> None:
         self._authority = authority
+        self._over_tls = over_tls
         self._headers: dict[str, bytes] = {}
         self._streams: dict[int, _Stream] = {}
         self._next_stream_id = 1
@@ -82,11 +94,16 @@ class Http2Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     @classmethod
-    async def connect(cls, endpoint: str) -> "Http2Connection":
-        """Connect to HOST:PORT."""
+    async def connect(cls, endpoint: str, tls: "TlsFiles | None" = None) -> "Http2Connection":
+        """Connect to HOST:PORT, over TLS with these files or in plain text."""
         host, _, port = endpoint.rpartition(":")
-        loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(lambda: cls(endpoint), host, int(port))
+        over_tls = tls is not None
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: cls(endpoint, over_tls=over_tls),
+            host,
+            int(port),
+            ssl=None if tls is None else _context(tls),
+        )
         return connection
 
     def close(self) -> None:
@@ -115,7 +132,9 @@ class Http2Connection(asyncio.Protocol):
         """Begin a call of messages both ways; return its id for `send`."""
         headers = self._headers.get(path)
         if headers is None:
-            headers = self._headers[path] = request_headers(path, self._authority)
+            headers = self._headers[path] = request_headers(
+                path, self._authority, over_tls=self._over_tls
+            )
         stream_id = self._next_stream_id
         self._next_stream_id += 2
         self._streams[stream_id] = _Stream(on_message, on_end, self._initial_window)

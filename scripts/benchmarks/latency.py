@@ -18,12 +18,13 @@ from typing import Any, Literal
 
 from scripts.benchmarks import latency_load
 from scripts.benchmarks.baseline import THIS, module_of
-from scripts.benchmarks.figures import Outcome, Table, Target, median
+from scripts.benchmarks.figures import Outcome, Table, Target, median, targets_table
 from scripts.benchmarks.latency_load import Member
 from scripts.benchmarks.peers.servers import missing, running_peer
 from streammeta.cli.local_cluster import Child, ChildFailedError, start_child
 
 OURS = "streammeta"
+OVER_TLS = "streammeta over TLS"
 FLOOR = "floor"
 VOTERS = 3
 TURN_S_DEFAULT = 0.5
@@ -42,6 +43,8 @@ class Settings:
     seconds: float = TURN_S_DEFAULT
     """Of one turn."""
     rounds: int = ROUNDS_DEFAULT
+    tls: bool = False
+    """Measure our own over TLS too."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +94,10 @@ async def measure(
                     progress(f"latency: {name}, starting")
                     shown = OURS if name == THIS else name
                     members.append(await serve(stack, root / shown, shown, module_of_serving(tree)))
+                if settings.tls:
+                    progress(f"latency: {OVER_TLS}, starting")
+                    command = module_of_serving(trees[THIS])
+                    members.append(await serve(stack, root / "tls", OVER_TLS, command, "tls"))
             elif system == FLOOR:
                 members.append(await serve_floor(stack, root / FLOOR))
             elif package := missing(system):
@@ -108,11 +115,11 @@ def module_of_serving(tree: Path, python: str = sys.executable) -> list[str]:
 
 
 async def serve(
-    stack: contextlib.ExitStack, place: Path, name: str, command: Sequence[str]
+    stack: contextlib.ExitStack, place: Path, name: str, command: Sequence[str], *kind: str
 ) -> Member:
-    """Start three controllers; they end with `stack`."""
+    """Start three controllers, of `kind` "tls" over TLS; they end with `stack`."""
     child = start_child(
-        f"controllers of {name}", [*command, str(place), str(VOTERS)], _log(place, "serving")
+        f"controllers of {name}", [*command, str(place), str(VOTERS), *kind], _log(place, "serving")
     )
     stack.callback(child.stop, 30.0)
     told = json.loads(await asyncio.to_thread(child.wait_ready))
@@ -225,6 +232,7 @@ def outcome(
         for (figure, name), values in ratios.items()
     }
     tables = [_figures_table(found, ratios, names), _latencies_table(measured["overall"], names)]
+    tables += targets_table(_tls_targets(found))
     if left_out:
         rows = tuple(left_out.items())
         tables.append(
@@ -288,6 +296,23 @@ def _targets(figure: Figure, found: Values, ratios: Values) -> Iterator[tuple[st
         values = found.get((figure, OURS)) if name == OURS else ratios.get((figure, name))
         if values:
             yield name, Target(figure.name, figure.bound, wanted, median(values))
+
+
+def _tls_targets(found: Values) -> Iterator[Target]:
+    """Yield what TLS costs, from values within a round."""
+    by_name: dict[tuple[str, str, str], Sequence[float]] = {
+        (figure.load, figure.quantity, name): values for (figure, name), values in found.items()
+    }
+
+    def pairs(load: str, quantity: str) -> list[tuple[float, float]]:
+        plain = by_name.get((load, quantity, OURS), ())
+        return list(zip(plain, by_name.get((load, quantity, OVER_TLS), ()), strict=False))
+
+    for load in (ALONE, UNARY_ALONE):
+        if alone := [tls - plain for plain, tls in pairs(load, "p50_ms")]:
+            yield Target(f"{load}: p50 ms more over TLS", "at most", 0.5, median(alone))
+    if many := [tls / plain for plain, tls in pairs(MANY, "per_s")]:
+        yield Target(f"{MANY}: per s over TLS / in plain text", "at least", 0.9, median(many))
 
 
 def _latencies_table(overall: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Table:

@@ -2,7 +2,7 @@
 
     python -m scripts.benchmarks.latency_load PLAN
 
-PLAN is a file with a JSON object: `members` (name, kind, endpoint, leader_pid and pids of each),
+PLAN is a file with a JSON object: `members` (name, kind, endpoint, leader_pid, pids, tls of each),
 `rounds` and `seconds` of a turn. All servers run all the time; one of them is under load. Each
 round goes through all loads, and each load through all members, in an order that changes from round
 to round, so that a machine whose speed wanders is the same to all. Prints a line for every round
@@ -24,6 +24,7 @@ import uvloop
 from scripts.benchmarks.commit_load import committer_of
 from scripts.benchmarks.committer import Committer, Load
 from scripts.benchmarks.figures import percentile
+from streammeta.rpc.tls import TlsFiles
 
 RAMP_SHARE = 0.15
 """Of a turn, at its begin: not counted."""
@@ -69,6 +70,13 @@ class Member:
     endpoint: str
     leader_pid: int
     pids: Sequence[int]
+    tls: Sequence[str] = ()
+    """Paths of the caller's authority, certificate and key; none: plain text."""
+
+    @property
+    def files(self) -> TlsFiles | None:
+        """The caller's files for TLS."""
+        return TlsFiles(*map(Path, self.tls)) if self.tls else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +169,7 @@ async def _open(members: Sequence[Member], seconds: float) -> list[Seat]:
                 ranges=load.ranges,
                 in_flight=load.in_flight,
                 objects=_objects(load, seconds),
+                tls=member.files,
             )
             committer = committer_of(way, wanted)
             await committer.open()

@@ -100,9 +100,17 @@ async def _measure(arguments: argparse.Namespace, place: Path, reporter: Reporte
         return [await baseline.compare(trees, words, arguments.rounds, place, say)]
     outcomes: list[Outcome] = []
     for kind, runs in _failovers(arguments):
-        outcomes.append(
-            await failover.measure(place / f"failover-{kind}", kind, runs, arguments.seed, say)
-        )
+        outcomes += [
+            await failover.measure(
+                place / f"failover-{kind}-{over_tls}",
+                kind,
+                runs,
+                arguments.seed,
+                say,
+                over_tls=over_tls,
+            )
+            for over_tls in ((False, True) if arguments.tls else (False,))
+        ]
     for names, measured in (
         (("commits", "all"), _commits),
         (("timeline",), _timeline),
@@ -130,6 +138,7 @@ async def _commits(arguments: argparse.Namespace, place: Path, say: Say) -> list
         ranges=arguments.ranges,
         in_flight=arguments.in_flight,
         seconds=arguments.seconds,
+        tls=arguments.tls,
     )
     outcomes = [await commits.measure(place / "commits", settings, say)]
     if arguments.profile:
@@ -149,7 +158,10 @@ async def _latency(
     trees: Mapping[str, Path] = MappingProxyType({baseline.THIS: ROOT}),
 ) -> list[Outcome]:
     settings = latency.Settings(
-        systems=arguments.systems, seconds=arguments.seconds, rounds=arguments.rounds
+        systems=arguments.systems,
+        seconds=arguments.seconds,
+        rounds=arguments.rounds,
+        tls=arguments.tls,
     )
     return [await latency.measure(place / "latency", trees, settings, say)]
 

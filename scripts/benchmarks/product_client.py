@@ -1,5 +1,7 @@
 """The same commits through the product's own client: what it costs beside the small one."""
 
+from typing import Any
+
 import numpy as np
 
 from scripts.benchmarks.committer import OBJECT_BYTES, STEP, Load, LoadError, SlotStreams
@@ -20,11 +22,12 @@ class ProductCommitter:
 
     async def open(self) -> None:
         """Register the node, create and open all streams, prepare the objects."""
-        self._connection = await Http2Connection.connect(self._load.endpoint)
+        self._connection = await Http2Connection.connect(self._load.endpoint, self._load.tls)
         self._prepared = PreparedIds(self._connection)
         self._slots = [slot.streams for slot in await open_slots(self._connection, self._load)]
         await self._prepared.fetch(self._load.objects)
-        self._client = ControllerClient([self._load.endpoint])
+        options: dict[str, Any] = {} if self._load.tls is None else {"tls": self._load.tls}
+        self._client = ControllerClient([self._load.endpoint], **options)
         node = NodeIdentity(NODE_ID, 1)
         self._pipeline = CommitPipeline(self._client, node)
 

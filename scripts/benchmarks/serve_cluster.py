@@ -1,10 +1,11 @@
 """Runs the controllers of one tree until it is told to end: another tree's, or another Python's.
 
-    python -m scripts.benchmarks.serve_cluster DIRECTORY VOTERS
+    python -m scripts.benchmarks.serve_cluster DIRECTORY VOTERS [tls]
 
 Started with the tree's folders on the path (`baseline.module_of`), it leaves everything about the
 controllers to that tree's `LocalCluster`. Prints `ready` and a JSON object once a leader serves:
-its `endpoint`, its `leader_pid` and the `pids` of all.
+its `endpoint`, its `leader_pid` and the `pids` of all; over TLS, `tls` has the paths of a caller's
+authority, certificate and key.
 """
 
 import asyncio
@@ -13,20 +14,23 @@ import signal
 import sys
 from pathlib import Path
 
-from scripts.benchmarks.bench_cluster import running_cluster
+from scripts.benchmarks.bench_cluster import caller_of, running_cluster
 from scripts.benchmarks.commits import PATIENT, find_leader
 
 
 def main() -> int:
     """Run the controllers until SIGTERM."""
-    _, root, voters = sys.argv
+    _, root, voters, *kind = sys.argv
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with running_cluster(Path(root), int(voters), PATIENT) as cluster:
+    with running_cluster(Path(root), int(voters), PATIENT, over_tls=kind == ["tls"]) as cluster:
         leader = asyncio.run(find_leader(cluster))
+        caller = caller_of(cluster)
+        files = () if caller is None else (caller.ca, caller.certificate, caller.key)
         told = {
             "endpoint": cluster.endpoints[leader.node_id - 1],
             "leader_pid": cluster.children[leader.node_id].pid,
             "pids": [child.pid for child in cluster.children.values()],
+            "tls": [str(path) for path in files],
         }
         print(f"ready {json.dumps(told)}", flush=True)
         while True:

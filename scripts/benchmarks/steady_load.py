@@ -5,10 +5,14 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from streammeta.client import BrokerClientError, ControllerClient
 from streammeta.client.methods import PUT_KVS
 from streammeta.v1 import kv_pb2
+
+if TYPE_CHECKING:  # earlier commits, as baselines, have no such module
+    from streammeta.rpc.tls import TlsFiles
 
 WRITERS = 8
 WRITES_A_SECOND = 200
@@ -72,9 +76,12 @@ class SteadyLoad:
 
 
 @contextlib.asynccontextmanager
-async def steady_load(endpoints: Sequence[str]) -> AsyncIterator[SteadyLoad]:
+async def steady_load(
+    endpoints: Sequence[str], tls: "TlsFiles | None" = None
+) -> AsyncIterator[SteadyLoad]:
     """Run the load over `endpoints`."""
-    async with ControllerClient(endpoints) as client:
+    options: dict[str, Any] = {} if tls is None else {"tls": tls}
+    async with ControllerClient(endpoints, **options) as client:
         load = SteadyLoad(client)
         writers = [asyncio.create_task(load.write_until_failure(n)) for n in range(WRITERS)]
         try:

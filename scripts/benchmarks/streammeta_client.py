@@ -99,7 +99,7 @@ class UnaryCommitter:
 
     async def open(self) -> None:
         """Register the node, create and open all streams, prepare the objects."""
-        self._connection = await Http2Connection.connect(self._load.endpoint)
+        self._connection = await Http2Connection.connect(self._load.endpoint, self._load.tls)
         self._prepared = PreparedIds(self._connection)
         self._slots = await open_slots(self._connection, self._load)
         await self._prepared.fetch(self._load.objects)
@@ -155,7 +155,7 @@ class PipelinedCommitter:
 
     async def open(self) -> None:
         """Register the node, create and open all streams, prepare the objects, begin the stream."""
-        self._connection = await Http2Connection.connect(self._load.endpoint)
+        self._connection = await Http2Connection.connect(self._load.endpoint, self._load.tls)
         self._prepared = PreparedIds(self._connection)
         self._slots = await open_slots(self._connection, self._load)
         await self._prepared.fetch(self._load.objects)
@@ -247,7 +247,7 @@ class Putter:
 
     async def open(self) -> None:
         """Connect."""
-        self._connection = await Http2Connection.connect(self._load.endpoint)
+        self._connection = await Http2Connection.connect(self._load.endpoint, self._load.tls)
 
     async def close(self) -> None:
         """Release the connection."""

@@ -23,14 +23,14 @@ _RANGE_KVS = 2  # of RangeResponse
 
 
 def _one_at_a_time(load: Load) -> Load:
-    return Load(endpoint=load.endpoint, ranges=1, in_flight=1, objects=OBJECTS)
+    return Load(endpoint=load.endpoint, ranges=1, in_flight=1, objects=OBJECTS, tls=load.tls)
 
 
 class StreammetaReads:
     """GetObjects over one connection."""
 
     def __init__(self, load: Load) -> None:
-        self._endpoint = load.endpoint
+        self._load = load
         self._committer = UnaryCommitter(_one_at_a_time(load))
 
     async def open(self) -> None:
@@ -39,7 +39,7 @@ class StreammetaReads:
         for _ in range(OBJECTS):
             await self._committer.commit(0)
         (self._stream_id,) = self._committer.stream_ids(0)
-        self._connection = await Http2Connection.connect(self._endpoint)
+        self._connection = await Http2Connection.connect(self._load.endpoint, self._load.tls)
 
     async def close(self) -> None:
         """Drop the connections."""

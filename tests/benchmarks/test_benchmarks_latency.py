@@ -42,6 +42,25 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert figures[f"{OURS} {ALONE}: p50 ms"] == 6.0
 
 
+def test_tls_is_compared_with_plain_text_of_the_same_round() -> None:
+    turns = [
+        _turn(member, load, number, p50_ms * slow)
+        for number, slow in enumerate((1, 10, 2))
+        for member, load, p50_ms in (
+            (OURS, ALONE, 3.0),
+            (latency.OVER_TLS, ALONE, 3.25),
+            (OURS, MANY, 1.0),
+            (latency.OVER_TLS, MANY, 2.0),
+        )
+    ]
+    names = [OURS, latency.OVER_TLS]
+    settings = Settings(systems=(OURS,), rounds=3, tls=True)
+    found = latency.outcome(settings, names, {"turns": turns, "overall": []}, {})
+    alone, _, many = found.tables[-1].rows
+    assert alone[2:] == ("0.5", "met")
+    assert many[2:] == ("0.5", "missed")
+
+
 def test_a_unary_commit_is_compared_with_a_commit_of_the_peer() -> None:
     """A peer has no other way, so its turn under the first load counts for both."""
     figures = _outcome().figures
