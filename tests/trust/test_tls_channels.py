@@ -10,8 +10,14 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.rpc.connections import client_channel, listen, new_server, operator_channel
-from streammeta.rpc.tls import TlsFiles
+from streammeta.rpc.connections import (
+    ServerCertificates,
+    client_channel,
+    listen,
+    new_server,
+    operator_channel,
+)
+from streammeta.rpc.tls import TlsContents, TlsFiles
 from tests.kit.certificates import Authority
 
 CALL = "/test.Who/Who"
@@ -23,11 +29,14 @@ async def who(_request: bytes, context: Any) -> bytes:
 
 
 @asynccontextmanager
-async def serving(tls: TlsFiles | None) -> AsyncIterator[str]:
+async def serving(
+    tls: TlsFiles | TlsContents | None, at: str = "127.0.0.1:0"
+) -> AsyncIterator[str]:
     server = new_server()
     handlers: Any = {"Who": grpc.unary_unary_rpc_method_handler(who)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Who", handlers),))
-    port = listen(server, "127.0.0.1:0", tls)
+    shown = ServerCertificates(tls) if isinstance(tls, TlsContents) else tls
+    port = listen(server, at, shown)
     await server.start()
     try:
         yield f"127.0.0.1:{port}"
@@ -35,7 +44,7 @@ async def serving(tls: TlsFiles | None) -> AsyncIterator[str]:
         await server.stop(None)
 
 
-async def asked(endpoint: str, tls: TlsFiles | None) -> bytes:
+async def asked(endpoint: str, tls: TlsFiles | TlsContents | None) -> bytes:
     async with client_channel(endpoint, tls) as channel:
         call: Any = channel.unary_unary(CALL)
         answer: bytes = await call(b"", timeout=5)

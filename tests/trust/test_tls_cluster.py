@@ -153,10 +153,10 @@ class Appends:
 
 @asynccontextmanager
 async def appending(
-    endpoints: Sequence[str], bucket: str, tls: TlsFiles | None
+    endpoints: Sequence[str], bucket: str, tls: TlsFiles | None, node_id: int = 7
 ) -> AsyncIterator[Appends]:
-    """Append as broker 7 until the block ends; every append must have succeeded."""
-    async with await StreamClient.open(endpoints, bucket, node_id=7, tls=tls) as client:
+    """Append as a broker until the block ends; every append must have succeeded."""
+    async with await StreamClient.open(endpoints, bucket, node_id=node_id, tls=tls) as client:
         (stream_id,) = await client.create_streams([{}])
         await client.open_streams([stream_id])
         appends = Appends(client, stream_id)
@@ -201,3 +201,33 @@ def replaced(cluster: LocalCluster) -> list[int]:
     events = [[entry["event"] for entry in logged(cluster, each)] for each in cluster.node_ids]
     assert not any("certificate_not_replaced" in each for each in events)
     return [each.count("certificate_replaced") for each in events]
+
+
+@pytest.mark.slow  # nine restarts
+@pytest.mark.timeout(300)
+async def test_a_cluster_moves_from_plain_text_to_tls_while_brokers_append(
+    authority: Authority, tmp_path: Path
+) -> None:
+    with cluster_of(tmp_path, {}) as cluster:
+        ports = free_ports(3)
+
+        async def restarted(appends: Appends, plain_text: str) -> None:
+            """Restart one controller after the other with its files."""
+            cluster.tls = certified(authority)
+            for node_id in cluster.node_ids:
+                both: tuple[str, ...] = ("--tls-listen", f"127.0.0.1:{ports[node_id - 1]}")
+                cluster.children[node_id].stop()
+                if plain_text == "none":
+                    cluster.ports[node_id - 1] = ports[node_id - 1]
+                    both = ()
+                cluster.options = (*STEADY, "--peer-plain-text", plain_text, *both)
+                await asyncio.to_thread(cluster.start, node_id)
+                await appends.go_on()
+
+        async with appending(cluster.endpoints, cluster.store_uri, None) as appends:
+            await restarted(appends, "spoken")
+        broker = authority.issue("broker/8")
+        to_tls = [f"127.0.0.1:{port}" for port in ports]
+        async with appending(to_tls, cluster.store_uri, broker, node_id=8) as appends:
+            await restarted(appends, "taken")
+            await restarted(appends, "none")

@@ -251,7 +251,7 @@ async def is_answered(endpoint: str, tls: TlsContents) -> bool:
         return True
 
 
-async def test_connections_that_are_too_old_end_and_no_call_that_was_taken_fails(
+async def test_connections_that_are_too_old_end_and_no_call_taken_fails(
     authority: Authority,
 ) -> None:
     serving = Serving()

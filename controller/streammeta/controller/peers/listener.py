@@ -14,8 +14,11 @@ from collections.abc import Callable
 
 from streammeta.controller.peers.tls import PeerTls
 
-HANDSHAKES_MAX = 64
+HANDSHAKES_MAX = 256
 """Connections that have not shown what they are; more are closed as soon as they are made."""
+
+HANDSHAKES_MAX_PER_HOST = 32
+"""The same of one host: one that shows nothing leaves room for the others."""
 
 HANDSHAKE_TIMEOUT_S = 2.0
 """Time for a handshake, in seconds."""
@@ -43,7 +46,8 @@ class Listener:
         self._complain = complain
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[asyncio.Task[None], str] = {}
+        """Those under way, each with its host."""
 
     async def start(self, address: str) -> int:
         """Listen on HOST:PORT; return the port, chosen if it is 0.
@@ -86,14 +90,19 @@ class Listener:
             except OSError:
                 await asyncio.sleep(_PAUSE_S)  # no descriptor is free: others will be closed
                 continue
-            if len(self._handshakes) >= HANDSHAKES_MAX:
+            host = str(address[0])
+            if not self._has_room(host):
                 opened.close()
-                reason = f"{HANDSHAKES_MAX} handshakes are under way"
-                self._complain(str(address[0]), "too_many_peer_handshakes", reason)
+                reason = f"{len(self._handshakes)} are under way"
+                self._complain(host, "too_many_peer_handshakes", reason)
                 continue
-            task = loop.create_task(self._take(opened, str(address[0])))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+            task = loop.create_task(self._take(opened, host))
+            self._handshakes[task] = host
+            task.add_done_callback(self._handshakes.pop)
+
+    def _has_room(self, host: str) -> bool:
+        from_host = sum(other == host for other in self._handshakes.values())
+        return len(self._handshakes) < HANDSHAKES_MAX and from_host < HANDSHAKES_MAX_PER_HOST
 
     async def _take(self, opened: socket.socket | None, host: str) -> None:
         loop = asyncio.get_running_loop()
