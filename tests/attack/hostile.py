@@ -34,6 +34,8 @@ _BURST = 200
 """Frames written at once."""
 _PATIENCE_S = 0.2
 """Time for which an attacker waits for the listener to take more, or to let it in, in seconds."""
+_OPENING_MAX = 64
+"""Handshakes at the same time: more would wait for the attacker's own processor."""
 _ATTACK_S_MAX = 90
 """Maximum time of an attack, in seconds."""
 _STREAM_ID_MAX = (1 << 31) - 1
@@ -55,6 +57,7 @@ class Target:
     """Connections made."""
     sent: int = 0
     """Bytes."""
+    opening: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_OPENING_MAX))
     rng: Random = field(default_factory=lambda: Random(7))
 
     @asynccontextmanager
@@ -64,7 +67,7 @@ class Target:
         """Connect; `plain` leaves out TLS although the listener wants it."""
         host, _, port = self.endpoint.rpartition(":")
         context = None if plain else self.tls
-        async with asyncio.timeout(5):
+        async with self.opening, asyncio.timeout(5):
             reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
         self.made += 1
         try:
