@@ -111,9 +111,9 @@ def test_every_guarded_call_is_recorded_once_with_its_offset(tmp_path: Path) -> 
         assert expected["exit_code"] == 0
 
 
-def start(root: Path, module: str) -> tuple[Any, str]:
+def start(root: Path, module: str, log: Path | None = None) -> tuple[Any, str]:
     """Start a controller that records calls; return it and its endpoint."""
-    command = controller_command(root, audit_log=str(root / "audit.log"))
+    command = controller_command(root, audit_log=str(log or root / "audit.log"))
     command[1] = module
     child = start_python("audited", command, root)
     return child, child.wait_ready().removeprefix("endpoint=")
@@ -165,6 +165,27 @@ def test_a_file_renamed_by_another_program_is_left_on_sighup(tmp_path: Path) -> 
     calls = [json.loads(line)["call"] for line in path.read_bytes().splitlines()]
     assert calls[:2] == ["NodeService.LockNode"] * 2
     assert streammeta("audit", "verify", str(renamed), str(path))["exit_code"] == 0
+
+
+def test_with_a_full_disk_operators_are_refused_and_brokers_are_not(tmp_path: Path) -> None:
+    format_data(tmp_path)
+    child, endpoint = start(tmp_path, "streammeta.cli.main", Path("/dev/full"))
+    try:
+        with ControllerClient([endpoint], timeout_s=30) as client:
+            ask(client, nodes_pb2.RegisterNodeRequest(node=NODE))
+        with (
+            ControllerClient([endpoint], timeout_s=1) as client,
+            pytest.raises(CallError, match="the audit log can't be written"),
+        ):
+            ask(client, nodes_pb2.LockNodeRequest(node_id=1000))
+        with ControllerClient([endpoint], timeout_s=30) as client:
+            (node,) = ask(client, nodes_pb2.GetNodesRequest()).nodes
+            assert not node.locked
+            ask(client, kv_pb2.PutKVsRequest(items=[kv_pb2.KVToPut(key="k", value=b"v")]))
+    finally:
+        assert child.stop() == 0
+    events = [json.loads(line)["event"] for line in child.log_path.read_text().splitlines()]
+    assert events.count("audit_log_failed") == 1
 
 
 def test_a_log_that_can_not_be_opened_is_refused_at_the_start(tmp_path: Path) -> None:
