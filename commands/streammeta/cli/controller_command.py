@@ -40,6 +40,12 @@ _SETTINGS = {
     "connection_age_ms": "Age at which connections over TLS end; clients and peers make new ones.",
     "request_memory_mb": "Memory for requests that have arrived and are not answered, in MiB; one"
     " caller may take a fourth of it.",
+    "max_streams": "Streams in the map; creating more is refused, as it is for all limits below.",
+    "max_prepared_objects": "Objects that are prepared and not committed yet.",
+    "max_nodes": "Brokers that have registered.",
+    "max_kv_keys": "Keys.",
+    "max_kv_bytes": "Bytes of keys and values.",
+    "max_tag_bytes": "Characters of the tags of streams.",
 }
 """Numbers of `ControllerConfig` that are options, and the help of each."""
 

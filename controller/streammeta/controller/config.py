@@ -32,6 +32,12 @@ _AT_LEAST_ONE = (
     "tls_reload_ms",
     "connection_age_ms",
     "request_memory_mb",
+    "max_streams",
+    "max_prepared_objects",
+    "max_nodes",
+    "max_kv_keys",
+    "max_kv_bytes",
+    "max_tag_bytes",
 )
 _PORT_MAX = 65_535
 _ENDPOINT = re.compile(r"(?P<host>[^\s:@,/]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
@@ -113,6 +119,12 @@ class ControllerConfig:
     snapshot_log_bytes: int = 20 << 20
     snapshot_interval_ms: int = 3_600_000
     request_memory_mb: int = 512
+    max_streams: int = 50_000_000
+    max_prepared_objects: int = 5_000_000
+    max_nodes: int = 10_000
+    max_kv_keys: int = 1_000_000
+    max_kv_bytes: int = 512 << 20
+    max_tag_bytes: int = 2 << 30
 
     def __post_init__(self) -> None:
         check_cluster_id(self.cluster_id)

@@ -47,6 +47,19 @@ class LimitExceededError(ApiError):
     """The request, or what it would add to, is larger than a limit; refused before any append."""
 
 
+class QuotaExceededError(LimitExceededError):
+    """The map holds as much of something as it may; waiting does not help."""
+
+    def __init__(self, quota: str, limit: int, used: int, added: int) -> None:
+        super().__init__(
+            f"{quota}: {used} of {limit} are used, {added} more are too many; delete some, or "
+            f"raise the limit on all controllers (--max-{quota.replace('_', '-')})"
+        )
+        self.quota = quota
+        self.limit = limit
+        self.used = used
+
+
 class BusyError(LimitExceededError):
     """Too much is under way; nothing was changed, and the same request may be taken later.
 

@@ -32,6 +32,7 @@ from streammeta.controller.lifecycle.failover import Failover, Heartbeats
 from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.lifecycle.sweeps import Expiry, SetObjectSweep, StreamSweep, UploadSweep
 from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.map_limits import QUOTAS, MapLimits
 from streammeta.controller.own_tls import OwnTls, check_advertised
 from streammeta.controller.peers.addresses import PeerAddresses
 from streammeta.controller.peers.dialled import Identity
@@ -208,7 +209,7 @@ class ControllerNode:
         self._config = config
         clock = SystemClock()
         object_ids = ObjectIdGate()
-        self._controller = MetadataController(ClusterMap(), clock, object_ids, early.read)
+        self._controller = _new_controller(config, clock, object_ids, early)
         quorum = _quorum_config(config, journal)
         addresses = _peer_addresses(config)
         identity = Identity(config.cluster_id, config.node_id, config.advertise)
@@ -436,6 +437,13 @@ def _quorum_config(config: ControllerConfig, journal: Journal) -> QuorumConfig:
             fetch_timeout_ms=config.fetch_timeout_ms,
         ),
     )
+
+
+def _new_controller(
+    config: ControllerConfig, clock: SystemClock, object_ids: ObjectIdGate, early: EarlyReading
+) -> MetadataController:
+    limits = MapLimits(**{quota: getattr(config, f"max_{quota}") for quota in QUOTAS})
+    return MetadataController(ClusterMap(), clock, object_ids, early.read, limits)
 
 
 def _checkpoint_limits(config: ControllerConfig) -> CheckpointLimits:

@@ -47,6 +47,10 @@ def kind_of(failure: RpcFailure) -> FailureKind | None:
             return FailureKind.NOT_LEADER
         case grpc.StatusCode.UNAVAILABLE if failure.reason:
             return FailureKind.NOT_NOW
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if (
+            failure.reason == Reason.QUOTA_EXCEEDED and not failure.retry_after_s
+        ):
+            return None  # waiting makes no room
         case grpc.StatusCode.RESOURCE_EXHAUSTED if failure.reason not in _FINAL_LIMITS:
             return FailureKind.NOT_NOW
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:

@@ -212,6 +212,25 @@ class ClusterMap:
             committed_bytes=objects.committed_bytes,
         )
 
+    def used(self) -> Mapping[str, int]:
+        """Count what is limited; see `map_limits`."""
+        return {
+            "streams": self._streams.live_count(),
+            "prepared_objects": self._objects.count(ObjectState.PREPARED),
+            "nodes": len(self._nodes),
+            "kv_keys": len(self._kvs),
+            "kv_bytes": self._kvs.nbytes,
+            "tag_bytes": self._streams.tag_bytes,
+        }
+
+    def has_node(self, node_id: int) -> bool:
+        """Return whether a node is known, departed ones included."""
+        return self._nodes.get(node_id) is not None
+
+    def kv_size(self, namespace: str, key: str) -> int:
+        """Return the bytes of a key and its value, -1 if there is no such key."""
+        return self._kvs.size_of(namespace, key)
+
     def nodes(self, node_ids: Sequence[int] = ()) -> Sequence[answers.NodeDescription]:
         """Describe these nodes, or all, however many; callers far away ask `query`."""
         return self._reads.describe_nodes(node_ids)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata import answer_budget as budget
 from streammeta.controller.metadata.answers import KVEntry, KVResult, KVResultsAnswer, ListKVsAnswer
+from streammeta.controller.metadata.map_limits import kv_bytes
 from streammeta.controller.metadata.requests import DeleteKVs, GetKVs, KVToPut, ListKVs, PutKVs
 from streammeta.controller.metadata.shared_views import SharedDict, SharedDictView
 from streammeta.controller.metadata.tables import Undo
@@ -32,9 +33,20 @@ class KVs:
     def __init__(self) -> None:
         self._values: SharedDict[tuple[str, str], StoredValue] = SharedDict()
         self._sorted: list[tuple[str, str]] | None = []
+        self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._values)
+
+    @property
+    def nbytes(self) -> int:
+        """Sizes of all keys and values, as limits count them."""
+        return self._bytes
+
+    def size_of(self, namespace: str, key: str) -> int:
+        """Return the size of a key and its value, -1 if there is no such key."""
+        stored = self._values.get((namespace, key))
+        return -1 if stored is None else kv_bytes(namespace, key, stored.value)
 
     def snapshot(self) -> SharedDictView[tuple[str, str], StoredValue]:
         """Return an immutable view of all values as they are now."""
@@ -43,6 +55,7 @@ class KVs:
     def load(self, values: Mapping[tuple[str, str], StoredValue]) -> None:
         """Fill an empty store."""
         self._values.load(values.items())
+        self._bytes = sum(kv_bytes(*key, stored.value) for key, stored in values.items())
         self._sorted = None
 
     # ---- deciding ----
@@ -179,7 +192,12 @@ class KVs:
         undo.append(lambda: self._write(key, before))
 
     def _write(self, key: tuple[str, str], value: StoredValue | None) -> None:
-        if (key in self._values) != (value is not None):
+        before = self._values.get(key)
+        if before is not None:
+            self._bytes -= kv_bytes(*key, before.value)
+        if value is not None:
+            self._bytes += kv_bytes(*key, value.value)
+        if (before is None) != (value is None):
             self._sorted = None
         if value is None:
             self._values.pop(key)

@@ -108,6 +108,7 @@ class Streams:
         self._past = PastRanges()
         self._requests: Window[RequestKey, IssuedIds] = Window(REQUESTS_MAX)
         self._tags: SharedDict[int, tuple[str, ...]] = SharedDict()
+        self._tag_bytes = 0
 
     # ---- reading ----
 
@@ -119,6 +120,11 @@ class Streams:
     def nbytes(self) -> int:
         """Bytes allocated for rows and ranges, without tags."""
         return self._table.nbytes + self._past.nbytes
+
+    @property
+    def tag_bytes(self) -> int:
+        """Characters of all tags."""
+        return self._tag_bytes
 
     def live_count(self) -> int:
         """Return how many streams exist."""
@@ -497,6 +503,7 @@ class Streams:
         for rows in windows(next_stream_id):
             self._open_counts.count(full["node_id"][rows][full["state"][rows] == _OPENED])
         self._tags.load((owner, tuple(map(sys.intern, texts))) for owner, texts in tags.items())
+        self._tag_bytes = sum(len(text) for texts in tags.values() for text in texts)
 
     def load_other(
         self,
@@ -515,16 +522,26 @@ class Streams:
         if not tags:
             return
         # Many streams share keys and values; interning keeps one copy of each.
-        self._tags[stream_id] = tuple(sys.intern(text) for tag in tags for text in tag)
+        self._put_tags(stream_id, tuple(sys.intern(text) for tag in tags for text in tag))
         undo.append(lambda: self._forget_tags(stream_id))
 
     def _forget_tags(self, stream_id: int) -> None:
-        self._tags.pop(stream_id)
+        self._take_tags(stream_id)
 
     def _drop_tags(self, stream_id: int, undo: Undo) -> None:
-        tags = self._tags.pop(stream_id)
+        tags = self._take_tags(stream_id)
         if tags is not None:
-            undo.append(lambda: self._tags.__setitem__(stream_id, tags))
+            undo.append(lambda: self._put_tags(stream_id, tags))
+
+    def _put_tags(self, stream_id: int, texts: tuple[str, ...]) -> None:
+        self._tags[stream_id] = texts
+        self._tag_bytes += sum(map(len, texts))
+
+    def _take_tags(self, stream_id: int) -> tuple[str, ...] | None:
+        texts = self._tags.pop(stream_id)
+        if texts is not None:
+            self._tag_bytes -= sum(map(len, texts))
+        return texts
 
 
 def _rows_by_id(next_stream_id: int, streams: dict[str, Int64Column]) -> dict[str, Array]:

@@ -75,15 +75,6 @@ def classify(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]]:
             return grpc.StatusCode.UNAVAILABLE, Reason.NOT_LEADER, where
         case errors.InvalidRequestError():
             return grpc.StatusCode.INVALID_ARGUMENT, Reason.INVALID_FIELD, {"field": error.field}
-        case errors.TooManyPipelinesError():
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.TOO_MANY_PIPELINES, {}
-        case errors.BusyError():
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.BUSY, {}
-        case errors.LimitExceededError():
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.LIMIT_EXCEEDED, {}
-        case WatcherTooSlowError():
-            resume = {"from_offset": str(error.from_offset)}
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.WATCHER_TOO_SLOW, resume
         case errors.OffsetPassedError():
             end = {"end_offset": str(error.end_offset)}
             return grpc.StatusCode.FAILED_PRECONDITION, Reason.OFFSET_PASSED, end
@@ -98,7 +89,30 @@ def classify(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]]:
 
 
 def _classify_elsewhere(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:
-    return _classify_quorum(error) or _classify_bucket(error) or _classify_refusal(error)
+    return (
+        _classify_quorum(error)
+        or _classify_bucket(error)
+        or _classify_refusal(error)
+        or _classify_limit(error)
+    )
+
+
+def _classify_limit(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:
+    match error:
+        case errors.TooManyPipelinesError():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.TOO_MANY_PIPELINES, {}
+        case errors.BusyError():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.BUSY, {}
+        case errors.QuotaExceededError():
+            used = {"quota": error.quota, "limit": str(error.limit), "used": str(error.used)}
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.QUOTA_EXCEEDED, used
+        case errors.LimitExceededError():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.LIMIT_EXCEEDED, {}
+        case WatcherTooSlowError():
+            resume = {"from_offset": str(error.from_offset)}
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.WATCHER_TOO_SLOW, resume
+        case _:
+            return None
 
 
 def _classify_quorum(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:

@@ -28,6 +28,7 @@ from streammeta.controller.errors import (
 from streammeta.controller.ids import SnapshotId
 from streammeta.controller.metadata.answers import Answer
 from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.map_limits import MapLimits, require_room
 from streammeta.controller.metadata.requests import PrepareObjects, ReadRequest, WriteRequest
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.records.codec import decode_records, encode_records
@@ -116,8 +117,10 @@ class MetadataController:
         clock: Clock,
         object_ids: ObjectIdGate | None = None,
         read_checkpoint: Callable[[BinaryIO, SnapshotId], LoadedMap] = read_map,
+        limits: MapLimits | None = None,
     ) -> None:
         """Take the parts; without `object_ids` any object id may be issued."""
+        self._limits = limits or MapLimits()
         self._read_checkpoint = read_checkpoint
         self._map = cluster_map
         self._clock = clock
@@ -218,6 +221,7 @@ class MetadataController:
             NotLeaderError: this node does not lead.
             InvalidRequestError: a request is malformed.
             LimitExceededError: it, or what waits already, is too large, or disks are full.
+            QuotaExceededError: the map would hold too much.
             ObjectIdsNotReadyError, BucketRefusedError, MapOlderThanBucketError: a request asks for
                 object ids, and none can be issued.
         """
@@ -229,6 +233,7 @@ class MetadataController:
         is_proven = False
         for request in requests:
             decision = self._map.decide(request, self._clock.wall_ms(), log.next_offset)
+            require_room(self._map, decision.records, self._limits)
             if type(request) is PrepareObjects and decision.records:
                 self._object_ids.check(self._map.next_object_id + request.count)
             answers.append(decision.answer)
