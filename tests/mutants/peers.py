@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant, Tested
 _FRAMES = "tests/quorum/test_peer_frames.py::"
 _PEERS = "tests/quorum/test_quorum_peers.py::"
 _SERVER = "tests/quorum/test_peer_server.py::"
+_TLS = "tests/quorum/test_peer_tls.py::"
 
 PEERS = (
     Mutant(
@@ -142,8 +143,39 @@ PEERS = (
         - context.verify_mode = ssl.CERT_REQUIRED
         + context.verify_mode = ssl.CERT_NONE
         """,
-        Tested(
-            "tests/quorum/test_peer_tls.py::test_who_shows_no_certificate_of_the_authority_is_refused"
-        ),
+        Tested(_TLS + "test_who_shows_no_certificate_of_the_authority_is_refused"),
+    ),
+    Mutant(
+        "any-role-speaks-as-a-controller",
+        "A broker's certificate whose id is a controller's speaks as that one.",
+        "one authority for all: CockroachDB tells nodes from users by more than their names",
+        """
+        streammeta.controller.peers.tls:
+        - if principal.role is not Role.CONTROLLER or principal.cluster_id != cluster_id:
+        + if principal.cluster_id != cluster_id:
+        """,
+        Tested(_TLS + "test_who_is_another_by_its_certificate_is_refused"),
+    ),
+    Mutant(
+        "certificate-of-another-controller-taken",
+        "A controller says hello in the name of another, and votes for it.",
+        "the reason for etcd's --peer-cert-allowed-cn",
+        """
+        streammeta.controller.peers.server:
+        - if self._certified not in (None, hello.sender):
+        + if self._certified is hello:
+        """,
+        Tested(_TLS + "test_who_is_another_by_its_certificate_is_refused"),
+    ),
+    Mutant(
+        "replaced-by-the-certificate-of-another",
+        "Whoever can write the files makes a running controller another one.",
+        "files of two nodes mixed up by the tool that renews them",
+        """
+        streammeta.rpc.tls:
+        - if found.principal != self.contents.principal:
+        + if found is self.contents:
+        """,
+        Tested("tests/trust/test_tls_reload.py::test_a_broken_set_stays_out_and_is_told_of_once"),
     ),
 )
