@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from cryptography.hazmat.primitives.hashes import SHA256
+
 from streammeta.cli import certificate_authority
 from streammeta.cli.certificate_authority import IssuedFiles
+from streammeta.rpc.certificates import read_certificates
 from streammeta.rpc.identity import Principal, Role
 from streammeta.rpc.tls import TlsFiles
 
@@ -43,6 +46,11 @@ class Authority:
         if not files.certificate.exists():
             self._authority.issue(files, known, hosts)
         return TlsFiles(ca=self.ca, certificate=files.certificate, key=files.key)
+
+    def fingerprint(self, principal: str) -> str:
+        """Return the SHA-256 of a certificate that `issue` gave, hexadecimal."""
+        (certificate,) = read_certificates(self.issue(principal).certificate)
+        return str(certificate.fingerprint(SHA256()).hex())
 
     def _files(self, name: str) -> IssuedFiles:
         stem = self.folder / f"{self._name}-{name}"

@@ -33,6 +33,7 @@ def map_services(
     *,
     memory: MemoryBudget | None = None,
     spool: SnapshotSpool | None = None,
+    door: Door | None = None,
 ) -> tuple[grpc.GenericRpcHandler, ...]:
     """Return every service of the contract that asks the map."""
     heartbeats = Heartbeats(controller, sessions, clock)
@@ -44,7 +45,7 @@ def map_services(
     unary |= NodeHandlers(heartbeats, controller.gate).unary()
     streams = MetadataHandlers(controller, spool or SnapshotSpool(Path(gettempdir()))).streams()
     pipelines = {"CommitPipeline": CommitPipeline(controller, memory=memory).handle}
-    entrance = Entrance(Door(cluster_id), auditor, memory)
+    entrance = Entrance(door or Door(cluster_id), auditor, memory)
     return tuple(
         service_handler(service, entrance, unary, streams, pipelines)
         for module in MODULES

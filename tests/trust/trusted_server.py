@@ -11,6 +11,7 @@ import grpc
 from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.trust.door import Door
 from streammeta.rpc.connections import client_channel, listen, new_server
 from tests.kit.certificates import Authority
 from tests.kit.clock import ManualClock
@@ -30,6 +31,7 @@ class TrustedServer:
     clock: ManualClock
     sessions: Sessions
     endpoint: str
+    door: Door
     open: AsyncExitStack
     known: dict[str, Rpcs] = field(default_factory=dict)
 
@@ -59,12 +61,13 @@ async def trusting(authority: Authority) -> AsyncIterator[TrustedServer]:
     sessions = Sessions(SESSION_TIMEOUT_MS)
     sessions.lead(clock.monotonic_ms())
     server = new_server()
-    server.add_generic_rpc_handlers(map_services(CLUSTER, controller, sessions, clock))
+    door = Door(CLUSTER)
+    server.add_generic_rpc_handlers(map_services(CLUSTER, controller, sessions, clock, door=door))
     port = listen(server, "127.0.0.1:0", authority.issue("controller/1"))
     await server.start()
     try:
         async with AsyncExitStack() as stack:
             endpoint = f"127.0.0.1:{port}"
-            yield TrustedServer(authority, controller, log, clock, sessions, endpoint, stack)
+            yield TrustedServer(authority, controller, log, clock, sessions, endpoint, door, stack)
     finally:
         await server.stop(None)

@@ -156,6 +156,12 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
     help="Describe the services to callers, as grpcurl asks for.",
 )
 @click.option(
+    "--policy",
+    type=_FILE,
+    help="TOML file that grants roles, denies certificates and gives namespaces of keys to some;"
+    " read again when it changes.",
+)
+@click.option(
     "--audit-log",
     type=_FILE,
     help="Record calls here, as `streammeta audit` reads them; - is standard output.",

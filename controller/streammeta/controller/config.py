@@ -84,6 +84,8 @@ class ControllerConfig:
     needs `insecure`. Files are looked at every `tls_reload_ms`; a connection over TLS ends after
     `connection_age_ms`, so that those of certificates no longer taken end too.
 
+    Beside the rules of methods the file `policy` says who may call what.
+
     Calls are recorded in `audit_log`, `-` being standard output; without it they are not.
     """
 
@@ -106,6 +108,7 @@ class ControllerConfig:
     tls_reload_ms: int = 5_000
     connection_age_ms: int = 3_600_000
     reflection: bool = False
+    policy: Path | None = None
     audit_log: Path | None = None
     audit_failure: AuditFailure = AuditFailure.BLOCK_ADMIN
     election_timeout_ms: int = 1_000

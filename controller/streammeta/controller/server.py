@@ -63,6 +63,8 @@ from streammeta.controller.runtime.object_id_gate import ObjectIdGate
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.controller.trust.auditor import Office
 from streammeta.controller.trust.door import Door
+from streammeta.controller.trust.policy import PolicyError
+from streammeta.controller.trust.policy_file import PolicyFile
 from streammeta.rpc.connections import listen, new_server
 from streammeta.storage.durable_files import PosixFileSystem
 from streammeta.storage.installation import DISTRIBUTION
@@ -124,6 +126,7 @@ def check(config: ControllerConfig) -> None:
     """
     OwnTls(config)
     check_advertised(config)
+    _policy_file(config)
     identity = read_identity(config.data_dir, PosixFileSystem(read_only=True))
     check_identity(identity, config.data_dir, config.cluster_id, config.node_id)
     store = _open_store(config.store_uri)
@@ -161,6 +164,7 @@ def _log_start(config: ControllerConfig) -> None:
     settings["store_uri"] = without_secrets(config.store_uri)
     settings["data_dir"] = str(config.data_dir)
     settings["audit_log"] = config.audit_log and str(config.audit_log)
+    settings["policy"] = config.policy and str(config.policy)
     for name in ("tls", "peer_tls"):
         if settings[name] is not None:
             settings[name] = {part: str(path) for part, path in settings[name].items()}
@@ -260,6 +264,16 @@ class ControllerNode:
                 clock,
                 per_target=config.recoveries_per_node,
             ),
+            *self._sweeps(store),
+        )
+        self._auditing = Auditing(config, clock, self._office)
+        self._door, self._policy = _door(config)
+        self._health_tasks: set[asyncio.Task[None]] = set()
+        self._controller.on_leadership(self._announce_leadership)
+
+    def _sweeps(self, store: ObjectStore) -> tuple[LifecycleTask, ...]:
+        config = self._config
+        return (
             StreamSweep(self._controller, config.lifecycle_interval_ms),
             SetObjectSweep(self._controller, self._sessions, config.sweep_interval_ms),
             UploadSweep(
@@ -270,9 +284,6 @@ class ControllerNode:
                 may_delete=lambda: self._bucket.may_delete,
             ),
         )
-        self._auditing = Auditing(config, clock, self._office)
-        self._health_tasks: set[asyncio.Task[None]] = set()
-        self._controller.on_leadership(self._announce_leadership)
 
     async def run(self) -> None:
         """Serve until a signal asks to stop or the quorum can't go on."""
@@ -311,6 +322,8 @@ class ControllerNode:
         """Look at files that may have been replaced, or moved away."""
         self._auditing.look()
         self._reloading.ask()
+        if self._policy is not None:
+            self._policy.look_now()
 
     def _stop_asked(self, stop: asyncio.Event, number: signal.Signals) -> None:
         _log.info("controller_stopping", signal=number.name)
@@ -369,7 +382,7 @@ class ControllerNode:
         spool.remove_left_over()
         metadata = MetadataHandlers(self._controller, spool, on_copied=self._bucket.claim_soon)
         quorum = QuorumServicer(self._driver, self._config.cluster_id)
-        entrance = Entrance(Door(self._config.cluster_id), self._auditing.auditor, memory)
+        entrance = Entrance(self._door, self._auditing.auditor, memory)
         handlers = [
             *(
                 service_handler(
@@ -410,6 +423,24 @@ class ControllerNode:
     async def _set_health(self, service: str, *, serving: bool) -> None:
         states = health_pb2.HealthCheckResponse
         await self._health.set(service, states.SERVING if serving else states.NOT_SERVING)
+
+
+def _policy_file(config: ControllerConfig) -> PolicyFile | None:
+    if config.policy is None:
+        return None
+    try:
+        return PolicyFile(config.policy, config.cluster_id)
+    except PolicyError as error:
+        raise ConfigError(f"policy: {error}") from error
+
+
+def _door(config: ControllerConfig) -> tuple[Door, PolicyFile | None]:
+    policy = _policy_file(config)
+    if policy is None:
+        return Door(config.cluster_id), None
+    door = Door(config.cluster_id, policy.current)
+    policy.on_change(door.take)
+    return door, policy
 
 
 def _port_in_use(option: str, address: str, error: Exception) -> PortInUseError:

@@ -6,6 +6,7 @@ call, before or after it, is done here.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias, TypeVar
 
@@ -38,8 +39,14 @@ class Entrance:
         self._auditor = auditor
         self._memory = MemoryBudget() if memory is None else memory
 
-    def wrap(self, method: str, handler: Handler[_Input, _Result]) -> Handler[_Input, _Result]:
-        """Return a handler of calls that are let in first; a stream is, at its start."""
+    def wrap(
+        self, method: str, handler: Handler[_Input, _Result], *, lasts: bool = False
+    ) -> Handler[_Input, _Result]:
+        """Return a handler of calls that are let in first.
+
+        One that `lasts` is ended once another policy lets its caller in no more.
+        """
+        handle = _until_shown_out(self._door, method, handler) if lasts else handler
 
         async def call(data: _Input, context: Context) -> _Result:
             try:
@@ -49,8 +56,8 @@ class Entrance:
                 await abort(context, error)
             note_caller(caller.name, caller.fingerprint)
             if isinstance(data, bytes) and len(data) > SMALL_BYTES:
-                return await self._in_memory(handler, data, context, caller)
-            return await handler(data, context)
+                return await self._in_memory(handle, data, context, caller)
+            return await handle(data, context)
 
         return call if self._auditor is None else _recorded(self._auditor, method, call)
 
@@ -67,6 +74,24 @@ class Entrance:
             return await handler(data, context)
         finally:
             self._memory.give_back(holder, size)
+
+
+def _until_shown_out(
+    door: Door, method: str, handler: Handler[_Input, _Result]
+) -> Handler[_Input, _Result]:
+    """Return a handler of calls that end when the door's policy refuses their caller."""
+
+    async def staying(data: _Input, context: Context) -> _Result:
+        with door.staying(method, context) as stay:
+            try:
+                return await handler(data, context)
+            except asyncio.CancelledError:
+                if stay.ended_by is None:
+                    raise
+                stay.let_end()
+                await abort(context, stay.ended_by)
+
+    return staying
 
 
 def _recorded(

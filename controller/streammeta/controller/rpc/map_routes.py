@@ -7,7 +7,7 @@ are written by hand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, cast
 
@@ -34,6 +34,8 @@ from streammeta.controller.runtime.commit_joining import CommitJoiner
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.trust.auditor import note_rows
 from streammeta.controller.trust.door import current_caller
+from streammeta.controller.trust.method_rules import WAL_CONFIG_SHOWN_TO
+from streammeta.controller.trust.namespaces import require_namespaces
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
 
 MAP_SERVICES = tuple(
@@ -145,13 +147,15 @@ def routed(route: Route, controller: MetadataController) -> UnaryHandler:
     write = CommitJoiner(controller).write if route.joins else controller.write
 
     async def handle(request: Message, context: Context) -> Message:
+        caller = current_caller()
         decoded = route.decode(request)
+        require_namespaces(caller, decoded)
         if route.joins:
             note_rows(len(decoded.ranges.stream_id))
         kind = class_of(decoded, writes=route.writes)
         async with controller.gate.admitted(kind, context.time_remaining()):
             if route.writes:
-                answered = await write(decoded, current_caller().held_to)
+                answered = await write(decoded, caller.held_to)
             else:
                 answered = await controller.read(
                     decoded, at_least=read_after(context), timeout_ms=longest_wait_ms(context)
@@ -234,6 +238,8 @@ def _node_writer(view: LeaderView) -> Write:
         state = NodeState.FENCED if one.failover else view.state_of(one.node_id)
         compactor = view.compacted_by(one.node_id)
         compacted_by = None if compactor == NONE_ID else compactor
+        if one.wal_config and not current_caller().has_any(WAL_CONFIG_SHOWN_TO):
+            one = replace(one, wal_config="")
         return cast(Message, _write_node(one, state=state, compacted_by=compacted_by))
 
     return node

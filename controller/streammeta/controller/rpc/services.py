@@ -43,6 +43,7 @@ from streammeta.controller.runtime.operations import QuorumDescription
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.controller.trust.auditor import note_offset
 from streammeta.controller.trust.door import current_caller
+from streammeta.controller.trust.method_rules import DELETIONS_HELD_BY
 from streammeta.controller.trust.node_binding import require_own_node
 from streammeta.controller.trust.quotas import Places
 from streammeta.v1 import admin_pb2, common_pb2, metadata_pb2, nodes_pb2
@@ -79,12 +80,12 @@ def service_handler(
             )
         elif (stream := streams.get(method.name)) is not None:
             handlers[method.name] = grpc.unary_stream_rpc_method_handler(
-                entrance.wrap(method.full_name, parsed(stream, parse)),
+                entrance.wrap(method.full_name, parsed(stream, parse), lasts=True),
                 response_serializer=_serialized,
             )
         elif (pipeline := pipelines.get(method.name)) is not None:
             handlers[method.name] = grpc.stream_stream_rpc_method_handler(
-                entrance.wrap(method.full_name, pipeline)
+                entrance.wrap(method.full_name, pipeline, lasts=True)
             )
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
@@ -317,4 +318,5 @@ class MetadataHandlers:
         if not 0 <= hold_ms <= HOLD_MS_MAX:
             raise InvalidRequestError("hold_ms", f"{hold_ms}; wanted 0 to {HOLD_MS_MAX}, a week")
         if hold_ms:
+            current_caller().require_any(DELETIONS_HELD_BY, "GetSnapshot with hold_ms")
             await self._controller.write(HoldDeletions(hold_ms=hold_ms))

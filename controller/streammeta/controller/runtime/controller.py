@@ -213,11 +213,10 @@ class MetadataController:
         """Decide mutations one after the other and replicate them, without waiting for anything.
 
         An error ends it: earlier requests take effect if they commit, and their answers are lost;
-        repeating the requests is safe. None is decided if one speaks for a node that the broker
-        `held_to` may not speak for.
+        repeating the requests is safe.
 
         Raises:
-            NotYourNodeError: as said.
+            NotYourNodeError: the broker `held_to` may not make one of them; none was decided.
             NotLeaderError: this node does not lead.
             InvalidRequestError: a request is malformed.
             LimitExceededError: it, or what waits already, is too large, or disks are full.
@@ -402,8 +401,6 @@ class MetadataController:
         if waiting >= WAITING_ANSWERS_MAX:
             raise BusyError(f"{waiting} requests wait for the log to be committed; try again later")
 
-    # -- writing
-
     def _replicate(self, log: ReplicatedLog, records: Sequence[Record]) -> int:
         # Apply first: a record that can't be applied must never be replicated.
         offset = log.next_offset
@@ -445,8 +442,6 @@ class MetadataController:
     async def _committed(self, end_offset: int) -> None:
         if end_offset > self._committed_end:
             await self._answers.until(end_offset)
-
-    # -- reading
 
     async def _read_linearizably(self, request: ReadRequest) -> Answered:
         log = self._leading_log()
@@ -540,8 +535,6 @@ class MetadataController:
         except asyncio.CancelledError:
             self._session_reads.forget(waiting)  # the offset may never be reached
             raise
-
-    # -- snapshots
 
     def _freeze(self, point: SnapshotPoint) -> FrozenCheckpoint:
         if self._map.applied_end_offset > point.snapshot_id.end_offset:

@@ -7,20 +7,24 @@ Knows no request; what a caller is held to beside its role is judged where reque
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
+import contextlib
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from streammeta.controller.errors import ApiError
 from streammeta.controller.trust.method_rules import RULES, Rule
+from streammeta.controller.trust.policy import Policy
 from streammeta.controller.trust.refusals import NoIdentityError, RoleLacksCallError
-from streammeta.rpc.identity import IdentityError, Principal, Role, principal_of
+from streammeta.rpc.identity import IdentityError, Principal, Role
 
 _PLAIN_TEXT = b"insecure"
-_KNOWN_CERTIFICATES_MAX = 10_000
+_KNOWN_MAX = 10_000
 _PEM_BEGIN = b"-----BEGIN CERTIFICATE-----"
 _PEM_END = b"-----END CERTIFICATE-----"
 
@@ -33,17 +37,22 @@ class CallContext(Protocol):
         ...
 
 
+NO_POLICY = Policy()
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """One who was let in; without a principal by a connection in plain text."""
 
     principal: Principal | None = None
     roles: frozenset[Role] = frozenset()
-    """Its certificate's role."""
+    """Its certificate's role, and those that the policy grants it."""
     fingerprint: str = ""
     """SHA-256 of its certificate, hexadecimal."""
     held_to: Principal | None = None
     """The broker whose node alone it may speak for in this call, and those assigned to it."""
+    policy: Policy = NO_POLICY
+    """The policy that it was let in by."""
 
     @property
     def holder(self) -> str | None:
@@ -58,6 +67,11 @@ class Caller:
     def has_any(self, roles: frozenset[Role]) -> bool:
         """Whether it has one of these roles, or came in plain text."""
         return self.principal is None or not self.roles.isdisjoint(roles)
+
+    def require_any(self, roles: frozenset[Role], what: str) -> None:
+        """Require one of these roles for part of a call; raises RoleLacksCallError."""
+        if not self.has_any(roles):
+            raise RoleLacksCallError(self.name, what, _named(roles))
 
 
 ANONYMOUS = Caller()
@@ -74,83 +88,130 @@ def current_caller() -> Caller:
     return _caller.get()
 
 
-@dataclass(frozen=True, slots=True)
-class _Certificate:
-    principal: Principal
-    fingerprint: str
+class Stay:
+    """A call under way for long; `ended_by` is why it is to end, once it is."""
+
+    def __init__(self, method: str, proven: Mapping[str, Iterable[bytes]]) -> None:
+        self.method = method
+        self.proven = proven
+        self.ended_by: ApiError | None = None
+
+    def let_end(self) -> None:
+        """Let the cancelled task go on to its end."""
+        task = asyncio.current_task()
+        assert task is not None
+        task.uncancel()
 
 
 class Door:
-    """Lets the callers of one cluster in, by the rules of all methods."""
+    """Lets the callers of one cluster in, by the rules of methods and by the policy in force."""
 
-    def __init__(self, cluster_id: str, rules: Mapping[str, Rule] = RULES) -> None:
+    def __init__(
+        self, cluster_id: str, policy: Policy = NO_POLICY, rules: Mapping[str, Rule] = RULES
+    ) -> None:
         self._cluster_id = cluster_id
+        self._policy = policy
         self._rules = rules
-        self._known: dict[bytes, _Certificate] = {}
+        self._known: dict[tuple[str, bytes], Caller] = {}
+        self._stays: dict[asyncio.Task[Any], Stay] = {}
 
     def enter(self, method: str, context: CallContext) -> Caller:
         """Judge a call of `method`, e.g. `streammeta.v1.KVService.PutKVs`; remember its caller.
 
         Raises:
-            NoIdentityError: its certificate names no caller of this cluster.
+            NoIdentityError: its certificate names no caller of this cluster, or is denied.
             RoleLacksCallError: the caller's role may not make it.
         """
-        proven = context.auth_context()
-        if list(proven.get("transport_security_type", ())) == [_PLAIN_TEXT]:
-            caller = ANONYMOUS
-        else:
-            caller = self._judge(method, self._certificate(proven))
+        caller = self._judge(method, context.auth_context())
         _caller.set(caller)
         return caller
 
-    def _judge(self, method: str, certificate: _Certificate) -> Caller:
-        principal, rule = certificate.principal, self._rules.get(method)
-        roles = frozenset((principal.role,))
-        if rule is None or not _may_call(principal, roles, rule):
-            call = "/".join(method.split(".")[-2:])
-            raise RoleLacksCallError(str(principal), call, _needs(rule))
-        others = (roles & rule.roles) - {Role.BROKER}
-        held = principal if rule.binds_brokers and not others else None
-        return Caller(principal, roles, certificate.fingerprint, held)
+    @contextlib.contextmanager
+    def staying(self, method: str, context: CallContext) -> Iterator[Stay]:
+        """Cancel the present task while the block runs once the policy lets its caller in no more.
 
-    def _certificate(self, proven: Mapping[str, Iterable[bytes]]) -> _Certificate:
+        The stay then says why.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        stay = self._stays[task] = Stay(method, context.auth_context())
+        try:
+            yield stay
+        finally:
+            del self._stays[task]
+
+    def take(self, policy: Policy) -> None:
+        """Judge by another policy from now on, and end the calls under way that it refuses."""
+        self._policy = policy
+        self._known.clear()
+        for task, stay in self._stays.items():
+            try:
+                self._judge(stay.method, stay.proven)
+            except ApiError as error:
+                stay.ended_by = error
+                task.cancel()
+
+    def _judge(self, method: str, proven: Mapping[str, Iterable[bytes]]) -> Caller:
+        if list(proven.get("transport_security_type", ())) == [_PLAIN_TEXT]:
+            return ANONYMOUS
         pem = b"".join(proven.get("x509_pem_cert", ()))
-        known = self._known.get(pem)
-        if known is None:
-            known = self._read(pem, proven)
-            if len(self._known) >= _KNOWN_CERTIFICATES_MAX:
+        caller = self._known.get((method, pem))
+        if caller is None:
+            caller = self._let_in(method, pem, proven)
+            if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
-            self._known[pem] = known
-        return known
+            self._known[method, pem] = caller
+        return caller
 
-    def _read(self, pem: bytes, proven: Mapping[str, Iterable[bytes]]) -> _Certificate:
+    def _let_in(self, method: str, pem: bytes, proven: Mapping[str, Iterable[bytes]]) -> Caller:
+        principal, fingerprint = self._read(pem, proven), _fingerprint(pem)
+        if fingerprint in self._policy.denied:
+            raise NoIdentityError(f"that of {principal} is denied by the policy")
+        roles, rule = self._policy.roles_of(principal), self._rules.get(method)
+        is_new = principal.role is Role.BROKER and principal.node_id is None
+        allowing = roles & rule.roles if rule is not None else frozenset[Role]()
+        if is_new:
+            allowing -= {Role.BROKER}
+        if rule is None or not (allowing or (is_new and rule.new_brokers)):
+            raise RoleLacksCallError(str(principal), _short(method), _needs(rule))
+        is_held = rule.binds_brokers and allowing == {Role.BROKER}
+        held_to = principal if is_held else None
+        return Caller(principal, roles, fingerprint, held_to, self._policy)
+
+    def _read(self, pem: bytes, proven: Mapping[str, Iterable[bytes]]) -> Principal:
         if not pem:
             raise NoIdentityError("none was shown; give the client a certificate and its key")
-        uris = [uri.decode(errors="replace") for uri in proven.get("peer_uri", ())]
+        common_name = "".join(_texts(proven, "x509_common_name"))
         try:
-            principal = principal_of(uris)
+            principal = self._policy.principal_of(
+                _texts(proven, "peer_uri"), _texts(proven, "peer_dns"), common_name
+            )
         except IdentityError as error:
             raise NoIdentityError(str(error)) from None
         if principal.cluster_id != self._cluster_id:
             raise NoIdentityError(
                 f"{principal.uri} is of another cluster; this one is {self._cluster_id!r}"
             )
-        return _Certificate(principal, _fingerprint(pem))
+        return principal
 
 
-def _may_call(principal: Principal, roles: frozenset[Role], rule: Rule) -> bool:
-    if principal.role is Role.BROKER and principal.node_id is None:
-        return rule.new_brokers
-    return not roles.isdisjoint(rule.roles)
+def _texts(proven: Mapping[str, Iterable[bytes]], name: str) -> Sequence[str]:
+    return [text.decode(errors="replace") for text in proven.get(name, ())]
+
+
+def _short(method: str) -> str:
+    return "/".join(method.split(".")[-2:])
 
 
 def _needs(rule: Rule | None) -> str:
     if rule is None:
         return "nothing that can be given: the method has no rule"
-    names = sorted(str(role) for role in rule.roles)
-    if rule.new_brokers and Role.BROKER not in rule.roles:
-        names.append("broker/new")
-    return "role " + " or ".join(names)
+    more = ("broker/new",) if rule.new_brokers and Role.BROKER not in rule.roles else ()
+    return _named(rule.roles, *more)
+
+
+def _named(roles: Iterable[Role], *more: str) -> str:
+    return "role " + " or ".join((*sorted(str(role) for role in roles), *more))
 
 
 def _fingerprint(pem: bytes) -> str:

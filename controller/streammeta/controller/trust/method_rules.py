@@ -111,3 +111,6 @@ RULES: Mapping[str, Rule] = {
 
 DELETIONS_HELD_BY = frozenset((RECONCILER, BACKUP, ADMIN))
 """Roles for whose snapshots deletions are held: a hold stops all of them, for up to a week."""
+
+WAL_CONFIG_SHOWN_TO = frozenset(Role) - {READER}
+"""Roles that GetNodes shows where brokers' write-ahead logs are, which may hold secrets."""

@@ -1,0 +1,41 @@
+"""Namespaces of keys: who may use which, by the policy's prefixes.
+
+Reads are bound as writes are. What copies the whole map, a snapshot or a watch, shows all keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from streammeta.controller.metadata import requests
+from streammeta.controller.trust.door import Caller
+from streammeta.controller.trust.refusals import NotYourNamespaceError
+from streammeta.rpc.identity import Role
+
+
+def require_namespaces(caller: Caller, request: object) -> None:
+    """Require that a caller may use the namespaces of a request's keys.
+
+    Raises:
+        NotYourNamespaceError: it may not use one of them.
+    """
+    if caller.principal is None or Role.ADMIN in caller.roles:
+        return
+    for namespace in _namespaces(request):
+        owners = caller.policy.owners_of(namespace)
+        if owners is None or any(one.covers(caller.principal) for one in owners):
+            continue
+        names = [f"{one.role}/{one.name}" for one in owners]
+        raise NotYourNamespaceError(caller.name, namespace, " or ".join((*names, "role admin")))
+
+
+def _namespaces(request: object) -> Iterable[str]:
+    match request:
+        case requests.PutKVs():
+            return {item.namespace for item in request.items}
+        case requests.GetKVs() | requests.DeleteKVs():
+            return {key.namespace for key in request.keys}
+        case requests.ListKVs() if not request.namespaces:
+            return (request.namespace,)
+        case _:
+            return ()

@@ -1,0 +1,269 @@
+"""The policy of a controller: what an operator adds to the rules of methods, or takes away.
+
+Names the callers of certificates that state none, adds roles, denies single certificates, gives
+namespaces of keys to some, and sets quotas. Reads the text of a file, and no file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, NoReturn
+
+from streammeta.rpc.identity import SCHEME, IdentityError, Principal, Role, principal_of
+
+RESERVED_NAMESPACES = "_streammeta/"
+"""Namespaces with this prefix are the product's own; of callers only admins use them."""
+
+ALL_OF_A_ROLE = "*"
+
+_KINDS = ("uri:", "dns:", "cn:")
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+_GRANTABLE = tuple(role for role in Role if role not in (Role.CONTROLLER, Role.BROKER))
+
+
+class PolicyError(Exception):
+    """A text is no policy; the message names file and line, and says what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """One principal, or with the name `*` all of a role."""
+
+    role: Role
+    name: str
+
+    def covers(self, principal: Principal) -> bool:
+        """Whether it names a principal."""
+        return self.role is principal.role and self.name in (ALL_OF_A_ROLE, principal.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """Limits of one principal; None: what holds without a policy."""
+
+    requests_per_s: int | None = None
+    rows_per_s: int | None = None
+    pipelines: int | None = None
+    watches: int | None = None
+    snapshots: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What holds beside the rules; without any content nothing does."""
+
+    principals: Mapping[str, Principal] = field(default_factory=dict)
+    """Callers by what their certificates have: `uri:...`, `dns:...` or `cn:...`."""
+    grants: Sequence[tuple[Selector, frozenset[Role]]] = ()
+    denied: frozenset[str] = frozenset()
+    """SHA-256 of certificates, hexadecimal."""
+    namespaces: Sequence[tuple[str, Sequence[Selector]]] = ()
+    """Who may use the namespaces with a prefix, the longest prefix first."""
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
+    """Quotas by principal, such as `broker/1007`, or of a whole role by `broker/*`."""
+    digest: str = ""
+    """SHA-256 of the text, hexadecimal; empty without one."""
+
+    def principal_of(
+        self, uris: Sequence[str], dns_names: Iterable[str], common_name: str
+    ) -> Principal:
+        """Return the caller that a certificate states, or stands for.
+
+        Raises:
+            IdentityError: it is of none, or of several.
+        """
+        if any(uri.startswith(f"{SCHEME}://") for uri in uris) or not self.principals:
+            return principal_of(uris)
+        names = [f"uri:{uri}" for uri in uris] + [f"dns:{name}" for name in dns_names]
+        found = {
+            self.principals[one] for one in (*names, f"cn:{common_name}") if one in self.principals
+        }
+        if len(found) != 1:
+            several = ", ".join(sorted(map(str, found))) or "none"
+            raise IdentityError(
+                f"wanted is one alternative name {SCHEME}://CLUSTER/ROLE/NAME, or one of "
+                f"[principals] in the policy; found there: {several}"
+            )
+        return found.pop()
+
+    def roles_of(self, principal: Principal) -> frozenset[Role]:
+        """Return the role of a principal, and what it was granted besides."""
+        granted = (roles for selector, roles in self.grants if selector.covers(principal))
+        return frozenset((principal.role,)).union(*granted)
+
+    def owners_of(self, namespace: str) -> Sequence[Selector] | None:
+        """Return who may use a namespace beside admins; None: whoever may use keys at all."""
+        if namespace.startswith(RESERVED_NAMESPACES):
+            return ()
+        return next(
+            (owners for prefix, owners in self.namespaces if namespace.startswith(prefix)), None
+        )
+
+    def quota_of(self, principal: Principal) -> Quota:
+        """Return the quota of a principal: its own, else that of its role, else none."""
+        of_role = self.quotas.get(f"{principal.role}/{ALL_OF_A_ROLE}", Quota())
+        return self.quotas.get(str(principal), of_role)
+
+
+def parse_policy(text: str, cluster_id: str, name: str) -> Policy:
+    """Return the policy that a text in TOML states; `name` is that of its file.
+
+    Raises:
+        PolicyError: it states none.
+    """
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PolicyError(f"{name}: {error}") from None
+    return _Reader(text, cluster_id, name).policy(content)
+
+
+class _Reader:
+    """Reads the tables of one text; knows its lines, so that errors can name them."""
+
+    def __init__(self, text: str, cluster_id: str, name: str) -> None:
+        self._lines = text.splitlines()
+        self._text = text
+        self._cluster_id = cluster_id
+        self._name = name
+
+    def policy(self, content: Mapping[str, Any]) -> Policy:
+        known = {"principals", "grant", "deny", "namespace", "quota"}
+        for table in content:
+            if table not in known:
+                self._fail((table,), table, "unknown; must be one of " + ", ".join(sorted(known)))
+        quotas = dict(self._quotas(content))
+        return Policy(
+            principals=dict(self._principals(content)),
+            grants=tuple(self._grants(content)),
+            denied=frozenset(self._denied(content)),
+            namespaces=sorted(self._namespaces(content), key=lambda one: -len(one[0])),
+            quotas=quotas,
+            digest=hashlib.sha256(self._text.encode()).hexdigest(),
+        )
+
+    def _principals(self, content: Mapping[str, Any]) -> Iterator[tuple[str, Principal]]:
+        for key, value in self._table(content, "principals").items():
+            at = ("principals", 0, key)
+            if not key.startswith(_KINDS):
+                self._fail(at, key, "must begin with uri:, dns: or cn:")
+            if key.startswith(f"uri:{SCHEME}://"):
+                self._fail(at, key, "states an identity by itself; leave it out")
+            yield key, self._principal(at, key, value)
+
+    def _principal(self, at: tuple[Any, ...], key: str, value: Any) -> Principal:
+        role, _, name = value.partition("/") if isinstance(value, str) else ("", "", "")
+        try:
+            return Principal.parse(f"{SCHEME}://{self._cluster_id}/{role}/{name}")
+        except IdentityError:
+            self._fail(at, key, f"{value!r}; must be ROLE/NAME, such as 'broker/1007'")
+
+    def _grants(self, content: Mapping[str, Any]) -> Iterator[tuple[Selector, frozenset[Role]]]:
+        for at, table in self._tables(content, "grant", ("principal", "roles")):
+            selector = self._selector((*at, "principal"), "principal", table["principal"])
+            roles = self._texts((*at, "roles"), "roles", table["roles"])
+            for role in roles:
+                if role not in _GRANTABLE:
+                    wanted = "must be one of " + ", ".join(_GRANTABLE)
+                    self._fail((*at, "roles"), "roles", f"{role!r}; {wanted}")
+            yield selector, frozenset(map(Role, roles))
+
+    def _denied(self, content: Mapping[str, Any]) -> Iterator[str]:
+        table = self._table(content, "deny")
+        at = ("deny", 0, "fingerprints")
+        for key in table:
+            if key != "fingerprints":
+                self._fail(("deny", 0, key), key, "unknown; must be fingerprints")
+        for text in self._texts(at, "fingerprints", table.get("fingerprints", [])):
+            fingerprint = text.replace(":", "").lower()
+            if not _FINGERPRINT.fullmatch(fingerprint):
+                wanted = "must be a SHA-256, 64 hexadecimal digits, see `streammeta certs show`"
+                self._fail(at, "fingerprints", f"{text!r}; {wanted}")
+            yield fingerprint
+
+    def _namespaces(self, content: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Selector]]]:
+        seen = set()
+        for at, table in self._tables(content, "namespace", ("prefix", "principals")):
+            prefix = table["prefix"]
+            if not isinstance(prefix, str) or prefix in seen:
+                self._fail((*at, "prefix"), "prefix", f"{prefix!r}; must be a text, given once")
+            if prefix.startswith(RESERVED_NAMESPACES):
+                self._fail((*at, "prefix"), "prefix", f"{prefix!r}; is reserved")
+            seen.add(prefix)
+            names = self._texts((*at, "principals"), "principals", table["principals"])
+            owners = [self._selector((*at, "principals"), "principals", one) for one in names]
+            yield prefix, tuple(owners)
+
+    def _quotas(self, content: Mapping[str, Any]) -> Iterator[tuple[str, Quota]]:
+        known = tuple(part.name for part in fields(Quota))
+        for at, table in self._tables(content, "quota", ("principal",), known):
+            selector = self._selector((*at, "principal"), "principal", table["principal"])
+            limits = {key: value for key, value in table.items() if key != "principal"}
+            for key, value in limits.items():
+                if type(value) is not int or value < 0:
+                    self._fail((*at, key), key, f"{value!r}; must be a number, 0 or more")
+            yield f"{selector.role}/{selector.name}", Quota(**limits)
+
+    def _selector(self, at: tuple[Any, ...], key: str, value: Any) -> Selector:
+        role, _, name = value.partition("/") if isinstance(value, str) else ("", "", "")
+        if role in list(Role) and name == ALL_OF_A_ROLE:
+            return Selector(Role(role), name)
+        principal = self._principal(at, key, value)
+        return Selector(principal.role, principal.name)
+
+    def _texts(self, at: tuple[Any, ...], key: str, value: Any) -> Sequence[str]:
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            self._fail(at, key, "must be a list of texts")
+        return value
+
+    def _table(self, content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+        table: Any = content.get(name, {})
+        if not isinstance(table, dict):
+            self._fail((name,), name, f"must be a table, [{name}]")
+        return table
+
+    def _tables(
+        self,
+        content: Mapping[str, Any],
+        name: str,
+        needed: Sequence[str],
+        optional: Sequence[str] = (),
+    ) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
+        tables = content.get(name, [])
+        if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
+            self._fail((name,), name, f"must be tables, [[{name}]]")
+        for index, table in enumerate(tables):
+            at = (name, index)
+            for key in table:
+                if key not in (*needed, *optional):
+                    wanted = ", ".join((*needed, *optional))
+                    self._fail((*at, key), key, f"unknown; must be one of {wanted}")
+            for key in needed:
+                if key not in table:
+                    self._fail(at, f"[[{name}]]", f"has no {key}; give it")
+            yield at, table
+
+    def _fail(self, at: tuple[Any, ...], key: str, problem: str) -> NoReturn:
+        raise PolicyError(f"{self._name}, line {self._line(*at)}: {key}: {problem}")
+
+    def _line(self, table: str, index: int = 0, key: str = "") -> int:
+        """Return the line of a key, else that of its table's header, counted from 1."""
+        header = re.compile(
+            rf"\s*\[{{1,2}}\s*[\"']?{re.escape(table)}[\"']?\s*\]|\s*{re.escape(table)}\s*[.=]"
+        )
+        headers = [number for number, line in enumerate(self._lines) if header.match(line)]
+        if not headers:
+            return 1
+        first = headers[min(index, len(headers) - 1)]
+        wanted = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=")
+        if key:
+            for number in range(first, len(self._lines)):
+                if number > first and self._lines[number].lstrip().startswith("["):
+                    break
+                if wanted.match(self._lines[number]):
+                    return number + 1
+        return first + 1

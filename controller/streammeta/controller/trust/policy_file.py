@@ -1,0 +1,96 @@
+"""The file of a policy: read at start, and again whenever its content has changed.
+
+A file that can't be used at start ends the start; later the policy in force stays, which is logged
+once for each content. Judges nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from streammeta.controller.trust.policy import Policy, PolicyError, parse_policy
+
+_log = structlog.get_logger(component="trust")
+
+LOOK_INTERVAL_S = 5.0
+"""Time between two looks at the file, in seconds."""
+
+
+class PolicyFile:
+    """The policy in force, as its file says or last said."""
+
+    def __init__(self, path: Path, cluster_id: str) -> None:
+        """Read the file.
+
+        Raises:
+            PolicyError: it can't be read, or states no policy.
+        """
+        self._path = path
+        self._cluster_id = cluster_id
+        self._refused: str | None = None
+        self._listeners: list[Callable[[Policy], None]] = []
+        self._asked = asyncio.Event()
+        self._text = _read(path)
+        self.current = parse_policy(self._text, cluster_id, str(path))
+        """The policy in force."""
+        _log.info("policy_loaded", file=str(path), sha256=self.current.digest)
+
+    def on_change(self, listener: Callable[[Policy], None]) -> None:
+        """Call `listener` with each policy that comes into force from now on."""
+        self._listeners.append(listener)
+
+    def look_now(self) -> None:
+        """Let `run` look at once."""
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Look at the file time and again, until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_INTERVAL_S):
+                    await self._asked.wait()
+            except TimeoutError:
+                pass
+            self._asked.clear()
+            self.take(await asyncio.to_thread(_read_or_tell, self._path))
+
+    def take(self, text: str | PolicyError) -> None:
+        """Bring the policy of a text into force, if it is another and good."""
+        if text == self._text:
+            self._refused = None
+            return
+        try:
+            if isinstance(text, PolicyError):
+                raise text
+            policy = parse_policy(text, self._cluster_id, str(self._path))
+        except PolicyError as error:
+            self._refuse(str(error), str(text))
+            return
+        assert isinstance(text, str)
+        self._text, self._refused, self.current = text, None, policy
+        _log.info("policy_loaded", file=str(self._path), sha256=policy.digest)
+        for listener in self._listeners:
+            listener(policy)
+
+    def _refuse(self, why: str, content: str) -> None:
+        if content != self._refused:
+            _log.error("policy_refused", reason=why, in_force=self.current.digest)
+        self._refused = content
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PolicyError(f"{path}: can't be read: {error}; must be a TOML file") from None
+
+
+def _read_or_tell(path: Path) -> str | PolicyError:
+    try:
+        return _read(path)
+    except PolicyError as error:
+        return error
