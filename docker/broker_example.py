@@ -6,8 +6,10 @@ AWS_SECRET_ACCESS_KEY.
 
 import argparse
 import asyncio
+from pathlib import Path
 
 from streammeta.client import StreamClient
+from streammeta.rpc.tls import tls_files
 
 STREAMS = 3
 RECORDS_PER_STREAM = 100
@@ -17,7 +19,10 @@ async def main() -> None:
     """Runs the example against the cluster that the command line names."""
     arguments = parse_arguments()
     async with await StreamClient.open(
-        arguments.connect.split(","), arguments.store, node_id=arguments.node_id
+        arguments.connect.split(","),
+        arguments.store,
+        node_id=arguments.node_id,
+        tls=tls_files(arguments.tls_ca, arguments.tls_cert, arguments.tls_key),
     ) as client:
         stream_ids = await client.create_streams([{"topic": "example"}] * STREAMS)
         await write(client, stream_ids)
@@ -37,6 +42,10 @@ def parse_arguments() -> argparse.Namespace:
         "--store", required=True, help="the cluster's bucket, as its controllers name it"
     )
     parser.add_argument("--node-id", type=int, default=1, help="this broker's id (default: 1)")
+    for name in ("--tls-ca", "--tls-cert", "--tls-key"):
+        parser.add_argument(
+            name, type=Path, help="this broker's, as `streammeta certs` makes it; none: plain text"
+        )
     return parser.parse_args()
 
 

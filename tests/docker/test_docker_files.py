@@ -22,6 +22,7 @@ from streammeta.cli.root import cli
 from streammeta.storage.object_store.address import S3Config
 from tests.kit.real_cluster import running_cluster
 
+BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
 DOCKERFILE = (DOCKER / "Dockerfile").read_text()
@@ -48,7 +49,7 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
 
 def tool(name: str) -> Path:
     """Return a command that was installed beside this Python."""
-    return Path(sys.executable).parent / name
+    return BIN / name
 
 
 @pytest.mark.parametrize(
@@ -115,18 +116,40 @@ def test_command_lines_of_health_check_and_compactor_are_valid() -> None:
             command.make_context("", list(words), parent=context)
 
 
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give what the volume of certificates holds after a start, and after another."""
+    folder = tmp_path_factory.mktemp("certificates")
+    (script,) = (each for each in SERVICES["certificates"]["volumes"] if each.startswith("./"))
+    for _ in range(2):
+        done = run("sh", DOCKER / script.split(":")[0], folder, PATH=f"{BIN}:{os.environ['PATH']}")
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_everything_that_is_mentioned_of_the_certificates_is_made(certificates: Path) -> None:
+    named = set(re.findall(r"/etc/streammeta/(\S+)", (DOCKER / "compose.yaml").read_text()))
+    assert len(named) > 10
+    assert all((certificates / name).is_file() for name in named)
+
+
 @pytest.mark.parametrize("name", CONTROLLERS)
-def test_controller_formats_once_and_accepts_its_configuration(name: str, tmp_path: Path) -> None:
-    """The entrypoint as it is, but for the places of data and bucket; ends after the check."""
+def test_controller_formats_once_and_accepts_its_configuration(
+    name: str, tmp_path: Path, certificates: Path
+) -> None:
+    """The entrypoint as it is, but for the places of files and bucket; ends after the check."""
     service = SERVICES[name]
     S3Config.from_uri(service["environment"]["STREAMMETA_CONTROLLER_STORE"])
     shell, flags, script = service["entrypoint"]
     settings = {
-        **service["environment"],
+        **{
+            name: value.replace("/etc/streammeta", str(certificates))
+            for name, value in service["environment"].items()
+        },
         "STREAMMETA_STORAGE_FORMAT_DATA_DIR": str(tmp_path / "data"),
         "STREAMMETA_CONTROLLER_DATA_DIR": str(tmp_path / "data"),
         "STREAMMETA_CONTROLLER_STORE": f"file://{tmp_path}",
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{BIN}:{os.environ['PATH']}",
     }
 
     first = run(shell, flags, f"{script} --check-config", **settings)
