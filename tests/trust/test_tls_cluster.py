@@ -119,13 +119,15 @@ async def test_only_those_with_certificates_take_part(
 
 
 class Appends:
-    """Appends to one stream, one after the other."""
+    """Appends to one stream, one after the other, and a tail that follows them."""
 
     def __init__(self, client: StreamClient, stream_id: int) -> None:
         self._client = client
         self._stream_id = stream_id
         self._count = 0
+        self._followed: list[bytes] = []
         self._running = asyncio.create_task(self._run())
+        self._following = asyncio.create_task(self._follow())
 
     async def _run(self) -> None:
         while True:
@@ -140,15 +142,21 @@ class Appends:
         if self._running.done():
             self._running.result()
 
+    async def _follow(self) -> None:
+        async with self._client.tail(self._stream_id, 0) as records:
+            async for record in records:
+                self._followed.append(bytes(record.payload))
+
     async def end(self) -> None:
-        """Stop, and read everything again: nothing lost, nothing twice, all in order."""
+        """Stop; a tail that was open all the while saw everything once and in order."""
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
-        there: list[bytes] = []
-        while len(there) < self._count:
-            batches = await self._client.read(self._stream_id, len(there))
-            there.extend(bytes(batch.payload) for batch in batches)
-        assert there[: self._count] == [str(number).encode() for number in range(self._count)]
+        await until(
+            lambda: len(self._followed) >= self._count or self._following.done(), "tail", 30
+        )
+        self._following.cancel()
+        await asyncio.gather(self._following, return_exceptions=True)
+        assert self._followed[: self._count] == [b"%d" % number for number in range(self._count)]
 
 
 @asynccontextmanager
