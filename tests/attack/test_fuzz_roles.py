@@ -32,7 +32,7 @@ _DEFECTS = {"INTERNAL", "UNKNOWN", "DATA_LOSS", "UNAVAILABLE", "ABORTED"}
 _DENIED = {"PERMISSION_DENIED", "UNAUTHENTICATED"}
 _OF_OPERATORS = ("AdminService", "QuorumService")
 """Not served without a quorum."""
-_HOLDERS = {"r", "x", "k", "a"}
+_HOLDERS = {"x", "k", "a"}
 """May hold deletions."""
 OWN_NODE = 1_000
 """The broker's; others of `RandomMessages` are 7 and 1001."""

@@ -12,14 +12,18 @@ import pytest
 
 from streammeta.controller.config import AuditFailure
 from streammeta.controller.errors import AuditUnavailableError
-from streammeta.controller.trust.audit import AuditLine, Chain, Verdict
+from streammeta.controller.trust.audit import DENIALS_A_MINUTE, AuditLine, Chain, Verdict
 from streammeta.controller.trust.auditor import Auditor, Office
 from streammeta.rpc.failures import read_failure
+from streammeta.rpc.identity import Principal, Role
 from streammeta.v1 import common_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
+from tests.attack.direct_calls import METHODS, Controller, DirectContext
 from tests.kit.clock import ManualClock
 from tests.server.rpc_server import NODE, Rpcs, serving
+from tests.trust.callers import CLUSTER, shown
 
 EPOCH = 7
+BROKER = Principal(CLUSTER, Role.BROKER, "1007")
 
 
 @dataclass
@@ -360,6 +364,34 @@ async def test_no_call_is_refused_if_that_is_wanted() -> None:
         scene.writer.fails_after = 0
         await scene.rpcs.ask(lock())
         assert await is_locked(scene)
+
+
+async def test_denials_are_recorded_with_who_was_denied_up_to_a_number_a_minute() -> None:
+    writer = MemoryWriter()
+    auditor = Auditor(writer, ManualClock(), lambda: Office(3, EPOCH, leads=True))
+    controller = Controller(auditor)
+    (method,) = (one for one in METHODS if one.name == "LockNode")
+    for _ in range(DENIALS_A_MINUTE + 5):
+        await controller.call(method, lock().SerializeToString(), DirectContext(shown(BROKER)))
+    denied = [line.members() for line in writer.of("LockNode")]
+    assert len(denied) == DENIALS_A_MINUTE
+    assert denied[0]["principal"] == "broker/1007"
+    assert denied[0]["cert"].startswith("sha256:")
+    assert (denied[0]["verdict"], denied[0]["reason"]) == ("DENIED", "ROLE_LACKS_CALL")
+    auditor.end_minute()
+    rest = writer.of("LockNode")[-1].members()
+    assert (rest["verdict"], rest["sum"]["calls"], rest["sum"]["refusals"]) == ("SUM", 5, 5)
+
+
+async def test_a_stranger_is_recorded_with_its_certificate() -> None:
+    writer = MemoryWriter()
+    auditor = Auditor(writer, ManualClock(), lambda: Office(3, EPOCH, leads=True))
+    (method,) = (one for one in METHODS if one.name == "GetNodes")
+    context = DirectContext(shown("spiffe://elsewhere/x"))
+    await Controller(auditor).call(method, b"", context)
+    (line,) = (one.members() for one in writer.of("GetNodes"))
+    assert (line["principal"], line["reason"]) == ("anonymous", "NO_IDENTITY")
+    assert line["cert"].startswith("sha256:")
 
 
 def test_events_of_the_process_are_recorded() -> None:

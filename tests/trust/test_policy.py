@@ -201,6 +201,8 @@ def test_a_broken_policy_at_reload_leaves_the_old_one_and_is_logged_once(tmp_pat
     found = PolicyFile(file, CLUSTER)
     taken: list[Policy] = []
     found.on_change(taken.append)
+    audited: list[tuple[str, bool]] = []
+    found.told = lambda name, reason, _: audited.append((name, bool(reason)))
     with capture_logs() as logs:
         for text in ("[deny]\nfingerprints = 7", "[deny]\nfingerprints = 7", good, "x", "x", ""):
             found.take(text)
@@ -210,6 +212,7 @@ def test_a_broken_policy_at_reload_leaves_the_old_one_and_is_logged_once(tmp_pat
     assert [event for event, _ in events] == [
         "policy_refused", "policy_refused", "policy_loaded", "policy_refused",
     ]  # fmt: skip
+    assert audited == [("policy.reload", event == "policy_refused") for event, _ in events]
     assert taken == [found.current] == [parse_policy("", CLUSTER, "")]
 
 

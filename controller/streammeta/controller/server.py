@@ -293,6 +293,8 @@ class ControllerNode:
             loop.add_signal_handler(number, self._stop_asked, stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._look_again)
         self._tls.tell(self._auditing.changed)
+        if self._policy is not None:
+            self._policy.told = self._auditing.changed
         async with self._auditing, self._listening(), self._lifecycle_running() as lifecycle:
             await self._set_health("leader", serving=False)
             await self._driver.start()

@@ -14,7 +14,7 @@ from streammeta.controller.errors import ApiError, AuditUnavailableError
 from streammeta.controller.rpc.memory_budget import SMALL_BYTES, MemoryBudget
 from streammeta.controller.rpc.request_guard import Context, abort
 from streammeta.controller.trust.auditor import Auditor, note_caller
-from streammeta.controller.trust.door import Caller, Door
+from streammeta.controller.trust.door import Caller, Door, fingerprint_shown
 
 _Input = TypeVar("_Input")
 _Result = TypeVar("_Result")
@@ -52,7 +52,8 @@ class Entrance:
             try:
                 caller = self._door.enter(method, context)
             except ApiError as error:
-                note_caller(getattr(error, "principal", ""), "")
+                if self._auditor is not None:
+                    note_caller(getattr(error, "principal", ""), fingerprint_shown(context))
                 await abort(context, error)
             note_caller(caller.name, caller.fingerprint)
             if isinstance(data, bytes) and len(data) > SMALL_BYTES:

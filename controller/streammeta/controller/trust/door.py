@@ -79,6 +79,15 @@ ANONYMOUS = Caller()
 _caller: ContextVar[Caller] = ContextVar("caller")
 
 
+def fingerprint_shown(context: CallContext) -> str:
+    """Return the fingerprint of a call's certificate, empty without one that can be read."""
+    pem = b"".join(context.auth_context().get("x509_pem_cert", ()))
+    try:
+        return _fingerprint(pem) if pem else ""
+    except NoIdentityError:
+        return ""
+
+
 def current_caller() -> Caller:
     """Return the caller of the call under way in this task.
 

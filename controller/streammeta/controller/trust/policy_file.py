@@ -7,7 +7,7 @@ once for each content. Judges nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import structlog
@@ -33,6 +33,8 @@ class PolicyFile:
         self._cluster_id = cluster_id
         self._refused: str | None = None
         self._listeners: list[Callable[[Policy], None]] = []
+        self.told: Callable[[str, str, Mapping[str, str]], None] | None = None
+        """Hears of each policy that came into force, or was refused and why."""
         self._asked = asyncio.Event()
         self._text = _read(path)
         self.current = parse_policy(self._text, cluster_id, str(path))
@@ -73,13 +75,20 @@ class PolicyFile:
         assert isinstance(text, str)
         self._text, self._refused, self.current = text, None, policy
         _log.info("policy_loaded", file=str(self._path), sha256=policy.digest)
+        self._tell("")
         for listener in self._listeners:
             listener(policy)
 
     def _refuse(self, why: str, content: str) -> None:
         if content != self._refused:
             _log.error("policy_refused", reason=why, in_force=self.current.digest)
+            self._tell(why)
         self._refused = content
+
+    def _tell(self, reason: str) -> None:
+        if self.told is not None:
+            in_force = {"file": str(self._path), "sha256": self.current.digest}
+            self.told("policy.reload", reason, in_force)
 
 
 def _read(path: Path) -> str:
