@@ -1,7 +1,7 @@
 """Real controllers that record calls, and calls to them by any request of the contract."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from streammeta.cli.client import ControllerClient
 from streammeta.cli.local_cluster import LocalCluster, free_ports
+from streammeta.rpc.tls import TlsFiles
 from tests.kit.real_cluster import STEADY
 
 
@@ -33,11 +34,14 @@ class AuditedCluster(LocalCluster):
 
 
 @contextmanager
-def audited_cluster(root: Path, count: int) -> Iterator[AuditedCluster]:
+def audited_cluster(
+    root: Path, count: int, tls: Mapping[int, TlsFiles] | None = None
+) -> Iterator[AuditedCluster]:
     """Start `count` controllers; stop those that still run at the end."""
     bucket = root / "bucket"
     bucket.mkdir()
     cluster = AuditedCluster(root, "test", f"file://{bucket}", free_ports(count), STEADY)
+    cluster.tls = tls or {}
     try:
         cluster.start_all()
         yield cluster

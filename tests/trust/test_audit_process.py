@@ -17,6 +17,7 @@ from streammeta.v1 import (
     nodes_pb2,
     streams_pb2,
 )
+from tests.kit.certificates import Authority
 from tests.kit.real_cluster import (
     controller_command,
     format_data,
@@ -165,6 +166,33 @@ def test_a_file_renamed_by_another_program_is_left_on_sighup(tmp_path: Path) -> 
     calls = [json.loads(line)["call"] for line in path.read_bytes().splitlines()]
     assert calls[:2] == ["NodeService.LockNode"] * 2
     assert streammeta("audit", "verify", str(renamed), str(path))["exit_code"] == 0
+
+
+def test_over_tls_lines_name_callers_and_their_certificates(
+    tmp_path: Path, authority: Authority
+) -> None:
+    broker, admin = authority.issue("broker/1000"), authority.issue("admin/alice")
+    with audited_cluster(tmp_path, 1, {1: authority.issue("controller/1")}) as cluster:
+        with ControllerClient(cluster.endpoints, timeout_s=30, tls=broker) as client:
+            ask(client, nodes_pb2.RegisterNodeRequest(node=NODE))
+            with pytest.raises(CallError, match="broker/1000 may not call"):
+                ask(client, nodes_pb2.LockNodeRequest(node_id=1000))
+        with ControllerClient(cluster.endpoints, timeout_s=30, tls=admin) as client:
+            ask(client, nodes_pb2.LockNodeRequest(node_id=1000))
+        cluster.stop_all()
+        lines = [line for line in cluster.lines() if line["call"].endswith("LockNode")]
+    said = [(line["principal"], line["verdict"], line.get("reason")) for line in lines]
+    assert said == [
+        ("broker/1000", "DENIED", "ROLE_LACKS_CALL"),
+        ("admin/alice", "BEGUN", None),
+        ("admin/alice", "OK", None),
+    ]
+    fingerprints = []
+    for files in (broker, admin, admin):
+        facts = files.load().facts
+        assert facts is not None
+        fingerprints.append(f"sha256:{facts.fingerprint}")
+    assert [line["cert"] for line in lines] == fingerprints
 
 
 def test_with_a_full_disk_operators_are_refused_and_brokers_are_not(tmp_path: Path) -> None:
