@@ -88,6 +88,10 @@ class Channels:
         except TlsError as error:
             _log.warning("certificates not replaced: %s", error)
             return
+        await self._renew()
+
+    async def _renew(self) -> None:
+        """Give calls from now on other channels, and those under way their time to end."""
         old = list(self._open.values())
         self._open.clear()
         self._old.update(old)
