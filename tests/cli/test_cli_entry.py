@@ -284,6 +284,8 @@ def test_a_failure_keeps_what_was_found_before_it(capsys: pytest.CaptureFixture[
         ("LIMIT_EXCEEDED", "ask for less at once"),
         ("BUSY", "repeat the command in a moment"),
         ("DISK_FULL", "make room on the disks"),
+        ("QUOTA_EXCEEDED", "raise the limit that the message names"),
+        ("AUDIT_UNAVAILABLE", "make the controllers' audit log writable"),
     ],
 )
 def test_raw_grpc_failure_is_explained(

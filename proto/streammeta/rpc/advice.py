@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from streammeta.rpc.failures import RpcFailure
+from streammeta.rpc.failures import Reason, RpcFailure
 
 _FILES = "--tls-ca, --tls-cert and --tls-key, or --profile"
 
-_REFUSALS = frozenset({"NO_IDENTITY", "ROLE_LACKS_CALL", "NOT_YOUR_NODE", "NOT_YOUR_NAMESPACE"})
+_REFUSALS = frozenset(
+    {
+        Reason.NO_IDENTITY,
+        Reason.ROLE_LACKS_CALL,
+        Reason.NOT_YOUR_NODE,
+        Reason.NOT_YOUR_NAMESPACE,
+    }
+)
 
 _BY_WORDS: Mapping[str, str] = {
     "WRONG_VERSION_NUMBER": "the port speaks plain text: give the one that speaks TLS, or no files "
