@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from streammeta.controller.errors import ErrorCode, LimitExceededError
 from streammeta.controller.metadata.answers import AssignRecoveriesAnswer, ErrorAnswer, NodeIdAnswer
+from streammeta.controller.metadata.epochs import check_growth
 from streammeta.controller.metadata.object_indexes import NodeObjects
 from streammeta.controller.metadata.request_identity import (
     REQUESTS_MAX,
@@ -135,6 +136,7 @@ class Nodes:
         node = self._nodes.get(identity.node_id)
         if node is not None and node.node_epoch > identity.node_epoch:
             return None, ErrorAnswer(error=ErrorCode.NODE_EPOCH_EXPIRED)
+        _check_growth(identity, node)
         tags = tuple(sorted(request.tags))
         answer = ErrorAnswer(error=ErrorCode.NONE)
         known = (identity.node_epoch, request.wal_config, tags)
@@ -155,6 +157,7 @@ class Nodes:
         node = self._nodes.get(identity.node_id)
         if node is not None and node.node_epoch > identity.node_epoch:
             return None, ErrorCode.NODE_EPOCH_EXPIRED
+        _check_growth(identity, node)
         known = (identity.node_epoch, failover)
         if node is not None and (node.node_epoch, node.failover) == known:
             return None, ErrorCode.NONE
@@ -330,3 +333,8 @@ class Nodes:
 def _request_key(request_id: str) -> RequestKey:
     # The caller has no node id yet.
     return RequestKey(RequestKind.NEXT_NODE_ID, -1, request_id)
+
+
+def _check_growth(identity: NodeIdentity, node: Node | None) -> None:
+    present = 0 if node is None else node.node_epoch
+    check_growth("node.node_epoch", identity.node_epoch, present)

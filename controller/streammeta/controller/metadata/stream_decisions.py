@@ -18,6 +18,7 @@ from streammeta.controller.metadata.answers import (
     PendingUpload,
     StreamErrorsAnswer,
 )
+from streammeta.controller.metadata.epochs import check_growth
 from streammeta.controller.metadata.nodes import Nodes
 from streammeta.controller.metadata.object_queries import ObjectQueries
 from streammeta.controller.metadata.request_identity import (
@@ -82,6 +83,8 @@ class StreamDecisions:
                 answers.append(OpenedStream(error))
                 continue
             if head.epoch < item.stream_epoch:
+                place = f"streams[{len(answers)}].stream_epoch"
+                check_growth(place, item.stream_epoch, head.epoch)
                 opened.append(item)
             elif head.state == StreamState.CLOSED:
                 reopened.append(item.stream_id)
