@@ -57,6 +57,7 @@ from streammeta.controller.rpc.snapshot_spool import SnapshotSpool
 from streammeta.controller.runtime.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.clock import SystemClock
 from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.descriptors import connections_within, raise_limit
 from streammeta.controller.runtime.interfaces import Endpoints
 from streammeta.controller.runtime.map_checkpoint import EarlyReading, snapshot_check
 from streammeta.controller.runtime.object_id_gate import ObjectIdGate
@@ -65,7 +66,7 @@ from streammeta.controller.trust.auditor import Office
 from streammeta.controller.trust.door import Door
 from streammeta.controller.trust.policy import PolicyError
 from streammeta.controller.trust.policy_file import PolicyFile
-from streammeta.rpc.connections import listen, new_server
+from streammeta.rpc.connections import CONNECTIONS_MAX, listen, new_server
 from streammeta.storage.durable_files import PosixFileSystem
 from streammeta.storage.installation import DISTRIBUTION
 from streammeta.storage.object_store.address import open_object_store, without_secrets
@@ -333,7 +334,10 @@ class ControllerNode:
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
-        clients = new_server(self._tls.connection_age_ms)
+        limit, listeners = raise_limit(), len(self._tls.listeners)
+        connections = connections_within(limit, CONNECTIONS_MAX, listeners)
+        _log.info("descriptors", limit=limit, connections_a_listener=connections)
+        clients = new_server(self._tls.connection_age_ms, connections)
         clients.add_generic_rpc_handlers(self._handlers())
         for option, address, certificates in self._tls.listeners:
             try:

@@ -124,9 +124,12 @@ def operator_channel(endpoint: str, tls: TlsFiles | TlsContents | None = None) -
     return grpc.secure_channel(endpoint, _channel_credentials(tls), _OPERATOR)
 
 
-def new_server(connection_age_ms: int | None = None) -> grpc.aio.Server:
+def new_server(
+    connection_age_ms: int | None = None, connections_max: int | None = None
+) -> grpc.aio.Server:
     """Return a server without services and ports.
 
+    Each of its listeners has at most `connections_max` connections, `CONNECTIONS_MAX` for None.
     A connection takes no call once it is as old as `connection_age_ms`, and ends after a grace, so
     that clients come again with the certificates that they have by then; None: it never does.
     """
@@ -136,7 +139,10 @@ def new_server(connection_age_ms: int | None = None) -> grpc.aio.Server:
             ("grpc.max_connection_age_ms", connection_age_ms),
             ("grpc.max_connection_age_grace_ms", min(AGE_GRACE_MS, connection_age_ms)),
         )
-    return grpc.aio.server(options=(*_SERVER, *ages), maximum_concurrent_rpcs=CALLS_MAX)
+    options = dict((*_SERVER, *ages))
+    if connections_max is not None:
+        options["grpc.max_allowed_incoming_connections"] = connections_max
+    return grpc.aio.server(options=tuple(options.items()), maximum_concurrent_rpcs=CALLS_MAX)
 
 
 def new_blocking_server(threads: int) -> grpc.Server:

@@ -43,7 +43,7 @@ from streammeta.controller.runtime.admission import TurnBudget
 from streammeta.controller.runtime.commit_rests import CommitRests
 from streammeta.controller.runtime.controller import MetadataController, Submission
 from streammeta.controller.trust.auditor import current_record
-from streammeta.controller.trust.door import current_caller
+from streammeta.controller.trust.door import current_caller, current_holder
 from streammeta.rpc.identity import Principal
 from streammeta.v1 import columns_pb2 as pb
 
@@ -69,6 +69,9 @@ BYTES_A_ROW = 32
 
 PIPELINES_MAX = 1_000
 """Maximum number of pipelines open on one controller."""
+
+PIPELINES_PER_PRINCIPAL = 4
+"""Maximum number of pipelines that one principal has open on a controller."""
 
 PIPELINES_PER_CONNECTION = 100
 """Maximum number of pipelines open on one connection."""
@@ -237,11 +240,12 @@ class CommitPipeline:
         self._budget = TurnBudget(ROWS_A_PART)
         self._rests = CommitRests()
         self._open: Counter[str] = Counter()
+        self._open_of: Counter[str] = Counter()
 
     async def handle(self, messages: AsyncIterator[bytes], context: Context) -> None:
         """Serve one stream until its caller has no more messages, or one ends it."""
         try:
-            opened = self._counted(context.peer())
+            opened = self._counted(context.peer(), current_holder())
             if (record := current_record()) is not None:
                 record.began()
         except (TooManyPipelinesError, AuditUnavailableError) as error:
@@ -249,28 +253,35 @@ class CommitPipeline:
         with opened:
             await self._serve(messages, context)
 
-    def _counted(self, connection: str) -> contextlib.AbstractContextManager[None]:
-        """Count a pipeline as open until the context ends."""
+    def _counted(
+        self, connection: str, holder: str | None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Count a pipeline as open until the context ends; those of a principal have a limit."""
+        name = f"of {holder}"
         for count, limit, place in (
+            (self._open_of[name] if holder else 0, PIPELINES_PER_PRINCIPAL, "principal"),
             (self._open[connection], PIPELINES_PER_CONNECTION, "connection"),
             (self._open.total(), PIPELINES_MAX, "controller"),
         ):
             if count >= limit:
                 raise TooManyPipelinesError(
-                    f"{count} commit pipelines are open on this {place}, and no more may; "
+                    f"{count} commit pipelines are open on this {place}, and no more may be; "
                     "commit on one that is open, or close one"
                 )
-        return self._held(connection)
+        return self._held(connection, name)
 
     @contextlib.contextmanager
-    def _held(self, connection: str) -> Iterator[None]:
-        self._open[connection] += 1
+    def _held(self, connection: str, name: str) -> Iterator[None]:
+        counts = ((self._open, connection), (self._open_of, name))
+        for open_by, key in counts:
+            open_by[key] += 1
         try:
             yield
         finally:
-            self._open[connection] -= 1
-            if not self._open[connection]:
-                del self._open[connection]
+            for open_by, key in counts:
+                open_by[key] -= 1
+                if not open_by[key]:
+                    del open_by[key]
 
     async def _serve(self, messages: AsyncIterator[bytes], context: Context) -> None:
         caller = current_caller()

@@ -42,7 +42,7 @@ from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.operations import QuorumDescription
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.controller.trust.auditor import note_offset
-from streammeta.controller.trust.door import current_caller
+from streammeta.controller.trust.door import current_caller, current_holder
 from streammeta.controller.trust.method_rules import DELETIONS_HELD_BY
 from streammeta.controller.trust.node_binding import require_own_node
 from streammeta.controller.trust.quotas import Places
@@ -250,12 +250,7 @@ class MetadataHandlers:
         self._spool = spool
         self._on_copied = on_copied
         self._watch = WatchHandler(controller.changes)
-        self._places = Places(
-            "snapshots",
-            per_holder=SNAPSHOTS_PER_PRINCIPAL,
-            in_all=SNAPSHOTS_MAX,
-            retry_after_ms=_SNAPSHOT_RETRY_MS,
-        )
+        self._places = Places("snapshots", _SNAPSHOT_RETRY_MS)
 
     def streams(self) -> Mapping[str, StreamHandler]:
         """Return the handlers by method name."""
@@ -265,7 +260,12 @@ class MetadataHandlers:
         self, request: metadata_pb2.GetSnapshotRequest, context: Context
     ) -> None:
         try:
-            with self._places.taken(current_caller().holder), self._spool.file() as file:
+            with (
+                self._places.taken(
+                    current_holder(), per_holder=SNAPSHOTS_PER_PRINCIPAL, in_all=SNAPSHOTS_MAX
+                ),
+                self._spool.file() as file,
+            ):
                 await self._serve_snapshot(request, context, file)
         except SlowReaderError as error:
             # A message that is stuck for good holds up the status behind it.

@@ -19,11 +19,13 @@ from collections import deque
 from collections.abc import Awaitable, Iterator
 from heapq import heappop, heappush
 
-from streammeta.controller.errors import BusyError, InvalidRequestError
+from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.records.selection import Kind, Selection
 from streammeta.controller.rpc.request_guard import Context, abort
 from streammeta.controller.rpc.watch_messages import EXAMINED_MAX, WatchMessages
 from streammeta.controller.runtime.change_feed import ChangeFeed, Cursor, WatcherTooSlowError
+from streammeta.controller.trust.door import current_holder
+from streammeta.controller.trust.quotas import Places
 from streammeta.v1 import metadata_pb2 as pb
 
 PROGRESS_S = 1.0
@@ -284,6 +286,11 @@ class Fanout:
 WATCHERS_MAX = 1_000
 """Maximum number of watches that one controller serves."""
 
+WATCHERS_PER_PRINCIPAL = 16
+"""Maximum number of watches of one principal."""
+
+_RETRY_MS = 1_000
+
 ABORT_PATIENCE_S = 5.0
 """Maximum time to send the status that cuts off a stuck connection, in seconds."""
 
@@ -304,7 +311,7 @@ class WatchHandler:
     def __init__(self, changes: ChangeFeed) -> None:
         self._changes = changes
         self._fanout = Fanout(changes)
-        self._watchers = 0
+        self._places = Places("watches", _RETRY_MS)
 
     async def watch(self, request: pb.WatchRequest, context: Context) -> None:
         """Serve one watch until its caller leaves, it is cut off, or it needs a snapshot."""
@@ -312,7 +319,9 @@ class WatchHandler:
             selection = read_selection(request)
             cursor = _cursor(self._changes, request.from_offset)
             with (
-                self._counted(),
+                self._places.taken(
+                    current_holder(), per_holder=WATCHERS_PER_PRINCIPAL, in_all=WATCHERS_MAX
+                ),
                 self._fanout.following(selection, request.may_combine, cursor) as follower,
             ):
                 await self._follow(follower, context)
@@ -332,18 +341,6 @@ class WatchHandler:
             raise WatcherTooSlowError(cursor.next_offset)
         messages = self._fanout.messages
         await context.write(messages.progress(cursor.next_offset, snapshot_required=True))
-
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
-        if self._watchers >= WATCHERS_MAX:
-            raise BusyError(
-                f"{self._watchers} watchers follow this controller already; watch another one"
-            )
-        self._watchers += 1
-        try:
-            yield
-        finally:
-            self._watchers -= 1
 
 
 def read_selection(request: pb.WatchRequest) -> Selection:

@@ -112,6 +112,12 @@ class Stay:
         task.uncancel()
 
 
+def current_holder() -> str | None:
+    """Return what the quotas of this task's caller are counted under, None if there are none."""
+    caller = _caller.get(None)
+    return None if caller is None else caller.holder
+
+
 class Door:
     """Lets the callers of one cluster in, by the rules of methods and by the policy in force."""
 

@@ -16,10 +16,8 @@ from streammeta.controller.errors import BusyError
 class Places:
     """Places for one kind of call that stays under way for long."""
 
-    def __init__(self, what: str, *, per_holder: int, in_all: int, retry_after_ms: int) -> None:
+    def __init__(self, what: str, retry_after_ms: int) -> None:
         self._what = what
-        self._per_holder = per_holder
-        self._in_all = in_all
         self._retry_after_ms = retry_after_ms
         self._held: Counter[str] = Counter()
         self._count = 0
@@ -30,15 +28,15 @@ class Places:
         return self._count
 
     @contextlib.contextmanager
-    def taken(self, holder: str | None) -> Iterator[None]:
+    def taken(self, holder: str | None, *, per_holder: int, in_all: int) -> Iterator[None]:
         """Hold a place while the block runs.
 
         Raises:
-            BusyError: the holder, or all together, have as many as may be.
+            BusyError: the holder has `per_holder` places already, or all together have `in_all`.
         """
-        if holder is not None and self._held[holder] >= self._per_holder:
+        if holder is not None and self._held[holder] >= per_holder:
             raise self._refusal(f"{holder} has", self._held[holder])
-        if self._count >= self._in_all:
+        if self._count >= in_all:
             raise self._refusal("callers have", self._count)
         key = holder or ""
         self._held[key] += 1

@@ -1,0 +1,35 @@
+"""File descriptors: the limit is raised as far as it may be, and some are kept from clients."""
+
+import resource
+
+import pytest
+
+from streammeta.controller.runtime import descriptors
+from streammeta.controller.runtime.descriptors import connections_within, raise_limit
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised"),
+    [
+        (1_024, 4_096, 4_096),
+        (4_096, 4_096, None),
+        (1_024, resource.RLIM_INFINITY, 1 << 20),
+        (1_024, 1 << 30, 1 << 20),
+        (1 << 29, 1 << 30, None),
+    ],
+)
+def test_the_limit_is_raised_to_what_may_be(
+    soft: int, hard: int, raised: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: made.append(limits))
+    assert raise_limit() == (soft if raised is None else raised)
+    assert made == ([] if raised is None else [(raised, hard)])
+
+
+def test_connections_leave_room_for_the_log_and_the_peers() -> None:
+    assert connections_within(1 << 20, 4_096, 1) == 4_096
+    assert connections_within(1_024, 4_096, 1) == 1_024 - descriptors.KEPT
+    assert connections_within(1_024, 4_096, 2) == (1_024 - descriptors.KEPT) // 2
+    assert connections_within(64, 4_096, 1) == descriptors.CONNECTIONS_MIN
