@@ -56,11 +56,39 @@ def test_a_full_file_is_renamed_after_its_last_line() -> None:
 
 def test_a_chain_goes_on_after_a_restart_with_an_empty_file() -> None:
     disk = CrashDisk()
-    log = AuditFile(disk, PATH, bytes_max=1)
-    log.append(entries(1))
-    assert disk.contents()[PATH] == b""
+    AuditFile(disk, PATH).append(entries(1))
+    full = disk.contents()[PATH]
+    disk = CrashDisk.holding({PATH.with_name("audit.log.000000000001"): full, PATH: b""})
     AuditFile(disk, PATH).append(start())
     assert breaks(disk) == []
+
+
+@pytest.mark.parametrize("space", range(4))
+def test_a_full_file_that_finds_no_room_to_be_renamed_loses_and_repeats_nothing(space: int) -> None:
+    disk = CrashDisk()
+    log = AuditFile(disk, PATH, bytes_max=1)
+    log.append(entries(1))
+    disk.space = space
+    for _ in range(3):
+        with pytest.raises(DiskFullError):
+            log.append(entries(2))
+    disk.space = None
+    log.append(entries(2))
+    data = b"".join(disk.contents().values())
+    assert sorted(json.loads(one)["seq"] for one in data.splitlines()) == [1, 2]
+    assert breaks(disk) == []
+
+
+def test_a_full_file_that_another_program_has_renamed_is_left(tmp_path: Path) -> None:
+    path, elsewhere = tmp_path / "audit.log", tmp_path / "elsewhere"
+    log = AuditFile(PosixFileSystem(), path, bytes_max=1)
+    log.append(entries(1))
+    path.rename(elsewhere)
+    log.append(entries(2))
+    log.close()
+    found = [split(one.name, one.read_bytes()) for one in (elsewhere, path)]
+    assert [len(file.lines) for file in found] == [1, 1]
+    assert verify(found)[0].breaks == []
 
 
 def test_a_file_renamed_by_another_program_is_left_when_told() -> None:

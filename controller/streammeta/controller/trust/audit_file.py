@@ -6,6 +6,7 @@ the operator's. A file that another program has renamed is left by `reopen`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -70,6 +71,7 @@ class AuditFile:
         self._files = files
         self._path = path
         self._bytes_max = bytes_max
+        self._is_renamed = False
         files.make_directory(path.parent)
         self._chain, is_unfinished = _found(files, path)
         self._file = self._opened()
@@ -83,11 +85,11 @@ class AuditFile:
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Write lines at the end; a write that fails is overwritten by the next."""
+        if self._size >= self._bytes_max:
+            self._rotate()
         chain = replace(self._chain)
         self._write(b"".join(chain.link(entry.line, entry.dropped) for entry in entries))
         self._chain = chain
-        if self._size >= self._bytes_max:
-            self._rotate()
 
     def sync(self) -> None:
         """Make everything written durable."""
@@ -114,9 +116,14 @@ class AuditFile:
         self._size += len(data)
 
     def _rotate(self) -> None:
-        self._file.sync()
-        self._files.rename(self._path, _full_file(self._path, self._chain.seq))
+        if not self._is_renamed:
+            self._file.sync()
+            # Nothing is there to rename if another program has just done so.
+            with contextlib.suppress(FileNotFoundError):
+                self._files.rename(self._path, _full_file(self._path, self._chain.seq))
+            self._is_renamed = True
         self.reopen()
+        self._is_renamed = False
 
 
 class StandardOutput:
