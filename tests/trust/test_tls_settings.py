@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from streammeta.controller.config import ConfigError, ControllerConfig, PeerPlainText
 from streammeta.controller.ids import ClusterId, NodeId
-from streammeta.controller.own_tls import OwnTls, check_advertised
+from streammeta.controller.own_tls import OwnTls, check_advertised, warn_of_advertised
 from streammeta.rpc.tls import TlsFiles
 from tests.kit.certificates import Authority
 
@@ -140,3 +141,6 @@ def test_the_names_that_clients_are_told_must_be_in_the_certificate(
     else:
         with pytest.raises(ConfigError, match=r"^tls-cert: .* --advertise .*; it names .*example"):
             check_advertised(checked)
+    with capture_logs() as logs:
+        warn_of_advertised(checked)
+    assert len(logs) == (not is_good)

@@ -163,6 +163,14 @@ class _Set:
         }
 
 
+def warn_of_advertised(config: ControllerConfig) -> None:
+    """Log what `check_advertised` finds: clients behind other names may still do."""
+    try:
+        check_advertised(config)
+    except ConfigError as error:
+        _log.warning("advertised_name_not_in_certificate", reason=str(error))
+
+
 def check_advertised(config: ControllerConfig) -> None:
     """Check that the certificate is good for the names under which clients are told to connect.
 

@@ -33,7 +33,7 @@ from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.lifecycle.sweeps import Expiry, SetObjectSweep, StreamSweep, UploadSweep
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.map_limits import QUOTAS, MapLimits
-from streammeta.controller.own_tls import OwnTls, check_advertised
+from streammeta.controller.own_tls import OwnTls, check_advertised, warn_of_advertised
 from streammeta.controller.peers.addresses import PeerAddresses
 from streammeta.controller.peers.dialled import Identity
 from streammeta.controller.peers.server import PeerServer
@@ -139,6 +139,7 @@ def check(config: ControllerConfig) -> None:
 
 async def _serve(config: ControllerConfig) -> None:
     _log_start(config)
+    warn_of_advertised(config)
     store = _open_store(config.store_uri)
     await asyncio.to_thread(store.check)
     with EarlyReading(config.data_dir) as early:
