@@ -399,3 +399,39 @@ async def test_messages_of_a_caller_that_has_gone_keep_no_others_waiting(
         await scene.send(uploads(sequence, (1 + sequence, sequence, 0)))
     await scene.appended(3)
     assert (await scene.committed_answer()).sequence == 1
+
+
+async def test_a_message_is_answered_before_the_next_of_its_caller_can_come(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one comes alone, even if it is there before the write of the answer returns."""
+    rests = Rests(monkeypatch)
+    told, appended = asyncio.Event(), asyncio.Event()
+
+    class Told:
+        """A context whose write returns once the next message is in the log."""
+
+        auth_context = staticmethod(lambda: {"transport_security_type": [b"insecure"]})
+        peer = staticmethod(lambda: "here")
+
+        async def write(self, _: bytes) -> None:
+            told.set()
+            await appended.wait()
+
+    async def messages() -> AsyncIterator[bytes]:
+        yield uploads(1, (0, 0, 0)).SerializeToString()
+        await told.wait()
+        yield uploads(2, (1, 1, 0)).SerializeToString()
+
+    handle: Any = Entrance(Door("here")).wrap(
+        "streammeta.v1.ObjectService.CommitPipeline", CommitPipeline(scene.controller).handle
+    )
+    serving = asyncio.create_task(handle(messages(), Told()))
+    await scene.appended(1)
+    scene.log.commit()
+    await until(lambda: told.is_set() and rests.done == 1, "the first to be answered")
+    await scene.appended(1)
+    appended.set()
+    scene.log.commit()
+    await asyncio.wait_for(serving, 10)
+    assert rests.over == rests.asked

@@ -296,8 +296,9 @@ class CommitPipeline:
             while (message := await taken.get()) is not None:
                 answer = await _answer(message, context)
                 _record(message)
-                await context.write(answer)
+                # Its caller's next message may be here before the write returns, and is alone then.
                 ahead.answered()
+                await context.write(answer)
         finally:
             for task in tasks:
                 task.cancel()
