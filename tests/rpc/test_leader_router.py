@@ -182,6 +182,8 @@ def test_a_search_follows_the_hint_in_a_refusal_and_forgets_once_it_is_answered(
         RpcFailure(grpc.StatusCode.INVALID_ARGUMENT, "no", Reason.INVALID_FIELD),
         RpcFailure(grpc.StatusCode.RESOURCE_EXHAUSTED, "too large"),
         RpcFailure(grpc.StatusCode.INTERNAL, "defect", Reason.DEFECT),
+        RpcFailure(grpc.StatusCode.UNAUTHENTICATED, "who?", Reason.NO_IDENTITY),
+        RpcFailure(grpc.StatusCode.PERMISSION_DENIED, "no", Reason.NOT_YOUR_NODE),
     ],
     ids=lambda failure: str(failure.code.name),
 )

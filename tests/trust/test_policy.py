@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from streammeta.cli.output import run_cli
+from streammeta.cli.root import cli
 from streammeta.controller.trust.door import Door
 from streammeta.controller.trust.policy import Policy, PolicyError, Quota, parse_policy
 from streammeta.controller.trust.policy_file import PolicyFile
 from streammeta.controller.trust.refusals import NoIdentityError, RoleLacksCallError
 from streammeta.rpc.identity import Principal, Role
+from tests.kit.real_cluster import controller_command
 from tests.trust.callers import CLUSTER, ShownContext, shown
 
 TAKE_SNAPSHOT = "streammeta.v1.AdminService.TakeSnapshot"
@@ -227,3 +230,13 @@ async def test_the_file_is_read_again_when_it_is_asked_for(tmp_path: Path) -> No
     found.look_now()
     assert (await asyncio.wait_for(changed, 20)).denied == {LEAF}
     running.cancel()
+
+
+def test_a_controller_does_not_start_with_a_broken_policy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text("[deny]\nfingerprints = 7\n")
+    words = controller_command(tmp_path, policy=str(file))
+    assert run_cli(cli, [*words[2:], "--check-config"]) != 0
+    assert f"{file}, line 2: fingerprints: must be a list of texts" in capsys.readouterr().err
