@@ -90,6 +90,9 @@ def test_the_default_profile_counts_unless_another_or_none_is_named(file: Path) 
     assert resolve(None, NOTHING, "none", Endpoints.OPTIONAL) == Connection(None, None)
     assert resolve(None, NOTHING, None, Endpoints.KNOWN) == Connection(None, None)
     assert resolve(None, NOTHING, "two", Endpoints.KNOWN).endpoints == ("two:2", "two:3")
+    assert resolve(None, NOTHING, None, Endpoints.ONE).endpoints == ("one:1",)
+    with pytest.raises(click.UsageError, match="two:2,two:3; must be one controller"):
+        resolve(None, NOTHING, "two", Endpoints.ONE)
     with pytest.raises(click.UsageError, match="Neither is there an endpoint"):
         resolve(None, NOTHING, "none")
     with pytest.raises(ProfileError, match=r"no profile 'three'; it has one, two"):

@@ -20,7 +20,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from streammeta.cli.client import CallError, ControllerClient, no_controller_error
-from streammeta.cli.connecting import connecting, connection_options
+from streammeta.cli.connecting import Endpoints, connecting, connection_options
 from streammeta.cli.output import CommandError, Output, with_output
 from streammeta.cli.quorum_views import QuorumViews, gather_views, leaders_view, live_observers
 from streammeta.rpc.connections import operator_channel
@@ -33,7 +33,7 @@ SERVICES = ("serving", "leader")
 
 
 @click.command()
-@connecting()
+@connecting(Endpoints.ONE)
 @click.option(
     "--service",
     type=click.Choice(SERVICES),
@@ -51,14 +51,12 @@ def health(
     timeout_s: float,
     output: Output,
 ) -> None:
-    """Exit 0 if a controller is healthy, 1 if not. Asks one, which --connect names.
+    """Exit 0 if a controller is healthy, 1 if not.
 
     \b
     Example:
       streammeta health --connect 127.0.0.1:9090 --service leader
     """
-    if len(connect) != 1:
-        raise click.UsageError(f"--connect: {','.join(connect)}; must be one controller")
     (endpoint,) = connect
     status = _health_of(endpoint, tls, service, timeout_s)
     if status != "SERVING":

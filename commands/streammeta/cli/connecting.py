@@ -26,6 +26,8 @@ class Endpoints(Enum):
 
     REQUIRED = auto()
     """Those of the profile; without any it is refused."""
+    ONE = auto()
+    """That of the profile, if it is a single one; several are refused."""
     OPTIONAL = auto()
     """Those of the profile, or none."""
     KNOWN = auto()
@@ -60,6 +62,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 _CONNECT_HELP: Mapping[Endpoints, str] = {
     Endpoints.REQUIRED: "Some controllers of the cluster; the leader is found from there."
     "  [default: those of the profile]",
+    Endpoints.ONE: "The controller to ask.  [default: that of the profile]",
     Endpoints.OPTIONAL: "Ask the leader, found from these controllers.",
     Endpoints.KNOWN: "Controllers.  [default: those of the plan]",
 }
@@ -186,20 +189,22 @@ def resolve(
     Raises:
         ProfileError: the profile is of no use.
         TlsError: some files are given and not all, or one is of no use.
-        click.UsageError: no controller is named.
+        click.UsageError: no controller is named, or several where one is asked.
     """
     path = profiles_path()
     profile = read_profiles(path).choose(name)
     if connect is None and profile is not None:
         is_left_out = endpoints is Endpoints.KNOWN and name is None
         connect = None if is_left_out else profile.endpoints or None
-    if connect is None and endpoints is Endpoints.REQUIRED:
+    if connect is None and endpoints in (Endpoints.REQUIRED, Endpoints.ONE):
         raise click.MissingParameter(
             f"Neither is there an endpoint in a profile of {path}.",
             ctx=click.get_current_context(silent=True),
             param_hint="'--connect'",
             param_type="option",
         )
+    if endpoints is Endpoints.ONE and connect is not None and len(connect) > 1:
+        raise click.UsageError(f"--connect: {','.join(connect)}; must be one controller")
     return Connection(connect, _files(path, given, profile))
 
 
