@@ -11,7 +11,7 @@ from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.answer_budget import fitting
 from streammeta.controller.metadata.values import PageRequest
 from tests.metadata.map_pair import plain
-from tests.metadata.rich_history import histories
+from tests.metadata.rich_history import SEEDS, histories
 
 
 def test_as_many_fit_as_the_budget_holds_and_one_always_does(
@@ -49,8 +49,8 @@ PAGED = [
 ]
 
 
-@pytest.mark.parametrize("history", histories(), ids=str)
-@pytest.mark.parametrize(("request_", "items"), PAGED, ids=str)
+@pytest.mark.parametrize("history", histories(), ids=map(str, SEEDS))
+@pytest.mark.parametrize(("request_", "items"), PAGED, ids=map(str, range(len(PAGED))))
 def test_pages_of_single_items_are_the_whole(
     history: Any, request_: Any, items: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,7 +70,7 @@ def test_pages_of_single_items_are_the_whole(
     assert plain(tuple(found)) == plain(getattr(whole, items))
 
 
-@pytest.mark.parametrize("history", histories(), ids=str)
+@pytest.mark.parametrize("history", histories(), ids=map(str, SEEDS))
 def test_what_may_stop_goes_on_behind_its_end(
     history: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
