@@ -60,6 +60,19 @@ class QuotaExceededError(LimitExceededError):
         self.used = used
 
 
+class RateExceededError(LimitExceededError):
+    """A caller has asked too much of late; the same request is taken after `retry_after_ms`."""
+
+    def __init__(self, principal: str, quota: str, limit: int, retry_after_ms: int) -> None:
+        super().__init__(
+            f"{quota}: {principal} has used up its {limit} a second; "
+            f"try again in {retry_after_ms} ms"
+        )
+        self.quota = quota
+        self.limit = limit
+        self.retry_after_ms = retry_after_ms
+
+
 class BusyError(LimitExceededError):
     """Too much is under way; nothing was changed, and the same request may be taken later.
 

@@ -66,6 +66,7 @@ from streammeta.controller.trust.auditor import Office
 from streammeta.controller.trust.door import Door
 from streammeta.controller.trust.policy import PolicyError
 from streammeta.controller.trust.policy_file import PolicyFile
+from streammeta.controller.trust.rates import Rates
 from streammeta.rpc.connections import CONNECTIONS_MAX, listen, new_server
 from streammeta.storage.durable_files import PosixFileSystem
 from streammeta.storage.installation import DISTRIBUTION
@@ -382,14 +383,15 @@ class ControllerNode:
             *kv_pb2.DESCRIPTOR.services_by_name.values(),
         )
         memory = MemoryBudget(self._config.request_memory_mb << 20)
-        pipeline = CommitPipeline(self._controller, memory=memory)
+        rates = Rates()
+        pipeline = CommitPipeline(self._controller, memory=memory, rates=rates)
         pipelines = {"CommitPipeline": pipeline.handle}
         admin = AdminHandlers(self._config, self._driver, self._controller, self._bucket)
         spool = SnapshotSpool(self._config.data_dir)
         spool.remove_left_over()
         metadata = MetadataHandlers(self._controller, spool, on_copied=self._bucket.claim_soon)
         quorum = QuorumServicer(self._driver, self._config.cluster_id)
-        entrance = Entrance(self._door, self._auditing.auditor, memory)
+        entrance = Entrance(self._door, self._auditing.auditor, memory, rates)
         handlers = [
             *(
                 service_handler(

@@ -20,6 +20,7 @@ import numpy as np
 from streammeta.controller.errors import (
     AuditUnavailableError,
     InvalidRequestError,
+    RateExceededError,
     TooManyPipelinesError,
 )
 from streammeta.controller.metadata.answers import (
@@ -43,7 +44,13 @@ from streammeta.controller.runtime.admission import TurnBudget
 from streammeta.controller.runtime.commit_rests import CommitRests
 from streammeta.controller.runtime.controller import MetadataController, Submission
 from streammeta.controller.trust.auditor import current_record
-from streammeta.controller.trust.door import current_caller, current_holder
+from streammeta.controller.trust.door import (
+    Caller,
+    current_caller,
+    current_holder,
+    current_quota,
+)
+from streammeta.controller.trust.rates import Rates
 from streammeta.rpc.identity import Principal
 from streammeta.v1 import columns_pb2 as pb
 
@@ -233,8 +240,10 @@ class CommitPipeline:
         controller: MetadataController,
         messages_ahead: int = MESSAGES_AHEAD,
         memory: MemoryBudget | None = None,
+        rates: Rates | None = None,
     ) -> None:
         self._controller = controller
+        self._rates = Rates() if rates is None else rates
         self._memory = MemoryBudget() if memory is None else memory
         self._messages_ahead = messages_ahead
         self._budget = TurnBudget(ROWS_A_PART)
@@ -257,9 +266,10 @@ class CommitPipeline:
         self, connection: str, holder: str | None
     ) -> contextlib.AbstractContextManager[None]:
         """Count a pipeline as open until the context ends; those of a principal have a limit."""
-        name = f"of {holder}"
+        name, given = f"of {holder}", current_quota().pipelines
+        own = PIPELINES_PER_PRINCIPAL if given is None else given
         for count, limit, place in (
-            (self._open_of[name] if holder else 0, PIPELINES_PER_PRINCIPAL, "principal"),
+            (self._open_of[name] if holder else 0, own, "principal"),
             (self._open[connection], PIPELINES_PER_CONNECTION, "connection"),
             (self._open.total(), PIPELINES_MAX, "controller"),
         ):
@@ -308,12 +318,14 @@ class CommitPipeline:
                 ahead.drop()
 
     async def _read(self, messages: AsyncIterator[bytes], ahead: _Ahead, taken: _Taken) -> None:
-        stream = aiter(messages)
+        stream, caller = aiter(messages), current_caller()
         try:
             await ahead.room()
             while (data := await anext(stream, None)) is not None:
                 # Messages of many pipelines may arrive at once; their work is spread over turns.
                 await self._budget.take(ROWS_A_MESSAGE + len(data) // BYTES_A_ROW)
+                if caller.policy.quotas:
+                    await self._rated(caller, len(data))
                 ahead.put(data)
                 if not (ahead.is_awaited and self._rests.is_alone):
                     ahead.wake()
@@ -322,6 +334,14 @@ class CommitPipeline:
                 await ahead.room()
         finally:
             ahead.end()
+
+    async def _rated(self, caller: Caller, size: int) -> None:
+        """Wait until a message may be taken by the rates of this pipeline's caller."""
+        while True:
+            try:
+                return self._rates.take(caller, size, asyncio.get_running_loop().time())
+            except RateExceededError as error:
+                await asyncio.sleep(error.retry_after_ms / 1000)
 
     async def _decide_all(self, ahead: _Ahead, taken: _Taken) -> None:
         try:

@@ -15,12 +15,16 @@ from streammeta.controller.rpc.memory_budget import SMALL_BYTES, MemoryBudget
 from streammeta.controller.rpc.request_guard import Context, abort
 from streammeta.controller.trust.auditor import Auditor, note_caller
 from streammeta.controller.trust.door import Caller, Door, fingerprint_shown
+from streammeta.controller.trust.rates import Rates
 
 _Input = TypeVar("_Input")
 _Result = TypeVar("_Result")
 
 Handler: TypeAlias = Callable[[_Input, Context], Awaitable[_Result]]
 """Takes the bytes of a request, or the messages of a stream as they come."""
+
+
+_HEARTBEAT = "streammeta.v1.NodeService.Heartbeat"
 
 
 def holder_of(caller: Caller, context: Context) -> str:
@@ -32,12 +36,17 @@ class Entrance:
     """Wraps handlers, each by the full name of its method."""
 
     def __init__(
-        self, door: Door, auditor: Auditor | None = None, memory: MemoryBudget | None = None
+        self,
+        door: Door,
+        auditor: Auditor | None = None,
+        memory: MemoryBudget | None = None,
+        rates: Rates | None = None,
     ) -> None:
         """Without an `auditor` no call is recorded."""
         self._door = door
         self._auditor = auditor
         self._memory = MemoryBudget() if memory is None else memory
+        self._rates = Rates() if rates is None else rates
 
     def wrap(
         self, method: str, handler: Handler[_Input, _Result], *, lasts: bool = False
@@ -47,6 +56,8 @@ class Entrance:
         One that `lasts` is ended once another policy lets its caller in no more.
         """
         handle = _until_shown_out(self._door, method, handler) if lasts else handler
+        # A broker whose heartbeats were refused would be fenced.
+        is_rated = method != _HEARTBEAT
 
         async def call(data: _Input, context: Context) -> _Result:
             try:
@@ -56,11 +67,20 @@ class Entrance:
                     note_caller(getattr(error, "principal", ""), fingerprint_shown(context))
                 await abort(context, error)
             note_caller(caller.name, caller.fingerprint)
+            if caller.policy.quotas and is_rated and isinstance(data, bytes):
+                await self._rated(data, context, caller)
             if isinstance(data, bytes) and len(data) > SMALL_BYTES:
                 return await self._in_memory(handle, data, context, caller)
             return await handle(data, context)
 
         return call if self._auditor is None else _recorded(self._auditor, method, call)
+
+    async def _rated(self, data: bytes, context: Context, caller: Caller) -> None:
+        """Refuse a request whose caller has asked too much of late."""
+        try:
+            self._rates.take(caller, len(data), asyncio.get_running_loop().time())
+        except ApiError as error:
+            await abort(context, error)
 
     async def _in_memory(
         self, handler: Handler[Any, _Result], data: bytes, context: Context, caller: Caller

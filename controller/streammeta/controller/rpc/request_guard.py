@@ -55,7 +55,9 @@ async def abort(
     if code is grpc.StatusCode.INTERNAL:
         _log.error("request_failed", exc_info=error)
         message = f"defect in the controller ({type(error).__name__}); nothing was changed"
-    retry_after_ms = error.retry_after_ms if isinstance(error, errors.BusyError) else None
+    retry_after_ms = None
+    if isinstance(error, errors.BusyError | errors.RateExceededError):
+        retry_after_ms = error.retry_after_ms
     details = details_trailer(code, message, reason, metadata, retry_after_ms)
     await context.abort(code, message, details)
     raise AssertionError("abort returned")
@@ -105,6 +107,9 @@ def _classify_limit(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, s
             return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.BUSY, {}
         case errors.QuotaExceededError():
             used = {"quota": error.quota, "limit": str(error.limit), "used": str(error.used)}
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.QUOTA_EXCEEDED, used
+        case errors.RateExceededError():
+            used = {"quota": error.quota, "limit": str(error.limit), "used": str(error.limit)}
             return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.QUOTA_EXCEEDED, used
         case errors.LimitExceededError():
             return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.LIMIT_EXCEEDED, {}

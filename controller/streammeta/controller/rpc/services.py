@@ -42,7 +42,7 @@ from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.operations import QuorumDescription
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.controller.trust.auditor import note_offset
-from streammeta.controller.trust.door import current_caller, current_holder
+from streammeta.controller.trust.door import current_caller, current_holder, current_quota
 from streammeta.controller.trust.method_rules import DELETIONS_HELD_BY
 from streammeta.controller.trust.node_binding import require_own_node
 from streammeta.controller.trust.quotas import Places
@@ -259,10 +259,13 @@ class MetadataHandlers:
     async def _get_snapshot(
         self, request: metadata_pb2.GetSnapshotRequest, context: Context
     ) -> None:
+        given = current_quota().snapshots
         try:
             with (
                 self._places.taken(
-                    current_holder(), per_holder=SNAPSHOTS_PER_PRINCIPAL, in_all=SNAPSHOTS_MAX
+                    current_holder(),
+                    per_holder=SNAPSHOTS_PER_PRINCIPAL if given is None else given,
+                    in_all=SNAPSHOTS_MAX,
                 ),
                 self._spool.file() as file,
             ):

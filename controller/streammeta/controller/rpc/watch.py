@@ -24,7 +24,7 @@ from streammeta.controller.records.selection import Kind, Selection
 from streammeta.controller.rpc.request_guard import Context, abort
 from streammeta.controller.rpc.watch_messages import EXAMINED_MAX, WatchMessages
 from streammeta.controller.runtime.change_feed import ChangeFeed, Cursor, WatcherTooSlowError
-from streammeta.controller.trust.door import current_holder
+from streammeta.controller.trust.door import current_holder, current_quota
 from streammeta.controller.trust.quotas import Places
 from streammeta.v1 import metadata_pb2 as pb
 
@@ -318,9 +318,12 @@ class WatchHandler:
         try:
             selection = read_selection(request)
             cursor = _cursor(self._changes, request.from_offset)
+            given = current_quota().watches
             with (
                 self._places.taken(
-                    current_holder(), per_holder=WATCHERS_PER_PRINCIPAL, in_all=WATCHERS_MAX
+                    current_holder(),
+                    per_holder=WATCHERS_PER_PRINCIPAL if given is None else given,
+                    in_all=WATCHERS_MAX,
                 ),
                 self._fanout.following(selection, request.may_combine, cursor) as follower,
             ):

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from streammeta.controller.errors import ApiError
 from streammeta.controller.trust.method_rules import RULES, Rule
-from streammeta.controller.trust.policy import Policy
+from streammeta.controller.trust.policy import Policy, Quota
 from streammeta.controller.trust.refusals import NoIdentityError, RoleLacksCallError
 from streammeta.rpc.identity import IdentityError, Principal, Role
 
@@ -116,6 +116,14 @@ def current_holder() -> str | None:
     """Return what the quotas of this task's caller are counted under, None if there are none."""
     caller = _caller.get(None)
     return None if caller is None else caller.holder
+
+
+def current_quota() -> Quota:
+    """Return the quota of this task's caller by its policy; in plain text nothing is limited."""
+    caller = _caller.get(None)
+    if caller is None or caller.principal is None:
+        return Quota()
+    return caller.policy.quota_of(caller.principal)
 
 
 class Door:

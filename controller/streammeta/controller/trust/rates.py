@@ -1,0 +1,85 @@
+"""Rates of principals: requests and rows a second, by the policy that let them in.
+
+A token bucket for each, of `BURST_S` seconds. A request passes while the bucket is not empty,
+however large it is, and what it takes too much is waited for by the next. Pure: the time is passed
+in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streammeta.controller.errors import RateExceededError
+from streammeta.controller.trust.door import Caller
+
+BURST_S = 10.0
+"""Time for which a principal that was silent may ask at once, in seconds."""
+
+BYTES_A_ROW = 32
+"""Size of a row in a request."""
+
+ROWS_A_REQUEST = 300
+"""What a request costs beside its rows, in rows."""
+
+_BUCKETS_MAX = 10_000
+_WAIT_MS_MIN = 10
+
+
+def rows_of(size: int) -> int:
+    """Return what a request of `size` bytes costs, in rows."""
+    return ROWS_A_REQUEST + size // BYTES_A_ROW
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """Tokens at a rate; they may become fewer than none."""
+
+    rate: int
+    tokens: float
+    filled_at_s: float
+
+    def wait_s(self, now_s: float) -> float:
+        """Return how long it is empty yet, in seconds."""
+        gained = (now_s - self.filled_at_s) * self.rate
+        self.tokens = min(self.tokens + max(0.0, gained), self.rate * BURST_S)
+        self.filled_at_s = now_s
+        return 0.0 if self.tokens > 0 else (1 - self.tokens) / self.rate
+
+
+class Rates:
+    """Buckets of all principals whose policy limits them."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[tuple[str, str], TokenBucket] = {}
+
+    def take(self, caller: Caller, size: int, now_s: float) -> None:
+        """Take what a request of `size` bytes costs.
+
+        Raises:
+            RateExceededError: its caller has asked too much of late; nothing was taken.
+        """
+        if caller.principal is None or not caller.policy.quotas:
+            return
+        quota, holder = caller.policy.quota_of(caller.principal), str(caller.principal)
+        costs = []
+        for name, rate, cost in (
+            ("requests_per_s", quota.requests_per_s, 1),
+            ("rows_per_s", quota.rows_per_s, rows_of(size)),
+        ):
+            if rate is None:
+                continue
+            bucket = self._bucket(holder, name, rate, now_s)
+            wait_s = bucket.wait_s(now_s)
+            if wait_s > 0:
+                raise RateExceededError(holder, name, rate, max(_WAIT_MS_MIN, int(wait_s * 1000)))
+            costs.append((bucket, cost))
+        for bucket, cost in costs:
+            bucket.tokens -= cost
+
+    def _bucket(self, holder: str, name: str, rate: int, now_s: float) -> TokenBucket:
+        bucket = self._buckets.get((holder, name))
+        if bucket is None or bucket.rate != rate:
+            if len(self._buckets) >= _BUCKETS_MAX:
+                self._buckets.clear()
+            bucket = self._buckets[holder, name] = TokenBucket(rate, rate * BURST_S, now_s)
+        return bucket

@@ -1,0 +1,94 @@
+"""Rates of principals: bursts, waits, one large request, and what is never limited."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streammeta.controller.errors import RateExceededError
+from streammeta.controller.trust.door import ANONYMOUS, Caller
+from streammeta.controller.trust.policy import Policy, Quota
+from streammeta.controller.trust.rates import BURST_S, ROWS_A_REQUEST, Rates, rows_of
+from streammeta.rpc.identity import Principal, Role
+from streammeta.v1 import kv_pb2, nodes_pb2, objects_pb2
+from tests.kit.certificates import Authority
+from tests.server.rpc_server import NODE
+from tests.trust.trusted_server import trusting
+
+
+def caller(name: str, **quota: int) -> Caller:
+    policy = Policy(quotas={"broker/*": Quota(**quota)})
+    return Caller(Principal("test", Role.BROKER, name), frozenset((Role.BROKER,)), policy=policy)
+
+
+def test_a_burst_passes_and_then_as_many_as_come_in_time() -> None:
+    rates, one = Rates(), caller("1", requests_per_s=2)
+    for _ in range(int(2 * BURST_S)):
+        rates.take(one, 0, 100.0)
+    with pytest.raises(RateExceededError) as refused:
+        rates.take(one, 0, 100.0)
+    wait_s = refused.value.retry_after_ms / 1000
+    assert (refused.value.quota, refused.value.limit, wait_s) == ("requests_per_s", 2, 0.5)
+    rates.take(caller("2", requests_per_s=2), 0, 100.0)
+    rates.take(one, 0, 100.0 + wait_s)
+    with pytest.raises(RateExceededError):
+        rates.take(one, 0, 100.0 + wait_s)
+
+
+def test_one_large_request_passes_and_is_waited_for() -> None:
+    rates, one = Rates(), caller("1", rows_per_s=1_000)
+    assert rows_of(32 * 50) == ROWS_A_REQUEST + 50
+    rates.take(one, 32 * 99_700, 0.0)  # ten times the bucket
+    for now in (0.0, 89.9):
+        with pytest.raises(RateExceededError, match="rows_per_s"):
+            rates.take(one, 0, now)
+    rates.take(one, 0, 90.1)
+
+
+def test_a_refused_request_takes_nothing_and_another_limit_begins_anew() -> None:
+    rates, one = Rates(), caller("1", requests_per_s=1, rows_per_s=100)
+    rates.take(one, 0, 0.0)
+    rates.take(one, 32 * 1_000, 0.0)
+    for _ in range(30):
+        with pytest.raises(RateExceededError, match="rows_per_s"):
+            rates.take(one, 0, 0.0)
+    rates.take(caller("1", requests_per_s=1), 0, 0.0)
+    rates.take(caller("1", requests_per_s=1, rows_per_s=101), 0, 0.0)
+
+
+def test_nobody_is_limited_in_plain_text_or_without_a_quota() -> None:
+    rates = Rates()
+    for each in (ANONYMOUS, caller("1"), Caller(Principal("test", Role.ADMIN, "a"))):
+        for _ in range(1_000):
+            rates.take(each, 1 << 20, 0.0)
+
+
+async def test_calls_are_refused_with_the_wait_and_heartbeats_and_others_pass(
+    tmp_path: Path,
+) -> None:
+    async with trusting(Authority(tmp_path, "ours")) as server:
+        broker, admin = await server.by("broker/1000"), await server.by("admin/root")
+        await broker.register()
+        server.door.take(Policy(quotas={"broker/1000": Quota(rows_per_s=1)}))
+        get = kv_pb2.GetKVsRequest(keys=[kv_pb2.KVKey(key="k")])
+        await broker.ask(get)
+        code, reason, metadata = await broker.refusal("KVService/GetKVs", get)
+        assert (code, reason) == ("RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED")
+        assert (metadata["quota"], metadata["limit"]) == ("rows_per_s", "1")
+        assert not (await broker.ask(nodes_pb2.HeartbeatRequest(node=NODE))).error
+        await admin.ask(get)
+
+
+async def test_a_pipeline_is_slowed_and_not_refused(tmp_path: Path) -> None:
+    async with trusting(Authority(tmp_path, "ours")) as server:
+        server.door.take(Policy(quotas={"broker/*": Quota(requests_per_s=20)}))
+        broker = await server.by("broker/1000")
+        call: Any = broker.channel.stream_stream("/streammeta.v1.ObjectService/CommitPipeline")()
+        began = asyncio.get_running_loop().time()
+        for sequence in range(1, 207):
+            message = objects_pb2.CommitPipelineRequest(sequence=sequence)
+            await call.write(message.SerializeToString())
+            assert await call.read()
+        assert asyncio.get_running_loop().time() - began > 0.2  # what 20 a second take for 6 more
+        call.cancel()
