@@ -112,6 +112,8 @@ def test_classes_of_requests() -> None:
         is RequestClass.READ
     )
     assert class_of(requests.DescribeStreams(), writes=False) is RequestClass.SCAN
+    many = requests.GetObjects(queries=(requests.ObjectQuery(1, 0, -1),) * 1_000)
+    assert class_of(many, writes=False) is RequestClass.SCAN
     assert class_of(requests.GetNodes(), writes=False) is RequestClass.READ
     nodes = requests.GetNodes(include_stream_set_objects=True)
     assert class_of(nodes, writes=False) is RequestClass.SCAN
