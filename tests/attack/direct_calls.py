@@ -47,7 +47,7 @@ class AbortedError(Exception):
 
 @dataclass
 class DirectContext:
-    """A call's context: who calls, and what became of the call."""
+    """A call's context: its caller and its outcome."""
 
     shown: ShownContext
     code: str = "OK"

@@ -127,7 +127,7 @@ def stream_objects(*rows: tuple[int, int, int, int]) -> v.StreamObjectColumns:
 
 
 def merge(object_id: int, sources: Sequence[int], **changes: Any) -> r.CommitStreamObject:
-    """What stream objects of stream 0, which end at offset 5, are merged to."""
+    """Object that stream objects of stream 0, which end at offset 5, are merged to."""
     fields: dict[str, Any] = {"node": NODE, "object_id": object_id, "object_size": 5}
     fields |= {"stream_id": 0, "stream_epoch": 1, "start_offset": 0, "end_offset": 5}
     fields |= {"source_object_ids": v.column(sources)}

@@ -64,7 +64,7 @@ def level_column(level: int) -> Any:
 
 
 def test_all_that_came_after_level_1_has_a_level() -> None:
-    """What an older version would drop must not be written before all can read it."""
+    """Nothing that an older version would drop may be written before all can read it."""
     first = json.loads(LEVEL_1.read_text())
     messages = records_pb2.DESCRIPTOR.message_types_by_name
     added_messages = set(messages) - set(first["records"])

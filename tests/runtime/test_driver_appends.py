@@ -1,4 +1,4 @@
-"""What a leader appends, what it refuses to, and what operators hear of changes it refuses."""
+"""A leader's appends, its refusals, and their words for operators."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -59,7 +59,7 @@ class SimStorage:
         self._here: list[events.AppendLog] = []
         """Appends that the event loop is about to write itself."""
         self._given = 0
-        """How many items of the queue were not taken yet, for the rule."""
+        """Number of items of the queue not taken yet, for the rule."""
         self._queue: list[quorum_disk.Work] = []
         self._left: tuple[quorum_disk.Work, ...] = ()
         """What waits for room on the disk."""

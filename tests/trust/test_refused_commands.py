@@ -1,4 +1,4 @@
-"""What commands say of a certificate that is refused, missing or of no use; who is asked."""
+"""Commands' words for a certificate that is refused, missing or of no use; each asks once."""
 
 from __future__ import annotations
 

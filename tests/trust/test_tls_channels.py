@@ -1,4 +1,4 @@
-"""Channels and listeners with certificates: who is let in, and what the others hear."""
+"""Channels and listeners with certificates: callers that are let in, and refusals of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lives on a connection goes on, on another, when a client's certificates are replaced."""
+"""Calls and streams go on, on another connection, when a client's certificates are replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Three real controllers over TLS: who takes part, and what changes while brokers write."""
+"""Three real controllers over TLS, and changes of certificates and settings while brokers write."""
 
 from __future__ import annotations
 

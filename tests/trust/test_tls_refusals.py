@@ -30,7 +30,7 @@ BOTH = (ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH)
 
 @dataclass(frozen=True)
 class Leaf:
-    """What a certificate states; its times are from now on."""
+    """Statements of a certificate; its times are from now on."""
 
     uris: Sequence[str] = ("streammeta://test/controller/1",)
     begin: timedelta = timedelta(hours=-1)

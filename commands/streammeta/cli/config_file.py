@@ -28,7 +28,7 @@ _NOT_SETTINGS = frozenset({"config", "help", "check_config"})
 
 
 def config_option(command: Command) -> Command:
-    """Add `--config`. What the file says counts unless environment or command line say more."""
+    """Add `--config`. The environment and the command line go before the file."""
     return click.option(
         "--config",
         type=click.Path(path_type=Path, dir_okay=False),

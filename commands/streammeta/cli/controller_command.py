@@ -142,7 +142,7 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
 @click.option(
     "--insecure",
     is_flag=True,
-    help="Allow plain text beyond loopback: whoever reaches a port may do everything.",
+    help="Allow plain text beyond loopback: every caller that reaches a port may do everything.",
 )
 @click.option(
     "--peer-override",

@@ -3,8 +3,8 @@
 A cluster has one level, in its log. It is raised by the operator, once every controller can read
 what the level adds; until then any of them can be started in its older version again. Whatever an
 older version would drop or misread, be it a kind of record, a field of one or a section of a
-checkpoint, belongs to a level and is written at or above it alone. What a controller does not know
-stops it, so a mistake here costs availability and no data. After KIP-584 and KIP-778 of Kafka.
+checkpoint, belongs to a level and is written at or above it alone. Anything unknown stops a
+controller, so a mistake here costs availability and no data. After KIP-584 and KIP-778 of Kafka.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ADDED: Mapping[int, str] = {
     1: "everything up to feature levels",
     2: "the level itself: record FeatureLevelSet",
 }
-"""What each level adds."""
+"""Additions of each level."""
 
 RECORDS: Mapping[str, int] = {"FeatureLevelSetRecord": 2}
 """Levels of the messages of records.proto that came after level 1."""

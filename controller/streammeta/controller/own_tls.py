@@ -122,7 +122,7 @@ class _Set:
 
     @property
     def contents(self) -> TlsContents:
-        """What is in use."""
+        """The files' contents in use."""
         return self._watched.contents
 
     def look(self, now: datetime) -> None:

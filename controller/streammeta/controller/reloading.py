@@ -1,6 +1,6 @@
 """Files that may be replaced while a controller runs: when they are looked at.
 
-What is looked at, and what a change means, is the matter of those who look.
+Knows neither the files nor what a change of them means.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ DOMAIN = "streammeta"
 _DETAILS_TRAILER = "grpc-status-details-bin"
 
 _CLOSED = "Socket closed"
-"""What gRPC says of a connection that the other side has closed."""
+"""gRPC's words for a connection that the other side has closed."""
 
 _MAY_BE_REFUSED = (
     "; over TLS this may mean that the controller refuses the certificate: look at the controller's"

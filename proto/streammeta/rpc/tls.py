@@ -40,7 +40,7 @@ class TlsContents:
     certificate: bytes
     key: bytes
     facts: CertificateFacts | None = None
-    """What the certificate states; None if cryptography is not installed."""
+    """Statements of the certificate; None if cryptography is not installed."""
 
     def __repr__(self) -> str:
         return f"TlsContents({self.principal})"  # the key is in no log

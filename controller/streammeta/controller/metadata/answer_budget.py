@@ -2,7 +2,7 @@
 
 An answer ends where the next item would take it over the budget, so that one call costs a bounded
 time and memory whatever the map holds; the caller goes on behind it. Sizes are those on the wire or
-somewhat above. What takes long to describe counts for more than its bytes.
+somewhat above. Items that take long to describe count for more than their bytes.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,7 +1,7 @@
 """Listener for peers: takes connections, each over TLS or in plain text, as its first byte says.
 
 Each connection gets the certificates that are in use when it comes, so that they may be replaced.
-Bounds the handshakes under way. What the connections carry is not its matter.
+Bounds the handshakes under way. Knows nothing of what the connections carry.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ CONNECTION_AGE_MS = 3_600_000
 
 @dataclass(slots=True)
 class PeerTls:
-    """What new connections of both directions use; replaced while they are made."""
+    """Contexts of new connections in both directions; replaced while connections are made."""
 
     dialling: ssl.SSLContext | None = None
     """None: connections are made in plain text."""

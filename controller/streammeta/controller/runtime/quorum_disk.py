@@ -116,11 +116,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """What the journal's thread did at once, for the event loop."""
+    """Outcome of one round of the journal's thread, for the event loop."""
 
     progress: Progress
     given: int
-    """How many times it was given the work that it has taken."""
+    """Number of times that it was given work and has taken it."""
     flush_s: float | None
     """Seconds that it took, if it was appends and their flush alone."""
 
@@ -305,7 +305,7 @@ class JournalThread:
         self._here: list[events.AppendLog] = []
         """Appends that the loop is about to write itself."""
         self._is_full = False
-        """What `on_full` was last told."""
+        """The last word to `on_full`."""
         self._is_stopping = False
         self._queue: SimpleQueue[Sequence[Work] | None] = SimpleQueue()
         """Work for the thread; None, the last item, asks it to end."""

@@ -1,1 +1,1 @@
-"""Who may call what: identities of callers, rules by method and by node, and what they refuse."""
+"""Identities of callers, rules by method and by node, their refusals, quotas and the audit log."""

@@ -20,7 +20,7 @@ FORMAT = 1
 HASH_BYTES = 32
 
 GENESIS = "0" * (2 * HASH_BYTES)
-"""What the first line of a chain names as the hash of the line before."""
+"""Hash of the line before, as the first line of a chain names it."""
 
 SUMS_MAX = 10_000
 """Maximum number of sums kept; one more ends the minute early."""

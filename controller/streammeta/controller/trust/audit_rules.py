@@ -28,7 +28,7 @@ _DIGEST_BYTES = 16
 
 
 class Recorded(StrEnum):
-    """How calls of a method are recorded."""
+    """Kinds of records of a method's calls."""
 
     EACH = "each"
     """A line for each, with all ids."""
@@ -40,7 +40,7 @@ class Recorded(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AuditRule:
-    """How calls of one method are recorded, and where their targets are.
+    """Record of one method's calls, and the places of their targets.
 
     `asked` and `made` are paths into the request and the answer, by the name that a line gives
     them. A guarded call has a line before it is decided, is answered once its outcome's line is

@@ -89,7 +89,7 @@ class Office:
 
 
 class CallRecord:
-    """What is known of one call under way."""
+    """Facts of one call under way."""
 
     __slots__ = (
         *("_auditor", "_began_ms", "_call", "_code", "_counted", "_has_begun", "_reason"),

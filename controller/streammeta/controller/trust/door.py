@@ -1,7 +1,7 @@
-"""The door: who calls, and whether its role may make the call.
+"""The door: a call's principal, and whether its role may make the call.
 
 Judges every call before its request is parsed and before a leader is named. A connection in plain
-text has no principal, and all that comes by it is let in: whoever opened such a listener said so.
+text has no principal, and all that comes by it is let in: opening such a listener says so.
 Knows no request; what a caller is held to beside its role is judged where requests are.
 """
 
@@ -56,12 +56,12 @@ class Caller:
 
     @property
     def holder(self) -> str | None:
-        """What its quotas are counted under; None in plain text, where there are none."""
+        """Name that its quotas are counted under; None in plain text, where there are none."""
         return None if self.principal is None else str(self.principal)
 
     @property
     def name(self) -> str:
-        """What logs and refusals name it by."""
+        """Name in logs and refusals."""
         return "anonymous" if self.principal is None else str(self.principal)
 
     def has_any(self, roles: frozenset[Role]) -> bool:

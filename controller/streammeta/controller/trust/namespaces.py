@@ -1,6 +1,6 @@
-"""Namespaces of keys: who may use which, by the policy's prefixes.
+"""Namespaces of keys, and the callers that may use them by the policy's prefixes.
 
-Reads are bound as writes are. What copies the whole map, a snapshot or a watch, shows all keys.
+Reads are bound as writes are. Copies of the whole map, snapshots and watches, show all keys.
 """
 
 from __future__ import annotations

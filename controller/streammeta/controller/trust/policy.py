@@ -54,7 +54,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What holds beside the rules; without any content nothing does."""
+    """Grants and limits beside the rules; without any content there are none."""
 
     principals: Mapping[str, Principal] = field(default_factory=dict)
     """Callers by what their certificates have: `uri:...`, `dns:...` or `cn:...`."""
@@ -62,7 +62,7 @@ class Policy:
     denied: frozenset[str] = frozenset()
     """SHA-256 of certificates, hexadecimal."""
     namespaces: Sequence[tuple[str, Sequence[Selector]]] = ()
-    """Who may use the namespaces with a prefix, the longest prefix first."""
+    """Callers that may use the namespaces with a prefix, the longest prefix first."""
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     """Quotas by principal, such as `broker/1007`, or of a whole role by `broker/*`."""
     digest: str = ""
@@ -96,7 +96,7 @@ class Policy:
         return frozenset((principal.role,)).union(*granted)
 
     def owners_of(self, namespace: str) -> Sequence[Selector] | None:
-        """Return who may use a namespace beside admins; None: whoever may use keys at all."""
+        """Return callers of a namespace beside admins; None: all that may use keys."""
         if namespace.startswith(RESERVED_NAMESPACES):
             return ()
         return next(

@@ -19,7 +19,7 @@ BYTES_A_ROW = 32
 """Size of a row in a request."""
 
 ROWS_A_REQUEST = 300
-"""What a request costs beside its rows, in rows."""
+"""Cost of a request beside its rows, in rows."""
 
 _BUCKETS_MAX = 10_000
 _WAIT_MS_MIN = 10
