@@ -100,12 +100,15 @@ async def attacked(attack: Attack, target: Target, is_enough: Callable[[], bool]
             await asyncio.sleep(0)
 
     attackers = [asyncio.create_task(again()) for _ in range(target.connections)]
-    async with asyncio.timeout(_ATTACK_S_MAX):
-        while not is_enough():  # noqa: ASYNC110 (a thread changes it)
-            await asyncio.sleep(0.05)
-    for attacker in attackers:
-        attacker.cancel()
-    for error in await asyncio.gather(*attackers, return_exceptions=True):
+    try:
+        async with asyncio.timeout(_ATTACK_S_MAX):
+            while not is_enough():  # noqa: ASYNC110 (a thread changes it)
+                await asyncio.sleep(0.05)
+    finally:
+        for attacker in attackers:
+            attacker.cancel()
+        ended = await asyncio.gather(*attackers, return_exceptions=True)
+    for error in ended:
         if not isinstance(error, asyncio.CancelledError) and error is not None:
             raise error
 

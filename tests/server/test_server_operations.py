@@ -148,14 +148,21 @@ def test_the_log_keeps_no_secret_of_the_store(tmp_path: Path) -> None:
 def test_controllers_under_load_log_neither_warnings_nor_errors(
     tmp_path: Path, writes_wanted: int
 ) -> None:
-    """Standard error is JSON, a line each; the end of a controller is ordinary too."""
+    """Standard error is JSON, a line each, with a checkpoint, up to an end without errors."""
+
+    def events() -> list[dict[str, Any]]:
+        logs = (tmp_path / f"controller-{node}.log" for node in cluster.node_ids)
+        return [event for log in logs for event in logged(log)]
+
     options = (*STEADY, "--snapshot-log-bytes", "20000")
     with running_cluster(tmp_path, options=options) as cluster:
         leader_of(cluster)
         with writes_going_on(cluster) as writes:
             wait_until(lambda: len(writes.acknowledged) > writes_wanted, "writes", 100)
-    events = [
-        event for node in cluster.node_ids for event in logged(tmp_path / f"controller-{node}.log")
-    ]
-    assert {event["event"] for event in events} >= {"checkpoint_written", "controller_stopped"}
-    assert [event for event in events if event["level"] not in ("debug", "info")] == []
+        seen = events()
+        assert "checkpoint_written" in {event["event"] for event in seen}
+        assert [event for event in seen if event["level"] not in ("debug", "info")] == []
+    # A controller may hear that another one stops.
+    seen = events()
+    assert [event["event"] for event in seen].count("controller_stopped") == len(cluster.node_ids)
+    assert [event for event in seen if event["level"] not in ("debug", "info", "warning")] == []

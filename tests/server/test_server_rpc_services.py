@@ -3,14 +3,16 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
 import pytest_asyncio
 
+from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.map_routes import LeaderView, routed, routes
 from streammeta.controller.runtime.admission import LIMITS, RequestClass
+from streammeta.controller.trust.door import Door
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import common_pb2, metadata_pb2, nodes_pb2, objects_pb2, records_pb2, streams_pb2
 from streammeta.v1.common_pb2 import (
@@ -319,6 +321,8 @@ async def test_a_call_that_meets_its_deadline_says_what_to_do(rpcs: Rpcs) -> Non
 class LateContext:
     """A call whose deadline has passed before it is looked at."""
 
+    auth_context = staticmethod(lambda: {"transport_security_type": [b"insecure"]})
+
     def time_remaining(self) -> float:
         return -0.001
 
@@ -334,10 +338,12 @@ async def test_a_passed_deadline_decides_nothing(rpcs: Rpcs) -> None:
     await rpcs.register()
     before = rpcs.log.next_offset
     view = LeaderView(rpcs.sessions.state, lambda _: -1)
-    route = routes("here", view)["streammeta.v1.NodeService.LockNode"]
-    context: Any = LateContext()
+    method, context = "streammeta.v1.NodeService.LockNode", cast(Any, LateContext())
+    route = routes("here", view)[method]
     with pytest.raises(AbortedError, match="DEADLINE_EXCEEDED"):
-        await routed(route, rpcs.controller)(nodes_pb2.LockNodeRequest(node_id=1000), context)
+        await Entrance(Door("here")).wrap(method, routed(route, rpcs.controller))(
+            nodes_pb2.LockNodeRequest(node_id=1000), context
+        )
     assert rpcs.log.next_offset == before
 
 

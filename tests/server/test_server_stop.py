@@ -30,6 +30,7 @@ REPEATABLE = {
     (grpc.StatusCode.UNAVAILABLE, Reason.NOT_LEADER),
     (grpc.StatusCode.ABORTED, Reason.OUTCOME_UNKNOWN),
     (grpc.StatusCode.CANCELLED, ""),
+    (grpc.StatusCode.INTERNAL, ""),  # said by gRPC of a connection that has gone
 }
 
 
