@@ -28,8 +28,10 @@ from streammeta.controller.metadata.values import (
     RangeColumns,
     StreamObjectColumns,
 )
+from streammeta.controller.runtime import commit_rests
 from streammeta.controller.runtime.commit_joining import CommitJoiner
 from streammeta.controller.runtime.controller import Answered, MetadataController
+from tests.kit.fake_broker import until
 from tests.kit.memory_log import NODE, MemoryLog, committed, create, leading
 
 STREAMS = 40
@@ -107,6 +109,36 @@ async def test_calls_that_come_one_by_one_behind_a_batch_share_the_next() -> Non
         await asyncio.sleep(0)
     assert log.next_offset == before + 2
     assert [verdict(call.result()) for call in calls] == [(0, [0])] * 6
+
+
+async def test_few_calls_behind_many_rest_until_most_have_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A commit may be quicker than its callers come again; each batch would hold one or two."""
+    monkeypatch.setattr(commit_rests, "REST_S", 3600.0)
+    controller, log = await prepared()
+    joiner = CommitJoiner(controller)
+
+    def asked(*ids: int) -> list[asyncio.Future[Answered]]:
+        return [asyncio.ensure_future(joiner.write(upload(each, each))) for each in ids]
+
+    async def appended() -> None:
+        await until(lambda: log.next_offset > log.committed, "an entry")
+
+    many = asked(*range(10))
+    await appended()
+    few = asked(10, 11)
+    await asyncio.sleep(0)
+    log.commit()
+    await asyncio.gather(*many)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert log.next_offset == log.committed
+    few += asked(*range(12, 19))
+    await appended()
+    assert log.next_offset == log.committed + 1
+    log.commit()
+    await asyncio.gather(*few)
 
 
 async def test_a_call_behind_a_lone_one_is_decided_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,11 +19,15 @@ from streammeta.controller.metadata.answers import Answer, CommitUploadsAnswer
 from streammeta.controller.metadata.requests import CommitStreamSetObject
 from streammeta.controller.metadata.upload_batches import UploadBatch, is_plain
 from streammeta.controller.metadata.values import NodeIdentity
+from streammeta.controller.runtime.commit_rests import ENOUGH_BYTES, CommitRests
 from streammeta.controller.runtime.controller import Answered, MetadataController, Submission
 from streammeta.rpc.identity import Principal
 
 ANSWERED_PER_TURN = 32
 """Callers woken in one turn of the event loop: their work costs more than their release."""
+
+_CALL_BYTES = ENOUGH_BYTES // 20
+"""Size that a call counts for in rests: twenty are worth a batch."""
 
 _Speaker: TypeAlias = tuple[NodeIdentity, Principal | None]
 """The node that commits speak for, and the broker that is held to its own."""
@@ -47,6 +51,7 @@ class CommitJoiner:
         self._controller = controller
         self._calls: deque[_Call] = deque()
         self._deciding: asyncio.Task[None] | None = None
+        self._rests = CommitRests()
         self._came_together = 2
         """Calls that the last batch held; nobody is taken for alone before the first."""
         self._answering: set[asyncio.Task[None]] = set()
@@ -61,9 +66,13 @@ class CommitJoiner:
             return await self._write_alone(request, held_to)
         call = _Call(request, held_to, asyncio.get_running_loop().create_future())
         self._calls.append(call)
+        self._rests.arrived(_CALL_BYTES)
         if self._deciding is None:
             self._deciding = asyncio.create_task(self._decide_all())
-        return await call.answered
+        try:
+            return await call.answered
+        finally:
+            self._rests.answered(_CALL_BYTES)
 
     def _is_alone(self) -> bool:
         """Whether no other call waits, is on its way, or is likely to come at the same time."""
@@ -95,14 +104,18 @@ class CommitJoiner:
     async def _turn(self) -> None:
         """Wait for the commit of everything appended so far.
 
-        Calls come one by one as others are answered; sooner, each batch would hold one or two.
+        Calls come one by one as others are answered; sooner, each batch would hold one or two. A
+        commit may also be quicker than gRPC hands over the calls that come beside each other.
         """
         with contextlib.suppress(OutcomeUnknownError):  # deciding tells what holds now
             await self._controller.settled()
+        await self._rests.over()
         await self._controller.turn()
+        self._rests.began()
 
     def _fail_all(self, error: Exception) -> None:
         while self._calls:
+            self._rests.left(_CALL_BYTES)
             self._calls.popleft().fail(error)
 
     def _decide_waiting(self) -> None:
@@ -118,6 +131,7 @@ class CommitJoiner:
                 taken[speaker].append(call)
             else:
                 left.append(call)
+        self._rests.left(_CALL_BYTES * (len(self._calls) - len(left)))
         self._calls = left
         self._came_together = sum(map(len, taken.values()))
         for speaker, calls in taken.items():

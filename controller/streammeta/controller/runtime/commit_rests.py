@@ -1,4 +1,4 @@
-"""Rests between the batches that pipelines commit, so that a moderate load has fewer, larger ones.
+"""Rests between batches of commits, so that a moderate load has fewer and larger ones.
 
 A batch costs every replica about the same however much it holds. Messages that come while others
 are on their way therefore wait until the last batch is a few milliseconds old, and share the next.
@@ -21,7 +21,7 @@ _PRESENT_SHARE = 0.75
 
 
 class CommitRests:
-    """Sizes of the messages of all pipelines, and the rest of those that wait to be decided."""
+    """Sizes of messages of pipelines, or of single calls, and the rest of those that wait."""
 
     def __init__(self) -> None:
         self._waiting = 0
