@@ -38,6 +38,10 @@ _OPENING_MAX = 64
 """Handshakes at the same time: more would wait for the attacker's own processor."""
 _ATTACK_S_MAX = 90
 """Maximum time of an attack, in seconds."""
+_PAUSE_S = 0.02
+"""Pause of an attacker whose connection has ended: the honest client shares its interpreter."""
+_BREATH_S = 0.001
+"""Pause between two bursts on one connection, for the same reason."""
 _STREAM_ID_MAX = (1 << 31) - 1
 _WINDOW_0 = struct.pack(">HI", 4, 0)
 _SNAPSHOT = "/streammeta.v1.MetadataService/GetSnapshot"
@@ -97,7 +101,7 @@ async def attacked(attack: Attack, target: Target, is_enough: Callable[[], bool]
         while True:
             with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
                 await attack(target)
-            await asyncio.sleep(0)
+            await asyncio.sleep(_PAUSE_S)
 
     attackers = [asyncio.create_task(again()) for _ in range(target.connections)]
     try:
@@ -170,7 +174,7 @@ async def _flood(target: Target, burst: Callable[[], bytes]) -> None:
         is_taken = True
         while is_taken:
             is_taken = await target.send(writer, burst())
-            await asyncio.sleep(0)
+            await asyncio.sleep(_BREATH_S)
 
 
 async def rapid_reset(target: Target) -> None:
@@ -207,7 +211,7 @@ async def endless_headers(target: Target) -> None:
         is_taken = True
         while is_taken:
             is_taken = await target.send(writer, more * 16)
-            await asyncio.sleep(0)
+            await asyncio.sleep(_BREATH_S)
 
 
 async def malformed_frames(target: Target) -> None:
