@@ -243,14 +243,14 @@ async def slow_readers(target: Target) -> None:
             opened = frame(HEADERS, END_HEADERS, stream_id, block)
             message = frame(DATA, END_STREAM, stream_id, _EMPTY_MESSAGE)
             await target.send(writer, opened + message)
-        await asyncio.sleep(3_600)
+        await asyncio.Event().wait()  # until the attack is over
 
 
 async def idle(target: Target) -> None:
     """A connection that says what it must, and then nothing."""
     async with _speaking(target) as (reader, _):
         del reader
-        await asyncio.sleep(3_600)
+        await asyncio.Event().wait()  # until the attack is over
 
 
 async def false_lengths(target: Target) -> None:

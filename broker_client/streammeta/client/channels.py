@@ -47,7 +47,7 @@ class Channels:
 
     @property
     def are_encrypted(self) -> bool:
-        """Whether they speak TLS."""
+        """Return whether the channels speak TLS."""
         return self._watched is not None
 
     def get(self, endpoint: str) -> grpc.aio.Channel:

@@ -7,11 +7,11 @@ from streammeta.storage.errors import MissingPackageError
 from streammeta.storage.installation import optional_packages
 
 _GRPC_SETTINGS = {
-    # gRPC prints a line of its own on standard error for each handshake that fails: whoever reaches
-    # a port could fill a log.
+    # gRPC prints a line of its own on standard error for each handshake that fails: a stranger
+    # could fill a log.
     "GRPC_VERBOSITY": "NONE",
-    # Only ciphers of older versions than TLS 1.3 can be set: this one needs a secret that nobody
-    # has, so that there is no older version.
+    # Only ciphers of older versions than TLS 1.3 can be set: this one needs a secret that is
+    # never there, so that there is no older version.
     "GRPC_SSL_CIPHER_SUITES": "ECDHE-PSK-CHACHA20-POLY1305",
 }
 """Settings of gRPC that it takes from the environment alone, when it is loaded."""
