@@ -13,6 +13,7 @@ from streammeta.controller.rpc.commit_pipeline import CommitPipeline
 from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.map_routes import LeaderView, routed, routes
 from streammeta.controller.rpc.memory_budget import MemoryBudget
+from streammeta.controller.rpc.memory_guard import MemoryGuard
 from streammeta.controller.rpc.services import MetadataHandlers, NodeHandlers, service_handler
 from streammeta.controller.rpc.snapshot_spool import SnapshotSpool
 from streammeta.controller.runtime.clock import Clock
@@ -32,6 +33,7 @@ def map_services(
     auditor: Auditor | None = None,
     *,
     memory: MemoryBudget | None = None,
+    guard: MemoryGuard | None = None,
     spool: SnapshotSpool | None = None,
     door: Door | None = None,
 ) -> tuple[grpc.GenericRpcHandler, ...]:
@@ -44,8 +46,8 @@ def map_services(
     }
     unary |= NodeHandlers(heartbeats, controller.gate).unary()
     streams = MetadataHandlers(controller, spool or SnapshotSpool(Path(gettempdir()))).streams()
-    pipelines = {"CommitPipeline": CommitPipeline(controller, memory=memory).handle}
-    entrance = Entrance(door or Door(cluster_id), auditor, memory)
+    pipelines = {"CommitPipeline": CommitPipeline(controller, memory=memory, guard=guard).handle}
+    entrance = Entrance(door or Door(cluster_id), auditor, memory, guard=guard)
     return tuple(
         service_handler(service, entrance, unary, streams, pipelines)
         for module in MODULES

@@ -40,6 +40,8 @@ _SETTINGS = {
     "connection_age_ms": "Age at which connections over TLS end; clients and peers make new ones.",
     "request_memory_mb": "Memory for requests that have arrived and are not answered, in MiB; one"
     " caller may take a fourth of it.",
+    "memory_limit_mb": "Memory of the whole process in MiB; above it calls that need more are"
+    " refused, some of them before.  [default: 80 % of the machine's, or of the control group's]",
     "max_streams": "Streams in the map; creating more is refused, as it is for all limits below.",
     "max_prepared_objects": "Objects that are prepared and not committed yet.",
     "max_nodes": "Brokers that have registered.",
@@ -56,7 +58,11 @@ def _setting_options(command: Command) -> Command:
     for name, text in reversed(_SETTINGS.items()):
         option = f"--{name.replace('_', '-')}"
         command = click.option(
-            option, type=int, default=defaults[name], show_default=True, help=text
+            option,
+            type=int,
+            default=defaults[name],
+            show_default=defaults[name] is not None,
+            help=text,
         )(command)
     return command
 

@@ -17,6 +17,9 @@ from streammeta.rpc.tls import TlsFiles
 CONTROLLER_ID_MAX = 999
 """Broker ids start above."""
 
+MEMORY_LIMIT_MB_MIN = 256
+"""A controller holds about 100 MiB before it has served a call."""
+
 _CLUSTER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _WILDCARDS = ("0.0.0.0", "[::]")
 _AT_LEAST_ONE = (
@@ -84,6 +87,9 @@ class ControllerConfig:
     needs `insecure`. Files are looked at every `tls_reload_ms`; a connection over TLS ends after
     `connection_age_ms`, so that those of certificates no longer taken end too.
 
+    At `memory_limit_mb` of resident memory calls that need more are refused; None is a share of
+    what the machine, or its control group, has.
+
     Beside the rules of methods the file `policy` says who may call what.
 
     Calls are recorded in `audit_log`, `-` being standard output; without it they are not.
@@ -122,6 +128,7 @@ class ControllerConfig:
     snapshot_log_bytes: int = 20 << 20
     snapshot_interval_ms: int = 3_600_000
     request_memory_mb: int = 512
+    memory_limit_mb: int | None = None
     max_streams: int = 50_000_000
     max_prepared_objects: int = 5_000_000
     max_nodes: int = 10_000
@@ -142,6 +149,10 @@ class ControllerConfig:
             if getattr(self, name) < 1:
                 option = name.replace("_", "-")
                 raise ConfigError(f"{option}: {getattr(self, name)}; must be at least 1")
+        if self.memory_limit_mb is not None and self.memory_limit_mb < MEMORY_LIMIT_MB_MIN:
+            raise ConfigError(
+                f"memory-limit-mb: {self.memory_limit_mb}; must be at least {MEMORY_LIMIT_MB_MIN}"
+            )
         if self.delete_delay_ms < 0:
             raise ConfigError(f"delete-delay-ms: {self.delete_delay_ms}; must be at least 0")
         self._check_tls()

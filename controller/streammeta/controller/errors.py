@@ -84,6 +84,19 @@ class BusyError(LimitExceededError):
         self.retry_after_ms = retry_after_ms
 
 
+class MemoryHighError(BusyError):
+    """The process holds so much memory that calls like this one are refused for now."""
+
+    def __init__(self, limit: int, used: int, retry_after_ms: int) -> None:
+        super().__init__(
+            f"memory: the controller holds {used} bytes, its limit is {limit}; try again later, "
+            "send or ask for less at once, or raise the limit (--memory-limit-mb)",
+            retry_after_ms,
+        )
+        self.limit = limit
+        self.used = used
+
+
 class SlowReaderError(BusyError):
     """A caller took so long to read an answer that it was cut off."""
 

@@ -45,6 +45,7 @@ from streammeta.controller.rpc.commit_pipeline import CommitPipeline
 from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.map_routes import LeaderView, routed, routes
 from streammeta.controller.rpc.memory_budget import MemoryBudget
+from streammeta.controller.rpc.memory_guard import MemoryGuard
 from streammeta.controller.rpc.public_services import health_handler, reflection_handler
 from streammeta.controller.rpc.quorum_service import QuorumServicer
 from streammeta.controller.rpc.services import (
@@ -61,6 +62,7 @@ from streammeta.controller.runtime.descriptors import connections_within, raise_
 from streammeta.controller.runtime.interfaces import Endpoints
 from streammeta.controller.runtime.map_checkpoint import EarlyReading, snapshot_check
 from streammeta.controller.runtime.object_id_gate import ObjectIdGate
+from streammeta.controller.runtime.process_memory import ProcessMemory, default_limit
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.controller.trust.auditor import Office
 from streammeta.controller.trust.door import Door
@@ -269,6 +271,7 @@ class ControllerNode:
             ),
             *self._sweeps(store),
         )
+        self._memory = ProcessMemory(_memory_limit(config))
         self._auditing = Auditing(config, clock, self._office)
         self._door, self._policy = _door(config)
         self._health_tasks: set[asyncio.Task[None]] = set()
@@ -299,6 +302,7 @@ class ControllerNode:
         if self._policy is not None:
             self._policy.told = self._auditing.changed
         async with self._auditing, self._listening(), self._lifecycle_running() as lifecycle:
+            _log.info("memory", limit_bytes=self._memory.limit_bytes)
             await self._set_health("leader", serving=False)
             await self._driver.start()
             _spare_collector()
@@ -359,7 +363,7 @@ class ControllerNode:
 
     @contextlib.asynccontextmanager
     async def _lifecycle_running(self) -> AsyncIterator[Sequence[asyncio.Task[None]]]:
-        parts = (*self._lifecycle, self._reloading)
+        parts = (*self._lifecycle, self._reloading, self._memory)
         tasks = [asyncio.create_task(part.run()) for part in parts]
         try:
             yield tasks
@@ -382,16 +386,16 @@ class ControllerNode:
             *nodes_pb2.DESCRIPTOR.services_by_name.values(),
             *kv_pb2.DESCRIPTOR.services_by_name.values(),
         )
-        memory = MemoryBudget(self._config.request_memory_mb << 20)
-        rates = Rates()
-        pipeline = CommitPipeline(self._controller, memory=memory, rates=rates)
+        memory = MemoryBudget(self._config.request_memory_mb << 20, self._memory.took)
+        rates, guard = Rates(), MemoryGuard(self._memory)
+        pipeline = CommitPipeline(self._controller, memory=memory, rates=rates, guard=guard)
         pipelines = {"CommitPipeline": pipeline.handle}
         admin = AdminHandlers(self._config, self._driver, self._controller, self._bucket)
         spool = SnapshotSpool(self._config.data_dir)
         spool.remove_left_over()
         metadata = MetadataHandlers(self._controller, spool, on_copied=self._bucket.claim_soon)
         quorum = QuorumServicer(self._driver, self._config.cluster_id)
-        entrance = Entrance(self._door, self._auditing.auditor, memory, rates)
+        entrance = Entrance(self._door, self._auditing.auditor, memory, rates, guard)
         handlers = [
             *(
                 service_handler(
@@ -432,6 +436,10 @@ class ControllerNode:
     async def _set_health(self, service: str, *, serving: bool) -> None:
         states = health_pb2.HealthCheckResponse
         await self._health.set(service, states.SERVING if serving else states.NOT_SERVING)
+
+
+def _memory_limit(config: ControllerConfig) -> int:
+    return default_limit() if config.memory_limit_mb is None else config.memory_limit_mb << 20
 
 
 def _policy_file(config: ControllerConfig) -> PolicyFile | None:

@@ -32,6 +32,7 @@ from streammeta.controller.metadata.requests import CommitStreamSetObject, Commi
 from streammeta.controller.metadata.upload_batches import joined_uploads, split_answers
 from streammeta.controller.rpc.entrance import holder_of
 from streammeta.controller.rpc.memory_budget import MemoryBudget
+from streammeta.controller.rpc.memory_guard import MemoryGuard, Use
 from streammeta.controller.rpc.request_guard import Context, abort
 from streammeta.controller.rpc.wire_columns import (
     commit_stream_set_object_in,
@@ -241,8 +242,10 @@ class CommitPipeline:
         messages_ahead: int = MESSAGES_AHEAD,
         memory: MemoryBudget | None = None,
         rates: Rates | None = None,
+        guard: MemoryGuard | None = None,
     ) -> None:
         self._controller = controller
+        self._guard = guard
         self._rates = Rates() if rates is None else rates
         self._memory = MemoryBudget() if memory is None else memory
         self._messages_ahead = messages_ahead
@@ -373,6 +376,8 @@ class CommitPipeline:
         try:
             if (record := current_record()) is not None:
                 record.require()
+            if self._guard is not None:
+                self._guard.require(Use.COMMIT)
             await self._controller.turn()
         except Exception as error:  # noqa: BLE001 - told to the next message
             return error

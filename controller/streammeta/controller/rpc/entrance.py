@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from streammeta.controller.errors import ApiError, AuditUnavailableError
 from streammeta.controller.rpc.memory_budget import SMALL_BYTES, MemoryBudget
+from streammeta.controller.rpc.memory_guard import MemoryGuard, Use, use_of
 from streammeta.controller.rpc.request_guard import Context, abort
 from streammeta.controller.trust.auditor import Auditor, note_caller
 from streammeta.controller.trust.door import Caller, Door, fingerprint_shown
@@ -41,12 +42,14 @@ class Entrance:
         auditor: Auditor | None = None,
         memory: MemoryBudget | None = None,
         rates: Rates | None = None,
+        guard: MemoryGuard | None = None,
     ) -> None:
-        """Without an `auditor` no call is recorded."""
+        """Without an `auditor` no call is recorded; without a `guard` memory refuses none."""
         self._door = door
         self._auditor = auditor
         self._memory = MemoryBudget() if memory is None else memory
         self._rates = Rates() if rates is None else rates
+        self._guard = guard
 
     def wrap(
         self, method: str, handler: Handler[_Input, _Result], *, lasts: bool = False
@@ -58,6 +61,7 @@ class Entrance:
         handle = _until_shown_out(self._door, method, handler) if lasts else handler
         # A broker whose heartbeats were refused would be fenced.
         is_rated = method != _HEARTBEAT
+        use, guard = use_of(method), self._guard
 
         async def call(data: _Input, context: Context) -> _Result:
             try:
@@ -67,6 +71,8 @@ class Entrance:
                     note_caller(getattr(error, "principal", ""), fingerprint_shown(context))
                 await abort(context, error)
             note_caller(caller.name, caller.fingerprint)
+            if guard is not None and not guard.is_easy:
+                await _guarded(guard, use, data, context)
             if caller.policy.quotas and is_rated and isinstance(data, bytes):
                 await self._rated(data, context, caller)
             if isinstance(data, bytes) and len(data) > SMALL_BYTES:
@@ -95,6 +101,14 @@ class Entrance:
             return await handler(data, context)
         finally:
             self._memory.give_back(holder, size)
+
+
+async def _guarded(guard: MemoryGuard, use: Use, data: object, context: Context) -> None:
+    """Refuse a call for which there is too little memory."""
+    try:
+        guard.require(use, len(data) if isinstance(data, bytes) else 0)
+    except ApiError as error:
+        await abort(context, error)
 
 
 def _until_shown_out(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 
 from streammeta.controller.errors import BusyError
 
@@ -28,8 +29,14 @@ RETRY_AFTER_MS = 200
 class MemoryBudget:
     """Bytes in flight by holder: a principal, or a connection in plain text."""
 
-    def __init__(self, bytes_max: int = REQUEST_MEMORY_BYTES) -> None:
+    def __init__(
+        self,
+        bytes_max: int = REQUEST_MEMORY_BYTES,
+        on_taken: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """`on_taken` is called with the bytes of each message that is counted."""
         self._bytes_max = bytes_max
+        self._on_taken = on_taken
         self._share = max(1, bytes_max // SHARES)
         self._held: Counter[str] = Counter()
         self._total = 0
@@ -65,6 +72,7 @@ class MemoryBudget:
         """Count bytes that have arrived, however many are held."""
         self._held[holder] += size
         self._total += size
+        self._on_taken(size)
 
     def give_back(self, holder: str, size: int) -> None:
         """Count bytes of a request that is answered no longer."""

@@ -103,6 +103,9 @@ def _classify_limit(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, s
     match error:
         case errors.TooManyPipelinesError():
             return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.TOO_MANY_PIPELINES, {}
+        case errors.MemoryHighError():
+            used = {"quota": "memory", "limit": str(error.limit), "used": str(error.used)}
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.BUSY, used
         case errors.BusyError():
             return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.BUSY, {}
         case errors.QuotaExceededError():

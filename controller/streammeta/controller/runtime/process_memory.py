@@ -1,0 +1,133 @@
+"""Memory of this process: its resident size against a limit, looked at a few times a second.
+
+What single budgets do not see counts here: the map, parsed requests, what gRPC holds, and what the
+allocator keeps. Past a limit of its own a process is ended by the kernel, and with it all
+controllers, whose maps are the same; so calls are refused before. Knows no call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from pathlib import Path
+
+import structlog
+
+SHARE_OF_MACHINE = 0.8
+"""Default limit, as a share of the memory that this process may use."""
+
+HIGH_SHARE = 0.85
+"""Share of the limit above which memory is high."""
+
+EASED_SHARE = 0.03
+"""Share of the limit by which memory must fall below a mark before it is no longer above it."""
+
+INTERVAL_S = 0.25
+"""Time between two looks, in seconds."""
+
+LOOK_EVERY_BYTES = 1 << 20
+"""Bytes of requests after which memory is looked at without waiting for its time."""
+
+_KNOWN_MIN = 1 << 20
+"""Limits of control groups below are none: no controller starts with so little."""
+
+_STATM = Path("/proc/self/statm")
+
+_log = structlog.get_logger(component="memory")
+
+
+class Pressure(IntEnum):
+    """How near the limit memory is."""
+
+    NONE = 0
+    HIGH = 1
+    FULL = 2
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process holds, in bytes."""
+    return int(_STATM.read_bytes().split()[1]) * resource.getpagesize()
+
+
+def usable_bytes(root: Path = Path("/")) -> int:
+    """Return the memory that this process may use: its control groups' limit, or the machine's."""
+    machine = os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
+    return min((machine, *_group_limits(root)))
+
+
+def _group_limits(root: Path) -> Iterator[int]:
+    """Yield the limits of the control groups that this process is in, of both versions."""
+    try:
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for group in groups:
+        _, controllers, path = group.split(":", 2)
+        if not controllers:
+            mounted, name = root / "sys/fs/cgroup", "memory.max"
+        elif controllers == "memory":
+            mounted, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        inner = Path(path.lstrip("/"))
+        # In a container the path may be that of the host, and what is mounted the group itself.
+        for each in (inner, *inner.parents):
+            try:
+                limit = int((mounted / each / name).read_text())
+            except (OSError, ValueError):
+                continue  # no such group is seen from here, or it has no limit: "max"
+            if limit >= _KNOWN_MIN:
+                yield limit
+
+
+def default_limit() -> int:
+    """Return the limit of a process that is given none, in bytes."""
+    return int(usable_bytes() * SHARE_OF_MACHINE)
+
+
+class ProcessMemory:
+    """Resident memory as it was last looked at."""
+
+    def __init__(self, limit_bytes: int, measure: Callable[[], int] = resident_bytes) -> None:
+        self.limit_bytes = limit_bytes
+        self.pressure = Pressure.NONE
+        self._measure = measure
+        self.rss_bytes = measure()
+        self._taken = 0
+
+    def look(self) -> None:
+        """Look how much memory there is now."""
+        self._taken = 0
+        self.rss_bytes = self._measure()
+        pressure = self._pressure_now()
+        if pressure != self.pressure:
+            log = _log.warning if pressure > self.pressure else _log.info
+            log(
+                "memory_pressure",
+                pressure=pressure.name,
+                rss_bytes=self.rss_bytes,
+                limit_bytes=self.limit_bytes,
+            )
+            self.pressure = pressure
+
+    def took(self, size: int) -> None:
+        """Note bytes that have arrived: of large requests many come between two looks."""
+        self._taken += size
+        if self._taken >= LOOK_EVERY_BYTES:
+            self.look()
+
+    async def run(self) -> None:
+        """Look again and again until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(INTERVAL_S)
+
+    def _pressure_now(self) -> Pressure:
+        for pressure, share in ((Pressure.FULL, 1.0), (Pressure.HIGH, HIGH_SHARE)):
+            eased = EASED_SHARE if self.pressure >= pressure else 0.0
+            if self.rss_bytes >= (share - eased) * self.limit_bytes:
+                return pressure
+        return Pressure.NONE
