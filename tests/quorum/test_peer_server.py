@@ -196,6 +196,28 @@ async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch, port: in
         assert (await third.greet()).refusal is Refusal.NONE
 
 
+async def test_connections_that_say_nothing_leave_room_for_those_that_do(
+    monkeypatch: pytest.MonkeyPatch, port: int
+) -> None:
+    monkeypatch.setattr(peer_server, "SILENT_MAX_PER_HOST", 1)
+    async with connected(port) as first:
+        await first.greet()
+        async with connected(port) as silent, connected(port) as other:
+            assert await other.frame() is None
+            silent.send(greeting())
+            assert await silent.frame() is not None
+    async with connected(port) as later:
+        assert (await later.greet()).refusal is Refusal.NONE
+
+
+async def test_connections_that_say_nothing_are_bounded_whatever_their_hosts(
+    monkeypatch: pytest.MonkeyPatch, port: int
+) -> None:
+    monkeypatch.setattr(peer_server, "SILENT_MAX", 1)
+    async with connected(port), connected(port) as other:
+        assert await other.frame() is None
+
+
 # -- requests
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from streammeta.controller.peers.tls import PeerTls
 
-HANDSHAKES_MAX = 256
+HANDSHAKES_MAX = 64
 """Connections that have not shown what they are; more are closed as soon as they are made."""
 
 HANDSHAKES_MAX_PER_HOST = 32

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -42,8 +43,17 @@ from streammeta.controller.peers.wire import decode_request, encode_answer
 from streammeta.controller.quorum.messages import Request, Response
 from streammeta.controller.runtime.interfaces import Endpoints, Reply
 
-CONNECTIONS_MAX = 256
-"""Maximum number of connections; more are closed as soon as they are made."""
+CONNECTIONS_MAX = 96
+"""Maximum number of connections; more are closed as soon as they are made.
+
+With the handshakes under way they are fewer than the file descriptors kept from clients.
+"""
+
+SILENT_MAX = 64
+"""Connections whose hello has not come; more are closed as soon as they are made."""
+
+SILENT_MAX_PER_HOST = 32
+"""The same of one host: one that says nothing leaves room for the others."""
 
 HELLO_TIMEOUT_S = 2.0
 """Time limit for the hello of a connection, in seconds."""
@@ -125,6 +135,8 @@ class PeerServer:
         self.tls = tls or PeerTls()
         self._listener: Listener | None = None
         self._connections: set[_AcceptedConnection] = set()
+        self._silent: dict[_AcceptedConnection, str] = {}
+        """Those whose hello has not come, each with its host."""
         self._all_left = asyncio.Event()
         self._said: set[tuple[str, str]] = set()
         self.broken = 0
@@ -162,17 +174,29 @@ class PeerServer:
 
     # -- for the connections
 
-    def admit(self, connection: _AcceptedConnection) -> bool:
-        """Return whether there is room for a connection."""
-        if len(self._connections) >= CONNECTIONS_MAX:
-            return False
+    def admit(self, connection: _AcceptedConnection, host: str) -> str:
+        """Take a connection, which has said nothing yet; return why there is no room, or ""."""
+        silent = Counter(self._silent.values())
+        for count, limit, what in (
+            (len(self._connections), CONNECTIONS_MAX, "there are"),
+            (silent.total(), SILENT_MAX, "without a hello there are"),
+            (silent[host], SILENT_MAX_PER_HOST, "without a hello this host has"),
+        ):
+            if count >= limit:
+                return f"{what} {count}"
         self._connections.add(connection)
+        self._silent[connection] = host
         self._all_left.clear()
-        return True
+        return ""
+
+    def greeted(self, connection: _AcceptedConnection) -> None:
+        """Note that a connection's hello was taken."""
+        self._silent.pop(connection, None)
 
     def leave(self, connection: _AcceptedConnection) -> None:
         """Forget a connection."""
         self._connections.discard(connection)
+        self._silent.pop(connection, None)
         if not self._connections:
             self._all_left.set()
 
@@ -212,8 +236,8 @@ class _AcceptedConnection(FramedConnection):
         """Wait for the hello, if there is room for another connection."""
         assert self._transport is not None
         self._host = str((self._transport.get_extra_info("peername") or ("unknown",))[0])
-        if not self._server.admit(self):
-            self._break("too_many_peer_connections", f"there are {CONNECTIONS_MAX}")
+        if reason := self._server.admit(self, self._host):
+            self._break("too_many_peer_connections", reason)
             return
         try:
             self._certified = controller_at(self._transport, self._server.identity.cluster_id)
@@ -288,6 +312,7 @@ class _AcceptedConnection(FramedConnection):
         if self._certified is not None:
             self._timer = self._loop.call_later(self._server.tls.age_ms / 1000, self._on_aged)
         self._sender = hello.sender
+        self._server.greeted(self)
         self._server.on_hello(hello.sender, hello.client_endpoint)
         is_bulk = hello.purpose is Purpose.BULK
         self.parser.expect(BULK_REQUESTS if is_bulk else CONTROL_REQUESTS)

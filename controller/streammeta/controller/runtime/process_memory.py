@@ -12,6 +12,7 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from enum import IntEnum
+from functools import cache
 from pathlib import Path
 
 import structlog
@@ -34,8 +35,6 @@ LOOK_EVERY_BYTES = 1 << 20
 _KNOWN_MIN = 1 << 20
 """Limits of control groups below are none: no controller starts with so little."""
 
-_STATM = Path("/proc/self/statm")
-
 _log = structlog.get_logger(component="memory")
 
 
@@ -49,7 +48,13 @@ class Pressure(IntEnum):
 
 def resident_bytes() -> int:
     """Return the memory that this process holds, in bytes."""
-    return int(_STATM.read_bytes().split()[1]) * resource.getpagesize()
+    return int(os.pread(_statm(), 128, 0).split()[1]) * resource.getpagesize()
+
+
+@cache
+def _statm() -> int:
+    """Return the file that says so, open for good: later no descriptor may be left."""
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def usable_bytes(root: Path = Path("/")) -> int:
