@@ -1,4 +1,4 @@
-"""Feature levels: only raised, never beyond this version, and each addition has a level."""
+"""Feature levels: bounds of a change, and one for each addition to records and checkpoints."""
 
 import io
 import json
@@ -11,6 +11,7 @@ from streammeta.controller import features
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
 from streammeta.controller.journal.errors import NewerVersionError
+from streammeta.controller.metadata import feature_level
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.frozen import FrozenMap
 from streammeta.controller.metadata.requests import SetFeatureLevel
@@ -37,6 +38,30 @@ def test_a_level_is_raised_once_and_undone_with_its_entry() -> None:
     assert (again.level, lower.level, world.map.applied_end_offset) == (2, 2, end)
     world.map.undo_to(0)
     assert world.map.feature_level == features.BASE_LEVEL
+
+
+def test_a_level_is_lowered_where_none_between_has_changed_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feature_level, "SUPPORTED", features.Levels(1, 4))
+    world = World()
+    for level in (4, 2):
+        world.map.apply(world.map.applied_end_offset, [FeatureLevelSet(level=level)])
+        assert world.map.feature_level == level
+    end = world.map.applied_end_offset
+    lower: Any = world.write(SetFeatureLevel(level=1))
+    assert (lower.before, lower.level, world.map.applied_end_offset) == (2, 2, end)
+    with pytest.raises(InvariantError, match="sets feature level 1, but it is 2"):
+        world.map.apply(end, [FeatureLevelSet(level=1)])
+
+
+def test_levels_that_changed_data_are_those_of_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert features.data_changes(1, 2) == [2]
+    assert features.data_changes(2, 2) == []
+    monkeypatch.setattr(features, "FIELDS", {("KVsPut", "colour"): 4})
+    monkeypatch.setattr(features, "SECTIONS", {"links": 3})
+    assert features.data_changes(1, 4) == [2, 3, 4]
+    assert features.data_changes(3, 4) == [4]
 
 
 @pytest.mark.parametrize(("level", "told"), [(3, "upgrade this controller"), (1, "but it is 1")])

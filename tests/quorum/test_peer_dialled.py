@@ -8,7 +8,7 @@ import pytest
 
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.peers.frames import CONTROL_REQUESTS, FrameKind, FrameParser, seal
-from streammeta.controller.peers.hello import HelloAnswer, Refusal
+from streammeta.controller.peers.hello import Hello, HelloAnswer, Refusal
 from streammeta.controller.peers.wire import decode_request, encode_answer, encode_request
 from streammeta.controller.quorum import messages
 from streammeta.controller.runtime.interfaces import Endpoints
@@ -34,13 +34,16 @@ def voted(call_id: int, request: messages.Request) -> bytes:
     return seal(kind, call_id, parts)
 
 
+Greeting = Callable[[bytes], bytes]
+"""From a hello to the bytes that answer it."""
+
 Script = Callable[[int, messages.Request], bytes]
 """From a call to the bytes that answer it."""
 
 
 @asynccontextmanager
 async def listener_that_sends(
-    greeting: bytes, script: Script = voted
+    greeting: bytes | Greeting, script: Script = voted
 ) -> AsyncIterator[tuple[str, list[int]]]:
     """Greets so, and answers requests by the script; gives its endpoint and the calls so far."""
     calls: list[int] = []
@@ -51,7 +54,8 @@ async def listener_that_sends(
             parser.feed(data)
             while frame := parser.next():
                 if frame.kind is FrameKind.HELLO:
-                    writer.write(greeting)
+                    said = greeting if isinstance(greeting, bytes) else greeting(frame.payload)
+                    writer.write(said)
                     continue
                 calls.append(frame.call_id)
                 writer.write(script(frame.call_id, decode_request(frame.kind, frame.payload)))
@@ -124,6 +128,32 @@ async def test_no_request_is_sent_after_a_wrong_greeting(greeting: bytes) -> Non
     ):
         assert not await caller.ask(vote(1))
         assert calls == []
+        assert caller.lost == []
+
+
+async def test_a_listener_of_version_1_is_dialled_in_its_version_until_it_disconnects() -> None:
+    versions: list[int] = []
+
+    def of_version_1(hello: bytes) -> bytes:
+        versions.append(Hello.decoded(hello).version)
+        refusal = Refusal.NONE if versions[-1] == 1 else Refusal.UNKNOWN_VERSION
+        answer = HelloAnswer(CLUSTER, PEER, refusal, version=1)
+        return seal(FrameKind.HELLO_ANSWER, 0, [answer.encoded()])
+
+    def third_breaks(call_id: int, request: messages.Request) -> bytes:
+        number = request.header.request_id
+        return b"nonsense" * 3 if number == 3 else voted(call_id, request)
+
+    async with (
+        listener_that_sends(of_version_1, third_breaks) as (endpoint, _),
+        caller_with(seed=endpoint, timeout_ms=NEVER_MS) as caller,
+    ):
+        assert not await caller.ask(vote(1))
+        assert await caller.ask(vote(2))
+        assert versions == [2, 1]
+        assert not await caller.ask(vote(3))
+        assert not await caller.ask(vote(4)), "it may be a newer one by now"
+        assert versions == [2, 1, 2]
         assert caller.lost == []
 
 

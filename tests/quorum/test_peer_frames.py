@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from streammeta.controller.features import UNTOLD, Levels, Software
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.peers.frames import (
     ANSWERS,
@@ -34,7 +35,11 @@ from streammeta.controller.quorum.config import QuorumLimits
 VOTE = Frame(FrameKind.VOTE, 1, b"vote")
 FETCH = Frame(FrameKind.FETCH, (1 << 64) - 1, b"")
 THREE = [VOTE, FETCH, Frame(FrameKind.UPDATE_VOTER, 7, b"x" * 1000)]
-HELLO = Hello(ClusterId("c"), NodeId(3), NodeId(4), Purpose.BULK, "[::1]:9090")
+SOFTWARE = Software("0.2.0", Levels(1, 2))
+HELLO = Hello(ClusterId("c"), NodeId(3), NodeId(4), Purpose.BULK, "[::1]:9090", SOFTWARE)
+HELLO_1 = bytes.fromhex("7374726d70656572 0001 00000003 00000004 02 01 000a") + b"c[::1]:9090"
+"""The same of version 1, which had no software."""
+ANSWER_1 = bytes.fromhex("7374726d70656572 0001 00000003 00 01") + b"c"
 GREETED = HelloAnswer(ClusterId("c"), NodeId(1))
 
 
@@ -159,7 +164,8 @@ def test_damaged_reordered_and_repeated_frames_never_pass_as_others(seed: int) -
 )
 def test_a_hello_is_unchanged_by_the_wire_and_short_enough(hello: Hello) -> None:
     assert Hello.decoded(hello.encoded()) == hello
-    longest = Hello(ClusterId("c" * 64), NodeId(0), NodeId(1), Purpose.BULK, "h" * 255)
+    names = ClusterId("c" * 64), NodeId(0), NodeId(1), Purpose.BULK, "h" * 255
+    longest = Hello(*names, Software("9" * 255, Levels(1, 65_535)))
     assert len(longest.encoded()) <= HELLO_BYTES_MAX
 
 
@@ -169,12 +175,26 @@ def test_an_answer_to_a_hello_is_unchanged_by_the_wire(refusal: Refusal) -> None
     assert HelloAnswer.decoded(answer.encoded()) == answer
 
 
-def test_of_a_hello_of_another_version_only_that_is_read() -> None:
-    later = Hello(HELLO.cluster_id, HELLO.sender, HELLO.receiver, HELLO.purpose, version=9)
-    assert Hello.decoded(later.encoded() + b"more").version == 9
-    answer = bytearray(HelloAnswer(ClusterId("c"), NodeId(3)).encoded())
-    answer[9] = 9
-    assert HelloAnswer.decoded(bytes(answer)).refusal is Refusal.UNKNOWN_VERSION
+def test_a_hello_of_version_1_names_no_software_and_is_read_and_written_as_it_was() -> None:
+    older = replace(HELLO, software=UNTOLD, version=1)
+    assert Hello.decoded(HELLO_1) == older
+    assert older.encoded() == HELLO_1
+    answer = HelloAnswer(ClusterId("c"), NodeId(3), version=1)
+    assert HelloAnswer.decoded(ANSWER_1) == answer
+    assert answer.encoded() == ANSWER_1
+
+
+def test_a_newer_hello_is_read_as_far_as_it_is_known() -> None:
+    newer = replace(HELLO, version=9)
+    assert Hello.decoded(newer.encoded() + b"more") == newer
+
+
+def test_of_a_hello_of_a_version_that_is_not_spoken_only_that_is_read() -> None:
+    assert Hello.decoded(HELLO_1.replace(b"\0\1", b"\0\0", 1) + b"\xff").version == 0
+    for version in (0, 9):
+        answer = bytearray(HelloAnswer(ClusterId("c"), NodeId(3)).encoded())
+        answer[9] = version
+        assert HelloAnswer.decoded(bytes(answer)).refusal is Refusal.UNKNOWN_VERSION
 
 
 @pytest.mark.parametrize(
@@ -182,13 +202,19 @@ def test_of_a_hello_of_another_version_only_that_is_read() -> None:
     [
         (Hello, b"", "0 bytes"),
         (Hello, b"x" + HELLO.encoded()[1:], "begins with b'xtrmpeer'"),
-        (Hello, HELLO.encoded() + b"x", "bytes of names"),
+        (Hello, HELLO.encoded() + b"x", "1 bytes behind the last field"),
+        (Hello, HELLO_1 + b"x", "1 bytes behind the last field"),
         (Hello, HELLO.encoded()[:-1], "bytes of names"),
+        (Hello, HELLO_1[:-1], "bytes of names"),
+        (Hello, HELLO.encoded()[: len(HELLO_1) + 4], "4 bytes of software"),
         (Hello, HELLO.encoded()[:-1] + b"\xff", "not UTF-8"),
+        (Hello, replace(HELLO, software=Software("", Levels(0, 2))).encoded(), "levels 0 to 2"),
+        (Hello, replace(HELLO, software=Software("", Levels(3, 2))).encoded(), "levels 3 to 2"),
         (Hello, replace(HELLO, sender=NodeId(-1)).encoded(), "ids are 0 or more"),
         (Hello, HELLO.encoded()[:18] + b"\x07" + HELLO.encoded()[19:], "purpose 7"),
         (HelloAnswer, b"", "0 bytes"),
-        (HelloAnswer, HELLO.encoded()[:-1], "bytes of names"),
+        (HelloAnswer, GREETED.encoded() + b"x", "1 bytes behind"),
+        (HelloAnswer, GREETED.encoded()[:-1], "bytes of names"),
         (HelloAnswer, GREETED.encoded().replace(b"\0\1c", b"\x09\1c"), "refusal 9"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from streammeta.controller.features import Levels, Software
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.peers import server as peer_server
 from streammeta.controller.peers.dialled import Identity
@@ -20,7 +21,7 @@ from streammeta.controller.peers.frames import (
     FrameParser,
     seal,
 )
-from streammeta.controller.peers.hello import Hello, HelloAnswer, Purpose, Refusal
+from streammeta.controller.peers.hello import VERSION, Hello, HelloAnswer, Purpose, Refusal
 from streammeta.controller.peers.server import CALLS_MAX, PeerServer
 from streammeta.controller.peers.wire import encode_answer, encode_request
 from streammeta.controller.quorum import messages
@@ -127,7 +128,7 @@ async def test_each_side_learns_who_the_other_is(peer: Peer) -> None:
     [
         ("cluster_id", "other", Refusal.FOREIGN_CLUSTER),
         ("receiver", 3, Refusal.ANOTHER_NODE),
-        ("version", 2, Refusal.UNKNOWN_VERSION),
+        ("version", 0, Refusal.UNKNOWN_VERSION),
     ],
 )
 async def test_a_hello_meant_for_another_is_refused_with_the_reason(
@@ -137,9 +138,36 @@ async def test_a_hello_meant_for_another_is_refused_with_the_reason(
     peer.send(greeting(hello), asked(FETCH, 1))
     frame = await peer.frame()
     assert frame is not None
-    assert HelloAnswer.decoded(frame.payload) == HelloAnswer(CLUSTER, HERE.node_id, refusal)
+    answer = HelloAnswer.decoded(frame.payload)
+    assert answer.refusal is refusal
     assert await peer.frame() is None
     assert (server.broken, replica.waiting) == (1, [])
+
+
+@pytest.mark.parametrize(("version", "spoken"), [(1, 1), (VERSION, VERSION), (9, VERSION)])
+async def test_the_lower_version_of_both_is_spoken(version: int, spoken: int, peer: Peer) -> None:
+    answer = await peer.greet(dataclasses.replace(HELLO, version=version))
+    assert answer == HelloAnswer(CLUSTER, HERE.node_id, version=spoken)
+    peer.send(asked(VOTE, 1))
+    assert await peer.frame() is not None
+
+
+async def test_the_software_of_a_peer_is_known_while_it_is_connected(
+    server: PeerServer, port: int
+) -> None:
+    old, new = (Software(version, Levels(1, highest)) for version, highest in (("1", 2), ("2", 3)))
+    sender = HELLO.sender
+    async with connected(port) as first:
+        await first.greet(dataclasses.replace(HELLO, software=old))
+        assert server.versions.of(sender) == old
+        async with connected(port) as second:
+            await second.greet(dataclasses.replace(HELLO, software=new))
+            assert server.versions.of(sender) == new
+        await eventually(lambda: server.versions.of(sender) == old, "the second ended")
+        async with connected(port) as stranger:
+            await stranger.greet(dataclasses.replace(HELLO, software=new, receiver=NodeId(3)))
+            assert server.versions.of(sender) == old, "a refused hello tells nothing"
+    await eventually(lambda: server.versions.of(sender) is None, "all have ended")
 
 
 @pytest.mark.parametrize(

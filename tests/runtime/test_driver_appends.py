@@ -10,12 +10,15 @@ import grpc
 import pytest
 
 from streammeta.controller.errors import OutcomeUnknownError
-from streammeta.controller.ids import EndOffset
+from streammeta.controller.features import UNTOLD
+from streammeta.controller.ids import EndOffset, NodeId
 from streammeta.controller.quorum.config import QuorumLimits
 from streammeta.controller.quorum.messages import QuorumError
 from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.quorum_service import QuorumServicer
 from streammeta.controller.rpc.services import service_handler
+from streammeta.controller.runtime.feature_updates import FeatureUpdates
+from streammeta.controller.runtime.peer_versions import PeerVersions
 from streammeta.controller.runtime.quorum_errors import RecordTooLargeError, UncommittedLogFullError
 from streammeta.controller.trust.door import Door
 from streammeta.rpc.connections import client_channel
@@ -157,7 +160,10 @@ async def refusal(call: Any) -> RpcFailure:
 async def operator_of(cluster: MemoryCluster, node_id: int) -> AsyncIterator[Any]:
     """Serve the quorum of a node to operators; gives what they call."""
     service = pb.DESCRIPTOR.services_by_name["QuorumService"]
-    unary = QuorumServicer(cluster.nodes[node_id].driver, CLUSTER).unary()
+    node = cluster.nodes[node_id]
+    versions = PeerVersions(NodeId(node_id), UNTOLD)
+    features = FeatureUpdates(node.driver, node.controller, versions)
+    unary = QuorumServicer(node.driver, CLUSTER, features).unary()
     async with (
         served(service_handler(service, Entrance(Door(CLUSTER)), unary)) as endpoint,
         client_channel(endpoint) as channel,

@@ -61,6 +61,7 @@ WHO_MAY = {
     "StateHash": "prxka",
     "TakeSnapshot": "ka",
     "TransferLeadership": "a",
+    "UpdateFeatureLevel": "a",
     "RegisterNode": "b",
     "Heartbeat": "b",
     "UnregisterNode": "ba",

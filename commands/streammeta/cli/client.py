@@ -40,6 +40,8 @@ _HINTS_BY_REASON: dict[str, str] = {
     Reason.BUSY: "nothing was changed; repeat the command in a moment",
     Reason.DISK_FULL: "nothing was changed; make room on the disks that are full, as "
     "`streammeta quorum describe` shows, then repeat",
+    Reason.FEATURE_LEVEL: "nothing was changed; `streammeta features describe` shows the versions "
+    "of all controllers",
     Reason.QUOTA_EXCEEDED: "nothing was changed; delete what is not needed, or raise the limit "
     "that the message names, on all controllers",
     Reason.AUDIT_UNAVAILABLE: "nothing was changed; make the controllers' audit log writable, then "

@@ -12,6 +12,7 @@ COMMANDS = {
     "config": "streammeta.cli.config_command:config",
     "controller": "streammeta.cli.controller_command:controller",
     "dev": "streammeta.cli.dev_command:dev",
+    "features": "streammeta.cli.features_command:features",
     "health": "streammeta.cli.cluster_command:health",
     "node": "streammeta.cli.node_command:node",
     "object": "streammeta.cli.object_command:object_group",

@@ -5,6 +5,7 @@ An `ApiError` is an answer: the caller's request can't be met and nothing was ch
 are not exceptions at all but `ErrorCode` values in the reply. Nothing here knows gRPC.
 """
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 
@@ -131,6 +132,18 @@ class OutcomeUnknownError(ApiError):
 
     Repeating it with the same request id or object id is safe.
     """
+
+
+class FeatureLevelError(ApiError):
+    """The cluster can't go to a feature level; `blocked_by` are the controllers that lack it.
+
+    Also of a new voter that can't run at the level in force.
+    """
+
+    def __init__(self, level: int, why: str, blocked_by: Sequence[int] = ()) -> None:
+        super().__init__(why)
+        self.level = level
+        self.blocked_by = tuple(blocked_by)
 
 
 class OffsetPassedError(ApiError):

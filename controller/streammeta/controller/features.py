@@ -31,8 +31,22 @@ class Levels:
         return self.lowest <= level <= self.highest
 
 
+@dataclass(frozen=True, slots=True)
+class Software:
+    """Software of a controller: its version, empty if unknown, and the levels it can run at."""
+
+    version: str
+    levels: Levels
+
+    def __str__(self) -> str:
+        return f"version {self.version or 'unknown'}, levels {self.levels}"
+
+
 SUPPORTED = Levels(BASE_LEVEL, 2)
 """The levels of this version."""
+
+UNTOLD = Software("", Levels(BASE_LEVEL, BASE_LEVEL))
+"""Software of a controller that does not announce its own: it knows no more than level 1."""
 
 ADDED: Mapping[int, str] = {
     1: "everything up to feature levels",
@@ -48,3 +62,12 @@ FIELDS: Mapping[tuple[str, str], int] = {("Record", "feature_level_set"): 2}
 
 SECTIONS: Mapping[str, int] = {}
 """Levels of the checkpoint's sections that came after level 1."""
+
+
+def data_changes(lower: int, higher: int) -> list[int]:
+    """Return the levels above `lower`, up to `higher`, that changed what log or checkpoints hold.
+
+    A version without such a level reads neither, so that a cluster can't go back below it.
+    """
+    changed = {*RECORDS.values(), *FIELDS.values(), *SECTIONS.values()}
+    return sorted(level for level in changed if lower < level <= higher)

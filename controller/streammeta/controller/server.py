@@ -24,6 +24,7 @@ from grpc_health.v1 import health, health_pb2
 
 from streammeta.controller.auditing import Auditing
 from streammeta.controller.config import ConfigError, ControllerConfig
+from streammeta.controller.features import SUPPORTED, Software
 from streammeta.controller.journal.directory import check_identity, read_identity
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.lifecycle.bucket_claim import BucketClaims
@@ -59,6 +60,7 @@ from streammeta.controller.runtime.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.clock import SystemClock
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.descriptors import connections_within, raise_limit
+from streammeta.controller.runtime.feature_updates import FeatureUpdates
 from streammeta.controller.runtime.interfaces import Endpoints
 from streammeta.controller.runtime.map_checkpoint import EarlyReading, snapshot_check
 from streammeta.controller.runtime.object_id_gate import ObjectIdGate
@@ -221,7 +223,8 @@ class ControllerNode:
         self._controller = _new_controller(config, clock, object_ids, early)
         quorum = _quorum_config(config, journal)
         addresses = _peer_addresses(config)
-        identity = Identity(config.cluster_id, config.node_id, config.advertise)
+        software = Software(metadata.version(DISTRIBUTION), SUPPORTED)
+        identity = Identity(config.cluster_id, config.node_id, config.advertise, software)
         self._tls = OwnTls(config)
         self._reloading = Reloading(config.tls_reload_ms, [self._tls.look])
         self._driver = QuorumDriver(
@@ -390,11 +393,12 @@ class ControllerNode:
         rates, guard = Rates(), MemoryGuard(self._memory)
         pipeline = CommitPipeline(self._controller, memory=memory, rates=rates, guard=guard)
         pipelines = {"CommitPipeline": pipeline.handle}
-        admin = AdminHandlers(self._config, self._driver, self._controller, self._bucket)
+        features = FeatureUpdates(self._driver, self._controller, self._peers.versions)
+        admin = AdminHandlers(self._config, self._driver, self._controller, self._bucket, features)
         spool = SnapshotSpool(self._config.data_dir)
         spool.remove_left_over()
         metadata = MetadataHandlers(self._controller, spool, on_copied=self._bucket.claim_soon)
-        quorum = QuorumServicer(self._driver, self._config.cluster_id)
+        quorum = QuorumServicer(self._driver, self._config.cluster_id, features)
         entrance = Entrance(self._door, self._auditing.auditor, memory, rates, guard)
         handlers = [
             *(

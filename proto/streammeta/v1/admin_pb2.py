@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19streammeta/v1/admin.proto\x12\rstreammeta.v1\"\x15\n\x13TakeSnapshotRequest\"N\n\x14TakeSnapshotResponse\x12\x12\n\nend_offset\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x13\n\x0b\x61nswered_by\x18\x03 \x01(\x05\"C\n\x19TransferLeadershipRequest\x12\x17\n\nto_node_id\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\r\n\x0b_to_node_id\"\x1c\n\x1aTransferLeadershipResponse\"\x18\n\x16\x44\x65scribeClusterRequest\"\xde\x02\n\x17\x44\x65scribeClusterResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x16\n\tleader_id\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\x0fleader_endpoint\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x1b\n\x0ehigh_watermark\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x0b\x61nswered_by\x18\x06 \x01(\x05\x12.\n\x0b\x63ontrollers\x18\x07 \x03(\x0b\x32\x19.streammeta.v1.Controller\x12$\n\x04size\x18\x08 \x01(\x0b\x32\x16.streammeta.v1.MapSize\x12\x18\n\x10object_namespace\x18\t \x01(\t\x12\x14\n\x0c\x63luster_uuid\x18\n \x01(\t\x12\x16\n\x0e\x62ucket_problem\x18\x0b \x01(\tB\x0c\n\n_leader_idB\x11\n\x0f_high_watermark\">\n\nController\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\r\n\x05voter\x18\x03 \x01(\x08\"\xcd\x01\n\x07MapSize\x12\x0f\n\x07streams\x18\x01 \x01(\x03\x12\x0f\n\x07objects\x18\x02 \x01(\x03\x12\x18\n\x10prepared_objects\x18\x03 \x01(\x03\x12\x19\n\x11\x63ommitted_objects\x18\x04 \x01(\x03\x12\x19\n\x11\x64\x65stroyed_objects\x18\x05 \x01(\x03\x12\x1a\n\x12stream_set_objects\x18\x06 \x01(\x03\x12\r\n\x05nodes\x18\x07 \x01(\x03\x12\x0c\n\x04keys\x18\x08 \x01(\x03\x12\x17\n\x0f\x63ommitted_bytes\x18\t \x01(\x03\"8\n\x10StateHashRequest\x12\x16\n\tat_offset\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\x0c\n\n_at_offset\"X\n\x11StateHashResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x0c\n\x04hash\x18\x02 \x01(\x0c\x12\x13\n\x0b\x61nswered_by\x18\x03 \x01(\x05\x12\x10\n\x08log_hash\x18\x04 \x01(\x0c\x32\x84\x03\n\x0c\x41\x64minService\x12W\n\x0cTakeSnapshot\x12\".streammeta.v1.TakeSnapshotRequest\x1a#.streammeta.v1.TakeSnapshotResponse\x12i\n\x12TransferLeadership\x12(.streammeta.v1.TransferLeadershipRequest\x1a).streammeta.v1.TransferLeadershipResponse\x12`\n\x0f\x44\x65scribeCluster\x12%.streammeta.v1.DescribeClusterRequest\x1a&.streammeta.v1.DescribeClusterResponse\x12N\n\tStateHash\x12\x1f.streammeta.v1.StateHashRequest\x1a .streammeta.v1.StateHashResponseBD\n\x10io.streammeta.v1P\x01Z.streammeta.io/proto/streammeta/v1;streammetav1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19streammeta/v1/admin.proto\x12\rstreammeta.v1\"\x15\n\x13TakeSnapshotRequest\"N\n\x14TakeSnapshotResponse\x12\x12\n\nend_offset\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x13\n\x0b\x61nswered_by\x18\x03 \x01(\x05\"C\n\x19TransferLeadershipRequest\x12\x17\n\nto_node_id\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\r\n\x0b_to_node_id\"\x1c\n\x1aTransferLeadershipResponse\"J\n\x19UpdateFeatureLevelRequest\x12\r\n\x05level\x18\x01 \x01(\x05\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x12\r\n\x05lower\x18\x03 \x01(\x08\";\n\x1aUpdateFeatureLevelResponse\x12\x0e\n\x06\x62\x65\x66ore\x18\x01 \x01(\x05\x12\r\n\x05level\x18\x02 \x01(\x05\"\x18\n\x16\x44\x65scribeClusterRequest\"\xf5\x02\n\x17\x44\x65scribeClusterResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x16\n\tleader_id\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\x0fleader_endpoint\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x1b\n\x0ehigh_watermark\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x0b\x61nswered_by\x18\x06 \x01(\x05\x12.\n\x0b\x63ontrollers\x18\x07 \x03(\x0b\x32\x19.streammeta.v1.Controller\x12$\n\x04size\x18\x08 \x01(\x0b\x32\x16.streammeta.v1.MapSize\x12\x18\n\x10object_namespace\x18\t \x01(\t\x12\x14\n\x0c\x63luster_uuid\x18\n \x01(\t\x12\x16\n\x0e\x62ucket_problem\x18\x0b \x01(\t\x12\x15\n\rfeature_level\x18\x0c \x01(\x05\x42\x0c\n\n_leader_idB\x11\n\x0f_high_watermark\"\xa9\x01\n\nController\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\r\n\x05voter\x18\x03 \x01(\x08\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x19\n\x0clowest_level\x18\x05 \x01(\x05H\x00\x88\x01\x01\x12\x1a\n\rhighest_level\x18\x06 \x01(\x05H\x01\x88\x01\x01\x42\x0f\n\r_lowest_levelB\x10\n\x0e_highest_level\"\xcd\x01\n\x07MapSize\x12\x0f\n\x07streams\x18\x01 \x01(\x03\x12\x0f\n\x07objects\x18\x02 \x01(\x03\x12\x18\n\x10prepared_objects\x18\x03 \x01(\x03\x12\x19\n\x11\x63ommitted_objects\x18\x04 \x01(\x03\x12\x19\n\x11\x64\x65stroyed_objects\x18\x05 \x01(\x03\x12\x1a\n\x12stream_set_objects\x18\x06 \x01(\x03\x12\r\n\x05nodes\x18\x07 \x01(\x03\x12\x0c\n\x04keys\x18\x08 \x01(\x03\x12\x17\n\x0f\x63ommitted_bytes\x18\t \x01(\x03\"8\n\x10StateHashRequest\x12\x16\n\tat_offset\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\x0c\n\n_at_offset\"X\n\x11StateHashResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x0c\n\x04hash\x18\x02 \x01(\x0c\x12\x13\n\x0b\x61nswered_by\x18\x03 \x01(\x05\x12\x10\n\x08log_hash\x18\x04 \x01(\x0c\x32\xef\x03\n\x0c\x41\x64minService\x12W\n\x0cTakeSnapshot\x12\".streammeta.v1.TakeSnapshotRequest\x1a#.streammeta.v1.TakeSnapshotResponse\x12i\n\x12TransferLeadership\x12(.streammeta.v1.TransferLeadershipRequest\x1a).streammeta.v1.TransferLeadershipResponse\x12i\n\x12UpdateFeatureLevel\x12(.streammeta.v1.UpdateFeatureLevelRequest\x1a).streammeta.v1.UpdateFeatureLevelResponse\x12`\n\x0f\x44\x65scribeCluster\x12%.streammeta.v1.DescribeClusterRequest\x1a&.streammeta.v1.DescribeClusterResponse\x12N\n\tStateHash\x12\x1f.streammeta.v1.StateHashRequest\x1a .streammeta.v1.StateHashResponseBD\n\x10io.streammeta.v1P\x01Z.streammeta.io/proto/streammeta/v1;streammetav1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,18 +40,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRANSFERLEADERSHIPREQUEST']._serialized_end=214
   _globals['_TRANSFERLEADERSHIPRESPONSE']._serialized_start=216
   _globals['_TRANSFERLEADERSHIPRESPONSE']._serialized_end=244
-  _globals['_DESCRIBECLUSTERREQUEST']._serialized_start=246
-  _globals['_DESCRIBECLUSTERREQUEST']._serialized_end=270
-  _globals['_DESCRIBECLUSTERRESPONSE']._serialized_start=273
-  _globals['_DESCRIBECLUSTERRESPONSE']._serialized_end=623
-  _globals['_CONTROLLER']._serialized_start=625
-  _globals['_CONTROLLER']._serialized_end=687
-  _globals['_MAPSIZE']._serialized_start=690
-  _globals['_MAPSIZE']._serialized_end=895
-  _globals['_STATEHASHREQUEST']._serialized_start=897
-  _globals['_STATEHASHREQUEST']._serialized_end=953
-  _globals['_STATEHASHRESPONSE']._serialized_start=955
-  _globals['_STATEHASHRESPONSE']._serialized_end=1043
-  _globals['_ADMINSERVICE']._serialized_start=1046
-  _globals['_ADMINSERVICE']._serialized_end=1434
+  _globals['_UPDATEFEATURELEVELREQUEST']._serialized_start=246
+  _globals['_UPDATEFEATURELEVELREQUEST']._serialized_end=320
+  _globals['_UPDATEFEATURELEVELRESPONSE']._serialized_start=322
+  _globals['_UPDATEFEATURELEVELRESPONSE']._serialized_end=381
+  _globals['_DESCRIBECLUSTERREQUEST']._serialized_start=383
+  _globals['_DESCRIBECLUSTERREQUEST']._serialized_end=407
+  _globals['_DESCRIBECLUSTERRESPONSE']._serialized_start=410
+  _globals['_DESCRIBECLUSTERRESPONSE']._serialized_end=783
+  _globals['_CONTROLLER']._serialized_start=786
+  _globals['_CONTROLLER']._serialized_end=955
+  _globals['_MAPSIZE']._serialized_start=958
+  _globals['_MAPSIZE']._serialized_end=1163
+  _globals['_STATEHASHREQUEST']._serialized_start=1165
+  _globals['_STATEHASHREQUEST']._serialized_end=1221
+  _globals['_STATEHASHRESPONSE']._serialized_start=1223
+  _globals['_STATEHASHRESPONSE']._serialized_end=1311
+  _globals['_ADMINSERVICE']._serialized_start=1314
+  _globals['_ADMINSERVICE']._serialized_end=1809
 # @@protoc_insertion_point(module_scope)

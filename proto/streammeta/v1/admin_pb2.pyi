@@ -99,6 +99,58 @@ class TransferLeadershipResponse(_message.Message):
 Global___TransferLeadershipResponse: _TypeAlias = TransferLeadershipResponse  # noqa: Y015
 
 @_typing.final
+class UpdateFeatureLevelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    LOWER_FIELD_NUMBER: _builtins.int
+    level: _builtins.int
+    """wanted, >= 1"""
+    dry_run: _builtins.bool
+    """check only, change nothing"""
+    lower: _builtins.bool
+    """a lower level is wanted; without it a lower one is refused, with it a higher one"""
+    def __init__(
+        self,
+        *,
+        level: _builtins.int = ...,
+        dry_run: _builtins.bool = ...,
+        lower: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "level", b"level", "lower", b"lower"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateFeatureLevelRequest: _TypeAlias = UpdateFeatureLevelRequest  # noqa: Y015
+
+@_typing.final
+class UpdateFeatureLevelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEFORE_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    before: _builtins.int
+    """level that was in force"""
+    level: _builtins.int
+    """level in force, or with dry_run the one that could be"""
+    def __init__(
+        self,
+        *,
+        before: _builtins.int = ...,
+        level: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "level", b"level"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateFeatureLevelResponse: _TypeAlias = UpdateFeatureLevelResponse  # noqa: Y015
+
+@_typing.final
 class DescribeClusterRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -128,6 +180,7 @@ class DescribeClusterResponse(_message.Message):
     OBJECT_NAMESPACE_FIELD_NUMBER: _builtins.int
     CLUSTER_UUID_FIELD_NUMBER: _builtins.int
     BUCKET_PROBLEM_FIELD_NUMBER: _builtins.int
+    FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """fixed when the cluster is created"""
     leader_id: _builtins.int
@@ -146,6 +199,8 @@ class DescribeClusterResponse(_message.Message):
     """drawn once for this cluster, in its bucket's marker; empty: not agreed yet"""
     bucket_problem: _builtins.str
     """why no object ids are issued and nothing is deleted, as the answering controller knows; empty: all is well, or it does not lead"""
+    feature_level: _builtins.int
+    """of the answering controller's map; 0: it has no levels"""
     @_builtins.property
     def controllers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Controller]:
         """by id; observers are known to the leader alone"""
@@ -168,10 +223,11 @@ class DescribeClusterResponse(_message.Message):
         object_namespace: _builtins.str = ...,
         cluster_uuid: _builtins.str = ...,
         bucket_problem: _builtins.str = ...,
+        feature_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "high_watermark", b"high_watermark", "leader_id", b"leader_id", "size", b"size"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "answered_by", b"answered_by", "bucket_problem", b"bucket_problem", "cluster_id", b"cluster_id", "cluster_uuid", b"cluster_uuid", "controllers", b"controllers", "epoch", b"epoch", "high_watermark", b"high_watermark", "leader_endpoint", b"leader_endpoint", "leader_id", b"leader_id", "object_namespace", b"object_namespace", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "answered_by", b"answered_by", "bucket_problem", b"bucket_problem", "cluster_id", b"cluster_id", "cluster_uuid", b"cluster_uuid", "controllers", b"controllers", "epoch", b"epoch", "feature_level", b"feature_level", "high_watermark", b"high_watermark", "leader_endpoint", b"leader_endpoint", "leader_id", b"leader_id", "object_namespace", b"object_namespace", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__high_watermark: _TypeAlias = _typing.Literal["high_watermark"]  # noqa: Y015
     _WhichOneofArgType__high_watermark: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark"]  # noqa: Y015
@@ -191,24 +247,43 @@ class Controller(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     ENDPOINT_FIELD_NUMBER: _builtins.int
     VOTER_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    LOWEST_LEVEL_FIELD_NUMBER: _builtins.int
+    HIGHEST_LEVEL_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     """controller id"""
     endpoint: _builtins.str
     """host:port of its client listener; empty: unknown, as that of observers is"""
     voter: _builtins.bool
     """counts towards the majority"""
+    version: _builtins.str
+    """of its software; empty: unknown, as it is of those not connected to the answering controller"""
+    lowest_level: _builtins.int
+    """feature level, the lowest that it can run at; absent: unknown"""
+    highest_level: _builtins.int
+    """the highest; absent: unknown"""
     def __init__(
         self,
         *,
         node_id: _builtins.int = ...,
         endpoint: _builtins.str = ...,
         voter: _builtins.bool = ...,
+        version: _builtins.str = ...,
+        lowest_level: _builtins.int | None = ...,
+        highest_level: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_highest_level", b"_highest_level", "_lowest_level", b"_lowest_level", "highest_level", b"highest_level", "lowest_level", b"lowest_level"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "node_id", b"node_id", "voter", b"voter"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_highest_level", b"_highest_level", "_lowest_level", b"_lowest_level", "endpoint", b"endpoint", "highest_level", b"highest_level", "lowest_level", b"lowest_level", "node_id", b"node_id", "version", b"version", "voter", b"voter"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__highest_level: _TypeAlias = _typing.Literal["highest_level"]  # noqa: Y015
+    _WhichOneofArgType__highest_level: _TypeAlias = _typing.Literal["_highest_level", b"_highest_level"]  # noqa: Y015
+    _WhichOneofReturnType__lowest_level: _TypeAlias = _typing.Literal["lowest_level"]  # noqa: Y015
+    _WhichOneofArgType__lowest_level: _TypeAlias = _typing.Literal["_lowest_level", b"_lowest_level"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__highest_level) -> _WhichOneofReturnType__highest_level | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lowest_level) -> _WhichOneofReturnType__lowest_level | None: ...
 
 Global___Controller: _TypeAlias = Controller  # noqa: Y015
 

@@ -44,6 +44,11 @@ class AdminServiceStub:
                 request_serializer=streammeta_dot_v1_dot_admin__pb2.TransferLeadershipRequest.SerializeToString,
                 response_deserializer=streammeta_dot_v1_dot_admin__pb2.TransferLeadershipResponse.FromString,
                 _registered_method=True)
+        self.UpdateFeatureLevel = channel.unary_unary(
+                '/streammeta.v1.AdminService/UpdateFeatureLevel',
+                request_serializer=streammeta_dot_v1_dot_admin__pb2.UpdateFeatureLevelRequest.SerializeToString,
+                response_deserializer=streammeta_dot_v1_dot_admin__pb2.UpdateFeatureLevelResponse.FromString,
+                _registered_method=True)
         self.DescribeCluster = channel.unary_unary(
                 '/streammeta.v1.AdminService/DescribeCluster',
                 request_serializer=streammeta_dot_v1_dot_admin__pb2.DescribeClusterRequest.SerializeToString,
@@ -74,6 +79,17 @@ class AdminServiceServicer:
         once if it was asked for itself.
         Retry: safe with to_node_id; without, a repeat may move leadership once more.
         Errors: status TRANSFER_REFUSED.
+        Roles: admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateFeatureLevel(self, request, context):
+        """Sets the feature level of the cluster: what its log and checkpoints may hold. The leader serves it, and refuses
+        a level that a voter, or an observer that is connected, can't run at.
+        Retry: safe; the level that is in force already is answered, and changes nothing.
+        Errors: status FEATURE_LEVEL.
         Roles: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -112,6 +128,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.TransferLeadership,
                     request_deserializer=streammeta_dot_v1_dot_admin__pb2.TransferLeadershipRequest.FromString,
                     response_serializer=streammeta_dot_v1_dot_admin__pb2.TransferLeadershipResponse.SerializeToString,
+            ),
+            'UpdateFeatureLevel': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateFeatureLevel,
+                    request_deserializer=streammeta_dot_v1_dot_admin__pb2.UpdateFeatureLevelRequest.FromString,
+                    response_serializer=streammeta_dot_v1_dot_admin__pb2.UpdateFeatureLevelResponse.SerializeToString,
             ),
             'DescribeCluster': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeCluster,
@@ -178,6 +199,33 @@ class AdminService:
             '/streammeta.v1.AdminService/TransferLeadership',
             streammeta_dot_v1_dot_admin__pb2.TransferLeadershipRequest.SerializeToString,
             streammeta_dot_v1_dot_admin__pb2.TransferLeadershipResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateFeatureLevel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/streammeta.v1.AdminService/UpdateFeatureLevel',
+            streammeta_dot_v1_dot_admin__pb2.UpdateFeatureLevelRequest.SerializeToString,
+            streammeta_dot_v1_dot_admin__pb2.UpdateFeatureLevelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,13 @@ class AdminServiceStub:
     Errors: status TRANSFER_REFUSED.
     Roles: admin.
     """
+    UpdateFeatureLevel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UpdateFeatureLevelRequest, _admin_pb2.UpdateFeatureLevelResponse]
+    """Sets the feature level of the cluster: what its log and checkpoints may hold. The leader serves it, and refuses
+    a level that a voter, or an observer that is connected, can't run at.
+    Retry: safe; the level that is in force already is answered, and changes nothing.
+    Errors: status FEATURE_LEVEL.
+    Roles: admin.
+    """
     DescribeCluster: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeClusterRequest, _admin_pb2.DescribeClusterResponse]
     """Describes leader, voters and the size of the map. Any controller serves it from what it knows.
     Retry: safe, a read.
@@ -71,6 +78,13 @@ class AdminServiceAsyncStub(AdminServiceStub):
     once if it was asked for itself.
     Retry: safe with to_node_id; without, a repeat may move leadership once more.
     Errors: status TRANSFER_REFUSED.
+    Roles: admin.
+    """
+    UpdateFeatureLevel: _aio.UnaryUnaryMultiCallable[_admin_pb2.UpdateFeatureLevelRequest, _admin_pb2.UpdateFeatureLevelResponse]  # type: ignore[assignment]
+    """Sets the feature level of the cluster: what its log and checkpoints may hold. The leader serves it, and refuses
+    a level that a voter, or an observer that is connected, can't run at.
+    Retry: safe; the level that is in force already is answered, and changes nothing.
+    Errors: status FEATURE_LEVEL.
     Roles: admin.
     """
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeClusterRequest, _admin_pb2.DescribeClusterResponse]  # type: ignore[assignment]
@@ -109,6 +123,19 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         once if it was asked for itself.
         Retry: safe with to_node_id; without, a repeat may move leadership once more.
         Errors: status TRANSFER_REFUSED.
+        Roles: admin.
+        """
+
+    @_abc_1.abstractmethod
+    def UpdateFeatureLevel(
+        self,
+        request: _admin_pb2.UpdateFeatureLevelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UpdateFeatureLevelResponse, _abc.Awaitable[_admin_pb2.UpdateFeatureLevelResponse]]:
+        """Sets the feature level of the cluster: what its log and checkpoints may hold. The leader serves it, and refuses
+        a level that a voter, or an observer that is connected, can't run at.
+        Retry: safe; the level that is in force already is answered, and changes nothing.
+        Errors: status FEATURE_LEVEL.
         Roles: admin.
         """
 

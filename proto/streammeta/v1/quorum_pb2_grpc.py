@@ -57,7 +57,7 @@ class QuorumServiceServicer:
     def AddVoter(self, request, context):
         """Makes an observer a voter. The leader serves it.
         Retry: safe; a repeat that comes after the first took effect is answered DUPLICATE_VOTER.
-        Errors: statuses INVALID_REQUEST, DUPLICATE_VOTER, REQUEST_TIMED_OUT.
+        Errors: statuses INVALID_REQUEST, DUPLICATE_VOTER, REQUEST_TIMED_OUT, FEATURE_LEVEL.
         Roles: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

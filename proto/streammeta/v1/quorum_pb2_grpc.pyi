@@ -41,7 +41,7 @@ class QuorumServiceStub:
     AddVoter: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.AddVoterRequest, _quorum_pb2.AddVoterResponse]
     """Makes an observer a voter. The leader serves it.
     Retry: safe; a repeat that comes after the first took effect is answered DUPLICATE_VOTER.
-    Errors: statuses INVALID_REQUEST, DUPLICATE_VOTER, REQUEST_TIMED_OUT.
+    Errors: statuses INVALID_REQUEST, DUPLICATE_VOTER, REQUEST_TIMED_OUT, FEATURE_LEVEL.
     Roles: admin.
     """
     RemoveVoter: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.RemoveVoterRequest, _quorum_pb2.RemoveVoterResponse]
@@ -63,7 +63,7 @@ class QuorumServiceAsyncStub(QuorumServiceStub):
     AddVoter: _aio.UnaryUnaryMultiCallable[_quorum_pb2.AddVoterRequest, _quorum_pb2.AddVoterResponse]  # type: ignore[assignment]
     """Makes an observer a voter. The leader serves it.
     Retry: safe; a repeat that comes after the first took effect is answered DUPLICATE_VOTER.
-    Errors: statuses INVALID_REQUEST, DUPLICATE_VOTER, REQUEST_TIMED_OUT.
+    Errors: statuses INVALID_REQUEST, DUPLICATE_VOTER, REQUEST_TIMED_OUT, FEATURE_LEVEL.
     Roles: admin.
     """
     RemoveVoter: _aio.UnaryUnaryMultiCallable[_quorum_pb2.RemoveVoterRequest, _quorum_pb2.RemoveVoterResponse]  # type: ignore[assignment]
@@ -88,7 +88,7 @@ class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_quorum_pb2.AddVoterResponse, _abc.Awaitable[_quorum_pb2.AddVoterResponse]]:
         """Makes an observer a voter. The leader serves it.
         Retry: safe; a repeat that comes after the first took effect is answered DUPLICATE_VOTER.
-        Errors: statuses INVALID_REQUEST, DUPLICATE_VOTER, REQUEST_TIMED_OUT.
+        Errors: statuses INVALID_REQUEST, DUPLICATE_VOTER, REQUEST_TIMED_OUT, FEATURE_LEVEL.
         Roles: admin.
         """
 

@@ -1,9 +1,12 @@
-"""The replicated feature level: only ever raised, and never beyond what this version reads."""
+"""The replicated feature level, never beyond what this version reads.
+
+It is lowered only where no level between has changed what log and checkpoints hold.
+"""
 
 from __future__ import annotations
 
 from streammeta.controller.errors import InvariantError
-from streammeta.controller.features import BASE_LEVEL, SUPPORTED
+from streammeta.controller.features import BASE_LEVEL, SUPPORTED, data_changes
 from streammeta.controller.metadata.answers import SetFeatureLevelAnswer
 from streammeta.controller.metadata.requests import SetFeatureLevel
 from streammeta.controller.metadata.tables import Undo
@@ -28,9 +31,9 @@ class FeatureLevel:
     def decide(
         self, request: SetFeatureLevel
     ) -> tuple[rec.FeatureLevelSet | None, SetFeatureLevelAnswer]:
-        """Raise the level; no record and the level that is there if that is not lower."""
+        """Set the level; no record and the level in force if it can't be lowered so far."""
         before = self._current
-        if request.level <= before:
+        if request.level == before or data_changes(request.level, before):
             return None, SetFeatureLevelAnswer(before=before, level=before)
         record = rec.FeatureLevelSet(level=request.level)
         return record, SetFeatureLevelAnswer(before=before, level=request.level)
@@ -39,15 +42,16 @@ class FeatureLevel:
         """See `FeatureLevelSet`.
 
         Raises:
-            InvariantError: the level does not rise, or this version can't run at it.
+            InvariantError: the level does not change, or not in a way that it may, or this version
+                can't run at it.
         """
-        if record.level <= self._current:
+        if record.level == self._current or data_changes(record.level, self._current):
             raise InvariantError(
                 f"record sets feature level {record.level}, but it is {self._current}"
             )
         if not SUPPORTED.include(record.level):
             raise InvariantError(
-                f"feature level {record.level} is above {SUPPORTED.highest}, the highest of this "
-                "version; upgrade this controller"
+                f"feature level {record.level} is none of {SUPPORTED}, the levels of this version; "
+                "upgrade this controller"
             )
         undo.assign(self, "_current", record.level)

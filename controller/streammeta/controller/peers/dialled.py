@@ -16,6 +16,7 @@ from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
 from streammeta.controller.errors import InvalidRequestError
+from streammeta.controller.features import UNTOLD, Software
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.peers.connection import FramedConnection, ProtocolError
 from streammeta.controller.peers.frames import (
@@ -67,11 +68,12 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Name of this controller in its hellos; `client_endpoint` is where clients reach it."""
+    """Identity of this controller in its hellos; `client_endpoint` is where clients reach it."""
 
     cluster_id: ClusterId
     node_id: NodeId
     client_endpoint: str = ""
+    software: Software = UNTOLD
 
 
 class Caller(Protocol):
@@ -99,9 +101,13 @@ class _Call(NamedTuple):
 class DialledConnection(FramedConnection):
     """Connection for requests to one peer, from the attempt to make it on."""
 
-    def __init__(self, place: Place, identity: Identity, caller: Caller, timeout_ms: int) -> None:
+    def __init__(
+        self, place: Place, identity: Identity, caller: Caller, timeout_ms: int, version: int
+    ) -> None:
+        """`version` is that of the hello, and the highest that is spoken."""
         super().__init__(HELLO_ANSWER_ONLY, OUTPUT_BYTES_MAX)
         self.place = place
+        self.version = version
         self.detail = ""
         """Words for the reason of the end, for the log; empty if it speaks for itself."""
         self.reason = ""
@@ -174,6 +180,8 @@ class DialledConnection(FramedConnection):
             self.place.peer,
             self.place.purpose,
             self._identity.client_endpoint,
+            self._identity.software,
+            self.version,
         )
         self.write(seal(FrameKind.HELLO, 0, [hello.encoded()]))
 

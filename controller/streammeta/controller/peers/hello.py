@@ -2,6 +2,10 @@
 
 The dialler names itself, its cluster, the node it wants and what the connection is for; the
 listener names itself and its cluster, and says whether it goes on. Pure: bytes in, values out.
+
+Hellos grow at their end only, and each version's begins as that of the version before: a newer
+hello is read as far as it is known. The lower version of both is spoken on the connection; the
+answer states it.
 """
 
 from __future__ import annotations
@@ -10,13 +14,21 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum, unique
 
+from streammeta.controller.features import UNTOLD, Levels, Software
 from streammeta.controller.ids import ClusterId, NodeId
 
-VERSION = 1
-"""Version of the protocol between controllers: of frames, hellos and messages."""
+VERSION = 2
+"""Version of the protocol between controllers: of frames, hellos and messages.
+
+2 added the dialler's software to its hello.
+"""
+
+OLDEST_VERSION = 1
+"""Lowest version that is still spoken. Listeners of version 1 refuse the hello of any other."""
 
 _MAGIC = b"strmpeer"
 _HELLO = struct.Struct(">8sHiiBBH")
+_SOFTWARE = struct.Struct(">HHB")
 _ANSWER = struct.Struct(">8sHiBB")
 
 
@@ -52,6 +64,8 @@ class Hello:
     receiver: NodeId
     purpose: Purpose
     client_endpoint: str = ""
+    software: Software = UNTOLD
+    """Of the sender; not in a hello of version 1."""
     version: int = VERSION
 
     def encoded(self) -> bytes:
@@ -66,11 +80,11 @@ class Hello:
             len(cluster),
             len(client),
         )
-        return fields + cluster + client
+        return fields + cluster + client + (_encoded(self.software) if self.version > 1 else b"")
 
     @classmethod
     def decoded(cls, payload: bytes) -> Hello:
-        """Read a payload; of another version only the version counts.
+        """Read a payload; of a version that is not spoken any more only the version counts.
 
         Raises:
             HelloError: it is no hello.
@@ -79,28 +93,40 @@ class Hello:
             raise HelloError(f"hello of {len(payload)} bytes; has at least {_HELLO.size}")
         magic, version, sender, receiver, purpose, *lengths = _HELLO.unpack_from(payload)
         _require_magic(magic)
-        if version != VERSION:
+        if version < OLDEST_VERSION:
             return cls(ClusterId(""), NodeId(0), NodeId(0), Purpose.CONTROL, version=version)
-        cluster, client = _texts(payload[_HELLO.size :], lengths)
+        (cluster, client), rest = _texts(payload[_HELLO.size :], lengths)
+        software, rest = _software(rest) if version > 1 else (UNTOLD, rest)
+        _require_end(rest, version)
         if sender < 0 or receiver < 0:
             raise HelloError(f"hello of node {sender} to node {receiver}; ids are 0 or more")
         if purpose not in tuple(Purpose):
             raise HelloError(f"hello for purpose {purpose}; wanted control (1) or bulk (2)")
-        return cls(ClusterId(cluster), NodeId(sender), NodeId(receiver), Purpose(purpose), client)
+        return cls(
+            ClusterId(cluster),
+            NodeId(sender),
+            NodeId(receiver),
+            Purpose(purpose),
+            client,
+            software,
+            version,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class HelloAnswer:
-    """The listener's hello."""
+    """The listener's hello; `version` is the one that both speak from here on."""
 
     cluster_id: ClusterId
     node_id: NodeId
     refusal: Refusal = Refusal.NONE
+    version: int = VERSION
 
     def encoded(self) -> bytes:
         """Return the payload of the answer's frame."""
         cluster = self.cluster_id.encode()
-        return _ANSWER.pack(_MAGIC, VERSION, self.node_id, self.refusal, len(cluster)) + cluster
+        fields = _ANSWER.pack(_MAGIC, self.version, self.node_id, self.refusal, len(cluster))
+        return fields + cluster
 
     @classmethod
     def decoded(cls, payload: bytes) -> HelloAnswer:
@@ -109,12 +135,29 @@ class HelloAnswer:
             raise HelloError(f"answer of {len(payload)} bytes; has at least {_ANSWER.size}")
         magic, version, node_id, refusal, length = _ANSWER.unpack_from(payload)
         _require_magic(magic)
-        if version != VERSION:
-            return cls(ClusterId(""), NodeId(0), Refusal.UNKNOWN_VERSION)
-        (cluster,) = _texts(payload[_ANSWER.size :], [length])
+        if not OLDEST_VERSION <= version <= VERSION:
+            return cls(ClusterId(""), NodeId(0), Refusal.UNKNOWN_VERSION, version)
+        (cluster,), rest = _texts(payload[_ANSWER.size :], [length])
+        _require_end(rest, version)
         if refusal not in tuple(Refusal):
             raise HelloError(f"refusal {refusal} is none that this release knows")
-        return cls(ClusterId(cluster), NodeId(node_id), Refusal(refusal))
+        return cls(ClusterId(cluster), NodeId(node_id), Refusal(refusal), version)
+
+
+def _encoded(software: Software) -> bytes:
+    text = software.version.encode()
+    return _SOFTWARE.pack(software.levels.lowest, software.levels.highest, len(text)) + text
+
+
+def _software(data: bytes) -> tuple[Software, bytes]:
+    """Return the software at the start of `data`, and what follows it."""
+    if len(data) < _SOFTWARE.size:
+        raise HelloError(f"{len(data)} bytes of software; has at least {_SOFTWARE.size}")
+    lowest, highest, length = _SOFTWARE.unpack_from(data)
+    (version,), rest = _texts(data[_SOFTWARE.size :], [length])
+    if not 0 < lowest <= highest:
+        raise HelloError(f"levels {lowest} to {highest}; the lowest is 1 or more, then the highest")
+    return Software(version, Levels(lowest, highest)), rest
 
 
 def _require_magic(magic: bytes) -> None:
@@ -122,9 +165,15 @@ def _require_magic(magic: bytes) -> None:
         raise HelloError(f"begins with {magic!r}; a controller's begins with {_MAGIC!r}")
 
 
-def _texts(data: bytes, lengths: list[int]) -> list[str]:
-    """Return texts of the given lengths, which fill `data`."""
-    if sum(lengths) != len(data):
+def _require_end(rest: bytes, version: int) -> None:
+    """Require that nothing follows, unless a newer version has added it."""
+    if rest and version <= VERSION:
+        raise HelloError(f"{len(rest)} bytes behind the last field")
+
+
+def _texts(data: bytes, lengths: list[int]) -> tuple[list[str], bytes]:
+    """Return texts of the given lengths at the start of `data`, and what follows them."""
+    if sum(lengths) > len(data):
         raise HelloError(f"{len(data)} bytes of names, where {sum(lengths)} are announced")
     texts, position = [], 0
     for length in lengths:
@@ -133,4 +182,4 @@ def _texts(data: bytes, lengths: list[int]) -> list[str]:
         except UnicodeDecodeError as error:
             raise HelloError(f"a name is not UTF-8: {error}") from None
         position += length
-    return texts
+    return texts, data[position:]

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 import structlog
 
 from streammeta.controller.errors import InvalidRequestError
+from streammeta.controller.features import UNTOLD
 from streammeta.controller.ids import NodeId
 from streammeta.controller.peers.connection import FramedConnection, ProtocolError
 from streammeta.controller.peers.dialled import IN_FLIGHT_MAX, Identity
@@ -30,6 +31,7 @@ from streammeta.controller.peers.frames import (
     seal,
 )
 from streammeta.controller.peers.hello import (
+    OLDEST_VERSION,
     VERSION,
     Hello,
     HelloAnswer,
@@ -42,6 +44,7 @@ from streammeta.controller.peers.tls import PeerTls, StrangerError, controller_a
 from streammeta.controller.peers.wire import decode_request, encode_answer
 from streammeta.controller.quorum.messages import Request, Response
 from streammeta.controller.runtime.interfaces import Endpoints, Reply
+from streammeta.controller.runtime.peer_versions import PeerVersions
 
 CONNECTIONS_MAX = 96
 """Maximum number of connections; more are closed as soon as they are made.
@@ -133,6 +136,7 @@ class PeerServer:
         self.replica = replica
         self.identity = identity
         self.tls = tls or PeerTls()
+        self.versions = PeerVersions(identity.node_id, identity.software)
         self._listener: Listener | None = None
         self._connections: set[_AcceptedConnection] = set()
         self._silent: dict[_AcceptedConnection, str] = {}
@@ -223,6 +227,7 @@ class _AcceptedConnection(FramedConnection):
         self._loop = asyncio.get_running_loop()
         self._host = ""
         self._sender: NodeId | None = None
+        self._software = UNTOLD
         self._certified: NodeId | None = None
         self._stranger = ""
         """Reason for which the other side's certificate is not taken."""
@@ -271,6 +276,8 @@ class _AcceptedConnection(FramedConnection):
         """Forget the requests that wait."""
         self.is_closed = True
         self._server.leave(self)
+        if self._sender is not None:
+            self._server.versions.disconnected(self._sender, self._software)
         if self._timer is not None:
             self._timer.cancel()
         calls, self._calls = self._calls, {}
@@ -299,7 +306,8 @@ class _AcceptedConnection(FramedConnection):
             raise ProtocolError(str(error)) from None
         refusal = self._refusal(hello)
         identity = self._server.identity
-        answer = HelloAnswer(identity.cluster_id, identity.node_id, refusal)
+        version = min(hello.version, VERSION)
+        answer = HelloAnswer(identity.cluster_id, identity.node_id, refusal, version)
         self.write(seal(FrameKind.HELLO_ANSWER, 0, [answer.encoded()]))
         if refusal is not Refusal.NONE:
             reason = f"{refusal.name}: {hello} {self._stranger}".rstrip()
@@ -311,14 +319,15 @@ class _AcceptedConnection(FramedConnection):
         self._timer = None
         if self._certified is not None:
             self._timer = self._loop.call_later(self._server.tls.age_ms / 1000, self._on_aged)
-        self._sender = hello.sender
+        self._sender, self._software = hello.sender, hello.software
         self._server.greeted(self)
+        self._server.versions.connected(hello.sender, hello.software)
         self._server.on_hello(hello.sender, hello.client_endpoint)
         is_bulk = hello.purpose is Purpose.BULK
         self.parser.expect(BULK_REQUESTS if is_bulk else CONTROL_REQUESTS)
 
     def _refusal(self, hello: Hello) -> Refusal:
-        if hello.version != VERSION:
+        if hello.version < OLDEST_VERSION:
             return Refusal.UNKNOWN_VERSION
         if hello.cluster_id != self._server.identity.cluster_id:
             return Refusal.FOREIGN_CLUSTER

@@ -15,13 +15,14 @@ from streammeta.controller.ids import NodeId
 from streammeta.controller.peers.addresses import PeerAddresses
 from streammeta.controller.peers.dialled import (
     ANOTHER_NODE,
+    ANOTHER_VERSION,
     FOREIGN_CLUSTER,
     DialledConnection,
     End,
     Identity,
     Place,
 )
-from streammeta.controller.peers.hello import Purpose
+from streammeta.controller.peers.hello import OLDEST_VERSION, VERSION, Purpose
 from streammeta.controller.peers.tls import PeerTls
 from streammeta.controller.quorum.messages import (
     FetchSnapshotRequest,
@@ -68,6 +69,8 @@ class TcpPeerTransport:
         self._connections: dict[Place, DialledConnection] = {}
         self._dials: dict[DialledConnection, asyncio.Task[None]] = {}
         self._retired: set[DialledConnection] = set()
+        self._older: set[Place] = set()
+        """Places whose listener has refused a hello of this version."""
         self._said: set[tuple[str, NodeId, str]] = set()
         self._leader: tuple[NodeId, Endpoints] | None = None
         """The leader and its addresses in the last answer that named any."""
@@ -136,6 +139,12 @@ class TcpPeerTransport:
         self._forget(connection)
         if end is End.CLOSED:
             return
+        if self._is_older(connection, end):
+            self._older.add(place)
+            for request in unanswered:
+                self._fail(request)
+            return
+        self._older.discard(place)  # it may be upgraded meanwhile
         if end is End.MISMATCH:
             self._say_mismatch(connection)
         elif connection.detail:
@@ -147,6 +156,11 @@ class TcpPeerTransport:
         was_reset = end is End.LOST and place.purpose is Purpose.CONTROL and not is_retired
         if was_reset or (end is End.REFUSED and all_failed):
             self._told().on_connection_lost(place.peer)
+
+    def _is_older(self, connection: DialledConnection, end: End) -> bool:
+        """Return whether a listener may take the hello of an older version."""
+        is_refused = end is End.MISMATCH and connection.detail == ANOTHER_VERSION
+        return is_refused and connection.version > OLDEST_VERSION
 
     def _learn_leader(self, leader_id: NodeId | None, at: Endpoints) -> None:
         """Take over the leader's addresses if an answer names others than the one before."""
@@ -190,7 +204,8 @@ class TcpPeerTransport:
 
     def _dialled(self, place: Place) -> DialledConnection:
         self._drop_unused()
-        connection = DialledConnection(place, self._identity, self, self._timeout_ms)
+        version = OLDEST_VERSION if place in self._older else VERSION
+        connection = DialledConnection(place, self._identity, self, self._timeout_ms, version)
         self._connections[place] = connection
         self._dials[connection] = asyncio.get_running_loop().create_task(
             connection.dial(self._tls.dialling)

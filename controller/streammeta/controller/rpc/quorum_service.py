@@ -19,6 +19,7 @@ from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, 
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
 from streammeta.controller.rpc.conversion import Conversion, checked, not_negative
 from streammeta.controller.rpc.request_guard import UnaryHandler, abort
+from streammeta.controller.runtime.feature_updates import FeatureUpdates
 from streammeta.controller.runtime.operations import QuorumDescription
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.v1 import quorum_pb2 as pb
@@ -63,8 +64,11 @@ class _Room:
 class QuorumServicer:
     """Serves the quorum to operators: its description, and changes of its voters."""
 
-    def __init__(self, driver: QuorumDriver, cluster_id: ClusterId) -> None:
+    def __init__(
+        self, driver: QuorumDriver, cluster_id: ClusterId, features: FeatureUpdates
+    ) -> None:
         self._driver = driver
+        self._features = features
         self._cluster_id = cluster_id
         self._operators = _Room()
 
@@ -87,6 +91,7 @@ class QuorumServicer:
                         "voter.key.directory_id",
                         "empty; a new voter is named with its disk, see DescribeQuorum's observers",
                     )
+                self._features.check_voter(voter.key.node_id)
                 timeout_ms = _change_timeout_ms(request.timeout_ms, context)
                 end_offset = await self._driver.add_voter(voter, timeout_ms)
         except Exception as error:  # noqa: BLE001 (every failure of a call is a status)

@@ -80,6 +80,10 @@ def classify(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]]:
         case errors.OffsetPassedError():
             end = {"end_offset": str(error.end_offset)}
             return grpc.StatusCode.FAILED_PRECONDITION, Reason.OFFSET_PASSED, end
+        case errors.FeatureLevelError():
+            blocked_by = ",".join(map(str, error.blocked_by))
+            lacking = {"level": str(error.level), "blocked_by": blocked_by}
+            return grpc.StatusCode.FAILED_PRECONDITION, Reason.FEATURE_LEVEL, lacking
         case errors.OutcomeUnknownError():
             return grpc.StatusCode.ABORTED, Reason.OUTCOME_UNKNOWN, {}
         case errors.ApiError():

@@ -17,10 +17,11 @@ from google.protobuf.message import Message
 
 from streammeta.controller.config import ControllerConfig, check_controller_id
 from streammeta.controller.errors import InvalidRequestError, SlowReaderError
+from streammeta.controller.features import Software
 from streammeta.controller.ids import NodeId
 from streammeta.controller.lifecycle.bucket_claim import BucketClaims
 from streammeta.controller.lifecycle.failover import HeartbeatAnswer, Heartbeats
-from streammeta.controller.metadata.answers import MapSize
+from streammeta.controller.metadata.answers import MapSize, SetFeatureLevelAnswer
 from streammeta.controller.metadata.requests import HoldDeletions
 from streammeta.controller.metadata.values import NodeIdentity
 from streammeta.controller.rpc.conversion import checked
@@ -33,13 +34,16 @@ from streammeta.controller.rpc.request_guard import (
     abort,
     guarded,
     parsed,
+    quote_offset,
 )
 from streammeta.controller.rpc.snapshot_spool import SnapshotSpool, SpoolFile
 from streammeta.controller.rpc.watch import WatchHandler
 from streammeta.controller.rpc.wire_columns import parse_commit
 from streammeta.controller.runtime.admission import Gate, RequestClass
 from streammeta.controller.runtime.controller import MetadataController
-from streammeta.controller.runtime.operations import QuorumDescription
+from streammeta.controller.runtime.feature_updates import FeatureUpdates
+from streammeta.controller.runtime.operations import QuorumDescription, ReplicaDescription
+from streammeta.controller.runtime.peer_versions import PeerVersions
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.controller.trust.auditor import note_offset
 from streammeta.controller.trust.door import current_caller, current_holder, current_quota
@@ -111,11 +115,13 @@ class AdminHandlers:
         driver: QuorumDriver,
         controller: MetadataController,
         bucket: BucketClaims,
+        features: FeatureUpdates,
     ) -> None:
         self._config = config
         self._driver = driver
         self._controller = controller
         self._bucket = bucket
+        self._features = features
 
     def unary(self) -> Mapping[str, UnaryHandler]:
         """Return the handlers by method name."""
@@ -124,6 +130,7 @@ class AdminHandlers:
             "StateHash": guarded(self._state_hash),
             "TakeSnapshot": guarded(self._take_snapshot),
             "TransferLeadership": guarded(self._transfer_leadership),
+            "UpdateFeatureLevel": guarded(self._update_feature_level),
         }
 
     async def _describe_cluster(self, _: Any, __: Context) -> admin_pb2.DescribeClusterResponse:
@@ -136,11 +143,12 @@ class AdminHandlers:
             epoch=self._driver.epoch,
             high_watermark=self._driver.high_watermark,
             answered_by=self._config.node_id,
-            controllers=_controllers(seen),
+            controllers=_controllers(seen, self._features.versions),
             size=_write_size(self._controller.cluster_map.size()),
             object_namespace=self._config.namespace,
             cluster_uuid=self._bucket.cluster_uuid,
             bucket_problem=self._bucket.problem,
+            feature_level=self._features.level,
         )
 
     async def _state_hash(
@@ -173,8 +181,17 @@ class AdminHandlers:
         await self._driver.transfer_leadership(successor, TRANSFER_TIMEOUT_MS)
         return admin_pb2.TransferLeadershipResponse()
 
+    async def _update_feature_level(
+        self, request: admin_pb2.UpdateFeatureLevelRequest, context: Context
+    ) -> admin_pb2.UpdateFeatureLevelResponse:
+        answered = await self._features.update(
+            request.level, is_lower=request.lower, dry_run=request.dry_run
+        )
+        quote_offset(context, answered.offset)
+        return cast(admin_pb2.UpdateFeatureLevelResponse, _write_level(answered.answer))
 
-def _controllers(seen: QuorumDescription) -> list[admin_pb2.Controller]:
+
+def _controllers(seen: QuorumDescription, versions: PeerVersions) -> list[admin_pb2.Controller]:
     """Voters, and observers that fetch; a leader remembers those that are gone for a while."""
     present = [(voter, True) for voter in seen.voters]
     present += [
@@ -184,9 +201,22 @@ def _controllers(seen: QuorumDescription) -> list[admin_pb2.Controller]:
         and observer.last_fetch_age_ms < OBSERVER_PRESENT_MS
     ]
     return [
-        admin_pb2.Controller(node_id=replica.key.node_id, endpoint=replica.endpoint, voter=is_voter)
+        _controller(replica, versions.of(replica.key.node_id), is_voter=is_voter)
         for replica, is_voter in sorted(present, key=lambda item: item[0].key.node_id)
     ]
+
+
+def _controller(
+    replica: ReplicaDescription, software: Software | None, *, is_voter: bool
+) -> admin_pb2.Controller:
+    return admin_pb2.Controller(
+        node_id=replica.key.node_id,
+        endpoint=replica.endpoint,
+        voter=is_voter,
+        version="" if software is None else software.version,
+        lowest_level=None if software is None else software.levels.lowest,
+        highest_level=None if software is None else software.levels.highest,
+    )
 
 
 class NodeHandlers:
@@ -212,6 +242,7 @@ class NodeHandlers:
 
 
 _write_size = PLAIN.writer(MapSize, admin_pb2.MapSize)
+_write_level = PLAIN.writer(SetFeatureLevelAnswer, admin_pb2.UpdateFeatureLevelResponse)
 _read_node = PLAIN.reader(NodeIdentity, common_pb2.NodeIdentity)
 _write_heartbeat = PLAIN.writer(HeartbeatAnswer, nodes_pb2.HeartbeatResponse)
 

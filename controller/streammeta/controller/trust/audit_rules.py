@@ -85,6 +85,12 @@ RULES: Mapping[str, AuditRule] = {
             Recorded.EACH, is_guarded=True, made={"end_offset": "end_offset"}
         ),
         "AdminService.TransferLeadership": _guarded(to="to_node_id"),
+        "AdminService.UpdateFeatureLevel": AuditRule(
+            Recorded.EACH,
+            is_guarded=True,
+            asked={"level": "level", "dry_run": "dry_run"},
+            made={"before": "before"},
+        ),
         "AdminService.DescribeCluster": SUMMED,
         "AdminService.StateHash": SUMMED,
         "NodeService.RegisterNode": _change(node="node.node_id", node_epoch="node.node_epoch"),

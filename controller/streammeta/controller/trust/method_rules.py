@@ -57,6 +57,7 @@ _BY_SERVICE: Mapping[str, Mapping[str, Rule]] = {
         "StateHash": _may(PEER, READER, RECONCILER, BACKUP, ADMIN),
         "TakeSnapshot": _may(BACKUP, ADMIN),
         "TransferLeadership": _ADMIN,
+        "UpdateFeatureLevel": _ADMIN,
     },
     "streammeta.v1.NodeService": {
         "RegisterNode": _OWNER,

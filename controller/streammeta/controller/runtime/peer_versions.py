@@ -1,0 +1,53 @@
+"""Registry of the software that the connected controllers run, by their hellos.
+
+A controller fetches from the leader over a connection that it dialled, so the leader knows every
+replica that takes part. What has disconnected is forgotten: it may come back as another version.
+"""
+
+from __future__ import annotations
+
+from streammeta.controller.features import Software
+from streammeta.controller.ids import NodeId
+from streammeta.controller.quorum.voters import VoterSet
+
+
+class PeerVersions:
+    """Software of this controller and of those connected to it."""
+
+    def __init__(self, local: NodeId, own: Software) -> None:
+        self._local = local
+        self._own = own
+        self._connected: dict[NodeId, list[Software]] = {}
+        """That of each open connection, the newest last."""
+
+    def connected(self, node_id: NodeId, software: Software) -> None:
+        """Take note of a connection that a controller has made."""
+        self._connected.setdefault(node_id, []).append(software)
+
+    def disconnected(self, node_id: NodeId, software: Software) -> None:
+        """Take note of the end of one of its connections."""
+        self._connected[node_id].remove(software)
+        if not self._connected[node_id]:
+            del self._connected[node_id]
+
+    def of(self, node_id: NodeId) -> Software | None:
+        """Return a controller's software, None while it is not connected."""
+        if node_id == self._local:
+            return self._own
+        known = self._connected.get(node_id)
+        return known[-1] if known else None
+
+    def blocking(self, level: int, voters: VoterSet) -> dict[NodeId, str]:
+        """Return the controllers that can't run at a level, or may not be able to, with the reason.
+
+        Those are voters, connected or not, and connected observers.
+        """
+        asked = {self._local, *self._connected, *(voter.key.node_id for voter in voters)}
+        reasons = {node_id: self._missing(level, node_id) for node_id in sorted(asked)}
+        return {node_id: reason for node_id, reason in reasons.items() if reason is not None}
+
+    def _missing(self, level: int, node_id: NodeId) -> str | None:
+        software = self.of(node_id)
+        if software is None:
+            return "votes and is not connected, so that its version is unknown"
+        return None if software.levels.include(level) else f"has {software}"

@@ -1,0 +1,137 @@
+"""The level is raised once every controller that takes part can run at it, and not before."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from streammeta.controller.errors import (
+    ApiError,
+    FeatureLevelError,
+    InvalidRequestError,
+    NotLeaderError,
+)
+from streammeta.controller.features import SUPPORTED, UNTOLD, Levels, Software
+from streammeta.controller.ids import NodeId
+from streammeta.controller.metadata.answers import SetFeatureLevelAnswer
+from streammeta.controller.runtime.feature_updates import FeatureUpdates
+from streammeta.controller.runtime.peer_versions import PeerVersions
+from tests.kit.memory_cluster import MemoryCluster
+
+NEW = Software("2.0", SUPPORTED)
+OLD = Software("1.0", Levels(1, 1))
+
+
+@pytest.fixture
+async def leader(cluster: MemoryCluster) -> int:
+    await cluster.fill("a", 1)
+    return await cluster.leader()
+
+
+def updates(cluster: MemoryCluster, node_id: int, *observers: Software) -> FeatureUpdates:
+    """Updates by a node to which all others are connected, with the new software."""
+    known = dict.fromkeys(range(cluster.size), NEW)
+    return updates_knowing(cluster, node_id, known | dict(enumerate(observers, start=7)))
+
+
+def updates_knowing(
+    cluster: MemoryCluster, node_id: int, known: Mapping[int, Software]
+) -> FeatureUpdates:
+    versions = PeerVersions(NodeId(node_id), known[node_id])
+    for other, software in known.items():
+        if other != node_id:
+            versions.connected(NodeId(other), software)
+    node = cluster.nodes[node_id]
+    return FeatureUpdates(node.driver, node.controller, versions)
+
+
+async def update(
+    features: FeatureUpdates, level: int, *, is_lower: bool = False, dry_run: bool = False
+) -> tuple[int, int]:
+    answered = await features.update(level, is_lower=is_lower, dry_run=dry_run)
+    assert isinstance(answered.answer, SetFeatureLevelAnswer)
+    return answered.answer.before, answered.answer.level
+
+
+async def refusal(features: FeatureUpdates, level: int, *, is_lower: bool = False) -> ApiError:
+    """Return the error of an update, which must be that of a dry run too, and change nothing."""
+    before = features.level
+    refused = []
+    for dry_run in (True, False):
+        with pytest.raises(ApiError) as raised:
+            await update(features, level, is_lower=is_lower, dry_run=dry_run)
+        refused.append(raised.value)
+    assert str(refused[0]) == str(refused[1])
+    assert features.level == before
+    return refused[0]
+
+
+async def test_the_level_is_raised_on_all_controllers_and_a_repeat_changes_nothing(
+    cluster: MemoryCluster, leader: int
+) -> None:
+    features = updates(cluster, leader, NEW)
+    assert await update(features, 2, dry_run=True) == (1, 2)
+    assert features.level == 1
+    assert await update(features, 2) == (1, 2)
+    end = cluster.nodes[leader].driver.next_offset
+    assert await update(features, 2) == (2, 2)
+    assert await update(features, 2, is_lower=True) == (2, 2)
+    assert cluster.nodes[leader].driver.next_offset == end
+    for node_id, node in cluster.nodes.items():
+        await cluster.agree(node_id, end)
+        assert node.controller.cluster_map.feature_level == 2
+
+
+@pytest.mark.parametrize("software", [OLD, UNTOLD, None])
+async def test_a_voter_that_lacks_the_level_or_is_not_connected_blocks_it(
+    cluster: MemoryCluster, leader: int, software: Software | None
+) -> None:
+    other = (leader + 1) % cluster.size
+    known = dict.fromkeys(range(cluster.size), NEW) | ({other: software} if software else {})
+    if software is None:
+        del known[other]
+    error = await refusal(updates_knowing(cluster, leader, known), 2)
+    assert isinstance(error, FeatureLevelError)
+    assert (error.level, error.blocked_by) == (2, (other,))
+    told = "not connected" if software is None else str(software)
+    assert f"controller {other} " in str(error)
+    assert told in str(error)
+
+
+async def test_a_connected_observer_blocks_and_so_does_the_leader_itself(
+    cluster: MemoryCluster, leader: int
+) -> None:
+    error = await refusal(updates(cluster, leader, NEW, OLD), 2)
+    assert isinstance(error, FeatureLevelError)
+    assert error.blocked_by == (8,)
+    beyond = await refusal(updates(cluster, leader), SUPPORTED.highest + 1)
+    assert isinstance(beyond, FeatureLevelError)
+    assert beyond.blocked_by == tuple(range(cluster.size))
+
+
+async def test_the_direction_is_that_which_was_asked_for(
+    cluster: MemoryCluster, leader: int
+) -> None:
+    features = updates(cluster, leader)
+    assert "not below 1" in str(await refusal(features, 2, is_lower=True))
+    assert isinstance(await refusal(features, 0), InvalidRequestError)
+    await update(features, 2)
+    assert "below 2" in str(await refusal(features, 1))
+    assert "came with level 2" in str(await refusal(features, 1, is_lower=True))
+
+
+async def test_the_leader_alone_changes_the_level(cluster: MemoryCluster, leader: int) -> None:
+    other = (leader + 1) % cluster.size
+    assert isinstance(await refusal(updates(cluster, other), 2), NotLeaderError)
+
+
+async def test_a_replica_that_lacks_the_level_in_force_is_no_new_voter(
+    cluster: MemoryCluster, leader: int
+) -> None:
+    features = updates(cluster, leader, OLD)
+    features.check_voter(NodeId(7))
+    features.versions.disconnected(NodeId(7), OLD)
+    await update(features, 2)
+    features.versions.connected(NodeId(7), OLD)
+    with pytest.raises(FeatureLevelError, match=r"controller 7 has version 1.0, levels 1 to 1"):
+        features.check_voter(NodeId(7))
+    features.check_voter(NodeId(9))
