@@ -62,6 +62,7 @@ from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.descriptors import connections_within, raise_limit
 from streammeta.controller.runtime.feature_updates import FeatureUpdates
 from streammeta.controller.runtime.interfaces import Endpoints
+from streammeta.controller.runtime.level_check import check_levels
 from streammeta.controller.runtime.map_checkpoint import EarlyReading, snapshot_check
 from streammeta.controller.runtime.object_id_gate import ObjectIdGate
 from streammeta.controller.runtime.process_memory import ProcessMemory, default_limit
@@ -135,6 +136,7 @@ def check(config: ControllerConfig) -> None:
     _policy_file(config)
     identity = read_identity(config.data_dir, PosixFileSystem(read_only=True))
     check_identity(identity, config.data_dir, config.cluster_id, config.node_id)
+    check_levels(config.data_dir)
     store = _open_store(config.store_uri)
     try:
         store.check()
@@ -148,6 +150,7 @@ async def _serve(config: ControllerConfig) -> None:
     store = _open_store(config.store_uri)
     await asyncio.to_thread(store.check)
     with EarlyReading(config.data_dir) as early:
+        check_levels(config.data_dir)
         journal = Journal.open(
             config.data_dir,
             cluster_id=config.cluster_id,
