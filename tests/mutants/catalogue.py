@@ -3,6 +3,7 @@
 from tests.mutants.controllers import CONTROLLERS
 from tests.mutants.disk import DISK
 from tests.mutants.elections import ELECTIONS
+from tests.mutants.levels import LEVELS
 from tests.mutants.membership import MEMBERSHIP
 from tests.mutants.peers import PEERS
 from tests.mutants.reads import READS
@@ -15,6 +16,7 @@ _ALL = (
     *REPLICATION,
     *SNAPSHOTS,
     *MEMBERSHIP,
+    *LEVELS,
     *READS,
     *CONTROLLERS,
     *DISK,

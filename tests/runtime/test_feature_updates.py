@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import grpc
 import pytest
 
 from streammeta.controller.errors import (
@@ -13,9 +14,18 @@ from streammeta.controller.errors import (
 from streammeta.controller.features import SUPPORTED, UNTOLD, Levels, Software
 from streammeta.controller.ids import NodeId
 from streammeta.controller.metadata.answers import SetFeatureLevelAnswer
+from streammeta.controller.rpc.entrance import Entrance
+from streammeta.controller.rpc.quorum_service import QuorumServicer
+from streammeta.controller.rpc.services import service_handler
 from streammeta.controller.runtime.feature_updates import FeatureUpdates
 from streammeta.controller.runtime.peer_versions import PeerVersions
-from tests.kit.memory_cluster import MemoryCluster
+from streammeta.controller.trust.door import Door
+from streammeta.rpc.connections import client_channel
+from streammeta.rpc.failures import read_failure
+from streammeta.v1 import quorum_pb2 as pb
+from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
+from tests.kit.grpc_servers import served
+from tests.kit.memory_cluster import CLUSTER, MemoryCluster
 
 NEW = Software("2.0", SUPPORTED)
 OLD = Software("1.0", Levels(1, 1))
@@ -135,3 +145,27 @@ async def test_a_replica_that_lacks_the_level_in_force_is_no_new_voter(
     with pytest.raises(FeatureLevelError, match=r"controller 7 has version 1.0, levels 1 to 1"):
         features.check_voter(NodeId(7))
     features.check_voter(NodeId(9))
+
+
+async def test_operators_are_told_why_a_replica_is_no_new_voter(
+    cluster: MemoryCluster, leader: int
+) -> None:
+    features = updates(cluster, leader)
+    await update(features, 2)
+    features.versions.connected(NodeId(7), OLD)
+    service = pb.DESCRIPTOR.services_by_name["QuorumService"]
+    unary = QuorumServicer(cluster.nodes[leader].driver, CLUSTER, features).unary()
+    key = pb.ReplicaKey(node_id=7, directory_id="d")
+    asked = pb.AddVoterRequest(cluster_id=CLUSTER, voter=pb.Voter(key=key, endpoint="h:1"))
+    async with (
+        served(service_handler(service, Entrance(Door(CLUSTER)), unary)) as endpoint,
+        client_channel(endpoint) as channel,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await QuorumServiceStub(channel).AddVoter(asked)
+    failure = read_failure(raised.value)
+    assert (failure.code, failure.reason) == (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "FEATURE_LEVEL",
+    )
+    assert failure.metadata == {"level": "2", "blocked_by": "7"}

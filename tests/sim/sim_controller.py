@@ -17,6 +17,7 @@ from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.map_checkpoint import LoadedMap
 from tests.sim.sim_store import Store, StoreImage, decode_image
+from tests.sim.sim_time import check
 
 if TYPE_CHECKING:
     from tests.sim.sim_node import SimNode
@@ -40,7 +41,7 @@ class SimController(MetadataController):
     """The state machine of one life of a node, with a `Store` for a map."""
 
     def __init__(self, node: SimNode) -> None:
-        super().__init__(Store(), MapClock(node))  # type: ignore[arg-type]
+        super().__init__(Store(node.levels), MapClock(node))  # type: ignore[arg-type]
         self._node = node
         self._changes = ChangeFeed(node.world.ring_bytes)
 
@@ -69,7 +70,7 @@ class SimController(MetadataController):
 
     def _exchange(self, image: StoreImage) -> None:
         self._node.world.count("snapshots loaded")
-        self._replace(LoadedMap(Store.of(image), image.log_hash))  # type: ignore[arg-type]
+        self._replace(LoadedMap(Store.of(image, self._node.levels), image.log_hash))  # type: ignore[arg-type]
         ghost = self._node.world.ghost
         ghost.check_snapshot(self._node.key, image.snapshot_id, image.voters)
         ghost.ledger.check_image(self._node.key, self.image_of(image))
@@ -100,6 +101,8 @@ class SimController(MetadataController):
 
     def _compare(self) -> None:
         """Nothing is uncommitted here: then all of it is what the ledger has."""
+        levels, level = self._node.levels, self.store.level
+        check(levels.include(level), "a version runs at its own levels", f"{level}, has {levels}")
         end = self._committed_end
         if self._map.applied_end_offset <= end:
             ledger = self._node.world.ghost.ledger

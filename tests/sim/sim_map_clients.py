@@ -24,6 +24,7 @@ _DELAY_MS = 60
 """How long a destroyed object's bytes stay in the bucket."""
 _PASS_MS = 40
 _PREPARED_MIN = 4
+_UPGRADED_BY_MS = 1000
 _COMPACTOR_MAKES = (*("compact_set", "compact_stream") * 3, "upload", "trim")
 
 
@@ -70,6 +71,20 @@ class MapClient(Session):
                 self.think()
 
         self._ask(self._target, MAP_KEY, MapWrite(request), go_on)
+
+
+class Upgrader(MapClient):
+    """Asks for the next feature level, from some time on, whatever the nodes' versions."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._begins_at = self._rng.randrange(_UPGRADED_BY_MS)
+
+    def _act(self) -> None:
+        if self._world.timeline.now < self._begins_at:
+            self.think()
+        else:
+            self._try(r.SetFeatureLevel(level=2), 3)
 
 
 class Compactor(MapClient):

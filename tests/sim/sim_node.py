@@ -9,9 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
+from streammeta.controller.features import SUPPORTED
 from streammeta.controller.ids import DirectoryId, NodeId
 from streammeta.controller.journal.directory import format_directory
 from streammeta.controller.journal.journal import Journal
@@ -20,6 +23,7 @@ from streammeta.controller.quorum.core import QuorumCore
 from streammeta.controller.quorum.events import Event
 from streammeta.controller.quorum.messages import Batch, Message
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.controller.runtime import level_check
 from tests.sim.sim_disk import SimDisk
 from tests.sim.sim_driver import SimDriver
 from tests.sim.sim_loop import SimLoop
@@ -67,6 +71,8 @@ class SimNode:
         self.life = 0
         self.generation = -1
         self.core: QuorumCore | None = None
+        self.levels = SUPPORTED
+        """Feature levels of the version that is started here."""
         self.renew(bootstrap)
 
     # -- life
@@ -103,6 +109,9 @@ class SimNode:
         """Recover from the disk and take part."""
         world = self.world
         self.life += 1
+        if self.levels != SUPPORTED:
+            with patch.object(level_check, "SUPPORTED", self.levels):
+                level_check.check_levels(DIRECTORY, self.disk)
         was_rotten = self.disk.is_rotten()
         self.journal = self.open_journal()
         world.ghost.replicas[self._key].is_rotten |= was_rotten
@@ -151,7 +160,7 @@ class SimNode:
             cluster_id=CLUSTER,
             node_id=NodeId(self.node_id),
             directory_id=self._key.directory_id,
-            read_snapshot_voters=read_snapshot_voters,
+            read_snapshot_voters=partial(read_snapshot_voters, self.levels),
             segment_bytes=self.world.segment_bytes,
             reserve_bytes=_RESERVE_BYTES,
             files=self.disk,

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar
 
 from streammeta.controller.errors import ApiError
+from streammeta.controller.features import BASE_LEVEL, SUPPORTED, Levels
 from streammeta.controller.ids import DirectoryId, NodeId, SnapshotId
-from streammeta.controller.journal.errors import BadSnapshotError
+from streammeta.controller.journal.errors import BadSnapshotError, NewerVersionError
 from streammeta.controller.metadata.cluster_map import ClusterMap, Decision
 from streammeta.controller.metadata.frozen import FrozenMap
 from streammeta.controller.metadata.map_limits import QUOTAS
+from streammeta.controller.metadata.requests import SetFeatureLevel
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.records.codec import encode_records
 from streammeta.controller.records.record import KVsPut, Record
@@ -96,9 +98,10 @@ class Store:
     maps: ClassVar[dict[str, FrozenMap]] = {}
     """Images of maps by their digests: files of the simulator hold no more than that."""
 
-    def __init__(self) -> None:
+    def __init__(self, levels: Levels = SUPPORTED) -> None:
         self.applied_end_offset = 0
         """Every entry below is applied, committed or not."""
+        self._levels = levels
         self.hash = 0
         self._held: dict[str, Held] = {}
         self._undo: deque[_Applied] = deque()
@@ -108,8 +111,18 @@ class Store:
     def map(self) -> ClusterMap:
         """The real map; most runs have none, so it is made when it is first asked for."""
         if self._map is None:
-            self._map = ClusterMap()
+            self._map = self._of_version(ClusterMap())
         return self._map
+
+    @property
+    def level(self) -> int:
+        """The feature level of the map."""
+        return BASE_LEVEL if self._map is None else self._map.feature_level
+
+    def _of_version(self, cluster_map: ClusterMap) -> ClusterMap:
+        """Let a map be that of this node's version."""
+        cluster_map._feature_level._levels = self._levels
+        return cluster_map
 
     # -- limits, which no run reaches
 
@@ -135,6 +148,9 @@ class Store:
         return Decision(() if record is None else (record,), answer)  # type: ignore[arg-type]
 
     def _decide_on_map(self, write: MapWrite, now_ms: int, offset: int) -> Decision:
+        asked = write.request
+        if isinstance(asked, SetFeatureLevel) and not self._levels.include(asked.level):
+            return Decision((), MapAnswer(None))  # type: ignore[arg-type]
         try:
             decision = self.map.decide(write.request, now_ms, offset)
         except ApiError:
@@ -256,14 +272,15 @@ class Store:
         return StoreImage(snapshot_id, voters, dict(self._held), self.hash, log_hash, name)
 
     @classmethod
-    def of(cls, image: StoreImage) -> Store:
-        store = cls()
+    def of(cls, image: StoreImage, levels: Levels) -> Store:
+        store = cls(levels)
         store.applied_end_offset = image.snapshot_id.end_offset
         store.hash = image.hash
         store._held = dict(image.held)
         if image.map_name:
             view = cls.maps[image.map_name]
-            store._map = ClusterMap.from_sections(view.sections(), image.snapshot_id.end_offset)
+            made = ClusterMap.from_sections(view.sections(), image.snapshot_id.end_offset)
+            store._map = store._of_version(made)
         return store
 
 
@@ -334,9 +351,13 @@ def decode_image(data: bytes) -> StoreImage:
     return StoreImage(snapshot_id, voters, held, store_hash, log_hash, fields["map"])
 
 
-def read_snapshot_voters(snapshot_id: SnapshotId, file: BinaryIO) -> VoterSet:
+def read_snapshot_voters(levels: Levels, snapshot_id: SnapshotId, file: BinaryIO) -> VoterSet:
     """Check a whole snapshot and return the voters it names."""
     image = decode_image(file.read())
     if image.snapshot_id != snapshot_id:
         raise BadSnapshotError(f"it is {image.snapshot_id}, named {snapshot_id}")
+    if image.map_name:
+        (level,) = Store.maps[image.map_name].sections()["feature_level"]["level"]
+        if not levels.include(level):
+            raise NewerVersionError(f"it is of feature level {level}, beyond {levels}")
     return image.voters

@@ -12,8 +12,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from streammeta.controller.errors import InvariantError
+from streammeta.controller.features import BASE_LEVEL, SUPPORTED, Levels
 from streammeta.controller.ids import NodeId
-from streammeta.controller.journal.errors import BadSnapshotError, JournalDamagedError
+from streammeta.controller.journal.errors import (
+    BadSnapshotError,
+    JournalDamagedError,
+    NewerVersionError,
+)
 from streammeta.controller.quorum.config import QuorumLimits, QuorumTimings
 from streammeta.controller.quorum.events import PeerConnectionLost, Received, RequestFailed
 from streammeta.controller.quorum.messages import Message, RequestHeader
@@ -24,7 +30,7 @@ from tests.sim.sim_clients import Client
 from tests.sim.sim_disk import StoppedError
 from tests.sim.sim_followers import Auditor, Follower
 from tests.sim.sim_ghost import Ghost
-from tests.sim.sim_map_clients import Compactor, Janitor, MapClient
+from tests.sim.sim_map_clients import Compactor, Janitor, MapClient, Upgrader
 from tests.sim.sim_network import Network, ends
 from tests.sim.sim_node import SimNode
 from tests.sim.sim_profiles import Profile, profile_for
@@ -37,6 +43,9 @@ POOL_MAX = 7
 """Nodes at most."""
 _SHARE_WITH_A_MAP = 1 / 14
 """Share of the runs in which the real map is replicated too, which takes time."""
+_SHARE_WITH_TWO_VERSIONS = 0.4
+"""Share of those in which some nodes lack the level that is in force later."""
+OLDER_LEVELS = Levels(BASE_LEVEL, BASE_LEVEL)
 _MAP_CLIENTS = 2
 _UNCOMMITTED_MAX = 6_000
 _GIVEN_UP_MS = 200
@@ -106,6 +115,7 @@ class World:
             self.counts["runs with a map"] += 1
             self.clients += [*(MapClient(self) for _ in range(_MAP_CLIENTS)), Compactor(self)]
             Janitor(self).begin()
+            self._make_some_older(random.Random(f"{seed}/{profile_name}/levels"))
 
     def begin(self) -> None:
         """Let everyone who asks something of the nodes begin."""
@@ -113,6 +123,13 @@ class World:
             client.think()
         Follower(self).begin()
         Auditor(self).begin()
+
+    def _make_some_older(self, rng: random.Random) -> None:
+        """Let some nodes run a version that lacks the level which clients of the map ask for."""
+        if rng.random() < _SHARE_WITH_TWO_VERSIONS:
+            for node in rng.sample(self.nodes, rng.randint(1, len(self.nodes))):
+                node.levels = OLDER_LEVELS
+            self.clients.append(Upgrader(self))
 
     def close(self) -> None:
         """Drop what still waits for something in any node: nothing happens any more."""
@@ -172,6 +189,13 @@ class World:
                 violated("no false alarm", f"{node.key}: {error!r}")
             self.counts["damage found while running"] += 1
             self.crash(node, power=False)
+        except (InvariantError, NewerVersionError) as error:
+            if node.levels == SUPPORTED:
+                raise
+            self.counts["older versions stopped by a level"] += 1
+            if isinstance(error, NewerVersionError):
+                node.levels = SUPPORTED
+            self.crash(node, power=False)
         except OSError:
             self.counts["sync errors"] += 1
             self.crash(node, power=self.rngs.faults.random() < 0.3)
@@ -220,6 +244,9 @@ class World:
             self._failed_to_start(node, "starts cut short", power=node.disk.loses_power)
         except DiskFullError:
             self._failed_to_start(node, "starts refused by a full disk", power=False)
+        except NewerVersionError:
+            self._failed_to_start(node, "starts refused to an older version", power=False)
+            node.levels = SUPPORTED
         except JournalDamagedError as error:
             if not node.disk.is_rotten():
                 violated("no false alarm", f"{node.key}: {error}")

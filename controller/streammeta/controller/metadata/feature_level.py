@@ -18,6 +18,7 @@ class FeatureLevel:
 
     def __init__(self) -> None:
         self._current = BASE_LEVEL
+        self._levels = SUPPORTED
 
     @property
     def current(self) -> int:
@@ -49,9 +50,9 @@ class FeatureLevel:
             raise InvariantError(
                 f"record sets feature level {record.level}, but it is {self._current}"
             )
-        if not SUPPORTED.include(record.level):
+        if not self._levels.include(record.level):
             raise InvariantError(
-                f"feature level {record.level} is none of {SUPPORTED}, the levels of this version; "
+                f"feature level {record.level} is none of {self._levels}, those of this version; "
                 "upgrade this controller"
             )
         undo.assign(self, "_current", record.level)
