@@ -22,7 +22,7 @@ LEVELS = (
         "Kafka refuses while a controller has not registered (FeatureControlManager)",
         """
         streammeta.controller.runtime.peer_versions:
-        - asked = {self._local, *self._connected, *(voter.key.node_id for voter in voters)}
+        - asked = {self._local, *self._connected, *voters}
         + asked = {self._local, *self._connected}
         """,
         Tested(_UPDATES + "test_a_voter_that_lacks_the_level_or_is_not_connected_blocks_it"),

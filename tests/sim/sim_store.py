@@ -272,7 +272,7 @@ class Store:
         return StoreImage(snapshot_id, voters, dict(self._held), self.hash, log_hash, name)
 
     @classmethod
-    def of(cls, image: StoreImage, levels: Levels) -> Store:
+    def of(cls, image: StoreImage, levels: Levels = SUPPORTED) -> Store:
         store = cls(levels)
         store.applied_end_offset = image.snapshot_id.end_offset
         store.hash = image.hash

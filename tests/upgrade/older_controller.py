@@ -4,6 +4,8 @@ Started instead of `streammeta.cli.main`. Nothing else differs: the formats at l
 the version before. To be replaced by the wheel of a release once there is one that has levels.
 """
 
+from unittest.mock import patch
+
 from streammeta.controller import features
 
 LEVELS = features.Levels(features.BASE_LEVEL, features.BASE_LEVEL)
@@ -17,15 +19,14 @@ def be_older() -> None:
     hello.VERSION = hello.OLDEST_VERSION
     from streammeta.controller.peers import server
 
-    connection = server._AcceptedConnection
-    judged = connection._refusal
+    judged = server._AcceptedConnection._refusal
 
     def refusal(self: server._AcceptedConnection, asked: hello.Hello) -> hello.Refusal:
         if asked.version != hello.OLDEST_VERSION:
             return hello.Refusal.UNKNOWN_VERSION
         return judged(self, asked)
 
-    connection._refusal = refusal  # type: ignore[method-assign]
+    patch.object(server._AcceptedConnection, "_refusal", refusal).start()
 
 
 if __name__ == "__main__":

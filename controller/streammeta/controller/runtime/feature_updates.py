@@ -71,7 +71,8 @@ class FeatureUpdates:
             )
 
     def _check_versions(self, level: int) -> None:
-        blocking = self.versions.blocking(level, self._driver.voters)
+        voters = [voter.key.node_id for voter in self._driver.describe().voters]
+        blocking = self.versions.blocking(level, voters)
         if blocking:
             reasons = "; ".join(f"controller {node} {why}" for node, why in blocking.items())
             raise FeatureLevelError(

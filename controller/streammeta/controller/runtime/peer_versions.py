@@ -6,9 +6,10 @@ replica that takes part. What has disconnected is forgotten: it may come back as
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from streammeta.controller.features import Software
 from streammeta.controller.ids import NodeId
-from streammeta.controller.quorum.voters import VoterSet
 
 
 class PeerVersions:
@@ -37,12 +38,12 @@ class PeerVersions:
         known = self._connected.get(node_id)
         return known[-1] if known else None
 
-    def blocking(self, level: int, voters: VoterSet) -> dict[NodeId, str]:
+    def blocking(self, level: int, voters: Iterable[NodeId]) -> dict[NodeId, str]:
         """Return the controllers that can't run at a level, or may not be able to, with the reason.
 
         Those are voters, connected or not, and connected observers.
         """
-        asked = {self._local, *self._connected, *(voter.key.node_id for voter in voters)}
+        asked = {self._local, *self._connected, *voters}
         reasons = {node_id: self._missing(level, node_id) for node_id in sorted(asked)}
         return {node_id: reason for node_id, reason in reasons.items() if reason is not None}
 

@@ -23,7 +23,7 @@ from streammeta.controller.quorum.config import QuorumConfig
 from streammeta.controller.quorum.core import QuorumCore
 from streammeta.controller.quorum.messages import Request, Response
 from streammeta.controller.quorum.roles import Resigned
-from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.controller.quorum.voters import ReplicaKey, Voter
 from streammeta.controller.runtime import operations
 from streammeta.controller.runtime.append_batching import AppendTurns, FormingBatch
 from streammeta.controller.runtime.checkpointer import Checkpointer, CheckpointLimits
@@ -222,11 +222,6 @@ class QuorumDriver:
             return None
         endpoint = self._transport.endpoints(leader_id).clients
         return None if endpoint is None else (leader_id, endpoint)
-
-    @property
-    def voters(self) -> VoterSet:
-        """Return the voters in force: the newest in the log, committed or not."""
-        return self._core.voters
 
     def endpoints(self, node_id: NodeId) -> Endpoints:
         """Return the best known addresses of a controller, this one included."""
