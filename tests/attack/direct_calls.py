@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +74,9 @@ class DirectContext:
     async def abort(self, code: grpc.StatusCode, message: str, trailing: Any = ()) -> None:
         self.code, self.message, self.trailing = code.name, message, trailing
         raise AbortedError
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        callback(self)  # nothing is sent
 
     async def write(self, data: Any) -> None:
         self.written.append(data)

@@ -246,6 +246,27 @@ async def slow_readers(target: Target) -> None:
         await asyncio.Event().wait()  # until the attack is over
 
 
+@asynccontextmanager
+async def unread(target: Target, path: str, calls: int) -> AsyncIterator[asyncio.StreamReader]:
+    """Make calls whose answers can't be sent, and yield what comes in spite of it."""
+    async with target.connection() as (reader, writer):
+        await target.send(writer, PREFACE + frame(SETTINGS, 0, 0, _WINDOW_0))
+        for stream_id in range(1, 2 * calls, 2):
+            block = request_headers(path, target.endpoint)
+            opened = frame(HEADERS, END_HEADERS, stream_id, block)
+            await target.send(writer, opened + frame(DATA, END_STREAM, stream_id, _EMPTY_MESSAGE))
+        yield reader
+
+
+async def ended(reader: asyncio.StreamReader, calls: int) -> None:
+    """Read until as many calls have ended, without an answer of any size."""
+    async with asyncio.timeout(_ATTACK_S_MAX):
+        while calls:
+            length, kind, flags, _ = struct.unpack(">IBBI", b"\0" + await reader.readexactly(9))
+            await reader.readexactly(length)
+            calls -= kind == HEADERS and bool(flags & END_STREAM)
+
+
 async def idle(target: Target) -> None:
     """A connection that says what it must, and then nothing."""
     async with _speaking(target) as (reader, _):

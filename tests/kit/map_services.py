@@ -34,6 +34,7 @@ def map_services(
     *,
     memory: MemoryBudget | None = None,
     guard: MemoryGuard | None = None,
+    answers: MemoryBudget | None = None,
     spool: SnapshotSpool | None = None,
     door: Door | None = None,
 ) -> tuple[grpc.GenericRpcHandler, ...]:
@@ -47,7 +48,7 @@ def map_services(
     unary |= NodeHandlers(heartbeats, controller.gate).unary()
     streams = MetadataHandlers(controller, spool or SnapshotSpool(Path(gettempdir()))).streams()
     pipelines = {"CommitPipeline": CommitPipeline(controller, memory=memory, guard=guard).handle}
-    entrance = Entrance(door or Door(cluster_id), auditor, memory, guard=guard)
+    entrance = Entrance(door or Door(cluster_id), auditor, memory, guard=guard, answers=answers)
     return tuple(
         service_handler(service, entrance, unary, streams, pipelines)
         for module in MODULES

@@ -39,6 +39,7 @@ class Rpcs:
     clock: ManualClock
     sessions: Sessions
     channel: grpc.aio.Channel
+    endpoint: str = ""
 
     async def call(self, method: str, request: Any, response: type[Any], **options: Any) -> Any:
         """Call e.g. `NodeService/LockNode`."""
@@ -118,4 +119,4 @@ async def serving(auditor: Auditor | None = None, **parts: Any) -> AsyncIterator
         ) as endpoint,
         client_channel(endpoint) as channel,
     ):
-        yield Rpcs(controller, log, clock, sessions, channel)
+        yield Rpcs(controller, log, clock, sessions, channel, endpoint)

@@ -13,6 +13,7 @@ from streammeta.controller.rpc.request_guard import classify
 from streammeta.controller.trust.door import ANONYMOUS, Door, current_caller
 from streammeta.controller.trust.refusals import NoIdentityError, RoleLacksCallError
 from streammeta.rpc.identity import Principal, Role
+from streammeta.v1 import common_pb2
 from tests.trust.callers import CLUSTER, PLAIN_TEXT, ShownContext, shown
 
 GET_KVS = "streammeta.v1.KVService.GetKVs"
@@ -96,14 +97,17 @@ class AbortedError(Exception):
 async def test_a_refused_call_does_not_reach_its_handler() -> None:
     reached = []
 
-    async def handler(data: bytes, _: Any) -> bytes:
+    answer = common_pb2.Tag(key="answer")
+
+    async def handler(data: bytes, _: Any) -> common_pb2.Tag:
         reached.append(data)
-        return b"answer"
+        return answer
 
     wrapped: Any = Entrance(Door(CLUSTER)).wrap(GET_KVS, handler)
     with pytest.raises(AbortedError) as ended:
         await wrapped(b"request", RefusedContext(shown(MONITOR).proven))
     assert ended.value.args[0] is grpc.StatusCode.PERMISSION_DENIED
     assert not reached
-    assert await wrapped(b"request", RefusedContext(shown(BROKER).proven)) == b"answer"
+    data = await wrapped(b"request", RefusedContext(shown(BROKER).proven))
+    assert data == answer.SerializeToString()
     assert reached == [b"request"]

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from streammeta.controller.errors import ApiError, AuditUnavailableError
-from streammeta.controller.rpc.memory_budget import SMALL_BYTES, MemoryBudget
+from streammeta.controller.rpc.memory_budget import (
+    ANSWER_MEMORY_BYTES,
+    SMALL_BYTES,
+    MemoryBudget,
+)
 from streammeta.controller.rpc.memory_guard import MemoryGuard, Use, use_of
 from streammeta.controller.rpc.request_guard import Context, abort
 from streammeta.controller.trust.auditor import Auditor, note_caller
-from streammeta.controller.trust.door import Caller, Door, fingerprint_shown
+from streammeta.controller.trust.door import Caller, Door, current_caller, fingerprint_shown
 from streammeta.controller.trust.rates import Rates
 
 _Input = TypeVar("_Input")
@@ -27,10 +32,27 @@ Handler: TypeAlias = Callable[[_Input, Context], Awaitable[_Result]]
 
 _HEARTBEAT = "streammeta.v1.NodeService.Heartbeat"
 
+LARGE_ANSWERS = frozenset(
+    f"streammeta.v1.{name}"
+    for name in (
+        *("KVService.GetKVs", "KVService.ListKVs"),
+        *("NodeService.GetNodes", "NodeService.ListStreamSetObjects"),
+        *("StreamService.DescribeStreams", "StreamService.GetOpeningStreams"),
+        *("ObjectService.GetObjects", "ObjectService.DescribeObjects"),
+        "ObjectService.CheckObjects",
+    )
+)
+"""Unary methods whose answers may be megabytes for a request of a few bytes."""
+
 
 def holder_of(caller: Caller, context: Context) -> str:
     """Return what a caller's use is counted under: its name, or its connection in plain text."""
     return context.peer() if caller.principal is None else caller.name
+
+
+def unread_answers(bytes_max: int = ANSWER_MEMORY_BYTES) -> MemoryBudget:
+    """Return a budget of answers that are not sent."""
+    return MemoryBudget(bytes_max, what="unread answers")
 
 
 class Entrance:
@@ -43,13 +65,18 @@ class Entrance:
         memory: MemoryBudget | None = None,
         rates: Rates | None = None,
         guard: MemoryGuard | None = None,
+        answers: MemoryBudget | None = None,
     ) -> None:
-        """Without an `auditor` no call is recorded; without a `guard` memory refuses none."""
+        """Without an `auditor` no call is recorded; without a `guard` memory refuses none.
+
+        `memory` is the budget of requests, `answers` that of answers that are not sent.
+        """
         self._door = door
         self._auditor = auditor
         self._memory = MemoryBudget() if memory is None else memory
         self._rates = Rates() if rates is None else rates
         self._guard = guard
+        self._answers = unread_answers() if answers is None else answers
 
     def wrap(
         self, method: str, handler: Handler[_Input, _Result], *, lasts: bool = False
@@ -62,6 +89,7 @@ class Entrance:
         # A broker whose heartbeats were refused would be fenced.
         is_rated = method != _HEARTBEAT
         use, guard = use_of(method), self._guard
+        answers_much = method in LARGE_ANSWERS
 
         async def call(data: _Input, context: Context) -> _Result:
             try:
@@ -71,6 +99,8 @@ class Entrance:
                     note_caller(getattr(error, "principal", ""), fingerprint_shown(context))
                 await abort(context, error)
             note_caller(caller.name, caller.fingerprint)
+            if answers_much:
+                await self._require_read(caller, context)
             if guard is not None and not guard.is_easy:
                 await _guarded(guard, use, data, context)
             if caller.policy.quotas and is_rated and isinstance(data, bytes):
@@ -79,7 +109,37 @@ class Entrance:
                 return await self._in_memory(handle, data, context, caller)
             return await handle(data, context)
 
-        return call if self._auditor is None else _recorded(self._auditor, method, call)
+        recorded = call if self._auditor is None else _recorded(self._auditor, method, call)
+        return self._counted(recorded) if answers_much else recorded
+
+    async def _require_read(self, caller: Caller, context: Context) -> None:
+        """Refuse a call whose caller has not read its earlier answers."""
+        try:
+            self._answers.require_room(holder_of(caller, context))
+        except ApiError as error:
+            await abort(context, error)
+
+    def _counted(self, call: Handler[Any, Any]) -> Handler[Any, Any]:
+        """Return a handler whose answers are counted until they are sent."""
+
+        async def counted(data: Any, context: Context) -> bytes:
+            answer: bytes = (await call(data, context)).SerializeToString()
+            if (size := len(answer)) > SMALL_BYTES:
+                holder = holder_of(current_caller(), context)
+                try:
+                    self._answers.require(holder, size)
+                except ApiError as error:
+                    answer = b""  # its caller may not read the refusal either
+                    await abort(context, error)
+                # gRPC calls it when the answer is sent, or its caller gone.
+                sent: Any = partial(self._sent, holder, size)
+                context.add_done_callback(sent)
+            return answer
+
+        return counted
+
+    def _sent(self, holder: str, size: int, _: Context) -> None:
+        self._answers.give_back(holder, size)
 
     async def _rated(self, data: bytes, context: Context, caller: Caller) -> None:
         """Refuse a request whose caller has asked too much of late."""

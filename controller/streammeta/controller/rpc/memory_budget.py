@@ -1,8 +1,9 @@
-"""Memory budget of requests: bytes of those in flight, in all and of each caller.
+"""Memory budgets of requests and of answers: bytes in flight, in all and of each caller.
 
-gRPC hands whole messages over, so a message is counted once it has arrived, until it is answered.
-Small requests are not counted: admission control bounds their number, and heartbeats must pass
-when all memory is taken. Knows no request.
+gRPC hands whole messages over, so a request is counted once it has arrived, until it is answered,
+and an answer until gRPC has sent it, which waits for a caller that does not read. Small messages
+are not counted: admission control bounds their number, and heartbeats must pass when all memory is
+taken. Knows no request.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from streammeta.controller.errors import BusyError
 REQUEST_MEMORY_BYTES = 512 << 20
 """Default budget of one process, in bytes."""
 
+ANSWER_MEMORY_BYTES = 256 << 20
+"""Budget of the answers of one process that are not sent, in bytes."""
+
 SMALL_BYTES = 4 << 10
-"""Size up to which a request is not counted, in bytes."""
+"""Size up to which a message is not counted, in bytes."""
 
 SHARES = 4
 """One caller may hold a budget's fourth part."""
@@ -33,8 +37,10 @@ class MemoryBudget:
         self,
         bytes_max: int = REQUEST_MEMORY_BYTES,
         on_taken: Callable[[int], None] = lambda _: None,
+        what: str = "requests",
     ) -> None:
         """`on_taken` is called with the bytes of each message that is counted."""
+        self._what = what
         self._bytes_max = bytes_max
         self._on_taken = on_taken
         self._share = max(1, bytes_max // SHARES)
@@ -48,7 +54,7 @@ class MemoryBudget:
         return self._total
 
     def require(self, holder: str, size: int) -> None:
-        """Take the bytes of a request that has arrived, if there is room for them.
+        """Take the bytes of a message, if there is room for them.
 
         A holder without any may take more than its share, and the first of all more than there is.
 
@@ -57,8 +63,8 @@ class MemoryBudget:
         """
         held = self._held[holder]
         for count, limit, whose in (
-            (held, self._share, f"requests of {holder}"),
-            (self._total, self._bytes_max, "requests"),
+            (held, self._share, f"{self._what} of {holder}"),
+            (self._total, self._bytes_max, self._what),
         ):
             if count and count + size > limit:
                 raise BusyError(
@@ -75,12 +81,21 @@ class MemoryBudget:
         self._on_taken(size)
 
     def give_back(self, holder: str, size: int) -> None:
-        """Count bytes of a request that is answered no longer."""
+        """Count bytes of a message no longer."""
         self._total -= size
         self._held[holder] -= size
         if not self._held[holder]:
             del self._held[holder]
         self._fewer.set()
+
+    def require_room(self, holder: str) -> None:
+        """Require room for another message, however large it will be.
+
+        Raises:
+            BusyError: as many bytes are held as may be.
+        """
+        if self._is_full(holder):
+            self.require(holder, 1)
 
     async def room(self, holder: str) -> None:
         """Wait until a holder may read another message, however large it will be."""
