@@ -142,6 +142,9 @@ PEERS = (
         streammeta.rpc.tls:
         - context.verify_mode = ssl.CERT_REQUIRED
         + context.verify_mode = ssl.CERT_NONE
+        streammeta.controller.peers.tls:
+        - if transport.get_extra_info("ssl_object") is None:
+        + if not transport.get_extra_info("peercert"):
         """,
         Tested(_TLS + "test_who_shows_no_certificate_of_the_authority_is_refused"),
     ),
