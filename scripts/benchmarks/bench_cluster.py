@@ -80,7 +80,7 @@ def restart_changed(
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who leads, and since which epoch."""
+    """The leader, and its epoch."""
 
     node_id: int
     epoch: int

@@ -53,7 +53,7 @@ class Window:
 
 
 def committer_of(system: str, load: Load) -> Committer:
-    """Return who commits to `system`."""
+    """Return the load that commits to `system`."""
     # Only the system's own client is imported: an earlier commit lacks parts of the contract.
     match system:
         case "zookeeper":

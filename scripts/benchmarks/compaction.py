@@ -32,7 +32,7 @@ async def measure(root: Path, settings: Settings, progress: Callable[[str], None
 
 
 async def _day(settings: Settings, progress: Callable[[str], None]) -> Outcome:
-    """Measure the day in a thread, which ends soon after nobody waits for it any more."""
+    """Measure the day in a thread, which ends soon after the wait for it was given up."""
     is_over = threading.Event()
 
     def say(text: str) -> None:

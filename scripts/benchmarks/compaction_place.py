@@ -28,7 +28,7 @@ FETCH_BYTES = 4 * MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColdReads:
-    """What reading streams whole cost a reader who had nothing in memory."""
+    """What reading streams whole cost a reader with nothing in memory."""
 
     payload_bytes: int
     gets: int
@@ -61,7 +61,7 @@ class Place:
 
     @property
     def target(self) -> CompactionTarget:
-        """Who is compacted."""
+        """Node whose objects are compacted."""
         return CompactionTarget.of(self.session.node)
 
     async def set_object_sizes(self) -> list[int]:

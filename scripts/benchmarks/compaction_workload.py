@@ -47,7 +47,7 @@ class Day:
     stream_objects: int
     checkpoint_bytes: int
     gets_per_mib: float
-    """Of one who reads every stream whole, each of them cold, when the day is over."""
+    """Of a reader of every whole stream, each of them cold, when the day is over."""
     slow_gets_per_mib: float
     """The same of the slow half of the streams, the mean of every hour from `SETTLED_HOURS` on."""
     worst_slow_gets_per_mib: float

@@ -226,7 +226,7 @@ class World:
         return FrozenCheckpoint(point, self.map.freeze(), bytes(32)).write(io.BytesIO())
 
     def cold_reads(self) -> NDArray[np.int64]:
-        """Return for each stream the GETs of one who reads all of it and knows nothing yet.
+        """Return for each stream the GETs of a reader of all of it that knows nothing yet.
 
         For each object that holds the stream one for the index, and one for each `READ_UNIT`.
         """

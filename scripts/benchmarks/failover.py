@@ -63,7 +63,7 @@ async def measure(
     """Strike the leader `runs` times and return what was seen.
 
     Raises:
-        FailoverError: nobody acknowledged a write within `ACKNOWLEDGED_WITHIN_S`.
+        FailoverError: no controller acknowledged a write within `ACKNOWLEDGED_WITHIN_S`.
         UnhealthyError: the cluster did not recover between two runs.
     """
     rng = random.Random(seed)

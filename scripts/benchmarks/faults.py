@@ -90,7 +90,7 @@ async def prepared(kind: Kind, cluster: LocalCluster) -> AsyncIterator[Fault]:
 
 
 async def _behind_relays(cluster: LocalCluster) -> Relays:
-    """Move every controller to other ports and put relays where everybody looks for it."""
+    """Move every controller to other ports and put relays in its old place."""
     count = len(cluster.children)
     fresh = free_ports(2 * count)
     behind = dict(

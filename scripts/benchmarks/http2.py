@@ -3,7 +3,7 @@
 grpc.aio costs its process about 300 microseconds a call; this costs a tenth of that. It speaks as
 much of RFC 9113 and of gRPC's protocol as a load on loopback needs: requests whose headers are
 literals, flow control both ways, pings. Answers' headers are not decoded, so an error's text is not
-known; whoever asks learns that there was no answer.
+known; the caller learns that there was no answer.
 """
 
 import asyncio

@@ -55,7 +55,7 @@ async def measure(root: Path, settings: Settings, progress: Callable[[str], None
         UnhealthyError: a restarted controller did not answer.
         PlotError: plots are wanted and can't be drawn.
     """
-    # Only who wants plots needs the library that draws them; that it is missing is said at once.
+    # Only plots need the library that draws them; that it is missing is said at once.
     from scripts.benchmarks.map_plots import draw, drawing_library
 
     if settings.plot is not None:

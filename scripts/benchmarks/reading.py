@@ -73,7 +73,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where to read from and whom to ask."""
+    """Store to read from and controllers to ask."""
 
     session: BrokerSession
     store: LocalObjectStore

@@ -1,7 +1,7 @@
 """A network that can be cut: one TCP relay before each controller.
 
 A cut link is silent, as a network that drops packets is: nothing is reset, what is under way waits
-and arrives when the link heals. Who connects is told by the process that owns the connection's
+and arrives when the link heals. The peer is told by the process that owns the connection's
 other end, so controllers and clients use the same addresses.
 """
 
@@ -38,7 +38,7 @@ class Relays:
         self._servers.append(await asyncio.start_server(accept, "127.0.0.1", port))
 
     def cut(self, node_id: int) -> None:
-        """Part one controller from everybody else."""
+        """Part one controller from all others."""
         self._cut = node_id
         self._whole.clear()
 

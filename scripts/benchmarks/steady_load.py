@@ -61,7 +61,7 @@ class SteadyLoad:
             self._on_failed(error)
 
     def _on_acknowledged(self, now: float) -> None:
-        # The client names who answered last, and nothing ran in between.
+        # The client names the controller that answered last, and nothing ran in between.
         awaited = self._awaited
         if awaited is None or now <= awaited.since or self._client.leader == awaited.old_leader:
             return

@@ -277,7 +277,7 @@ class Demo:
         self._story.refused.update(event.facts["objects"])
 
     def _find_orphans(self) -> None:
-        """Learn which refused objects came after their deletion: nobody will delete them again."""
+        """Learn which refused objects came after their deletion: they are not deleted again."""
         steps.wait_until_removed(self.callers.admin, self._story.refused)
         namespace = steps.describe_cluster(self.callers.admin).object_namespace
         keys = {key_for(object_id, namespace) for object_id in self._story.refused}

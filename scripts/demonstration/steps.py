@@ -27,7 +27,7 @@ CREATOR_NODE_ID = 1_000
 
 
 def describe_cluster(caller: Caller) -> admin_pb2.DescribeClusterResponse:
-    """Ask any controller who leads and how large the map is."""
+    """Ask any controller for the leader and the size of the map."""
     with caller.operator() as client:
         return client.call(
             lambda channel: admin_pb2_grpc.AdminServiceStub(channel).DescribeCluster,

@@ -1,6 +1,6 @@
 """What has happened in the demo, and what must hold at its end.
 
-Owns the figures of the summary and the checks behind it; asks nobody.
+Owns the figures of the summary and the checks behind it; makes no calls.
 """
 
 import threading

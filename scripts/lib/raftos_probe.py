@@ -256,7 +256,7 @@ def read_back(value: object) -> str:
 
 
 def probe_datagram(folder: Path) -> dict[str, Any]:
-    """Lets a cluster of three commit 100 bytes, then 50 kB, then 101 bytes on whoever leads."""
+    """Lets a cluster of three commit 100 bytes, then 50 kB, then 101 bytes on the leader."""
     ports = free_udp_ports(3)
     orders = [ports[at:] + ports[:at] for at in range(3)]
     nodes = [NodeProcess(folder, 0.1, order) for order in orders]

@@ -25,19 +25,15 @@ from streammeta.controller.rpc.services import service_handler
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.trust.auditor import Auditor
 from streammeta.controller.trust.door import Door
-from streammeta.v1 import admin_pb2, quorum_pb2
+from streammeta.rpc.contract import SERVICES
 from tests.kit.clock import ManualClock
-from tests.kit.map_services import MODULES, map_services
+from tests.kit.map_services import map_services
 from tests.kit.memory_log import CommittingLog
 from tests.trust.callers import CLUSTER, ShownContext
 
 SESSION_TIMEOUT_MS = 9_000
-_OF_OPERATORS = (admin_pb2, quorum_pb2)
 METHODS: Sequence[MethodDescriptor] = [
-    method
-    for module in (*MODULES, *_OF_OPERATORS)
-    for service in module.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
+    method for service in SERVICES.values() for method in service.methods
 ]
 
 
@@ -122,8 +118,7 @@ class Controller:
             service_handler(
                 service, entrance, {method.name: self._noting(method) for method in service.methods}
             )
-            for module in _OF_OPERATORS
-            for service in module.DESCRIPTOR.services_by_name.values()
+            for service in (SERVICES["AdminService"], SERVICES["QuorumService"])
         ]
 
     def _noting(self, method: MethodDescriptor) -> Any:

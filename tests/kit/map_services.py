@@ -11,7 +11,7 @@ from streammeta.controller.lifecycle.failover import Heartbeats
 from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.rpc.commit_pipeline import CommitPipeline
 from streammeta.controller.rpc.entrance import Entrance
-from streammeta.controller.rpc.map_routes import LeaderView, routed, routes
+from streammeta.controller.rpc.map_routes import MAP_SERVICES, LeaderView, routed, routes
 from streammeta.controller.rpc.memory_budget import MemoryBudget
 from streammeta.controller.rpc.memory_guard import MemoryGuard
 from streammeta.controller.rpc.services import MetadataHandlers, NodeHandlers, service_handler
@@ -20,9 +20,7 @@ from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.trust.auditor import Auditor
 from streammeta.controller.trust.door import Door
-from streammeta.v1 import kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
-
-MODULES = (streams_pb2, objects_pb2, nodes_pb2, kv_pb2, metadata_pb2)
+from streammeta.rpc.contract import SERVICES
 
 
 def map_services(
@@ -51,6 +49,5 @@ def map_services(
     entrance = Entrance(door or Door(cluster_id), auditor, memory, guard=guard, answers=answers)
     return tuple(
         service_handler(service, entrance, unary, streams, pipelines)
-        for module in MODULES
-        for service in module.DESCRIPTOR.services_by_name.values()
+        for service in (*MAP_SERVICES, SERVICES["MetadataService"])
     )

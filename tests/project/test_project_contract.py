@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from streammeta.rpc.contract import SERVICES
+
 ROOT = Path(__file__).resolve().parents[2]
 PROTO = ROOT / "proto"
 BASELINE = PROTO / "baseline.binpb"
@@ -45,6 +47,15 @@ def test_the_contract_keeps_the_rules() -> None:
 def test_the_contract_is_compatible_with_the_released_one() -> None:
     found = breaking(PROTO)
     assert found.returncode == 0, f"{found.stdout}{found.stderr}{ADVICE}"
+
+
+def test_every_service_of_the_contract_is_listed() -> None:
+    written = [
+        name
+        for path in sorted(PROTO.glob("streammeta/v1/*.proto"))
+        for name in re.findall(r"^service (\w+)", path.read_text(), re.MULTILINE)
+    ]
+    assert sorted(SERVICES) == sorted(written)
 
 
 def test_every_rpc_says_whether_to_retry_which_errors_and_which_roles() -> None:

@@ -19,15 +19,13 @@ from google.protobuf.message_factory import GetMessageClass
 
 from streammeta.cli.local_cluster import LocalCluster
 from streammeta.rpc.connections import operator_channel
+from streammeta.rpc.contract import SERVICES
 from streammeta.v1 import (
     admin_pb2,
     admin_pb2_grpc,
     common_pb2,
-    kv_pb2,
-    metadata_pb2,
     nodes_pb2,
     objects_pb2,
-    quorum_pb2,
     streams_pb2,
 )
 from tests.kit.real_cluster import running_cluster, wait_until
@@ -37,20 +35,8 @@ pytestmark = pytest.mark.process
 
 _FIRST, _LAST = map(int, os.environ.get("STREAMMETA_FUZZ_SEEDS", "0:2").split(":"))
 _CALLS = int(os.environ.get("STREAMMETA_FUZZ_CALLS", "700"))
-_FILES: tuple[Any, ...] = (
-    admin_pb2,
-    kv_pb2,
-    metadata_pb2,
-    nodes_pb2,
-    objects_pb2,
-    quorum_pb2,
-    streams_pb2,
-)
 _METHODS: list[MethodDescriptor] = [
-    method
-    for file in _FILES
-    for service in file.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
+    method for service in SERVICES.values() for method in service.methods
 ]
 _DEFECTS = (
     grpc.StatusCode.INTERNAL,

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from google.protobuf.descriptor import FieldDescriptor, ServiceDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 
 from streammeta.controller.trust.audit import (
     DENIALS_A_MINUTE,
@@ -28,23 +28,17 @@ from streammeta.controller.trust.audit_rules import (
     rule_of,
     targets,
 )
+from streammeta.rpc.contract import SERVICES
 from streammeta.v1 import (
     admin_pb2,
     common_pb2,
     kv_pb2,
-    metadata_pb2,
     nodes_pb2,
-    objects_pb2,
-    quorum_pb2,
     streams_pb2,
 )
 from tests.trust.audit_lines import chained, line
 
-MODULES = (admin_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, quorum_pb2, streams_pb2)
-SERVICES: list[ServiceDescriptor] = [
-    service for module in MODULES for service in module.DESCRIPTOR.services_by_name.values()
-]
-METHODS = {method.full_name: method for service in SERVICES for method in service.methods}
+METHODS = {method.full_name: method for service in SERVICES.values() for method in service.methods}
 
 
 def test_a_line_has_the_members_that_say_something() -> None:

@@ -13,29 +13,11 @@ from grpc_reflection.v1alpha import reflection_pb2
 from streammeta.controller.trust.door import Door
 from streammeta.controller.trust.method_rules import RULES
 from streammeta.controller.trust.refusals import RoleLacksCallError
+from streammeta.rpc.contract import SERVICES
 from streammeta.rpc.identity import Principal, Role
-from streammeta.v1 import (
-    admin_pb2,
-    kv_pb2,
-    metadata_pb2,
-    nodes_pb2,
-    objects_pb2,
-    quorum_pb2,
-    streams_pb2,
-)
 from tests.trust.callers import CLUSTER, shown
 
-MODULES = (
-    admin_pb2,
-    kv_pb2,
-    metadata_pb2,
-    nodes_pb2,
-    objects_pb2,
-    quorum_pb2,
-    streams_pb2,
-    health_pb2,
-    reflection_pb2,
-)
+OF_GRPC = (health_pb2, reflection_pb2)
 
 CONTRACT = Path(__file__).resolve().parents[2] / "proto" / "streammeta" / "v1"
 
@@ -92,7 +74,7 @@ WHO_MAY = {
     "Watch": "bcrxka",
     "GetSnapshot": "rxka",
 }
-EVERYBODY = "".join(CALLERS)
+EVERY_CALLER = "".join(CALLERS)
 
 HELD_TO_A_NODE = {
     "RegisterNode", "Heartbeat", "UnregisterNode", "CreateStreams", "OpenStreams", "CloseStreams",
@@ -103,11 +85,13 @@ HELD_TO_A_NODE = {
 
 def methods() -> Iterator[tuple[str, str]]:
     """Yield full name and the callers, of each method of each service that a controller serves."""
-    for module in MODULES:
+    for service in SERVICES.values():
+        for method in service.methods:
+            yield method.full_name, WHO_MAY[method.name]
+    for module in OF_GRPC:
         for service in module.DESCRIPTOR.services_by_name.values():
-            ours = service.full_name.startswith("streammeta.")
             for method in service.methods:
-                yield method.full_name, WHO_MAY[method.name] if ours else EVERYBODY
+                yield method.full_name, EVERY_CALLER
 
 
 def may_call(method: str, principal: Principal) -> bool:

@@ -204,7 +204,7 @@ async def all_of(work: Iterable[Awaitable[ValueT]]) -> list[ValueT]:
 
 
 def ignore_failure(done: asyncio.Future[Any]) -> None:
-    """Keep asyncio from reporting a failure that nobody waits for; a callback of what is done."""
+    """Keep asyncio from reporting a failure that no task waits for; a callback of what is done."""
     if not done.cancelled():
         done.exception()
 

@@ -180,7 +180,7 @@ def _write(
 
 def _create(path: Path, data: bytes, mode: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Made with its mode, so that no one reads a key between its creation and a change of mode.
+    # Made with its mode, so that a key is never readable between its creation and a change of mode.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(data)
         file.flush()

@@ -73,7 +73,7 @@ def _health_of(endpoint: str, tls: TlsFiles | None, service: str, timeout_s: flo
             answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
         except grpc.RpcError as error:
             raise no_controller_error(
-                {endpoint: read_failure(error)},
+                {endpoint: read_failure(error, over_tls=tls is not None)},
                 "start it, or correct --connect",
                 over_tls=tls is not None,
             ) from error

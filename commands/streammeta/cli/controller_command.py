@@ -213,7 +213,7 @@ def controller(
 ) -> None:
     """Run one controller of a cluster.
 
-    Its data directory says who votes; see `streammeta storage format`. Prints one line starting
+    Its data directory names the voters; see `streammeta storage format`. Prints one line starting
     with `ready` on standard output once it serves, logs on standard error. Ends on Ctrl-C or
     SIGTERM after handing over leadership. Credentials of the bucket are taken from
     AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.

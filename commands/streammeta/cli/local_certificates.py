@@ -1,7 +1,7 @@
-"""Certificates of a cluster on this machine: a throw-away authority, and who asks for one gets it.
+"""Certificates of a cluster on this machine: a throw-away authority and its issue.
 
-Owns two folders of the cluster's: `certificates`, and `private` with the authority's key. Whoever
-reads them may do everything there, which is what they are for.
+Owns two folders of the cluster's: `certificates`, and `private` with the authority's key. Their
+files let a process do everything there, which is what they are for.
 """
 
 from __future__ import annotations

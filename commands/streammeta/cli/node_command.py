@@ -79,7 +79,7 @@ def list_command(client: ControllerClient, output: Output) -> None:
 def lock(client: ControllerClient, node_id: int, output: Output) -> None:
     """Keep other nodes from opening the streams that a node owned last.
 
-    For a broker whose disk comes back: nobody takes its streams over meanwhile. Its closed streams
+    For a broker whose disk comes back: its streams are not taken over meanwhile. Its closed streams
     can't be opened by others until `streammeta node unlock`.
 
     \b

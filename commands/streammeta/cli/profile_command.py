@@ -49,7 +49,7 @@ def list_command(output: Output) -> None:
 @click.argument("name", required=False)
 @with_output
 def show_command(name: str | None, output: Output) -> None:
-    """Show a profile, by default the default one, and whom its certificate names.
+    """Show a profile, by default the default one, and the principal of its certificate.
 
     Exit 1 if its files are of no use.
 

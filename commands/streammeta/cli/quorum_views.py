@@ -78,7 +78,7 @@ def _ask(
         try:
             answer = call.result()
         except grpc.RpcError as error:
-            views.silent[endpoint] = read_failure(error)
+            views.silent[endpoint] = read_failure(error, over_tls=tls is not None)
         else:
             views.answers[answer.node_id] = answer
     for channel in channels.values():
@@ -126,7 +126,7 @@ def find_replica(
 _MISSING_HINTS = {
     "observer": "start that controller with --seeds naming this cluster, and see that it fetches: "
     "`streammeta quorum describe`",
-    "voter": "`streammeta quorum describe` shows who votes",
+    "voter": "`streammeta quorum describe` lists the voters",
 }
 
 

@@ -1,6 +1,6 @@
 """Tree of a live cluster, resolved by RPC: every read sends a request, nothing is cached.
 
-    /cluster                                    who leads, how far the log is committed, sizes
+    /cluster                                    the leader, how far the log is committed, sizes
     /kv/<namespace>/<key>                       `_default` is the namespace without a name
     /nodes/<id>/info                            a broker and its process
     /nodes/<id>/stream_set_objects/<object id>  in the node's order

@@ -80,7 +80,7 @@ class ControllerConfig:
     `advertise` and `peer_advertise` where those reach it. `seeds` are controllers to ask for the
     leader, by node id at their peers' addresses; an entry of this node itself is ignored.
     `peer_overrides` say where to reach a peer whatever else is known of its address. `delete_rate`
-    is in objects a second. With `reflection` the contract is described to whoever may connect.
+    is in objects a second. With `reflection` the contract is described to all that may connect.
 
     With `tls` clients and peers must show certificates; `peer_tls` are other files for peers. With
     `tls_listen` too, clients do so there, and `listen` is plain text. Plain text beyond loopback
@@ -90,7 +90,7 @@ class ControllerConfig:
     At `memory_limit_mb` of resident memory calls that need more are refused; None is a share of
     what the machine, or its control group, has.
 
-    Beside the rules of methods the file `policy` says who may call what.
+    Beside the rules of methods the file `policy` grants and denies calls.
 
     Calls are recorded in `audit_log`, `-` being standard output; without it they are not.
     """
@@ -232,8 +232,8 @@ def _check_loopback(option: str, address: str, cure: str) -> None:
         is_loopback = host == "localhost"
     if not is_loopback:
         raise ConfigError(
-            f"{option}: {address} is plain text that others on the network reach, and whoever "
-            f"does may do everything; give {cure}, or --insecure if that is wanted"
+            f"{option}: {address} takes plain text from other machines, and every process "
+            f"that reaches it may do everything; give {cure}, or --insecure if that is wanted"
         )
 
 

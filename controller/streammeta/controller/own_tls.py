@@ -112,7 +112,7 @@ class OwnTls:
 
 
 class _Set:
-    """One set of files, and those who use its contents."""
+    """One set of files, and the users of its contents."""
 
     def __init__(self, watched: WatchedTls) -> None:
         self._watched = watched
@@ -212,7 +212,7 @@ def _check_own(
 ) -> None:
     own = Principal(config.cluster_id, Role.CONTROLLER, str(config.node_id))
     if contents.principal != own:
-        named = contents.principal.uri if contents.principal else "nobody"
+        named = contents.principal.uri if contents.principal else "no principal"
         raise ConfigError(
             f"{option}-cert: {files.certificate} is that of {named}; must be that of {own.uri}, as "
             "--cluster-id and --node-id say"

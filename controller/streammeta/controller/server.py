@@ -44,7 +44,7 @@ from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.controller.reloading import Reloading
 from streammeta.controller.rpc.commit_pipeline import CommitPipeline
 from streammeta.controller.rpc.entrance import Entrance
-from streammeta.controller.rpc.map_routes import LeaderView, routed, routes
+from streammeta.controller.rpc.map_routes import MAP_SERVICES, LeaderView, routed, routes
 from streammeta.controller.rpc.memory_budget import MemoryBudget
 from streammeta.controller.rpc.memory_guard import MemoryGuard
 from streammeta.controller.rpc.public_services import health_handler, reflection_handler
@@ -73,19 +73,11 @@ from streammeta.controller.trust.policy import PolicyError
 from streammeta.controller.trust.policy_file import PolicyFile
 from streammeta.controller.trust.rates import Rates
 from streammeta.rpc.connections import CONNECTIONS_MAX, listen, new_server
+from streammeta.rpc.contract import SERVICES
 from streammeta.storage.durable_files import PosixFileSystem
 from streammeta.storage.installation import DISTRIBUTION
 from streammeta.storage.object_store.address import open_object_store, without_secrets
 from streammeta.storage.object_store.base import ObjectStore
-from streammeta.v1 import (
-    admin_pb2,
-    kv_pb2,
-    metadata_pb2,
-    nodes_pb2,
-    objects_pb2,
-    quorum_pb2,
-    streams_pb2,
-)
 
 _log = structlog.get_logger(component="server")
 
@@ -386,12 +378,6 @@ class ControllerNode:
         }
         nodes = NodeHandlers(self._heartbeats, self._controller.gate)
         unary |= {f"streammeta.v1.NodeService.{name}": call for name, call in nodes.unary().items()}
-        services = (
-            *streams_pb2.DESCRIPTOR.services_by_name.values(),
-            *objects_pb2.DESCRIPTOR.services_by_name.values(),
-            *nodes_pb2.DESCRIPTOR.services_by_name.values(),
-            *kv_pb2.DESCRIPTOR.services_by_name.values(),
-        )
         memory = MemoryBudget(self._config.request_memory_mb << 20, self._memory.took)
         rates, guard = Rates(), MemoryGuard(self._memory)
         pipeline = CommitPipeline(self._controller, memory=memory, rates=rates, guard=guard)
@@ -415,24 +401,15 @@ class ControllerNode:
                     },
                     pipelines=pipelines if service.name == "ObjectService" else {},
                 )
-                for service in services
+                for service in MAP_SERVICES
             ),
-            service_handler(
-                quorum_pb2.DESCRIPTOR.services_by_name["QuorumService"], entrance, quorum.unary()
-            ),
-            service_handler(
-                admin_pb2.DESCRIPTOR.services_by_name["AdminService"], entrance, admin.unary()
-            ),
-            service_handler(
-                metadata_pb2.DESCRIPTOR.services_by_name["MetadataService"],
-                entrance,
-                {},
-                metadata.streams(),
-            ),
+            service_handler(SERVICES["QuorumService"], entrance, quorum.unary()),
+            service_handler(SERVICES["AdminService"], entrance, admin.unary()),
+            service_handler(SERVICES["MetadataService"], entrance, {}, metadata.streams()),
             health_handler(self._health, entrance),
         ]
         if self._config.reflection:
-            handlers.append(reflection_handler(_service_names(), entrance))
+            handlers.append(reflection_handler(entrance))
         return handlers
 
     def _announce_leadership(self, leads: bool) -> None:
@@ -505,14 +482,3 @@ def _checkpoint_limits(config: ControllerConfig) -> CheckpointLimits:
     return CheckpointLimits(
         log_bytes=config.snapshot_log_bytes, interval_ms=config.snapshot_interval_ms
     )
-
-
-def _service_names() -> list[str]:
-    modules = (
-        admin_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, quorum_pb2, streams_pb2,
-    )  # fmt: skip
-    return [
-        service.full_name
-        for module in modules
-        for service in module.DESCRIPTOR.services_by_name.values()
-    ]

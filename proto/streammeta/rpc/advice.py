@@ -32,8 +32,8 @@ _BY_WORDS: Mapping[str, str] = {
 }
 _CLOSED = "Socket closed"
 _CLOSED_OVER_TLS = (
-    "a controller that refuses a certificate closes the connection: see its log; `streammeta certs "
-    "show FILE --ca CA` tells what is wrong with a certificate"
+    "a controller that refuses a certificate closes the connection: `streammeta certs show FILE "
+    "--ca CA` tells what is wrong with a certificate"
 )
 _CLOSED_IN_PLAIN_TEXT = f"if the controllers demand TLS, give {_FILES}"
 

@@ -124,7 +124,7 @@ class BlockingClient:
             try:
                 answer = send(self.channel(endpoint), self._time_left(timeout_s))
             except grpc.RpcError as error:
-                failure = read_failure(error)
+                failure = read_failure(error, over_tls=self._tls is not None)
                 wait = search.failed(failure)
                 is_given_up = search.is_unreachable and not self._waits_for_cluster
                 if wait is None or is_given_up or not self._time_left(timeout_s):

@@ -25,7 +25,7 @@ _CLOSED = "Socket closed"
 
 _MAY_BE_REFUSED = (
     "; over TLS this may mean that the controller refuses the certificate: look at the controller's"
-    " log, and check the files by `streammeta certs show`"
+    " log"
 )
 
 
@@ -86,7 +86,7 @@ def read_failure(error: grpc.RpcError, *, over_tls: bool = False) -> RpcFailure:
     """Return the status of a failed call, with a controller's `ErrorInfo` if it has one.
 
     `over_tls` adds what a connection that is closed may mean there: TLS 1.3 hides why a certificate
-    was refused from who showed it.
+    was refused from its holder.
     """
     call: Any = error
     if not hasattr(call, "code"):

@@ -1,6 +1,6 @@
 """Files for TLS: their contents, read and judged as one set.
 
-A set is a bundle of authorities, a certificate and its key; whoever connects or listens shows the
+A set is a bundle of authorities, a certificate and its key; each end of a connection shows the
 certificate and takes the other side's if an authority signed it. Judges with the standard library
 what it can, with the package cryptography, where it is installed, everything else. Opens no
 connection.
@@ -47,7 +47,7 @@ class TlsContents:
 
     @property
     def principal(self) -> Principal | None:
-        """Whom the certificate names; None also if cryptography is not installed."""
+        """Principal that the certificate names; None also if cryptography is not installed."""
         return None if self.facts is None else self.facts.principal
 
     def context(self, protocol: int) -> ssl.SSLContext:

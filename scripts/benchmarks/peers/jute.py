@@ -49,7 +49,7 @@ def end_of_multi() -> bytes:
 
 
 def acl_anyone() -> bytes:
-    """Return the access list that lets anyone do anything."""
+    """Return the access list that allows every client everything."""
     entry = struct.pack(">i", ALL_PERMISSIONS) + buffer(b"world") + buffer(b"anyone")
     return struct.pack(">i", 1) + entry
 

@@ -85,7 +85,7 @@ async def check(endpoint: str) -> None:
     """Connect and disconnect.
 
     Raises:
-        OSError: nobody listens, or PostgreSQL is not ready.
+        OSError: no process listens, or PostgreSQL is not ready.
     """
     await (await _connect(endpoint)).close()
 

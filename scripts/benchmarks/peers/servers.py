@@ -194,7 +194,7 @@ def _start(cluster: PeerCluster, number: int, port: int, command: Sequence[str])
 
 
 def _to_log(command: Sequence[str]) -> list[str]:
-    """Return the command with its standard output in its log: nobody reads it meanwhile."""
+    """Return the command with its standard output in its log: it is not read meanwhile."""
     return ["sh", "-c", 'exec "$@" >&2', "sh", *command]
 
 

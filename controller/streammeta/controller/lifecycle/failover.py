@@ -226,4 +226,4 @@ class Failover(PeriodicTask):
         if fenced:
             _log.warning("nodes_fenced", nodes=list(fenced), silent_ms=self._sessions.timeout_ms)
         if self._sessions.is_in_doubt and not was_in_doubt:
-            _log.warning("no_node_is_heard", note="this controller may be cut off; fencing nobody")
+            _log.warning("no_node_is_heard", note="this controller may be cut off; it fences none")

@@ -262,7 +262,7 @@ class Nodes:
 
     def replay_unregistered(self, record: NodeUnregistered, undo: Undo) -> None:
         """See `NodeUnregistered`."""
-        # Nobody is to wait for its heartbeats any more.
+        # Its heartbeats are not waited for any more.
         self._set(replace(self._nodes[record.node_id], departed=True, supervised=False), undo)
         self.forget_departed(undo)
 

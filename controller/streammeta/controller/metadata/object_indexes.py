@@ -158,7 +158,7 @@ class NodeObjects:
     def remove(
         self, node_ids: npt.NDArray[np.integer], object_ids: Int64Column, undo: Undo
     ) -> None:
-        """Count objects no longer; `node_ids` says of each who held it."""
+        """Count objects no longer; `node_ids` names the holder of each."""
         for node_id in np.unique(node_ids).tolist():
             self._remove(node_id, object_ids[node_ids == node_id], undo)
 

@@ -125,7 +125,7 @@ class StreamDecisions:
         return ErrorCode.NONE
 
     def _removable_ranges(self, stream_ids: Int64Column) -> list[rec.Record]:
-        # What stream objects cover needs no range: nobody will look for its node's set objects.
+        # What stream objects cover needs no range: its node's set objects are not looked for.
         removed: list[tuple[int, int]] = []
         for stream_id in self._streams.with_past_ranges(stream_ids).tolist():
             start, end = self._objects.stream_object_run(stream_id)

@@ -86,7 +86,7 @@ class Replica(Protocol):
         ...
 
     def forget(self, request: Request, reply: Reply) -> None:
-        """Drop a request that nobody waits for any more."""
+        """Drop a request whose answer is not waited for any more."""
         ...
 
     def endpoints(self, node_id: NodeId) -> Endpoints:

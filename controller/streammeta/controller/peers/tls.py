@@ -1,4 +1,4 @@
-"""Mutual TLS between controllers: contexts for connections, and who is at the other end.
+"""Mutual TLS between controllers: contexts for connections, and the principal at the other end.
 
 Both sides show a certificate of the same authority that names them as a controller of this cluster;
 names in it are not compared with addresses, so that those may change. TLS 1.3 and nothing older.
@@ -52,7 +52,7 @@ def controller_at(transport: BaseTransport, cluster_id: ClusterId) -> NodeId | N
     """Return the controller that the other end's certificate names; None for plain text.
 
     Raises:
-        StrangerError: it names somebody else.
+        StrangerError: it names none of the cluster's controllers.
     """
     if transport.get_extra_info("ssl_object") is None:
         return None
@@ -61,7 +61,7 @@ def controller_at(transport: BaseTransport, cluster_id: ClusterId) -> NodeId | N
     try:
         principal = principal_of(uris)
     except IdentityError as error:
-        raise StrangerError(f"its certificate names nobody: {error}") from None
+        raise StrangerError(f"its certificate is of no use: {error}") from None
     node_id = principal.node_id
     if principal.role is not Role.CONTROLLER or principal.cluster_id != cluster_id:
         node_id = None

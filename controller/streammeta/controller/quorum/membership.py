@@ -209,10 +209,10 @@ class Membership:
             return
         voters = [voter for voter in replica.others if to is None or voter.key.node_id == to]
         if not voters:
-            whom = "it is the only voter" if to is None else f"node {to} is not a voter"
+            why = "it is the only voter" if to is None else f"node {to} is not a voter"
             if to == replica.local.node_id:
-                whom = "it leads already"
-            replica.emit(events.TransferRefused(f"this leader has no successor: {whom}"))
+                why = "it leads already"
+            replica.emit(events.TransferRefused(f"this leader has no successor: {why}"))
             return
         progress = [role.progress[voter.key] for voter in voters]
         best = max(progress, key=lambda item: (not item.is_disk_full, item.end_offset))

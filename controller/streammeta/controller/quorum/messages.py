@@ -107,7 +107,7 @@ class ResponseHeader:
 class VoteRequest:
     """Asks for a vote in the header's epoch or, with `pre_vote`, whether one could be had.
 
-    A pre-vote is asked at the sender's present epoch and binds nobody (KIP-996).
+    A pre-vote is asked at the sender's present epoch and binds no voter (KIP-996).
     """
 
     header: RequestHeader

@@ -143,7 +143,7 @@ class Replica:
     def _may_be_voter(self) -> bool:
         """Whether it voted before a change that is not known to be committed.
 
-        It may be the only one that has the change, and then nobody else can be elected; as the
+        It may be the only one that has the change, and then no other can be elected; as the
         leader it does not count itself (Ongaro, section 4.2.2). The set before the last one is
         committed, for changes are made one at a time.
         """

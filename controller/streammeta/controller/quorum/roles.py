@@ -18,7 +18,7 @@ from streammeta.controller.quorum.voters import ReplicaKey, Voter
 
 @dataclass(slots=True)
 class Unattached:
-    """Knows an epoch and follows nobody; it may have voted.
+    """Knows an epoch and no leader of it; it may have voted.
 
     A replica that may not campaign asks others for the leader in turn, next at `next_search`.
     """

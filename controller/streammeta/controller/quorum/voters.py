@@ -186,7 +186,7 @@ class VoterHistory:
 
     def append(self, end_offset: EndOffset, voters: VoterSet) -> None:
         """Take the set named by the batch that ends at `end_offset`."""
-        is_from_configuration = self.latest_end == 0  # nobody guarantees that those agree
+        is_from_configuration = self.latest_end == 0  # nothing guarantees that those agree
         if not is_from_configuration and not voters.follows(self.latest):
             raise InvariantError(
                 f"the voters named below offset {end_offset}, {voters}, differ from those before, "

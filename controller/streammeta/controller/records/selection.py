@@ -5,7 +5,7 @@ kind, of another stream or node, or of none at all. Rows that name an object and
 such as `ObjectsDestroyed`, may concern any stream and any node, so they stay whatever streams and
 nodes are asked for; so do rows that name a stream and not its owner when nodes are asked for.
 
-Every record type has one rule here. Pure; knows neither the map nor who asks.
+Every record type has one rule here. Pure; knows neither the map nor the caller.
 """
 
 from __future__ import annotations

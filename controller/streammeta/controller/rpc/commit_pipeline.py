@@ -4,8 +4,8 @@ Messages are read ahead of the answers, and messages read are decided together: 
 a batch of the log and a flush. Back-pressure: reading stops at a number of bytes not yet answered,
 of this pipeline or of all requests. Messages before the end of the stream are answered first. A
 message that speaks for another's node ends the stream: it changes nothing, and no error of its rows
-could say who may. A caller may repeat every message on another stream: commits are idempotent by
-object id.
+could name the right caller. A caller may repeat every message on another stream: commits are
+idempotent by object id.
 """
 
 import asyncio

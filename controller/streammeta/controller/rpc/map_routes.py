@@ -36,12 +36,11 @@ from streammeta.controller.trust.auditor import note_rows
 from streammeta.controller.trust.door import current_caller
 from streammeta.controller.trust.method_rules import WAL_CONFIG_SHOWN_TO
 from streammeta.controller.trust.namespaces import require_namespaces
-from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
+from streammeta.rpc.contract import SERVICES
+from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2, streams_pb2
 
 MAP_SERVICES = tuple(
-    service
-    for module in (streams_pb2, objects_pb2, nodes_pb2, kv_pb2)
-    for service in module.DESCRIPTOR.services_by_name.values()
+    SERVICES[name] for name in ("StreamService", "ObjectService", "NodeService", "KVService")
 )
 """The services of which the map answers most calls."""
 

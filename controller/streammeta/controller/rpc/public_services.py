@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import grpc
 from grpc_health.v1 import health, health_pb2
@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.request_guard import Context
 from streammeta.controller.rpc.services import service_handler
+from streammeta.rpc.contract import SERVICES
 
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 _REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
@@ -23,9 +24,10 @@ def health_handler(
     return service_handler(_HEALTH, entrance, {"Check": servicer.Check}, {"Watch": servicer.Watch})
 
 
-def reflection_handler(services: Sequence[str], entrance: Entrance) -> grpc.GenericRpcHandler:
-    """Return a handler that describes the services named, health and itself to whoever may ask."""
-    names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+def reflection_handler(entrance: Entrance) -> grpc.GenericRpcHandler:
+    """Return a handler that describes the services of the contract, health and itself."""
+    contract = (service.full_name for service in SERVICES.values())
+    names = (*contract, health.SERVICE_NAME, reflection.SERVICE_NAME)
     servicer = reflection.aio.ReflectionServicer(names)
 
     async def answer(messages: AsyncIterator[bytes], context: Context) -> None:

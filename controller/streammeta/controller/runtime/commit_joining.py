@@ -53,7 +53,7 @@ class CommitJoiner:
         self._deciding: asyncio.Task[None] | None = None
         self._rests = CommitRests()
         self._came_together = 2
-        """Calls that the last batch held; nobody is taken for alone before the first."""
+        """Calls that the last batch held; no caller is taken for alone before the first."""
         self._answering: set[asyncio.Task[None]] = set()
 
     async def write(

@@ -169,7 +169,7 @@ class Outbox:
             reply(response)
 
     def forget(self, request: Request, reply: Reply) -> None:
-        """Drop `reply`: nobody waits for the answer to this request."""
+        """Drop `reply`: the answer to this request is not waited for."""
         key = _call_key(request.header.sender.node_id, request.header)
         if self._replies.get(key) is reply:
             del self._replies[key]

@@ -413,7 +413,7 @@ class QuorumDriver:
         self._core_loop.feed(events.Received(request))
 
     def forget(self, request: Request, reply: Reply) -> None:
-        """Note that nobody waits for this answer any more."""
+        """Note that this answer is not waited for any more."""
         self._outbox.forget(request, reply)
 
     def on_response(self, response: Response) -> None:

@@ -19,7 +19,7 @@ the end offset; the epoch is that of the last entry below it. All integers are l
 The footer is written last: a file that was cut off has none, and is refused. A section's checksum
 is checked when it is read, the digest when the whole file is verified.
 
-The section `voters`, the first, names who votes as of the end offset: node_id (int64),
+The section `voters`, the first, names the voters as of the end offset: node_id (int64),
 directory_id (text, empty if not known), endpoint (text) and, once one is known, client_endpoint
 (text, empty if not known). What the columns of the others hold is the map's matter; columns are
 int64 or narrower integers, booleans, text or bytes.

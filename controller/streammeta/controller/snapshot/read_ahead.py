@@ -19,7 +19,7 @@ LARGE_BYTES = 1 << 20
 
 
 class ReadAhead(Mapping[str, Columns]):
-    """The sections of an open reader, which nobody else uses until this is closed.
+    """The sections of an open reader, which has no other use until this is closed.
 
     Each is handed out once as it was read ahead; asked for again it is read again.
     """

@@ -1,7 +1,7 @@
-"""The section of a checkpoint that says who votes.
+"""The section of a checkpoint that names the voters.
 
 A checkpoint outlives the log below it, so it carries the voters as of its end. A file without the
-section, as older versions wrote, names nobody; one without the column `client_endpoint`, which is
+section, as older versions wrote, names no voter; one without the column `client_endpoint`, which is
 left out while none is known, names the voters' other addresses alone.
 """
 
@@ -31,7 +31,7 @@ def voters_section(voters: VoterSet) -> dict[str, Any]:
 
 
 def section_voters(reader: CheckpointReader) -> VoterSet:
-    """Return who votes as of the checkpoint's end.
+    """Return the voters as of the checkpoint's end.
 
     Raises:
         CheckpointError: the section is damaged, or names a node twice.

@@ -151,7 +151,7 @@ _NEEDED_ALWAYS = frozenset(
 def is_needed_always(call: str) -> bool:
     """Return whether a call is answered although nothing can be recorded.
 
-    Brokers would be fenced for want of heartbeats, and nobody could see what is wrong.
+    Brokers would be fenced for want of heartbeats, and no call would show what is wrong.
     """
     return call in _NEEDED_ALWAYS or call.startswith("grpc.")
 

@@ -224,7 +224,7 @@ def current_record() -> CallRecord | None:
 
 
 def note_caller(principal: str, cert: str) -> None:
-    """Note who makes the call under way: principal, and fingerprint of its certificate."""
+    """Note the caller of the call under way: principal, and fingerprint of its certificate."""
     if (record := _current.get()) is not None:
         record.principal = principal or record.principal
         record.cert = cert

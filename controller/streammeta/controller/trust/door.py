@@ -30,7 +30,7 @@ _PEM_END = b"-----END CERTIFICATE-----"
 
 
 class CallContext(Protocol):
-    """The part of a call's context that says who calls."""
+    """The part of a call's context that names the caller."""
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
         """Return what the connection's handshake has proven, by name."""
@@ -42,7 +42,7 @@ NO_POLICY = Policy()
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One who was let in; without a principal by a connection in plain text."""
+    """A caller that was let in; without a principal by a connection in plain text."""
 
     principal: Principal | None = None
     roles: frozenset[Role] = frozenset()

@@ -1,6 +1,6 @@
 """Rules of all methods: which roles may call each, and to what their callers are held.
 
-A method without a rule is called by nobody. Knows neither certificates nor requests.
+A method without a rule is refused to all. Knows neither certificates nor requests.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ class NoIdentityError(ApiError):
 
 
 class AccessDeniedError(ApiError):
-    """A caller may not do this; `needs` says who may."""
+    """A caller may not do this; `needs` names the roles that may."""
 
     def __init__(self, principal: str, needs: str, message: str) -> None:
         super().__init__(message)

@@ -2,7 +2,7 @@
 
 A key is `<reversed hex id>/<namespace>/<decimal id>`; the hex is lower case and at least 8 digits.
 Reversal spreads consecutive ids over 16 prefixes. Parsing is strict, because what parses may be
-deleted: a key that this module would not have made belongs to somebody else.
+deleted: a key that this module would not have made is not the cluster's.
 
 Attributes are one signed 32-bit integer: bits 0-1 the kind, bits 2-17 the bucket id (signed 16 bit
 when read), bit 18 the deep-delete mark, bits 19-31 nothing. The bucket is OR-ed in sign-extended,
