@@ -9,7 +9,7 @@ from typing import Any
 import pytest_asyncio
 
 from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.answer_budget import ANSWER_BYTES, QUERIES_AT_ONCE
+from streammeta.controller.metadata.answer_budget import ANSWER_BYTES
 from streammeta.controller.metadata.values import NodeIdentity, RangeColumns, column
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.server.rpc_server import NODE, Rpcs, serving
@@ -119,14 +119,10 @@ async def test_thousands_of_queries_of_a_long_stream_are_refused_or_cut_off(rpcs
     assert {len(each.objects) for each in answer.results} == {1_000}
 
 
-async def test_many_small_queries_are_answered_in_parts_to_a_caller_that_takes_parts(
-    rpcs: Rpcs,
-) -> None:
+async def test_many_small_queries_are_answered_by_one_call(rpcs: Rpcs) -> None:
     query = objects_pb2.ObjectQuery(stream_id=77)
     request = objects_pb2.GetObjectsRequest(queries=[query] * 10_000)
     assert len((await rpcs.ask(request)).results) == 10_000
-    request.may_stop = True
-    assert len((await rpcs.ask(request)).results) == QUERIES_AT_ONCE
 
 
 async def test_many_nodes_with_long_configurations_are_described_in_pages(rpcs: Rpcs) -> None:

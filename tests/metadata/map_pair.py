@@ -16,10 +16,10 @@ import numpy as np
 import streammeta.controller.metadata.stream_decisions as stream_decisions
 from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.answers import ObjectSlices
+from streammeta.controller.metadata.answers import ObjectLists, ObjectSlices
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.frozen import FrozenMap
-from streammeta.controller.metadata.values import ObjectState, PageRequest
+from streammeta.controller.metadata.values import ObjectState, PageRequest, column
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import ObjectsDestroyed, Record
 from tests.metadata.random_requests import RandomRequests
@@ -34,7 +34,7 @@ _FIELDS: dict[type, tuple[str, ...]] = {}
 
 def plain(value: Any) -> Any:
     """Return a value that can be compared: dataclasses and columns as tuples."""
-    if isinstance(value, ObjectSlices):
+    if isinstance(value, ObjectSlices | ObjectLists):
         value = tuple(value)
     kind = type(value)
     names = _FIELDS.get(kind)
@@ -46,6 +46,12 @@ def plain(value: Any) -> Any:
     if kind is tuple:
         return tuple([plain(item) for item in value])
     return tuple(value.tolist()) if kind is np.ndarray else value
+
+
+def in_columns(read: r.GetObjects) -> r.GetObjects:
+    """Return the same read with its queries in columns."""
+    cells = zip(*(dataclasses.astuple(query) for query in read.queries), strict=True)
+    return dataclasses.replace(read, queries=r.ObjectQueryColumns(*map(column, cells)))
 
 
 def same(got: Any, want: Any, what: object) -> None:
@@ -256,7 +262,10 @@ def compare(cluster_map: ClusterMap, model: Model, now: int) -> None:
     )
     reads.append(r.GetObjects(queries=queries))
     for read in reads:
-        same(cluster_map.query(read), model.query(read), type(read).__name__)
+        want = model.query(read)
+        same(cluster_map.query(read), want, type(read).__name__)
+        if isinstance(read, r.GetObjects):
+            same(cluster_map.query(in_columns(read)), want, "GetObjects in columns")
     same(cluster_map.size(), size_of(state), "size")
     claim = cluster_map.bucket_claim
     same(cluster_map.feature_level, state.feature_level, "feature level")

@@ -219,6 +219,8 @@ class Mutations:
     def _value(self, kind: Any) -> Any:
         if kind == Int64Column:
             return column(self._numbers_drawn())
+        if kind == r.Queries:
+            kind = typing.get_args(kind)[0]
         origin = typing.get_origin(kind)
         if origin in (typing.Union, types.UnionType):
             return self._value(self._rng.choice(typing.get_args(kind)))

@@ -41,7 +41,7 @@ class World:
         self.map.apply(offset, decode_records(payload))
 
     def apply(self, *records: Record) -> None:
-        """Replay records that nobody decided."""
+        """Replay records that were not decided."""
         self.replay(self.map.applied_end_offset, encode_records(records))
 
     def restored(self) -> "World":

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 from streammeta.controller.errors import ApiError
+from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.cluster_map import ClusterMap, Decision
 from streammeta.controller.metadata.validation import validate
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import Record
-from tests.metadata.map_pair import Pair, same, told
+from tests.metadata.map_pair import Pair, in_columns, same, told
 from tests.metadata.mutated_requests import (
     READS,
     WRITES,
@@ -198,6 +199,9 @@ class Trial:
             answer = self._pair.map.query(request)
             if row_count(request) <= _ROWS_MAX:
                 same(answer, self._pair.model.query(request), f"{self._where}: {request}")
+            if isinstance(request, r.GetObjects):
+                together = self._pair.map.query(in_columns(request))
+                same(together, answer, f"{self._where}: {request} in columns")
 
     # ---- what must hold ----
 

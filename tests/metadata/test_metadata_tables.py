@@ -43,6 +43,19 @@ def test_stream_lists_hold_what_was_put_in_and_undo_restores_them(seed: int) -> 
             lists = after
         found = {stream: index.rows(stream).tolist() for stream in range(40)}
         assert found == lists, f"seed {seed}, step {step}"
+        assert _by_position(index) == lists, f"seed {seed}, step {step}"
+
+
+def _by_position(index: StreamIndex) -> dict[int, list[int]]:
+    """Return the lists of streams 0 to 39, looked at together in no order."""
+    counts, many = index.many(np.arange(60))
+    assert not counts[40:].any(), "streams that are not covered"
+    which = np.repeat(np.arange(60), counts)
+    positions = np.concatenate([np.arange(count) for count in counts])
+    order = np.random.default_rng(1).permutation(len(which))
+    rows = np.empty(len(which), dtype=np.int64)
+    rows[order] = many.rows(which[order], positions[order])
+    return {stream: rows[which == stream].tolist() for stream in range(40)}
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -37,11 +37,11 @@ def config(**options: object) -> ControllerConfig:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"listen": BEYOND}, f"listen: {BEYOND} is plain text that others on the network reach"),
+        ({"listen": BEYOND}, f"listen: {BEYOND} takes plain text from other machines"),
         ({"listen": "[::]:1"}, "give --tls-ca, --tls-cert and --tls-key, or --insecure"),
         ({"listen": "0.0.0.0:1"}, "or --insecure"),
         ({"listen": "c3.example:1"}, "or --insecure"),
-        ({"peer_listen": BEYOND}, f"peer-listen: {BEYOND} is plain text"),
+        ({"peer_listen": BEYOND}, f"peer-listen: {BEYOND} takes plain text"),
         ({"tls": OURS, "tls_listen": "127.0.0.1:1", "listen": BEYOND}, "listen: 10.0.0.3"),
         (
             {"tls": OURS, "peer_listen": BEYOND, "peer_plain_text": PeerPlainText.TAKEN},

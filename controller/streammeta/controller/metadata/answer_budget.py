@@ -6,7 +6,10 @@ somewhat above. Items that take long to describe count for more than their bytes
 """
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import TypeVar
+
+import numpy as np
 
 from streammeta.controller.errors import LimitExceededError
 from streammeta.controller.metadata.answers import (
@@ -16,7 +19,7 @@ from streammeta.controller.metadata.answers import (
     ObjectList,
     StreamDescription,
 )
-from streammeta.controller.metadata.values import Tags
+from streammeta.controller.metadata.values import Int64Column, Tags
 
 ANSWER_BYTES = 4 << 20
 """Budget of an answer, in bytes; one item alone may be larger."""
@@ -24,22 +27,24 @@ ANSWER_BYTES = 4 << 20
 ITEM_BYTES_MAX = 48 << 20
 """Maximum size of one item, in bytes; gRPC carries messages of 64 MiB."""
 
-QUERIES_AT_ONCE = 2_000
-"""Queries after which an answer that may stop does so."""
-
 RANGE_BYTES = 48
 """Size of a stream's range or of a span of its offsets."""
 
 SET_OBJECT_BYTES = 256
 """Size of a listed set object."""
 
-_STREAM_BYTES = 1_024
-_OBJECT_BYTES = 2_048
+_STREAM_BYTES = 4_096
+_STREAM_LISTS_BYTES = 12_288
+_OBJECT_BYTES = 8_192
 _OBJECT_RANGE_BYTES = 26
 _NODE_BYTES = 256
 _QUERY_BYTES = 48
 _SLICE_BYTES = 80
 _ENTRY_BYTES = 32
+_LISTED_BYTES = 4_096
+
+SLICES_MAX = ANSWER_BYTES // _SLICE_BYTES
+"""Slices beyond which an answer to several queries is over its budget."""
 
 Item = TypeVar("Item")
 
@@ -64,6 +69,14 @@ def fitting(
         fits.append(item)
         left -= size
     return tuple(fits), None
+
+
+def page_of(
+    items: Iterable[Item], size: int, size_of: Callable[[Item], int]
+) -> tuple[tuple[Item, ...], Item | None]:
+    """Return what `fitting` does, at most `size` items; raises as it does."""
+    found, following = fitting(islice(items, size + 1), size_of)
+    return (found[:size], found[size]) if len(found) > size else (found, following)
 
 
 def require_sendable(size: int, what: str) -> None:
@@ -91,7 +104,8 @@ def require_all(fit: int, asked: int, field: str, instead: str = "") -> None:
 def stream_bytes(one: StreamDescription) -> int:
     """Return the size of a described stream."""
     spans = len(one.ranges) + len(one.stream_objects) + len(one.pending_uploads) + len(one.lost)
-    return _STREAM_BYTES + _tags_bytes(one.tags) + RANGE_BYTES * spans
+    looked_up = _STREAM_LISTS_BYTES if one.ranges or one.stream_objects else 0
+    return _STREAM_BYTES + looked_up + _tags_bytes(one.tags) + RANGE_BYTES * spans
 
 
 def object_bytes(one: ObjectDescription) -> int:
@@ -110,9 +124,20 @@ def object_list_bytes(one: ObjectList) -> int:
     return _QUERY_BYTES + _SLICE_BYTES * len(one.objects)
 
 
+def lists_that_fit(slices: Int64Column) -> int:
+    """Return how many answers to queries fit, but one at least, given their numbers of slices."""
+    sizes = np.cumsum(_QUERY_BYTES + _SLICE_BYTES * slices)
+    return max(1, int(sizes.searchsorted(ANSWER_BYTES, side="right")))
+
+
 def entry_bytes(one: KVEntry) -> int:
     """Return the size of a listed key."""
-    return _ENTRY_BYTES + text_bytes(one.key) + len(one.value)
+    return _LISTED_BYTES + text_bytes(one.key) + len(one.value)
+
+
+def name_bytes(name: str) -> int:
+    """Return the size of a listed namespace."""
+    return _LISTED_BYTES + text_bytes(name)
 
 
 def value_bytes(value: bytes) -> int:

@@ -6,8 +6,10 @@ values; a request that fails as a whole raises instead.
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple, overload
+
+import numpy as np
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata.values import (
@@ -237,6 +239,10 @@ class ObjectSlices(Sequence[ObjectSlice]):
         for (object_id, kind, *cells), facts in zip(self.places(), known, strict=True):
             yield ObjectSlice._make((object_id, _KINDS[kind], *cells, *facts))
 
+    def part(self, first: int, end: int) -> "ObjectSlices":
+        """Return the slices from one row up to another."""
+        return ObjectSlices(*(getattr(self, name)[first:end] for name in _SLICE_COLUMNS))
+
     @property
     def has_facts(self) -> bool:
         """Whether something is known of some object's content."""
@@ -263,6 +269,8 @@ class ObjectSlices(Sequence[ObjectSlice]):
 # Looking a member up by its number is slow; answers have thousands.
 _KINDS = tuple(ObjectKind)
 
+_SLICE_COLUMNS = tuple(column.name for column in fields(ObjectSlices))
+
 NO_SLICES = ObjectSlices()
 
 
@@ -281,11 +289,63 @@ class ObjectList:
     lost_end_offset: int = -1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ObjectLists(Sequence[ObjectList]):
+    """Results in columns: one becomes an `ObjectList` when it is asked for.
+
+    The slices of all results stand behind each other; `bounds` says where those of each begin, and
+    where the last end.
+    """
+
+    error: Int64Column
+    stream_start_offset: Int64Column
+    stream_end_offset: Int64Column
+    lost_end_offset: Int64Column
+    bounds: Int64Column
+    slices: ObjectSlices
+
+    def __len__(self) -> int:
+        return len(self.error)
+
+    @overload
+    def __getitem__(self, at: int) -> ObjectList: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[ObjectList]: ...
+
+    def __getitem__(self, at: int | slice) -> ObjectList | list[ObjectList]:
+        if isinstance(at, slice):
+            return [self[each] for each in range(len(self))[at]]
+        error, low, high, lost_end, _ = next(self.heads(at, at + 1))
+        return ObjectList(
+            error=ErrorCode(error),
+            objects=self.slices.part(int(self.bounds[at]), int(self.bounds[at + 1])),
+            stream_start_offset=low,
+            stream_end_offset=high,
+            lost_end_offset=lost_end,
+        )
+
+    def __iter__(self) -> Iterator[ObjectList]:
+        return iter(self[:])
+
+    def heads(self, first: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+        """Return error, stream offsets, lost end and number of slices of some results."""
+        counts = np.diff(self.bounds[first : end + 1])
+        columns = (
+            self.error,
+            self.stream_start_offset,
+            self.stream_end_offset,
+            self.lost_end_offset,
+        )
+        cells = (values[first:end].tolist() for values in columns)
+        return zip(*cells, counts.tolist(), strict=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetObjectsAnswer(Answer):
     """Results in request order; fewer than queries if the request may stop."""
 
-    results: tuple[ObjectList, ...]
+    results: Sequence[ObjectList]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

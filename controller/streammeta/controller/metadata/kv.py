@@ -4,8 +4,8 @@ A version is the log offset that wrote the value, plus 1, so 0 can stand for an 
 other subject.
 """
 
-import bisect
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from streammeta.controller.errors import ErrorCode
@@ -14,6 +14,7 @@ from streammeta.controller.metadata.answers import KVEntry, KVResult, KVResultsA
 from streammeta.controller.metadata.map_limits import kv_bytes
 from streammeta.controller.metadata.requests import DeleteKVs, GetKVs, KVToPut, ListKVs, PutKVs
 from streammeta.controller.metadata.shared_views import SharedDict, SharedDictView
+from streammeta.controller.metadata.sorted_keys import SortedKeys
 from streammeta.controller.metadata.tables import Undo
 from streammeta.controller.metadata.values import page_size
 from streammeta.controller.records.record import KVsDeleted, KVsPut
@@ -32,7 +33,7 @@ class KVs:
 
     def __init__(self) -> None:
         self._values: SharedDict[tuple[str, str], StoredValue] = SharedDict()
-        self._sorted: list[tuple[str, str]] | None = []
+        self._keys = SortedKeys()
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -56,7 +57,7 @@ class KVs:
         """Fill an empty store."""
         self._values.load(values.items())
         self._bytes = sum(kv_bytes(*key, stored.value) for key, stored in values.items())
-        self._sorted = None
+        self._keys = SortedKeys(values)
 
     # ---- deciding ----
 
@@ -131,46 +132,36 @@ class KVs:
         """Return one page of keys, or of namespaces; a token is the last key of a page."""
         if request.namespaces:
             return self._list_namespaces(request)
-        keys = self._sorted_keys()
-        size = page_size(request.page)
-        after = max(request.prefix, request.page.page_token)
-        first = bisect.bisect_left(keys, (request.namespace, after))
-        # A token below the prefix excludes no key: only its own key was on the page before.
-        if keys[first : first + 1] == [(request.namespace, request.page.page_token)]:
-            first += 1
-        page = [
-            (namespace, key)
-            for namespace, key in keys[first : first + size + 1]
-            if namespace == request.namespace and key.startswith(request.prefix)
-        ]
-        listed = (self._entry(key, keys_only=request.keys_only) for key in page[:size])
-        entries, _ = budget.fitting(listed, budget.entry_bytes)
-        token = entries[-1].key if len(page) > len(entries) else ""
-        return ListKVsAnswer(entries=entries, next_page_token=token)
+        size, token = page_size(request.page), request.page.page_token
+        found = self._keys.at_or_above((request.namespace, max(request.prefix, token)))
+        matching = itertools.takewhile(
+            lambda key: key[0] == request.namespace and key[1].startswith(request.prefix), found
+        )
+        # Only the token's own key was on the page before; there is no key without a name.
+        listed = (
+            self._entry(key, keys_only=request.keys_only) for key in matching if key[1] != token
+        )
+        entries, following = budget.page_of(listed, size, budget.entry_bytes)
+        last = "" if following is None else entries[-1].key
+        return ListKVsAnswer(entries=entries, next_page_token=last)
 
     def _list_namespaces(self, request: ListKVs) -> ListKVsAnswer:
-        names = sorted(
-            {
-                namespace
-                for (namespace, _), _ in self._values.items()
-                if namespace.startswith(request.prefix) and namespace >= request.page.page_token
-            }
-        )
-        size = page_size(request.page)
+        wanted = self._namespaces_from(max(request.prefix, request.page.page_token))
+        matching = itertools.takewhile(lambda name: name.startswith(request.prefix), wanted)
         # The next name, not the last: the default namespace has the empty name, which ends a list.
-        found, _ = budget.fitting(names[:size], budget.text_bytes)
-        token = names[len(found)] if len(names) > len(found) else ""
-        return ListKVsAnswer(namespace_names=found, next_page_token=token)
+        found, following = budget.page_of(matching, page_size(request.page), budget.name_bytes)
+        return ListKVsAnswer(namespace_names=found, next_page_token=following or "")
 
     def _entry(self, key: tuple[str, str], *, keys_only: bool) -> KVEntry:
         stored = self._values[key]
         value = b"" if keys_only else stored.value
         return KVEntry(key=key[1], value=value, version=stored.version)
 
-    def _sorted_keys(self) -> Sequence[tuple[str, str]]:
-        if self._sorted is None:
-            self._sorted = sorted(self._values.keys())
-        return self._sorted
+    def _namespaces_from(self, name: str) -> Iterator[str]:
+        """Yield the namespaces that have keys, in order, from a name on."""
+        while (key := next(self._keys.at_or_above((name, "")), None)) is not None:
+            yield key[0]
+            name = key[0] + "\0"  # no name is between the two
 
     # ---- replaying ----
 
@@ -197,12 +188,14 @@ class KVs:
             self._bytes -= kv_bytes(*key, before.value)
         if value is not None:
             self._bytes += kv_bytes(*key, value.value)
-        if (before is None) != (value is None):
-            self._sorted = None
         if value is None:
             self._values.pop(key)
         else:
             self._values[key] = value
+        if before is None and value is not None:
+            self._keys.add(key)
+        elif before is not None and value is None:
+            self._keys.remove(key)
 
 
 def _require_answerable(field: str, results: Sequence[KVResult]) -> None:

@@ -29,6 +29,7 @@ from streammeta.controller.metadata.request_identity import (
     IssuedIds,
     RequestKey,
 )
+from streammeta.controller.metadata.requests import ObjectQueryColumns
 from streammeta.controller.metadata.shared_views import Window, WindowView
 from streammeta.controller.metadata.stream_index import range_rows
 from streammeta.controller.metadata.stream_ranges import StreamSpans
@@ -289,12 +290,27 @@ class ObjectQueries:
 
     # ---- streams ----
 
+    def range_rows_of_each(
+        self, asked: ObjectQueryColumns, limits: Int64Column, most: int
+    ) -> tuple[Int64Column, Int64Column]:
+        """Return which ranges answer many queries; see `ObjectRanges.rows_from_each`."""
+        return self._ranges.rows_from_each(asked, limits, most)
+
+    def slices_in(self, rows_of_ranges: Int64Column) -> answers.ObjectSlices:
+        """Return what ranges hold, by their rows."""
+        _, starts, ends = self._ranges.columns(rows_of_ranges)
+        return self._slices(self._ranges.object_ids(rows_of_ranges), starts, ends)
+
     def slices(self, stream_id: int, start: int, end: int, limit: int) -> answers.ObjectSlices:
         """Return the objects that hold a stream contiguously from `start` on.
 
         Stops at a gap, after `limit` objects, or at `end`; -1: no end.
         """
-        ids, starts, ends = self._ranges.rows_from(stream_id, start, end, limit)
+        return self._slices(*self._ranges.rows_from(stream_id, start, end, limit))
+
+    def _slices(
+        self, ids: Int64Column, starts: Int64Column, ends: Int64Column
+    ) -> answers.ObjectSlices:
         rows, table = self.rows(ids), self._table
         facts = self._facts.of(rows)
         return answers.ObjectSlices(

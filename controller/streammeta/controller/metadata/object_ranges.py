@@ -14,8 +14,10 @@ import bisect
 import numpy as np
 import numpy.typing as npt
 
+from streammeta.controller.ids import NONE_ID
+from streammeta.controller.metadata.requests import ObjectQueryColumns
 from streammeta.controller.metadata.section_checks import VisibleFrom, check_apart, windows
-from streammeta.controller.metadata.stream_index import StreamIndex, range_rows
+from streammeta.controller.metadata.stream_index import StreamIndex, bisected, range_rows
 from streammeta.controller.metadata.tables import (
     Array,
     FreeBlocks,
@@ -37,6 +39,7 @@ _RANGE_COLUMNS = {
 }
 _ORDER = ("stream_id", "end_offset", "object_id")
 _PLACE_BITS = 32
+_FIRST_ROWS = 4
 
 
 class ObjectRanges:
@@ -174,18 +177,16 @@ class ObjectRanges:
         """Return where in `listed` each row belongs, between its `lows` and its `highs`."""
         ends, ids = self._table["end_offset"], self._table["object_id"]
         wanted_ends, wanted_ids = ends[rows], ids[rows]
-        while True:
-            searched = np.flatnonzero(lows < highs)
-            if not len(searched):
-                return lows
-            middle = (lows[searched] + highs[searched]) >> 1
-            found = listed[middle]
+
+        def is_before(searched: Int64Column, places: Int64Column) -> Mask:
+            found = listed[places]
             end, wanted_end = ends[found], wanted_ends[searched]
-            before = (end < wanted_end) | (
+            before: Mask = (end < wanted_end) | (
                 (end == wanted_end) & (ids[found] <= wanted_ids[searched])
             )
-            lows[searched[before]] = middle[before] + 1
-            highs[searched[~before]] = middle[~before]
+            return before
+
+        return bisected(lows, highs, is_before)
 
     def unlink(self, rows: Int64Column, undo: Undo) -> None:
         """Take rows out of their streams' lists; those that are in none are passed over."""
@@ -242,6 +243,55 @@ class ObjectRanges:
         count = 1 + (len(goes_on) if goes_on.all() else int(np.argmin(goes_on)))
         return self._table["object_id"][taken[:count]], starts[:count], stops[:count]
 
+    def rows_from_each(
+        self, asked: ObjectQueryColumns, limits: Int64Column, most: int
+    ) -> tuple[Int64Column, Int64Column]:
+        """Return what `rows_from` finds for each of many queries: query numbers, and table rows.
+
+        Rows are by query, then in the order of the stream. Of the queries behind the one with which
+        there are more than `most` rows, some or all are missing.
+        """
+        counts, lists = self._index.many(asked.stream_id)
+        starts, ends = self._table["start_offset"], self._table["end_offset"]
+
+        def is_before(searched: Int64Column, places: Int64Column) -> Mask:
+            before: Mask = ends[lists.rows(searched, places)] <= asked.start_offset[searched]
+            return before
+
+        at = bisected(np.zeros_like(counts), counts, is_before)
+        left = np.minimum(limits, counts - at)
+        # In rounds, each of as many rows of a query as all before: most find few.
+        window, active = _FIRST_ROWS, np.flatnonzero(left > 0)
+        reached = asked.start_offset.copy()
+        found_of = np.zeros_like(counts)
+        parts: list[tuple[Int64Column, Int64Column]] = []
+        while len(active):
+            sizes = np.minimum(left[active], window)
+            which = np.repeat(active, sizes)
+            rows = lists.rows(which, range_rows(at[active], sizes)).astype(np.int64)
+            stops = ends[rows]
+            firsts = np.cumsum(sizes) - sizes
+            before = np.concatenate((stops[:1], stops[:-1]))
+            before[firsts] = reached[active]
+            limit = asked.end_offset[which]
+            fits = (starts[rows] == before) & ((limit == NONE_ID) | (before < limit))
+            if not parts:  # the first of all may begin below what is asked for
+                fits[firsts] = starts[rows[firsts]] <= asked.start_offset[active]
+            taken = _leading(fits, firsts, sizes)
+            kept = range_rows(firsts, taken)
+            parts.append((which[kept], rows[kept]))
+            found_of[active] += taken
+            reached[active] = stops[firsts + sizes - 1]
+            at[active] += sizes
+            left[active] -= sizes
+            enough = int(np.cumsum(found_of).searchsorted(most, side="right"))
+            active = active[(taken == sizes) & (left[active] > 0) & (active <= enough)]
+            window = 2 * window
+        which = np.concatenate((EMPTY_COLUMN, *(part[0] for part in parts)))
+        rows = np.concatenate((EMPTY_COLUMN, *(part[1] for part in parts)))
+        order = np.argsort(which, kind="stable")
+        return which[order], rows[order]
+
     def load(
         self,
         columns: dict[str, Int64Column],
@@ -273,6 +323,13 @@ class ObjectRanges:
 
         self._index.load(len(indexed) if listed is None else len(listed), entries)
         return firsts
+
+
+def _leading(fits: Mask, firsts: Int64Column, sizes: Int64Column) -> Int64Column:
+    """Return how many at the beginning of each part fit; parts begin at `firsts`."""
+    misfits = np.append(np.flatnonzero(~fits), len(fits))
+    leading: Int64Column = np.minimum(misfits[misfits.searchsorted(firsts)] - firsts, sizes)
+    return leading
 
 
 def _first_rows(counts: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int32], int]:

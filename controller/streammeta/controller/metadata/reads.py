@@ -4,18 +4,18 @@ Listings look at columns in id order from the page's token on, and at no more th
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 
 import numpy as np
 
 from streammeta.controller.errors import ErrorCode
+from streammeta.controller.ids import NONE_ID
 from streammeta.controller.metadata import answer_budget as budget
 from streammeta.controller.metadata import answers, requests
 from streammeta.controller.metadata.maintenance import BucketClaim
 from streammeta.controller.metadata.nodes import Node, Nodes
 from streammeta.controller.metadata.object_queries import ObjectQueries
 from streammeta.controller.metadata.stream_ranges import StreamSpans
-from streammeta.controller.metadata.streams import Streams
+from streammeta.controller.metadata.streams import Head, Streams
 from streammeta.controller.metadata.values import (
     Int64Column,
     ObjectState,
@@ -52,11 +52,46 @@ class Reads:
             LimitExceededError: that is too much for one answer, and the answer may not stop.
         """
         asked = request.queries
-        queries = asked[: budget.QUERIES_AT_ONCE] if request.may_stop else asked
-        results, _ = budget.fitting(map(self._slices, queries), budget.object_list_bytes)
+        results: Sequence[answers.ObjectList]
+        if isinstance(asked, requests.ObjectQueryColumns):
+            results = self._slices_of_each(asked)
+        else:
+            results, _ = budget.fitting(map(self._slices, asked), budget.object_list_bytes)
         if not request.may_stop:
             budget.require_all(len(results), len(asked), "queries", "set may_stop")
         return answers.GetObjectsAnswer(results=results)
+
+    def _slices_of_each(self, asked: requests.ObjectQueryColumns) -> answers.ObjectLists:
+        """Answer many queries in a few steps for all, as many as fit."""
+        error = np.full(len(asked), int(ErrorCode.STREAM_NOT_EXIST))
+        low, high, lost_end = (np.full(len(asked), NONE_ID) for _ in range(3))
+        known = self._streams.known(asked.stream_id)
+        low[known] = self._streams.start_offsets(asked.stream_id[known])
+        high[known] = self._streams.end_offsets(asked.stream_id[known])
+        is_below = asked.start_offset[known] < low[known]
+        error[known] = np.where(is_below, ErrorCode.OFFSET_NOT_MATCHED, ErrorCode.NONE)
+        visible = known[~is_below]
+        lost_end[visible] = self._streams.lost_ends(
+            asked.stream_id[visible], asked.start_offset[visible]
+        )
+        there = visible[lost_end[visible] == NONE_ID]
+        which, rows = self._objects.range_rows_of_each(
+            asked.take(there),
+            np.where(asked.limit[there] == 0, OBJECTS_LIMIT_DEFAULT, asked.limit[there]),
+            budget.SLICES_MAX,
+        )
+        counts = np.zeros_like(error)
+        counts[there] = np.bincount(which, minlength=len(there))
+        fit = budget.lists_that_fit(counts)
+        bounds = np.append(0, np.cumsum(counts[:fit]))
+        return answers.ObjectLists(
+            error=error[:fit],
+            stream_start_offset=low[:fit],
+            stream_end_offset=high[:fit],
+            lost_end_offset=lost_end[:fit],
+            bounds=bounds,
+            slices=self._objects.slices_in(rows[: bounds[-1]]),
+        )
 
     def _slices(self, query: requests.ObjectQuery) -> answers.ObjectList:
         stream_id = query.stream_id
@@ -124,11 +159,9 @@ class Reads:
         nodes = self._nodes_from(request.node_ids, first_id(request.page or PageRequest()))
         size = len(nodes) if request.page is None else page_size(request.page)
         described = self._describe_nodes(nodes, with_objects=request.include_stream_set_objects)
-        found, following = budget.fitting(islice(described, size + 1), budget.node_bytes)
+        found, following = budget.page_of(described, size, budget.node_bytes)
         if request.page is None:
             budget.require_all(len(found), len(nodes), "node_ids", "set page")
-        if len(found) > size:
-            found, following = found[:size], found[size]
         token = "" if following is None else token_of(following.node_id)
         return answers.GetNodesAnswer(nodes=found, next_page_token=token)
 
@@ -207,13 +240,8 @@ class Reads:
             page = request.page
             rows, after = self._streams.page(first_id(page), page_size(page), owner)
             found, token = rows.tolist(), token_of(after)
-        pending = self._pending_of(column(found))
         described, following = budget.fitting(
-            (
-                self._describe_stream(stream_id, request, tuple(pending.get(stream_id, ())))
-                for stream_id in found
-            ),
-            budget.stream_bytes,
+            self._describe_streams(column(found), request), budget.stream_bytes
         )
         if following is not None:
             token = token_of(following.stream_id)
@@ -232,30 +260,30 @@ class Reads:
             uploads.sort(key=lambda upload: upload.start_offset)
         return found
 
-    def _describe_stream(
-        self,
-        stream_id: int,
-        request: requests.DescribeStreams,
-        pending: tuple[answers.PendingUpload, ...],
-    ) -> answers.StreamDescription:
-        streams, ids = self._streams, np.array([stream_id])
-        head = streams.head_columns(ids)
-        return answers.StreamDescription(
-            stream_id=stream_id,
-            epoch=int(head.epoch[0]),
-            range_index=int(streams.range_indexes(ids)[0]),
-            start_offset=int(head.start_offset[0]),
-            end_offset=int(head.end_offset[0]),
-            state=StreamState(int(head.state[0])),
-            node_id=int(head.node_id[0]),
-            tags=streams.tags(stream_id),
-            ranges=streams.ranges(stream_id) if request.include_ranges else (),
-            stream_objects=(
-                self._stream_objects(stream_id) if request.include_stream_objects else ()
-            ),
-            pending_uploads=pending,
-            lost=streams.lost_of(stream_id),
-        )
+    def _describe_streams(
+        self, ids: Int64Column, request: requests.DescribeStreams
+    ) -> Iterator[answers.StreamDescription]:
+        streams, pending = self._streams, self._pending_of(ids)
+        columns = (ids, *streams.head_columns(ids), streams.range_indexes(ids))
+        rows = zip(*(values.tolist() for values in columns), strict=True)
+        for stream_id, *cells, range_index in rows:
+            head: Head[int] = Head._make(cells)
+            yield answers.StreamDescription(
+                stream_id=stream_id,
+                epoch=head.epoch,
+                range_index=range_index,
+                start_offset=head.start_offset,
+                end_offset=head.end_offset,
+                state=StreamState(head.state),
+                node_id=head.node_id,
+                tags=streams.tags(stream_id),
+                ranges=streams.ranges(stream_id) if request.include_ranges else (),
+                stream_objects=(
+                    self._stream_objects(stream_id) if request.include_stream_objects else ()
+                ),
+                pending_uploads=tuple(pending.get(stream_id, ())),
+                lost=streams.lost_of(stream_id),
+            )
 
     def _stream_objects(self, stream_id: int) -> tuple[answers.StreamObjectRange, ...]:
         held = self._objects.stream_objects(stream_id)

@@ -5,7 +5,9 @@ arrays. Knows nothing of protobuf and checks nothing; `validation` does that bef
 at its state.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias, overload
 
 from streammeta.controller.metadata.values import (
     EMPTY_COLUMN,
@@ -233,11 +235,47 @@ class ObjectQuery:
     limit: int = 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ObjectQueryColumns(Sequence[ObjectQuery]):
+    """Queries in columns; one becomes an `ObjectQuery` when it is asked for."""
+
+    stream_id: Int64Column
+    start_offset: Int64Column
+    end_offset: Int64Column
+    limit: Int64Column
+
+    def __len__(self) -> int:
+        return len(self.stream_id)
+
+    @overload
+    def __getitem__(self, at: int) -> ObjectQuery: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> "ObjectQueryColumns": ...
+
+    def __getitem__(self, at: int | slice) -> "ObjectQuery | ObjectQueryColumns":
+        if isinstance(at, slice):
+            return self.take(at)
+        columns = (self.stream_id, self.start_offset, self.end_offset, self.limit)
+        return ObjectQuery(*(int(values[at]) for values in columns))
+
+    def take(self, at: slice | Int64Column) -> "ObjectQueryColumns":
+        """Return some of the queries."""
+        columns = (self.stream_id, self.start_offset, self.end_offset, self.limit)
+        return ObjectQueryColumns(*(values[at] for values in columns))
+
+
+Queries: TypeAlias = tuple[ObjectQuery, ...] | ObjectQueryColumns
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetObjects(ReadRequest):
-    """Read which objects hold ranges of streams; of the first queries only if it `may_stop`."""
+    """Read which objects hold ranges of streams; of the first queries only if it `may_stop`.
 
-    queries: tuple[ObjectQuery, ...]
+    Many queries are given in columns.
+    """
+
+    queries: Queries
     may_stop: bool = False
 
 

@@ -22,7 +22,7 @@ from streammeta.controller.metadata.tables import (
     roomy_zeros,
     whole_array,
 )
-from streammeta.controller.metadata.values import Int64Column
+from streammeta.controller.metadata.values import Int64Column, Mask
 
 Slots = npt.NDArray[np.int32]
 Entries: TypeAlias = Callable[[slice], tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]]
@@ -44,6 +44,22 @@ def range_rows(first: npt.NDArray[np.integer], count: npt.NDArray[np.integer]) -
     return shift
 
 
+def bisected(
+    lows: Int64Column, highs: Int64Column, is_before: Callable[[Int64Column, Int64Column], Mask]
+) -> Int64Column:
+    """Return of each search between `lows` and `highs` the first place that is not before it.
+
+    `is_before` is given numbers of searches and a place for each.
+    """
+    lows, highs = lows.copy(), highs.copy()
+    while len(searched := np.flatnonzero(lows < highs)):
+        middle = (lows[searched] + highs[searched]) >> 1
+        before = is_before(searched, middle)
+        lows[searched[before]] = middle[before] + 1
+        highs[searched[~before]] = middle[~before]
+    return lows
+
+
 def _block_lengths(counts: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return how many rows the blocks of lists have: the next power of two."""
     if len(counts) and np.maximum.reduce(counts) <= _BLOCK_MIN:
@@ -62,6 +78,35 @@ def _whole_lists(count: int, stream_at: Callable[[int], int]) -> Iterator[slice]
             end = bisect.bisect_right(range(count), last, lo=window.stop, key=stream_at)
             yield slice(start, end)
             start = end
+
+
+class ManyLists:
+    """The lists of many streams, by position; valid until the next change of the index.
+
+    Position p of a list of h held rows is in its newest block if it is in the upper half of h, in
+    the one before if it is in the upper half of the rest, and so on.
+    """
+
+    def __init__(self, slots: Slots, held: Int64Column, ends: Int64Column, older: Slots) -> None:
+        self._slots = slots
+        self._held = held
+        self._older = older
+        self._exponents = np.frexp(held)[1] - 1
+        deepest = int(older.max()) if len(older) else 0
+        self._ends = np.zeros((deepest + 1, len(held)), dtype=np.int64)
+        self._ends[0] = ends
+        for number in range(deepest):
+            more = np.flatnonzero(older > number)
+            firsts = self._ends[number, more] - (held[more] >> (number + 1))
+            self._ends[number + 1, more] = slots[firsts - 1]
+
+    def rows(self, which: Int64Column, positions: Int64Column) -> Slots:
+        """Return one row each of the lists `which`, at these positions."""
+        above = self._exponents[which] - np.frexp(positions)[1]
+        number = np.minimum(above, self._older[which])
+        block_end = self._ends[number, which]
+        rows: Slots = self._slots[block_end - (self._held[which] >> number) + positions]
+        return rows
 
 
 class StreamIndex:
@@ -133,6 +178,16 @@ class StreamIndex:
             ends = stops = self._slots[firsts[more] - 1].astype(np.int64)
             held, places, older = held[more], places[more], older[more] - 1
         return counts, lists
+
+    def many(self, streams: Int64Column) -> tuple[Int64Column, ManyLists]:
+        """Return the lengths of streams' lists, and the lists; a stream may be named repeatedly."""
+        known = streams < self._covered
+        at = np.where(known, streams, 0)
+        held = np.where(known, self._held[at], 0).astype(np.int64)
+        older = np.where(known, self._older[at], 0)
+        ends = self._end[at].astype(np.int64)
+        counts = np.where(known, held - (ends - self._next[at]), 0)
+        return counts, ManyLists(self._slots, held, ends, older)
 
     # ---- changing ----
 

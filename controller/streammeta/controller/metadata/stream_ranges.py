@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from streammeta.controller.ids import NONE_ID
+from streammeta.controller.metadata.stream_index import bisected
 from streammeta.controller.metadata.tables import Table, TableView, Undo
 from streammeta.controller.metadata.values import EMPTY_COLUMN, Int64Column
 
@@ -128,6 +130,20 @@ class LostRanges:
             if start <= offset < end:
                 return end
         return -1
+
+    def ends_at(self, stream_id: Int64Column, offset: Int64Column) -> Int64Column:
+        """Return what `end_at` does for each of many offsets."""
+        spans = self.spans
+        lows = spans.stream_id.searchsorted(stream_id)
+        highs = spans.stream_id.searchsorted(stream_id, side="right")
+        behind = bisected(
+            lows, highs, lambda searched, at: spans.start_offset[at] <= offset[searched]
+        )
+        ends = np.full_like(stream_id, NONE_ID)
+        inside = np.flatnonzero(behind > lows)
+        last = spans.end_offset[behind[inside] - 1]
+        ends[inside] = np.where(offset[inside] < last, last, NONE_ID)
+        return ends
 
     def add(self, spans: StreamSpans, undo: Undo) -> None:
         """Add ranges that overlap none."""

@@ -194,6 +194,10 @@ class Streams:
         """Return the end of the lost range that holds an offset, or -1 if none does."""
         return self._lost.end_at(stream_id, offset)
 
+    def lost_ends(self, stream_id: Int64Column, offset: Int64Column) -> Int64Column:
+        """Return what `lost_end` does for each of many offsets."""
+        return self._lost.ends_at(stream_id, offset)
+
     def open_count(self, node_id: int) -> int:
         """Return how many streams a node has open."""
         return self._open_counts.get(node_id)
@@ -212,6 +216,11 @@ class Streams:
             lost=self._lost.spans,
             requests=self._requests.view(),
         )
+
+    def known(self, ids: Int64Column) -> Int64Column:
+        """Return the places in `ids` of streams that exist."""
+        issued = np.flatnonzero(ids < len(self._table))
+        return issued[self.existing(ids[issued])]
 
     # ---- columns of many streams, by id; each id was issued ----
 

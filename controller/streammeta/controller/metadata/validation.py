@@ -7,8 +7,11 @@ naming the field as in `proto/`, one over a limit `LimitExceededError`; neither 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from streammeta.controller.errors import LimitExceededError
 from streammeta.controller.features import SUPPORTED
+from streammeta.controller.ids import NONE_ID
 from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.commit_validation import (
     BATCH_MAX,
@@ -229,14 +232,28 @@ def _check_described(field: str, ids: Sequence[int]) -> None:
 
 
 def _check_get_objects(request: requests.GetObjects) -> None:
-    check_batch("queries", request.queries)
-    for index, query in enumerate(request.queries):
+    asked = request.queries
+    check_batch("queries", asked)
+    if isinstance(asked, requests.ObjectQueryColumns) and _are_sound(asked):
+        return
+    for index, query in enumerate(asked):
         field = f"queries[{index}]"
         check_between(f"{field}.stream_id", query.stream_id, 0, INT64_MAX)
         check_between(f"{field}.start_offset", query.start_offset, 0, INT64_MAX)
         check_between(f"{field}.limit", query.limit, 0, BATCH_MAX)
         if query.end_offset != -1 and query.end_offset < query.start_offset:
             raise fail(f"{field}.end_offset", query.end_offset, "-1 or >= start_offset")
+
+
+def _are_sound(asked: requests.ObjectQueryColumns) -> bool:
+    """Return whether no query is malformed, in a few steps for all."""
+    starts, ends = asked.start_offset, asked.end_offset
+    rows = {len(values) for values in (asked.stream_id, starts, ends, asked.limit)}
+    if len(rows) > 1:
+        raise fail("queries", f"columns of {sorted(rows)} rows", "as many rows in each")
+    sound = (asked.stream_id >= 0) & (starts >= 0) & ((ends == NONE_ID) | (ends >= starts))
+    sound &= (asked.limit >= 0) & (asked.limit <= BATCH_MAX)
+    return bool(np.all(sound))
 
 
 def _check_owner(field: str, node_id: int | None) -> None:

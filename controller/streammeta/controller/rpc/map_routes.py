@@ -6,11 +6,13 @@ are written by hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, cast
+from itertools import islice
+from typing import Any, TypeAlias, cast
 
+import numpy as np
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
@@ -29,7 +31,7 @@ from streammeta.controller.rpc.request_guard import (
     quote_offset,
     read_after,
 )
-from streammeta.controller.runtime.admission import class_of
+from streammeta.controller.runtime.admission import TurnBudget, class_of
 from streammeta.controller.runtime.commit_joining import CommitJoiner
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.trust.auditor import note_rows
@@ -72,6 +74,12 @@ ROUTES: Mapping[str, tuple[type, type]] = {
 }
 """Request and answer of the map by method; CommitStreamSetObject has its own way, in columns."""
 
+FEW_QUERIES = 8
+"""Queries up to which a GetObjects is answered one by one; more are answered in columns."""
+
+PIECE_SLICES = 1_000
+"""Size of a piece of a large answer, in results and slices together."""
+
 _CONSTANTS: Mapping[str, Mapping[str, object]] = {
     "LockNode": {"locked": True},
     "UnlockNode": {"locked": False},
@@ -87,6 +95,10 @@ _TIME_FIELDS = {
 """Field of a description that holds the one time the map keeps of an object in a state."""
 
 
+Encode: TypeAlias = Callable[..., Message | Iterator[Message]]
+"""Encodes an answer, a large one in pieces, whose bytes behind each other are those of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """Translation of one unary RPC; `writes` is True for mutations, False for queries.
@@ -95,7 +107,7 @@ class Route:
     """
 
     decode: Callable[[Any], Any]
-    encode: Callable[[Any], Message]
+    encode: Encode
     writes: bool
     joins: bool = False
 
@@ -145,7 +157,9 @@ def routed(route: Route, controller: MetadataController) -> UnaryHandler:
     """Return the handler that submits a route's requests to the loop; reads may name an offset."""
     write = CommitJoiner(controller).write if route.joins else controller.write
 
-    async def handle(request: Message, context: Context) -> Message:
+    turns = controller.answer_turns
+
+    async def handle(request: Message, context: Context) -> Message | bytes:
         caller = current_caller()
         decoded = route.decode(request)
         require_namespaces(caller, decoded)
@@ -160,9 +174,20 @@ def routed(route: Route, controller: MetadataController) -> UnaryHandler:
                     decoded, at_least=read_after(context), timeout_ms=longest_wait_ms(context)
                 )
             quote_offset(context, answered.offset)
-            return route.encode(answered.answer)
+            encoded = route.encode(answered.answer)
+            return encoded if isinstance(encoded, Message) else await _joined(encoded, turns)
 
     return guarded(handle)
+
+
+async def _joined(pieces: Iterator[Message], turns: TurnBudget) -> bytes:
+    """Encode an answer piece by piece, each in a turn of the event loop of its own."""
+    encoded: list[bytes] = []
+    await turns.take(1)
+    for piece in pieces:
+        encoded.append(piece.SerializeToString())
+        await turns.take(1)
+    return b"".join(encoded)
 
 
 # -- kinds with rules of their own
@@ -183,6 +208,24 @@ def _object_query(query: objects_pb2.ObjectQuery, path: str) -> requests.ObjectQ
     return requests.ObjectQuery(query.stream_id, query.start_offset, end_offset, query.limit)
 
 
+def _object_queries(messages: Sequence[objects_pb2.ObjectQuery], path: str) -> requests.Queries:
+    if len(messages) <= FEW_QUERIES:
+        return tuple(
+            _object_query(query, f"{path}[{index}]") for index, query in enumerate(messages)
+        )
+    queries = list(messages)
+    for index, query in enumerate(queries):
+        if not query.HasField("stream_id"):
+            raise not_set(f"{path}[{index}].stream_id")
+    ends = [query.end_offset if query.HasField("end_offset") else NONE_ID for query in queries]
+    return requests.ObjectQueryColumns(
+        column([query.stream_id for query in queries]),
+        column([query.start_offset for query in queries]),
+        column(ends),
+        column([query.limit for query in queries]),
+    )
+
+
 def _check_operations(request: requests.CommitStreamObject) -> None:
     if len(request.source_object_ids) and not request.operations:
         raise InvalidRequestError(
@@ -190,23 +233,50 @@ def _check_operations(request: requests.CommitStreamObject) -> None:
         )
 
 
-def _get_objects_out(answer: answers.GetObjectsAnswer) -> objects_pb2.GetObjectsResponse:
+def _get_objects_out(
+    answer: answers.GetObjectsAnswer,
+) -> objects_pb2.GetObjectsResponse | Iterator[objects_pb2.GetObjectsResponse]:
+    lists = answer.results
+    if isinstance(lists, answers.ObjectLists):
+        return _pieces(lists)
     message = objects_pb2.GetObjectsResponse()
-    for result in answer.results:
-        _fill_list(message.results.add(), result)
+    for one in lists:
+        head = (one.error, one.stream_start_offset, one.stream_end_offset, one.lost_end_offset)
+        _fill_list(message.results.add(), head, one.objects.places(), one.objects.facts())
     return message
 
 
-def _fill_list(message: objects_pb2.ObjectList, result: answers.ObjectList) -> None:
+def _pieces(lists: answers.ObjectLists) -> Iterator[objects_pb2.GetObjectsResponse]:
+    """Encode results in columns, about `PIECE_SLICES` of their slices at a time."""
+    work = lists.bounds + np.arange(len(lists.bounds))
+    first = 0
+    while first < len(lists):
+        end = max(first + 1, int(work[:-1].searchsorted(work[first] + PIECE_SLICES)))
+        slices = lists.slices.part(int(lists.bounds[first]), int(lists.bounds[end]))
+        places, facts = slices.places(), slices.facts()
+        message = objects_pb2.GetObjectsResponse()
+        for *head, count in lists.heads(first, end):
+            _fill_list(message.results.add(), head, islice(places, count), islice(facts, count))
+        yield message
+        first = end
+
+
+def _fill_list(
+    message: objects_pb2.ObjectList,
+    head: Sequence[int],
+    places: Iterable[tuple[int, int, int, int, int, int]],
+    facts: Iterable[tuple[int, int, int]],
+) -> None:
     # Setting fields one by one takes a sixth of the time that naming them to `add` takes.
-    message.error = cast(common_pb2.ErrorCode.ValueType, int(result.error))
-    if result.stream_start_offset != NONE_ID:
-        message.stream_start_offset = result.stream_start_offset
-        message.stream_end_offset = result.stream_end_offset
-    if result.lost_end_offset != NONE_ID:
-        message.lost_end_offset = result.lost_end_offset
+    error, stream_start_offset, stream_end_offset, lost_end_offset = head
+    message.error = cast(common_pb2.ErrorCode.ValueType, int(error))
+    if stream_start_offset != NONE_ID:
+        message.stream_start_offset = stream_start_offset
+        message.stream_end_offset = stream_end_offset
+    if lost_end_offset != NONE_ID:
+        message.lost_end_offset = lost_end_offset
     add = message.objects.add
-    for object_id, kind, start_offset, end_offset, size, attributes in result.objects.places():
+    for object_id, kind, start_offset, end_offset, size, attributes in places:
         one = add()
         one.object_id = object_id
         one.kind = cast(common_pb2.ObjectKind.ValueType, kind)
@@ -214,13 +284,8 @@ def _fill_list(message: objects_pb2.ObjectList, result: answers.ObjectList) -> N
         one.end_offset = end_offset
         one.object_size = size
         one.attributes = attributes
-    if result.objects.has_facts:
-        _fill_facts(message, result.objects)
-
-
-def _fill_facts(message: objects_pb2.ObjectList, slices: answers.ObjectSlices) -> None:
-    for one, facts in zip(message.objects, slices.facts(), strict=True):
-        min_timestamp_ms, max_timestamp_ms, crc32c = facts
+    # Without facts of any object there are none to go through.
+    for one, (min_timestamp_ms, max_timestamp_ms, crc32c) in zip(message.objects, facts):  # noqa: B905
         if max_timestamp_ms >= 0:
             one.min_timestamp_ms = min_timestamp_ms
             one.max_timestamp_ms = max_timestamp_ms
@@ -248,7 +313,7 @@ PLAIN = Conversion(
     reads={
         Tags: _tags,
         Int64Column: lambda rows, _: column(rows),
-        requests.ObjectQuery: _object_query,
+        requests.Queries: _object_queries,
     },
     writes={
         Tags: lambda tags: [common_pb2.Tag(key=key, value=value) for key, value in tags],
@@ -268,5 +333,5 @@ _write_node = PLAIN.writer(
     answers.NodeDescription, nodes_pb2.NodeDescription, "state", "compacted_by"
 )
 
-_BY_HAND: Mapping[str, Callable[..., Message]] = {"GetObjects": _get_objects_out}
+_BY_HAND: Mapping[str, Encode] = {"GetObjects": _get_objects_out}
 """Encoders that are not planned, by method."""

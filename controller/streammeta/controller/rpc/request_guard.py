@@ -187,7 +187,9 @@ _ANSWER_BEFORE_S = 0.05
 _SHARE_OF_DEADLINE = 0.95
 """Share of a short deadline after which a call is answered."""
 
-UnaryHandler = Callable[[Any, Context], Awaitable[Message]]
+UnaryHandler = Callable[[Any, Context], Awaitable[Message | bytes]]
+"""Answers with a message, or with its bytes."""
+
 StreamHandler = Callable[[Any, Context], Awaitable[None]]
 """Answers one request with many messages, each by `context.write`."""
 
@@ -197,7 +199,7 @@ _Result = TypeVar("_Result")
 def guarded(handler: UnaryHandler) -> UnaryHandler:
     """Wrap a unary handler: exceptions become statuses, and the caller's deadline is kept."""
 
-    async def call(request: Message, context: Context) -> Message:
+    async def call(request: Message, context: Context) -> Message | bytes:
         remaining = context.time_remaining()
         timeout_s = TIMEOUT_S_MAX
         if remaining is not None:

@@ -33,7 +33,7 @@ from streammeta.controller.metadata.requests import PrepareObjects, ReadRequest,
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import Record
-from streammeta.controller.runtime.admission import Gate
+from streammeta.controller.runtime.admission import Gate, TurnBudget
 from streammeta.controller.runtime.change_feed import ChangeFeed
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.interfaces import ReplicatedLog, SnapshotPoint
@@ -135,6 +135,7 @@ class MetadataController:
         self._on_leadership: list[Callable[[bool], None]] = []
         self._changes = ChangeFeed()
         self._gate = Gate(clock)
+        self.answer_turns = TurnBudget(1)
         self.binding = NodeBinding()
         self._log_hash = RollingHash()
         self._awaited_views = AwaitedViews(self._view_at)
