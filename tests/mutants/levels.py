@@ -14,7 +14,7 @@ LEVELS = (
         - if not self._levels.include(record.level):
         + if False:
         """,
-        Simulated("swarm"),
+        Simulated("swarm", range(60, 260)),
     ),
     Mutant(
         "absent-voter-not-asked",

@@ -38,7 +38,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("segment_bytes", [1, 1 << 20])
-@pytest.mark.parametrize("piece_bytes", [5, 1 << 20])
+@pytest.mark.parametrize("piece_bytes", [*range(4, 12), 1 << 20])
 def test_a_level_beyond_this_version_is_found_wherever_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, segment_bytes: int, piece_bytes: int
 ) -> None:
