@@ -1,4 +1,4 @@
-"""What the demo tells its viewer: steps, a progress bar on a terminal, a summary at the end.
+"""Output of the demo and the drills: steps, a progress bar on a terminal, a summary at the end.
 
 In a pipe only the steps are printed; with `--format json` nothing but the final object is.
 """
@@ -14,10 +14,11 @@ import rich.table
 
 
 class Narrator:
-    """Prints steps as they happen and remembers when the demo began."""
+    """Prints the steps of a program as they happen, with the seconds since it began."""
 
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self, *, as_json: bool, program: str = "demo") -> None:
         self._as_json = as_json
+        self._program = program
         self._console = rich.console.Console(
             file=sys.stderr if as_json else sys.stdout, quiet=as_json, highlight=False, width=110
         )
@@ -48,18 +49,18 @@ class Narrator:
         return bar
 
     def fail(self, reason: str) -> None:
-        """Say why the demo could not go on: in JSON still one object."""
+        """Say why the program could not go on: in JSON still one object."""
         if self._as_json:
             print(json.dumps({"ok": False, "error": reason}))
         else:
-            print(f"demo: {reason}", file=sys.stderr)
+            print(f"{self._program}: {reason}", file=sys.stderr)
 
     def summary(self, result: Mapping[str, object], failed: Sequence[str]) -> None:
         """Print the result: a table, or exactly one JSON object."""
         if self._as_json:
             print(json.dumps({**result, "failed_checks": list(failed)} if failed else result))
             return
-        table = rich.table.Table(title="The demo in figures", title_justify="left")
+        table = rich.table.Table(title=f"The {self._program} in figures", title_justify="left")
         table.add_column("figure")
         table.add_column("value", justify="right")
         for name, value in result.items():

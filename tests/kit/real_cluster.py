@@ -192,6 +192,8 @@ class Writes:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="writes")
         self.acknowledged: list[str] = []
+        self.longest_wait_s = 0.0
+        """Longest time in seconds until some write was acknowledged, failed attempts included."""
 
     def start(self) -> None:
         self._thread.start()
@@ -206,7 +208,7 @@ class Writes:
         wait_until(lambda: len(self.acknowledged) > known, "writes are acknowledged")
 
     def _run(self) -> None:
-        number = 0
+        number, since = 0, time.monotonic()
         while not self._stop.is_set():
             # Made anew after a failure: controllers that joined since are asked too.
             with (
@@ -216,8 +218,10 @@ class Writes:
                 while not self._stop.is_set():
                     number += 1
                     put(client, f"key-{number:06}", str(number))
+                    self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - since)
                     self.acknowledged.append(f"key-{number:06}")
                     time.sleep(0.005)
+                    since = time.monotonic()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,64 @@
+"""The command line of the drills: runs one in a directory of its own, and prints its figures.
+
+Nothing is left behind: controllers are children that are stopped, and the directory is removed
+unless the drill failed.
+"""
+
+import argparse
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias
+
+from scripts.demonstration.narrator import Narrator
+from scripts.drills import upgrade
+from streammeta.cli.local_cluster import ChildFailedError
+
+Drill: TypeAlias = Callable[[Path, Narrator], Mapping[str, object]]
+
+DRILLS: Mapping[str, Drill] = MappingProxyType({"upgrade": upgrade.run})
+"""Drills by name. Each returns its figures, and raises if what it practises does not succeed."""
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="drill",
+        description="Practise on real controllers what an operator rarely does.",
+        epilog="example: ./scripts/drill upgrade --format json",
+    )
+    parser.add_argument("drill", choices=sorted(DRILLS))
+    parser.add_argument("--format", choices=["table", "json"], default="table")
+    return parser.parse_args()
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    """Run a drill; return 0 if it succeeded."""
+    arguments = _parse()
+    signal.signal(signal.SIGTERM, _interrupt)
+    program = f"drill {arguments.drill}"
+    narrator = Narrator(as_json=arguments.format == "json", program=program)
+    root = Path(tempfile.mkdtemp(prefix="streammeta-drill-"))
+    try:
+        figures = DRILLS[arguments.drill](root, narrator)
+    except KeyboardInterrupt:
+        narrator.step("interrupted; everything is stopped")
+        shutil.rmtree(root)
+        return 130
+    except (AssertionError, ChildFailedError, RuntimeError, TimeoutError) as error:
+        narrator.fail(f"{error}\nlogs and data of every controller are kept in {root}")
+        return 1
+    shutil.rmtree(root)
+    narrator.summary({"drill": arguments.drill, "ok": True, **figures}, [])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
