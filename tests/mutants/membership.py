@@ -87,11 +87,12 @@ MEMBERSHIP = (
         "found here by the simulator; static voters of KRaft before KIP-853",
         """
         streammeta.controller.quorum.leading:
-        - if voter is None or voter.key != unnamed or not header.is_founder:
+        - if voter is None or voter.key.directory_id is not None or not header.is_founder:
         -     return sender
+        - unnamed = voter.key
         - is_taken = role.progress[unnamed].earned_by not in (None, sender)
         - return sender if is_taken else unnamed
-        + return sender if voter is None or voter.key != unnamed else unnamed
+        + return sender if voter is None or voter.key.directory_id is not None else voter.key
         """,
         Simulated("rotten"),
     ),
@@ -101,8 +102,8 @@ MEMBERSHIP = (
         "found here by the simulator; static voters of KRaft before KIP-853",
         """
         streammeta.controller.quorum.leading:
-        - if voter is None or voter.key != unnamed or not header.is_founder:
-        + if voter is None or voter.key != unnamed:
+        - if voter is None or voter.key.directory_id is not None or not header.is_founder:
+        + if voter is None or voter.key.directory_id is not None:
         """,
         Tested(
             "tests/quorum/test_quorum_disks.py"

@@ -109,8 +109,9 @@ REPLICATION = (
         "etcd #14370: a single member lost acknowledged writes",
         """
         streammeta.controller.quorum.leading:
-        - return self._replica.log.flushed_end
-        + return self._replica.log.end_offset
+          if replica.is_voter:
+        -     ends.append(replica.log.flushed_end)
+        +     ends.append(replica.log.end_offset)
         """,
         Simulated("crashy"),
     ),

@@ -13,10 +13,17 @@ from streammeta.controller.errors import OutcomeUnknownError
 from streammeta.controller.features import UNTOLD
 from streammeta.controller.ids import EndOffset, NodeId
 from streammeta.controller.quorum.config import QuorumLimits
-from streammeta.controller.quorum.messages import QuorumError
+from streammeta.controller.quorum.messages import (
+    FetchRequest,
+    FetchResponse,
+    QuorumError,
+    Request,
+    Response,
+)
 from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.quorum_service import QuorumServicer
 from streammeta.controller.rpc.services import service_handler
+from streammeta.controller.runtime import flush_place
 from streammeta.controller.runtime.feature_updates import FeatureUpdates
 from streammeta.controller.runtime.peer_versions import PeerVersions
 from streammeta.controller.runtime.quorum_errors import RecordTooLargeError, UncommittedLogFullError
@@ -68,6 +75,35 @@ async def test_a_flush_begins_the_batch_in_the_same_turn(lone: MemoryCluster) ->
         driver.flush()
         ends.append(driver._core.log.end_offset)
     assert ends == [start, start + 1, start + 1, start + 2]
+
+
+async def test_a_follower_acknowledges_what_an_answer_brings_in_the_turn_of_that_answer(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flush_place, "QUICK_S", float("inf"))
+    monkeypatch.setattr(flush_place, "SLOW_S", float("inf"))
+    await cluster.fill("a", 1)
+    leader = await cluster.leader()
+    follower = next(node for node_id, node in cluster.nodes.items() if node_id != leader)
+    take, sent = follower.driver.on_response, follower.transport.send
+    acknowledged: list[int] = []
+    kept_up: list[bool] = []
+
+    def send(request: Request) -> None:
+        if isinstance(request, FetchRequest):
+            acknowledged.append(request.fetch_offset)
+        sent(request)
+
+    def on_response(response: Response) -> None:
+        take(response)
+        if isinstance(response, FetchResponse) and response.batches:
+            kept_up.append(acknowledged[-1:] == [response.batches[-1].end_offset])
+
+    monkeypatch.setattr(follower.transport, "send", send)
+    monkeypatch.setattr(follower.driver, "on_response", on_response)
+    await cluster.fill("b", 3)
+    await eventually(lambda: len(kept_up) >= 2, "the follower has fetched")
+    assert all(kept_up)
 
 
 async def test_a_failed_flush_ends_the_replica(

@@ -103,7 +103,7 @@ class PosixFile:
         self, path: Path, *, create: bool, read_only: bool = False, mode: int = 0o644
     ) -> None:
         flags = os.O_RDONLY if read_only else os.O_RDWR | (os.O_CREAT if create else 0)
-        with _telling_no_room(path):
+        with _TellingNoRoom(path):
             self._fd = os.open(path, flags | os.O_CLOEXEC, mode)
         self._path = path
         self._close = weakref.finalize(self, os.close, self._fd)
@@ -120,7 +120,7 @@ class PosixFile:
     def write(self, position: int, data: bytes) -> None:
         """Write all of `data`; durable after `sync`."""
         view = memoryview(data)
-        with _telling_no_room(self._path):
+        with _TellingNoRoom(self._path):
             while view:
                 written = os.pwrite(self._fd, view, position)
                 view = view[written:]
@@ -194,7 +194,7 @@ class PosixFileSystem:
         if directory.is_dir():
             return
         self.make_directory(directory.parent)
-        with _telling_no_room(directory):
+        with _TellingNoRoom(directory):
             directory.mkdir(exist_ok=True)
         self.sync_directory(directory.parent)
 
@@ -204,7 +204,7 @@ class PosixFileSystem:
 
     def rename(self, source: Path, target: Path) -> None:
         """Replace `target` atomically."""
-        with _telling_no_room(target):
+        with _TellingNoRoom(target):
             source.replace(target)
 
     def remove(self, path: Path) -> None:
@@ -297,11 +297,20 @@ class _FileReader(io.RawIOBase):
         super().close()
 
 
-@contextlib.contextmanager
-def _telling_no_room(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _NO_ROOM:
-            raise
-        raise DiskFullError(error.errno, error.strerror, str(path)) from error
+class _TellingNoRoom:
+    """Turns the error of a call that found no room into a DiskFullError.
+
+    A class of its own: each commit makes two of them, and a generator's costs four times as much.
+    """
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            raise DiskFullError(error.errno, error.strerror, str(self._path)) from error

@@ -38,10 +38,13 @@ class PeerAddresses:
         self._told_by_hello: dict[NodeId, str] = {}
         self._in_use: dict[NodeId, str] = {}
         self._failed: dict[NodeId, set[str]] = {}
+        self._known: dict[NodeId, list[str]] = {}
+        """Addresses of a node from all sources, the likeliest first, as far as asked for."""
 
     def set_voters(self, voters: VoterSet) -> None:
         """Take over the addresses of the voters now in force."""
         self._voters = voters
+        self._known.clear()
 
     def learn_leader(self, node_id: NodeId, endpoint: str, client_endpoint: str) -> None:
         """Note the leader's addresses in an answer; ignore malformed and empty ones."""
@@ -53,6 +56,7 @@ class PeerAddresses:
                 _if_reachable(client_endpoint) or known.clients,
             ),
         )
+        self._known.clear()
 
     def greeted(self, node_id: NodeId, client_endpoint: str) -> None:
         """Note where clients reach a node that has connected, by its own word."""
@@ -119,13 +123,16 @@ class PeerAddresses:
 
     def _candidates(self, node_id: NodeId) -> list[str]:
         """Return every address that this node may have, the likeliest first."""
-        voter = self._voters.find(node_id)
-        told = [
-            voter.endpoint if voter else None,
-            self._told_of_leader(node_id).peers,
-            self._seeds.get(node_id),
-        ]
-        return list(dict.fromkeys(filter(None, told)))
+        known = self._known.get(node_id)
+        if known is None:
+            voter = self._voters.find(node_id)
+            told = [
+                voter.endpoint if voter else None,
+                self._told_of_leader(node_id).peers,
+                self._seeds.get(node_id),
+            ]
+            known = self._known[node_id] = list(dict.fromkeys(filter(None, told)))
+        return known
 
     def _told_of_leader(self, node_id: NodeId) -> Endpoints:
         """Return what answers said of this node as the leader."""

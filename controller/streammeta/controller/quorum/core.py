@@ -234,9 +234,15 @@ class QuorumCore:
             replica.trim(replica.snapshots[0].end_offset)
 
     def _finish(self) -> list[events.Effect]:
-        self._election.on_time()
-        self._leading.on_time()
-        self._following.on_time()
+        match self._replica.role:
+            case roles.Leader():
+                self._leading.on_time()
+            case roles.Follower():
+                self._following.on_time()
+            case _:
+                self._election.on_time()
+                self._leading.on_time()
+                self._following.on_time()
         self._leading.serve_delayed()
         return self._replica.finish()
 

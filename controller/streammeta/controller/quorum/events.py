@@ -7,28 +7,28 @@ message leaves only when the write it depends on, `Send.after`, is durable.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from streammeta.controller.ids import EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.messages import Batch, Message, QuorumError
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.controller.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class Tick:
     """Time has passed."""
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class Received:
     """A message arrived; it may be late, doubled, reordered or from another cluster."""
 
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class RequestFailed:
     """The transport gave this request up: no answer will come."""
 
@@ -36,35 +36,35 @@ class RequestFailed:
     request_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class PeerConnectionLost:
     """The peer reset or refused a connection: its process has probably ended."""
 
     peer: NodeId
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class Append:
     """Replicate these payloads as one batch; only for an established leader."""
 
     payloads: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class WriteDone:
     """Every write up to this token is durable."""
 
     token: int
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class DiskFull:
     """The disk is full but for the reserve, or has room again; waiting batches are in the log."""
 
     is_full: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class LogReadDone:
     """The batches that `ReadLog` asked for; empty if they were removed."""
 
@@ -72,26 +72,26 @@ class LogReadDone:
     batches: tuple[Batch, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class ReadIndexRequested:
     """A linearizable read asks for the offset that it must have applied."""
 
     read_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class Resign:
     """Give up leadership, if held, and notify the voters."""
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class TransferRequested:
     """Hand leadership to this voter, or with None to the one with the longest log."""
 
     to: NodeId | None
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class VoterChangeRequested:
     """Add a voter (a `Voter`) or remove one (a `ReplicaKey`); only one change runs at a time."""
 
@@ -99,14 +99,14 @@ class VoterChangeRequested:
     change: Voter | ReplicaKey
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class SnapshotTaken:
     """The state machine has written a snapshot of its own, durably, at a committed batch's end."""
 
     snapshot_id: SnapshotId
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class SnapshotChunk:
     """Bytes of a snapshot file of `total_bytes` whose SHA-256 is `digest`."""
 
@@ -115,7 +115,7 @@ class SnapshotChunk:
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class SnapshotReadDone:
     """The bytes that `ReadSnapshot` asked for; None if there is no such snapshot."""
 
@@ -123,7 +123,7 @@ class SnapshotReadDone:
     chunk: SnapshotChunk | None
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class SnapshotInstalled:
     """`InstallSnapshot` is done: the log begins and ends at the snapshot's end.
 
@@ -154,7 +154,7 @@ Event: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class LeadershipEnded:
     """The replica stopped leading `epoch`, for a reason that operators read.
 
@@ -165,7 +165,7 @@ class LeadershipEnded:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class PersistQuorumState:
     """Replace the quorum-state, durably."""
 
@@ -173,7 +173,7 @@ class PersistQuorumState:
     state: QuorumState
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class AppendLog:
     """Write these batches at the end of the log, durably."""
 
@@ -181,7 +181,7 @@ class AppendLog:
     batches: tuple[Batch, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class TruncateLog:
     """Cut the log so that it ends at `end_offset`, durably."""
 
@@ -189,7 +189,7 @@ class TruncateLog:
     end_offset: EndOffset
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class TrimLog:
     """Forget batches below `start_offset`, a snapshot's end, and the snapshots that end below it.
 
@@ -200,7 +200,7 @@ class TrimLog:
     start_offset: EndOffset
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class WriteSnapshotChunk:
     """Write bytes of a snapshot download; `position` 0 starts the file again."""
 
@@ -209,7 +209,7 @@ class WriteSnapshotChunk:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class InstallSnapshot:
     """Check the downloaded file, make it durable, and begin the log at its end.
 
@@ -222,14 +222,14 @@ class InstallSnapshot:
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class ClearDamage:
     """Clear the mark of damage, durably: everything cut from this log is back."""
 
     token: int
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class ReadSnapshot:
     """Read at most `max_bytes` of a snapshot from `position`; answered by `SnapshotReadDone`."""
 
@@ -239,7 +239,7 @@ class ReadSnapshot:
     max_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class ReadLog:
     """Read whole batches from `start_offset`, at least one, about `max_bytes` of them."""
 
@@ -248,7 +248,7 @@ class ReadLog:
     max_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class Send:
     """Hand `message` to the transport once the write `after` is durable; it may be lost.
 
@@ -262,14 +262,14 @@ class Send:
     vouches_for_log: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class CommitAdvanced:
     """Everything below `high_watermark` is committed."""
 
     high_watermark: EndOffset
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class LeadershipStarted:
     """The replica was elected; it may be announced once it has applied past `epoch_start`."""
 
@@ -277,7 +277,7 @@ class LeadershipStarted:
     epoch_start: EndOffset
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class ReadIndexReady:
     """The read is linearizable when everything below `index` has been applied."""
 
@@ -285,21 +285,21 @@ class ReadIndexReady:
     index: EndOffset
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class ReadIndexRefused:
     """The replica can't prove that it leads."""
 
     read_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class VotersChanged:
     """These voters are in force from now on, committed or not."""
 
     voters: VoterSet
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class VoterChangeDone:
     """A requested change is committed below `end_offset`."""
 
@@ -307,7 +307,7 @@ class VoterChangeDone:
     end_offset: EndOffset
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class VoterChangeRefused:
     """A requested change did not happen; with NOT_LEADER it may have."""
 
@@ -316,7 +316,7 @@ class VoterChangeRefused:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class FullVotersChanged:
     """Full disks of these voters prevent any commit; empty: a majority has room.
 
@@ -326,7 +326,7 @@ class FullVotersChanged:
     full_voters: tuple[NodeId, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class TransferRefused:
     """Leadership stays here; `LeadershipEnded` reports success."""
 

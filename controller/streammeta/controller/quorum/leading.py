@@ -7,13 +7,12 @@ leaves; the leader counts itself only up to what it has flushed.
 from __future__ import annotations
 
 from streammeta.controller.errors import InvariantError
-from streammeta.controller.ids import EndOffset, NodeId
+from streammeta.controller.ids import NodeId
 from streammeta.controller.quorum import events, messages, roles
 from streammeta.controller.quorum.membership import FullDisks, Membership
 from streammeta.controller.quorum.replica import Replica
 from streammeta.controller.quorum.voters import (
     ReplicaKey,
-    Voter,
     committed_end,
     majority,
     reached_by_majority,
@@ -58,7 +57,9 @@ class Leading:
         role = replica.role
         if not isinstance(role, roles.Leader):
             return
-        ends = [self._flushed_end(role, voter) for voter in replica.voters]
+        ends = [progress.end_offset for progress in role.progress_of(replica.others)]
+        if replica.is_voter:
+            ends.append(replica.log.flushed_end)
         end = committed_end(ends, role.epoch_start)
         if end is None or not replica.raise_high_watermark(end):
             return
@@ -67,11 +68,6 @@ class Leading:
         if self._membership.on_committed(role, end):
             # Its successors know of the change.
             self.resign("this controller was removed from the voters")
-
-    def _flushed_end(self, role: roles.Leader, voter: Voter) -> EndOffset:
-        if self._replica.is_self(voter.key):
-            return self._replica.log.flushed_end
-        return role.progress[voter.key].end_offset
 
     # -- serving Fetches
 
@@ -99,7 +95,8 @@ class Leading:
         self._credit(role, progress, request)
         self._delay(role, progress.key, request)
         self._membership.on_fetched(role, progress)
-        self.update_high_watermark()
+        if progress.end_offset > replica.high_watermark:
+            self.update_high_watermark()
         if replica.role is role:  # a leader that was removed has just resigned
             self._confirm_reads(role)
 
@@ -177,11 +174,13 @@ class Leading:
         self, role: roles.Leader, header: messages.RequestHeader
     ) -> roles.ReplicaProgress:
         key = self._counted_as(role, header)
-        if key not in role.progress:
+        progress = role.progress.get(key)
+        if progress is None:
             self._forget_idle_observers(role)
             now = self._replica.now
-            role.progress[key] = roles.ReplicaProgress(key, last_fetch=now, heard_us_at=now)
-        return role.progress[key]
+            progress = roles.ReplicaProgress(key, last_fetch=now, heard_us_at=now)
+            role.progress[key] = progress
+        return progress
 
     def _counted_as(self, role: roles.Leader, header: messages.RequestHeader) -> ReplicaKey:
         """Return the key that a sender is credited under: a voter's only with that voter's disk.
@@ -190,10 +189,10 @@ class Leading:
         another leader by now. A replaced disk would commit, and prove leadership, in its name.
         """
         sender = header.sender
-        unnamed = ReplicaKey(sender.node_id)
         voter = self._replica.voters.find(sender.node_id)
-        if voter is None or voter.key != unnamed or not header.is_founder:
+        if voter is None or voter.key.directory_id is not None or not header.is_founder:
             return sender
+        unnamed = voter.key
         is_taken = role.progress[unnamed].earned_by not in (None, sender)
         return sender if is_taken else unnamed
 
@@ -231,15 +230,22 @@ class Leading:
         if not isinstance(role, roles.Leader) or not role.delayed_fetches:
             return
         for key, delayed in list(role.delayed_fetches.items()):
-            request = delayed.request
-            has_batches = replica.log.end_offset > request.fetch_offset and _takes(role, request)
-            if min(replica.high_watermark, request.fetch_offset) > request.high_watermark:
-                linger = replica.now + replica.timings.high_watermark_linger_ms
-                delayed.answer_by = min(delayed.answer_by, linger)
-            is_due = role.read_round > request.read_round or replica.now >= delayed.answer_by
-            if has_batches or is_due:
+            if self._is_due(role, delayed):
                 del role.delayed_fetches[key]
-                self._answer(role, request)
+                self._answer(role, delayed.request)
+
+    def _is_due(self, role: roles.Leader, delayed: roles.DelayedFetch) -> bool:
+        """Whether there is something to say to a Fetch, or it has waited enough.
+
+        News of the high watermark alone wait a little, for batches to go along with.
+        """
+        replica, request = self._replica, delayed.request
+        if replica.log.end_offset > request.fetch_offset and _takes(role, request):
+            return True
+        if replica.high_watermark > request.high_watermark < request.fetch_offset:
+            linger = replica.now + replica.timings.high_watermark_linger_ms
+            delayed.answer_by = min(delayed.answer_by, linger)
+        return role.read_round > request.read_round or replica.now >= delayed.answer_by
 
     def _answer(self, role: roles.Leader, request: messages.FetchRequest) -> None:
         replica = self._replica
@@ -280,12 +286,9 @@ class Leading:
     def _confirm_reads(self, role: roles.Leader) -> None:
         if not role.pending_reads:
             return
-        rounds = [
-            role.read_round
-            if self._replica.is_self(voter.key)
-            else role.progress[voter.key].read_round
-            for voter in self._replica.voters
-        ]
+        rounds = [progress.read_round for progress in role.progress_of(self._replica.others)]
+        if self._replica.is_voter:
+            rounds.append(role.read_round)
         confirmed = reached_by_majority(rounds)
         while role.pending_reads and role.pending_reads[0].read_round <= confirmed:
             read = role.pending_reads.popleft()
@@ -475,6 +478,6 @@ def _takes(role: roles.Leader, request: messages.FetchRequest) -> bool:
 
 
 def _is_valid_fetch(request: messages.FetchRequest) -> bool:
-    if min(request.fetch_offset, request.last_epoch, request.max_wait_ms) < 0:
+    if request.fetch_offset < 0 or request.max_wait_ms < 0:
         return False
-    return request.last_epoch <= request.header.epoch
+    return 0 <= request.last_epoch <= request.header.epoch

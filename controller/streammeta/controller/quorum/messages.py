@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum, unique
 from typing import TypeAlias
 
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.controller.value import value
 
 
 @unique
@@ -27,7 +28,7 @@ class BatchKind(IntEnum):
     CONTROL = 2
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class Batch:
     """The unit of replication, written and truncated as a whole.
 
@@ -69,7 +70,7 @@ class QuorumError(IntEnum):
     VOTER_NOT_FOUND = 127
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class RequestHeader:
     """Sender, receiver and epoch of a request.
 
@@ -90,7 +91,7 @@ class RequestHeader:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class ResponseHeader:
     """The request that is answered, and the answerer's epoch and leader."""
 
@@ -103,7 +104,7 @@ class ResponseHeader:
     request_id: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class VoteRequest:
     """Asks for a vote in the header's epoch or, with `pre_vote`, whether one could be had.
 
@@ -116,7 +117,7 @@ class VoteRequest:
     end_offset: EndOffset
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class VoteResponse:
     """The answer to a `VoteRequest`."""
 
@@ -125,21 +126,21 @@ class VoteResponse:
     granted: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class BeginQuorumEpochRequest:
     """The sender leads the header's epoch; repeated as a heartbeat to voters that don't fetch."""
 
     header: RequestHeader
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class BeginQuorumEpochResponse:
     """The answer to a `BeginQuorumEpochRequest`."""
 
     header: ResponseHeader
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class EndQuorumEpochRequest:
     """The sender no longer leads the header's epoch; the best successors come first.
 
@@ -150,14 +151,14 @@ class EndQuorumEpochRequest:
     preferred_successors: tuple[ReplicaKey, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class EndQuorumEpochResponse:
     """The answer to an `EndQuorumEpochRequest`."""
 
     header: ResponseHeader
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class FetchRequest:
     """Everything below `fetch_offset` is flushed here; send what follows.
 
@@ -179,7 +180,7 @@ class FetchRequest:
     """The sender can write nothing now, whatever it is sent."""
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class EpochEnd:
     """End of an epoch in a log: the end offset of the last batch of `epoch`."""
 
@@ -187,7 +188,7 @@ class EpochEnd:
     end_offset: EndOffset
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class FetchResponse:
     """Batches from the fetch offset on, or what to do instead.
 
@@ -204,7 +205,7 @@ class FetchResponse:
     batches: tuple[Batch, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class FetchSnapshotRequest:
     """Send bytes of a snapshot, from `position` on, at most `max_bytes`.
 
@@ -218,7 +219,7 @@ class FetchSnapshotRequest:
     answered_request_id: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class FetchSnapshotResponse:
     """Bytes of a snapshot file of `total_bytes`, whose SHA-256 is `file_digest`.
 
@@ -233,7 +234,7 @@ class FetchSnapshotResponse:
     file_digest: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class UpdateVoterRequest:
     """The sender votes, and this is where it listens and which disk it has (KIP-853)."""
 
@@ -241,7 +242,7 @@ class UpdateVoterRequest:
     voter: Voter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class UpdateVoterResponse:
     """The answer to an `UpdateVoterRequest`; the change may not be committed yet."""
 

@@ -108,6 +108,10 @@ class Replica:
         """The voters in force: the last that the log names, committed or not."""
         self.others = self.voters.others(self.local.node_id)
         """The voters in force but this replica."""
+        self._earlier = [
+            voter.key.node_id for voter in self.others if voter.key.node_id < self.local.node_id
+        ]
+        """Voters whose campaigns go ahead of this replica's."""
         named = self.voters.find(self.local.node_id)
         self.is_voter = named is not None and self.is_self(named.key)
         """Whether this replica votes."""
@@ -182,10 +186,7 @@ class Replica:
 
     def failover_delay(self, leader_id: NodeId) -> int:
         """Return this voter's delay of a campaign after the loss of `leader_id`."""
-        earlier = sum(
-            voter.key.node_id < self.local.node_id and voter.key.node_id != leader_id
-            for voter in self.others
-        )
+        earlier = len(self._earlier) - (leader_id in self._earlier)
         return earlier * self.timings.failover_stagger_ms
 
     def draw_backoff(self) -> int:
@@ -524,9 +525,9 @@ class Replica:
     def _has_new_state(self) -> bool:
         """Whether the durable state is another than the last that was written."""
         last = self._persisted
-        return (
-            self.epoch != last.epoch or self.leader_id != last.leader_id or self.vote != last.vote
-        )
+        if self.epoch != last.epoch or self.leader_id != last.leader_id:
+            return True
+        return self.vote is not last.vote and self.vote != last.vote
 
     def finish(self) -> list[events.Effect]:
         """Return the step's effects in the order they must be carried out."""

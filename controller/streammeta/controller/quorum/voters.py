@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from streammeta.controller.errors import InvariantError
@@ -85,11 +85,14 @@ class VoterSet:
     """
 
     voters: tuple[Voter, ...] = ()
+    _by_id: dict[NodeId, Voter] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        ids = [voter.key.node_id for voter in self.voters]
-        if len(set(ids)) != len(ids):
-            raise ValueError(f"voters: node ids {sorted(ids)} repeat; each voter needs its own")
+        by_id = {voter.key.node_id: voter for voter in self.voters}
+        if len(by_id) != len(self.voters):
+            ids = sorted(voter.key.node_id for voter in self.voters)
+            raise ValueError(f"voters: node ids {ids} repeat; each voter needs its own")
+        object.__setattr__(self, "_by_id", by_id)
 
     def __iter__(self) -> Iterator[Voter]:
         return iter(self.voters)
@@ -99,7 +102,7 @@ class VoterSet:
 
     def find(self, node_id: NodeId) -> Voter | None:
         """Return the voter with this node id."""
-        return next((voter for voter in self.voters if voter.key.node_id == node_id), None)
+        return self._by_id.get(node_id)
 
     def contains(self, key: ReplicaKey) -> bool:
         """Whether this replica, disk included, votes."""

@@ -109,6 +109,8 @@ class FormingBatch:
     def take(self) -> list[tuple[bytes, ...]]:
         """Return all payloads in batches within the size limit, and drop them."""
         payloads = self._payloads
+        if not payloads:
+            return []
         self.clear()
         return _split(payloads, self._limits.max_batch_bytes)
 

@@ -334,11 +334,29 @@ class JournalThread:
         elif isinstance(work, events.AppendLog) and self._is_here(work):
             if not self._here:
                 assert self._loop is not None
-                # Not at once: what the same turn sends reaches the network first.
-                self._loop.call_soon(self._write_here)
+                # Not at once: the same turn may have more to do, and more to write.
+                self._loop.call_soon(self.write_now)
             self._here.append(work)
         else:
             self._give((*self._take_here(), work))
+
+    def write_now(self) -> None:
+        """Write and flush what the loop is about to write itself, and report it."""
+        if not (work := self._take_here()):
+            return
+        began = time.monotonic()
+        try:
+            progress = self._worker.run(work, may_refill=False)
+        except BaseException as error:  # noqa: BLE001 (reported; the process ends on it)
+            self._is_stopping = True
+            self._on_error(error)
+            return
+        now = time.monotonic()
+        self._place.flushed_on_loop(now - began, now)
+        if progress.full is not None:
+            self._give(progress.left)  # the thread looks for room, and tells
+        for report in progress.reports:
+            self._tell(report)
 
     async def stop(self) -> None:
         """Finish queued work, except that which waits for disk space, and end the threads."""
@@ -364,23 +382,6 @@ class JournalThread:
     def _give(self, work: Sequence[Work]) -> None:
         self._place.given()
         self._queue.put(work)
-
-    def _write_here(self) -> None:
-        if not (work := self._take_here()):
-            return
-        began = time.monotonic()
-        try:
-            progress = self._worker.run(work, may_refill=False)
-        except BaseException as error:  # noqa: BLE001 (reported; the process ends on it)
-            self._is_stopping = True
-            self._on_error(error)
-            return
-        now = time.monotonic()
-        self._place.flushed_on_loop(now - began, now)
-        if progress.full is not None:
-            self._give(progress.left)  # the thread looks for room, and tells
-        for report in progress.reports:
-            self._tell(report)
 
     def _take(self, done: _Round) -> None:
         """Pass on what the thread has done; the journal is the loop's again if that was all."""

@@ -417,8 +417,9 @@ class QuorumDriver:
         self._outbox.forget(request, reply)
 
     def on_response(self, response: Response) -> None:
-        """Take a peer's answer."""
+        """Take a peer's answer; what it brings for the log is flushed before anything else."""
         self._core_loop.feed(events.Received(response))
+        self._disk.write_now()
 
     def on_request_failed(self, peer: NodeId, request_id: int) -> None:
         """Note that no answer will come."""
@@ -435,13 +436,18 @@ class QuorumDriver:
             match effect:
                 case events.Send():
                     self._outbox.send(effect)
+                case events.AppendLog():
+                    self._disk.submit(effect)
+                case events.CommitAdvanced(high_watermark=high_watermark):
+                    self._commits.release(high_watermark)
+                    self._deliver()
+                    self._turns.give_if(self._core.uncommitted_batches)
                 case events.InstallSnapshot():
                     self._checkpointer.abandon()
                     self._deliverer.install_begins()
                     self._disk.submit(effect)
                 case (
                     events.PersistQuorumState()
-                    | events.AppendLog()
                     | events.TruncateLog()
                     | events.TrimLog()
                     | events.WriteSnapshotChunk()
@@ -450,10 +456,6 @@ class QuorumDriver:
                     | events.ReadSnapshot()
                 ):
                     self._disk.submit(effect)
-                case events.CommitAdvanced(high_watermark=high_watermark):
-                    self._commits.release(high_watermark)
-                    self._deliver()
-                    self._turns.give_if(self._core.uncommitted_batches)
                 case events.LeadershipEnded():
                     _log.info(
                         "leadership_ended",
