@@ -1,6 +1,7 @@
 """Options of gRPC by their effect: gRPC passes over a name that it does not know without a word."""
 
 import asyncio
+import struct
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from scripts.benchmarks.http2 import PING, PREFACE, SETTINGS, frame
 from streammeta.rpc import connections
 from streammeta.rpc.connections import (
     ANSWER_BYTES_MAX,
@@ -22,8 +24,9 @@ from streammeta.rpc.connections import (
 from tests.kit.fake_broker import until
 from tests.kit.grpc_servers import served
 
-_PING, _ACK = 6, 1  # of HTTP/2: a frame's type, and the flag that marks an answer
+_ACK = 1  # the flag of a frame that answers
 _PING_FRAME_BYTES = 17
+_PINGS = 5_000
 
 
 class Service:
@@ -113,7 +116,7 @@ class Relay:
         try:
             while data := await source.read(1 << 16):
                 # Nothing else is said on the connection, so every frame comes by itself.
-                is_ping = len(data) == _PING_FRAME_BYTES and data[3] == _PING
+                is_ping = len(data) == _PING_FRAME_BYTES and data[3] == PING
                 self.pings += is_client and is_ping and not data[4] & _ACK
                 if not self.is_silent:
                     target.write(data)
@@ -318,3 +321,18 @@ async def test_a_server_notices_a_caller_that_vanishes(monkeypatch: pytest.Monke
             relay.is_silent = True
             await until(lambda: serving.waiting == 0, "the call's end at the server")
             call.cancel()
+
+
+async def test_every_ping_is_answered_however_many_come(service: tuple[Service, str]) -> None:
+    """GRPC's own defence, to close such a connection, costs it threads and memory."""
+    _, endpoint = service
+    reader, writer = await asyncio.open_connection(*endpoint.rsplit(":", 1))
+    writer.write(PREFACE + frame(SETTINGS, 0, 0))
+    writer.write(frame(PING, 0, 0, bytes(8)) * _PINGS)
+    answered = 0
+    async with asyncio.timeout(30):
+        while answered < _PINGS:
+            length, kind, flags, _ = struct.unpack(">IBBI", b"\0" + await reader.readexactly(9))
+            await reader.readexactly(length)
+            answered += kind == PING and bool(flags & _ACK)
+    writer.close()

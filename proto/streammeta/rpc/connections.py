@@ -53,8 +53,12 @@ _SERVER: _Options = (
     ("grpc.max_send_message_length", ANSWER_BYTES_MAX),
     # Two servers must not share a port unnoticed.
     ("grpc.so_reuseport", 0),
-    # Clients detect vanished hosts by pings; gRPC treats frequent ones as an attack by default.
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # Clients detect vanished hosts by pings. gRPC closes a connection of frequent ones by default,
+    # which is what makes a flood of them an attack: while a write is under way each further ping
+    # adds to an error that is copied as a whole, and threads that are busy with it for minutes
+    # become more. A ping that is answered costs next to nothing, and nothing is read from a
+    # connection that does not take the answers.
+    ("grpc.http2.max_ping_strikes", 0),
     ("grpc.max_concurrent_streams", STREAMS_MAX),
     ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
     # A connection that says nothing, or half a handshake, is closed; gRPC gives it two minutes.
