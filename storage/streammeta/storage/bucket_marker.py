@@ -12,22 +12,17 @@ and never deleted. Knows nothing of controllers: only the `ObjectStore` protocol
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
+from streammeta.storage import json_files
 from streammeta.storage.errors import (
-    CorruptObjectError,
     ObjectExistsError,
     ObjectNotFoundError,
     StoreUnavailableError,
     WrongBucketError,
 )
 from streammeta.storage.object_store.base import ObjectStore
-
-VERSION = 1
-"""Version of the bodies of marker and claims; readers refuse any other."""
 
 CLAIMS_KEPT = 3
 """Newest claims that are kept when older ones are deleted."""
@@ -92,8 +87,7 @@ def read_marker(store: ObjectStore, namespace: str) -> BucketMarker | None:
         data = store.get_range(key)
     except ObjectNotFoundError:
         return None
-    members = _parse(key, data)
-    return BucketMarker(**_members_of(BucketMarker, key, members))
+    return json_files.decode(BucketMarker, key, data)
 
 
 def create_marker(store: ObjectStore, marker: BucketMarker) -> BucketMarker:
@@ -103,7 +97,7 @@ def create_marker(store: ObjectStore, marker: BucketMarker) -> BucketMarker:
         CorruptObjectError: there is one that this version can't read.
     """
     try:
-        store.put(marker_key(marker.namespace), _body(asdict(marker)), if_absent=True)
+        store.put(marker_key(marker.namespace), json_files.encode(marker), if_absent=True)
     except ObjectExistsError:
         found = read_marker(store, marker.namespace)
         if found is None:
@@ -142,7 +136,7 @@ def put_claim(store: ObjectStore, namespace: str, claim: IdClaim) -> None:
             uses the bucket.
     """
     key = claim_key(namespace, claim.issued_below)
-    body = _body(asdict(claim))
+    body = json_files.encode(claim)
     try:
         store.put(key, body, if_absent=True)
     except ObjectExistsError:
@@ -172,30 +166,3 @@ def _bound_of(key: str, namespace: str) -> int | None:
         return None
     bound = int(digits)
     return bound if key == claim_key(namespace, bound) else None
-
-
-def _body(members: dict[str, Any]) -> bytes:
-    return json.dumps({"version": VERSION, **members}, sort_keys=True).encode() + b"\n"
-
-
-def _parse(key: str, data: bytes) -> dict[str, Any]:
-    try:
-        members = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        position = getattr(error, "pos", 0)
-        raise CorruptObjectError(key, position, "body", f"{data[:40]!r}", "JSON") from error
-    if not isinstance(members, dict):
-        raise CorruptObjectError(key, 0, "body", f"a {type(members).__name__}", "a JSON object")
-    if members.get("version") != VERSION:
-        raise CorruptObjectError(key, 0, "version", repr(members.get("version")), str(VERSION))
-    return members
-
-
-def _members_of(cls: type[Any], key: str, members: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of the class's fields; members it does not know are passed over."""
-    types = {"int": int, "str": str}
-    for field in fields(cls):
-        value = members.get(field.name)
-        if type(value) is not types[str(field.type)]:
-            raise CorruptObjectError(key, 0, field.name, repr(value), f"of type {field.type}")
-    return {field.name: members[field.name] for field in fields(cls)}

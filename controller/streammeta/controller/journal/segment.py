@@ -121,7 +121,7 @@ class JournalSegment(Segment):
         position = self.size
         self.append(
             self.codec.encode(
-                _encode_body(batch.payloads),
+                encode_body(batch.payloads),
                 base_offset=batch.base_offset,
                 epoch=batch.epoch,
                 flushed_end=flushed_end,
@@ -237,7 +237,8 @@ def decode_batch(header: FrameHeader, body: bytes) -> Batch:
     )
 
 
-def _encode_body(payloads: tuple[bytes, ...]) -> bytes:
+def encode_body(payloads: tuple[bytes, ...]) -> bytes:
+    """Return the body of a batch's frame."""
     lengths = struct.pack(f">{len(payloads)}I", *map(len, payloads))
     return b"".join((lengths, *payloads))
 

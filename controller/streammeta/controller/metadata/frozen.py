@@ -78,13 +78,18 @@ class FrozenMap:
 
     def digest(self) -> bytes:
         """Return 32 bytes: equal maps have equal digests. Takes time in proportion to the map."""
-        state = hashlib.sha256()
-        for name, section in self.sections().items():
-            state.update(f"{name}\n".encode())
-            for column_name, values in section.items():
-                state.update(f"{column_name} {len(values)}\n".encode())
-                _hash_column(state.update, values)
-        return state.digest()
+        return sections_digest(self.sections())
+
+
+def sections_digest(sections: Mapping[str, Section]) -> bytes:
+    """Return the digest of the map that has these sections, in the order of a map's."""
+    state = hashlib.sha256()
+    for name, section in sections.items():
+        state.update(f"{name}\n".encode())
+        for column_name, values in section.items():
+            state.update(f"{column_name} {len(values)}\n".encode())
+            _hash_column(state.update, values)
+    return state.digest()
 
 
 class _Sections(Mapping[str, Section]):

@@ -1,0 +1,1 @@
+"""Backup of the log to a bucket, its verification, and restoring from it."""

@@ -1,0 +1,118 @@
+"""One cluster's backup in a bucket: put, read, list and delete files with their manifests.
+
+The order is the safety: a file is put before its manifest, and removed after it. All calls block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from streammeta.controller.backup.errors import BackupDamagedError, BackupDivergedError
+from streammeta.storage import json_files
+from streammeta.storage.backup_files import (
+    CheckpointManifest,
+    CheckpointName,
+    FileName,
+    Folder,
+    Inventory,
+    Manifest,
+    SegmentManifest,
+    SegmentName,
+    inventories,
+)
+from streammeta.storage.errors import CorruptObjectError, ObjectExistsError, ObjectNotFoundError
+from streammeta.storage.object_store.base import ObjectStore
+
+M = TypeVar("M", SegmentManifest, CheckpointManifest)
+
+
+class Archive:
+    """The folder of one cluster in a store; see `storage.object_store` for the store's errors."""
+
+    def __init__(self, store: ObjectStore, folder: Folder) -> None:
+        self._store = store
+        self.folder = folder
+
+    def inventory(self) -> Inventory:
+        """List what is there."""
+        found = inventories(self._store.list_objects(self.folder.prefix))
+        return found.get(self.folder, Inventory((), (), (), {}))
+
+    # -- reading
+
+    def segment(self, name: SegmentName) -> tuple[bytes, SegmentManifest]:
+        """Return a segment and its manifest; raises BackupDamagedError if one is missing."""
+        manifest = self.segment_manifest(name)
+        return self._read(name, self.folder.key(name)), manifest
+
+    def checkpoint(self, name: CheckpointName) -> tuple[bytes, CheckpointManifest]:
+        """Return a checkpoint and its manifest; raises BackupDamagedError if one is missing."""
+        manifest = self.checkpoint_manifest(name)
+        return self._read(name, self.folder.key(name)), manifest
+
+    def segment_manifest(self, name: SegmentName) -> SegmentManifest:
+        """Return a segment's manifest; raises BackupDamagedError if it is missing or damaged."""
+        return self._manifest(SegmentManifest, name)
+
+    def checkpoint_manifest(self, name: CheckpointName) -> CheckpointManifest:
+        """Return a checkpoint's manifest; raises BackupDamagedError if it is missing or damaged."""
+        return self._manifest(CheckpointManifest, name)
+
+    # -- writing
+
+    def put(self, data: bytes | memoryview, manifest: Manifest) -> None:
+        """Put a file, then its manifest; a repeat, or another leader's equal file, is kept.
+
+        Raises:
+            BackupDivergedError: another file of this name is there.
+        """
+        name = manifest.name
+        try:
+            self._store.put(self.folder.key(name), data, if_absent=True)
+        except ObjectExistsError:
+            self._require_equal(name, data)
+        try:
+            body = json_files.encode(manifest)
+            self._store.put(self.folder.manifest_key(name), body, if_absent=True)
+        except ObjectExistsError:
+            pass  # times may differ, the file is the same
+
+    def delete(self, names: Sequence[FileName]) -> int:
+        """Delete files, manifests first; return how many are gone."""
+        refused = self._store.delete_many(self.folder.manifest_key(name) for name in names).failed
+        bare = [name for name in names if self.folder.manifest_key(name) not in refused]
+        return len(self._store.delete_many(self.folder.key(name) for name in bare).deleted)
+
+    # -- parts
+
+    def _require_equal(self, name: FileName, data: bytes | memoryview) -> None:
+        if self._store.get_range(self.folder.key(name)) != data:
+            raise BackupDivergedError(
+                f"{name}: the backup holds other bytes under this name: another history of the "
+                "cluster writes to it; give this cluster a --backup-store of its own"
+            )
+
+    def _manifest(self, cls: type[M], name: FileName) -> M:
+        key = self.folder.manifest_key(name)
+        data = self._read(name, key)
+        try:
+            manifest = json_files.decode(cls, key, data)
+        except CorruptObjectError as error:
+            raise BackupDamagedError(name, f"manifest: {error.problem}") from error
+        if (manifest.name, manifest.cluster_id, manifest.cluster_uuid) != (
+            name,
+            self.folder.cluster_id,
+            self.folder.cluster_uuid,
+        ):
+            raise BackupDamagedError(
+                name,
+                f"its manifest is that of {manifest.name} of cluster {manifest.cluster_id!r}",
+            )
+        return manifest
+
+    def _read(self, name: FileName, key: str) -> bytes:
+        try:
+            return self._store.get_range(key)
+        except ObjectNotFoundError:
+            raise BackupDamagedError(name, f"{key!r} is missing") from None

@@ -1,0 +1,158 @@
+"""Replay of a chain: the map that a backup holds at an offset, every byte of it checked.
+
+Checks that files are those of their manifests, that segments continue each other batch by batch,
+that overlapping ones agree, and that the map at each checkpoint on the way is the one that the
+checkpoint holds. Reads files by a function that it is given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from streammeta.controller.backup.chains import Chain
+from streammeta.controller.backup.errors import BackupDamagedError
+from streammeta.controller.backup.segments import Position, advanced, decode
+from streammeta.controller.errors import InvariantError
+from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.quorum.messages import Batch, BatchKind
+from streammeta.controller.records.codec import RecordCodecError, decode_records
+from streammeta.controller.runtime.map_checkpoint import LoadedMap, read_map
+from streammeta.controller.runtime.state_hashes import EMPTY_LOG_HASH
+from streammeta.controller.snapshot.checkpoint_file import CheckpointError
+from streammeta.storage.backup_files import (
+    CheckpointManifest,
+    CheckpointName,
+    SegmentManifest,
+    SegmentName,
+)
+
+
+class BackupFiles(Protocol):
+    """Files of one backup; a missing one raises BackupDamagedError."""
+
+    def segment(self, name: SegmentName) -> tuple[bytes, SegmentManifest]:
+        """Return a segment and its manifest."""
+        ...
+
+    def checkpoint(self, name: CheckpointName) -> tuple[bytes, CheckpointManifest]:
+        """Return a checkpoint and its manifest."""
+        ...
+
+
+@dataclass(slots=True)
+class Replayed:
+    """The map as of an offset, with the rolling hash and the epoch of the log below it."""
+
+    cluster_map: ClusterMap
+    position: Position
+    epoch: int
+    last_ms: int
+    """By this time, in ms since 1970, everything below the offset was committed."""
+
+
+def load_checkpoint(
+    name: CheckpointName, files: BackupFiles
+) -> tuple[LoadedMap, CheckpointManifest]:
+    """Return a checkpoint's map, checked against its manifest.
+
+    Raises:
+        BackupDamagedError: it is missing, damaged, or not what its manifest says.
+    """
+    data, manifest = files.checkpoint(name)
+    digest = hashlib.sha256(data).hexdigest()
+    if (len(data), digest) != (manifest.size, manifest.sha256):
+        raise BackupDamagedError(
+            name,
+            f"{len(data)} bytes with SHA-256 {digest}, its manifest says {manifest.size} with "
+            f"{manifest.sha256}",
+        )
+    snapshot_id = SnapshotId(EndOffset(name.end_offset), Epoch(name.epoch))
+    try:
+        loaded = read_map(io.BytesIO(data), snapshot_id)
+    except CheckpointError as error:
+        raise BackupDamagedError(name, str(error)) from error
+    found = (loaded.log_hash.hex(), loaded.cluster_map.state_hash().hex())
+    if found != (manifest.log_hash, manifest.state_hash):
+        raise BackupDamagedError(name, "its hashes of log and map are not its manifest's")
+    return loaded, manifest
+
+
+def replay(
+    chain: Chain,
+    files: BackupFiles,
+    *,
+    end_offset: int | None = None,
+    state_hashes: Mapping[int, str] | None = None,
+) -> Replayed:
+    """Return the map of a chain at its end, or at the last end of a batch up to `end_offset`.
+
+    With `state_hashes`, the digest of the map by offset, the map is compared on the way.
+
+    Raises:
+        BackupDamagedError: a file is missing or damaged, or two disagree.
+    """
+    replayed = _base(chain, files)
+    for name in chain.segments:
+        data, manifest = files.segment(name)
+        _check_start(manifest, replayed.position)
+        batches = [
+            batch
+            for batch in decode(data, manifest)
+            if batch.base_offset >= replayed.position.end_offset
+            and (end_offset is None or batch.end_offset <= end_offset)
+        ]
+        for batch in batches:
+            _apply(replayed.cluster_map, batch, name)
+            _compare(replayed.cluster_map, batch.end_offset, state_hashes or {}, name)
+        if batches:
+            replayed.position = advanced(replayed.position, batches)
+            replayed.epoch = batches[-1].epoch
+            replayed.last_ms = manifest.last_ms
+        at_end = replayed.position.end_offset == manifest.end_offset
+        if at_end and replayed.position.log_hash.hex() != manifest.log_hash:
+            raise BackupDamagedError(name, "it disagrees with the files before it (log hash)")
+    return replayed
+
+
+def _base(chain: Chain, files: BackupFiles) -> Replayed:
+    if chain.base is None:
+        return Replayed(ClusterMap(), Position(0, EMPTY_LOG_HASH), 0, 0)
+    loaded, manifest = load_checkpoint(chain.base, files)
+    position = Position(chain.base.end_offset, loaded.log_hash)
+    return Replayed(loaded.cluster_map, position, chain.base.epoch, manifest.created_ms)
+
+
+def _check_start(manifest: SegmentManifest, before: Position) -> None:
+    if manifest.start_offset > before.end_offset:
+        raise BackupDamagedError(
+            manifest.name, f"offsets from {before.end_offset} on are missing", before.end_offset
+        )
+    is_next = manifest.start_offset == before.end_offset
+    if is_next and manifest.log_hash_before != before.log_hash.hex():
+        raise BackupDamagedError(manifest.name, "it continues another log than the files before it")
+
+
+def _apply(cluster_map: ClusterMap, batch: Batch, name: SegmentName) -> None:
+    if batch.kind is not BatchKind.DATA:
+        return
+    for index, payload in enumerate(batch.payloads):
+        try:
+            cluster_map.apply(batch.base_offset + index, decode_records(payload))
+        except (InvariantError, RecordCodecError) as error:
+            raise BackupDamagedError(name, str(error)) from error
+    cluster_map.forget_undo(batch.end_offset)
+
+
+def _compare(
+    cluster_map: ClusterMap, end_offset: int, state_hashes: Mapping[int, str], name: SegmentName
+) -> None:
+    wanted = state_hashes.get(end_offset)
+    if wanted is not None and cluster_map.state_hash().hex() != wanted:
+        raise BackupDamagedError(
+            name, f"the map at {end_offset} is not that of the checkpoint there"
+        )

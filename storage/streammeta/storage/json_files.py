@@ -1,0 +1,53 @@
+"""Small files of one JSON object on one line, as markers, claims and manifests are.
+
+A dataclass names the members and their types; `version` comes on top. Members that the class does
+not name are passed over, another version is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any, TypeVar
+
+from streammeta.storage.errors import CorruptObjectError
+
+VERSION = 1
+"""Version of these files; readers refuse any other."""
+
+T = TypeVar("T")
+
+_TYPES: Mapping[str, type] = {"int": int, "str": str}
+
+
+def encode(members: Any) -> bytes:
+    """Return the file of a dataclass of numbers and texts."""
+    return json.dumps({"version": VERSION, **asdict(members)}, sort_keys=True).encode() + b"\n"
+
+
+def decode(cls: type[T], key: str, data: bytes) -> T:
+    """Read a file of the dataclass `cls`.
+
+    Raises:
+        CorruptObjectError: it is none, or one of another version; `key` is named as its place.
+    """
+    members = _parse(key, data)
+    for field in fields(cls):  # type: ignore[arg-type] # a dataclass
+        value = members.get(field.name)
+        if type(value) is not _TYPES[str(field.type)]:
+            raise CorruptObjectError(key, 0, field.name, repr(value), f"of type {field.type}")
+    return cls(**{field.name: members[field.name] for field in fields(cls)})  # type: ignore[arg-type]
+
+
+def _parse(key: str, data: bytes) -> dict[str, Any]:
+    try:
+        members = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        position = getattr(error, "pos", 0)
+        raise CorruptObjectError(key, position, "body", f"{data[:40]!r}", "JSON") from error
+    if not isinstance(members, dict):
+        raise CorruptObjectError(key, 0, "body", f"a {type(members).__name__}", "a JSON object")
+    if members.get("version") != VERSION:
+        raise CorruptObjectError(key, 0, "version", repr(members.get("version")), str(VERSION))
+    return members

@@ -1,0 +1,176 @@
+"""Chains, verification and retention: laws over random backups by one or two leaders."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from streammeta.controller.backup.chains import (
+    chain_to,
+    dispensable,
+    newest_chain,
+    unreachable,
+)
+from streammeta.controller.backup.errors import BackupDamagedError
+from streammeta.controller.backup.replaying import replay
+from streammeta.controller.backup.verification import verify
+from streammeta.storage.backup_files import CheckpointName, Inventory, SegmentName
+from tests.backup.backup_world import Backup, random_log
+
+SEEDS = range(12)
+
+
+def random_backup(seed: int) -> Backup:
+    backup = Backup(random_log(seed))
+    backup.put_randomly()
+    return backup
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_end_from_the_first_base_on_is_restored_as_it_was(seed: int) -> None:
+    backup = random_backup(seed)
+    inventory, log = backup.archive.inventory(), backup.log
+    verified = verify(inventory, backup.archive, is_all=True)
+    assert verified.damages == ()
+    newest = newest_chain(inventory)
+    assert newest is not None
+    assert newest.end_offset == log.ends[-1]
+    assert unreachable(inventory) == ()
+    first = 0 if inventory.segments[0].start_offset == 0 else inventory.checkpoints[0].end_offset
+    for position, view in zip(log.positions, log.views, strict=True):
+        chain = chain_to(inventory, position.end_offset)
+        assert (chain is not None) == (position.end_offset >= first)
+        if chain is not None:
+            replayed = replay(chain, backup.archive, end_offset=position.end_offset)
+            assert replayed.position == position
+            assert replayed.cluster_map.state_hash() == view.digest()
+            assert not position.end_offset or replayed.last_ms >= backup.ms_at(position.end_offset)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_file_that_is_missing_damaged_or_another_one_is_found(seed: int) -> None:
+    backup = random_backup(seed)
+    rng, store = Random(seed), backup.store
+    whole = store.objects()
+    for key in rng.sample(sorted(whole), min(len(whole), 12)):
+        data = bytearray(whole[key])
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        if not key.endswith(".json"):
+            store.put(key, bytes(data))
+            assert_found(backup, f"flipped byte in {key}")
+            store.delete_many([key])
+            assert_found(backup, f"no {key}")
+        others = [one for one in whole if one[-8:] == key[-8:] and whole[one] != whole[key]]
+        if others:
+            store.put(key, whole[rng.choice(others)])
+            assert_found(backup, f"another file as {key}")
+        store.put(key, whole[key])
+    assert verify(backup.archive.inventory(), backup.archive, is_all=True).damages == ()
+
+
+def assert_found(backup: Backup, what: str) -> None:
+    found = verify(backup.archive.inventory(), backup.archive, is_all=True)
+    assert found.damages, what
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_missing_segment_ends_the_chain_and_is_named(seed: int) -> None:
+    """Nothing behind a gap is taken for restorable unless a checkpoint covers the gap."""
+    log = random_log(seed)
+    backup, ends = Backup(log), log.ends
+    for start, end in zip(ends[::4], ends[4::4], strict=False):
+        backup.put_segment(start, end)
+    names = backup.archive.inventory().segments
+    gone = Random(seed).choice(names[:-1])
+    backup.archive.delete([gone])
+    inventory = backup.archive.inventory()
+    chain = newest_chain(inventory)
+    assert (chain.end_offset if chain else 0) == gone.start_offset
+    assert {one.start_offset >= gone.end_offset for one in unreachable(inventory)} == {True}
+    verified = verify(inventory, backup.archive)
+    assert f"offsets from {gone.start_offset} to {gone.end_offset}" in str(verified.damages[0])
+    assert chain_to(inventory, names[-1].end_offset) is None
+    backup.put_checkpoint(gone.end_offset)
+    assert verify(backup.archive.inventory(), backup.archive).damages == ()
+
+
+def test_leaders_that_disagree_are_found() -> None:
+    one, other = Backup(random_log(1)), Backup(random_log(2))
+    ends = [end for end in one.log.ends if end in other.log.ends]
+    one.put_segment(ends[0], ends[2])
+    other.store = one.store
+    other.put_segment(ends[2], ends[-1])
+    found = verify(one.archive.inventory(), one.archive)
+    assert "continues another log" in str(found.damages[0])
+    one.put_segment(ends[1], one.log.ends[-1])
+    found = verify(one.archive.inventory(), one.archive, is_all=True)
+    assert f"disagrees with another file about the log below {ends[2]}" in str(found.damages[-1])
+
+
+def test_a_map_that_is_not_that_of_a_checkpoint_on_the_way_is_found() -> None:
+    backup = Backup(random_log(4))
+    first, *_, last = ends = backup.log.ends
+    backup.put_segment(first, last)
+    backup.put_checkpoint(ends[20])
+    chain = chain_to(backup.archive.inventory(), ends[19])
+    assert chain is not None
+    assert chain.base is None
+    chain = newest_chain(Inventory(backup.archive.inventory().segments, (), (), {}))
+    assert chain is not None
+    good = {ends[20]: backup.log.view_at(ends[20]).digest().hex()}
+    replay(chain, backup.archive, state_hashes=good)
+    with pytest.raises(BackupDamagedError, match=f"the map at {ends[20]}"):
+        replay(chain, backup.archive, state_hashes={ends[20]: "00"})
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_retention_keeps_every_point_from_its_time_on_and_the_newest_chain(seed: int) -> None:
+    backup = random_backup(seed)
+    log, rng = backup.log, Random(seed)
+    newest = newest_chain(backup.archive.inventory())
+    assert newest is not None
+    for index in (*sorted(rng.sample(range(len(log.ends)), 4)), len(log.ends) + 100):
+        before = backup.archive.inventory()
+        before_ms = backup.ms_at(0) + 1_000 * index
+        gone = dispensable(before, before_ms)
+        assert newest.base not in gone
+        assert not set(newest.segments) & set(gone)
+        wanted = [end for end in log.ends[index:] if chain_to(before, end) is not None]
+        assert backup.archive.delete(gone) == len(gone)
+        after = backup.archive.inventory()
+        assert dispensable(after, before_ms) == ()
+        for end in wanted:
+            chain = chain_to(after, end)
+            assert chain is not None
+            view = replay(chain, backup.archive, end_offset=end).cluster_map.freeze()
+            assert view.digest() == log.view_at(end).digest()
+
+
+def names(*pairs: tuple[int, int]) -> tuple[SegmentName, ...]:
+    return tuple(sorted(SegmentName(*pair) for pair in pairs))
+
+
+def test_retention_without_an_old_checkpoint_removes_nothing() -> None:
+    segments = names((0, 10), (10, 20))
+    base = CheckpointName(15, 1)
+    written = dict.fromkeys((*segments, base), 5)
+    assert dispensable(Inventory(segments, (base,), (), written), 5) == ()
+    assert dispensable(Inventory(segments, (), (), written), 9) == ()
+    assert dispensable(Inventory(segments, (base,), (), written), 6) == (segments[0],)
+
+
+def test_the_newest_chain_is_that_which_reaches_furthest() -> None:
+    segments = names((10, 20), (12, 30), (18, 24), (30, 31), (40, 50))
+    bases = (CheckpointName(10, 1), CheckpointName(20, 1), CheckpointName(35, 2))
+    inventory = Inventory(segments, bases, (), {})
+    chain = newest_chain(inventory)
+    assert chain is not None
+    assert (chain.base, chain.end_offset) == (bases[2], 35)
+    assert unreachable(inventory) == names((40, 50))
+    chain = chain_to(inventory, 31)
+    assert chain is not None
+    assert (chain.base, chain.segments) == (bases[1], names((12, 30), (30, 31)))
+    assert chain_to(inventory, 33) is None
+    assert chain_to(inventory, 9) is None
+    assert newest_chain(Inventory(segments, (), (), {})) is None
