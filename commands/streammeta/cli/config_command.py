@@ -30,7 +30,7 @@ def show_command(context: click.Context, *, options: tuple[str, ...], output: Ou
     """Show what each setting of `streammeta controller` would be, and its origin.
 
     Takes the options of `streammeta controller`; starts nothing. Origins are, from the strongest:
-    option, environment, file, default. The store is shown without its secrets.
+    option, environment, file, default. Stores are shown without their secrets.
 
     \b
     Example:
@@ -40,6 +40,7 @@ def show_command(context: click.Context, *, options: tuple[str, ...], output: Ou
     called = controller.make_context("controller", list(options), parent=root)
     rows = []
     for setting, value, origin in origins(called):
-        shown = without_secrets(value) if setting == "store" else value
+        is_store = setting in ("store", "backup-store") and value is not None
+        shown = without_secrets(value) if is_store else value
         rows.append((setting, "" if shown is None else str(shown), origin))
     output.rows("settings", _COLUMNS, rows)

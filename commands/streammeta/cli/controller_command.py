@@ -29,6 +29,8 @@ _SETTINGS = {
     "snapshot_log_bytes": "Write a snapshot after this many bytes of log; the log before the last"
     " two is removed.",
     "snapshot_interval_ms": "Write a snapshot after this time, if anything has changed.",
+    "backup_interval_ms": "Interval of copies to --backup-store; what is not there yet can be lost.",
+    "backup_keep_ms": "Age of the oldest point that can be restored from --backup-store, at least.",
     "lifecycle_interval_ms": "Interval of expiry and deletion.",
     "delete_delay_ms": "Time that a destroyed object's bytes stay in the bucket.",
     "delete_rate": "Objects deleted from the bucket a second, at most; fewer while the bucket is"
@@ -114,6 +116,12 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
     required=True,
     metavar="URI",
     help="The bucket: s3://BUCKET?endpoint=URL&region=R&pathStyle=true or file:///DIR.",
+)
+@click.option(
+    "--backup-store",
+    metavar="URI",
+    help="Copy the committed log to this bucket all the while, for `streammeta backup`; best"
+    " another one than --store, with other credentials.",
 )
 @click.option("--namespace", help="Second part of every key.  [default: _streammeta_CLUSTER-ID]")
 @_setting_options

@@ -32,6 +32,8 @@ _AT_LEAST_ONE = (
     "sweep_interval_ms",
     "snapshot_log_bytes",
     "snapshot_interval_ms",
+    "backup_interval_ms",
+    "backup_keep_ms",
     "tls_reload_ms",
     "connection_age_ms",
     "request_memory_mb",
@@ -92,6 +94,9 @@ class ControllerConfig:
 
     Beside the rules of methods the file `policy` grants and denies calls.
 
+    The leader copies the committed log to `backup_store` every `backup_interval_ms`; copies that no
+    point of the last `backup_keep_ms` needs are removed.
+
     Calls are recorded in `audit_log`, `-` being standard output; without it they are not.
     """
 
@@ -127,6 +132,9 @@ class ControllerConfig:
     sweep_interval_ms: int = 300_000
     snapshot_log_bytes: int = 20 << 20
     snapshot_interval_ms: int = 3_600_000
+    backup_store: str | None = None
+    backup_interval_ms: int = 10_000
+    backup_keep_ms: int = 7 * 86_400_000
     request_memory_mb: int = 512
     memory_limit_mb: int | None = None
     max_streams: int = 50_000_000

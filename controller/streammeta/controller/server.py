@@ -23,6 +23,7 @@ import uvloop
 from grpc_health.v1 import health, health_pb2
 
 from streammeta.controller.auditing import Auditing
+from streammeta.controller.backup.uploader import Backup
 from streammeta.controller.config import ConfigError, ControllerConfig
 from streammeta.controller.features import SUPPORTED, Software
 from streammeta.controller.journal.directory import check_identity, read_identity
@@ -63,6 +64,7 @@ from streammeta.controller.runtime.descriptors import connections_within, raise_
 from streammeta.controller.runtime.feature_updates import FeatureUpdates
 from streammeta.controller.runtime.interfaces import Endpoints
 from streammeta.controller.runtime.level_check import check_levels
+from streammeta.controller.runtime.log_source import LogSource
 from streammeta.controller.runtime.map_checkpoint import EarlyReading, snapshot_check
 from streammeta.controller.runtime.object_id_gate import ObjectIdGate
 from streammeta.controller.runtime.process_memory import ProcessMemory, default_limit
@@ -129,17 +131,17 @@ def check(config: ControllerConfig) -> None:
     identity = read_identity(config.data_dir, PosixFileSystem(read_only=True))
     check_identity(identity, config.data_dir, config.cluster_id, config.node_id)
     check_levels(config.data_dir)
-    store = _open_store(config.store_uri)
-    try:
-        store.check()
-    finally:
-        store.close()
+    for store in (_open_store("store", config.store_uri), _backup_store(config)):
+        if store is not None:
+            with contextlib.closing(store):
+                store.check()
 
 
 async def _serve(config: ControllerConfig) -> None:
     _log_start(config)
     warn_of_advertised(config)
-    store = _open_store(config.store_uri)
+    store = _open_store("store", config.store_uri)
+    backup_store = _backup_store(config)  # which may be away
     await asyncio.to_thread(store.check)
     with EarlyReading(config.data_dir) as early:
         check_levels(config.data_dir)
@@ -152,7 +154,7 @@ async def _serve(config: ControllerConfig) -> None:
         try:
             kept = journal.snapshots.kept
             early.settle(kept[-1] if kept else None)
-            controller_node = ControllerNode(config, journal, store, early)
+            controller_node = ControllerNode(config, journal, store, backup_store, early)
             await controller_node.run()
         finally:
             journal.close()
@@ -164,6 +166,7 @@ def _log_start(config: ControllerConfig) -> None:
     settings = asdict(config)
     del settings["node_id"], settings["cluster_id"]
     settings["store_uri"] = without_secrets(config.store_uri)
+    settings["backup_store"] = config.backup_store and without_secrets(config.backup_store)
     settings["data_dir"] = str(config.data_dir)
     settings["audit_log"] = config.audit_log and str(config.audit_log)
     settings["policy"] = config.policy and str(config.policy)
@@ -180,11 +183,16 @@ def _log_start(config: ControllerConfig) -> None:
     )
 
 
-def _open_store(uri: str) -> ObjectStore:
+def _open_store(option: str, uri: str) -> ObjectStore:
     try:
         return open_object_store(uri)
     except ValueError as error:
-        raise ConfigError(f"store: {error}") from error
+        raise ConfigError(f"{option}: {error}") from error
+
+
+def _backup_store(config: ControllerConfig) -> ObjectStore | None:
+    uri = config.backup_store
+    return None if uri is None else _open_store("backup-store", uri)
 
 
 def _spare_collector() -> None:
@@ -210,7 +218,12 @@ class ControllerNode:
     """The parts of one controller, wired."""
 
     def __init__(
-        self, config: ControllerConfig, journal: Journal, store: ObjectStore, early: EarlyReading
+        self,
+        config: ControllerConfig,
+        journal: Journal,
+        store: ObjectStore,
+        backup_store: ObjectStore | None,
+        early: EarlyReading,
     ) -> None:
         self._config = config
         clock = SystemClock()
@@ -268,6 +281,7 @@ class ControllerNode:
                 per_target=config.recoveries_per_node,
             ),
             *self._sweeps(store),
+            *self._backup(journal, backup_store),
         )
         self._memory = ProcessMemory(_memory_limit(config))
         self._auditing = Auditing(config, clock, self._office)
@@ -288,6 +302,23 @@ class ControllerNode:
                 may_delete=lambda: self._bucket.may_delete,
             ),
         )
+
+    def _backup(self, journal: Journal, store: ObjectStore | None) -> tuple[LifecycleTask, ...]:
+        if store is None:
+            return ()
+        config = self._config
+        backup = Backup(
+            self._controller,
+            LogSource(self._driver, journal),
+            store,
+            SystemClock(),
+            cluster_id=config.cluster_id,
+            cluster_uuid=lambda: self._bucket.cluster_uuid,
+            writer_version=metadata.version(DISTRIBUTION),
+            interval_ms=config.backup_interval_ms,
+            keep_ms=config.backup_keep_ms,
+        )
+        return (backup,)
 
     async def run(self) -> None:
         """Serve until a signal asks to stop or the quorum can't go on."""

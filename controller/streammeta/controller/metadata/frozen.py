@@ -78,13 +78,13 @@ class FrozenMap:
 
     def digest(self) -> bytes:
         """Return 32 bytes: equal maps have equal digests. Takes time in proportion to the map."""
-        return sections_digest(self.sections())
+        return sections_digest(self.sections().items())
 
 
-def sections_digest(sections: Mapping[str, Section]) -> bytes:
+def sections_digest(sections: Iterable[tuple[str, Section]]) -> bytes:
     """Return the digest of the map that has these sections, in the order of a map's."""
     state = hashlib.sha256()
-    for name, section in sections.items():
+    for name, section in sections:
         state.update(f"{name}\n".encode())
         for column_name, values in section.items():
             state.update(f"{column_name} {len(values)}\n".encode())

@@ -21,7 +21,7 @@ from streammeta.controller.ids import ClusterId, SnapshotId
 from streammeta.controller.journal.errors import BadSnapshotError, NewerVersionError
 from streammeta.controller.journal.snapshots import SnapshotCheck
 from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.frozen import FrozenMap
+from streammeta.controller.metadata.frozen import FrozenMap, sections_digest
 from streammeta.controller.metadata.section_rules import ADDED_COLUMNS, COLUMNS, SECTIONS
 from streammeta.controller.metadata.tables import Array, roomy_zeros
 from streammeta.controller.quorum.voters import VoterSet
@@ -150,7 +150,7 @@ def read_map(file: BinaryIO, snapshot_id: SnapshotId) -> LoadedMap:
             cluster_map = ClusterMap.from_sections(sections, snapshot_id.end_offset)
     except DamagedMapError as error:
         raise CheckpointError(f"{snapshot_id.file_name}: {error}") from error
-    return LoadedMap(cluster_map, _log_hash(reader))
+    return LoadedMap(cluster_map, log_hash_of(reader))
 
 
 class EarlyReading:
@@ -201,10 +201,18 @@ def _read_with_digest(path: Path) -> tuple[bytes, LoadedMap]:
         return reader.digest, read_map(file, reader.id)
 
 
-def _log_hash(reader: CheckpointReader) -> bytes:
+def log_hash_of(reader: CheckpointReader) -> bytes:
+    """Return the rolling hash of the log below a checkpoint's end."""
     if LOG_HASH_SECTION not in reader.entries:
         return UNKNOWN_LOG_HASH  # older versions kept none
     return bytes.fromhex(reader.columns(LOG_HASH_SECTION)["value"][0])
+
+
+def state_hash_of(reader: CheckpointReader) -> bytes:
+    """Return the digest of a checkpoint's map, section by section: no map is built."""
+    added = (VOTERS_SECTION, LOG_HASH_SECTION)
+    names = [name for name in reader.entries if name not in added]
+    return sections_digest((name, reader.columns(name)) for name in names)
 
 
 def snapshot_check(cluster_id: ClusterId) -> SnapshotCheck:

@@ -38,7 +38,12 @@ from streammeta.controller.runtime.interfaces import (
     SnapshotPoint,
     StateMachine,
 )
-from streammeta.controller.runtime.quorum_disk import CoreReport, JournalThread, StateWritten
+from streammeta.controller.runtime.quorum_disk import (
+    CoreReport,
+    DiskRead,
+    JournalThread,
+    StateWritten,
+)
 from streammeta.controller.runtime.waiters import OffsetWaiters, ReadRounds
 from streammeta.storage.durable_files import DiskFullError
 
@@ -352,6 +357,10 @@ class QuorumDriver:
     async def take_snapshot(self) -> SnapshotId:
         """Write a checkpoint of this replica now; see `Checkpointer.take`."""
         return await self._checkpointer.take()
+
+    def read_disk(self, read: DiskRead) -> None:
+        """Read batches of the log on disk; see `DiskRead`. Not answered once the replica stops."""
+        self._disk.submit(read)
 
     # -- requests of delivery and checkpoints
 

@@ -1,0 +1,365 @@
+"""Continuous backup: the leader's task that copies the committed log to a bucket.
+
+At the start of a term it looks up how far the backup is, checks that its last segment is this
+log's, and goes on from there; see `planning` for the order of steps. Nothing is collected while the
+bucket is away: what is missing is read from the log again when it is back, and where the log was
+trimmed meanwhile a checkpoint begins a new chain. Calls of the bucket run in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol
+
+import structlog
+
+from streammeta.controller.backup.archive import Archive
+from streammeta.controller.backup.chains import dispensable
+from streammeta.controller.backup.checkpoints import checkpoint_file
+from streammeta.controller.backup.errors import BackupDivergedError, BackupError
+from streammeta.controller.backup.planning import (
+    Progress,
+    PutCheckpoint,
+    PutSegment,
+    next_step,
+)
+from streammeta.controller.backup.segments import Position, Writing, encode, new_segment
+from streammeta.controller.ids import ClusterId, SnapshotId
+from streammeta.controller.lifecycle.tasks import T, in_thread
+from streammeta.controller.quorum.messages import Batch
+from streammeta.controller.runtime.clock import Clock
+from streammeta.controller.runtime.controller import MetadataController
+from streammeta.storage.backup_files import Folder, Inventory, SegmentManifest
+from streammeta.storage.errors import StorageError
+from streammeta.storage.object_store.base import ObjectStore
+
+_log = structlog.get_logger(component="backup")
+
+SEGMENT_BYTES = 4 << 20
+"""Payload in bytes from which a segment is full."""
+
+READ_BYTES = 128 << 10
+"""Bytes read from the log at once, few enough for a flush to wait."""
+
+CALL_TIMEOUT_S = 60.0
+"""Deadline of one step in the bucket, retries included, in seconds."""
+
+LATE_INTERVALS = 3
+"""Intervals without a finished copy after which the backup counts as late."""
+
+
+class BackupSource(Protocol):
+    """The log and the checkpoints of this controller."""
+
+    async def read(self, start_offset: int, max_bytes: int) -> tuple[Batch, ...]:
+        """Return whole batches from an offset on; none if they were trimmed."""
+        ...
+
+    @property
+    def newest_checkpoint(self) -> SnapshotId | None:
+        """The newest checkpoint on disk."""
+        ...
+
+    def open_checkpoint(self, snapshot_id: SnapshotId) -> BinaryIO:
+        """Open a checkpoint, in a thread; raises FileNotFoundError if it is gone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BackupStatus:
+    """How far the backup is behind the log, as this leader knows it.
+
+    `behind_ms` is the age of the oldest committed entry that may be missing; `problem` why nothing
+    is put, empty if all is well.
+    """
+
+    end_offset: int
+    behind_entries: int
+    behind_ms: int
+    problem: str
+
+
+class _TermOverError(Exception):
+    """The leader's term ended during the work done for it."""
+
+
+class _TrimmedError(Exception):
+    """The log begins above the entries that were to be read."""
+
+
+@dataclass(slots=True, eq=False)
+class _Term:
+    """The backup as the leader knows it in one term."""
+
+    archive: Archive
+    copied_at_ms: int
+    """Monotonic time up to which everything committed is in the backup."""
+    is_begun: bool = False
+    position: Position | None = None
+    last_ms: int = 0
+    checkpoint_end: int = 0
+    problem: str = ""
+    is_late: bool = False
+
+
+class Backup:
+    """The leader's task; on other controllers it idles."""
+
+    def __init__(
+        self,
+        controller: MetadataController,
+        source: BackupSource,
+        store: ObjectStore,
+        clock: Clock,
+        *,
+        cluster_id: ClusterId,
+        cluster_uuid: Callable[[], str],
+        writer_version: str,
+        interval_ms: int,
+        keep_ms: int,
+    ) -> None:
+        """Take the parts; `cluster_uuid` is empty as long as none is agreed on."""
+        self._controller = controller
+        self._source = source
+        self._store = store
+        self._clock = clock
+        self._cluster_id = cluster_id
+        self._cluster_uuid = cluster_uuid
+        self._writer_version = writer_version
+        self._interval_ms = interval_ms
+        self._keep_ms = keep_ms
+        self._term: _Term | None = None
+        self._leads = False
+        self._wake = asyncio.Event()
+        controller.on_leadership(self._on_leadership)
+
+    @property
+    def status(self) -> BackupStatus | None:
+        """The state of the backup; None if this node does not lead or has not begun."""
+        term = self._term
+        if term is None:
+            return None
+        end = 0 if term.position is None else term.position.end_offset
+        behind = self._controller.committed_end - end
+        behind_ms = self._clock.monotonic_ms() - term.copied_at_ms if behind else 0
+        return BackupStatus(end, behind, behind_ms, term.problem)
+
+    async def run(self) -> None:
+        """Copy what was committed each interval, until cancelled."""
+        while True:
+            self._wake.clear()
+            if self._leads and self._cluster_uuid():
+                await self._work()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_ms / 1000):
+                    await self._wake.wait()
+
+    def _on_leadership(self, leads: bool) -> None:
+        self._leads, self._term = leads, None
+        self._wake.set()
+
+    # -- one interval
+
+    async def _work(self) -> None:
+        if self._term is None:
+            folder = Folder(self._cluster_id, self._cluster_uuid())
+            self._term = _Term(Archive(self._store, folder), self._clock.monotonic_ms())
+        term = self._term
+        try:
+            if not term.is_begun:
+                await self._begin(term)
+            await self._copy(term)
+        except _TermOverError:
+            return
+        except (StorageError, BackupError, OSError) as error:
+            self._note(term, str(error))
+        else:
+            self._note(term, "")
+
+    async def _copy(self, term: _Term) -> None:
+        """Put everything that is committed by now."""
+        now_ms, wanted = self._clock.monotonic_ms(), self._controller.committed_end
+        while (step := next_step(self._progress(term, wanted))) is not None:
+            match step:
+                case PutSegment():
+                    await self._put_segment(term, step)
+                case PutCheckpoint(snapshot_id=snapshot_id):
+                    await self._put_checkpoint(term, snapshot_id)
+                    await self._remove_old(term)
+        term.copied_at_ms = now_ms
+
+    def _progress(self, term: _Term, committed_end: int) -> Progress:
+        return Progress(
+            position=term.position,
+            checkpoint_end=term.checkpoint_end,
+            newest=self._source.newest_checkpoint,
+            committed_end=committed_end,
+        )
+
+    # -- the steps
+
+    async def _begin(self, term: _Term) -> None:
+        """Look up where the backup ends, and that it is a backup of this log."""
+        inventory = await self._call(term, lambda archive: archive.inventory())
+        term.position, term.last_ms = await self._newest(term, inventory)
+        ends = [one.end_offset for one in inventory.checkpoints]
+        term.checkpoint_end = max(ends, default=0)
+        if term.position is not None:
+            term.copied_at_ms -= max(0, self._clock.wall_ms() - term.last_ms)
+        term.is_begun = True
+        end = None if term.position is None else term.position.end_offset
+        _log.info("backup_begun", folder=term.archive.folder.prefix, end_offset=end)
+
+    async def _newest(self, term: _Term, inventory: Inventory) -> tuple[Position | None, int]:
+        """Return the end of the backed up log, and when it was committed; None if there is none."""
+        newest = max(inventory.segments, key=lambda one: one.end_offset, default=None)
+        base = max(inventory.checkpoints, default=None)
+        if newest is not None and (base is None or newest.end_offset >= base.end_offset):
+            found = await self._call(term, lambda archive: archive.segment_manifest(newest))
+            self._require_not_ahead(found.end_offset)
+            await self._require_own(term, found)
+            return Position(found.end_offset, bytes.fromhex(found.log_hash)), found.last_ms
+        if base is None:
+            return None, 0
+        told = await self._call(term, lambda archive: archive.checkpoint_manifest(base))
+        self._require_not_ahead(told.end_offset)
+        return Position(told.end_offset, bytes.fromhex(told.log_hash)), told.created_ms
+
+    def _require_not_ahead(self, end_offset: int) -> None:
+        committed_end = self._controller.committed_end
+        if end_offset > committed_end:
+            raise BackupDivergedError(
+                f"the backup ends at offset {end_offset}, this log at {committed_end}: the "
+                "controllers were set back to an earlier state, or another copy of the cluster "
+                "writes to the backup; restore from it, or give another --backup-store"
+            )
+
+    async def _require_own(self, term: _Term, manifest: SegmentManifest) -> None:
+        """Require that the newest segment is of this log, as far as the log reaches back."""
+        start = Position(manifest.start_offset, bytes.fromhex(manifest.log_hash_before))
+        try:
+            batches = await self._read(term, start.end_offset, manifest.end_offset, manifest.size)
+        except _TrimmedError:
+            return
+        data = encode(batches, manifest.cluster_uuid)
+        if hashlib.sha256(data).hexdigest() != manifest.sha256:
+            raise BackupDivergedError(
+                f"{manifest.name} of the backup is not what this log holds there: another history "
+                "of the cluster writes to the backup; give this cluster a --backup-store of its own"
+            )
+
+    async def _put_segment(self, term: _Term, step: PutSegment) -> None:
+        try:
+            batches = await self._read(term, step.start.end_offset, step.end_offset, SEGMENT_BYTES)
+        except _TrimmedError:
+            _log.warning("backup_interrupted", end_offset=step.start.end_offset)
+            term.position = None
+            return
+        now_ms = self._clock.wall_ms()
+        writing = Writing(
+            folder=term.archive.folder,
+            first_ms=min(term.last_ms, now_ms),
+            last_ms=now_ms,
+            feature_level=self._controller.cluster_map.feature_level,
+            writer_version=self._writer_version,
+        )
+
+        def put(archive: Archive) -> SegmentManifest:
+            data, manifest = new_segment(batches, step.start, writing)
+            archive.put(data, manifest)
+            return manifest
+
+        manifest = await self._call(term, put)
+        term.position = Position(manifest.end_offset, bytes.fromhex(manifest.log_hash))
+        term.last_ms = manifest.last_ms
+
+    async def _put_checkpoint(self, term: _Term, snapshot_id: SnapshotId) -> None:
+        now_ms = self._clock.wall_ms()
+        level = self._controller.cluster_map.feature_level
+
+        def put(archive: Archive) -> bytes:
+            with self._source.open_checkpoint(snapshot_id) as file:
+                data, manifest = checkpoint_file(
+                    file,
+                    archive.folder,
+                    created_ms=now_ms,
+                    feature_level=level,
+                    writer_version=self._writer_version,
+                )
+            archive.put(data, manifest)
+            return bytes.fromhex(manifest.log_hash)
+
+        log_hash = await self._call(term, put)
+        term.checkpoint_end = snapshot_id.end_offset
+        if term.position is None:
+            term.position, term.last_ms = Position(snapshot_id.end_offset, log_hash), now_ms
+
+    async def _remove_old(self, term: _Term) -> None:
+        before_ms = self._clock.wall_ms() - self._keep_ms
+
+        def remove(archive: Archive) -> int:
+            return archive.delete(dispensable(archive.inventory(), before_ms))
+
+        removed = await self._call(term, remove)
+        if removed:
+            _log.info("old_backups_removed", files=removed)
+
+    # -- helpers
+
+    async def _read(
+        self, term: _Term, start_offset: int, end_offset: int, max_bytes: int
+    ) -> list[Batch]:
+        """Read committed batches from an offset on, at least one.
+
+        Raises:
+            _TrimmedError: the log begins above `start_offset`.
+        """
+        batches: list[Batch] = []
+        at, size = start_offset, 0
+        while at < end_offset and size < max_bytes:
+            read = await self._source.read(at, READ_BYTES)
+            self._require(term)
+            fit = [one for one in read if one.end_offset <= end_offset]
+            if not fit or fit[0].base_offset != at:
+                raise _TrimmedError
+            batches += fit
+            at, size = fit[-1].end_offset, size + sum(one.size for one in fit)
+        return batches
+
+    async def _call(self, term: _Term, call: Callable[[Archive], T]) -> T:
+        store = self._store.until(time.monotonic() + CALL_TIMEOUT_S)
+        try:
+            result = await in_thread(lambda: call(Archive(store, term.archive.folder)))
+        except Exception:
+            self._require(term)
+            raise
+        self._require(term)
+        return result
+
+    def _require(self, term: _Term) -> None:
+        if self._term is not term:
+            raise _TermOverError
+
+    def _note(self, term: _Term, problem: str) -> None:
+        """Log a problem once, and its end; log a backup that is late, and one that is no more."""
+        if self._term is not term:
+            return
+        if problem != term.problem:
+            term.problem = problem
+            if problem:
+                _log.error("backup_failed", reason=problem)
+            else:
+                _log.info("backup_works_again")
+        status = self.status
+        assert status is not None
+        is_late = status.behind_ms > LATE_INTERVALS * self._interval_ms
+        if is_late and not term.is_late:
+            _log.error(
+                "backup_late", behind_ms=status.behind_ms, behind_entries=status.behind_entries
+            )
+        term.is_late = is_late
