@@ -1,5 +1,6 @@
 """All mutants, by name."""
 
+from tests.mutants.backups import BACKUPS
 from tests.mutants.controllers import CONTROLLERS
 from tests.mutants.disk import DISK
 from tests.mutants.elections import ELECTIONS
@@ -22,6 +23,7 @@ _ALL = (
     *DISK,
     *STATE,
     *PEERS,
+    *BACKUPS,
 )
 
 MUTANTS = {mutant.name: mutant for mutant in _ALL}

@@ -29,8 +29,8 @@ _SETTINGS = {
     "snapshot_log_bytes": "Write a snapshot after this many bytes of log; the log before the last"
     " two is removed.",
     "snapshot_interval_ms": "Write a snapshot after this time, if anything has changed.",
-    "backup_interval_ms": "Interval of copies to --backup-store; what is not there yet can be lost.",
-    "backup_keep_ms": "Age of the oldest point that can be restored from --backup-store, at least.",
+    "backup_interval_ms": "Interval of copies to --backup-store; what is not there can be lost.",
+    "backup_keep_ms": "Age up to which any point can be restored from --backup-store.",
     "lifecycle_interval_ms": "Interval of expiry and deletion.",
     "delete_delay_ms": "Time that a destroyed object's bytes stay in the bucket.",
     "delete_rate": "Objects deleted from the bucket a second, at most; fewer while the bucket is"

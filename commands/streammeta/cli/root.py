@@ -6,6 +6,7 @@ import click
 
 COMMANDS = {
     "audit": "streammeta.cli.audit_command:audit",
+    "backup": "streammeta.cli.backup_command:backup",
     "certs": "streammeta.cli.certs_command:certs",
     "cluster": "streammeta.cli.cluster_command:cluster",
     "compact": "streammeta.cli.compact_command:compact",

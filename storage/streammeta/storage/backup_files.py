@@ -124,6 +124,11 @@ class CheckpointManifest:
         """The checkpoint that this is of."""
         return CheckpointName(self.end_offset, self.epoch)
 
+    @property
+    def last_ms(self) -> int:
+        """By this time everything in it was committed, as of a segment."""
+        return self.created_ms
+
 
 Manifest = SegmentManifest | CheckpointManifest
 

@@ -59,6 +59,20 @@ class Archive:
         """Return a checkpoint's manifest; raises BackupDamagedError if it is missing or damaged."""
         return self._manifest(CheckpointManifest, name)
 
+    def newest(self, inventory: Inventory) -> Manifest | None:
+        """Return the manifest of the file that reaches furthest; None if there is no file.
+
+        Raises:
+            BackupDamagedError: it is damaged.
+        """
+        segment = max(inventory.segments, key=lambda one: one.end_offset, default=None)
+        checkpoint = max(inventory.checkpoints, default=None)
+        if checkpoint is None:
+            return None if segment is None else self.segment_manifest(segment)
+        if segment is None or segment.end_offset < checkpoint.end_offset:
+            return self.checkpoint_manifest(checkpoint)
+        return self.segment_manifest(segment)
+
     # -- writing
 
     def put(self, data: bytes | memoryview, manifest: Manifest) -> None:

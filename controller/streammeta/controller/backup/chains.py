@@ -68,6 +68,17 @@ def chain_to(inventory: Inventory, end_offset: int) -> Chain | None:
     return chain_from(base, below)
 
 
+def spans(inventory: Inventory) -> tuple[tuple[int, int], ...]:
+    """Return the offsets that can be restored to, as spans from one to another, both included."""
+    reach, found = _Reach(inventory.segments), list[tuple[int, int]]()
+    for start, _ in _bases(inventory):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], reach.of(start))
+        else:
+            found.append((start, reach.of(start)))
+    return tuple(found)
+
+
 def unreachable(inventory: Inventory) -> tuple[SegmentName, ...]:
     """Return the segments that no chain leads up to: what comes before them is missing."""
     reach = _Reach(inventory.segments)

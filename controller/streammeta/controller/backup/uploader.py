@@ -8,8 +8,6 @@ trimmed meanwhile a checkpoint begins a new chain. Calls of the bucket run in th
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
 import time
 from collections.abc import Callable
@@ -30,11 +28,11 @@ from streammeta.controller.backup.planning import (
 )
 from streammeta.controller.backup.segments import Position, Writing, encode, new_segment
 from streammeta.controller.ids import ClusterId, SnapshotId
-from streammeta.controller.lifecycle.tasks import T, in_thread
+from streammeta.controller.lifecycle.tasks import PeriodicTask, T, in_thread
 from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.controller import MetadataController
-from streammeta.storage.backup_files import Folder, Inventory, SegmentManifest
+from streammeta.storage.backup_files import Folder, SegmentManifest
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_store.base import ObjectStore
 
@@ -107,7 +105,7 @@ class _Term:
     is_late: bool = False
 
 
-class Backup:
+class Backup(PeriodicTask):
     """The leader's task; on other controllers it idles."""
 
     def __init__(
@@ -124,6 +122,7 @@ class Backup:
         keep_ms: int,
     ) -> None:
         """Take the parts; `cluster_uuid` is empty as long as none is agreed on."""
+        super().__init__(interval_ms)
         self._controller = controller
         self._source = source
         self._store = store
@@ -131,11 +130,9 @@ class Backup:
         self._cluster_id = cluster_id
         self._cluster_uuid = cluster_uuid
         self._writer_version = writer_version
-        self._interval_ms = interval_ms
         self._keep_ms = keep_ms
         self._term: _Term | None = None
         self._leads = False
-        self._wake = asyncio.Event()
         controller.on_leadership(self._on_leadership)
 
     @property
@@ -149,19 +146,13 @@ class Backup:
         behind_ms = self._clock.monotonic_ms() - term.copied_at_ms if behind else 0
         return BackupStatus(end, behind, behind_ms, term.problem)
 
-    async def run(self) -> None:
-        """Copy what was committed each interval, until cancelled."""
-        while True:
-            self._wake.clear()
-            if self._leads and self._cluster_uuid():
-                await self._work()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval_ms / 1000):
-                    await self._wake.wait()
+    async def step(self) -> None:
+        """Copy what was committed by now; what fails is tried again in the next interval."""
+        if self._leads and self._cluster_uuid():
+            await self._work()
 
     def _on_leadership(self, leads: bool) -> None:
         self._leads, self._term = leads, None
-        self._wake.set()
 
     # -- one interval
 
@@ -206,29 +197,18 @@ class Backup:
     async def _begin(self, term: _Term) -> None:
         """Look up where the backup ends, and that it is a backup of this log."""
         inventory = await self._call(term, lambda archive: archive.inventory())
-        term.position, term.last_ms = await self._newest(term, inventory)
-        ends = [one.end_offset for one in inventory.checkpoints]
-        term.checkpoint_end = max(ends, default=0)
-        if term.position is not None:
-            term.copied_at_ms -= max(0, self._clock.wall_ms() - term.last_ms)
+        newest = await self._call(term, lambda archive: archive.newest(inventory))
+        if newest is not None:
+            self._require_not_ahead(newest.end_offset)
+            if isinstance(newest, SegmentManifest):
+                await self._require_own(term, newest)
+            term.position = Position(newest.end_offset, bytes.fromhex(newest.log_hash))
+            term.last_ms = newest.last_ms
+            term.copied_at_ms -= max(0, self._clock.wall_ms() - newest.last_ms)
+        term.checkpoint_end = max((one.end_offset for one in inventory.checkpoints), default=0)
         term.is_begun = True
-        end = None if term.position is None else term.position.end_offset
+        end = None if newest is None else newest.end_offset
         _log.info("backup_begun", folder=term.archive.folder.prefix, end_offset=end)
-
-    async def _newest(self, term: _Term, inventory: Inventory) -> tuple[Position | None, int]:
-        """Return the end of the backed up log, and when it was committed; None if there is none."""
-        newest = max(inventory.segments, key=lambda one: one.end_offset, default=None)
-        base = max(inventory.checkpoints, default=None)
-        if newest is not None and (base is None or newest.end_offset >= base.end_offset):
-            found = await self._call(term, lambda archive: archive.segment_manifest(newest))
-            self._require_not_ahead(found.end_offset)
-            await self._require_own(term, found)
-            return Position(found.end_offset, bytes.fromhex(found.log_hash)), found.last_ms
-        if base is None:
-            return None, 0
-        told = await self._call(term, lambda archive: archive.checkpoint_manifest(base))
-        self._require_not_ahead(told.end_offset)
-        return Position(told.end_offset, bytes.fromhex(told.log_hash)), told.created_ms
 
     def _require_not_ahead(self, end_offset: int) -> None:
         committed_end = self._controller.committed_end

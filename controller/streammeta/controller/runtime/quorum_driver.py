@@ -145,10 +145,7 @@ class QuorumDriver:
         self._checkpointer.start()
 
     async def stop(self) -> None:
-        """Wait for appended entries to commit, resign, notify the voters, flush, and end.
-
-        The wait for the commit is bounded by a fetch timeout.
-        """
+        """Wait a fetch timeout at most for commits, resign, notify the voters, flush, and end."""
         await self._finish_appends()
         self._core_loop.feed(events.Resign())
         for _ in range(_STOP_ROUNDS):
@@ -250,15 +247,13 @@ class QuorumDriver:
     def append(self, payloads: Sequence[bytes], *, required_base_offset: int) -> int:
         """Replicate payloads, in order; return the end offset at which they are committed.
 
-        Everything appended in this turn of the event loop shares a batch.
+        What is appended in one turn of the event loop shares a batch. A refusal appends nothing.
 
         Raises:
-            NotLeaderError: this node does not lead, or is handing leadership over; nothing was
-                appended.
-            RecordTooLargeError: a payload is larger than a batch may be; nothing was appended.
-            UncommittedLogFullError: too much waits for a majority; nothing was appended.
-            NoDiskSpaceError: this node's disk, or those of a majority, are full; nothing was
-                appended.
+            NotLeaderError: this node does not lead, or is handing leadership over.
+            RecordTooLargeError: a payload is larger than a batch may be.
+            UncommittedLogFullError: too much waits for a majority.
+            NoDiskSpaceError: this node's disk, or those of a majority, are full.
             InvariantError: the first payload would not take `required_base_offset`.
         """
         self._require_leadership()

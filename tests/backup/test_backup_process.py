@@ -1,0 +1,114 @@
+"""Real controllers that back up to an S3 server: kill -9 amid a copy, a bucket that is away."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streammeta.cli.client import ControllerClient
+from streammeta.controller.backup.archive import Archive
+from streammeta.controller.backup.verification import verify
+from streammeta.storage.backup_files import inventories
+from streammeta.storage.object_store.address import open_object_store
+from tests.kit.real_cluster import (
+    FAST,
+    describe,
+    leader_of,
+    put,
+    running_cluster,
+    wait_until,
+    writes_going_on,
+)
+from tests.storage.s3_fault_proxy import Fault, FaultProxy, ProxiedRequest, running_fault_proxy
+from tests.storage.s3_servers import running_ministack
+
+pytestmark = [pytest.mark.process, pytest.mark.s3]
+
+
+@pytest.fixture
+def proxy() -> Iterator[FaultProxy]:
+    with running_ministack() as endpoint, running_fault_proxy(endpoint) as proxy:
+        endpoint.create_bucket("backup")
+        yield proxy
+
+
+def options(proxy: FaultProxy) -> tuple[str, ...]:
+    return (
+        *FAST,
+        *("--backup-store", proxy.endpoint.uri("backup"), "--backup-interval-ms", "100"),
+        *("--snapshot-log-bytes", "20000"),
+    )
+
+
+def archive(proxy: FaultProxy) -> Archive | None:
+    """The only backup in the bucket, None if there is none yet."""
+    store = open_object_store(proxy.endpoint.uri("backup"))
+    folders = list(inventories(store.list_objects("backup/")))
+    assert len(folders) <= 1
+    return Archive(store, folders[0]) if folders else None
+
+
+def restorable_to(proxy: FaultProxy) -> int:
+    """How far the backup reaches; it must be whole."""
+    found = archive(proxy)
+    if found is None:
+        return 0
+    verified = verify(found.inventory(), found)
+    assert verified.damages == ()
+    return 0 if verified.chain is None else verified.chain.end_offset
+
+
+def test_the_leader_killed_between_a_segment_and_its_manifest_leaves_no_gap(
+    tmp_path: Path, proxy: FaultProxy
+) -> None:
+    with running_cluster(tmp_path, options=options(proxy)) as cluster:
+        with writes_going_on(cluster) as writes:
+            wait_until(lambda: restorable_to(proxy) > 0, "a first copy")
+            is_between = threading.Event()
+
+            def plan(request: ProxiedRequest) -> Fault | None:
+                if request.operation == "put" and request.path.endswith(".segment.json"):
+                    is_between.set()
+                    return Fault.SILENT
+                return None
+
+            for _ in range(2):
+                proxy.plan = plan
+                assert is_between.wait(60)
+                before = restorable_to(proxy)
+                leader = leader_of(cluster)
+                cluster.children[leader].kill()
+                proxy.start_anew()
+                is_between.clear()
+                wait_until(lambda end=before: restorable_to(proxy) > end, "the next leader's copy")
+                writes.expect_progress()
+                cluster.start(leader)
+        wait_until(
+            lambda: restorable_to(proxy) >= describe(cluster).high_watermark, "all to be copied"
+        )
+        found = archive(proxy)
+        assert found is not None
+        assert verify(found.inventory(), found, is_all=True).damages == ()
+
+
+def test_a_bucket_that_is_away_holds_nothing_up_and_is_caught_up(
+    tmp_path: Path, proxy: FaultProxy
+) -> None:
+    with running_cluster(tmp_path, 1, options=options(proxy)) as cluster:
+        wait_until(lambda: restorable_to(proxy) > 0, "a first copy")
+        before = restorable_to(proxy)
+        proxy.plan = lambda _: Fault.RESET
+        with ControllerClient(cluster.endpoints) as client:
+            for number in range(300):
+                put(client, f"key {number}", "x" * 1_000)  # several checkpoints: the log is trimmed
+        proxy.start_anew()
+        wait_until(
+            lambda: restorable_to(proxy) >= describe(cluster).high_watermark, "all to be copied"
+        )
+        assert restorable_to(proxy) > before + 300
+        log = (tmp_path / "controller-1.log").read_text()
+        assert '"backup_failed"' in log
+        assert '"backup_works_again"' in log

@@ -1,0 +1,155 @@
+"""A leader over a log in memory and its continuous backup; leaders change, logs are trimmed."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from streammeta.controller.backup.archive import Archive
+from streammeta.controller.backup.chains import newest_chain
+from streammeta.controller.backup.replaying import replay
+from streammeta.controller.backup.uploader import Backup
+from streammeta.controller.backup.verification import verify
+from streammeta.controller.ids import ClusterId, EndOffset, SnapshotId
+from streammeta.controller.metadata import requests
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.values import NodeIdentity
+from streammeta.controller.quorum.messages import Batch
+from streammeta.controller.quorum.voters import VoterSet
+from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.interfaces import SnapshotPoint
+from tests.backup.backup_world import FOLDER
+from tests.kit.memory_store import MemoryObjectStore
+from tests.lifecycle.lifecycle_world import World
+
+DAY_MS = 86_400_000
+
+
+@dataclass(slots=True)
+class MemorySource:
+    """Reads the log of a world, committed or not; its checkpoints are on a disk of their own."""
+
+    world: World
+    start_offset: int = 0
+    checkpoints: dict[SnapshotId, bytes] = field(default_factory=dict)
+
+    async def read(self, start_offset: int, max_bytes: int) -> tuple[Batch, ...]:
+        found: list[Batch] = []
+        for batch in self.world.log.batches:
+            if batch.base_offset < start_offset or start_offset < self.start_offset:
+                continue
+            if found and sum(one.size for one in found) + batch.size > max_bytes:
+                break
+            found.append(batch)
+        return tuple(found)
+
+    @property
+    def newest_checkpoint(self) -> SnapshotId | None:
+        return max(self.checkpoints, default=None)
+
+    def open_checkpoint(self, snapshot_id: SnapshotId) -> BinaryIO:
+        if snapshot_id not in self.checkpoints:
+            raise FileNotFoundError(snapshot_id.file_name)
+        return io.BytesIO(self.checkpoints[snapshot_id])
+
+
+class UploadWorld:
+    """One leader at a time, its backup, and the bucket that all of them write to."""
+
+    def __init__(self, store: MemoryObjectStore | None = None) -> None:
+        self.world = World()
+        self.store = store or MemoryObjectStore(self.world.clock.wall_ms)
+        self.source = MemorySource(self.world)
+        self.backup = self._new_backup()
+        self._written = 0
+
+    def _new_backup(self) -> Backup:
+        return Backup(
+            self.world.controller,
+            self.source,
+            self.store,
+            self.world.clock,
+            cluster_id=ClusterId(FOLDER.cluster_id),
+            cluster_uuid=lambda: FOLDER.cluster_uuid,
+            writer_version="0",
+            interval_ms=10_000,
+            keep_ms=DAY_MS,
+        )
+
+    @property
+    def archive(self) -> Archive:
+        return Archive(self.store, FOLDER)
+
+    @property
+    def committed(self) -> int:
+        return self.world.log.committed
+
+    async def start(self) -> UploadWorld:
+        await self.world.start()
+        return self
+
+    async def write(self, count: int = 1) -> None:
+        """Commit some entries, each in a batch."""
+        for _ in range(count):
+            self._written += 1
+            await self.world.write(requests.RegisterNode(node=NodeIdentity(2_000, self._written)))
+
+    def append_uncommitted(self) -> None:
+        """Append an entry that no majority has."""
+        self._written += 1
+        self.world.log.is_held = True
+        request = requests.RegisterNode(node=NodeIdentity(2_000, self._written))
+        self.world.controller.submit((request,))
+
+    def change_leader(self) -> None:
+        """Let another controller lead, which has what was committed."""
+        self.world.controller.on_leadership_lost()
+        self.world.succeed()
+        self.backup = self._new_backup()
+        self.world.log.lead()
+
+    def checkpoint(self) -> SnapshotId:
+        """Write a checkpoint of what is committed on this controller's disk."""
+        log = self.world.log
+        found = SnapshotId(EndOffset(log.committed), log.epoch)
+        replica = self._replica(log.committed)
+        file = io.BytesIO()
+        replica.freeze(SnapshotPoint(found, ClusterId(FOLDER.cluster_id), VoterSet()))(file)
+        self.source.checkpoints[found] = file.getvalue()
+        return found
+
+    def trim(self) -> None:
+        """Remove the log below the newest checkpoint, and the older ones."""
+        newest = self.source.newest_checkpoint
+        assert newest is not None
+        self.source.start_offset = newest.end_offset
+        self.source.checkpoints = {newest: self.source.checkpoints[newest]}
+
+    async def step(self) -> None:
+        """Let an interval pass."""
+        self.world.clock.advance(10_000)
+        await self.backup.step()
+
+    def _replica(self, end_offset: int) -> MetadataController:
+        """Return a controller that has replayed the log below an offset."""
+        replica = MetadataController(ClusterMap(), self.world.clock)
+        batches = [one for one in self.world.log.batches if one.end_offset <= end_offset]
+        replica.on_committed(batches, end_offset)
+        return replica
+
+    def restorable_end(self) -> int:
+        """Return how far the backup can be restored; it must be whole, and a prefix of the log."""
+        inventory = self.archive.inventory()
+        for name in inventory.segments:
+            assert name.end_offset <= self.committed, f"{name} holds what is not committed"
+        verified = verify(inventory, self.archive, is_all=True)
+        assert verified.damages == ()
+        chain = newest_chain(inventory)
+        if chain is None:
+            return -1
+        replayed = replay(chain, self.archive)
+        wanted = self._replica(chain.end_offset)
+        assert replayed.cluster_map.state_hash() == wanted.cluster_map.state_hash()
+        assert replayed.position.log_hash == wanted._log_hash.value
+        return chain.end_offset
