@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.kit.real_cluster import (
     leader_of,
     put,
     running_cluster,
+    streammeta,
     wait_until,
     writes_going_on,
 )
@@ -112,3 +114,30 @@ def test_a_bucket_that_is_away_holds_nothing_up_and_is_caught_up(
         log = (tmp_path / "controller-1.log").read_text()
         assert '"backup_failed"' in log
         assert '"backup_works_again"' in log
+
+
+def test_the_commands_tell_how_far_a_backup_is_and_take_one(
+    tmp_path: Path, proxy: FaultProxy
+) -> None:
+    address = proxy.endpoint.uri("backup")
+    with running_cluster(tmp_path, 1, options=options(proxy)) as cluster:
+        at = ("--from", address, "--connect", cluster.connect)
+        with ControllerClient(cluster.endpoints) as client:
+            put(client, "one", "1")
+        wait_until(lambda: restorable_to(proxy) >= describe(cluster).high_watermark, "a copy")
+        told = streammeta("backup", "status", *at)
+        assert (told["exit_code"], told["lag_entries"], told["lag_ms"]) == (0, 0, 0), told
+        proxy.plan = lambda request: Fault.RESET if request.operation == "put" else None
+        with ControllerClient(cluster.endpoints) as client:
+            put(client, "two", "2")
+        wait_until(lambda: streammeta("backup", "status", *at)["lag_entries"] > 0, "a lag")
+        late = streammeta("backup", "status", *at, "--lag-max", "1ms")
+        assert (late["exit_code"], late["error"]["code"]) == (1, "LATE")
+        file = tmp_path / "now.checkpoint"
+        taken = streammeta("backup", "now", str(file), "--connect", cluster.connect)
+        assert taken["exit_code"] == 0, taken
+        assert hashlib.sha256(file.read_bytes()).hexdigest() == taken["sha256"]
+        hashes = streammeta("cluster", "hash", "--connect", cluster.connect)
+        assert hashes["exit_code"] == 0
+        again = streammeta("backup", "now", str(file), "--connect", cluster.connect)
+        assert (again["exit_code"], again["error"]["code"]) == (1, "EXISTS")

@@ -1,0 +1,94 @@
+"""`streammeta backup` over a store in a directory: answers, exit codes, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streammeta.storage.backup_files import Folder
+from streammeta.storage.object_store.address import open_object_store
+from tests.backup.backup_world import FOLDER, Backup, random_log
+from tests.kit.real_cluster import streammeta
+
+
+@pytest.fixture
+def backup(tmp_path: Path) -> Backup:
+    """A backup with two segments and a checkpoint between them."""
+    made = Backup(random_log(4))
+    first, *_, last = ends = made.log.ends
+    made.put_segment(first, ends[20])
+    made.put_checkpoint(ends[20])
+    made.put_segment(ends[20], last)
+    copied(made, tmp_path)
+    return made
+
+
+def copied(backup: Backup, root: Path) -> None:
+    store = open_object_store(address(root))
+    for key, data in backup.store.objects().items():
+        store.put(key, data)
+
+
+def address(root: Path) -> str:
+    (root / "bucket").mkdir(exist_ok=True)
+    return f"file://{root}/bucket"
+
+
+def test_a_backup_is_listed_with_what_can_be_restored(backup: Backup, tmp_path: Path) -> None:
+    answer = streammeta("backup", "list", "--from", address(tmp_path))
+    assert answer["exit_code"] == 0
+    (row,) = answer["backups"]
+    assert (row["cluster_id"], row["cluster_uuid"]) == (FOLDER.cluster_id, FOLDER.cluster_uuid)
+    assert (row["segments"], row["checkpoints"], row["unfinished"]) == (2, 1, 0)
+    (span,) = answer["restorable"]
+    assert (span["from_offset"], span["to_offset"]) == (0, backup.log.ends[-1])
+
+
+def test_a_good_backup_is_verified(backup: Backup, tmp_path: Path) -> None:
+    for more in ((), ("--all",), ("--cluster-id", "test")):
+        answer = streammeta("backup", "verify", "--from", address(tmp_path), *more)
+        assert answer["exit_code"] == 0, answer
+        assert answer["restorable_to"] == backup.log.ends[-1]
+        assert answer["state_hash"] == backup.log.views[-1].digest().hex()
+        assert answer["log_hash"] == backup.log.positions[-1].log_hash.hex()
+        assert answer["damage"] == []
+
+
+def test_damage_is_told_with_what_can_still_be_restored(backup: Backup, tmp_path: Path) -> None:
+    store = open_object_store(address(tmp_path))
+    first, second = backup.archive.inventory().segments
+    store.put(FOLDER.key(first), b"damaged")
+    answer = streammeta("backup", "verify", "--from", address(tmp_path))
+    assert answer["exit_code"] == 0, "the newest point does not need it"
+    answer = streammeta("backup", "verify", "--from", address(tmp_path), "--all")
+    assert (answer["exit_code"], answer["error"]["code"]) == (1, "DAMAGED")
+    assert [row["file"] for row in answer["damage"]] == [str(first)]
+    store.delete_many([FOLDER.key(second)])
+    answer = streammeta("backup", "verify", "--from", address(tmp_path))
+    assert answer["exit_code"] == 1
+    assert answer["restorable_to"] is None
+    (row,) = answer["damage"]
+    assert row["good_to_offset"] == second.start_offset
+
+
+def test_no_backup_and_several_are_told_apart(backup: Backup, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    answer = streammeta("backup", "verify", "--from", address(empty))
+    assert (answer["exit_code"], answer["error"]["code"]) == (1, "NO_BACKUP")
+    assert streammeta("backup", "list", "--from", address(empty))["backups"] == []
+    other = Folder("other", FOLDER.cluster_uuid)
+    open_object_store(address(tmp_path)).put(other.key(backup.archive.inventory().segments[0]), b"")
+    answer = streammeta("backup", "verify", "--from", address(tmp_path))
+    assert (answer["exit_code"], answer["error"]["code"]) == (1, "AMBIGUOUS")
+    answer = streammeta("backup", "verify", "--from", address(tmp_path), "--cluster-id", "test")
+    assert answer["exit_code"] == 0
+
+
+def test_a_wrong_address_is_the_callers(tmp_path: Path) -> None:
+    answer = streammeta("backup", "list", "--from", "ftp://x")
+    assert (answer["exit_code"], answer["error"]["code"]) == (1, "CONFIG")
+    assert "from: " in answer["error"]["message"]
+    answer = streammeta("backup", "list", "--from", f"file://{tmp_path}/nowhere")
+    assert (answer["exit_code"], answer["error"]["code"]) == (1, "STORAGE")
