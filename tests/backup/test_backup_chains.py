@@ -15,7 +15,7 @@ from streammeta.controller.backup.chains import (
 from streammeta.controller.backup.errors import BackupDamagedError
 from streammeta.controller.backup.replaying import replay
 from streammeta.controller.backup.verification import verify
-from streammeta.storage.backup_files import CheckpointName, Inventory, SegmentName
+from streammeta.storage.backup_files import CheckpointName, FileName, Inventory, SegmentName
 from tests.backup.backup_world import Backup, random_log
 
 SEEDS = range(12)
@@ -154,7 +154,7 @@ def names(*pairs: tuple[int, int]) -> tuple[SegmentName, ...]:
 def test_retention_without_an_old_checkpoint_removes_nothing() -> None:
     segments = names((0, 10), (10, 20))
     base = CheckpointName(15, 1)
-    written = dict.fromkeys((*segments, base), 5)
+    written: dict[FileName, int] = dict.fromkeys((*segments, base), 5)
     assert dispensable(Inventory(segments, (base,), (), written), 5) == ()
     assert dispensable(Inventory(segments, (), (), written), 9) == ()
     assert dispensable(Inventory(segments, (base,), (), written), 6) == (segments[0],)

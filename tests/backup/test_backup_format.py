@@ -83,12 +83,12 @@ def test_every_flipped_byte_of_a_segment_is_noticed() -> None:
 def test_a_manifest_with_another_number_is_noticed() -> None:
     data, manifest = new_segment(BATCHES, BEFORE, WRITING)
     for name in ("start_offset", "end_offset", "first_epoch", "last_epoch", "size"):
-        wrong = replace(manifest, **{name: asdict(manifest)[name] + 1})
+        wrong = SegmentManifest(**{**asdict(manifest), name: asdict(manifest)[name] + 1})
         with pytest.raises(BackupDamagedError):
             decode(data, wrong)
     for name in ("log_hash", "log_hash_before", "sha256"):
         with pytest.raises(BackupDamagedError):
-            decode(data, replace(manifest, **{name: "ab" * 16}))
+            decode(data, SegmentManifest(**{**asdict(manifest), name: "ab" * 16}))
 
 
 @pytest.mark.parametrize("name", [SegmentName(7, 11), CheckpointName(11, 5)], ids=["log", "map"])

@@ -58,7 +58,7 @@ from streammeta.controller.rpc.services import (
 )
 from streammeta.controller.rpc.snapshot_spool import SnapshotSpool
 from streammeta.controller.runtime.checkpointer import CheckpointLimits
-from streammeta.controller.runtime.clock import SystemClock
+from streammeta.controller.runtime.clock import Clock, SystemClock
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.descriptors import connections_within, raise_limit
 from streammeta.controller.runtime.feature_updates import FeatureUpdates
@@ -262,7 +262,6 @@ class ControllerNode:
         )
         self._lifecycle: tuple[LifecycleTask, ...] = (
             self._bucket,
-            Expiry(self._controller, clock, config.lifecycle_interval_ms),
             Deletion(
                 self._controller,
                 store,
@@ -280,8 +279,8 @@ class ControllerNode:
                 clock,
                 per_target=config.recoveries_per_node,
             ),
-            *self._sweeps(store),
-            *self._backup(journal, backup_store),
+            *self._sweeps(store, clock),
+            *self._backup(journal, backup_store, clock),
         )
         self._memory = ProcessMemory(_memory_limit(config))
         self._auditing = Auditing(config, clock, self._office)
@@ -289,9 +288,10 @@ class ControllerNode:
         self._health_tasks: set[asyncio.Task[None]] = set()
         self._controller.on_leadership(self._announce_leadership)
 
-    def _sweeps(self, store: ObjectStore) -> tuple[LifecycleTask, ...]:
+    def _sweeps(self, store: ObjectStore, clock: Clock) -> tuple[LifecycleTask, ...]:
         config = self._config
         return (
+            Expiry(self._controller, clock, config.lifecycle_interval_ms),
             StreamSweep(self._controller, config.lifecycle_interval_ms),
             SetObjectSweep(self._controller, self._sessions, config.sweep_interval_ms),
             UploadSweep(
@@ -303,7 +303,9 @@ class ControllerNode:
             ),
         )
 
-    def _backup(self, journal: Journal, store: ObjectStore | None) -> tuple[LifecycleTask, ...]:
+    def _backup(
+        self, journal: Journal, store: ObjectStore | None, clock: Clock
+    ) -> tuple[LifecycleTask, ...]:
         if store is None:
             return ()
         config = self._config
@@ -311,7 +313,7 @@ class ControllerNode:
             self._controller,
             LogSource(self._driver, journal),
             store,
-            SystemClock(),
+            clock,
             cluster_id=config.cluster_id,
             cluster_uuid=lambda: self._bucket.cluster_uuid,
             writer_version=metadata.version(DISTRIBUTION),

@@ -146,6 +146,11 @@ class Inventory:
     unfinished: tuple[FileName, ...]
     written_ms: Mapping[FileName, int]
 
+    @property
+    def files(self) -> tuple[FileName, ...]:
+        """Checkpoints, then segments."""
+        return (*self.checkpoints, *self.segments)
+
 
 def parse_key(key: str) -> tuple[Folder, FileName, bool] | None:
     """Return folder and file that a key is of, and whether it is the manifest's; None: foreign."""

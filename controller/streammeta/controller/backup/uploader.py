@@ -44,8 +44,11 @@ SEGMENT_BYTES = 4 << 20
 READ_BYTES = 128 << 10
 """Bytes read from the log at once, few enough for a flush to wait."""
 
-CALL_TIMEOUT_S = 60.0
+CALL_TIMEOUT_S = 20.0
 """Deadline of one step in the bucket, retries included, in seconds."""
+
+CHECKPOINT_TIMEOUT_S = 600.0
+"""Deadline of putting a checkpoint, in seconds: it is as large as the map."""
 
 LATE_INTERVALS = 3
 """Intervals without a finished copy after which the backup counts as late."""
@@ -274,7 +277,7 @@ class Backup(PeriodicTask):
             archive.put(data, manifest)
             return bytes.fromhex(manifest.log_hash)
 
-        log_hash = await self._call(term, put)
+        log_hash = await self._call(term, put, CHECKPOINT_TIMEOUT_S)
         term.checkpoint_end = snapshot_id.end_offset
         if term.position is None:
             term.position, term.last_ms = Position(snapshot_id.end_offset, log_hash), now_ms
@@ -311,8 +314,10 @@ class Backup(PeriodicTask):
             at, size = fit[-1].end_offset, size + sum(one.size for one in fit)
         return batches
 
-    async def _call(self, term: _Term, call: Callable[[Archive], T]) -> T:
-        store = self._store.until(time.monotonic() + CALL_TIMEOUT_S)
+    async def _call(
+        self, term: _Term, call: Callable[[Archive], T], timeout_s: float = CALL_TIMEOUT_S
+    ) -> T:
+        store = self._store.until(time.monotonic() + timeout_s)
         try:
             result = await in_thread(lambda: call(Archive(store, term.archive.folder)))
         except Exception:

@@ -97,7 +97,7 @@ def _other_damages(
     """Yield the damages of files that the newest chain does not need."""
     needed: tuple[object, ...] = () if chain is None else (chain.base, *chain.segments)
     checked = frozenset(needed)
-    for name in (*inventory.segments, *inventory.checkpoints):
+    for name in inventory.files:
         if name in checked:
             continue
         try:
@@ -117,7 +117,7 @@ def _check(name: FileName, files: DescribedFiles) -> None:
 def _contradictions(inventory: Inventory, files: DescribedFiles) -> Iterator[BackupDamagedError]:
     """Yield the files that give the log another hash at an offset than an earlier file does."""
     claimed: dict[int, str] = {}
-    for name in (*inventory.checkpoints, *inventory.segments):
+    for name in inventory.files:
         try:
             claims = _claims(name, files)
         except BackupDamagedError:
