@@ -6,16 +6,28 @@ import ssl
 from dataclasses import replace
 
 import pytest
+from cryptography.hazmat.primitives.hashes import SHA256
 from structlog.testing import capture_logs
 
 from streammeta.controller.peers.dialled import REFUSED_CERTIFICATE, STRANGER
+from streammeta.controller.peers.server import PeerServer
 from streammeta.controller.peers.tls import PeerTls
 from streammeta.controller.quorum.messages import Request
 from streammeta.controller.runtime.interfaces import Reply
+from streammeta.controller.trust.policy import Denials, parse_policy
+from streammeta.rpc.certificates import read_certificates
 from streammeta.rpc.tls import TlsFiles
 from tests.kit.certificates import Authority
 from tests.quorum.fake_replica import FakeReplica
-from tests.quorum.test_quorum_peers import AS_CALLER, CLUSTER, PEER, caller_with, peer_here, vote
+from tests.quorum.test_quorum_peers import (
+    AS_CALLER,
+    AS_PEER,
+    CLUSTER,
+    PEER,
+    caller_with,
+    peer_here,
+    vote,
+)
 
 PLAIN_TEXT = PeerTls()
 CALLER_ID = AS_CALLER.node_id
@@ -107,6 +119,51 @@ async def test_who_is_another_by_its_certificate_is_refused(
         events = {entry["event"] for entry in logs}
         assert (REFUSED_CERTIFICATE if is_caller else STRANGER) in events
         assert any(told in str(entry) for entry in logs)
+
+
+@pytest.mark.parametrize("is_caller", [True, False])
+async def test_a_controller_that_is_denied_is_refused_and_others_are_not(
+    ours: Authority, is_caller: bool
+) -> None:
+    node_id = CALLER_ID if is_caller else PEER
+    files = ours.issue(f"controller/{node_id}", cluster_id=CLUSTER)
+    (certificate,) = read_certificates(files.certificate)
+    for denied, is_refused in (
+        (f'principals = ["controller/{node_id}"]', True),
+        (f'fingerprints = ["{certificate.fingerprint(SHA256()).hex()}"]', True),
+        (f'serials = ["{certificate.serial_number:x}"]', True),
+        (f'principals = ["broker/{node_id}", "controller/7"]\nserials = ["7"]', False),
+    ):
+        peer, caller = peer_of(ours), caller_of(ours)
+        denying = peer if is_caller else caller
+        denying.denials = parse_policy(f"[deny]\n{denied}", CLUSTER, "").denials
+        with capture_logs() as logs:
+            assert await is_answered(peer, caller) != is_refused
+        assert any("is denied by the policy" in str(entry) for entry in logs) == is_refused
+
+
+@pytest.mark.parametrize("by_caller", [True, False])
+async def test_a_denial_ends_connections_that_are_there(ours: Authority, by_caller: bool) -> None:
+    peer, caller = peer_of(ours), caller_of(ours)
+    server = PeerServer(FakeReplica(PEER), AS_PEER, peer)
+    port = await server.start("127.0.0.1:0")
+    async with caller_with(seed=f"127.0.0.1:{port}", tls=caller) as calling:
+        assert await calling.ask(vote(1))
+        calling.transport.judge_again()
+        server.judge_again()
+        assert calling.transport.connected_to, "they judge again, and take it still"
+        denied = PEER if by_caller else CALLER_ID
+        denying = caller if by_caller else peer
+        denying.denials = parse_policy(
+            f'[deny]\nprincipals = ["controller/{denied}"]', CLUSTER, ""
+        ).denials
+        calling.transport.judge_again()
+        server.judge_again()
+        await calling.until(lambda: not calling.transport.connected_to)
+        assert not await calling.ask(vote(2))
+        denying.denials = Denials()
+        assert await calling.ask(vote(3))
+    await server.stop()
 
 
 async def test_older_versions_of_tls_are_refused(ours: Authority) -> None:

@@ -16,6 +16,10 @@ class ShownContext:
     """A call's context of which only the handshake matters."""
 
     proven: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
+    metadata: Sequence[tuple[str, str]] = ()
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str]]:
+        return self.metadata
 
     def auth_context(self) -> Mapping[str, Sequence[bytes]]:
         return self.proven

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from structlog.testing import capture_logs
 
 from streammeta.cli.output import run_cli
@@ -15,6 +16,7 @@ from streammeta.controller.trust.policy import Policy, PolicyError, Quota, parse
 from streammeta.controller.trust.policy_file import PolicyFile
 from streammeta.controller.trust.refusals import NoIdentityError, RoleLacksCallError
 from streammeta.rpc.identity import Principal, Role
+from tests.kit.certificates import Authority
 from tests.kit.real_cluster import controller_command
 from tests.trust.callers import CLUSTER, ShownContext, shown
 
@@ -107,6 +109,40 @@ def test_a_denied_certificate_is_no_way_in() -> None:
     assert door.enter("grpc.health.v1.Health.Check", context).principal == READER
 
 
+def test_callers_are_denied_by_name_and_certificates_by_serial_number(
+    authority: Authority,
+) -> None:
+    first, second = (
+        authority.issue("reader/spark", serial=serial).certificate.read_bytes() for serial in (0, 1)
+    )
+    contexts = [shown_pem(READER, pem) for pem in (first, second)]
+    serial = f"{x509.load_pem_x509_certificate(first).serial_number:x}"
+    for text, refused in (
+        (f'serials = ["{serial}"]', [True, False]),
+        (f'serials = ["00:{serial.upper()}"]', [True, False]),
+        ('serials = ["7"]', [False, False]),
+        ('principals = ["reader/spark"]', [True, True]),
+        ('principals = ["reader/*"]', [True, True]),
+        ('principals = ["reader/other", "broker/*"]', [False, False]),
+    ):
+        door = Door(CLUSTER, policy(f"[deny]\n{text}"))
+        assert [is_denied(door, context) for context in contexts] == refused, text
+    unreadable = shown(READER)
+    assert is_denied(Door(CLUSTER, policy('[deny]\nserials = ["7"]')), unreadable)
+
+
+def shown_pem(principal: Principal, pem: bytes) -> ShownContext:
+    return ShownContext({**shown(principal).proven, "x509_pem_cert": [pem]})
+
+
+def is_denied(door: Door, context: ShownContext) -> bool:
+    try:
+        door.enter("grpc.health.v1.Health.Check", context)
+    except NoIdentityError as error:
+        return "is denied by the policy" in str(error)
+    return False
+
+
 def test_namespaces_belong_to_those_of_the_longest_prefix() -> None:
     found = policy(
         """
@@ -168,7 +204,21 @@ def test_a_quota_is_the_principals_or_its_roles() -> None:
         ('[[grant]]\nprincipal = 7\nroles = []', "line 2: principal: 7; must be ROLE/NAME"),
         ('[[grant]]\nprincipal = "reader/a"\nroles = "admin"', "line 3: roles: must be a list"),
         ("grant = 1", "line 1: grant: must be tables"),
-        ("[deny]\nfingerprint = []", "line 2: fingerprint: unknown; must be fingerprints"),
+        ("[deny]\nfingerprint = []", "line 2: fingerprint: unknown; must be one of fingerprints,"),
+        ('[deny]\nserials = ["0x7"]', "line 2: serials: '0x7'; must be a certificate's serial"),
+        ('[deny]\nprincipals = ["broker"]', "line 2: principals: 'broker'; must be ROLE/NAME"),
+        ("tokens = 1", r"line 1: tokens: must be a table, \[tokens\]"),
+        ("[tokens]\nclaim = 1", "line 2: claim: unknown; must be one of name_claim, grant"),
+        ("[tokens]\nname_claim = 1", "line 2: name_claim: 1; must be a text"),
+        (
+            '[[tokens.grant]]\nclaim = "groups"\nvalue = "ops"\nroles = ["compactor"]',
+            "line 4: roles: 'compactor'; must be one of reader, reconciler, backup, admin, monit",
+        ),
+        (
+            '[[tokens.grant]]\nclaim = "groups"\nvalue = 7\nroles = []',
+            "line 3: value: 7; must be a text",
+        ),
+        ('[[tokens.grant]]\nclaim = "groups"', r"line 1: \[\[tokens.grant\]\]: has no value"),
         ('[deny]\nfingerprints = [\n"12"]', "line 2: fingerprints: '12'; must be a SHA-256"),
         ("deny = 1", "line 1: deny: must be a table"),
         (
@@ -228,7 +278,7 @@ async def test_the_file_is_read_again_when_it_is_asked_for(tmp_path: Path) -> No
     running = asyncio.create_task(found.run())
     file.write_text(f'[deny]\nfingerprints = ["{LEAF}"]')
     found.look_now()
-    assert (await asyncio.wait_for(changed, 20)).denied == {LEAF}
+    assert (await asyncio.wait_for(changed, 20)).denials.fingerprints == {LEAF}
     running.cancel()
 
 

@@ -64,8 +64,16 @@ def test_without_a_valid_folder_of_settings_the_file_is_in_the_users_own(
             '[profiles.one]\nendpoints = ["one"]',
             "profile 'one': endpoints: 'one'; must be HOST:PORT",
         ),
-        ("[profiles.one]\ntls_ca = 1", "profile 'one': tls_ca: 1; must be the path of a PEM file"),
+        ("[profiles.one]\ntls_ca = 1", "profile 'one': tls_ca: 1; must be the path of a file"),
         ('[profiles.one]\ntls_ca = "x"', "profile 'one': tls_cert: not given; give tls_ca, "),
+        (
+            '[profiles.one]\ntoken_file = "x"',
+            "profile 'one': tls_ca: not given; give tls_ca, token_file, or none",
+        ),
+        (
+            '[profiles.one]\ntls_ca = "x"\ntls_cert = "x"\ntoken_file = "x"',
+            "profile 'one': token_file: replaces tls_cert and tls_key; give one of both",
+        ),
         ("[profiles.none]", "profile 'none': stands for no profile; give it another name"),
         ('default = "two"\n[profiles.one]', "default: 'two'; must be one of: one"),
     ],

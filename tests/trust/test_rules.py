@@ -33,6 +33,7 @@ CALLERS = {
     "k": Principal(CLUSTER, Role.BACKUP, "hourly"),
     "a": Principal(CLUSTER, Role.ADMIN, "alice"),
     "m": Principal(CLUSTER, Role.MONITOR, "prometheus"),
+    "u": Principal(CLUSTER, Role.USER, "bob"),
 }
 
 WHO_MAY = {

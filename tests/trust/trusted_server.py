@@ -33,6 +33,8 @@ class TrustedServer:
     endpoint: str
     door: Door
     open: AsyncExitStack
+    token_endpoint: str
+    """Where callers show tokens."""
     known: dict[str, Rpcs] = field(default_factory=dict)
 
     async def by(self, principal: str, cluster_id: str = CLUSTER) -> Rpcs:
@@ -63,11 +65,16 @@ async def trusting(authority: Authority) -> AsyncIterator[TrustedServer]:
     server = new_server()
     door = Door(CLUSTER)
     server.add_generic_rpc_handlers(map_services(CLUSTER, controller, sessions, clock, door=door))
-    port = listen(server, "127.0.0.1:0", authority.issue("controller/1"))
+    shown = authority.issue("controller/1")
+    port = listen(server, "127.0.0.1:0", shown)
+    token_port = listen(server, "127.0.0.1:0", shown, asks_clients=False)
     await server.start()
     try:
         async with AsyncExitStack() as stack:
             endpoint = f"127.0.0.1:{port}"
-            yield TrustedServer(authority, controller, log, clock, sessions, endpoint, door, stack)
+            by_token = f"127.0.0.1:{token_port}"
+            yield TrustedServer(
+                authority, controller, log, clock, sessions, endpoint, door, stack, by_token
+            )
     finally:
         await server.stop(None)

@@ -20,7 +20,9 @@ from streammeta.rpc.identity import (
     Role,
 )
 
-_COLUMNS = ("file", "identity", "hosts", "from", "until", "days_left", "sha256", "problems")
+_COLUMNS = (
+    *("file", "identity", "hosts", "from", "until", "days_left", "serial", "sha256", "problems"),
+)
 _ANY_LIFE = click.IntRange(1, 3650)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -228,6 +230,7 @@ def show_command(*, files: Sequence[Path], ca: Path | None, output: Output) -> N
             f"{facts.not_before:%Y-%m-%d}",
             f"{facts.not_after:%Y-%m-%d}",
             facts.days_left(now),
+            facts.serial,
             facts.fingerprint,
             "; ".join(facts.problems),
         )

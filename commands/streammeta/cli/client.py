@@ -18,7 +18,7 @@ from streammeta.rpc.advice import advice, is_refusal
 from streammeta.rpc.blocking_client import BlockingClient, LeaderCallError
 from streammeta.rpc.failures import Reason, RpcFailure
 from streammeta.rpc.leader_router import FailureKind
-from streammeta.rpc.tls import TlsFiles
+from streammeta.rpc.tls import CallerFiles
 
 DEADLINE_S = 10.0
 
@@ -90,7 +90,7 @@ class ControllerClient(BlockingClient):
         self,
         endpoints: Sequence[str],
         timeout_s: float = DEADLINE_S,
-        tls: TlsFiles | None = None,
+        tls: CallerFiles | None = None,
     ) -> None:
         super().__init__(endpoints, _REPEATED, waits_for_cluster=False, tls=tls)
         self.timeout_s = timeout_s

@@ -25,7 +25,7 @@ from streammeta.cli.output import CommandError, Output, with_output
 from streammeta.cli.quorum_views import QuorumViews, gather_views, leaders_view, live_observers
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
-from streammeta.rpc.tls import TlsFiles
+from streammeta.rpc.tls import CallerFiles, TokenFiles
 from streammeta.v1 import admin_pb2
 from streammeta.v1.admin_pb2_grpc import AdminServiceStub
 
@@ -46,7 +46,7 @@ SERVICES = ("serving", "leader")
 def health(
     *,
     connect: tuple[str, ...],
-    tls: TlsFiles | None,
+    tls: CallerFiles | None,
     service: str,
     timeout_s: float,
     output: Output,
@@ -66,7 +66,7 @@ def health(
     output.summary({"endpoint": endpoint, "service": service, "status": status})
 
 
-def _health_of(endpoint: str, tls: TlsFiles | None, service: str, timeout_s: float) -> str:
+def _health_of(endpoint: str, tls: CallerFiles | None, service: str, timeout_s: float) -> str:
     with operator_channel(endpoint, tls) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
@@ -142,7 +142,7 @@ Answer = admin_pb2.StateHashResponse | RpcFailure
 
 
 def compare_members(
-    endpoints: Sequence[str], timeout_s: float, tls: TlsFiles | None = None
+    endpoints: Sequence[str], timeout_s: float, tls: CallerFiles | None = None
 ) -> Comparison:
     """Compare the maps of the given controllers, and of all voters that their leader names.
 
@@ -155,7 +155,7 @@ def compare_members(
     views = gather_views(endpoints, timeout_s, tls)
     with ControllerClient(endpoints, timeout_s, tls) as client:
         silent = _silent_members(views, client)
-        asked = sorted(_answering_endpoints(views, endpoints))
+        asked = sorted(_answering_endpoints(views, endpoints, tls))
         lead_s = FIRST_LEAD_S
         while True:
             at_offset = _choose_offset(client, lead_s)
@@ -215,9 +215,14 @@ def _most_common(hashes: Mapping[int, bytes], leader_id: int) -> bytes:
     return next((value for value, count in counts.items() if count == most), b"")
 
 
-def _answering_endpoints(views: QuorumViews, endpoints: Sequence[str]) -> set[str]:
+def _answering_endpoints(
+    views: QuorumViews, endpoints: Sequence[str], tls: CallerFiles | None
+) -> set[str]:
+    given = set(endpoints) - set(views.silent)
+    if isinstance(tls, TokenFiles):
+        return given
     voters = {voter.endpoint for voter in views.newest.voters if voter.endpoint}
-    return (set(endpoints) | voters) - set(views.silent)
+    return given | voters - set(views.silent)
 
 
 def _silent_members(views: QuorumViews, client: ControllerClient) -> list[MemberState]:
@@ -317,7 +322,7 @@ def cluster() -> None:
 @connection_options(HASH_TIMEOUT_S)
 @with_output
 def hash_command(
-    connect: tuple[str, ...], tls: TlsFiles | None, timeout_s: float, output: Output
+    connect: tuple[str, ...], tls: CallerFiles | None, timeout_s: float, output: Output
 ) -> None:
     """Compare the maps of all members at one offset of the log; exit 1 unless all are equal.
 

@@ -17,7 +17,7 @@ from streammeta.cli.client import store_option
 from streammeta.cli.connecting import connection_options
 from streammeta.cli.node_command import NODE_ID_MAX
 from streammeta.cli.output import ByteCount, Duration, Output, with_output
-from streammeta.rpc.tls import TlsFiles
+from streammeta.rpc.tls import TlsFiles, TokenFiles
 
 if TYPE_CHECKING:
     from streammeta.client.compaction.config import CompactionConfig
@@ -80,6 +80,10 @@ def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_request(*, every_node: bool, **given: Any) -> None:
+        if isinstance(given["tls"], TokenFiles):
+            raise click.UsageError(
+                "token-file: compaction needs a certificate; give --tls-cert and --tls-key"
+            )
         request = CompactionRequest(**{each.name: given.pop(each.name) for each in _FIELDS})
         if sum((bool(request.node_ids), every_node, request.gone)) != 1:
             raise click.UsageError("say whose set objects: --node ID, --all or --gone")

@@ -16,9 +16,16 @@ from typing import Any
 import click
 
 from streammeta.cli.client import DEADLINE_S, Command, ControllerClient
-from streammeta.cli.profiles import Profile, ProfileError, profiles_path, read_profiles
+from streammeta.cli.profiles import (
+    FILE_KEYS,
+    TLS_KEYS,
+    Profile,
+    ProfileError,
+    profiles_path,
+    read_profiles,
+)
 from streammeta.controller.config import ConfigError, check_endpoint
-from streammeta.rpc.tls import TlsError, TlsFiles, tls_files
+from streammeta.rpc.tls import CallerFiles, TlsError, TlsFiles, TokenFiles, tls_files
 
 
 class Endpoints(Enum):
@@ -39,7 +46,7 @@ class Connection:
     """Controllers to connect to, HOST:PORT, and files for TLS; None: in plain text."""
 
     endpoints: tuple[str, ...] | None
-    tls: TlsFiles | None
+    tls: CallerFiles | None
 
 
 def parse_endpoints(
@@ -101,6 +108,14 @@ def _options(endpoints: Endpoints) -> tuple[Callable[[Command], Command], ...]:
             help="The certificate's key, as PEM.",
         ),
         click.option(
+            "--token-file",
+            envvar="STREAMMETA_TOKEN_FILE",
+            show_envvar=True,
+            type=_FILE,
+            help="In place of certificate and key: a file with the caller's token, for controllers'"
+            " --token-listen.",
+        ),
+        click.option(
             "--profile",
             envvar="STREAMMETA_PROFILE",
             show_envvar=True,
@@ -115,7 +130,7 @@ def connecting(endpoints: Endpoints = Endpoints.REQUIRED) -> Callable[[Command],
     """Return a decorator that adds the options: arguments `connect` and `tls`.
 
     `connect: tuple[str, ...]` is never empty, and None only if `endpoints` are not required; `tls:
-    TlsFiles | None`.
+    CallerFiles | None`.
     """
 
     def decorated(command: Command) -> Command:
@@ -126,10 +141,16 @@ def connecting(endpoints: Endpoints = Endpoints.REQUIRED) -> Callable[[Command],
             tls_ca: Path | None,
             tls_cert: Path | None,
             tls_key: Path | None,
+            token_file: Path | None,
             profile: str | None,
             **others: Any,
         ) -> None:
-            given = {"tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
+            given = {
+                "tls_ca": tls_ca,
+                "tls_cert": tls_cert,
+                "tls_key": tls_key,
+                "token_file": token_file,
+            }
             found = resolve(connect, given, profile, endpoints)
             command(connect=found.endpoints, tls=found.tls, **others)
 
@@ -165,7 +186,7 @@ def with_client(default_s: float = DEADLINE_S) -> Callable[[Command], Command]:
     def decorated(command: Command) -> Command:
         @functools.wraps(command)
         def run(
-            *, connect: tuple[str, ...], tls: TlsFiles | None, timeout_s: float, **others: Any
+            *, connect: tuple[str, ...], tls: CallerFiles | None, timeout_s: float, **others: Any
         ) -> None:
             with ControllerClient(connect, timeout_s, tls) as client:
                 command(client=client, **others)
@@ -208,13 +229,40 @@ def resolve(
     return Connection(connect, _files(path, given, profile))
 
 
+def files_of(paths: Mapping[str, Path | None]) -> CallerFiles | None:
+    """Return the files for TLS by their keys in a profile; None without any.
+
+    Raises:
+        TlsError: some are given and not all, or certificate and token.
+    """
+    ca, certificate, key = map(paths.get, TLS_KEYS)
+    token = paths.get("token_file")
+    if token is None:
+        return tls_files(ca, certificate, key)
+    if certificate is not None or key is not None:
+        raise TlsError("token-file: replaces --tls-cert and --tls-key; give one of both")
+    if ca is None:
+        raise TlsError("tls-ca: not given; a token is shown over TLS alone: give --tls-ca")
+    return TokenFiles(ca.absolute(), token.absolute())
+
+
+def _merged(
+    given: Mapping[str, Path | None], of_profile: Mapping[str, Path]
+) -> Mapping[str, Path | None]:
+    """Return what is given, and the rest from a profile; a token given replaces a certificate."""
+    has_token = given.get("token_file") is not None
+    has_certificate = any(given[key] is not None for key in ("tls_cert", "tls_key"))
+    replaced = {"tls_cert", "tls_key"} if has_token else {"token_file"} if has_certificate else {}
+    rest = {key: path for key, path in of_profile.items() if key not in replaced}
+    return {key: given.get(key) or rest.get(key) for key in FILE_KEYS}
+
+
 def _files(
     path: Path, given: Mapping[str, Path | None], profile: Profile | None
-) -> TlsFiles | None:
+) -> CallerFiles | None:
     of_profile = {} if profile is None else profile.files
-    merged = {key: file or of_profile.get(key) for key, file in given.items()}
     try:
-        files = tls_files(merged["tls_ca"], merged["tls_cert"], merged["tls_key"])
+        files = files_of(_merged(given, of_profile))
         if files is not None:
             files.load()
     except TlsError as error:
@@ -223,7 +271,7 @@ def _files(
         if profile is None or given.get(key) is not None or key not in of_profile:
             raise
         raise ProfileError(f"{path}: profile {profile.name!r}: {key}:{rest}") from error
-    if files is None:
-        return None
+    if not isinstance(files, TlsFiles):
+        return files
     # Executors of Spark run in other folders.
     return TlsFiles(files.ca.absolute(), files.certificate.absolute(), files.key.absolute())

@@ -141,6 +141,22 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
     help="Listen for clients over TLS here, and in plain text where --listen says: while clients"
     " are moved to TLS.",
 )
+@click.option(
+    "--token-listen",
+    metavar="HOST:PORT",
+    help="Listen here for people's tools that show a token in place of a certificate, over TLS.",
+)
+@click.option(
+    "--oidc-issuer", default="", metavar="URL", help="Issuer of these tokens, as they name it."
+)
+@click.option("--oidc-audience", default="", help="Audience that they must be for.")
+@click.option(
+    "--oidc-keys",
+    default="",
+    metavar="FILE|URL",
+    help="Keys that sign them, as a JSON Web Key Set; a file may be replaced at any time."
+    "  [default: those that the issuer publishes]",
+)
 @click.option("--peer-tls-ca", type=_FILE, help="Other authorities for the other controllers.")
 @click.option("--peer-tls-cert", type=_FILE, help="Another certificate for them.")
 @click.option("--peer-tls-key", type=_FILE, help="Its key.")

@@ -2,9 +2,10 @@
 
 import click
 
+from streammeta.cli.connecting import files_of
 from streammeta.cli.output import CommandError, Output, with_output
-from streammeta.cli.profiles import TLS_KEYS, Profile, profiles_path, read_profiles
-from streammeta.rpc.tls import TlsError, TlsFiles, tls_files
+from streammeta.cli.profiles import FILE_KEYS, profiles_path, read_profiles
+from streammeta.rpc.tls import TlsError, TokenFiles
 
 
 @click.group()
@@ -23,6 +24,8 @@ def profile() -> None:
       tls_ca = "prod/ca.pem"
       tls_cert = "prod/admin-alice.pem"
       tls_key = "prod/admin-alice.key"
+
+    In place of tls_cert and tls_key it may have token_file, a file with a token.
     """
 
 
@@ -51,7 +54,7 @@ def list_command(output: Output) -> None:
 def show_command(name: str | None, output: Output) -> None:
     """Show a profile, by default the default one, and the principal of its certificate.
 
-    Exit 1 if its files are of no use.
+    Of a token the issuer knows what it says. Exit 1 if its files are of no use.
 
     \b
     Example:
@@ -65,16 +68,18 @@ def show_command(name: str | None, output: Output) -> None:
             f"{profiles.path}: no profile is the default",
             'name one, or write `default = "NAME"` into the file',
         )
-    files = _files(chosen)
     output.summary(
         {
             "name": chosen.name,
             "endpoints": ",".join(chosen.endpoints) or None,
-            **{key: str(chosen.files[key]) if key in chosen.files else None for key in TLS_KEYS},
+            **{key: str(chosen.files[key]) if key in chosen.files else None for key in FILE_KEYS},
         }
     )
     try:
-        principal = files.load().principal if files is not None else None
+        files = files_of(chosen.files)
+        if files is None or isinstance(files, TokenFiles):
+            return
+        principal = files.load().principal
     except TlsError as error:
         raise CommandError(
             "PROFILE",
@@ -82,8 +87,3 @@ def show_command(name: str | None, output: Output) -> None:
             "correct the profile, or make new certificates by `streammeta certs`",
         ) from error
     output.summary({"identity": principal.uri if principal is not None else None})
-
-
-def _files(chosen: Profile) -> TlsFiles | None:
-    ca, certificate, key = map(chosen.files.get, TLS_KEYS)
-    return tls_files(ca, certificate, key)

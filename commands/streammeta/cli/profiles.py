@@ -8,7 +8,8 @@
     tls_cert = "prod/admin-alice.pem"
     tls_key = "prod/admin-alice.key"
 
-Paths are relative to the file's folder. Every error names the file, the profile and the key.
+In place of `tls_cert` and `tls_key` a profile may have `token_file`, a file with a token. Paths are
+relative to the file's folder. Every error names the file, the profile and the key.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ NO_PROFILE = "none"
 """Name that stands for no profile, not even the default one."""
 
 TLS_KEYS = ("tls_ca", "tls_cert", "tls_key")
-_KEYS = ("endpoints", *TLS_KEYS)
+TOKEN_KEYS = ("tls_ca", "token_file")
+FILE_KEYS = (*TLS_KEYS, "token_file")
+_KEYS = ("endpoints", *FILE_KEYS)
 _TOP_KEYS = ("default", "profiles")
 
 
@@ -111,10 +114,13 @@ def _profile(path: Path, name: str, table: Any) -> Profile:
     if not isinstance(table, dict):
         raise ProfileError(f"{where}: must be a table [profiles.{name}]")
     _refuse_unknown(where, table, _KEYS)
-    files = {key: _file(path, where, key, table[key]) for key in TLS_KEYS if key in table}
-    if files and len(files) < len(TLS_KEYS):
-        missing = next(key for key in TLS_KEYS if key not in files)
-        raise ProfileError(f"{where}: {missing}: not given; give {', '.join(TLS_KEYS)}, or none")
+    files = {key: _file(path, where, key, table[key]) for key in FILE_KEYS if key in table}
+    if "token_file" in files and len(files) > len(TOKEN_KEYS):
+        raise ProfileError(f"{where}: token_file: replaces tls_cert and tls_key; give one of both")
+    needed = TOKEN_KEYS if "token_file" in files else TLS_KEYS
+    if files and len(files) < len(needed):
+        missing = next(key for key in needed if key not in files)
+        raise ProfileError(f"{where}: {missing}: not given; give {', '.join(needed)}, or none")
     return Profile(name, _endpoints(where, table.get("endpoints", [])), files)
 
 
@@ -137,5 +143,5 @@ def _endpoints(where: str, value: Any) -> tuple[str, ...]:
 
 def _file(path: Path, where: str, key: str, value: Any) -> Path:
     if not isinstance(value, str) or not value:
-        raise ProfileError(f"{where}: {key}: {value!r}; must be the path of a PEM file")
+        raise ProfileError(f"{where}: {key}: {value!r}; must be the path of a file")
     return path.parent / Path(value).expanduser()

@@ -18,7 +18,7 @@ from streammeta.cli.quorum_views import (
     role_of,
 )
 from streammeta.controller.config import CONTROLLER_ID_MAX, check_reachable
-from streammeta.rpc.tls import TlsFiles
+from streammeta.rpc.tls import CallerFiles
 from streammeta.shell.documents import field_value
 from streammeta.v1 import admin_pb2
 from streammeta.v1 import quorum_pb2 as pb
@@ -67,7 +67,7 @@ def quorum() -> None:
 @connection_options()
 @with_output
 def describe(
-    connect: tuple[str, ...], tls: TlsFiles | None, timeout_s: float, output: Output
+    connect: tuple[str, ...], tls: CallerFiles | None, timeout_s: float, output: Output
 ) -> None:
     """Show the quorum: a summary, every replica as the leader sees it, and every controller asked.
 
@@ -279,7 +279,7 @@ def transfer(client: ControllerClient, to: int | None, output: Output) -> None:
 @connection_options(CHANGE_TIMEOUT_S)
 @with_output
 def snapshot(
-    connect: tuple[str, ...], tls: TlsFiles | None, timeout_s: float, output: Output
+    connect: tuple[str, ...], tls: CallerFiles | None, timeout_s: float, output: Output
 ) -> None:
     """Write a snapshot now, at each controller that --connect names.
 

@@ -11,7 +11,7 @@ from streammeta.cli.client import ControllerClient, no_controller_error
 from streammeta.cli.output import CommandError
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
-from streammeta.rpc.tls import TlsFiles
+from streammeta.rpc.tls import CallerFiles, TokenFiles
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 
@@ -43,11 +43,12 @@ class QuorumViews:
 
 
 def gather_views(
-    endpoints: Sequence[str], timeout_s: float, tls: TlsFiles | None = None
+    endpoints: Sequence[str], timeout_s: float, tls: CallerFiles | None = None
 ) -> QuorumViews:
     """Ask the given controllers, and the voters they name, all at once.
 
-    Without `tls` in plain text. Raises CallError if none answers.
+    With a token only the given ones are asked; without `tls` in plain text. Raises CallError if
+    none answers.
     """
     views = QuorumViews()
     asked: set[str] = set()
@@ -56,7 +57,8 @@ def gather_views(
         asked |= waiting
         _ask(sorted(waiting), min(timeout_s, ANSWER_TIMEOUT_S), tls, views)
         known = {voter.endpoint for answer in views.answers.values() for voter in answer.voters}
-        waiting = known - asked - {""}
+        # Callers with tokens have ports of their own, which no controller tells of another.
+        waiting = set() if isinstance(tls, TokenFiles) else known - asked - {""}
     if not views.answers:
         raise no_controller_error(
             views.silent, "start one, or correct --connect", over_tls=tls is not None
@@ -65,7 +67,7 @@ def gather_views(
 
 
 def _ask(
-    endpoints: Sequence[str], timeout_s: float, tls: TlsFiles | None, views: QuorumViews
+    endpoints: Sequence[str], timeout_s: float, tls: CallerFiles | None, views: QuorumViews
 ) -> None:
     channels = {endpoint: operator_channel(endpoint, tls) for endpoint in endpoints}
     calls = {

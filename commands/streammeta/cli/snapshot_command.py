@@ -27,7 +27,7 @@ from streammeta.controller.snapshot.parquet_export import (
     ExportTarget,
     export_parquet,
 )
-from streammeta.rpc.tls import TlsFiles
+from streammeta.rpc.tls import CallerFiles
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.object_store.address import open_with_path
 from streammeta.storage.object_store.base import ObjectStore
@@ -170,7 +170,7 @@ def export(
     *,
     file: Path | None,
     connect: tuple[str, ...] | None,
-    tls: TlsFiles | None,
+    tls: CallerFiles | None,
     timeout_s: float,
     target: tuple[str, str],
     overwrite: bool,
@@ -209,7 +209,7 @@ def export(
 
 @contextlib.contextmanager
 def _copy_of_map(
-    file: Path | None, connect: tuple[str, ...] | None, tls: TlsFiles | None, timeout_s: float
+    file: Path | None, connect: tuple[str, ...] | None, tls: CallerFiles | None, timeout_s: float
 ) -> Iterator[CheckpointReader]:
     if file is not None:
         with _checkpoint_file(file) as checkpoint:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.rpc.tls import TlsFiles
@@ -92,6 +93,10 @@ class ControllerConfig:
     At `memory_limit_mb` of resident memory calls that need more are refused; None is a share of
     what the machine, or its control group, has.
 
+    At `token_listen` clients show a token in place of a certificate: one of `oidc_issuer` for
+    `oidc_audience`, signed by a key in the file or at the address `oidc_keys`, or that the issuer
+    publishes. What the token's claims stand for is in the policy.
+
     Beside the rules of methods the file `policy` grants and denies calls.
 
     The leader copies the committed log to `backup_store` every `backup_interval_ms`; copies that no
@@ -118,6 +123,10 @@ class ControllerConfig:
     insecure: bool = False
     tls_reload_ms: int = 5_000
     connection_age_ms: int = 3_600_000
+    token_listen: str | None = None
+    oidc_issuer: str = ""
+    oidc_audience: str = ""
+    oidc_keys: str = ""
     reflection: bool = False
     policy: Path | None = None
     audit_log: Path | None = None
@@ -164,6 +173,7 @@ class ControllerConfig:
         if self.delete_delay_ms < 0:
             raise ConfigError(f"delete-delay-ms: {self.delete_delay_ms}; must be at least 0")
         self._check_tls()
+        self._check_tokens()
 
     @property
     def listeners(self) -> Sequence[tuple[str, str, bool]]:
@@ -176,6 +186,36 @@ class ControllerConfig:
     def peer_files(self) -> TlsFiles | None:
         """The files for TLS with peers; None: plain text."""
         return self.peer_tls or self.tls
+
+    def _check_tokens(self) -> None:
+        if self.token_listen is None:
+            for option in ("oidc_issuer", "oidc_audience", "oidc_keys"):
+                if getattr(self, option):
+                    raise ConfigError(f"{option.replace('_', '-')}: needs --token-listen")
+            return
+        check_endpoint("token-listen", self.token_listen)
+        if self.token_listen in (self.listen, self.tls_listen, self.peer_listen):
+            raise ConfigError(
+                f"token-listen: {self.token_listen!r} is taken by another listener; give a port of "
+                "its own"
+            )
+        needed = {
+            "--tls-ca, --tls-cert and --tls-key": self.tls,
+            "--policy, which says what the claims of tokens stand for": self.policy,
+            "--oidc-issuer": self.oidc_issuer,
+            "--oidc-audience": self.oidc_audience,
+        }
+        for what, given in needed.items():
+            if not given:
+                raise ConfigError(f"token-listen: needs {what}")
+        for option, address in (("oidc-issuer", self.oidc_issuer), ("oidc-keys", self.oidc_keys)):
+            if "://" in address and not is_protected(address):
+                raise ConfigError(f"{option}: {address!r}; must begin with https://")
+        if not self.oidc_keys and "://" not in self.oidc_issuer:
+            raise ConfigError(
+                f"oidc-issuer: {self.oidc_issuer!r} is no address that publishes keys; give one "
+                "that begins with https://, or --oidc-keys"
+            )
 
     def _check_tls(self) -> None:
         if self.tls_listen is not None:
@@ -198,6 +238,18 @@ class ControllerConfig:
             _check_loopback("peer-listen", self.peer_listen, "--tls-ca, --tls-cert and --tls-key")
         elif self.peer_plain_text is not PeerPlainText.NONE:
             _check_loopback("peer-listen", self.peer_listen, "--peer-plain-text none")
+
+
+def is_protected(address: str) -> bool:
+    """Whether what is fetched from a URL is its host's word: over TLS, or from this machine."""
+    try:
+        parts = urlsplit(address)
+        host = parts.hostname or ""
+    except ValueError:
+        return False
+    return bool(host) and (
+        parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(host))
+    )
 
 
 def check_controller_id(option: str, node_id: int) -> None:
@@ -234,15 +286,18 @@ def check_reachable(option: str, endpoint: str) -> None:
 
 def _check_loopback(option: str, address: str, cure: str) -> None:
     host = address.rpartition(":")[0].strip("[]")
-    try:
-        is_loopback = ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = host == "localhost"
-    if not is_loopback:
+    if not _is_loopback(host):
         raise ConfigError(
             f"{option}: {address} takes plain text from other machines, and every process "
             f"that reaches it may do everything; give {cure}, or --insecure if that is wanted"
         )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _check_apart(option: str, for_clients: str, for_peers: str) -> None:

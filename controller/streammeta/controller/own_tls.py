@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import structlog
 
@@ -27,6 +27,24 @@ _log = structlog.get_logger(component="tls")
 
 ToldOfChange: TypeAlias = Callable[[str, str, Mapping[str, str]], None]
 """Takes what was to change, why it did not or nothing, and what names it."""
+
+
+class ClientListener(NamedTuple):
+    """Where clients are served: the option that says so, and the address."""
+
+    option: str
+    address: str
+    certificates: ServerCertificates | None
+    """None: plain text."""
+    by_token: bool = False
+    """Clients show a token, and no certificate."""
+
+    @property
+    def protection(self) -> str:
+        """How it is protected, in words for the log."""
+        if self.certificates is None:
+            return "plain text"
+        return "tls 1.3, by token" if self.by_token else "tls 1.3"
 
 
 class OwnTls:
@@ -68,12 +86,15 @@ class OwnTls:
             each.told = told
 
     @property
-    def listeners(self) -> Sequence[tuple[str, str, ServerCertificates | None]]:
-        """Option, address and certificates of each listener for clients; None: plain text."""
-        return [
-            (option, address, self.clients if is_encrypted else None)
+    def listeners(self) -> Sequence[ClientListener]:
+        """The listeners for clients."""
+        listeners = [
+            ClientListener(option, address, self.clients if is_encrypted else None)
             for option, address, is_encrypted in self._config.listeners
         ]
+        if (address := self._config.token_listen) is not None:
+            listeners.append(ClientListener("token-listen", address, self.clients, by_token=True))
+        return listeners
 
     @property
     def connection_age_ms(self) -> int | None:
@@ -82,10 +103,7 @@ class OwnTls:
 
     def describe(self) -> dict[str, str]:
         """Return how each plane is protected, in words for the log."""
-        clients = [
-            f"{address} {'tls 1.3' if is_encrypted else 'plain text'}"
-            for _, address, is_encrypted in self._config.listeners
-        ]
+        clients = [f"{each.address} {each.protection}" for each in self.listeners]
         peers = "plain text" if self.peers.listening is None else "tls 1.3"
         if self.peers.listening is not None and self.peers.takes_plain_text:
             peers += f", plain text {self._config.peer_plain_text}"

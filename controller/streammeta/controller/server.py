@@ -15,7 +15,8 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from importlib import metadata
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 import structlog
@@ -71,7 +72,7 @@ from streammeta.controller.runtime.process_memory import ProcessMemory, default_
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.controller.trust.auditor import Office
 from streammeta.controller.trust.door import Door
-from streammeta.controller.trust.policy import PolicyError
+from streammeta.controller.trust.policy import Policy, PolicyError
 from streammeta.controller.trust.policy_file import PolicyFile
 from streammeta.controller.trust.rates import Rates
 from streammeta.rpc.connections import CONNECTIONS_MAX, listen, new_server
@@ -80,6 +81,9 @@ from streammeta.storage.durable_files import PosixFileSystem
 from streammeta.storage.installation import DISTRIBUTION
 from streammeta.storage.object_store.address import open_object_store, without_secrets
 from streammeta.storage.object_store.base import ObjectStore
+
+if TYPE_CHECKING:
+    from streammeta.controller.trust.issuer_keys import IssuerKeys
 
 _log = structlog.get_logger(component="server")
 
@@ -127,7 +131,8 @@ def check(config: ControllerConfig) -> None:
     """
     OwnTls(config)
     check_advertised(config)
-    _policy_file(config)
+    door, _ = _door(config)
+    _token_keys(config, door)
     identity = read_identity(config.data_dir, PosixFileSystem(read_only=True))
     check_identity(identity, config.data_dir, config.cluster_id, config.node_id)
     check_levels(config.data_dir)
@@ -235,12 +240,13 @@ class ControllerNode:
         identity = Identity(config.cluster_id, config.node_id, config.advertise, software)
         self._tls = OwnTls(config)
         self._reloading = Reloading(config.tls_reload_ms, [self._tls.look])
+        self._transport = TcpPeerTransport(
+            addresses, identity, quorum.timings.request_timeout_ms, self._tls.peers
+        )
         self._driver = QuorumDriver(
             config=quorum,
             journal=journal,
-            transport=TcpPeerTransport(
-                addresses, identity, quorum.timings.request_timeout_ms, self._tls.peers
-            ),
+            transport=self._transport,
             state_machine=self._controller,
             clock=clock,
             checkpoints=_checkpoint_limits(config),
@@ -285,6 +291,10 @@ class ControllerNode:
         self._memory = ProcessMemory(_memory_limit(config))
         self._auditing = Auditing(config, clock, self._office)
         self._door, self._policy = _door(config)
+        if self._policy is not None:
+            self._deny_peers(self._policy.current)
+            self._policy.on_change(self._deny_peers)
+        self._token_keys = _token_keys(config, self._door)
         self._health_tasks: set[asyncio.Task[None]] = set()
         self._controller.on_leadership(self._announce_leadership)
 
@@ -353,6 +363,11 @@ class ControllerNode:
         for future in done:
             future.result()
 
+    def _deny_peers(self, policy: Policy) -> None:
+        self._tls.peers.denials = policy.denials
+        self._transport.judge_again()
+        self._peers.judge_again()
+
     def _office(self) -> Office:
         leader = self._driver.leader
         leads = leader is not None and leader[0] == self._config.node_id
@@ -362,8 +377,9 @@ class ControllerNode:
         """Look at files that may have been replaced, or moved away."""
         self._auditing.look()
         self._reloading.ask()
-        if self._policy is not None:
-            self._policy.look_now()
+        for files in (self._policy, self._token_keys):
+            if files is not None:
+                files.look_now()
 
     def _stop_asked(self, stop: asyncio.Event, number: signal.Signals) -> None:
         _log.info("controller_stopping", signal=number.name)
@@ -376,11 +392,11 @@ class ControllerNode:
         _log.info("descriptors", limit=limit, connections_a_listener=connections)
         clients = new_server(self._tls.connection_age_ms, connections)
         clients.add_generic_rpc_handlers(self._handlers())
-        for option, address, certificates in self._tls.listeners:
+        for each in self._tls.listeners:
             try:
-                listen(clients, address, certificates)
+                listen(clients, each.address, each.certificates, asks_clients=not each.by_token)
             except RuntimeError as error:
-                raise _port_in_use(option, address, error) from error
+                raise _port_in_use(each.option, each.address, error) from error
         try:
             await self._peers.start(self._config.peer_listen)
         except OSError as error:
@@ -394,7 +410,9 @@ class ControllerNode:
 
     @contextlib.asynccontextmanager
     async def _lifecycle_running(self) -> AsyncIterator[Sequence[asyncio.Task[None]]]:
-        parts = (*self._lifecycle, self._reloading, self._memory)
+        files = (self._reloading, self._policy, self._token_keys)
+        watching = (part for part in files if part is not None)
+        parts = (*self._lifecycle, *watching, self._memory)
         tasks = [asyncio.create_task(part.run()) for part in parts]
         try:
             yield tasks
@@ -475,6 +493,31 @@ def _door(config: ControllerConfig) -> tuple[Door, PolicyFile | None]:
     door = Door(config.cluster_id, policy.current)
     policy.on_change(door.take)
     return door, policy
+
+
+def _token_keys(config: ControllerConfig, door: Door) -> "IssuerKeys | None":
+    """Let callers with tokens in; return the keys that verify these. None: tokens are not taken."""
+    if config.token_listen is None:
+        return None
+    from streammeta.controller.trust.issuer_keys import IssuerKeys, KeysAddress, KeysFile
+    from streammeta.controller.trust.tokens import KeysError, TokenVerifier
+
+    given = config.oidc_keys
+    is_file = bool(given) and "://" not in given
+    source = (
+        KeysFile(Path(given), config.tls_reload_ms / 1000)
+        if is_file
+        else KeysAddress(config.oidc_issuer, given)
+    )
+    keys = IssuerKeys(source, door.take_keys)
+    verifier = TokenVerifier(config.oidc_issuer, config.oidc_audience)
+    door.take_tokens(verifier, keys.read_again)
+    if is_file:  # an issuer out of reach is no reason not to start
+        try:
+            keys.take(source.read())
+        except KeysError as error:
+            raise ConfigError(f"oidc-keys: {error}") from error
+    return keys
 
 
 def _port_in_use(option: str, address: str, error: Exception) -> PortInUseError:

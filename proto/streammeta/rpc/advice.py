@@ -49,6 +49,8 @@ def advice(failure: RpcFailure, *, over_tls: bool) -> str:
     `over_tls` tells whether the call was made with files for TLS.
     """
     if is_refusal(failure):
+        if failure.metadata.get("shown") == "token":
+            return "nothing was changed; get a new token of this cluster's issuer, for --token-file"
         needs = failure.metadata.get("needs", "")
         if not needs:
             return f"nothing was changed; give a certificate of this cluster, by {_FILES}"

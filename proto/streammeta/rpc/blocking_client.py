@@ -17,7 +17,7 @@ import grpc
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.rpc.leader_router import FailureKind, LeaderRouter, LeaderSearch
-from streammeta.rpc.tls import TlsFiles
+from streammeta.rpc.tls import CallerFiles
 
 _Answer = TypeVar("_Answer")
 
@@ -53,7 +53,7 @@ class BlockingClient:
         repeats: Collection[FailureKind] = frozenset(FailureKind),
         *,
         waits_for_cluster: bool = True,
-        tls: TlsFiles | None = None,
+        tls: CallerFiles | None = None,
     ) -> None:
         different = tuple(dict.fromkeys(endpoints))
         self._router = LeaderRouter(different, random.Random(), different[0])
@@ -86,7 +86,7 @@ class BlockingClient:
         return self._router.endpoints
 
     @property
-    def tls(self) -> TlsFiles | None:
+    def tls(self) -> CallerFiles | None:
         """Files for TLS; None: plain text."""
         return self._tls
 

@@ -78,6 +78,8 @@ class CertificateFacts:
     not_after: datetime
     fingerprint: str
     """SHA-256 of the certificate, hexadecimal."""
+    serial: str
+    """Serial number that its authority gave it, hexadecimal."""
     problems: tuple[str, ...]
 
     def days_left(self, now: datetime) -> int:
@@ -125,8 +127,21 @@ def describe(
         not_before=not_before.astimezone(UTC),
         not_after=not_after.astimezone(UTC),
         fingerprint=certificate.fingerprint(hashes.SHA256()).hex(),
+        serial=f"{certificate.serial_number:x}",
         problems=tuple(problems),
     )
+
+
+def serial_of(certificate: bytes) -> int:
+    """Return the serial number of a certificate in DER form.
+
+    Raises:
+        CertificateError: it is none.
+    """
+    try:
+        return x509.load_der_x509_certificate(certificate).serial_number
+    except ValueError as error:
+        raise CertificateError("is damaged; must be a certificate, as DER") from error
 
 
 def judge(certificate: bytes, ca: bytes, now: datetime) -> CertificateFacts:

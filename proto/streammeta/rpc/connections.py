@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from streammeta.rpc.tls import TlsContents, TlsFiles
+from streammeta.rpc.tls import CallerFiles, TlsContents, TlsError, TlsFiles, TokenFiles
 
 REQUEST_BYTES_MAX = 16 << 20
 """Largest request that a controller takes."""
@@ -117,14 +117,18 @@ def client_channel(endpoint: str, tls: TlsFiles | TlsContents | None = None) -> 
     return grpc.aio.secure_channel(endpoint, _channel_credentials(tls), options=_CLIENT)
 
 
-def operator_channel(endpoint: str, tls: TlsFiles | TlsContents | None = None) -> grpc.Channel:
+def operator_channel(endpoint: str, tls: CallerFiles | None = None) -> grpc.Channel:
     """Return a blocking channel to a controller, for commands and jobs; else as `client_channel`.
+
+    With a token in `tls` each call shows it as it is then, over TLS, and no certificate.
 
     Raises:
         TlsError: the files for TLS are of no use.
     """
     if tls is None:
         return grpc.insecure_channel(endpoint, _OPERATOR)
+    if isinstance(tls, TokenFiles):
+        return grpc.secure_channel(endpoint, _bearer_credentials(tls), _OPERATOR)
     return grpc.secure_channel(endpoint, _channel_credentials(tls), _OPERATOR)
 
 
@@ -167,8 +171,11 @@ class ServerCertificates:
         """Show `contents` from now on."""
         self._current = _configuration(contents)
 
-    def credentials(self) -> grpc.ServerCredentials:
-        """Return credentials of one listener, which demands a certificate of every client."""
+    def credentials(self, *, asks_clients: bool = True) -> grpc.ServerCredentials:
+        """Return credentials of one listener, which demands a certificate of every client.
+
+        One that `asks_clients` for none does not see those they have.
+        """
         shown = self._current
 
         def changed() -> Any:
@@ -181,7 +188,7 @@ class ServerCertificates:
             return shown
 
         return grpc.dynamic_ssl_server_credentials(
-            shown, changed, require_client_authentication=True
+            shown, changed, require_client_authentication=asks_clients
         )
 
 
@@ -189,10 +196,13 @@ def listen(
     server: grpc.aio.Server | grpc.Server,
     address: str,
     tls: TlsFiles | ServerCertificates | None = None,
+    *,
+    asks_clients: bool = True,
 ) -> int:
     """Add `address`, HOST:PORT, to what a server listens on; return the port, chosen if it is 0.
 
-    With `tls` every client must show a certificate of the authorities; without, it is plain text.
+    With `tls` every client must show a certificate of the authorities, unless `asks_clients` is
+    False: then who calls must be told by each call. Without `tls` it is plain text.
 
     Raises:
         RuntimeError: the address is taken, or is none of this host's.
@@ -201,12 +211,36 @@ def listen(
     if tls is None:
         return server.add_insecure_port(address)
     shown = ServerCertificates(tls.load()) if isinstance(tls, TlsFiles) else tls
-    return server.add_secure_port(address, shown.credentials())
+    return server.add_secure_port(address, shown.credentials(asks_clients=asks_clients))
 
 
 def _channel_credentials(tls: TlsFiles | TlsContents) -> grpc.ChannelCredentials:
     contents = tls.load() if isinstance(tls, TlsFiles) else tls
     return grpc.ssl_channel_credentials(contents.ca, contents.key, contents.certificate)
+
+
+def _bearer_credentials(files: TokenFiles) -> grpc.ChannelCredentials:
+    return grpc.composite_channel_credentials(
+        grpc.ssl_channel_credentials(files.load()),
+        grpc.metadata_call_credentials(_Bearer(files), "bearer"),
+    )
+
+
+class _Bearer(grpc.AuthMetadataPlugin):
+    """Adds the token of a file to each call; gRPC asks for it on a thread of its own."""
+
+    def __init__(self, files: TokenFiles) -> None:
+        self._files = files
+
+    def __call__(
+        self, context: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback
+    ) -> None:
+        try:
+            shown = (("authorization", f"Bearer {self._files.read_token()}"),)
+        except TlsError as error:
+            callback((), error)
+        else:
+            callback(shown, None)
 
 
 def _configuration(contents: TlsContents) -> grpc.ServerCertificateConfiguration:

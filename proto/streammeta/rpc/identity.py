@@ -29,7 +29,7 @@ class IdentityError(ValueError):
 
 
 class Role(StrEnum):
-    """Part of the system that a certificate is made for."""
+    """Part of the system that a certificate is made for, or that a token speaks for."""
 
     CONTROLLER = "controller"
     BROKER = "broker"
@@ -39,6 +39,8 @@ class Role(StrEnum):
     BACKUP = "backup"
     ADMIN = "admin"
     MONITOR = "monitor"
+    USER = "user"
+    """A person whose roles are granted elsewhere: by a token's claims, or by name."""
 
 
 USER_ROLES = tuple(role for role in Role if role not in (Role.CONTROLLER, Role.BROKER))

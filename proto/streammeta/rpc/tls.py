@@ -1,7 +1,8 @@
 """Files for TLS: their contents, read and judged as one set.
 
 A set is a bundle of authorities, a certificate and its key; each end of a connection shows the
-certificate and takes the other side's if an authority signed it. Judges with the standard library
+certificate and takes the other side's if an authority signed it. A person's tool may have a token
+in place of certificate and key. Judges with the standard library
 what it can, with the package cryptography, where it is installed, everything else. Opens no
 connection.
 """
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from streammeta.rpc.identity import Principal
 
@@ -117,15 +118,7 @@ class TlsFiles:
         )
 
     def _check_mode(self, option: str) -> None:
-        try:
-            mode = stat.S_IMODE(self.key.stat().st_mode)
-        except OSError as error:
-            raise TlsError(f"{option}-key: can't read {self.key}: {error.strerror}") from error
-        if mode & _READABLE_BY_OTHERS:
-            raise TlsError(
-                f"{option}-key: {self.key} has mode {mode:04o}, which lets others than its owner "
-                f"at the key; run `chmod 600 {self.key}`"
-            )
+        _check_mode(f"{option}-key", self.key, "key")
 
     def _check_fit(self, option: str, contents: TlsContents) -> None:
         try:
@@ -148,6 +141,51 @@ class TlsFiles:
         if facts.problems:
             raise TlsError(f"{option}-cert: {self.certificate} {'; '.join(facts.problems)}")
         return facts
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFiles:
+    """Files of a caller that shows a token: the authorities to trust, as PEM, and the token.
+
+    The token is read for each call, so that it may be replaced at any time.
+    """
+
+    ca: Path
+    token: Path
+
+    def load(self) -> bytes:
+        """Return the authorities as PEM, once both files are judged to be of use.
+
+        Raises:
+            TlsError: a file can't be read or does not hold what it should, or others than its owner
+                may read the token; the message names `--tls-ca` or `--token-file`.
+        """
+        _check_mode("token-file", self.token, "token")
+        self.read_token()
+        ca = _read("tls-ca", self.ca)
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(
+                cadata=ca.decode("ascii", "ignore")
+            )
+        except (OSError, ValueError) as error:
+            raise _bad("tls-ca", self.ca, error, "certificates of authorities") from error
+        return ca
+
+    def read_token(self) -> str:
+        """Return the token as it is now; raises TlsError."""
+        try:
+            token = self.token.read_text(encoding="ascii").strip()
+        except OSError as error:
+            raise TlsError(f"token-file: can't read {self.token}: {error.strerror}") from error
+        except ValueError:
+            token = ""
+        if not token or any(character.isspace() for character in token):
+            raise TlsError(f"token-file: {self.token}: must hold one token and nothing else")
+        return token
+
+
+CallerFiles: TypeAlias = TlsFiles | TokenFiles
+"""Files of a person's tool or a job, by which it calls over TLS."""
 
 
 class WatchedTls:
@@ -256,6 +294,18 @@ def _as_file(data: bytes) -> Iterator[str]:
             file.write(data)
             file.flush()
             yield file.name
+
+
+def _check_mode(option: str, path: Path, what: str) -> None:
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        raise TlsError(f"{option}: can't read {path}: {error.strerror}") from error
+    if mode & _READABLE_BY_OTHERS:
+        raise TlsError(
+            f"{option}: {path} has mode {mode:04o}, which lets others than its owner at the "
+            f"{what}; run `chmod 600 {path}`"
+        )
 
 
 def _read(option: str, path: Path) -> bytes:

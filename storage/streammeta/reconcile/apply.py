@@ -30,7 +30,7 @@ from streammeta.reconcile.plan_folder import (
     tallies,
 )
 from streammeta.reconcile.session import SparkConfig, job_errors, spark_session
-from streammeta.rpc.tls import TlsFiles
+from streammeta.rpc.tls import CallerFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,7 +58,7 @@ class ApplyConfig:
     delete: bool = False
     keys_per_s: int = 500
     patience_s: float = 15.0
-    tls: TlsFiles | None = None
+    tls: CallerFiles | None = None
     spark: SparkConfig = field(default_factory=SparkConfig)
 
 

@@ -25,7 +25,7 @@ import pyarrow as pa
 from streammeta.reconcile.identity import ClusterIdentity, check_bucket, check_standing
 from streammeta.reconcile.leader import LeaderClient, state_name
 from streammeta.reconcile.session import record_batch
-from streammeta.rpc.tls import TlsFiles
+from streammeta.rpc.tls import CallerFiles
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.errors import ObjectNotFoundError, StorageError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
@@ -82,7 +82,7 @@ class DeletionOrder:
     undo_folder: str
     keys_per_s: float
     delete: bool
-    tls: TlsFiles | None = None
+    tls: CallerFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import grpc
 from streammeta.reconcile.errors import ControllerError
 from streammeta.rpc.advice import advice
 from streammeta.rpc.blocking_client import BlockingClient, LeaderCallError
-from streammeta.rpc.tls import TlsFiles
+from streammeta.rpc.tls import CallerFiles
 from streammeta.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -40,7 +40,7 @@ class LeaderClient(BlockingClient):
     """
 
     def __init__(
-        self, endpoints: Sequence[str], patience_s: float, tls: TlsFiles | None = None
+        self, endpoints: Sequence[str], patience_s: float, tls: CallerFiles | None = None
     ) -> None:
         super().__init__(endpoints, tls=tls)
         self.patience_s = patience_s

@@ -50,7 +50,7 @@ from streammeta.reconcile.verdicts import (
     judge,
     without_map,
 )
-from streammeta.rpc.tls import TlsFiles
+from streammeta.rpc.tls import CallerFiles
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.address import without_secrets
@@ -90,7 +90,7 @@ class PlanConfig:
     allow_empty_map: bool = False
     namespace: str | None = None
     patience_s: float = 15.0
-    tls: TlsFiles | None = None
+    tls: CallerFiles | None = None
     shard_digits: int = 1
     spark: SparkConfig = field(default_factory=SparkConfig)
 

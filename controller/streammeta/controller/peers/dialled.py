@@ -27,7 +27,7 @@ from streammeta.controller.peers.frames import (
     seal,
 )
 from streammeta.controller.peers.hello import Hello, HelloAnswer, HelloError, Purpose, Refusal
-from streammeta.controller.peers.tls import StrangerError, controller_at
+from streammeta.controller.peers.tls import PeerTls, StrangerError
 from streammeta.controller.peers.wire import ANSWER_KINDS, decode_answer, encode_request
 from streammeta.controller.quorum.messages import Request, Response
 from streammeta.controller.runtime.interfaces import Endpoints
@@ -102,7 +102,13 @@ class DialledConnection(FramedConnection):
     """Connection for requests to one peer, from the attempt to make it on."""
 
     def __init__(
-        self, place: Place, identity: Identity, caller: Caller, timeout_ms: int, version: int
+        self,
+        place: Place,
+        identity: Identity,
+        caller: Caller,
+        timeout_ms: int,
+        version: int,
+        tls: PeerTls,
     ) -> None:
         """`version` is that of the hello, and the highest that is spoken."""
         super().__init__(HELLO_ANSWER_ONLY, OUTPUT_BYTES_MAX)
@@ -113,6 +119,7 @@ class DialledConnection(FramedConnection):
         self.reason = ""
         """More words for a mismatch."""
         self._identity = identity
+        self._tls = tls
         self._caller = caller
         self._timeout_s = timeout_ms / 1000
         self._loop = asyncio.get_running_loop()
@@ -124,11 +131,13 @@ class DialledConnection(FramedConnection):
         self._waiting: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    async def dial(self, tls: ssl.SSLContext | None) -> None:
+    async def dial(self) -> None:
         """Connect; the outcome is reported as every other."""
         host, _, port = self.place.endpoint.rpartition(":")
         try:
-            await self._loop.create_connection(lambda: self, host.strip("[]"), int(port), ssl=tls)
+            await self._loop.create_connection(
+                lambda: self, host.strip("[]"), int(port), ssl=self._tls.dialling
+            )
         except OSError as error:
             self.detail = str(error) if isinstance(error, ssl.SSLError) else ""
             self._end(End.REFUSED if _is_refused(error) else End.UNREACHABLE)
@@ -161,18 +170,24 @@ class DialledConnection(FramedConnection):
         """Close at once."""
         self._end(End.CLOSED)
 
-    # -- events of the connection
-
-    def on_connected(self) -> None:
-        """Send the hello, to the controller that the certificate names."""
-        assert self._transport is not None
+    def judge(self) -> None:
+        """End the connection if the certificate at its other end is not the peer's, or denied."""
+        if self._transport is None:
+            return
         try:
-            certified = controller_at(self._transport, self._identity.cluster_id)
+            certified = self._tls.controller_at(self._transport, self._identity.cluster_id)
         except StrangerError as error:
             self._end_as_stranger(str(error))
             return
         if certified not in (None, self.place.peer):
             self._end_as_stranger(f"its certificate is that of controller {certified}")
+
+    # -- events of the connection
+
+    def on_connected(self) -> None:
+        """Send the hello, to the controller that the certificate names."""
+        self.judge()
+        if self.is_closed:
             return
         hello = Hello(
             self._identity.cluster_id,

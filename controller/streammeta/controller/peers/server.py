@@ -40,7 +40,7 @@ from streammeta.controller.peers.hello import (
     Refusal,
 )
 from streammeta.controller.peers.listener import Listener
-from streammeta.controller.peers.tls import PeerTls, StrangerError, controller_at
+from streammeta.controller.peers.tls import PeerTls, StrangerError
 from streammeta.controller.peers.wire import decode_request, encode_answer
 from streammeta.controller.quorum.messages import Request, Response
 from streammeta.controller.runtime.interfaces import Endpoints, Reply
@@ -176,6 +176,11 @@ class PeerServer:
         for connection in self._connections:
             connection.close()
 
+    def judge_again(self) -> None:
+        """End the connections of controllers that are denied by now."""
+        for connection in list(self._connections):
+            connection.judge()
+
     # -- for the connections
 
     def admit(self, connection: _AcceptedConnection, host: str) -> str:
@@ -244,10 +249,7 @@ class _AcceptedConnection(FramedConnection):
         if reason := self._server.admit(self, self._host):
             self._break("too_many_peer_connections", reason)
             return
-        try:
-            self._certified = controller_at(self._transport, self._server.identity.cluster_id)
-        except StrangerError as error:
-            self._stranger = str(error)
+        self._identify(self._transport)
         _probe(self._transport.get_extra_info("socket"))
         self._timer = self._loop.call_later(HELLO_TIMEOUT_S, self._on_no_hello)
 
@@ -296,6 +298,21 @@ class _AcceptedConnection(FramedConnection):
         if not self.is_closed:
             self._server.complain(self._host, event, reason)
             self.close()
+
+    def judge(self) -> None:
+        """End the connection if the certificate at its other end is denied by now."""
+        if self._transport is not None and not self._stranger:
+            self._identify(self._transport)
+            if self._stranger:
+                self._break("peer_certificate_denied", self._stranger)
+
+    def _identify(self, transport: asyncio.Transport) -> None:
+        try:
+            self._certified = self._server.tls.controller_at(
+                transport, self._server.identity.cluster_id
+            )
+        except StrangerError as error:
+            self._stranger = str(error)
 
     # -- hello
 

@@ -1,16 +1,18 @@
 """Mutual TLS between controllers: contexts for connections, and the principal at the other end.
 
 Both sides show a certificate of the same authority that names them as a controller of this cluster;
-names in it are not compared with addresses, so that those may change. TLS 1.3 and nothing older.
+names in it are not compared with addresses, so that those may change. A policy may deny some. TLS
+1.3 and nothing older.
 """
 
 from __future__ import annotations
 
 import ssl
 from asyncio import BaseTransport
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from streammeta.controller.ids import ClusterId, NodeId
+from streammeta.controller.trust.policy import Denials
 from streammeta.rpc.identity import IdentityError, Role, principal_of
 from streammeta.rpc.tls import TlsContents
 
@@ -29,12 +31,41 @@ class PeerTls:
     takes_plain_text: bool = True
     """Connections in plain text are taken as well."""
     age_ms: int = CONNECTION_AGE_MS
+    denials: Denials = field(default_factory=Denials)
+    """Controllers and certificates that are refused in both directions."""
 
     def replace(self, contents: TlsContents, *, dials_plain_text: bool = False) -> None:
         """Use other certificates from now on."""
         if not dials_plain_text:
             self.dialling = contents.context(ssl.PROTOCOL_TLS_CLIENT)
         self.listening = contents.context(ssl.PROTOCOL_TLS_SERVER)
+
+    def controller_at(self, transport: BaseTransport, cluster_id: ClusterId) -> NodeId | None:
+        """Return the controller that the other end's certificate names; None for plain text.
+
+        Raises:
+            StrangerError: it names no controller of the cluster, or one that is denied.
+        """
+        if transport.get_extra_info("ssl_object") is None:
+            return None
+        shown = transport.get_extra_info("peercert") or {}
+        uris = [value for kind, value in shown.get("subjectAltName", ()) if kind == "URI"]
+        try:
+            principal = principal_of(uris)
+        except IdentityError as error:
+            raise StrangerError(f"its certificate is of no use: {error}") from None
+        node_id = principal.node_id
+        if principal.role is not Role.CONTROLLER or principal.cluster_id != cluster_id:
+            node_id = None
+        if node_id is None:
+            raise StrangerError(
+                f"its certificate is that of {principal.uri}; must be a controller's of "
+                f"{cluster_id}"
+            )
+        certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        if self.denials.cover(principal, certificate or b""):
+            raise StrangerError(f"its certificate, that of {principal}, is denied by the policy")
+        return NodeId(node_id)
 
     @classmethod
     def of(cls, contents: TlsContents) -> PeerTls:
@@ -45,28 +76,4 @@ class PeerTls:
 
 
 class StrangerError(Exception):
-    """A certificate names no controller of this cluster."""
-
-
-def controller_at(transport: BaseTransport, cluster_id: ClusterId) -> NodeId | None:
-    """Return the controller that the other end's certificate names; None for plain text.
-
-    Raises:
-        StrangerError: it names none of the cluster's controllers.
-    """
-    if transport.get_extra_info("ssl_object") is None:
-        return None
-    shown = transport.get_extra_info("peercert") or {}
-    uris = [value for kind, value in shown.get("subjectAltName", ()) if kind == "URI"]
-    try:
-        principal = principal_of(uris)
-    except IdentityError as error:
-        raise StrangerError(f"its certificate is of no use: {error}") from None
-    node_id = principal.node_id
-    if principal.role is not Role.CONTROLLER or principal.cluster_id != cluster_id:
-        node_id = None
-    if node_id is None:
-        raise StrangerError(
-            f"its certificate is that of {principal.uri}; must be a controller's of {cluster_id}"
-        )
-    return NodeId(node_id)
+    """A certificate names no controller of this cluster, or is denied."""

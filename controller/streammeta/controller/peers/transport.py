@@ -102,6 +102,11 @@ class TcpPeerTransport:
             # In a turn of its own: the caller may be in the middle of others to send.
             asyncio.get_running_loop().call_soon(self._fail, request)
 
+    def judge_again(self) -> None:
+        """End the connections to controllers that are denied by now."""
+        for connection in [*self._connections.values(), *self._retired]:
+            connection.judge()
+
     async def close(self) -> None:
         """Drop requests in flight and disconnect."""
         dials = list(self._dials.values())
@@ -205,11 +210,11 @@ class TcpPeerTransport:
     def _dialled(self, place: Place) -> DialledConnection:
         self._drop_unused()
         version = OLDEST_VERSION if place in self._older else VERSION
-        connection = DialledConnection(place, self._identity, self, self._timeout_ms, version)
-        self._connections[place] = connection
-        self._dials[connection] = asyncio.get_running_loop().create_task(
-            connection.dial(self._tls.dialling)
+        connection = DialledConnection(
+            place, self._identity, self, self._timeout_ms, version, self._tls
         )
+        self._connections[place] = connection
+        self._dials[connection] = asyncio.get_running_loop().create_task(connection.dial())
         return connection
 
     def _drop_unused(self) -> None:

@@ -22,6 +22,7 @@ from streammeta.controller.rpc.request_guard import Context, abort
 from streammeta.controller.trust.auditor import Auditor, note_caller
 from streammeta.controller.trust.door import Caller, Door, current_caller, fingerprint_shown
 from streammeta.controller.trust.rates import Rates
+from streammeta.controller.trust.refusals import UnknownKeyError
 
 _Input = TypeVar("_Input")
 _Result = TypeVar("_Result")
@@ -93,7 +94,11 @@ class Entrance:
 
         async def call(data: _Input, context: Context) -> _Result:
             try:
-                caller = self._door.enter(method, context)
+                try:
+                    caller = self._door.enter(method, context)
+                except UnknownKeyError:
+                    await self._door.learn_keys()
+                    caller = self._door.enter(method, context)
             except ApiError as error:
                 if self._auditor is not None:
                     note_caller(getattr(error, "principal", ""), fingerprint_shown(context))

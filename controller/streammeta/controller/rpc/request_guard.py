@@ -25,6 +25,7 @@ from streammeta.controller.runtime.quorum_errors import (
 )
 from streammeta.controller.trust import refusals
 from streammeta.controller.trust.auditor import current_record, note_failure, note_offset
+from streammeta.controller.trust.door import came_by_token
 from streammeta.rpc.failures import Reason, details_trailer
 
 _DEADLINE_PASSED = (
@@ -51,6 +52,8 @@ async def abort(
     code, reason, metadata = classify(error)
     note_failure(code.name, reason)
     metadata = {**metadata, **(extra or {})}
+    if reason == Reason.NOT_LEADER and came_by_token():
+        metadata["leader_endpoint"] = ""  # asks for a certificate
     message = str(error) or (_DEADLINE_PASSED if isinstance(error, TimeoutError) else "")
     if code is grpc.StatusCode.INTERNAL:
         _log.error("request_failed", exc_info=error)
@@ -164,6 +167,8 @@ def _classify_refusal(error: Exception) -> tuple[grpc.StatusCode, str, dict[str,
     match error:
         case errors.AuditUnavailableError():
             return grpc.StatusCode.UNAVAILABLE, Reason.AUDIT_UNAVAILABLE, {}
+        case refusals.BadTokenError():
+            return grpc.StatusCode.UNAUTHENTICATED, Reason.NO_IDENTITY, {"shown": "token"}
         case refusals.NoIdentityError():
             return grpc.StatusCode.UNAUTHENTICATED, Reason.NO_IDENTITY, {}
         case refusals.RoleLacksCallError():

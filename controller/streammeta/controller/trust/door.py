@@ -1,6 +1,7 @@
 """The door: a call's principal, and whether its role may make the call.
 
-Judges every call before its request is parsed and before a leader is named. A connection in plain
+Judges every call before its request is parsed and before a leader is named. A caller is who its
+certificate says; over a connection that asks for none, whom its token names. A connection in plain
 text has no principal, and all that comes by it is let in: opening such a listener says so.
 Knows no request; what a caller is held to beside its role is judged where requests are.
 """
@@ -12,21 +13,31 @@ import base64
 import binascii
 import contextlib
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from streammeta.controller.errors import ApiError
 from streammeta.controller.trust.method_rules import RULES, Rule
 from streammeta.controller.trust.policy import Policy, Quota
-from streammeta.controller.trust.refusals import NoIdentityError, RoleLacksCallError
+from streammeta.controller.trust.refusals import (
+    BadTokenError,
+    NoIdentityError,
+    RoleLacksCallError,
+)
 from streammeta.rpc.identity import IdentityError, Principal, Role
+
+if TYPE_CHECKING:
+    from streammeta.controller.trust.tokens import IssuerKey, Proof, TokenVerifier
 
 _PLAIN_TEXT = b"insecure"
 _KNOWN_MAX = 10_000
 _PEM_BEGIN = b"-----BEGIN CERTIFICATE-----"
 _PEM_END = b"-----END CERTIFICATE-----"
+
+AUTHORIZATION = "authorization"
+"""Metadata of a call that carries its token."""
 
 
 class CallContext(Protocol):
@@ -34,6 +45,10 @@ class CallContext(Protocol):
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
         """Return what the connection's handshake has proven, by name."""
+        ...
+
+    def invocation_metadata(self) -> Sequence[tuple[str, Any]] | None:
+        """Return what the caller has said beside its request."""
         ...
 
 
@@ -48,11 +63,13 @@ class Caller:
     roles: frozenset[Role] = frozenset()
     """Its certificate's role, and those that the policy grants it."""
     fingerprint: str = ""
-    """SHA-256 of its certificate, hexadecimal."""
+    """SHA-256 of its certificate, hexadecimal; empty without one."""
     held_to: Principal | None = None
     """The broker whose node alone it may speak for in this call, and those assigned to it."""
     policy: Policy = NO_POLICY
     """The policy that it was let in by."""
+    expires_at: float | None = None
+    """End of its token, in seconds since 1970; None without one."""
 
     @property
     def holder(self) -> str | None:
@@ -83,7 +100,7 @@ def fingerprint_shown(context: CallContext) -> str:
     """Return the fingerprint of a call's certificate, empty without one that can be read."""
     pem = b"".join(context.auth_context().get("x509_pem_cert", ()))
     try:
-        return _fingerprint(pem) if pem else ""
+        return hashlib.sha256(_der(pem)).hexdigest() if pem else ""
     except NoIdentityError:
         return ""
 
@@ -100,9 +117,9 @@ def current_caller() -> Caller:
 class Stay:
     """A call under way for long; `ended_by` is why it is to end, once it is."""
 
-    def __init__(self, method: str, proven: Mapping[str, Iterable[bytes]]) -> None:
+    def __init__(self, method: str, context: CallContext) -> None:
         self.method = method
-        self.proven = proven
+        self.context = context
         self.ended_by: ApiError | None = None
 
     def let_end(self) -> None:
@@ -110,6 +127,12 @@ class Stay:
         task = asyncio.current_task()
         assert task is not None
         task.uncancel()
+
+
+def came_by_token() -> bool:
+    """Whether this task's caller, if there is one, has shown a token."""
+    caller = _caller.get(None)
+    return caller is not None and caller.expires_at is not None
 
 
 def current_holder() -> str | None:
@@ -135,6 +158,9 @@ class Door:
         self._cluster_id = cluster_id
         self._policy = policy
         self._rules = rules
+        self._tokens: TokenVerifier | None = None
+        self.learn_keys: Callable[[], Awaitable[None]] = _learn_nothing
+        """Asks for keys of tokens, after an UnknownKeyError."""
         self._known: dict[tuple[str, bytes], Caller] = {}
         self._stays: dict[asyncio.Task[Any], Stay] = {}
 
@@ -142,53 +168,106 @@ class Door:
         """Judge a call of `method`, e.g. `streammeta.v1.KVService.PutKVs`; remember its caller.
 
         Raises:
-            NoIdentityError: its certificate names no caller of this cluster, or is denied.
+            NoIdentityError: its certificate or token names no caller of this cluster, or is denied.
             RoleLacksCallError: the caller's role may not make it.
         """
-        caller = self._judge(method, context.auth_context())
+        caller = self._judge(method, context)
         _caller.set(caller)
         return caller
 
     @contextlib.contextmanager
     def staying(self, method: str, context: CallContext) -> Iterator[Stay]:
-        """Cancel the present task while the block runs once the policy lets its caller in no more.
+        """Cancel the present task while the block runs once its caller may be here no more.
 
-        The stay then says why.
+        That is so when another policy refuses it, and when its token expires or the key of it is
+        removed. The stay then says why.
         """
         task = asyncio.current_task()
         assert task is not None
-        stay = self._stays[task] = Stay(method, context.auth_context())
+        stay = self._stays[task] = Stay(method, context)
+        timer = self._ending(task, stay)
         try:
             yield stay
         finally:
             del self._stays[task]
+            if timer is not None:
+                timer.cancel()
 
     def take(self, policy: Policy) -> None:
         """Judge by another policy from now on, and end the calls under way that it refuses."""
         self._policy = policy
+        self._judge_stays()
+
+    def take_tokens(
+        self, verifier: TokenVerifier, learn_keys: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Take tokens that `verifier` finds good, over connections that ask for no certificate.
+
+        `learn_keys` asks for keys that the issuer may have begun to use, and calls `take_keys`.
+        """
+        self._tokens = verifier
+        self.learn_keys = learn_keys
+
+    def take_keys(self, keys: Mapping[str, IssuerKey]) -> None:
+        """Judge tokens by other keys from now on, and end the calls under way that they refuse."""
+        assert self._tokens is not None
+        self._tokens.use(keys)
+        self._judge_stays()
+
+    def _judge_stays(self) -> None:
         self._known.clear()
         for task, stay in self._stays.items():
-            try:
-                self._judge(stay.method, stay.proven)
-            except ApiError as error:
-                stay.ended_by = error
-                task.cancel()
+            self._judge_stay(task, stay)
 
-    def _judge(self, method: str, proven: Mapping[str, Iterable[bytes]]) -> Caller:
+    def _judge_stay(self, task: asyncio.Task[Any], stay: Stay) -> None:
+        try:
+            self._judge(stay.method, stay.context)
+        except ApiError as error:
+            stay.ended_by = error
+            task.cancel()
+
+    def _ending(self, task: asyncio.Task[Any], stay: Stay) -> asyncio.TimerHandle | None:
+        """Arrange the end of a stay when the token of its caller expires."""
+        expires_at = _caller.get(ANONYMOUS).expires_at
+        if expires_at is None or self._tokens is None:
+            return None
+        left_s = self._tokens.seconds_until(expires_at)
+        return asyncio.get_running_loop().call_later(left_s, _expire, task, stay)
+
+    def _judge(self, method: str, context: CallContext) -> Caller:
+        proven = context.auth_context()
         if list(proven.get("transport_security_type", ())) == [_PLAIN_TEXT]:
             return ANONYMOUS
         pem = b"".join(proven.get("x509_pem_cert", ()))
-        caller = self._known.get((method, pem))
+        # Only a listener for tokens takes connections without a certificate.
+        proof = None if pem or self._tokens is None else self._tokens.verified(_token(context))
+        known_by = (method, pem if proof is None else proof.digest)
+        caller = self._known.get(known_by)
         if caller is None:
-            caller = self._let_in(method, pem, proven)
+            if proof is None:
+                caller = self._let_in(method, pem, proven)
+            else:
+                caller = self._let_in_by_token(method, proof)
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
-            self._known[method, pem] = caller
+            self._known[known_by] = caller
         return caller
 
+    def _let_in_by_token(self, method: str, proof: Proof) -> Caller:
+        try:
+            principal = self._policy.principal_of_token(proof.claims, self._cluster_id)
+        except IdentityError as error:
+            raise BadTokenError(str(error)) from None
+        if self._policy.denials.cover(principal):
+            raise BadTokenError(f"{principal} is denied by the policy")
+        roles, rule = self._policy.roles_of_token(principal, proof.claims), self._rules.get(method)
+        if rule is None or roles.isdisjoint(rule.roles):
+            raise RoleLacksCallError(str(principal), _short(method), _needs(rule))
+        return Caller(principal, roles, policy=self._policy, expires_at=proof.expires_at)
+
     def _let_in(self, method: str, pem: bytes, proven: Mapping[str, Iterable[bytes]]) -> Caller:
-        principal, fingerprint = self._read(pem, proven), _fingerprint(pem)
-        if fingerprint in self._policy.denied:
+        principal, certificate = self._read(pem, proven), _der(pem)
+        if self._policy.denials.cover(principal, certificate):
             raise NoIdentityError(f"that of {principal} is denied by the policy")
         roles, rule = self._policy.roles_of(principal), self._rules.get(method)
         is_new = principal.role is Role.BROKER and principal.node_id is None
@@ -199,6 +278,7 @@ class Door:
             raise RoleLacksCallError(str(principal), _short(method), _needs(rule))
         is_held = rule.binds_brokers and allowing == {Role.BROKER}
         held_to = principal if is_held else None
+        fingerprint = hashlib.sha256(certificate).hexdigest()
         return Caller(principal, roles, fingerprint, held_to, self._policy)
 
     def _read(self, pem: bytes, proven: Mapping[str, Iterable[bytes]]) -> Principal:
@@ -216,6 +296,15 @@ class Door:
                 f"{principal.uri} is of another cluster; this one is {self._cluster_id!r}"
             )
         return principal
+
+
+async def _learn_nothing() -> None:
+    """Know no issuer."""
+
+
+def _expire(task: asyncio.Task[Any], stay: Stay) -> None:
+    stay.ended_by = BadTokenError("it has expired")
+    task.cancel()
 
 
 def _texts(proven: Mapping[str, Iterable[bytes]], name: str) -> Sequence[str]:
@@ -237,11 +326,20 @@ def _named(roles: Iterable[Role], *more: str) -> str:
     return "role " + " or ".join((*sorted(str(role) for role in roles), *more))
 
 
-def _fingerprint(pem: bytes) -> str:
+def _token(context: CallContext) -> str:
+    """Return the token of a call; raises BadTokenError."""
+    given = [value for key, value in context.invocation_metadata() or () if key == AUTHORIZATION]
+    scheme, _, token = str(given[0]).partition(" ") if len(given) == 1 else ("", "", "")
+    if scheme.lower() != "bearer" or not token:
+        wanted = f"metadata must have `{AUTHORIZATION}: Bearer TOKEN` once"
+        raise BadTokenError(f"{wanted}, and has it {len(given)} times" if given else wanted)
+    return token.strip()
+
+
+def _der(pem: bytes) -> bytes:
     _, _, rest = pem.partition(_PEM_BEGIN)
     body, _, _ = rest.partition(_PEM_END)
     try:
-        der = base64.b64decode(b"".join(body.split()), validate=True)
+        return base64.b64decode(b"".join(body.split()), validate=True)
     except binascii.Error:
         raise NoIdentityError("it can't be read") from None
-    return hashlib.sha256(der).hexdigest()

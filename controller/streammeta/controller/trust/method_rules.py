@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from streammeta.rpc.identity import Role
 
-PEER, BROKER, COMPACTOR, READER, RECONCILER, BACKUP, ADMIN, MONITOR = (
+PEER, BROKER, COMPACTOR, READER, RECONCILER, BACKUP, ADMIN = (
     Role.CONTROLLER,
     Role.BROKER,
     Role.COMPACTOR,
@@ -18,7 +18,6 @@ PEER, BROKER, COMPACTOR, READER, RECONCILER, BACKUP, ADMIN, MONITOR = (
     Role.RECONCILER,
     Role.BACKUP,
     Role.ADMIN,
-    Role.MONITOR,
 )
 
 
@@ -113,5 +112,5 @@ RULES: Mapping[str, Rule] = {
 DELETIONS_HELD_BY = frozenset((RECONCILER, BACKUP, ADMIN))
 """Roles for whose snapshots deletions are held: a hold stops all of them, for up to a week."""
 
-WAL_CONFIG_SHOWN_TO = frozenset(Role) - {READER}
+WAL_CONFIG_SHOWN_TO = frozenset((BROKER, COMPACTOR, RECONCILER, ADMIN))
 """Roles that GetNodes shows where brokers' write-ahead logs are, which may hold secrets."""

@@ -1,7 +1,8 @@
 """The policy of a controller: what an operator adds to the rules of methods, or takes away.
 
-Names the callers of certificates that state none, adds roles, denies single certificates, gives
-namespaces of keys to some, and sets quotas. Reads the text of a file, and no file.
+Names the callers of certificates that state none, adds roles, says what the claims of tokens stand
+for, denies callers and certificates, gives namespaces of keys to some, and sets quotas. Reads the
+text of a file, and no file.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
+from streammeta.rpc.certificates import CertificateError, serial_of
 from streammeta.rpc.identity import SCHEME, IdentityError, Principal, Role, principal_of
 
 RESERVED_NAMESPACES = "_streammeta/"
@@ -20,9 +22,16 @@ RESERVED_NAMESPACES = "_streammeta/"
 
 ALL_OF_A_ROLE = "*"
 
+NAME_CLAIM = "sub"
+"""Claim of a token that names its caller, unless a policy says another."""
+
 _KINDS = ("uri:", "dns:", "cn:")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
-_GRANTABLE = tuple(role for role in Role if role not in (Role.CONTROLLER, Role.BROKER))
+_SERIAL = re.compile(r"[0-9a-f]{1,42}")
+_GRANTABLE = tuple(role for role in Role if role not in (Role.CONTROLLER, Role.BROKER, Role.USER))
+
+TOKEN_ROLES = frozenset((Role.READER, Role.RECONCILER, Role.BACKUP, Role.ADMIN, Role.MONITOR))
+"""Roles that tokens may give: those of people. A compactor commits in the name of any node."""
 
 
 class PolicyError(Exception):
@@ -39,6 +48,46 @@ class Selector:
     def covers(self, principal: Principal) -> bool:
         """Whether it names a principal."""
         return self.role is principal.role and self.name in (ALL_OF_A_ROLE, principal.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Denials:
+    """Callers and certificates that are refused, whatever they may do otherwise."""
+
+    fingerprints: frozenset[str] = frozenset()
+    """SHA-256 of certificates, hexadecimal."""
+    serials: frozenset[int] = frozenset()
+    principals: Sequence[Selector] = ()
+
+    def cover(self, principal: Principal, certificate: bytes = b"") -> bool:
+        """Whether a caller is denied; `certificate` is what it showed, as DER, empty for a token.
+
+        A certificate that can't be read is.
+        """
+        if any(one.covers(principal) for one in self.principals):
+            return True
+        if not certificate:
+            return False
+        if hashlib.sha256(certificate).hexdigest() in self.fingerprints:
+            return True
+        try:
+            return bool(self.serials) and serial_of(certificate) in self.serials
+        except CertificateError:
+            return True
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimGrant:
+    """Roles of tokens whose claim is a value, or a list that holds it."""
+
+    claim: str
+    value: str
+    roles: frozenset[Role]
+
+    def covers(self, claims: Mapping[str, Any]) -> bool:
+        """Whether a token with these claims gets the roles."""
+        found = claims.get(self.claim)
+        return self.value in found if isinstance(found, list) else self.value == found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +108,10 @@ class Policy:
     principals: Mapping[str, Principal] = field(default_factory=dict)
     """Callers by what their certificates have: `uri:...`, `dns:...` or `cn:...`."""
     grants: Sequence[tuple[Selector, frozenset[Role]]] = ()
-    denied: frozenset[str] = frozenset()
-    """SHA-256 of certificates, hexadecimal."""
+    name_claim: str = NAME_CLAIM
+    """The claim of a token that names its caller."""
+    claim_grants: Sequence[ClaimGrant] = ()
+    denials: Denials = Denials()
     namespaces: Sequence[tuple[str, Sequence[Selector]]] = ()
     """Callers that may use the namespaces with a prefix, the longest prefix first."""
     quotas: Mapping[str, Quota] = field(default_factory=dict)
@@ -90,10 +141,27 @@ class Policy:
             )
         return found.pop()
 
+    def principal_of_token(self, claims: Mapping[str, Any], cluster_id: str) -> Principal:
+        """Return the caller that a token's claims name.
+
+        Raises:
+            IdentityError: they name none.
+        """
+        name = claims.get(self.name_claim)
+        if not isinstance(name, str):
+            raise IdentityError(f"its claim {self.name_claim!r} must be a text that names a caller")
+        return Principal(cluster_id, Role.USER, name)
+
     def roles_of(self, principal: Principal) -> frozenset[Role]:
         """Return the role of a principal, and what it was granted besides."""
         granted = (roles for selector, roles in self.grants if selector.covers(principal))
         return frozenset((principal.role,)).union(*granted)
+
+    def roles_of_token(self, principal: Principal, claims: Mapping[str, Any]) -> frozenset[Role]:
+        """Return the roles of a token's caller: by its claims and by its name, of `TOKEN_ROLES`."""
+        granted = (one.roles for one in self.claim_grants if one.covers(claims))
+        roles = self.roles_of(principal).union(*granted)
+        return roles & (TOKEN_ROLES | {Role.USER})
 
     def owners_of(self, namespace: str) -> Sequence[Selector] | None:
         """Return callers of a namespace beside admins; None: all that may use keys."""
@@ -132,17 +200,18 @@ class _Reader:
         self._name = name
 
     def policy(self, content: Mapping[str, Any]) -> Policy:
-        known = {"principals", "grant", "deny", "namespace", "quota"}
+        known = {"principals", "grant", "tokens", "deny", "namespace", "quota"}
         for table in content:
             if table not in known:
                 self._fail((table,), table, "unknown; must be one of " + ", ".join(sorted(known)))
-        quotas = dict(self._quotas(content))
         return Policy(
             principals=dict(self._principals(content)),
             grants=tuple(self._grants(content)),
-            denied=frozenset(self._denied(content)),
+            name_claim=self._name_claim(content),
+            claim_grants=tuple(self._claim_grants(content)),
+            denials=self._denials(content),
             namespaces=sorted(self._namespaces(content), key=lambda one: -len(one[0])),
-            quotas=quotas,
+            quotas=dict(self._quotas(content)),
             digest=hashlib.sha256(self._text.encode()).hexdigest(),
         )
 
@@ -165,25 +234,65 @@ class _Reader:
     def _grants(self, content: Mapping[str, Any]) -> Iterator[tuple[Selector, frozenset[Role]]]:
         for at, table in self._tables(content, "grant", ("principal", "roles")):
             selector = self._selector((*at, "principal"), "principal", table["principal"])
-            roles = self._texts((*at, "roles"), "roles", table["roles"])
-            for role in roles:
-                if role not in _GRANTABLE:
-                    wanted = "must be one of " + ", ".join(_GRANTABLE)
-                    self._fail((*at, "roles"), "roles", f"{role!r}; {wanted}")
-            yield selector, frozenset(map(Role, roles))
+            yield selector, self._roles(at, table["roles"], _GRANTABLE)
 
-    def _denied(self, content: Mapping[str, Any]) -> Iterator[str]:
-        table = self._table(content, "deny")
-        at = ("deny", 0, "fingerprints")
+    def _roles(self, at: tuple[Any, ...], value: Any, known: Collection[Role]) -> frozenset[Role]:
+        roles = self._texts((*at, "roles"), "roles", value)
+        for role in roles:
+            if role not in known:
+                wanted = "must be one of " + ", ".join(one for one in Role if one in known)
+                self._fail((*at, "roles"), "roles", f"{role!r}; {wanted}")
+        return frozenset(map(Role, roles))
+
+    def _name_claim(self, content: Mapping[str, Any]) -> str:
+        table = self._table(content, "tokens")
         for key in table:
-            if key != "fingerprints":
-                self._fail(("deny", 0, key), key, "unknown; must be fingerprints")
-        for text in self._texts(at, "fingerprints", table.get("fingerprints", [])):
-            fingerprint = text.replace(":", "").lower()
-            if not _FINGERPRINT.fullmatch(fingerprint):
-                wanted = "must be a SHA-256, 64 hexadecimal digits, see `streammeta certs show`"
-                self._fail(at, "fingerprints", f"{text!r}; {wanted}")
-            yield fingerprint
+            if key not in ("name_claim", "grant"):
+                self._fail(("tokens", 0, key), key, "unknown; must be one of name_claim, grant")
+        claim = table.get("name_claim", NAME_CLAIM)
+        if not isinstance(claim, str) or not claim:
+            self._fail(("tokens", 0, "name_claim"), "name_claim", f"{claim!r}; must be a text")
+        return claim
+
+    def _claim_grants(self, content: Mapping[str, Any]) -> Iterator[ClaimGrant]:
+        tables = {"tokens.grant": self._table(content, "tokens").get("grant", [])}
+        for at, table in self._tables(tables, "tokens.grant", ("claim", "value", "roles")):
+            for key in ("claim", "value"):
+                if not isinstance(table[key], str):
+                    self._fail((*at, key), key, f"{table[key]!r}; must be a text")
+            roles = self._roles(at, table["roles"], TOKEN_ROLES)
+            yield ClaimGrant(table["claim"], table["value"], roles)
+
+    def _denials(self, content: Mapping[str, Any]) -> Denials:
+        table = self._table(content, "deny")
+        known = tuple(part.name for part in fields(Denials))
+        for key in table:
+            if key not in known:
+                wanted = "must be one of " + ", ".join(known)
+                self._fail(("deny", 0, key), key, f"unknown; {wanted}")
+        fingerprints = self._hexadecimal(
+            table, "fingerprints", _FINGERPRINT, "a SHA-256, 64 hexadecimal digits"
+        )
+        serials = self._hexadecimal(
+            table, "serials", _SERIAL, "a certificate's serial number, up to 42 hexadecimal digits"
+        )
+        at = ("deny", 0, "principals")
+        names = self._texts(at, "principals", table.get("principals", []))
+        return Denials(
+            frozenset(fingerprints),
+            frozenset(int(text, 16) for text in serials),
+            tuple(self._selector(at, "principals", name) for name in names),
+        )
+
+    def _hexadecimal(
+        self, table: Mapping[str, Any], key: str, form: re.Pattern[str], what: str
+    ) -> Iterator[str]:
+        at = ("deny", 0, key)
+        for text in self._texts(at, key, table.get(key, [])):
+            digits = text.replace(":", "").lower()
+            if not form.fullmatch(digits):
+                self._fail(at, key, f"{text!r}; must be {what}, see `streammeta certs show`")
+            yield digits
 
     def _namespaces(self, content: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Selector]]]:
         seen = set()

@@ -9,10 +9,21 @@ from streammeta.controller.errors import ApiError
 
 
 class NoIdentityError(ApiError):
-    """The connection's certificate states no identity of this cluster."""
+    """What a caller has shown states no identity of this cluster; without more, its certificate."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"the certificate of this connection names no caller: {why}")
+
+
+class BadTokenError(NoIdentityError):
+    """There is no token where one is asked for, or it is good for nothing here."""
+
+    def __init__(self, why: str) -> None:
+        ApiError.__init__(self, f"the token of this call names no caller: {why}")
+
+
+class UnknownKeyError(BadTokenError):
+    """A token is signed by a key that its issuer may have begun to use a moment ago."""
 
 
 class AccessDeniedError(ApiError):

@@ -1,0 +1,182 @@
+"""Bearer tokens: signed by a key of the issuer, meant for this cluster, and good now.
+
+A token is verified once, and known by its hash until it expires or the keys change. Takes keys and
+time as they are given; reads no file, calls no issuer, and knows no roles.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jwt
+
+from streammeta.controller.trust.refusals import BadTokenError, UnknownKeyError
+
+TOKEN_BYTES_MAX = 6_144
+"""Largest token; gRPC refuses calls whose metadata are larger than 8 KiB, unread."""
+
+LEEWAY_S = 30
+"""Difference between the clocks of issuer and controller that is borne, in seconds."""
+
+KEY_BITS_MIN = 2_048
+"""Smallest modulus of an RSA key."""
+
+_KNOWN_MAX = 1_000
+_KEYS_MAX = 100
+_OF_RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+_OF_CURVE = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512", "Ed25519": "EdDSA"}
+_REASONS: Sequence[tuple[type[jwt.InvalidTokenError], str]] = (
+    (jwt.ExpiredSignatureError, "it has expired"),
+    (jwt.ImmatureSignatureError, "it is not valid yet; do the clocks agree?"),
+    (jwt.InvalidAudienceError, "it is for another audience"),
+    (jwt.InvalidIssuerError, "it is of another issuer"),
+    (jwt.MissingRequiredClaimError, "it must have the claims exp, iss and aud"),
+    (jwt.InvalidAlgorithmError, "its key is not for the algorithm that it names"),
+    (jwt.InvalidSignatureError, "its signature is not that of its key"),
+)
+
+
+class KeysError(Exception):
+    """A text is no set of keys that verify tokens; the message says what would be."""
+
+
+@dataclass(frozen=True, slots=True)
+class IssuerKey:
+    """A public key, and the algorithms that it verifies; never one of a shared secret."""
+
+    public: Any
+    algorithms: Sequence[str]
+
+
+def parse_keys(text: bytes, name: str) -> Mapping[str, IssuerKey]:
+    """Return the keys of a JWK set by their ids; those that verify no tokens are passed over.
+
+    `name` is the file or address that the set comes from.
+
+    Raises:
+        KeysError: it is no such set, has no key of use, or an id twice.
+    """
+    try:
+        found = json.loads(text)["keys"]
+        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise KeysError(f"{name}: is no set of keys; must be a JSON Web Key Set") from None
+    keys: dict[str, IssuerKey] = {}
+    for one in found[:_KEYS_MAX]:
+        key_id, key = one.get("kid"), _usable(one)
+        if key is None or not isinstance(key_id, str):
+            continue
+        if key_id in keys:
+            raise KeysError(f"{name}: has key id {key_id!r} twice; must name each key once")
+        keys[key_id] = key
+    if not keys:
+        raise KeysError(
+            f"{name}: has no key of use; must have one with a `kid`, for signatures: RSA of "
+            f"{KEY_BITS_MIN} bits or more, P-256, P-384, P-521 or Ed25519"
+        )
+    return keys
+
+
+def _usable(found: Mapping[str, Any]) -> IssuerKey | None:
+    """Return a key for signatures by one of the algorithms that are taken, else None."""
+    if found.get("use", "sig") != "sig":
+        return None
+    if found.get("kty") == "RSA":
+        algorithms: Sequence[str] = _OF_RSA
+    else:
+        curve = found.get("crv")
+        algorithms = [_OF_CURVE[curve]] if curve in _OF_CURVE else []
+    algorithms = [one for one in algorithms if found.get("alg", one) == one]
+    if not algorithms:
+        return None
+    try:
+        public = jwt.PyJWK.from_dict(dict(found), algorithm=algorithms[0]).key
+    except (jwt.PyJWTError, ValueError, TypeError):
+        return None
+    if hasattr(public, "private_numbers") or hasattr(public, "private_bytes"):
+        return None  # a signer's: its owner has lost it
+    is_weak = found["kty"] == "RSA" and public.key_size < KEY_BITS_MIN
+    return None if is_weak else IssuerKey(public, algorithms)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A verified token: SHA-256 of it, its claims, and its end in seconds since 1970."""
+
+    digest: bytes
+    claims: Mapping[str, Any]
+    expires_at: float
+
+
+class TokenVerifier:
+    """Verifies tokens of one issuer for one audience."""
+
+    def __init__(
+        self,
+        issuer: str,
+        audience: str,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """Know no key yet; `use` gives them."""
+        self._issuer = issuer
+        self._audience = audience
+        self._keys: Mapping[str, IssuerKey] = {}
+        self._now = now
+        self._known: dict[bytes, Proof] = {}
+
+    def use(self, keys: Mapping[str, IssuerKey]) -> None:
+        """Take the issuer's keys as they are now; what others have signed is good no more."""
+        self._keys = keys
+        self._known.clear()
+
+    def seconds_until(self, time_s: float) -> float:
+        """Return the time from now until a time since 1970, in seconds."""
+        return time_s - self._now()
+
+    def verified(self, token: str) -> Proof:
+        """Return what a token proves.
+
+        Raises:
+            UnknownKeyError: it is signed by a key that is not known.
+            BadTokenError: it is not good, or not here, or not now.
+        """
+        if len(token) > TOKEN_BYTES_MAX:
+            raise BadTokenError(f"it has {len(token)} bytes; may have {TOKEN_BYTES_MAX}")
+        digest = hashlib.sha256(token.encode()).digest()
+        proof = self._known.get(digest)
+        if proof is None:
+            claims = self._claims(token)
+            proof = Proof(digest, claims, float(claims["exp"]) + LEEWAY_S)
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            self._known[digest] = proof
+        if proof.expires_at <= self._now():
+            del self._known[digest]
+            raise BadTokenError("it has expired")
+        return proof
+
+    def _claims(self, token: str) -> Mapping[str, Any]:
+        try:
+            key_id = jwt.get_unverified_header(token).get("kid")
+            key = self._keys.get(key_id) if isinstance(key_id, str) else None
+            if key is None:
+                raise UnknownKeyError("it names no key that its issuer has, by `kid`")
+            found: Mapping[str, Any] = jwt.decode(
+                token,
+                key=key.public,
+                algorithms=key.algorithms,
+                issuer=self._issuer,
+                audience=self._audience,
+                leeway=LEEWAY_S,
+                options={"require": ["exp", "iss", "aud"]},
+            )
+        except jwt.PyJWTError as error:
+            known = (reason for kind, reason in _REASONS if isinstance(error, kind))
+            raise BadTokenError(next(known, "it is no token")) from None
+        return found

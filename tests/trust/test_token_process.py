@@ -1,0 +1,181 @@
+"""A real controller that takes tokens: commands by token, and files replaced while it serves."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streammeta.cli.local_cluster import free_ports
+from streammeta.cli.output import run_cli
+from streammeta.cli.root import cli
+from tests.kit.certificates import Authority
+from tests.kit.real_cluster import STEADY, controller_command, format_data, streammeta, wait_until
+from tests.trust.audited_cluster import AuditedCluster
+from tests.trust.test_token_door import POLICY
+from tests.trust.token_issuer import AUDIENCE, ISSUER, Issuer
+
+KEYS = "jwks.json"
+
+
+class TokenCluster(AuditedCluster):
+    """One controller that takes tokens, at `token_endpoint`."""
+
+    token_endpoint = ""
+
+    def _command(self, node_id: int) -> list[str]:
+        return [
+            *AuditedCluster._command(self, node_id),
+            *("--token-listen", self.token_endpoint, "--policy", str(self.root / "policy.toml")),
+            *("--oidc-issuer", ISSUER, "--oidc-audience", AUDIENCE),
+            *("--oidc-keys", str(self.root / KEYS), "--tls-reload-ms", "50"),
+        ]
+
+
+@contextmanager
+def token_cluster(root: Path, authority: Authority, issuer: Issuer) -> Iterator[TokenCluster]:
+    bucket = root / "bucket"
+    bucket.mkdir()
+    (root / KEYS).write_bytes(issuer.jwks)
+    (root / "policy.toml").write_text(POLICY)
+    port, token_port = free_ports(2)
+    cluster = TokenCluster(root, "test", f"file://{bucket}", [port], STEADY)
+    cluster.tls = {1: authority.issue("controller/1")}
+    cluster.token_endpoint = f"127.0.0.1:{token_port}"
+    try:
+        cluster.start_all()
+        yield cluster
+    finally:
+        cluster.stop_all()
+
+
+class Person:
+    """Runs commands by a token in a file."""
+
+    def __init__(self, cluster: TokenCluster, authority: Authority, token: str) -> None:
+        self._file = cluster.root / "token"
+        self._file.touch(mode=0o600)
+        self.shows(token)
+        self._options = (
+            *("--connect", cluster.token_endpoint, "--tls-ca", str(authority.ca)),
+            *("--token-file", str(self._file)),
+        )
+
+    def shows(self, token: str) -> None:
+        self._file.write_text(token)
+
+    def runs(self, *words: str) -> dict[str, Any]:
+        return streammeta(*words, *self._options)
+
+    def is_refused(self) -> bool:
+        found = self.runs("node", "list")
+        assert found["exit_code"] == 0 or found["error"]["code"] == "NO_IDENTITY"
+        return bool(found["exit_code"])
+
+
+@pytest.mark.process
+def test_a_person_works_by_token_until_key_or_policy_change(
+    tmp_path: Path, authority: Authority
+) -> None:
+    issuer = Issuer()
+    token = issuer.token(department="data")
+    with token_cluster(tmp_path, authority, issuer) as cluster:
+        alice = Person(cluster, authority, token)
+        wait_until(lambda: alice.runs("node", "list")["exit_code"] == 0, "a leader")
+        assert alice.runs("quorum", "describe")["exit_code"] == 0
+        assert alice.runs("cluster", "hash")["exit_code"] == 0
+        assert alice.runs("health")["exit_code"] == 0
+        refused = alice.runs("node", "lock", "--node-id", "1000")
+        assert refused["error"]["code"] == "ROLE_LACKS_CALL"
+
+        issuer.add("k2")
+        issuer.remove("k1")
+        cluster.root.joinpath(KEYS).write_bytes(issuer.jwks)
+        wait_until(alice.is_refused, "the removed key to be forgotten")
+        assert "get a new token" in alice.runs("node", "list")["error"]["hint"]
+        renewed = issuer.token(key_id="k2", department="data")
+        alice.shows(renewed)
+        assert not alice.is_refused()
+
+        denied = f'{POLICY}[deny]\nprincipals = ["user/alice"]\n'
+        cluster.root.joinpath("policy.toml").write_text(denied)
+        cluster.children[1].process.send_signal(signal.SIGHUP)
+        wait_until(alice.is_refused, "the policy to be read again")
+        cluster.stop_all()
+        lines = cluster.lines()
+        said = json.dumps(lines) + cluster.root.joinpath("controller-1.log").read_text()
+    callers = {line["principal"] for line in lines if line["call"].startswith("NodeService")}
+    assert callers == {"user/alice", "anonymous"}
+    for part in (*token.split("."), *renewed.split(".")):
+        assert part not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"token_listen": "127.0.0.1:1"}, "token-listen: needs --tls-ca, --tls-cert and --tls-key"),
+        ({"oidc_issuer": ISSUER}, "oidc-issuer: needs --token-listen"),
+        ({"oidc_audience": "x"}, "oidc-audience: needs --token-listen"),
+        ({"oidc_keys": "x"}, "oidc-keys: needs --token-listen"),
+    ],
+    ids=["tls", "issuer", "audience", "keys"],
+)
+def test_a_setting_for_tokens_alone_is_refused(
+    options: dict[str, str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli(cli, [*controller_command(tmp_path, **options)[2:], "--check-config"]) != 0
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("replaced", "why"),
+    [
+        ({}, "the configuration is valid"),
+        ({"policy": ""}, "token-listen: needs --policy, which says what the claims"),
+        ({"oidc-issuer": ""}, "token-listen: needs --oidc-issuer"),
+        ({"oidc-audience": ""}, "token-listen: needs --oidc-audience"),
+        ({"token-listen": "x"}, "token-listen: 'x'; must be HOST:PORT"),
+        ({"token-listen": "127.0.0.1:1"}, "token-listen: '127.0.0.1:1' is taken by another"),
+        ({"oidc-issuer": "http://a.b"}, "oidc-issuer: 'http://a.b'; must begin with https://"),
+        ({"oidc-keys": "http://a.b"}, "oidc-keys: 'http://a.b'; must begin with https://"),
+        ({"oidc-keys": "", "oidc-issuer": "us"}, "'us' is no address that publishes keys"),
+        ({"oidc-keys": "missing.json"}, "oidc-keys: missing.json: can't be read: No such file"),
+    ],
+    ids=[
+        *("good", "no-policy", "no-issuer", "no-audience", "no-address", "taken", "plain-issuer"),
+        *("plain-keys", "no-keys", "missing"),
+    ],
+)
+def test_settings_for_tokens_are_checked_at_start(
+    replaced: dict[str, str],
+    why: str,
+    tmp_path: Path,
+    authority: Authority,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    format_data(tmp_path)
+    files = authority.issue("controller/1")
+    (tmp_path / KEYS).write_bytes(Issuer().jwks)
+    (tmp_path / "policy.toml").write_text(POLICY)
+    settings = {
+        "tls-ca": str(files.ca),
+        "tls-cert": str(files.certificate),
+        "tls-key": str(files.key),
+        "policy": str(tmp_path / "policy.toml"),
+        "token-listen": "127.0.0.1:2",
+        "peer-listen": "127.0.0.1:1",
+        "oidc-issuer": ISSUER,
+        "oidc-audience": AUDIENCE,
+        "oidc-keys": str(tmp_path / KEYS),
+        **replaced,
+    }
+    given = {name: value for name, value in settings.items() if value}
+    status = run_cli(cli, [*controller_command(tmp_path, **given)[2:], "--check-config"])
+    said = capsys.readouterr()
+    assert why in said.out + said.err
+    assert (status == 0) == (not replaced)

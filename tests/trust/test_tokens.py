@@ -1,0 +1,238 @@
+"""Tokens: which are good, what is said of those that are not, and how often one is verified."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from streammeta.controller.trust.refusals import BadTokenError, UnknownKeyError
+from streammeta.controller.trust.tokens import (
+    LEEWAY_S,
+    TOKEN_BYTES_MAX,
+    KeysError,
+    TokenVerifier,
+    parse_keys,
+)
+from tests.trust.token_issuer import ALGORITHMS, AUDIENCE, ISSUER, Issuer, as_jwk
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_token_of_each_algorithm_is_verified(algorithm: str) -> None:
+    issuer = Issuer()
+    issuer.add("k2", algorithm)
+    proof = issuer.verifier().verified(issuer.token(key_id="k2", groups=["oncall"]))
+    assert (proof.claims["sub"], proof.claims["groups"]) == ("alice", ["oncall"])
+
+
+def encoded(part: Any) -> str:
+    data = part if isinstance(part, bytes) else json.dumps(part).encode()
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def forged(header: Any, signature: bytes = b"") -> str:
+    """Return a token with good claims and a header of the forger's."""
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "alice", "exp": time.time() + 600}
+    return f"{encoded(header)}.{encoded(claims)}.{encoded(signature)}"
+
+
+def signed_by_the_public_key(issuer: Issuer, key_id: str) -> str:
+    """Return a token whose shared secret is the public key, as libraries once took it."""
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "alice", "exp": time.time() + 600}
+    signer = jwt.PyJWS(algorithms=["HS256"])
+    signer.unregister_algorithm("HS256")
+
+    class AnyKey(jwt.algorithms.HMACAlgorithm):
+        def prepare_key(self, key: Any) -> bytes:
+            return bytes(key)
+
+    signer.register_algorithm("HS256", AnyKey(jwt.algorithms.HMACAlgorithm.SHA256))
+    payload, headers = json.dumps(claims).encode(), {"kid": key_id}
+    return signer.encode(payload, issuer.pem(key_id), "HS256", headers)
+
+
+def bad_tokens(issuer: Issuer) -> dict[str, tuple[str, str]]:
+    """Return tokens that are not good, each with what is said of it."""
+    now = time.time()
+    good = issuer.token()
+    head, body, signature = good.split(".")
+    other = Issuer()
+    return {
+        "expired": (issuer.token(lasts_s=-LEEWAY_S - 1), "it has expired"),
+        "no end": (issuer.token(exp=None), "must have the claims exp, iss and aud"),
+        "an end that is no number": (issuer.token(exp="soon"), "it is no token"),
+        "an end without end": (issuer.token(exp=float("inf")), "it is no token"),
+        "not yet valid": (issuer.token(nbf=now + LEEWAY_S + 60), "is not valid yet"),
+        "issued tomorrow": (issuer.token(iat=now + 86_400), "is not valid yet"),
+        "another audience": (issuer.token(aud="other"), "for another audience"),
+        "other audiences": (issuer.token(aud=["other", "third"]), "for another audience"),
+        "no audience": (issuer.token(aud=None), "must have the claims exp, iss and aud"),
+        "another issuer": (issuer.token(iss="https://evil.example.org"), "of another issuer"),
+        "issuer with a slash more": (issuer.token(iss=f"{ISSUER}/"), "of another issuer"),
+        "no issuer": (issuer.token(iss=None), "must have the claims exp, iss and aud"),
+        "no signature": (forged({"alg": "none", "kid": "k1"}), "not for the algorithm"),
+        "no signature, other case": (forged({"alg": "nOnE", "kid": "k1"}), "not for the algo"),
+        "shared secret": (signed_by_the_public_key(issuer, "rsa"), "not for the algorithm"),
+        "another algorithm": (
+            forged({"alg": "RS256", "kid": "k1"}, b"x" * 64),
+            "not for the algorithm",
+        ),
+        "signature cut off": (f"{head}.{body}.", "signature is not that"),
+        "changed claims": (
+            f"{head}.{encoded({'sub': 'eve', 'exp': now + 60})}.{signature}",
+            "signature is not that",
+        ),
+        "key of another": (other.token(), "signature is not that"),
+        "no key id": (forged({"alg": "ES256"}), "names no key that its issuer has"),
+        "unknown key": (other_key(), "names no key that its issuer has"),
+        "key id of another type": (forged({"alg": "ES256", "kid": [1]}), "it is no token"),
+        "key of its own": (
+            forged({"alg": "ES256", "kid": "k1", "jwk": {"kty": "oct"}}, b"x" * 64),
+            "signature is not that",
+        ),
+        "unknown extension": (
+            issuer.token(headers={"crit": ["cap"], "cap": 1}),
+            "it is no token",
+        ),
+        "two parts": (f"{head}.{body}", "it is no token"),
+        "nothing": ("", "it is no token"),
+        "not ascii": ("tök.en.x", "it is no token"),
+        "no base64": ("%.%.%", "it is no token"),
+        "deep": (f"{encoded(b'[' * 4000)}.{body}.{signature}", "it is no token"),
+        "huge": ("x" * (TOKEN_BYTES_MAX + 1), f"bytes; may have {TOKEN_BYTES_MAX}"),
+    }
+
+
+def other_key() -> str:
+    other = Issuer()
+    other.add("k9")
+    return other.token(key_id="k9")
+
+
+@pytest.mark.parametrize("name", [*bad_tokens(Issuer.with_rsa())])
+def test_a_token_that_is_not_good_is_refused_and_told_why(name: str) -> None:
+    issuer = Issuer.with_rsa()
+    token, why = bad_tokens(issuer)[name]
+    verifier = issuer.verifier()
+    for _ in range(2):
+        with pytest.raises(BadTokenError, match=why) as refused:
+            verifier.verified(token)
+        for part in token.split("."):
+            assert len(part) < 8 or part not in str(refused.value)
+    assert verifier.verified(issuer.token()).claims["sub"] == "alice"
+
+
+def test_clocks_may_differ_a_little() -> None:
+    issuer = Issuer()
+    verifier = issuer.verifier()
+    assert verifier.verified(issuer.token(lasts_s=5 - LEEWAY_S))
+    assert verifier.verified(issuer.token(nbf=time.time() + LEEWAY_S - 5))
+
+
+def test_a_verified_token_is_good_until_its_end_and_no_longer() -> None:
+    issuer = Issuer()
+    now = time.time()
+    verifier = issuer.verifier(lambda: now)
+    token = issuer.token(lasts_s=100)
+    assert verifier.verified(token)
+    now += 100 + LEEWAY_S - 2
+    assert verifier.verified(token)
+    now += 3
+    with pytest.raises(BadTokenError, match="it has expired"):
+        verifier.verified(token)
+
+
+def test_a_token_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    issuer = Issuer()
+    verifier, token = issuer.verifier(), issuer.token()
+    verified: list[str] = []
+    decode = jwt.decode
+
+    def counted(token: str, **options: Any) -> Any:
+        verified.append(token)
+        return decode(token, **options)
+
+    monkeypatch.setattr(jwt, "decode", counted)
+    for _ in range(3):
+        verifier.verified(token)
+    assert len(verified) == 1
+    verifier.use(issuer.keys)
+    verifier.verified(token)
+    assert len(verified) == 2
+
+
+def test_tokens_of_a_removed_key_are_good_no_more_and_those_of_a_new_one_are() -> None:
+    issuer = Issuer()
+    verifier, old = issuer.verifier(), issuer.token()
+    assert verifier.verified(old)
+    issuer.add("k2")
+    new = issuer.token(key_id="k2")
+    with pytest.raises(UnknownKeyError):
+        verifier.verified(new)
+    issuer.remove("k1")
+    verifier.use(issuer.keys)
+    assert verifier.verified(new)
+    with pytest.raises(UnknownKeyError):
+        verifier.verified(old)
+
+
+def test_many_tokens_take_no_more_than_so_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streammeta.controller.trust.tokens._KNOWN_MAX", 3)
+    issuer = Issuer()
+    verifier: TokenVerifier = issuer.verifier()
+    for number in range(10):
+        verifier.verified(issuer.token(f"user-{number}"))
+        assert len(verifier._known) <= 3
+
+
+def jwk(key_id: str, **replaced: Any) -> dict[str, Any]:
+    key = {"kid": key_id, **as_jwk(Issuer().private["k1"].public_key()), **replaced}
+    return {name: value for name, value in key.items() if value is not None}
+
+
+def test_keys_that_sign_no_tokens_are_passed_over() -> None:
+    weak = rsa.generate_private_key(65537, 1024).public_key()
+    private = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(Issuer.with_rsa().private["rsa"]))
+    keys = [
+        jwk("good"),
+        jwk("for signatures", use="sig", alg="ES256"),
+        jwk("for encryption", use="enc"),
+        jwk("of another algorithm", alg="ES384"),
+        jwk("of no curve", crv="P-192"),
+        jwk("broken", x="AA"),
+        jwk("", kid=None),
+        {"kid": "shared", "kty": "oct", "k": "c2VjcmV0", "alg": "HS256"},
+        {"kid": "none", "kty": "none", "alg": "none"},
+        {"kid": "weak", **as_jwk(weak)},
+        {"kid": "private", **private},
+        {"kid": "empty"},
+    ]
+    found = parse_keys(json.dumps({"keys": keys}).encode(), "jwks.json")
+    assert {key_id: list(key.algorithms) for key_id, key in found.items()} == {
+        "good": ["ES256"],
+        "for signatures": ["ES256"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"", "jwks.json: is no set of keys; must be a JSON Web Key Set"),
+        (b"[]", "is no set of keys"),
+        (b'{"keys": 7}', "is no set of keys"),
+        (b'{"keys": [7]}', "is no set of keys"),
+        (b"\xff", "is no set of keys"),
+        (b"[" * 100_000, "is no set of keys"),
+        (b'{"keys": []}', "has no key of use; must have one with a `kid`"),
+        (json.dumps({"keys": [jwk("a"), jwk("a")]}).encode(), "has key id 'a' twice"),
+    ],
+    ids=["empty", "list", "number", "numbers", "bytes", "deep", "none", "twice"],
+)
+def test_what_is_wrong_with_a_set_of_keys_is_told(text: bytes, why: str) -> None:
+    with pytest.raises(KeysError, match=why):
+        parse_keys(text, "jwks.json")
