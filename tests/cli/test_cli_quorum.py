@@ -149,6 +149,29 @@ def test_observers_are_shown_while_they_fetch() -> None:
     assert [row["directory_id"] for row in answer["replicas"]] == ["d", "d", "new"]
 
 
+@pytest.mark.parametrize(
+    ("digests", "said"),
+    [
+        (("", ""), "none"),
+        (("ab", "ab"), "equal"),
+        (("ab", "cd"), "DIFFERENT"),
+        (("ab", ""), "DIFFERENT"),
+    ],
+)
+def test_policies_that_differ_are_told(digests: tuple[str, str], said: str) -> None:
+    first, second = (
+        {"policy_sha256": digest, "policy_loaded_ms": 1_000 if digest else None}
+        for digest in digests
+    )
+    with serving(view(1, "leader", **first), view(2, "follower", **second)) as (connect, _):
+        answer = described(connect)
+    assert answer["policy"] == said
+    assert ("policies" in answer) == any(digests)
+    if digests[0]:
+        row = {"node_id": 1, "sha256": "ab", "loaded": "1970-01-01T00:00:01.000Z"}
+        assert answer["policies"][0] == row
+
+
 def test_damage_and_a_full_disk_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     ill = view(2, "follower", repairing=True, disk_full=True, snapshot_id=pb.SnapshotId())
     with serving(view(1, "leader"), ill) as (connect, _):

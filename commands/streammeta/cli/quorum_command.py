@@ -19,7 +19,7 @@ from streammeta.cli.quorum_views import (
 )
 from streammeta.controller.config import CONTROLLER_ID_MAX, check_reachable
 from streammeta.rpc.tls import CallerFiles
-from streammeta.shell.documents import field_value
+from streammeta.shell.documents import field_value, iso_time
 from streammeta.v1 import admin_pb2
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.admin_pb2_grpc import AdminServiceStub
@@ -39,6 +39,8 @@ _CONTROLLER_COLUMNS = (
     *("node_id", "role", "epoch", "log_start", "log_end", "high_watermark"),
     *("snapshot_end", "repairing", "disk_full"),
 )
+
+_POLICY_COLUMNS = ("node_id", "sha256", "loaded")
 
 node_id_option = click.option(
     "--node-id",
@@ -73,7 +75,7 @@ def describe(
 
     Lag is counted in offsets behind the leader; times are milliseconds since the replica last
     fetched, and since it last had everything. Controllers say of themselves whether they repair
-    damage (and do not vote meanwhile) or have a full disk.
+    damage (and do not vote meanwhile) or have a full disk, and by which policy they judge callers.
 
     \b
     Example:
@@ -92,12 +94,16 @@ def _say(output: Output, views: QuorumViews) -> None:
             "high_watermark": newest.high_watermark,
             "voter_ids": [voter.key.node_id for voter in newest.voters],
             "observer_ids": [observer.key.node_id for observer in live_observers(newest)],
+            "policy": _agreement(views),
         }
     )
     output.note("")
     output.rows("replicas", _REPLICA_COLUMNS, _replica_rows(newest))
     output.note("")
     output.rows("controllers", _CONTROLLER_COLUMNS, _controller_rows(views))
+    if any(view.policy_sha256 for view in views.answers.values()):
+        output.note("")
+        output.rows("policies", _POLICY_COLUMNS, _policy_rows(views))
     if silent := [*_silent_rows(views)]:
         output.note("")
         output.rows("silent", ("endpoint", "reason"), silent)
@@ -133,6 +139,20 @@ def _controller_rows(views: QuorumViews) -> Iterator[tuple[object, ...]]:
             view.repairing,
             view.disk_full,
         )
+
+
+def _agreement(views: QuorumViews) -> str:
+    """Return whether the controllers that answer judge callers by one policy."""
+    policies = {view.policy_sha256 for view in views.answers.values()}
+    if policies == {""}:
+        return "none"
+    return "equal" if len(policies) == 1 else "DIFFERENT"
+
+
+def _policy_rows(views: QuorumViews) -> Iterator[tuple[object, ...]]:
+    for node_id, view in sorted(views.answers.items()):
+        loaded = view.policy_loaded_ms if view.HasField("policy_loaded_ms") else None
+        yield node_id, view.policy_sha256 or None, None if loaded is None else iso_time(loaded)
 
 
 def _silent_rows(views: QuorumViews) -> Iterator[tuple[object, ...]]:

@@ -438,7 +438,7 @@ class ControllerNode:
         spool = SnapshotSpool(self._config.data_dir)
         spool.remove_left_over()
         metadata = MetadataHandlers(self._controller, spool, on_copied=self._bucket.claim_soon)
-        quorum = QuorumServicer(self._driver, self._config.cluster_id, features)
+        quorum = QuorumServicer(self._driver, self._config.cluster_id, features, self._policy)
         entrance = Entrance(self._door, self._auditing.auditor, memory, rates, guard)
         handlers = [
             *(

@@ -22,6 +22,7 @@ from streammeta.controller.rpc.request_guard import UnaryHandler, abort
 from streammeta.controller.runtime.feature_updates import FeatureUpdates
 from streammeta.controller.runtime.operations import QuorumDescription
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
+from streammeta.controller.trust.policy_file import PolicyFile
 from streammeta.v1 import quorum_pb2 as pb
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -65,11 +66,16 @@ class QuorumServicer:
     """Serves the quorum to operators: its description, and changes of its voters."""
 
     def __init__(
-        self, driver: QuorumDriver, cluster_id: ClusterId, features: FeatureUpdates
+        self,
+        driver: QuorumDriver,
+        cluster_id: ClusterId,
+        features: FeatureUpdates,
+        policy: PolicyFile | None = None,
     ) -> None:
         self._driver = driver
         self._features = features
         self._cluster_id = cluster_id
+        self._policy = policy
         self._operators = _Room()
 
     def unary(self) -> Mapping[str, UnaryHandler]:
@@ -124,6 +130,8 @@ class QuorumServicer:
             cluster_id=self._cluster_id,
             repairing=seen.is_repairing,
             disk_full=seen.is_disk_full,
+            policy_sha256="" if self._policy is None else self._policy.current.digest,
+            policy_loaded_ms=None if self._policy is None else self._policy.loaded_ms,
         )
         return description
 
@@ -169,5 +177,7 @@ _PARTS = Conversion(
 _read_voter = _PARTS.reader(Voter, pb.Voter)
 _read_key = _PARTS.reader(ReplicaKey, pb.ReplicaKey)
 _write_description = _PARTS.writer(
-    QuorumDescription, pb.DescribeQuorumResponse, "cluster_id", "repairing", "disk_full"
+    QuorumDescription,
+    pb.DescribeQuorumResponse,
+    *("cluster_id", "repairing", "disk_full", "policy_sha256", "policy_loaded_ms"),
 )

@@ -7,6 +7,7 @@ once for each content. Judges nothing.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -39,6 +40,8 @@ class PolicyFile:
         self._text = _read(path)
         self.current = parse_policy(self._text, cluster_id, str(path))
         """The policy in force."""
+        self.loaded_ms = _now_ms()
+        """When it came into force, in milliseconds since 1970."""
         _log.info("policy_loaded", file=str(path), sha256=self.current.digest)
 
     def on_change(self, listener: Callable[[Policy], None]) -> None:
@@ -74,6 +77,7 @@ class PolicyFile:
             return
         assert isinstance(text, str)
         self._text, self._refused, self.current = text, None, policy
+        self.loaded_ms = _now_ms()
         _log.info("policy_loaded", file=str(self._path), sha256=policy.digest)
         self._tell("")
         for listener in self._listeners:
@@ -89,6 +93,10 @@ class PolicyFile:
         if self.told is not None:
             in_force = {"file": str(self._path), "sha256": self.current.digest}
             self.told("policy.reload", reason, in_force)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _read(path: Path) -> str:

@@ -1,0 +1,98 @@
+"""Three real controllers with a policy each: what they tell of it, and one that others deny."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streammeta.cli.local_cluster import LocalCluster, free_ports, tls_words
+from streammeta.rpc.tls import TlsFiles
+from tests.kit.certificates import Authority
+from tests.kit.real_cluster import FAST, streammeta, wait_until
+
+pytestmark = pytest.mark.process
+
+
+class PolicedCluster(LocalCluster):
+    """Controllers with a policy each."""
+
+    def policy(self, node_id: int) -> Path:
+        return self.root / f"policy-{node_id}.toml"
+
+    def _command(self, node_id: int) -> list[str]:
+        return [*LocalCluster._command(self, node_id), "--policy", str(self.policy(node_id))]
+
+    def replace_policy(self, node_id: int, text: str) -> None:
+        self.policy(node_id).write_text(text)
+        self.children[node_id].process.send_signal(signal.SIGHUP)
+
+    def events(self, node_id: int) -> list[str]:
+        lines = (self.root / f"controller-{node_id}.log").read_text().splitlines()
+        return [str(json.loads(line)["event"]) for line in lines]
+
+
+@contextmanager
+def policed_cluster(root: Path, authority: Authority) -> Iterator[PolicedCluster]:
+    bucket = root / "bucket"
+    bucket.mkdir()
+    cluster = PolicedCluster(root, "test", f"file://{bucket}", free_ports(3), FAST)
+    cluster.tls = {node_id: authority.issue(f"controller/{node_id}") for node_id in (1, 2, 3)}
+    for node_id in cluster.node_ids:
+        cluster.policy(node_id).write_text("# one\n")
+    try:
+        cluster.start_all()
+        yield cluster
+    finally:
+        cluster.stop_all()
+
+
+def described(cluster: LocalCluster, alice: TlsFiles) -> dict[str, Any]:
+    return streammeta("quorum", "describe", "--connect", cluster.connect, *tls_words(alice))
+
+
+def leader_among(cluster: LocalCluster, alice: TlsFiles, node_ids: set[int]) -> bool:
+    return described(cluster, alice).get("leader_id") in node_ids
+
+
+def test_operators_see_policies_that_differ_and_a_denied_controller_takes_no_part(
+    tmp_path: Path, authority: Authority
+) -> None:
+    alice = authority.issue("admin/alice")
+    with policed_cluster(tmp_path, authority) as cluster:
+        wait_until(lambda: described(cluster, alice).get("leader_id") is not None, "a leader")
+        seen = described(cluster, alice)
+        assert seen["policy"] == "equal"
+        before = {row["node_id"]: row for row in seen["policies"]}
+        assert len({row["sha256"] for row in before.values()}) == 1
+
+        cluster.replace_policy(1, "# two\n")
+        wait_until(lambda: described(cluster, alice)["policy"] == "DIFFERENT", "the news")
+        after = {row["node_id"]: row for row in described(cluster, alice)["policies"]}
+        assert after[1]["loaded"] > before[1]["loaded"]
+        assert (after[2], after[3]) == (before[2], before[3])
+
+        for node_id in (1, 2):
+            cluster.replace_policy(node_id, '[deny]\nprincipals = ["controller/3"]\n')
+        wait_until(lambda: leader_among(cluster, alice, {1, 2}), "the others to go on without it")
+        wait_until(
+            lambda: all(
+                {"peer_certificate_denied", "peer_hello_refused"} & set(cluster.events(node_id))
+                for node_id in (1, 2)
+            ),
+            "both to refuse it",
+        )
+        for node_id in (1, 2):
+            cluster.replace_policy(node_id, "# two\n")
+
+        def is_back() -> bool:
+            rows = described(cluster, alice)["replicas"]
+            third = next(row for row in rows if row["node_id"] == 3)
+            return third["role"] == "leader" or third.get("lag") == 0
+
+        wait_until(is_back, "it to be let in again")
