@@ -159,11 +159,11 @@ def test_observers_are_shown_while_they_fetch() -> None:
     ],
 )
 def test_policies_that_differ_are_told(digests: tuple[str, str], said: str) -> None:
-    first, second = (
+    told: list[dict[str, Any]] = [
         {"policy_sha256": digest, "policy_loaded_ms": 1_000 if digest else None}
         for digest in digests
-    )
-    with serving(view(1, "leader", **first), view(2, "follower", **second)) as (connect, _):
+    ]
+    with serving(view(1, "leader", **told[0]), view(2, "follower", **told[1])) as (connect, _):
         answer = described(connect)
     assert answer["policy"] == said
     assert ("policies" in answer) == any(digests)

@@ -93,6 +93,6 @@ def test_operators_see_policies_that_differ_and_a_denied_controller_takes_no_par
         def is_back() -> bool:
             rows = described(cluster, alice)["replicas"]
             third = next(row for row in rows if row["node_id"] == 3)
-            return third["role"] == "leader" or third.get("lag") == 0
+            return bool(third["role"] == "leader" or third.get("lag") == 0)
 
         wait_until(is_back, "it to be let in again")

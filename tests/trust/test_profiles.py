@@ -17,7 +17,7 @@ from streammeta.cli.connecting import Connection, Endpoints, resolve
 from streammeta.cli.output import run_cli
 from streammeta.cli.profiles import ProfileError, profiles_path, read_profiles
 from streammeta.cli.root import cli
-from streammeta.rpc.tls import TlsError, TlsFiles
+from streammeta.rpc.tls import TlsError, TlsFiles, TokenFiles
 from tests.kit.certificates import Authority
 
 NOTHING: Mapping[str, Path | None] = {"tls_ca": None, "tls_cert": None, "tls_key": None}
@@ -134,8 +134,64 @@ def test_paths_are_relative_to_the_file(file: Path, authority: Authority) -> Non
         (file.parent / name).symlink_to(path)
     file.write_text('[profiles.one]\ntls_ca = "ca.pem"\ntls_cert = "a.pem"\ntls_key = "a.key"\n')
     found = resolve(("x:1",), NOTHING, "one").tls
-    assert found is not None
+    assert isinstance(found, TlsFiles)
     assert found.key == file.parent / "a.key"
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.touch(mode=0o600)
+    path.write_text("a.b.c")
+    return path
+
+
+def test_a_token_stands_in_place_of_a_certificate(
+    file: Path, authority: Authority, token: Path
+) -> None:
+    tls = authority.issue("admin/alice")
+    by_token = TokenFiles(tls.ca, token)
+    given: Mapping[str, Path | None] = {**NOTHING, "token_file": token}
+    file.write_text(written(tls))
+    assert resolve(None, given, "one").tls == by_token, "given, before the profile's certificate"
+    assert resolve(None, {**given, "tls_ca": tls.ca}, None, Endpoints.OPTIONAL).tls == by_token
+    file.write_text(
+        f'[profiles.one]\nendpoints = ["one:1"]\ntls_ca = "{tls.ca}"\ntoken_file = "{token}"\n'
+    )
+    assert resolve(None, NOTHING, "one").tls == by_token
+    pair = {"tls_cert": tls.certificate, "tls_key": tls.key}
+    assert resolve(("x:1",), {**NOTHING, **pair}, "one").tls == tls, (
+        "given, before the profile's token"
+    )
+
+
+def test_a_token_that_is_of_no_use_is_told(file: Path, authority: Authority, token: Path) -> None:
+    tls = authority.issue("admin/alice")
+    given: Mapping[str, Path | None] = {**NOTHING, "token_file": token}
+    for more, why in (
+        ({"tls_cert": tls.certificate}, "token-file: replaces --tls-cert and --tls-key"),
+        ({}, "tls-ca: not given; a token is shown over TLS alone"),
+    ):
+        with pytest.raises(TlsError, match=why):
+            resolve(("x:1",), {**given, **more}, None)
+    token.chmod(0o644)
+    file.write_text(f'[profiles.one]\ntls_ca = "{tls.ca}"\ntoken_file = "{token}"\n')
+    with pytest.raises(ProfileError, match=r"profile 'one': token_file: .* has mode 0644"):
+        resolve(("x:1",), NOTHING, "one")
+
+
+def test_a_profile_with_a_token_is_shown(
+    file: Path, authority: Authority, token: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ca = authority.ca
+    file.write_text(f'[profiles.one]\ntls_ca = "{ca}"\ntoken_file = "{token}"\n')
+    assert run_cli(cli, ["profile", "show", "one", "--format", "json"]) == 0
+    said = capsys.readouterr().out
+    assert json.loads(said)["token_file"] == str(token)
+    assert "a.b.c" not in said
+    token.unlink()
+    assert run_cli(cli, ["profile", "show", "one"]) == 1
+    assert "token-file: can't read" in capsys.readouterr().err
 
 
 def test_an_option_counts_before_its_variable_and_that_before_the_profile(

@@ -63,7 +63,8 @@ async def called(
 
     def call() -> bytes | RpcFailure:
         try:
-            answer: bytes = channel.unary_unary(method)(request, timeout=20, **more)
+            send: Any = channel.unary_unary(method)
+            answer: bytes = send(request, timeout=20, **more)
         except grpc.RpcError as error:
             return read_failure(error)
         return answer

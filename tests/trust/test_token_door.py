@@ -148,7 +148,8 @@ def test_a_certificate_counts_and_a_token_beside_it_does_not() -> None:
     reader = Principal(CLUSTER, Role.READER, "spark")
     both = ShownContext(shown(reader).proven, token.metadata)
     caller = let_in(door_of(issuer), both)
-    assert (caller.principal, caller.roles) == (reader, {Role.READER})
+    assert caller.principal == reader
+    assert caller.roles == {Role.READER}
     eve = ShownContext(shown(Principal("other", Role.ADMIN, "eve")).proven, token.metadata)
     with pytest.raises(NoIdentityError, match="another cluster"):
         let_in(door_of(issuer), eve)

@@ -5,7 +5,7 @@ import click
 from streammeta.cli.connecting import files_of
 from streammeta.cli.output import CommandError, Output, with_output
 from streammeta.cli.profiles import FILE_KEYS, profiles_path, read_profiles
-from streammeta.rpc.tls import TlsError, TokenFiles
+from streammeta.rpc.tls import TlsContents, TlsError
 
 
 @click.group()
@@ -77,13 +77,12 @@ def show_command(name: str | None, output: Output) -> None:
     )
     try:
         files = files_of(chosen.files)
-        if files is None or isinstance(files, TokenFiles):
-            return
-        principal = files.load().principal
+        loaded = None if files is None else files.load()
     except TlsError as error:
         raise CommandError(
             "PROFILE",
             f"{profiles.path}: profile {chosen.name!r}: {error}",
             "correct the profile, or make new certificates by `streammeta certs`",
         ) from error
+    principal = loaded.principal if isinstance(loaded, TlsContents) else None
     output.summary({"identity": principal.uri if principal is not None else None})

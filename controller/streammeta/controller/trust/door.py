@@ -47,8 +47,8 @@ class CallContext(Protocol):
         """Return what the connection's handshake has proven, by name."""
         ...
 
-    def invocation_metadata(self) -> Sequence[tuple[str, Any]] | None:
-        """Return what the caller has said beside its request."""
+    def invocation_metadata(self) -> Iterable[Any] | None:
+        """Return what the caller has said beside its request, as pairs."""
         ...
 
 
