@@ -78,8 +78,8 @@ STATE = (
         "replicas that differ by one offset; found here by chaos as another defect's effect",
         """
         streammeta.controller.runtime.state_hashes:
-        - for number in (offset, len(payload), google_crc32c.value(payload)):
-        + for number in (len(payload), google_crc32c.value(payload)):
+        - entry = _ENTRY.pack(offset, len(payload), google_crc32c.value(payload))
+        + entry = _ENTRY.pack(0, len(payload), google_crc32c.value(payload))
         """,
         Tested(
             "tests/runtime/test_state_hashes.py"

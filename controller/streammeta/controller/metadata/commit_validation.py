@@ -8,6 +8,7 @@ the set object and of stream objects, as long as each offset is in one. Errors n
 from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import fields
+from operator import attrgetter
 
 import numpy as np
 
@@ -64,6 +65,8 @@ def check_no_repeat(field: str, values: Sequence[object]) -> None:
 
 def check_node(node: NodeIdentity) -> None:
     """Raise unless node id and epoch are in range."""
+    if 0 <= node.node_id <= INT32_MAX and 0 <= node.node_epoch <= INT64_MAX:
+        return
     check_between("node.node_id", node.node_id, 0, INT32_MAX)
     check_between("node.node_epoch", node.node_epoch, 0, INT64_MAX)
 
@@ -72,7 +75,8 @@ def all_between(values: Int64Column, low: int, high: int) -> bool:
     """Return whether all numbers are in `[low, high]`, of which there is one at least."""
     if len(values) == 1:
         # A vector operation costs much the same for one row as for hundreds.
-        return bool(low <= values.item() <= high)
+        one: int = values.item()
+        return low <= one <= high
     return bool(np.minimum.reduce(values) >= low and np.maximum.reduce(values) <= high)
 
 
@@ -97,6 +101,7 @@ _NAMES = {
     for table in (RangeColumns, StreamObjectColumns)
 }
 """Columns of the tables."""
+_columns = {table: attrgetter(*names) for table, names in _NAMES.items()}
 
 
 def check_commit(request: CommitStreamSetObject) -> None:
@@ -184,10 +189,12 @@ def check_commit_uploads(request: CommitUploads) -> None:
         raise LimitExceededError(f"object_id: got {objects}, at most {BATCH_MAX} in one request")
     if rows > COMMIT_ROWS_MAX:
         raise LimitExceededError(f"ranges: got {rows} rows, at most {COMMIT_ROWS_MAX} in one call")
-    for name in ("object_size", "range_count"):
-        length = len(getattr(request, name))
-        if length != objects:
-            raise InvalidRequestError(name, f"got {length} rows, but object_id has {objects}")
+    for name, values in (
+        ("object_size", request.object_size),
+        ("range_count", request.range_count),
+    ):
+        if len(values) != objects:
+            raise InvalidRequestError(name, f"got {len(values)} rows, but object_id has {objects}")
     if not all_between(request.object_id, 0, INT64_MAX):
         raise_at("object_id", request.object_id < 0, 0, ">= 0")
     _check_sizes("object_size", request.object_size)
@@ -196,8 +203,8 @@ def check_commit_uploads(request: CommitUploads) -> None:
         # Together with the limit above this keeps their sum from overflowing.
         raise_at("range_count", (counts < 1) | (counts > COMMIT_ROWS_MAX), 0, "1 to all of ranges")
     ends = np.cumsum(counts) if objects > 1 else counts
-    if ends[-1] != rows:
-        raise InvalidRequestError("range_count", f"sums up to {ends[-1]}, but ranges has {rows}")
+    if (total := ends.item(-1)) != rows:
+        raise InvalidRequestError("range_count", f"sums up to {total}, but ranges has {rows}")
     if objects > 1:
         _check_no_twin("object_id", request.object_id)
     _check_fact_columns("", request, objects)
@@ -217,8 +224,8 @@ def _check_ranges(
         return
     stream_id = ranges.stream_id
     if len(stream_id) == 1:
-        if stream_id[0] < 0:
-            raise fail("ranges.stream_id[0]", stream_id[0], ">= 0")
+        if (first := stream_id.item()) < 0:
+            raise fail("ranges.stream_id[0]", first, ">= 0")
         _check_offsets("ranges", ranges.start_offset, ranges.end_offset)
         return
     below, before = stream_id[1:], stream_id[:-1]
@@ -292,7 +299,7 @@ def _check_facts(request: CommitStreamSetObject | CommitStreamObject) -> None:
 def _check_fact_columns(
     prefix: str, columns: CommitUploads | StreamObjectColumns, rows: int
 ) -> None:
-    low, high, crc32c = (getattr(columns, name) for name in FACT_COLUMNS)
+    low, high, crc32c = columns.min_timestamp_ms, columns.max_timestamp_ms, columns.crc32c
     if not (len(low) or len(high) or len(crc32c)):
         return
     for name, values in zip(FACT_COLUMNS, (low, high, crc32c), strict=True):
@@ -345,8 +352,11 @@ def _check_no_twin(field: str, ids: Int64Column) -> None:
 def _check_columns(
     field: str, columns: RangeColumns | StreamObjectColumns, rows: int, optional: Set[str]
 ) -> None:
-    for name in _NAMES[type(columns)]:
-        length = len(getattr(columns, name))
+    kind = type(columns)
+    lengths = [len(values) for values in _columns[kind](columns)]
+    if lengths.count(rows) == len(lengths):
+        return
+    for name, length in zip(_NAMES[kind], lengths, strict=True):
         if length != rows and not (length == 0 and name in optional):
             raise InvalidRequestError(
                 f"{field}.{name}", f"got {length} rows, but {field}.stream_id has {rows}"

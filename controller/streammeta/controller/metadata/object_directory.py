@@ -75,7 +75,7 @@ class ObjectDirectory:
     def row(self, object_id: int) -> int:
         """Return an id's row; it is negative if there is none."""
         if self._first <= object_id < self.next_id:
-            return int(self._ring[object_id & self._mask])
+            return self._ring.item(object_id & self._mask)
         place = bisect.bisect_right(self._segment_firsts, object_id) - 1
         if place < 0 or object_id >= self.next_id:
             return _ABSENT
@@ -87,7 +87,7 @@ class ObjectDirectory:
     def rows(self, object_ids: Int64Column) -> Int64Column:
         """Return ids' rows; they are negative where there is none."""
         if len(object_ids) == 1:
-            return np.array([self.row(int(object_ids[0]))])
+            return np.array([self.row(object_ids.item())])
         in_ring = (object_ids >= self._first) & (object_ids < self.next_id)
         rows: Int64Column = self._ring[object_ids & self._mask].astype(np.int64)
         if np.count_nonzero(in_ring) == len(object_ids):

@@ -9,6 +9,7 @@ not committed hold zeros. Knows nothing of objects but their rows.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,11 @@ class Facts:
 
     def columns(self) -> dict[str, Int64Column]:
         """Return the columns by name, as commits and their records have them."""
-        return {name: getattr(self, name) for name in rec.FACT_COLUMNS}
+        return {
+            "min_timestamp_ms": self.min_timestamp_ms,
+            "max_timestamp_ms": self.max_timestamp_ms,
+            "crc32c": self.crc32c,
+        }
 
 
 NO_FACTS = Facts()
@@ -90,8 +95,7 @@ class ObjectFacts:
         known: rec.StreamSetObjectsCommitted | rec.StreamObjectsCommitted | Facts,
     ) -> None:
         """Set the facts of objects that had none; empty columns are passed over."""
-        for name in rec.FACT_COLUMNS:
-            values: Int64Column = getattr(known, name)
+        for name, values in zip(rec.FACT_COLUMNS, _given(known), strict=True):
             if len(values):
                 self._cover(rows)
                 self._write(name, rows, values)
@@ -128,12 +132,15 @@ def facts_in_view(view: TableView, rows: Int64Column) -> tuple[Int64Column, Fact
     return found, Facts(**{name: getattr(facts, name)[found] for name in rec.FACT_COLUMNS})
 
 
+_given = attrgetter(*rec.FACT_COLUMNS)
+
+
 def known_columns(columns: object, chosen: Mask | None = None) -> Facts:
     """Return the facts of what has columns of their names; those that know nothing are empty.
 
     `chosen` says of which rows; None: of all.
     """
-    given = [getattr(columns, name) for name in rec.FACT_COLUMNS]
+    given = _given(columns)
     if not any(map(len, given)):
         return NO_FACTS
     low, high, crc32c = (_known(values, chosen) for values in given)

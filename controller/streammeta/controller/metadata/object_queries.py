@@ -207,7 +207,7 @@ class ObjectQueries:
     def is_prepared(self, object_id: int) -> bool:
         """Return whether an object can be committed."""
         row = self._directory.row(object_id)
-        return row >= 0 and bool(self._table["state"][row] == _PREPARED)
+        return row >= 0 and self._table.cell("state", row) == _PREPARED
 
     def linked_to(self, composite_ids: Int64Column) -> Int64Column:
         """Return the ids of all objects that composites link."""

@@ -77,10 +77,10 @@ class ObjectRanges:
         The first `range_count[0]` of the ranges are the first object's, and so on.
         """
         if len(range_count) == 1:
-            firsts = self._allocate_one(len(ranges.stream_id), undo)
-            first = int(firsts[0])
+            first = self._allocate_one(len(ranges.stream_id), undo)
             rows = np.arange(first, first + len(ranges.stream_id), dtype=np.int64)
-            at: slice | Int64Column = slice(first, first + len(rows))
+            firsts = rows[:1] if len(rows) else np.zeros(1, dtype=np.int64)
+            at: slice | Int64Column = rows if len(rows) == 1 else slice(first, first + len(rows))
             owners = object_id
         elif len(range_count) == len(ranges.stream_id):
             at = rows = firsts = self._allocate(range_count, undo)
@@ -89,18 +89,23 @@ class ObjectRanges:
             firsts = self._allocate(range_count, undo)
             at = rows = range_rows(firsts, range_count)
             owners = np.repeat(object_id, range_count)
-        table = self._table
-        table.write("stream_id", at, ranges.stream_id)
-        table.write("start_offset", at, ranges.start_offset)
-        table.write("end_offset", at, ranges.end_offset)
-        table.write("object_id", at, owners)
+        cells = {
+            "stream_id": ranges.stream_id,
+            "start_offset": ranges.start_offset,
+            "end_offset": ranges.end_offset,
+            "object_id": owners,
+        }
+        self._table.write_cells(at, cells)
         return firsts, rows
 
-    def _allocate_one(self, count: int, undo: Undo) -> Int64Column:
+    def _allocate_one(self, count: int, undo: Undo) -> int:
         size = block_size(count)
-        firsts = self._blocks(size, 1)
-        undo.append(lambda: self._unused.give(size, firsts))
-        return firsts
+        if not size:
+            return 0
+        reused = self._unused.take(size, 1)
+        first = reused.item() if len(reused) else self._table.extend(size).start
+        undo.append(lambda: self._unused.give(size, np.array([first])))
+        return first
 
     def _allocate(self, counts: Int64Column, undo: Undo) -> Int64Column:
         sizes = block_rows(counts)

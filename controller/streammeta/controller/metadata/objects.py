@@ -4,7 +4,7 @@ Commits are decided in `uploads` and `compactions`, the leader's own requests in
 is stored, and the queries about it, is in `object_queries`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -105,8 +105,7 @@ class Objects(ObjectQueries):
             rows = np.concatenate((rows, np.arange(fresh.start, fresh.stop, dtype=np.int64)))
         self._table.write("object_id", rows, np.arange(first, first + count))
         self._table.write("timestamp_ms", rows, record.deadline_ms)
-        for name, value in _UNCOMMITTED_CELLS.items():
-            self._table.write(name, rows, value)
+        self._table.write_cells(rows, _UNCOMMITTED_CELLS)
         self._directory.append(first, rows)
         self._counts.change(_PREPARED, count)
         self._deadlines.add(record.deadline_ms, first, count)
@@ -127,12 +126,14 @@ class Objects(ObjectQueries):
             record.object_id, record.range_count, record.ranges, undo
         )
         deadlines_ms = self._table["timestamp_ms"][rows]
-        table = self._table
-        table.write("node_id", rows, record.node_id)
-        table.write("order_id", rows, record.order_id)
-        table.write("data_time_ms", rows, record.data_time_ms)
-        table.write("range_count", rows, record.range_count)
-        self._commit_cells(rows, _STREAM_SET, firsts, record)
+        cells: dict[str, int | Int64Column] = {
+            "kind": _STREAM_SET,
+            "node_id": record.node_id,
+            "order_id": record.order_id,
+            "data_time_ms": record.data_time_ms,
+            "range_count": record.range_count,
+        }
+        self._commit_cells(rows, firsts, record, cells)
         self._facts.put(rows, record)
         self._count_commit(rows, deadlines_ms, record.object_size, undo)
         self._set_objects.add(record.node_id, record.object_id, undo)
@@ -145,8 +146,11 @@ class Objects(ObjectQueries):
         firsts, range_rows_ = self._ranges.add(record.object_id, ones, record, undo)
         deadlines_ms = self._table["timestamp_ms"][rows]
         composite = (record.attributes & KIND_MASK) == COMPOSITE_BITS
-        self._table.write("range_count", rows, 1)
-        self._commit_cells(rows, np.where(composite, _COMPOSITE, _STREAM), firsts, record)
+        cells: dict[str, int | Int64Column] = {
+            "kind": np.where(composite, _COMPOSITE, _STREAM),
+            "range_count": 1,
+        }
+        self._commit_cells(rows, firsts, record, cells)
         self._facts.put(rows, record)
         self._count_commit(rows, deadlines_ms, record.object_size, undo)
         return range_rows_
@@ -168,6 +172,13 @@ class Objects(ObjectQueries):
         if newest.any():
             self._ranges.link_last(streams[newest], rows[newest], undo)
         self._ranges.link_many(streams[~newest], rows[~newest], undo)
+
+    def link_range(
+        self, stream: Int64Column, row: Int64Column, undo: Undo, *, is_newest: bool
+    ) -> None:
+        """Put one range row into the list of its stream, as `link_ranges` does."""
+        link = self._ranges.link_last if is_newest else self._ranges.link_many
+        link(stream, row, undo)
 
     def replay_linked(self, record: rec.ObjectsLinked, undo: Undo) -> None:
         """See `ObjectsLinked`."""
@@ -337,7 +348,7 @@ class Objects(ObjectQueries):
 
     def _rows_of_record(self, object_ids: Int64Column) -> Int64Column:
         rows = self.rows(object_ids)
-        if len(rows) and np.minimum.reduce(rows) < 0:
+        if not (len(rows) == 1 and rows.item() >= 0) and len(rows) and np.minimum.reduce(rows) < 0:
             object_id = int(object_ids[np.argmin(rows)])
             raise InvariantError(f"record names object {object_id}, which there is not")
         return rows
@@ -345,20 +356,22 @@ class Objects(ObjectQueries):
     def _commit_cells(
         self,
         rows: Int64Column,
-        kind: int | Int64Column,
         first_range: Int64Column,
         record: rec.StreamSetObjectsCommitted | rec.StreamObjectsCommitted,
+        others: Mapping[str, int | Int64Column],
     ) -> None:
-        table = self._table
-        table.write("state", rows, _COMMITTED)
-        table.write("kind", rows, kind)
-        table.write("attributes", rows, record.attributes)
-        table.write("object_size", rows, record.object_size)
-        table.write("timestamp_ms", rows, record.committed_at_ms)
-        table.write("first_range", rows, first_range)
+        cells: dict[str, int | Int64Column] = {
+            "state": _COMMITTED,
+            "attributes": record.attributes,
+            "object_size": record.object_size,
+            "timestamp_ms": record.committed_at_ms,
+            "first_range": first_range,
+            **others,
+        }
         digest = record.content_digest
         if isinstance(digest, int) or len(digest):
-            table.write("content_digest", rows, digest)
+            cells["content_digest"] = digest
+        self._table.write_cells(rows, cells)
 
     def _count_commit(
         self, rows: Int64Column, deadlines_ms: Int64Column, sizes: Int64Column, undo: Undo
@@ -370,8 +383,7 @@ class Objects(ObjectQueries):
         undo.append(lambda: self._take_back_commit(rows, deadlines_ms, size))
 
     def _take_back_commit(self, rows: Int64Column, deadlines_ms: Int64Column, size: int) -> None:
-        for name, value in _UNCOMMITTED_CELLS.items():
-            self._table.write(name, rows, value)
+        self._table.write_cells(rows, _UNCOMMITTED_CELLS)
         self._table.write("timestamp_ms", rows, deadlines_ms)
         self._facts.clear(rows)
         self._counts.change(_PREPARED, len(rows))
@@ -400,8 +412,7 @@ class Objects(ObjectQueries):
         sizes = self._table["object_size"][rows]
         self._counts.add(states, sizes, -1)
         self._counts.add(before["state"], sizes, 1)
-        for name, values in before.items():
-            self._table.write(name, rows, values)
+        self._table.write_cells(rows, before)
         self._file_again(rows)
 
     def _file_again(self, rows: Int64Column) -> None:

@@ -149,7 +149,7 @@ class RecordChecks:
     def _set_objects(self, record: rec.StreamSetObjectsCommitted) -> None:
         self._node(record)
         self._committable(record.object_id, record.object_size)
-        if len(record.range_count) > 1 or record.range_count[0] < 0:
+        if len(record.range_count) > 1 or record.range_count.item() < 0:
             good = record.range_count >= 0
             _require("range_count", good, record.range_count, "0 or more")
         self._ranges(record.ranges)
@@ -161,7 +161,8 @@ class RecordChecks:
     def _committable(self, object_id: Int64Column, object_size: Int64Column) -> None:
         if not len(object_id):
             raise InvariantError("object_id: none")
-        self._in_state(object_id, _PREPARED)
+        if len(object_id) > 1 or not self._objects.is_prepared(object_id.item()):
+            self._in_state(object_id, _PREPARED)
         if not all_between(object_size, 0, INT64_MAX):
             _require("object_size", object_size >= 0, object_size, "0 or more")
 
@@ -187,8 +188,6 @@ class RecordChecks:
     def _in_state(self, object_id: Int64Column, *states: int) -> None:
         """Check that objects exist in one of these states, none twice."""
         rows = self._objects.rows(object_id)
-        if len(rows) == 1 and rows[0] >= 0 and self._objects.row_states(rows)[0] in states:
-            return
         if len(rows) and np.minimum.reduce(rows) < 0:
             _require("object_id", rows >= 0, object_id, "an object that exists")
         found = self._objects.row_states(rows)

@@ -102,13 +102,15 @@ _SHIFT = np.uint64(32)
 _MIX_SCALAR = np.uint64(_MIX)
 
 
-def _multipliers(kind: int, count: int) -> _Unsigned:
-    """Return odd constants, another sequence for each kind of row."""
-    state, found = (kind * 0x9E3779B97F4A7C15) & _MASK, []
-    for _ in range(count):
-        state = (state + 0x9E3779B97F4A7C15) & _MASK
-        found.append(_mixed(state) | 1)
-    return np.array(found, dtype=np.uint64)
+class _Multipliers:
+    """Odd constants, another sequence for each kind of row: as numbers, and as a vector."""
+
+    def __init__(self, kind: int, count: int) -> None:
+        state, self.numbers = (kind * 0x9E3779B97F4A7C15) & _MASK, list[int]()
+        for _ in range(count):
+            state = (state + 0x9E3779B97F4A7C15) & _MASK
+            self.numbers.append(_mixed(state) | 1)
+        self.vector: _Unsigned = np.array(self.numbers, dtype=np.uint64)
 
 
 def _mixed(value: int) -> int:
@@ -117,12 +119,12 @@ def _mixed(value: int) -> int:
     return value ^ (value >> 32)
 
 
-_UPLOAD = _multipliers(1, 8)
-_COMPACTION = _multipliers(2, 8)
-_MERGE = _multipliers(3, 9)
-_RANGE = _multipliers(4, 3)
-_STREAM_OBJECT = _multipliers(5, 9)
-_SOURCE = _multipliers(6, 2)
+_UPLOAD = _Multipliers(1, 8)
+_COMPACTION = _Multipliers(2, 8)
+_MERGE = _Multipliers(3, 9)
+_RANGE = _Multipliers(4, 3)
+_STREAM_OBJECT = _Multipliers(5, 9)
+_SOURCE = _Multipliers(6, 2)
 
 
 def digest_of_commit(request: requests.CommitStreamSetObject) -> int:
@@ -191,10 +193,10 @@ def digests_of_uploads(request: requests.CommitUploads) -> Int64Column:
 
 
 def _digest_of_one(request: requests.CommitUploads) -> int:
-    object_id = int(request.object_id[0])
-    columns = (getattr(request, name) for name in FACT_COLUMNS)
-    facts = (int(column[0]) if len(column) else -1 for column in columns)
-    cells = (object_id, request.node.node_id, object_id, int(request.object_size[0]), 0, *facts)
+    object_id = request.object_id.item()
+    columns = (request.min_timestamp_ms, request.max_timestamp_ms, request.crc32c)
+    facts = [column.item() if len(column) else -1 for column in columns]
+    cells = (object_id, request.node.node_id, object_id, request.object_size.item(), 0, *facts)
     ranges = request.ranges
     rows = (ranges.stream_id, ranges.start_offset, ranges.end_offset)
     return _signed(_of_cells(_UPLOAD, cells) + _sum_of_rows(_RANGE, rows))
@@ -223,14 +225,15 @@ def _filled(values: Int64Column, count: int, value: int) -> Int64Column:
     return values if len(values) else np.full(count, value, dtype=np.int64)
 
 
-def _of_cells(multipliers: _Unsigned, cells: Sequence[int]) -> int:
-    return _mixed(sum(map(mul, multipliers.tolist(), cells)) & _MASK)
+def _of_cells(multipliers: _Multipliers, cells: Sequence[int]) -> int:
+    return _mixed(sum(map(mul, multipliers.numbers, cells)) & _MASK)
 
 
-def _of_rows(multipliers: _Unsigned, columns: Sequence[Int64Column]) -> _Unsigned:
+def _of_rows(multipliers: _Multipliers, columns: Sequence[Int64Column]) -> _Unsigned:
     """Return a number for each row, what `_of_cells` returns for its cells."""
-    total: _Unsigned = columns[0].view(np.uint64) * multipliers[0]
-    for values, factor in zip(columns[1:], multipliers[1:], strict=True):
+    factors = multipliers.vector
+    total: _Unsigned = columns[0].view(np.uint64) * factors[0]
+    for values, factor in zip(columns[1:], factors[1:], strict=True):
         total += values.view(np.uint64) * factor
     for _ in range(2):
         total ^= total >> _SHIFT
@@ -239,11 +242,11 @@ def _of_rows(multipliers: _Unsigned, columns: Sequence[Int64Column]) -> _Unsigne
     return total
 
 
-def _sum_of_rows(multipliers: _Unsigned, columns: Sequence[Int64Column]) -> int:
+def _sum_of_rows(multipliers: _Multipliers, columns: Sequence[Int64Column]) -> int:
     if len(columns[0]) > _FEW_ROWS:
         return int(np.add.reduce(_of_rows(multipliers, columns)))
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    return sum(_of_cells(multipliers, cells) for cells in rows)
+    rows = zip(*[column.tolist() for column in columns], strict=True)
+    return sum([_of_cells(multipliers, cells) for cells in rows])
 
 
 def _signed(total: int) -> int:

@@ -194,14 +194,14 @@ class StreamIndex:
     def append(self, streams: Int64Column, rows: Int64Column, undo: Undo) -> None:
         """Append one row to each stream's list; no stream twice."""
         if len(streams) == 1:
-            self._append_one(int(streams[0]), int(rows[0]))
+            self._append_one(streams.item(), rows.item())
         else:
             self._append_each(streams, rows)
         undo.append(lambda: self._shorten(streams))
 
     def _append_one(self, stream_id: int, row: int) -> None:
         self._cover(stream_id)
-        if self._next[stream_id] == self._end[stream_id]:
+        if self._next.item(stream_id) == self._end.item(stream_id):
             self._grow_one(stream_id)
         at = self._next.item(stream_id)
         self._slots[at] = row

@@ -132,12 +132,12 @@ class Streams:
 
     def exists(self, stream_id: int) -> bool:
         """Return whether the stream was created and not deleted."""
-        return stream_id < len(self._table) and self._table["state"][stream_id] != DELETED
+        return stream_id < len(self._table) and self._table.cell("state", stream_id) != DELETED
 
     def offsets(self, stream_id: int) -> tuple[int, int]:
         """Return the start and the end of a stream that exists."""
-        table = self._table
-        return int(table["start_offset"][stream_id]), int(table["end_offset"][stream_id])
+        cell = self._table.cell
+        return cell("start_offset", stream_id), cell("end_offset", stream_id)
 
     def tags(self, stream_id: int) -> Tags:
         """Return a stream's tags, sorted by key."""
@@ -241,7 +241,7 @@ class Streams:
 
     def head_cells(self, stream_id: int) -> Head[int]:
         """Return what requests are judged by, of one stream; it was issued."""
-        return Head._make(self._table[name].item(stream_id) for name in _HEAD_COLUMNS)
+        return Head._make([self._table.cell(name, stream_id) for name in _HEAD_COLUMNS])
 
     def epochs(self, ids: Int64Column) -> Int64Column:
         """Return streams' epochs."""
@@ -484,6 +484,18 @@ class Streams:
         self._table.write("end_offset", rows, np.maximum(before, ends))
         undo.append(lambda: self._table.write("end_offset", rows, before))
         return before
+
+    def raise_end(self, stream_id: int, end: int, undo: Undo) -> bool:
+        """Raise a stream's end offset to at least `end`; return whether it was lower.
+
+        One row by its cell, as `raise_ends`: vectors would cost several times more.
+        """
+        before = self._table.cell("end_offset", stream_id)
+        if before >= end:
+            return False
+        self._table.write("end_offset", stream_id, end)
+        undo.append(lambda: self._table.write("end_offset", stream_id, before))
+        return True
 
     def load(
         self,

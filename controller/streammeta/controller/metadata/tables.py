@@ -19,7 +19,7 @@ Knows nothing of streams or objects.
 
 import mmap
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 from weakref import ref
 
 import numpy as np
@@ -144,6 +144,11 @@ class Table:
         """Return a column's live rows; callers read it and write through the table."""
         return self._arrays[name][: self._size]
 
+    def cell(self, name: str, row: int) -> int:
+        """Return a live row's number in a column."""
+        value: int = self._arrays[name].item(row)
+        return value
+
     @property
     def nbytes(self) -> int:
         """Bytes of all rows there have ever been; reserved rows cost nothing."""
@@ -173,13 +178,24 @@ class Table:
 
     def write(self, name: str, rows: Rows, values: Any) -> None:
         """Overwrite `rows` of one column where the caller takes care of undoing it."""
-        if self._views:
-            self._save_pages(name, rows)
-        array = self._arrays[name]
-        if type(values) is np.ndarray and values.dtype != array.dtype:
-            # Two steps are several times faster than converting what is put into chosen rows.
-            values = values.astype(array.dtype)
-        array[rows] = values
+        self.write_cells(rows, {name: values})
+
+    def write_cells(self, rows: Rows, cells: Mapping[str, Any]) -> None:
+        """Overwrite `rows` of several columns, as `write` does."""
+        # Cells of one row are written several times faster by its number.
+        is_one = isinstance(rows, np.ndarray) and len(rows) == 1
+        at = cast(Int64Column, rows).item() if is_one else rows
+        for name, given in cells.items():
+            if self._views:
+                self._save_pages(name, at)
+            array, values = self._arrays[name], given
+            if type(values) is np.ndarray:
+                if values.dtype is not array.dtype:
+                    # Two steps are several times faster than converting on the way into rows.
+                    values = values.astype(array.dtype)
+                if is_one:
+                    values = values.item()
+            array[at] = values
 
     def load(self, columns: Mapping[str, Any]) -> None:
         """Fill an empty table; every column is given, all of one length.

@@ -264,6 +264,10 @@ class Uploads:
 
         A stream whose end rises must not be there twice. Compactions raise none.
         """
+        if len(streams) == 1 and self._streams.exists(stream_id := streams.item()):
+            is_newest = self._streams.raise_end(stream_id, ends.item(), undo)
+            self._objects.link_range(streams, rows, undo, is_newest=is_newest)
+            return
         existing = self._streams.existing(streams)
         if np.count_nonzero(existing) < len(existing):
             streams, ends, rows = streams[existing], ends[existing], rows[existing]

@@ -31,8 +31,7 @@ def encode_records(records: Sequence[rec.Record]) -> bytes:
         layout = _LAYOUTS[type(record)]
         message = getattr(record_set.records.add(), layout.name)
         message.SetInParent()
-        for name, encode, _ in layout.fields:
-            encode(message, name, getattr(record, name))
+        layout.encode(message, record)
     return record_set.SerializeToString()
 
 
@@ -107,16 +106,8 @@ _Encoder = Callable[[Any, str, Any], None]
 _Decoder = Callable[[Any], Any]
 
 
-def _encode_column(message: Any, name: str, value: rec.Int64Column) -> None:
-    if not len(value):
-        return  # as an absent field reads
-    if value.dtype != _COLUMN_DTYPE:
-        value = value.astype(_COLUMN_DTYPE)
-    setattr(message, name, value.tobytes())
-
-
-def _decode_column(value: bytes) -> rec.Int64Column:
-    return np.frombuffer(value, _COLUMN_DTYPE) if value else rec.EMPTY_COLUMN
+def _column_bytes(value: rec.Int64Column) -> bytes:
+    return (value if value.dtype is _COLUMN_DTYPE else value.astype(_COLUMN_DTYPE)).tobytes()
 
 
 def _encode_repeated(message: Any, name: str, value: Iterable[Any]) -> None:
@@ -144,9 +135,7 @@ def _decode_tag_sets(value: Any) -> tuple[rec.Tags, ...]:
 
 
 def _encode_ranges(message: Any, name: str, value: rec.SetObjectRanges) -> None:
-    target = getattr(message, name)
-    for field, encode, _ in _RANGES_LAYOUT.fields:
-        encode(target, field, getattr(value, field))
+    _RANGES_LAYOUT.encode(getattr(message, name), value)
 
 
 def _decode_ranges(value: Any) -> Any:
@@ -161,7 +150,6 @@ _CODECS: dict[Any, tuple[_Encoder, _Decoder]] = {
     int: (setattr, _same),
     bool: (setattr, _same),
     str: (setattr, _same),
-    rec.Int64Column: (_encode_column, _decode_column),
     rec.Tags: (_encode_tags, _decode_tags),
     tuple[rec.Tags, ...]: (_encode_tag_sets, _decode_tag_sets),
     tuple[str, ...]: (_encode_repeated, tuple),
@@ -181,20 +169,36 @@ class _Layout:
 
     def __init__(self, cls: type[Any]) -> None:
         hints = get_type_hints(cls, vars(rec))
+        names = [field.name for field in fields(cls)]
         self.cls = cls
         self.name = _message_field(cls.__name__)
-        self.fields = [(field.name, *_CODECS[hints[field.name]]) for field in fields(cls)]
-        self.may_be_empty = _MAY_BE_EMPTY.get(cls, ())
-        columns = [f.name for f in fields(cls) if hints[f.name] in _PARALLEL_TYPES]
-        self.parallel = [name for name in columns if name not in self.may_be_empty]
+        # Columns are most fields of most records, and have a loop of their own without calls.
+        self._columns = [name for name in names if hints[name] == rec.Int64Column]
+        self._others = [
+            (name, *_CODECS[hints[name]]) for name in names if name not in self._columns
+        ]
+        self._may_be_empty = _MAY_BE_EMPTY.get(cls, ())
+        parallel = [name for name in names if hints[name] in _PARALLEL_TYPES]
+        self._parallel = [name for name in parallel if name not in self._may_be_empty]
+
+    def encode(self, message: Any, record: Any) -> None:
+        """Fill a message with a record; an empty column is left out, as it reads."""
+        for name in self._columns:
+            if len(value := getattr(record, name)):
+                setattr(message, name, _column_bytes(value))
+        for name, encode, _ in self._others:
+            encode(message, name, getattr(record, name))
 
     def decode(self, body: Any) -> Any:
         """Return the record; raises ValueError unless its columns are whole and equally long."""
-        values = {field: decode(getattr(body, field)) for field, _, decode in self.fields}
-        lengths = [len(values[field]) for field in self.parallel]
-        lengths += [len(values[field]) for field in self.may_be_empty if len(values[field])]
-        if len(lengths) > 1 and min(lengths) != max(lengths):
-            named = {name: len(values[name]) for name in (*self.parallel, *self.may_be_empty)}
+        values = {name: decode(getattr(body, name)) for name, _, decode in self._others}
+        for name in self._columns:
+            column = getattr(body, name)
+            values[name] = np.frombuffer(column, _COLUMN_DTYPE) if column else rec.EMPTY_COLUMN
+        lengths = [len(values[name]) for name in self._parallel]
+        lengths += [len(values[name]) for name in self._may_be_empty if len(values[name])]
+        if lengths and lengths.count(lengths[0]) < len(lengths):
+            named = {name: len(values[name]) for name in (*self._parallel, *self._may_be_empty)}
             raise ValueError(f"columns of unequal lengths {named}")
         return self.cls(**values)
 

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
+from struct import Struct
 
 import google_crc32c
 
@@ -23,6 +24,8 @@ from streammeta.controller.metadata.frozen import FrozenMap
 LOG_HASH_BYTES = 16
 EMPTY_LOG_HASH = bytes(LOG_HASH_BYTES)
 """Rolling hash of no entries."""
+
+_ENTRY = Struct("<QQQ")
 
 UNKNOWN_LOG_HASH = b""
 """Rolling hash of a log that begins at a checkpoint without one; it stays unknown."""
@@ -63,10 +66,8 @@ class RollingHash:
         """Add the entry at `offset`."""
         self._before.append((offset, self.value))
         if self.value != UNKNOWN_LOG_HASH:
-            chained = blake2b(self.value, digest_size=LOG_HASH_BYTES)
-            for number in (offset, len(payload), google_crc32c.value(payload)):
-                chained.update(number.to_bytes(8, "little"))
-            self.value = chained.digest()
+            entry = _ENTRY.pack(offset, len(payload), google_crc32c.value(payload))
+            self.value = blake2b(self.value + entry, digest_size=LOG_HASH_BYTES).digest()
 
     def forget_undo(self, end_offset: int) -> None:
         """Drop undo information of entries below `end_offset`."""
