@@ -241,8 +241,10 @@ def test_verdicts_read_back_by_the_contracts_message(codes: list[int]) -> None:
 def test_verdicts_of_uploads_are_left_out_when_all_is_well() -> None:
     fine = np.zeros(3, dtype=np.int64)
     bad = column([0, 509, 0])
-    assert uploads_out(CommitUploadsAnswer(errors=fine, range_errors=fine)).ByteSize() == 0
-    told = uploads_out(CommitUploadsAnswer(errors=bad, range_errors=bad))
+    nothing, told = objects_pb2.UploadErrors(), objects_pb2.UploadErrors()
+    uploads_out(CommitUploadsAnswer(errors=fine, range_errors=fine), nothing)
+    assert nothing.ByteSize() == 0
+    uploads_out(CommitUploadsAnswer(errors=bad, range_errors=bad), told)
     assert list(told.errors) == list(told.range_errors) == [0, 509, 0]
 
 

@@ -7,6 +7,8 @@ of the contract. Hosts with another byte order are not supported: the map reads 
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -16,6 +18,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
 from streammeta.controller.ids import NONE_ID
 from streammeta.controller.metadata import answers, requests, values
+from streammeta.controller.records.record import FACT_COLUMNS
 from streammeta.controller.rpc.conversion import enum_in, not_set
 from streammeta.v1 import columns_pb2 as pb
 from streammeta.v1 import common_pb2, objects_pb2
@@ -67,13 +70,13 @@ def commit_stream_set_object_in(
         order_id=_optional(message, "order_id"),
         object_size=message.object_size,
         attributes=message.attributes,
-        ranges=_ranges_in(message.ranges, "ranges") if message.HasField("ranges") else _NO_RANGES,
+        ranges=_ranges_in(message.ranges, "ranges.") if message.HasField("ranges") else _NO_RANGES,
         stream_objects=(
             _stream_objects_in(message.stream_objects)
             if message.HasField("stream_objects")
             else _NO_STREAM_OBJECTS
         ),
-        compacted_object_ids=_column(message.compacted_object_ids, "compacted_object_ids"),
+        compacted_object_ids=_column(message.compacted_object_ids, "", "compacted_object_ids"),
         failover=message.failover,
         on_conflict=enum_in(values.OnConflict, message.on_conflict, "on_conflict"),
         min_timestamp_ms=_optional(message, "min_timestamp_ms"),
@@ -86,13 +89,8 @@ def uploads_in(message: pb.PackedUploadColumns) -> requests.CommitUploads:
     """Read the uploads of a CommitBatchRequest."""
     return requests.CommitUploads(
         node=_node(message.node, "uploads.node"),
-        object_id=_column(message.object_id, "uploads.object_id"),
-        object_size=_column(message.object_size, "uploads.object_size"),
-        range_count=_column(message.range_count, "uploads.range_count"),
-        ranges=_ranges_in(message.ranges, "uploads.ranges"),
-        min_timestamp_ms=_column(message.min_timestamp_ms, "uploads.min_timestamp_ms"),
-        max_timestamp_ms=_column(message.max_timestamp_ms, "uploads.max_timestamp_ms"),
-        crc32c=_column(message.crc32c, "uploads.crc32c"),
+        ranges=_ranges_in(message.ranges, "uploads.ranges."),
+        **_UPLOADS.read(message, "uploads."),
     )
 
 
@@ -114,13 +112,13 @@ def commit_stream_set_object_out(
     return pb.PackedCommitStreamSetObjectResponse.FromString(response.SerializeToString())
 
 
-def uploads_out(answer: answers.CommitUploadsAnswer) -> objects_pb2.UploadErrors:
+def uploads_out(answer: answers.CommitUploadsAnswer, message: objects_pb2.UploadErrors) -> None:
     """Write the answer to the uploads of a CommitBatchRequest; all NONE is left out."""
-    errors, range_errors = answer.errors, answer.range_errors
-    return objects_pb2.UploadErrors(
-        errors=errors.tolist() if np.count_nonzero(errors) else (),
-        range_errors=range_errors.tolist() if np.count_nonzero(range_errors) else (),
-    )
+    message.SetInParent()
+    if np.count_nonzero(answer.errors):
+        message.errors.extend(answer.errors.tolist())
+    if np.count_nonzero(answer.range_errors):
+        message.range_errors.extend(answer.range_errors.tolist())
 
 
 def _parse(kind: type[MessageT], data: bytes) -> MessageT:
@@ -145,48 +143,56 @@ def _has_unknown(message: Message) -> bool:
     return len(UnknownFieldSet(message)) > 0
 
 
-def _ranges_in(message: pb.PackedRangeColumns, field: str) -> values.RangeColumns:
-    return values.RangeColumns(
-        stream_id=_column(message.stream_id, field, "stream_id"),
-        stream_epoch=_column(message.stream_epoch, field, "stream_epoch"),
-        start_offset=_column(message.start_offset, field, "start_offset"),
-        end_offset=_column(message.end_offset, field, "end_offset"),
-    )
+def _ranges_in(message: pb.PackedRangeColumns, prefix: str) -> values.RangeColumns:
+    return values.RangeColumns(**_RANGES.read(message, prefix))
 
 
 def _stream_objects_in(message: pb.PackedStreamObjectColumns) -> values.StreamObjectColumns:
-    field = "stream_objects"
     return values.StreamObjectColumns(
-        object_id=_column(message.object_id, field, "object_id"),
-        object_size=_column(message.object_size, field, "object_size"),
-        stream_id=_column(message.stream_id, field, "stream_id"),
-        stream_epoch=_column(message.stream_epoch, field, "stream_epoch"),
-        start_offset=_column(message.start_offset, field, "start_offset"),
-        end_offset=_column(message.end_offset, field, "end_offset"),
         attributes=values.column(message.attributes),
-        min_timestamp_ms=_column(message.min_timestamp_ms, field, "min_timestamp_ms"),
-        max_timestamp_ms=_column(message.max_timestamp_ms, field, "max_timestamp_ms"),
-        crc32c=_column(message.crc32c, field, "crc32c"),
+        **_STREAM_OBJECTS.read(message, "stream_objects."),
     )
 
 
-def _column(pieces: Sequence[bytes], *path: str) -> values.Int64Column:
+class _Columns:
+    """Reads the columns of one kind of message by their names there."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+        self._pieces = attrgetter(*names)
+
+    def read(self, message: Message, prefix: str) -> dict[str, values.Int64Column]:
+        """Return the columns by name; `prefix` goes before each name in an error's path."""
+        return {
+            name: _column(pieces, prefix, name) if pieces else values.EMPTY_COLUMN
+            for name, pieces in zip(self._names, self._pieces(message), strict=True)
+        }
+
+
+_RANGES = _Columns(*(part.name for part in fields(values.RangeColumns)))
+_STREAM_OBJECTS = _Columns(
+    *(part.name for part in fields(values.StreamObjectColumns) if part.name != "attributes")
+)
+_UPLOADS = _Columns("object_id", "object_size", "range_count", *FACT_COLUMNS)
+
+
+def _column(pieces: Sequence[bytes], prefix: str, name: str) -> values.Int64Column:
     """Lay a read-only column over received bytes; only several pieces are copied."""
     if not pieces:
         return values.EMPTY_COLUMN
     data = pieces[0] if len(pieces) == 1 else _joined(pieces)
     if len(data) % _ROW_BYTES:
         raise InvalidRequestError(
-            ".".join(path),
+            f"{prefix}{name}",
             f"a column of {len(data)} bytes; rows have {_ROW_BYTES}, send it as sfixed64",
         )
     return np.frombuffer(data, dtype=_DTYPE)
 
 
 def _node(message: common_pb2.NodeIdentity, field: str) -> values.NodeIdentity:
-    for name in ("node_id", "node_epoch"):
-        if not message.HasField(name):
-            raise not_set(f"{field}.{name}")
+    if not (message.HasField("node_id") and message.HasField("node_epoch")):
+        missing = "node_epoch" if message.HasField("node_id") else "node_id"
+        raise not_set(f"{field}.{missing}")
     return values.NodeIdentity(message.node_id, message.node_epoch)
 
 

@@ -231,17 +231,17 @@ class MetadataController:
             self.require_own(requests, held_to)
         answers: list[Answer] = []
         is_proven = False
+        end_offset = log.next_offset
         for request in requests:
-            decision = self._map.decide(request, self._clock.wall_ms(), log.next_offset)
+            decision = self._map.decide(request, self._clock.wall_ms(), end_offset)
             require_room(self._map, decision.records, self._limits)
             if type(request) is PrepareObjects and decision.records:
                 self._object_ids.check(self._map.next_object_id + request.count)
             answers.append(decision.answer)
             is_proven = bool(decision.records)
             if is_proven:
-                self._replicate(log, decision.records)
+                end_offset = self._replicate(log, end_offset, decision.records)
         # Queued at once, so that the caller learns of a loss of leadership from now on.
-        end_offset = log.next_offset
         if not is_proven and end_offset > self._committed_end:
             log.require_disk_space()  # or the state it rests on may not be committed for long
         waiting = self._answers.until(end_offset) if end_offset > self._committed_end else None
@@ -402,9 +402,8 @@ class MetadataController:
         if waiting >= WAITING_ANSWERS_MAX:
             raise BusyError(f"{waiting} requests wait for the log to be committed; try again later")
 
-    def _replicate(self, log: ReplicatedLog, records: Sequence[Record]) -> int:
+    def _replicate(self, log: ReplicatedLog, offset: int, records: Sequence[Record]) -> int:
         # Apply first: a record that can't be applied must never be replicated.
-        offset = log.next_offset
         payload = encode_records(records)
         self._awaited_views.reached(offset)
         self._map.apply(offset, records)

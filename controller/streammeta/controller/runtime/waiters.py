@@ -97,7 +97,8 @@ class OffsetWaiters:
     def release(self, end_offset: int) -> None:
         """Complete the futures for offsets up to `end_offset`, in order, from this turn on."""
         self._reached = max(self._reached, end_offset)
-        self._go_on()
+        if self._waiting or self._failed:
+            self._go_on()
 
     def fail_all(self, error: Exception) -> None:
         """Fail every future not released yet: its outcome is no longer known here."""
