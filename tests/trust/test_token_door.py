@@ -32,6 +32,7 @@ from tests.trust.test_rules import methods
 from tests.trust.token_issuer import Issuer, bearing
 
 GET_KVS = "streammeta.v1.KVService.GetKVs"
+STATE_HASH = "streammeta.v1.AdminService.StateHash"
 HEALTH = "grpc.health.v1.Health.Check"
 POLICY = """
 [[tokens.grant]]
@@ -178,7 +179,7 @@ def entered(door: Door, auditor: Auditor | None = None, *, lasts: bool = False) 
             await asyncio.Event().wait()
         return data
 
-    return Entrance(door, auditor).wrap(GET_KVS, handle, lasts=lasts)
+    return Entrance(door, auditor).wrap(STATE_HASH, handle, lasts=lasts)
 
 
 def context_of(*tokens: str) -> DirectContext:
