@@ -4,6 +4,7 @@ No Docker daemon is needed: linters read the files, and every command line in th
 command it is for. The broker example runs for real against controllers on loopback.
 """
 
+import asyncio
 import contextlib
 import json
 import os
@@ -19,6 +20,10 @@ import pytest
 import yaml
 
 from streammeta.cli.root import cli
+from streammeta.controller.listener import ListenerTls
+from streammeta.controller.monitoring.plane import HttpPlane, Page
+from streammeta.controller.trust.door import Door
+from streammeta.controller.trust.method_rules import HTTP_RULES
 from streammeta.storage.object_store.address import S3Config
 from tests.kit.real_cluster import running_cluster
 
@@ -103,17 +108,44 @@ def test_last_stage_is_the_controller_and_no_image_runs_as_root() -> None:
     assert all("\nUSER 10001\n" in image for image in started)
 
 
-def test_command_lines_of_health_check_and_compactor_are_valid() -> None:
-    (health_check,) = re.findall(r'CMD (\["streammeta", .*\])', DOCKERFILE)
-    for _, *words in (json.loads(health_check), ["streammeta", *SERVICES["compactor"]["command"]]):
-        command: click.Command | None = cli
-        with contextlib.ExitStack() as contexts:
-            context = None
-            while isinstance(command, click.Group):
-                context = contexts.enter_context(command.make_context("", list(words), context))
-                command = command.get_command(context, words.pop(0))
-            assert command is not None
-            command.make_context("", list(words), parent=context)
+def test_command_line_of_the_compactor_is_valid() -> None:
+    words = list(SERVICES["compactor"]["command"])
+    command: click.Command | None = cli
+    with contextlib.ExitStack() as contexts:
+        context = None
+        while isinstance(command, click.Group):
+            context = contexts.enter_context(command.make_context("", list(words), context))
+            command = command.get_command(context, words.pop(0))
+        assert command is not None
+        command.make_context("", list(words), parent=context)
+
+
+IMAGE_ENVIRONMENT = dict(
+    each.split("=") for each in re.findall(r"STREAMMETA_CONTROLLER_HTTP_\S+", DOCKERFILE)
+)
+
+
+@pytest.mark.parametrize(("status", "exit_code"), [(200, 0), (503, 1)])
+async def test_health_check_asks_the_listener_that_the_image_opens(
+    status: int, exit_code: int
+) -> None:
+    (health_check,) = re.findall(r'CMD (\["python", "-c", ".*readyz.*"\])', DOCKERFILE)
+    _, _, program = json.loads(health_check)
+    assert IMAGE_ENVIRONMENT["STREAMMETA_CONTROLLER_HTTP_PLAIN_TEXT"] == "true"
+    at = IMAGE_ENVIRONMENT["STREAMMETA_CONTROLLER_HTTP_LISTEN"]
+    assert f"http://{at}/readyz" in program
+
+    async def readyz() -> Page:
+        return Page(b"", status)
+
+    served = HttpPlane(ListenerTls(), Door("test", rules=HTTP_RULES), {"/readyz": readyz})
+    port = await served.start("127.0.0.1:0")
+    try:
+        program = program.replace(at, f"127.0.0.1:{port}")
+        done = await asyncio.to_thread(run, tool("python"), "-c", program)
+    finally:
+        await served.stop()
+    assert done.returncode == exit_code
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +174,7 @@ def test_controller_formats_once_and_accepts_its_configuration(
     S3Config.from_uri(service["environment"]["STREAMMETA_CONTROLLER_STORE"])
     shell, flags, script = service["entrypoint"]
     settings = {
+        **IMAGE_ENVIRONMENT,
         **{
             name: value.replace("/etc/streammeta", str(certificates))
             for name, value in service["environment"].items()

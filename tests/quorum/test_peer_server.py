@@ -141,7 +141,7 @@ async def test_a_hello_meant_for_another_is_refused_with_the_reason(
     answer = HelloAnswer.decoded(frame.payload)
     assert answer.refusal is refusal
     assert await peer.frame() is None
-    assert (server.broken, replica.waiting) == (1, [])
+    assert (server.refused.total(), replica.waiting) == (1, [])
 
 
 @pytest.mark.parametrize(("version", "spoken"), [(1, 1), (VERSION, VERSION), (9, VERSION)])
@@ -198,7 +198,7 @@ async def test_whoever_breaks_the_protocol_is_disconnected(
     peer.parser.expect({**HELLO_ANSWER_ONLY, **ANSWERS})
     while (frame := await peer.frame()) is not None:
         assert frame.kind in (FrameKind.HELLO_ANSWER, FrameKind.VOTE_ANSWER)
-    assert server.broken == 1
+    assert server.refused.total() == 1
     assert replica.waiting == []
 
 
@@ -316,7 +316,7 @@ async def test_a_peer_that_does_not_read_its_answers_is_disconnected(
         await eventually(lambda: len(replica.waiting) == 32, "all are asked")
         for reply in replica.replies:
             reply(chunk)
-        await eventually(lambda: server.broken == 1, "it is disconnected")
+        await eventually(lambda: server.refused.total() == 1, "it is disconnected")
 
 
 async def test_answers_of_a_gone_connection_are_dropped(replica: FakeReplica, port: int) -> None:

@@ -176,7 +176,7 @@ async def test_older_versions_of_tls_are_refused(ours: Authority) -> None:
 
 def moved(tls: PeerTls, *, speaks: bool) -> PeerTls:
     """Return what a controller uses that is moved to TLS, and speaks it or not."""
-    return PeerTls(tls.dialling if speaks else None, tls.listening, takes_plain_text=True)
+    return PeerTls(dialling=tls.dialling if speaks else None, listening=tls.listening)
 
 
 async def test_controllers_move_to_tls_one_by_one(ours: Authority) -> None:

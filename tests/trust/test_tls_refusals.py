@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from streammeta.controller.peers import listener
-from streammeta.controller.peers.listener import Listener
+from streammeta.controller import listener
+from streammeta.controller.listener import Listener
 from streammeta.controller.peers.tls import PeerTls
 from streammeta.rpc.certificates import read_certificates, read_key
 from streammeta.rpc.tls import TlsError, TlsFiles
@@ -140,12 +140,14 @@ async def test_hosts_that_show_nothing_take_little_room_and_no_time(
     monkeypatch.setattr(listener, "HANDSHAKE_TIMEOUT_S", 0.3)
     told: list[str] = []
     tls = PeerTls.of(authority.issue("controller/1").load())
-    listening = Listener(tls, asyncio.Protocol, lambda _host, event, _reason: told.append(event))
+    listening = Listener(
+        tls, lambda _: asyncio.Protocol(), lambda _host, event, _reason: told.append(event)
+    )
     port = await listening.start("127.0.0.1:0")
     silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
     assert [await reader.read() for reader, _ in silent] == [b""] * 5
     await until(lambda: len(told) == 5, "complaints")
-    assert sorted(told) == ["peer_handshake_failed"] * 3 + ["too_many_peer_handshakes"] * 2
+    assert sorted(told) == ["handshake_failed"] * 3 + ["too_many_handshakes"] * 2
     for _, writer in silent:
         writer.close()
     await listening.stop()

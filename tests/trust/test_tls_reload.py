@@ -125,7 +125,8 @@ def test_the_end_of_a_certificate_is_seen_coming(authority: Authority, placed: P
     assert told_after(timedelta(minutes=2)) == [("certificate_expires_soon", 13)]
     assert told_after(timedelta(hours=23)) == []
     assert told_after(timedelta(hours=2)) == [("certificate_expires_soon", 12)]
-    assert told_after(timedelta(days=14)) == [("certificate_expired", -2)]
+    assert told_after(timedelta(days=12, minutes=-10)) == [("certificate_expires_soon", 0)]
+    assert told_after(timedelta(hours=23, minutes=30)) == [("certificate_expired", -1)], "at once"
 
 
 async def test_files_are_looked_at_when_it_is_asked_for_and_a_defect_ends_nothing() -> None:

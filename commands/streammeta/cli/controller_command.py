@@ -170,6 +170,21 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
     " then all take both, then none.",
 )
 @click.option(
+    "--http-listen",
+    metavar="HOST:PORT",
+    help="Serve probes and metrics over HTTP here: /livez, /readyz and /metrics.",
+)
+@click.option(
+    "--http-tls-ca", type=_FILE, help="Other authorities for them than --tls-ca, which holds here."
+)
+@click.option("--http-tls-cert", type=_FILE, help="Another certificate for them.")
+@click.option("--http-tls-key", type=_FILE, help="Its key.")
+@click.option(
+    "--http-plain-text",
+    is_flag=True,
+    help="Serve them in plain text although there is TLS: for probes that have no certificate.",
+)
+@click.option(
     "--insecure",
     is_flag=True,
     help="Allow plain text beyond loopback: every caller that reaches a port may do everything.",
@@ -263,6 +278,7 @@ def controller(
             peer_overrides=parse_peers("peer-override", peer_override),
             tls=_files("tls", settings),
             peer_tls=_files("peer-tls", settings),
+            http_tls=_files("http-tls", settings),
             reflection=reflection,
             audit_log=audit_log,
             audit_failure=AuditFailure(audit_failure),

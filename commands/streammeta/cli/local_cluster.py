@@ -155,7 +155,8 @@ class LocalCluster:
     The first start formats all directories with all controllers as voters. A directory that is
     missing later, or that of a controller that joined, is formatted without: it becomes an
     observer, which `streammeta quorum add-voter` makes a voter. `peer_overrides` say for a
-    controller where it must look for the others. `tls` are the files of each that speaks TLS.
+    controller where it must look for the others. `tls` are the files of each that speaks TLS,
+    `own_options` further options of each.
     """
 
     root: Path
@@ -166,6 +167,7 @@ class LocalCluster:
     env: Mapping[str, str] = field(default_factory=dict)
     peer_overrides: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
     tls: Mapping[int, TlsFiles] = field(default_factory=dict)
+    own_options: Mapping[int, Sequence[str]] = field(default_factory=dict)
     children: dict[int, Child] = field(default_factory=dict)
     peer_ports: list[int] = field(default_factory=list)
 
@@ -279,14 +281,15 @@ class LocalCluster:
             *("--store", self.store_uri),
             *(tls_words(self.tls[node_id]) if node_id in self.tls else ()),
             *self.options,
+            *self.own_options.get(node_id, ()),
         ]
 
 
-def tls_words(files: TlsFiles) -> Sequence[str]:
+def tls_words(files: TlsFiles, option: str = "tls") -> Sequence[str]:
     """Return the options by which a controller, or a command, gets its files for TLS."""
     return (
-        *("--tls-ca", str(files.ca), "--tls-cert", str(files.certificate)),
-        *("--tls-key", str(files.key)),
+        *(f"--{option}-ca", str(files.ca), f"--{option}-cert", str(files.certificate)),
+        *(f"--{option}-key", str(files.key)),
     )
 
 

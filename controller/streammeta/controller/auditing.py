@@ -31,18 +31,19 @@ class Auditing:
         Raises:
             ConfigError: it can't be opened.
         """
-        self._writer: AuditWriter | None = None
+        self.writer: AuditWriter | None = None
+        """Writes the log; None without one."""
         self._minutes: asyncio.Task[None] | None = None
         self.auditor: Auditor | None = None
         """Records calls; None without a log."""
         if config.audit_log is not None:
-            self._writer = AuditWriter(_opened(config.audit_log))
-            self.auditor = Auditor(self._writer, clock, office, config.audit_failure)
+            self.writer = AuditWriter(_opened(config.audit_log))
+            self.auditor = Auditor(self.writer, clock, office, config.audit_failure)
 
     def look(self) -> None:
         """Go on in a file of the log's name: the one until now may have been renamed."""
-        if self._writer is not None:
-            self._writer.reopen()
+        if self.writer is not None:
+            self.writer.reopen()
 
     def changed(self, name: str, reason: str, target: Mapping[str, str]) -> None:
         """Record that files were replaced, or why not. May be called in any thread."""
@@ -65,9 +66,9 @@ class Auditing:
             self._minutes.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._minutes
-        if self.auditor is not None and self._writer is not None:
+        if self.auditor is not None and self.writer is not None:
             self.auditor.end()
-            await self._writer.stop()
+            await self.writer.stop()
             self.auditor.tell_head()
 
 

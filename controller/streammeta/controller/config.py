@@ -97,6 +97,9 @@ class ControllerConfig:
     `oidc_audience`, signed by a key in the file or at the address `oidc_keys`, or that the issuer
     publishes. What the token's claims stand for is in the policy.
 
+    With `http_listen` probes and metrics are served there, by the files `http_tls`, else by `tls`,
+    or with `http_plain_text` by none.
+
     Beside the rules of methods the file `policy` grants and denies calls.
 
     The leader copies the committed log to `backup_store` every `backup_interval_ms`; copies that no
@@ -120,6 +123,9 @@ class ControllerConfig:
     tls_listen: str | None = None
     peer_tls: TlsFiles | None = None
     peer_plain_text: PeerPlainText = PeerPlainText.NONE
+    http_listen: str | None = None
+    http_tls: TlsFiles | None = None
+    http_plain_text: bool = False
     insecure: bool = False
     tls_reload_ms: int = 5_000
     connection_age_ms: int = 3_600_000
@@ -174,6 +180,7 @@ class ControllerConfig:
             raise ConfigError(f"delete-delay-ms: {self.delete_delay_ms}; must be at least 0")
         self._check_tls()
         self._check_tokens()
+        self._check_http()
 
     @property
     def listeners(self) -> Sequence[tuple[str, str, bool]]:
@@ -215,6 +222,41 @@ class ControllerConfig:
             raise ConfigError(
                 f"oidc-issuer: {self.oidc_issuer!r} is no address that publishes keys; give one "
                 "that begins with https://, or --oidc-keys"
+            )
+
+    @property
+    def http_files(self) -> TlsFiles | None:
+        """The files for TLS of the listener for HTTP; None: plain text."""
+        return None if self.http_plain_text else self.http_tls or self.tls
+
+    def _check_http(self) -> None:
+        if self.http_listen is None:
+            if self.http_tls is not None or self.http_plain_text:
+                option = "http-plain-text" if self.http_tls is None else "http-tls-ca"
+                raise ConfigError(f"{option}: needs --http-listen")
+            return
+        check_endpoint("http-listen", self.http_listen)
+        if self.http_listen in (
+            *(self.listen, self.peer_listen),
+            *(self.tls_listen, self.token_listen),
+        ):
+            raise ConfigError(
+                f"http-listen: {self.http_listen!r} is taken by another listener; give a port of "
+                "its own"
+            )
+        if self.http_plain_text and self.http_tls is not None:
+            raise ConfigError(
+                "http-plain-text: excludes --http-tls-ca, --http-tls-cert, --http-tls-key"
+            )
+        if (
+            self.http_files is None
+            and not self.insecure
+            and not _is_loopback(_host(self.http_listen))
+        ):
+            raise ConfigError(
+                f"http-listen: {self.http_listen} is plain text, which lets others on the network "
+                "read the metrics; give --http-tls-ca, --http-tls-cert and --http-tls-key, or "
+                "--insecure if that is wanted"
             )
 
     def _check_tls(self) -> None:
@@ -284,13 +326,8 @@ def check_reachable(option: str, endpoint: str) -> None:
         )
 
 
-def _check_loopback(option: str, address: str, cure: str) -> None:
-    host = address.rpartition(":")[0].strip("[]")
-    if not _is_loopback(host):
-        raise ConfigError(
-            f"{option}: {address} takes plain text from other machines, and every process "
-            f"that reaches it may do everything; give {cure}, or --insecure if that is wanted"
-        )
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
 
 
 def _is_loopback(host: str) -> bool:
@@ -298,6 +335,14 @@ def _is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _check_loopback(option: str, address: str, cure: str) -> None:
+    if not _is_loopback(_host(address)):
+        raise ConfigError(
+            f"{option}: {address} takes plain text from other machines, and every process "
+            f"that reaches it may do everything; give {cure}, or --insecure if that is wanted"
+        )
 
 
 def _check_apart(option: str, for_clients: str, for_peers: str) -> None:

@@ -1,12 +1,14 @@
 """Files for TLS of one controller: judged as its own, looked at again and again.
 
-Owns the sets of both planes, which may be one, and hands replaced ones to the listener for clients
-and to the connections between controllers. Opens no connection.
+Owns the sets of the three planes, which may be one, and hands replaced ones to the listeners for
+clients and for HTTP, and to the connections between controllers. Opens no connection.
 """
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -14,7 +16,9 @@ from typing import NamedTuple, TypeAlias
 import structlog
 
 from streammeta.controller.config import ConfigError, ControllerConfig, PeerPlainText
+from streammeta.controller.listener import ListenerTls
 from streammeta.controller.peers.tls import PeerTls
+from streammeta.rpc.certificates import CertificateFacts
 from streammeta.rpc.connections import ServerCertificates
 from streammeta.rpc.identity import Principal, Role
 from streammeta.rpc.tls import TlsContents, TlsError, TlsFiles, WatchedTls
@@ -23,6 +27,16 @@ EXPIRES_SOON = timedelta(days=14)
 """Time before the end of a certificate from which on the log tells of it, every day."""
 
 _log = structlog.get_logger(component="tls")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertificateState:
+    """Certificate of one plane, and how often its files were replaced or could not be."""
+
+    plane: str
+    not_after: datetime
+    replaced: int
+    refused: int
 
 
 ToldOfChange: TypeAlias = Callable[[str, str, Mapping[str, str]], None]
@@ -62,28 +76,44 @@ class OwnTls:
         """
         self._config = config
         self._now = now
-        self._sets: list[_Set] = []
         self.clients: ServerCertificates | None = None
         self.peers = PeerTls(
             takes_plain_text=_takes_plain_text(config), age_ms=config.connection_age_ms
         )
-        users = _users(config)
-        for option, files in users.items():
-            self._sets.append(self._opened(option, files))
-        if self._sets:
-            self._use_for_peers(self._sets[-1])
-        if config.tls is not None:
-            self._use_for_clients(self._sets[0])
+        self.http = ListenerTls()
+        self._sets = {option: self._opened(option, files) for option, files in _sets(config)}
+        self._planes = {
+            plane: self._sets[option] for plane, option in _planes(config) if option in self._sets
+        }
+        use = {
+            "clients": self._use_for_clients,
+            "peers": self._use_for_peers,
+            "http": self._use_for_http,
+        }
+        for plane, used in self._planes.items():
+            use[plane](used)
 
     def look(self) -> None:
         """Take over files that have been replaced, and tell of what is wrong with them."""
-        for each in self._sets:
+        for each in self._sets.values():
             each.look(self._now())
 
     def tell(self, told: ToldOfChange) -> None:
         """Have `told` hear of every file that was replaced, or could not be."""
-        for each in self._sets:
+        for each in self._sets.values():
             each.told = told
+
+    def states(self) -> Sequence[CertificateState]:
+        """Return the state of the certificate of each plane that has one."""
+        return [
+            CertificateState(
+                plane=plane,
+                not_after=used.facts.not_after,
+                replaced=used.replaced,
+                refused=used.refused,
+            )
+            for plane, used in self._planes.items()
+        ]
 
     @property
     def listeners(self) -> Sequence[ClientListener]:
@@ -107,7 +137,11 @@ class OwnTls:
         peers = "plain text" if self.peers.listening is None else "tls 1.3"
         if self.peers.listening is not None and self.peers.takes_plain_text:
             peers += f", plain text {self._config.peer_plain_text}"
-        return {"clients": ", ".join(clients), "peers": f"{self._config.peer_listen} {peers}"}
+        planes = {"clients": ", ".join(clients), "peers": f"{self._config.peer_listen} {peers}"}
+        if self._config.http_listen is not None:
+            http = "plain text" if self.http.listening is None else "tls 1.3"
+            planes["http"] = f"{self._config.http_listen} {http}"
+        return planes
 
     def _opened(self, option: str, files: TlsFiles) -> _Set:
         try:
@@ -128,6 +162,14 @@ class OwnTls:
         use(used.contents)
         used.users.append(use)
 
+    def _use_for_http(self, used: _Set) -> None:
+        def use(contents: TlsContents) -> None:
+            self.http.listening = contents.context(ssl.PROTOCOL_TLS_SERVER)
+
+        self.http.takes_plain_text = False
+        use(used.contents)
+        used.users.append(use)
+
 
 class _Set:
     """One set of files, and the users of its contents."""
@@ -135,13 +177,25 @@ class _Set:
     def __init__(self, watched: WatchedTls) -> None:
         self._watched = watched
         self._told_at: datetime | None = None
+        self._told_event = ""
         self.users: list[Callable[[TlsContents], None]] = []
+        self.replaced = 0
+        """Sets that have come into use since the start."""
+        self.refused = 0
+        """Sets that could not be used, each counted once."""
         self.told: ToldOfChange | None = None
 
     @property
     def contents(self) -> TlsContents:
         """The files' contents in use."""
         return self._watched.contents
+
+    @property
+    def facts(self) -> CertificateFacts:
+        """Statements of the certificate in use."""
+        facts = self.contents.facts
+        assert facts is not None, "a controller has cryptography"
+        return facts
 
     def look(self, now: datetime) -> None:
         """Take over replaced files; log what is wrong with them."""
@@ -150,9 +204,11 @@ class _Set:
                 for use in self.users:
                     use(self.contents)
                 self._told_at = None
+                self.replaced += 1
                 _log.info("certificate_replaced", **self._named())
                 self._tell("")
         except TlsError as error:
+            self.refused += 1
             _log.error("certificate_not_replaced", reason=str(error), **self._named())
             self._tell(str(error))
         self._tell_of_its_end(now)
@@ -162,18 +218,17 @@ class _Set:
             self.told("certificates.reload", reason, self._named())
 
     def _tell_of_its_end(self, now: datetime) -> None:
-        facts = self.contents.facts
-        assert facts is not None, "a controller has cryptography"
+        facts = self.facts
         if now < facts.not_after - EXPIRES_SOON:
             return
-        if self._told_at is None or now - self._told_at >= timedelta(days=1):
-            self._told_at = now
-            event = "certificate_expired" if now > facts.not_after else "certificate_expires_soon"
+        event = "certificate_expired" if now > facts.not_after else "certificate_expires_soon"
+        is_due = self._told_at is None or now - self._told_at >= timedelta(days=1)
+        if is_due or event != self._told_event:
+            self._told_at, self._told_event = now, event
             _log.warning(event, days_left=facts.days_left(now), **self._named())
 
     def _named(self) -> dict[str, str]:
-        facts = self.contents.facts
-        assert facts is not None, "a controller has cryptography"
+        facts = self.facts
         return {
             "file": str(self._watched.files.certificate),
             "not_after": f"{facts.not_after:%Y-%m-%d %H:%M} UTC",
@@ -215,10 +270,18 @@ def _covers(name: str, host: str) -> bool:
     return name.lower() in (host.lower(), f"*.{rest}" if first and rest else "")
 
 
-def _users(config: ControllerConfig) -> dict[str, TlsFiles]:
-    """Return the sets of files by option; clients' first, peers' last."""
-    sets = {"tls": config.tls, "peer-tls": config.peer_tls}
-    return {option: files for option, files in sets.items() if files is not None}
+def _sets(config: ControllerConfig) -> Sequence[tuple[str, TlsFiles]]:
+    """Return the sets of files by option."""
+    sets = (("tls", config.tls), ("peer-tls", config.peer_tls), ("http-tls", config.http_tls))
+    return [(option, files) for option, files in sets if files is not None]
+
+
+def _planes(config: ControllerConfig) -> Sequence[tuple[str, str]]:
+    """Return the planes that may be protected, each with the option of its files."""
+    planes = [("clients", "tls"), ("peers", "peer-tls" if config.peer_tls else "tls")]
+    if config.http_listen is not None and not config.http_plain_text:
+        planes.append(("http", "http-tls" if config.http_tls else "tls"))
+    return planes
 
 
 def _takes_plain_text(config: ControllerConfig) -> bool:

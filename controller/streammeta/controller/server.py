@@ -1,9 +1,8 @@
 """Composition root of one controller process: builds each part once, closes them in reverse.
 
 Holds no rule. What it builds: the journal on disk, the quorum driver over it, the map and its
-single-writer loop, the gRPC server with every service of the contract, the listener for the other
-controllers, and the lifecycle tasks,
-which work only while this node leads.
+single-writer loop, the gRPC server with every service of the contract, the listeners for the other
+controllers and for HTTP, and the lifecycle tasks, which work only while this node leads.
 """
 
 import asyncio
@@ -12,7 +11,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -36,6 +35,7 @@ from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.lifecycle.sweeps import Expiry, SetObjectSweep, StreamSweep, UploadSweep
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.map_limits import QUOTAS, MapLimits
+from streammeta.controller.monitoring.probes import Phase
 from streammeta.controller.own_tls import OwnTls, check_advertised, warn_of_advertised
 from streammeta.controller.peers.addresses import PeerAddresses
 from streammeta.controller.peers.dialled import Identity
@@ -72,6 +72,7 @@ from streammeta.controller.runtime.process_memory import ProcessMemory, default_
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.controller.trust.auditor import Office
 from streammeta.controller.trust.door import Door
+from streammeta.controller.trust.method_rules import HTTP_RULES, RULES, Rule
 from streammeta.controller.trust.policy import Policy, PolicyError
 from streammeta.controller.trust.policy_file import PolicyFile
 from streammeta.controller.trust.rates import Rates
@@ -131,8 +132,8 @@ def check(config: ControllerConfig) -> None:
     """
     OwnTls(config)
     check_advertised(config)
-    door, _ = _door(config)
-    _token_keys(config, door)
+    _policy_file(config)
+    _token_keys(config, Door(config.cluster_id))
     identity = read_identity(config.data_dir, PosixFileSystem(read_only=True))
     check_identity(identity, config.data_dir, config.cluster_id, config.node_id)
     check_levels(config.data_dir)
@@ -175,7 +176,7 @@ def _log_start(config: ControllerConfig) -> None:
     settings["data_dir"] = str(config.data_dir)
     settings["audit_log"] = config.audit_log and str(config.audit_log)
     settings["policy"] = config.policy and str(config.policy)
-    for name in ("tls", "peer_tls"):
+    for name in ("tls", "peer_tls", "http_tls"):
         if settings[name] is not None:
             settings[name] = {part: str(path) for part, path in settings[name].items()}
     _log.info(
@@ -268,6 +269,33 @@ class ControllerNode:
         )
         self._lifecycle: tuple[LifecycleTask, ...] = (
             self._bucket,
+            *self._duties(store, clock),
+            *self._sweeps(store, clock),
+            *self._backup(journal, backup_store, clock),
+        )
+        self._memory = ProcessMemory(_memory_limit(config))
+        self._auditing = Auditing(config, clock, self._office)
+        self._policy = _policy_file(config)
+        self._door = self._new_door(RULES)
+        if self._policy is not None:
+            self._deny_peers(self._policy.current)
+            self._policy.on_change(self._deny_peers)
+        self._token_keys = _token_keys(config, self._door)
+        self._request_memory = MemoryBudget(config.request_memory_mb << 20, self._memory.took)
+        self._phase = Phase.STARTING
+        self._health_tasks: set[asyncio.Task[None]] = set()
+        self._controller.on_leadership(self._announce_leadership)
+
+    def _new_door(self, rules: Mapping[str, Rule]) -> Door:
+        if self._policy is None:
+            return Door(self._config.cluster_id, rules=rules)
+        door = Door(self._config.cluster_id, self._policy.current, rules)
+        self._policy.on_change(door.take)
+        return door
+
+    def _duties(self, store: ObjectStore, clock: Clock) -> tuple[LifecycleTask, ...]:
+        config = self._config
+        return (
             Deletion(
                 self._controller,
                 store,
@@ -285,18 +313,7 @@ class ControllerNode:
                 clock,
                 per_target=config.recoveries_per_node,
             ),
-            *self._sweeps(store, clock),
-            *self._backup(journal, backup_store, clock),
         )
-        self._memory = ProcessMemory(_memory_limit(config))
-        self._auditing = Auditing(config, clock, self._office)
-        self._door, self._policy = _door(config)
-        if self._policy is not None:
-            self._deny_peers(self._policy.current)
-            self._policy.on_change(self._deny_peers)
-        self._token_keys = _token_keys(config, self._door)
-        self._health_tasks: set[asyncio.Task[None]] = set()
-        self._controller.on_leadership(self._announce_leadership)
 
     def _sweeps(self, store: ObjectStore, clock: Clock) -> tuple[LifecycleTask, ...]:
         config = self._config
@@ -348,6 +365,7 @@ class ControllerNode:
             await self._driver.start()
             _spare_collector()
             await self._set_health("serving", serving=True)
+            self._phase = Phase.SERVING
             # The supervisor of this process reads this line; everything else goes to the log.
             print(f"ready endpoint={self._config.listen}", flush=True)
             _log.info(
@@ -383,6 +401,7 @@ class ControllerNode:
 
     def _stop_asked(self, stop: asyncio.Event, number: signal.Signals) -> None:
         _log.info("controller_stopping", signal=number.name)
+        self._phase = Phase.STOPPING
         stop.set()
 
     @contextlib.asynccontextmanager
@@ -403,10 +422,40 @@ class ControllerNode:
             raise _port_in_use("peer-listen", self._config.peer_listen, error) from error
         await clients.start()
         try:
-            yield
+            async with self._monitored():
+                yield
         finally:
             await self._peers.stop()
             await clients.stop(STOP_GRACE_S)
+
+    @contextlib.asynccontextmanager
+    async def _monitored(self) -> AsyncIterator[None]:
+        """Serve probes and metrics if that is configured; else their packages are not loaded."""
+        address = self._config.http_listen
+        if address is None:
+            yield
+            return
+        from streammeta.controller.monitoring.monitoring import Monitoring, Parts
+
+        parts = Parts(
+            phase=lambda: self._phase,
+            driver=self._driver,
+            controller=self._controller,
+            peers=self._peers,
+            tls=self._tls,
+            memory=self._memory,
+            request_memory=self._request_memory,
+            audit=self._auditing.writer,
+        )
+        monitoring = Monitoring(parts, self._new_door(HTTP_RULES))
+        try:
+            await monitoring.start(address)
+        except OSError as error:
+            raise _port_in_use("http-listen", address, error) from error
+        try:
+            yield
+        finally:
+            await monitoring.stop()
 
     @contextlib.asynccontextmanager
     async def _lifecycle_running(self) -> AsyncIterator[Sequence[asyncio.Task[None]]]:
@@ -429,8 +478,7 @@ class ControllerNode:
         }
         nodes = NodeHandlers(self._heartbeats, self._controller.gate)
         unary |= {f"streammeta.v1.NodeService.{name}": call for name, call in nodes.unary().items()}
-        memory = MemoryBudget(self._config.request_memory_mb << 20, self._memory.took)
-        rates, guard = Rates(), MemoryGuard(self._memory)
+        memory, rates, guard = self._request_memory, Rates(), MemoryGuard(self._memory)
         pipeline = CommitPipeline(self._controller, memory=memory, rates=rates, guard=guard)
         pipelines = {"CommitPipeline": pipeline.handle}
         features = FeatureUpdates(self._driver, self._controller, self._peers.versions)
@@ -484,15 +532,6 @@ def _policy_file(config: ControllerConfig) -> PolicyFile | None:
         return PolicyFile(config.policy, config.cluster_id)
     except PolicyError as error:
         raise ConfigError(f"policy: {error}") from error
-
-
-def _door(config: ControllerConfig) -> tuple[Door, PolicyFile | None]:
-    policy = _policy_file(config)
-    if policy is None:
-        return Door(config.cluster_id), None
-    door = Door(config.cluster_id, policy.current)
-    policy.on_change(door.take)
-    return door, policy
 
 
 def _token_keys(config: ControllerConfig, door: Door) -> "IssuerKeys | None":

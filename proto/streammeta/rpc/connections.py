@@ -6,11 +6,16 @@ files for TLS both sides show a certificate; without, a connection is plain text
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import grpc
+
+# The package grpcio-channelz is made of this.
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from streammeta.rpc.tls import CallerFiles, TlsContents, TlsError, TlsFiles, TokenFiles
 
@@ -158,6 +163,23 @@ def new_blocking_server(threads: int) -> grpc.Server:
     return grpc.server(ThreadPoolExecutor(threads), options=_SERVER)
 
 
+def open_connections() -> int:
+    """Return how many connections the servers of this process have, handshakes aside."""
+    servers = json.loads(cygrpc.channelz_get_servers(0)).get("server", ())
+    return sum(_sockets(int(server["ref"]["serverId"])) for server in servers)
+
+
+def _sockets(server_id: int) -> int:
+    count, after = 0, -1
+    while True:
+        page = json.loads(cygrpc.channelz_get_server_sockets(server_id, after + 1, 0))
+        found = page.get("socketRef", ())
+        count += len(found)
+        if page.get("end") or not found:
+            return count
+        after = int(found[-1]["socketId"])
+
+
 class ServerCertificates:
     """The certificate that a listener shows, and the authorities whose clients it takes.
 
@@ -166,6 +188,9 @@ class ServerCertificates:
 
     def __init__(self, contents: TlsContents) -> None:
         self._current = _configuration(contents)
+        self._begun = itertools.count(1)
+        self.handshakes = 0
+        """Handshakes begun, by all who connected; gRPC does not tell how they ended."""
 
     def replace(self, contents: TlsContents) -> None:
         """Show `contents` from now on."""
@@ -182,6 +207,7 @@ class ServerCertificates:
             # Runs on a thread of gRPC's before each handshake, and must not wait. None: unchanged,
             # which the types of gRPC leave out.
             nonlocal shown
+            self.handshakes = next(self._begun)
             if shown is self._current:
                 return None
             shown = self._current

@@ -20,6 +20,7 @@ import structlog
 from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.features import UNTOLD
 from streammeta.controller.ids import NodeId
+from streammeta.controller.listener import Listener
 from streammeta.controller.peers.connection import FramedConnection, ProtocolError
 from streammeta.controller.peers.dialled import IN_FLIGHT_MAX, Identity
 from streammeta.controller.peers.frames import (
@@ -39,7 +40,6 @@ from streammeta.controller.peers.hello import (
     Purpose,
     Refusal,
 )
-from streammeta.controller.peers.listener import Listener
 from streammeta.controller.peers.tls import PeerTls, StrangerError
 from streammeta.controller.peers.wire import decode_request, encode_answer
 from streammeta.controller.quorum.messages import Request, Response
@@ -143,8 +143,8 @@ class PeerServer:
         """Those whose hello has not come, each with its host."""
         self._all_left = asyncio.Event()
         self._said: set[tuple[str, str]] = set()
-        self.broken = 0
-        """Connections closed because the other side broke the protocol."""
+        self.refused: Counter[str] = Counter()
+        """Connections refused, or closed because the other side broke the protocol, by event."""
         control = _Room("votes and announcements", 128)
         self.rooms: Mapping[FrameKind, _Room] = {
             FrameKind.VOTE: control,
@@ -161,7 +161,7 @@ class PeerServer:
         Raises:
             OSError: the address is taken, or is none of this host's.
         """
-        self._listener = Listener(self.tls, lambda: _AcceptedConnection(self), self.complain)
+        self._listener = Listener(self.tls, lambda _: _AcceptedConnection(self), self.complain)
         return await self._listener.start(address)
 
     async def stop(self) -> None:
@@ -180,6 +180,11 @@ class PeerServer:
         """End the connections of controllers that are denied by now."""
         for connection in list(self._connections):
             connection.judge()
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open."""
+        return len(self._connections)
 
     # -- for the connections
 
@@ -210,11 +215,11 @@ class PeerServer:
             self._all_left.set()
 
     def complain(self, host: str, event: str, reason: str) -> None:
-        """Log the first event of each kind from each host."""
-        self.broken += 1
+        """Count an event; log the first of each kind from each host."""
+        self.refused[event] += 1
         if (host, event) not in self._said and len(self._said) < _SAID_MAX:
             self._said.add((host, event))
-            _log.warning(event, host=host, reason=reason)
+            _log.warning(f"peer_{event}", host=host, reason=reason)
 
 
 class _Call(NamedTuple):
@@ -247,7 +252,7 @@ class _AcceptedConnection(FramedConnection):
         assert self._transport is not None
         self._host = str((self._transport.get_extra_info("peername") or ("unknown",))[0])
         if reason := self._server.admit(self, self._host):
-            self._break("too_many_peer_connections", reason)
+            self._break("too_many_connections", reason)
             return
         self._identify(self._transport)
         _probe(self._transport.get_extra_info("socket"))
@@ -272,7 +277,7 @@ class _AcceptedConnection(FramedConnection):
 
     def on_broken(self, reason: str) -> None:
         """End the connection."""
-        self._break("peer_connection_broken", reason)
+        self._break("connection_broken", reason)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the requests that wait."""
@@ -288,7 +293,7 @@ class _AcceptedConnection(FramedConnection):
             self._server.replica.forget(call.request, call.reply)
 
     def _on_no_hello(self) -> None:
-        self._break("peer_connection_broken", f"no hello within {HELLO_TIMEOUT_S} s")
+        self._break("connection_broken", f"no hello within {HELLO_TIMEOUT_S} s")
 
     def _on_aged(self) -> None:
         """End a connection that its dialler should have made anew by now."""
@@ -328,7 +333,7 @@ class _AcceptedConnection(FramedConnection):
         self.write(seal(FrameKind.HELLO_ANSWER, 0, [answer.encoded()]))
         if refusal is not Refusal.NONE:
             reason = f"{refusal.name}: {hello} {self._stranger}".rstrip()
-            self._server.complain(self._host, "peer_hello_refused", reason)
+            self._server.complain(self._host, "hello_refused", reason)
             self.close(flush=True)
             return
         if self._timer is not None:
@@ -398,7 +403,7 @@ class _AcceptedConnection(FramedConnection):
 
     def _answer(self, frame: bytes) -> None:
         if self.is_congested:
-            self._break("peer_connection_broken", "it does not read its answers")
+            self._break("connection_broken", "it does not read its answers")
             return
         self.write(frame)
 

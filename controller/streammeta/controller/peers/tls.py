@@ -12,6 +12,7 @@ from asyncio import BaseTransport
 from dataclasses import dataclass, field
 
 from streammeta.controller.ids import ClusterId, NodeId
+from streammeta.controller.listener import ListenerTls
 from streammeta.controller.trust.policy import Denials
 from streammeta.rpc.identity import IdentityError, Role, principal_of
 from streammeta.rpc.tls import TlsContents
@@ -20,16 +21,12 @@ CONNECTION_AGE_MS = 3_600_000
 """Age at which a connection over TLS ends, so that those of certificates no longer taken do."""
 
 
-@dataclass(slots=True)
-class PeerTls:
+@dataclass(slots=True, kw_only=True)
+class PeerTls(ListenerTls):
     """Contexts of new connections in both directions; replaced while connections are made."""
 
     dialling: ssl.SSLContext | None = None
     """None: connections are made in plain text."""
-    listening: ssl.SSLContext | None = None
-    """None: connections are taken in plain text alone."""
-    takes_plain_text: bool = True
-    """Connections in plain text are taken as well."""
     age_ms: int = CONNECTION_AGE_MS
     denials: Denials = field(default_factory=Denials)
     """Controllers and certificates that are refused in both directions."""

@@ -108,16 +108,23 @@ class _Decided(NamedTuple):
     commits: Sequence[Answer]
     uploads: Answer | None
 
-    def tally(self) -> tuple[int, int, int, int]:
-        """Return (commits, rows, commits refused, end of the log that holds them)."""
+    def verdicts(self) -> tuple[int, int]:
+        """Return (commits, commits refused)."""
         commits = cast(Sequence[CommitStreamSetObjectAnswer], self.commits)
         calls, refused = len(commits), sum(1 for answer in commits if answer.error)
-        rows = sum(len(one.range_errors) + len(one.stream_object_errors) for one in commits)
         if self.uploads is not None:
             uploads = cast(CommitUploadsAnswer, self.uploads)
             calls += len(uploads.errors)
-            rows += len(uploads.range_errors)
             refused += int(np.count_nonzero(uploads.errors))
+        return calls, refused
+
+    def tally(self) -> tuple[int, int, int, int]:
+        """Return (commits, rows, commits refused, end of the log that holds them)."""
+        calls, refused = self.verdicts()
+        commits = cast(Sequence[CommitStreamSetObjectAnswer], self.commits)
+        rows = sum(len(one.range_errors) + len(one.stream_object_errors) for one in commits)
+        if self.uploads is not None:
+            rows += len(cast(CommitUploadsAnswer, self.uploads).range_errors)
         return calls, rows, refused, max((one.offset for one in self.submissions), default=-1)
 
     async def response(self) -> bytes:
@@ -327,7 +334,7 @@ class CommitPipeline:
         try:
             while (message := await taken.get()) is not None:
                 answer = await _answer(message, context)
-                _record(message)
+                self._record(message)
                 # Its caller's next message may be here before the write returns, and is alone then.
                 ahead.answered()
                 await context.write(answer)
@@ -338,6 +345,12 @@ class CommitPipeline:
                 await asyncio.gather(*tasks, return_exceptions=True)
             finally:
                 ahead.drop()
+
+    def _record(self, message: _Decided | _Refused) -> None:
+        if isinstance(message, _Decided):
+            self._controller.commits.add(*message.verdicts())
+            if (record := current_record()) is not None:
+                record.counted(*message.tally())
 
     async def _read(self, messages: AsyncIterator[bytes], ahead: _Ahead, taken: _Taken) -> None:
         stream, caller = aiter(messages), current_caller()
@@ -464,11 +477,6 @@ class CommitPipeline:
         answers = [answer for submission in submissions for answer in submission.answers]
         uploads = answers.pop() if message.uploads is not None else None
         return _Decided(message.sequence, submissions, answers, uploads)
-
-
-def _record(message: _Decided | _Refused) -> None:
-    if (record := current_record()) is not None and isinstance(message, _Decided):
-        record.counted(*message.tally())
 
 
 def _read(data: bytes, refusal: Exception | None) -> _Message | _Refused:

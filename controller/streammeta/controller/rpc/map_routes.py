@@ -169,6 +169,9 @@ def routed(route: Route, controller: MetadataController) -> UnaryHandler:
         async with controller.gate.admitted(kind, context.time_remaining()):
             if route.writes:
                 answered = await write(decoded, caller.held_to)
+                if route.joins:
+                    answer = cast(answers.CommitStreamSetObjectAnswer, answered.answer)
+                    controller.commits.add(1, bool(answer.error))
             else:
                 answered = await controller.read(
                     decoded, at_least=read_after(context), timeout_ms=longest_wait_ms(context)

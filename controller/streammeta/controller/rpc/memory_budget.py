@@ -49,6 +49,11 @@ class MemoryBudget:
         self._fewer = asyncio.Event()
 
     @property
+    def limit(self) -> int:
+        """Bytes that may be held."""
+        return self._bytes_max
+
+    @property
     def total(self) -> int:
         """Bytes that are held now."""
         return self._total

@@ -6,6 +6,7 @@ Names every status code that a controller answers with. Knows no particular requ
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -42,6 +43,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 _log = structlog.get_logger(component="rpc")
 
+refused: Counter[str] = Counter(dict.fromkeys(map(str, Reason), 0))
+"""Calls that ended with an error in this process, by reason."""
+
 
 async def abort(
     context: Context,
@@ -51,6 +55,7 @@ async def abort(
     """End the call with the status that `error` stands for; `extra` joins its metadata."""
     code, reason, metadata = classify(error)
     note_failure(code.name, reason)
+    refused[reason] += 1
     metadata = {**metadata, **(extra or {})}
     if reason == Reason.NOT_LEADER and came_by_token():
         metadata["leader_endpoint"] = ""  # asks for a certificate

@@ -36,6 +36,7 @@ from streammeta.controller.records.record import Record
 from streammeta.controller.runtime.admission import Gate, TurnBudget
 from streammeta.controller.runtime.change_feed import ChangeFeed
 from streammeta.controller.runtime.clock import Clock
+from streammeta.controller.runtime.commit_tally import CommitTally
 from streammeta.controller.runtime.interfaces import ReplicatedLog, SnapshotPoint
 from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, LoadedMap, read_map
 from streammeta.controller.runtime.object_id_gate import ObjectIdGate, open_gate
@@ -137,6 +138,7 @@ class MetadataController:
         self._gate = Gate(clock)
         self.answer_turns = TurnBudget(1)
         self.binding = NodeBinding()
+        self.commits = CommitTally()
         self._log_hash = RollingHash()
         self._awaited_views = AwaitedViews(self._view_at)
 

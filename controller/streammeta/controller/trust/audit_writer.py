@@ -50,6 +50,8 @@ class AuditWriter:
         self._taken: list[_Waiting] = []
         self._unsynced: list[asyncio.Future[None]] = []
         self._dropped = 0
+        self.lost = 0
+        """Lines that found no room in the queue, since the start."""
         self._is_stopping = self._wants_reopening = self._is_unsynced = False
         self._synced_at = time.monotonic()
         self._head = replace(log.chain)
@@ -90,6 +92,7 @@ class AuditWriter:
         with self._changed:
             if self._is_stopping or len(self._queue) + len(self._taken) >= self._capacity:
                 self._dropped += 1
+                self.lost += 1
                 return False
             self._queue.append(_Waiting(Entry(line, self._dropped), durable))
             self._dropped = 0

@@ -109,6 +109,13 @@ RULES: Mapping[str, Rule] = {
 }
 """The rules by full name of the method, e.g. `streammeta.v1.KVService.PutKVs`."""
 
+HTTP_RULES: Mapping[str, Rule] = {
+    "streammeta.http.livez": _ALL,
+    "streammeta.http.readyz": _ALL,
+    "streammeta.http.metrics": _may(PEER, READER, ADMIN, Role.MONITOR),
+}
+"""The rules of pages of the listener for HTTP; a controller's own certificate reads all of them."""
+
 DELETIONS_HELD_BY = frozenset((RECONCILER, BACKUP, ADMIN))
 """Roles for whose snapshots deletions are held: a hold stops all of them, for up to a week."""
 

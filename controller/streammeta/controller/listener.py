@@ -1,4 +1,4 @@
-"""Listener for peers: takes connections, each over TLS or in plain text, as its first byte says.
+"""Listener of one plane: takes connections, each over TLS or in plain text, as its first byte says.
 
 Each connection gets the certificates that are in use when it comes, so that they may be replaced.
 Bounds the handshakes under way. Knows nothing of what the connections carry.
@@ -11,8 +11,8 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable
-
-from streammeta.controller.peers.tls import PeerTls
+from dataclasses import dataclass
+from functools import partial
 
 HANDSHAKES_MAX = 64
 """Connections that have not shown what they are; more are closed as soon as they are made."""
@@ -29,16 +29,27 @@ _TLS_HANDSHAKE = b"\x16"
 """First byte of a connection over TLS; that of a frame in plain text is another."""
 
 
-class Listener:
-    """Takes connections at an address; `factory` makes the protocol of each.
+@dataclass(slots=True, kw_only=True)
+class ListenerTls:
+    """Protection of new connections; replaced while connections are taken."""
 
-    `complain` is told of those that are refused: host, event, reason.
+    listening: ssl.SSLContext | None = None
+    """None: connections are taken in plain text alone."""
+    takes_plain_text: bool = True
+    """Connections in plain text are taken as well."""
+
+
+class Listener:
+    """Takes connections at an address; `factory` makes the protocol of each, given its host.
+
+    `complain` is told of those that are refused: host, event, reason. Events are
+    `too_many_handshakes` and `handshake_failed`.
     """
 
     def __init__(
         self,
-        tls: PeerTls,
-        factory: Callable[[], asyncio.Protocol],
+        tls: ListenerTls,
+        factory: Callable[[str], asyncio.Protocol],
         complain: Callable[[str, str, str], None],
     ) -> None:
         self._tls = tls
@@ -94,7 +105,7 @@ class Listener:
             if not self._has_room(host):
                 opened.close()
                 reason = f"{len(self._handshakes)} are under way"
-                self._complain(host, "too_many_peer_handshakes", reason)
+                self._complain(host, "too_many_handshakes", reason)
                 continue
             task = loop.create_task(self._take(opened, host))
             self._handshakes[task] = host
@@ -111,10 +122,11 @@ class Listener:
                 assert opened is not None
                 context = await self._wanted(opened)
                 given, opened = opened, None  # its protocol closes it from here on
-                await loop.connect_accepted_socket(self._factory, given, ssl=context)
+                made = partial(self._factory, host)
+                await loop.connect_accepted_socket(made, given, ssl=context)
         except (OSError, TimeoutError) as error:
             reason = str(error) or f"no handshake within {HANDSHAKE_TIMEOUT_S} s"
-            self._complain(host, "peer_handshake_failed", reason)
+            self._complain(host, "handshake_failed", reason)
         finally:
             if opened is not None:
                 opened.close()

@@ -1,0 +1,1 @@
+"""Third plane of a controller: probes and metrics over HTTP."""

@@ -1,0 +1,273 @@
+"""Metrics of one controller, read at each scrape from counters and states that exist anyway.
+
+Nothing is paid between scrapes. Labels have closed sets of values, and series whose values are
+known stand from the start, so that rates see the first event. Opens nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from streammeta.controller.metadata.answers import MapSize
+from streammeta.controller.own_tls import CertificateState
+from streammeta.controller.runtime.commit_tally import CommitTally
+from streammeta.controller.runtime.operations import QuorumDescription
+from streammeta.controller.trust.audit_writer import AuditWriter
+
+PREFIX = "streammeta_"
+
+ROLES = ("unattached", "prospective", "candidate", "follower", "leader", "resigned")
+"""Parts of a controller in the quorum; an observer is unattached or a follower."""
+
+_LISTENER = ("handshake_failed", "too_many_handshakes", "too_many_connections")
+
+CAUSES: Mapping[str, Sequence[str]] = {
+    "peers": (*_LISTENER, "connection_broken", "hello_refused"),
+    "http": _LISTENER,
+}
+"""Reasons to refuse a connection, by plane."""
+
+_Rows: TypeAlias = Iterable[tuple[Sequence[str], float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Where a scrape reads; every call is cheap and of the event loop."""
+
+    version: str
+    quorum: Callable[[], QuorumDescription]
+    applied: Callable[[], int]
+    map_size: Callable[[], MapSize]
+    certificates: Callable[[], Sequence[CertificateState]]
+    connections: Callable[[], Mapping[str, int]]
+    """Open connections by plane."""
+    refused_connections: Mapping[str, Mapping[str, int]]
+    """Connections refused by plane and cause, kept by their listeners."""
+    handshakes: Callable[[], int]
+    """TLS handshakes begun by clients."""
+    refused_calls: Mapping[str, int]
+    """Calls that ended with an error, by reason."""
+    commits: CommitTally
+    request_bytes: Callable[[], int]
+    request_bytes_max: int
+    memory_limit: int
+    """Memory at which calls are refused, in bytes."""
+    audit: AuditWriter | None
+
+
+class ControllerCollector(Collector):
+    """Gives the metrics of a controller."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric with its values of now."""
+        yield _gauge(
+            "build_info",
+            "Version of the program; always 1.",
+            ["version"],
+            [([self._sources.version], 1)],
+        )
+        yield from _of_quorum(self._sources.quorum(), self._sources.applied())
+        yield from _of_map(self._sources.map_size())
+        yield from _of_calls(self._sources)
+        yield from _of_connections(self._sources)
+        yield from _of_certificates(self._sources.certificates())
+        yield from _of_memory(self._sources)
+        yield from _of_audit(self._sources.audit)
+
+
+def _of_quorum(seen: QuorumDescription, applied: int) -> Iterator[Metric]:
+    yield _gauge(
+        "quorum_state",
+        "1 for the part that this controller has in the quorum, else 0.",
+        ["state"],
+        [([role], seen.role == role) for role in ROLES],
+    )
+    leads = seen.role == "leader"
+    yield _value("quorum_is_leader", "1 while this controller leads.", leads)
+    yield _value("quorum_has_leader", "1 while a leader is known here.", seen.leader_id is not None)
+    yield _gauge(
+        "quorum_leader_id",
+        "Id of the known leader; no value without one.",
+        [],
+        [] if seen.leader_id is None else [([], seen.leader_id)],
+    )
+    yield _value("quorum_epoch", "Epoch of the quorum.", seen.epoch)
+    yield _value(
+        "quorum_high_watermark", "End of what is known to be committed.", seen.high_watermark
+    )
+    yield _value("log_start_offset", "First offset in the log on disk.", seen.log_start_offset)
+    yield _value("log_end_offset", "End of the log.", seen.end_offset)
+    yield _value("log_flushed_offset", "End of what is flushed to the disk.", seen.flushed_end)
+    yield _value("log_applied_offset", "End of what is applied to the map.", applied)
+    yield _value("quorum_voters", "Voters.", len(seen.voters))
+    yield _value("quorum_observers", "Observers, as the leader sees them.", len(seen.observers))
+    yield _value(
+        "quorum_repairing", "1 while lost entries are copied from the others.", seen.is_repairing
+    )
+    yield _value("disk_full", "1 while writes fail for want of disk space.", seen.is_disk_full)
+    replicas = [(str(each.key.node_id), each) for each in (*seen.voters, *seen.observers)]
+    yield _gauge(
+        "quorum_replica_lag_offsets",
+        "Entries that a replica is behind the leader; given by the leader alone.",
+        ["peer"],
+        [
+            ([peer], seen.end_offset - each.end_offset)
+            for peer, each in replicas
+            if leads and each.end_offset is not None
+        ],
+    )
+    yield _gauge(
+        "quorum_replica_last_caught_up_age_seconds",
+        "Time since a replica had all of the log; given by the leader alone.",
+        ["peer"],
+        [
+            ([peer], each.last_caught_up_age_ms / 1000)
+            for peer, each in replicas
+            if leads and each.last_caught_up_age_ms is not None
+        ],
+    )
+
+
+def _of_map(size: MapSize) -> Iterator[Metric]:
+    yield _value("map_streams", "Streams.", size.streams)
+    yield _value("map_nodes", "Brokers.", size.nodes)
+    yield _value("map_keys", "Keys.", size.keys)
+    yield _gauge(
+        "map_objects",
+        "Objects by state.",
+        ["state"],
+        [
+            (["prepared"], size.prepared_objects),
+            (["committed"], size.committed_objects),
+            (["mark_destroyed"], size.destroyed_objects),
+        ],
+    )
+    yield _value("map_set_objects", "Committed stream set objects.", size.stream_set_objects)
+    yield _value("map_object_bytes", "Size of committed objects.", size.committed_bytes)
+
+
+def _of_calls(sources: Sources) -> Iterator[Metric]:
+    yield _counter(
+        "requests_refused",
+        "Calls that ended with an error, by the reason given.",
+        ["reason"],
+        [([reason], count) for reason, count in sources.refused_calls.items()],
+    )
+    yield _counter(
+        "commits",
+        "Commits of uploads that were answered here, by verdict.",
+        ["verdict"],
+        [(["accepted"], sources.commits.accepted), (["refused"], sources.commits.refused)],
+    )
+
+
+def _of_connections(sources: Sources) -> Iterator[Metric]:
+    yield _gauge(
+        "connections",
+        "Open connections.",
+        ["plane"],
+        [([plane], count) for plane, count in sources.connections().items()],
+    )
+    yield _counter(
+        "connections_refused",
+        "Connections refused, or ended because the other side broke the protocol; of the planes of "
+        "peers and http.",
+        ["plane", "cause"],
+        [
+            ([plane, cause], sources.refused_connections[plane].get(cause, 0))
+            for plane, causes in CAUSES.items()
+            for cause in causes
+        ],
+    )
+    yield _counter(
+        "tls_handshakes_begun",
+        "TLS handshakes begun on the plane of clients, which does not tell of those that fail.",
+        [],
+        [([], sources.handshakes())],
+    )
+
+
+def _of_certificates(certificates: Sequence[CertificateState]) -> Iterator[Metric]:
+    yield _gauge(
+        "tls_certificate_not_after_timestamp_seconds",
+        "End of the certificate in use.",
+        ["plane"],
+        [([each.plane], each.not_after.timestamp()) for each in certificates],
+    )
+    yield _counter(
+        "tls_reloads",
+        "Replaced certificate files, by whether they came into use.",
+        ["plane", "result"],
+        [
+            ([each.plane, result], count)
+            for each in certificates
+            for result, count in (("replaced", each.replaced), ("refused", each.refused))
+        ],
+    )
+
+
+def _of_memory(sources: Sources) -> Iterator[Metric]:
+    yield _value(
+        "request_memory_bytes",
+        "Size of requests that have arrived and are not answered.",
+        sources.request_bytes(),
+    )
+    yield _value(
+        "request_memory_limit_bytes",
+        "Limit of streammeta_request_memory_bytes.",
+        sources.request_bytes_max,
+    )
+    yield _value(
+        "memory_limit_bytes",
+        "Resident memory at which calls are refused; those that take much of it, before.",
+        sources.memory_limit,
+    )
+
+
+def _of_audit(writer: AuditWriter | None) -> Iterator[Metric]:
+    """Yield what concerns the audit log; without one the series have no values."""
+    known = [] if writer is None else [writer]
+    yield _gauge(
+        "audit_failing",
+        "1 while the audit log can't be written.",
+        [],
+        [([], bool(each.failure)) for each in known],
+    )
+    yield _counter(
+        "audit_lines",
+        "Lines written to the audit log since it was begun.",
+        [],
+        [([], each.head.seq) for each in known],
+    )
+    yield _counter(
+        "audit_dropped",
+        "Lines that found no room in the queue and are lost.",
+        [],
+        [([], each.lost) for each in known],
+    )
+
+
+def _value(name: str, text: str, value: float) -> Metric:
+    return _gauge(name, text, [], [([], value)])
+
+
+def _gauge(name: str, text: str, labels: Sequence[str], rows: _Rows) -> Metric:
+    family = GaugeMetricFamily(PREFIX + name, text, labels=labels)
+    for values, value in rows:
+        family.add_metric(values, float(value))
+    return family
+
+
+def _counter(name: str, text: str, labels: Sequence[str], rows: _Rows) -> Metric:
+    family = CounterMetricFamily(PREFIX + name, text, labels=labels)
+    for values, value in rows:
+        family.add_metric(values, float(value))
+    return family

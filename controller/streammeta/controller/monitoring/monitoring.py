@@ -1,0 +1,113 @@
+"""Monitoring of one controller: its pages over HTTP, and what is measured all the while."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+
+from streammeta.controller.metadata.answers import MapSize
+from streammeta.controller.monitoring.exposition import CONTENT_TYPE, Exposition, new_registry
+from streammeta.controller.monitoring.loop_lag import LoopLag
+from streammeta.controller.monitoring.metrics import ControllerCollector, Sources
+from streammeta.controller.monitoring.plane import HttpPlane, Page
+from streammeta.controller.monitoring.probes import Condition, Phase, report, unready
+from streammeta.controller.own_tls import OwnTls
+from streammeta.controller.peers.server import PeerServer
+from streammeta.controller.rpc import request_guard
+from streammeta.controller.rpc.memory_budget import MemoryBudget
+from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.process_memory import ProcessMemory
+from streammeta.controller.runtime.quorum_driver import QuorumDriver
+from streammeta.controller.trust.audit_writer import AuditWriter
+from streammeta.controller.trust.door import Door
+from streammeta.rpc.connections import open_connections
+from streammeta.storage.installation import DISTRIBUTION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Parts of a controller that are observed."""
+
+    phase: Callable[[], Phase]
+    driver: QuorumDriver
+    controller: MetadataController
+    peers: PeerServer
+    tls: OwnTls
+    memory: ProcessMemory
+    request_memory: MemoryBudget
+    audit: AuditWriter | None
+
+
+class Monitoring:
+    """Probes and metrics of a controller; a caller gets what the door allows."""
+
+    def __init__(self, parts: Parts, door: Door) -> None:
+        self._parts = parts
+        pages = {"/livez": self._livez, "/readyz": self._readyz, "/metrics": self._metrics}
+        self._plane = HttpPlane(parts.tls.http, door, pages)
+        registry = new_registry(ControllerCollector(self._sources()))
+        self._loop_lag = LoopLag(registry)
+        self._exposition = Exposition(registry)
+        self._measuring: asyncio.Task[None] | None = None
+
+    async def start(self, address: str) -> int:
+        """Serve at HOST:PORT; return the port, chosen if it is 0.
+
+        Raises:
+            OSError: the address is taken, or is none of this host's.
+        """
+        port = await self._plane.start(address)
+        self._measuring = asyncio.create_task(self._loop_lag.run())
+        return port
+
+    async def stop(self) -> None:
+        """Stop listening, once the last answers have left."""
+        if self._measuring is not None:
+            self._measuring.cancel()
+        await self._plane.stop()
+
+    async def _livez(self) -> Page:
+        return Page(b"ok\n")
+
+    async def _readyz(self) -> Page:
+        condition = Condition(
+            phase=self._parts.phase(),
+            quorum=self._parts.driver.describe(),
+            applied=self._parts.controller.committed_end,
+        )
+        is_ready, text = report(unready(condition))
+        return Page(text.encode(), 200 if is_ready else 503)
+
+    async def _metrics(self) -> Page:
+        return Page(await self._exposition.text(), content_type=CONTENT_TYPE)
+
+    def _sources(self) -> Sources:
+        parts = self._parts
+        return Sources(
+            version=metadata.version(DISTRIBUTION),
+            quorum=parts.driver.describe,
+            applied=lambda: parts.controller.committed_end,
+            map_size=self._map_size,
+            certificates=parts.tls.states,
+            connections=self._connections,
+            refused_connections={"peers": parts.peers.refused, "http": self._plane.refused},
+            handshakes=lambda: 0 if parts.tls.clients is None else parts.tls.clients.handshakes,
+            refused_calls=request_guard.refused,
+            commits=parts.controller.commits,
+            request_bytes=lambda: parts.request_memory.total,
+            request_bytes_max=parts.request_memory.limit,
+            memory_limit=parts.memory.limit_bytes,
+            audit=parts.audit,
+        )
+
+    def _map_size(self) -> MapSize:
+        return self._parts.controller.cluster_map.size()  # a snapshot may replace the map
+
+    def _connections(self) -> Mapping[str, int]:
+        return {
+            "clients": open_connections(),
+            "peers": self._parts.peers.connections,
+            "http": self._plane.connections,
+        }

@@ -1,0 +1,79 @@
+"""A registry of metrics with values of every kind, as a controller that leads would give them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from prometheus_client import CollectorRegistry
+
+from streammeta.controller.ids import DirectoryId, EndOffset, NodeId
+from streammeta.controller.metadata.answers import MapSize
+from streammeta.controller.monitoring.exposition import new_registry
+from streammeta.controller.monitoring.loop_lag import LoopLag
+from streammeta.controller.monitoring.metrics import ControllerCollector, Sources
+from streammeta.controller.own_tls import CertificateState
+from streammeta.controller.quorum.voters import ReplicaKey
+from streammeta.controller.runtime.commit_tally import CommitTally
+from streammeta.controller.runtime.operations import ReplicaDescription
+from streammeta.controller.trust.audit_writer import AuditWriter
+from tests.monitoring.test_probes import QUORUM
+
+END = datetime(2027, 1, 1, tzinfo=UTC)
+
+
+def replica(node_id: int, end_offset: int | None) -> ReplicaDescription:
+    return ReplicaDescription(
+        key=ReplicaKey(NodeId(node_id), DirectoryId(str(node_id))),
+        endpoint="",
+        peer_endpoint="",
+        end_offset=None if end_offset is None else EndOffset(end_offset),
+        last_fetch_age_ms=None if end_offset is None else 10,
+        last_caught_up_age_ms=None if end_offset is None else 250,
+    )
+
+
+LEADING = replace(
+    QUORUM,
+    role="leader",
+    leader_id=NodeId(1),
+    voters=(replica(1, 50_000), replica(2, 49_990), replica(3, None)),
+)
+
+SOURCES = Sources(
+    version="1.2.3",
+    quorum=lambda: LEADING,
+    applied=lambda: 49_000,
+    map_size=lambda: MapSize(
+        streams=1,
+        objects=9,
+        prepared_objects=2,
+        committed_objects=3,
+        destroyed_objects=4,
+        stream_set_objects=5,
+        nodes=6,
+        keys=7,
+        committed_bytes=8,
+    ),
+    certificates=lambda: [CertificateState(plane="http", not_after=END, replaced=1, refused=2)],
+    connections=lambda: {"clients": 3, "peers": 2, "http": 1},
+    refused_connections={"peers": {"hello_refused": 3}, "http": {}},
+    handshakes=lambda: 11,
+    refused_calls={"BUSY": 0, "NO_IDENTITY": 5},
+    commits=CommitTally(accepted=20, refused=1),
+    request_bytes=lambda: 4096,
+    request_bytes_max=1 << 29,
+    memory_limit=1 << 30,
+    audit=None,
+)
+
+
+def registry_of(sources: Sources = SOURCES) -> CollectorRegistry:
+    registry = new_registry(ControllerCollector(sources))
+    LoopLag(registry)
+    return registry
+
+
+def audited(writer: AuditWriter) -> CollectorRegistry:
+    """Return the registry of a controller with an audit log."""
+    return registry_of(replace(SOURCES, audit=writer))

@@ -1,0 +1,198 @@
+"""Rules for alerts: each fires when it is to, and none in a cluster that is well.
+
+promtool evaluates them where it is installed; that they name metrics that exist is tested anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.monitoring.metrics_table import names
+
+RULES = Path(__file__).resolve().parents[2] / "docs" / "alerts" / "streammeta.rules.yml"
+ALERTS: Sequence[Mapping[str, Any]] = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
+DAY_S = 86_400
+MINUTES = 90
+"""Time of the evaluation; one value a minute."""
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed"
+)
+
+REFUSED = "streammeta_requests_refused_total"
+RELOADS = "streammeta_tls_reloads_total"
+NOT_AFTER = "streammeta_tls_certificate_not_after_timestamp_seconds"
+
+
+def of_controller(number: int) -> dict[str, str]:
+    """Return the series of one controller that is well, each with its values."""
+    series = {
+        "streammeta_quorum_has_leader": "1x100",
+        "streammeta_quorum_voters": "3x100",
+        "streammeta_quorum_epoch": "7x100",
+        "streammeta_quorum_repairing": "0x100",
+        "streammeta_disk_full": "0x100",
+        "process_resident_memory_bytes": "500x100",
+        "streammeta_memory_limit_bytes": "1000x100",
+        "streammeta_audit_failing": "0x100",
+        "streammeta_audit_dropped_total": "0x100",
+        'streammeta_loop_lag_seconds_bucket{le="0.032"}': "0+600x100",
+        'streammeta_loop_lag_seconds_bucket{le="0.064"}': "0+600x100",
+        'streammeta_loop_lag_seconds_bucket{le="+Inf"}': "0+600x100",
+        f'{REFUSED}{{reason="BUSY"}}': "0+1x100",
+        f'{REFUSED}{{reason="NO_IDENTITY"}}': "0+1x100",
+        'streammeta_connections_refused_total{plane="peers",cause="handshake_failed"}': "0+1x100",
+        f'{RELOADS}{{plane="peers",result="refused"}}': "0x100",
+        f'{RELOADS}{{plane="peers",result="replaced"}}': "0+1x100",
+        f'{NOT_AFTER}{{plane="peers"}}': f"{15 * DAY_S}x100",
+    }
+    if number == 1:
+        series['streammeta_quorum_replica_last_caught_up_age_seconds{peer="2"}'] = "1x100"
+    return {with_labels(name, number): values for name, values in series.items()}
+
+
+def with_labels(name: str, number: int) -> str:
+    name, _, labels = name.partition("{")
+    own = f'job="meta",instance="c{number}"'
+    return f"{name}{{{own}}}" if not labels else f"{name}{{{own},{labels}"
+
+
+WELL = {name: values for number in (1, 2, 3) for name, values in of_controller(number).items()}
+
+
+def changed(name: str, values: str, number: int = 1) -> dict[str, str]:
+    return {**WELL, with_labels(name, number): values}
+
+
+CASES: Mapping[str, tuple[Mapping[str, str], Sequence[str]]] = {
+    "well": (WELL, []),
+    "all are gone": ({}, ["StreammetaNoLeader"]),
+    "no leader": (
+        {**WELL, **{with_labels("streammeta_quorum_has_leader", n): "0x100" for n in (1, 2, 3)}},
+        ["StreammetaNoLeader"],
+    ),
+    "one sees no leader": (changed("streammeta_quorum_has_leader", "0x100"), []),
+    "one is gone": (
+        {name: values for name, values in WELL.items() if '"c3"' not in name},
+        ["StreammetaMajorityAtRisk"],
+    ),
+    "alone by design": (
+        {**of_controller(1), with_labels("streammeta_quorum_voters", 1): "1x100"},
+        [],
+    ),
+    "elections": (
+        changed("streammeta_quorum_epoch", "7x80 8 9 10 11 12x10"),
+        ["StreammetaLeaderChanges"],
+    ),
+    "one election": (changed("streammeta_quorum_epoch", "7x80 8x20"), []),
+    "a replica is behind": (
+        changed('streammeta_quorum_replica_last_caught_up_age_seconds{peer="2"}', "61x100"),
+        ["StreammetaReplicaBehind"],
+    ),
+    "repairing": (changed("streammeta_quorum_repairing", "1x100"), ["StreammetaRepairing"]),
+    "repaired soon": (changed("streammeta_quorum_repairing", "0x84 1x10"), []),
+    "disk full": (changed("streammeta_disk_full", "1x100"), ["StreammetaDiskFull"]),
+    "expires soon": (
+        changed(
+            f'{NOT_AFTER}{{plane="peers"}}',
+            f"{13 * DAY_S}x100",
+        ),
+        ["StreammetaCertificateExpiresSoon"],
+    ),
+    "expires": (
+        changed(f'{NOT_AFTER}{{plane="peers"}}', "3x100"),
+        ["StreammetaCertificateExpires", "StreammetaCertificateExpiresSoon"],
+    ),
+    "not replaced": (
+        changed(f'{RELOADS}{{plane="peers",result="refused"}}', "0x60 1x40"),
+        ["StreammetaCertificateNotReplaced"],
+    ),
+    "memory": (
+        changed("process_resident_memory_bytes", "810x100"),
+        ["StreammetaMemoryNearLimit"],
+    ),
+    "loop held": (
+        changed('streammeta_loop_lag_seconds_bucket{le="0.032"}', "0+500x100"),
+        ["StreammetaLoopHeld"],
+    ),
+    "denied": (
+        changed(f'{REFUSED}{{reason="NO_IDENTITY"}}', "0+90x100"),
+        ["StreammetaCallersRefused"],
+    ),
+    "connections": (
+        changed(
+            'streammeta_connections_refused_total{plane="peers",cause="handshake_failed"}',
+            "0+90x100",
+        ),
+        ["StreammetaConnectionsRefused"],
+    ),
+    "busy": (changed(f'{REFUSED}{{reason="BUSY"}}', "0+90x100"), ["StreammetaOverloaded"]),
+    "audit fails": (changed("streammeta_audit_failing", "1x100"), ["StreammetaAuditFailing"]),
+    "audit loses": (
+        changed("streammeta_audit_dropped_total", "0x80 1x5 2x20"),
+        ["StreammetaAuditFailing"],
+    ),
+}
+
+
+def promtool(*words: str | Path) -> None:
+    ran = subprocess.run(
+        ["promtool", *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def unit_test(name: str) -> Mapping[str, Any]:
+    series, expected = CASES[name]
+    return {
+        "name": name,
+        "interval": "1m",
+        "input_series": [{"series": one, "values": values} for one, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+                "eval_time": f"{MINUTES}m",
+                "exp_samples": [
+                    {"labels": f'{{alertname="{each}"}}', "value": 1} for each in expected
+                ],
+            }
+        ],
+    }
+
+
+@needs_promtool
+def test_alerts_fire_when_they_are_to_and_only_then(tmp_path: Path) -> None:
+    tests = {
+        "rule_files": [str(RULES)],
+        "evaluation_interval": "1m",
+        "tests": [unit_test(name) for name in CASES],
+    }
+    file = tmp_path / "alerts.test.yml"
+    file.write_text(json.dumps(tests))
+    promtool("check", "rules", RULES)
+    promtool("test", "rules", file)
+
+
+def test_every_alert_has_a_case() -> None:
+    assert {each["alert"] for each in ALERTS} == {
+        name for _, expected in CASES.values() for name in expected
+    }
+
+
+def test_rules_speak_of_metrics_that_exist() -> None:
+    known = names() | {"streammeta_loop_lag_seconds_bucket"}
+    for each in ALERTS:
+        used = set(re.findall(r"\b(?:streammeta|process)_\w+", each["expr"]))
+        assert used
+        assert used <= known, each["alert"]
+        assert set(each["annotations"]) == {"summary", "description"}
+        assert each["labels"]["severity"] in ("warning", "critical")

@@ -1,0 +1,76 @@
+"""Settings of the listener for HTTP: what is refused at the start, and which files it then uses."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from streammeta.controller.config import ConfigError
+from streammeta.controller.own_tls import OwnTls
+from tests.kit.certificates import Authority
+from tests.trust.test_tls_settings import BEYOND, OURS, config
+
+HERE = "127.0.0.1:9093"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"http_listen": "h"}, "http-listen: 'h'; must be HOST:PORT"),
+        ({"http_listen": "127.0.0.1:9091"}, "http-listen: '127.0.0.1:9091' is taken by another"),
+        ({"http_listen": "127.0.0.1:9092"}, "http-listen: '127.0.0.1:9092' is taken by another"),
+        ({"http_listen": BEYOND}, f"http-listen: {BEYOND} is plain text, which lets others"),
+        ({"http_listen": BEYOND, "tls": OURS, "http_plain_text": True}, "or --insecure"),
+        ({"http_listen": BEYOND, "peer_tls": OURS}, "give --http-tls-ca, --http-tls-cert and"),
+        ({"http_tls": OURS}, "http-tls-ca: needs --http-listen"),
+        ({"http_plain_text": True}, "http-plain-text: needs --http-listen"),
+        (
+            {"http_listen": HERE, "http_tls": OURS, "http_plain_text": True},
+            "http-plain-text: excludes --http-tls-ca",
+        ),
+    ],
+)
+def test_what_others_could_read_must_be_said(options: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        config(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"http_listen": "localhost:1"},
+        {"http_listen": BEYOND, "tls": OURS},
+        {"http_listen": BEYOND, "http_tls": OURS},
+        {"http_listen": BEYOND, "insecure": True},
+        {"http_listen": BEYOND, "tls": OURS, "http_plain_text": True, "insecure": True},
+    ],
+)
+def test_loopback_tls_and_what_is_said_pass(options: dict[str, object]) -> None:
+    config(**options)
+
+
+def test_the_files_of_clients_hold_unless_others_are_given(authority: Authority) -> None:
+    first, second = (authority.issue("controller/1", serial=serial) for serial in (0, 1))
+
+    def protected(**options: object) -> set[str]:
+        return {each.plane for each in OwnTls(config(**options)).states()}
+
+    assert protected(tls=first) == {"clients", "peers"}
+    assert protected(tls=first, http_listen=HERE) == {"clients", "peers", "http"}
+    assert protected(http_tls=second, http_listen=HERE) == {"http"}
+    assert protected(tls=first, http_listen=HERE, http_plain_text=True) == {"clients", "peers"}
+    assert protected(http_listen=HERE) == set()
+
+    plain = OwnTls(config(http_listen=HERE))
+    assert plain.http.listening is None
+    assert plain.describe()["http"] == f"{HERE} plain text"
+    both = OwnTls(config(tls=first, http_tls=second, http_listen=HERE))
+    assert both.http.listening is not None
+    assert not both.http.takes_plain_text
+    assert both.describe()["http"] == f"{HERE} tls 1.3"
+
+
+def test_the_certificate_for_http_is_the_controllers_own(authority: Authority) -> None:
+    with pytest.raises(ConfigError, match=r"^http-tls-cert: .* must be that of .*controller/1"):
+        OwnTls(config(http_listen=HERE, http_tls=authority.issue("controller/2")))

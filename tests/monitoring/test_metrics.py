@@ -1,0 +1,174 @@
+"""Metrics of a controller: their values, names and units, and the page that describes them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from streammeta.controller.monitoring.exposition import Exposition
+from streammeta.controller.monitoring.loop_lag import INTERVAL_S, LoopLag
+from streammeta.controller.quorum import roles
+from streammeta.controller.trust.audit_file import AuditFile
+from streammeta.controller.trust.audit_writer import AuditWriter
+from streammeta.storage.durable_files import PosixFileSystem
+from tests.kit.fake_broker import until
+from tests.monitoring.http_calls import samples
+from tests.monitoring.metrics_table import table, written
+from tests.monitoring.sampled import END, LEADING, SOURCES, audited, registry_of
+
+LINES_MAX = 400
+"""Lines of a scrape, whatever the map holds."""
+
+
+def scraped(registry: CollectorRegistry) -> dict[str, float]:
+    return {
+        name.removeprefix("streammeta_"): value
+        for name, value in samples(generate_latest(registry).decode()).items()
+    }
+
+
+def test_values_are_those_of_the_parts() -> None:
+    seen = scraped(registry_of())
+    assert seen['build_info{version="1.2.3"}'] == 1
+    assert (seen["quorum_is_leader"], seen["quorum_has_leader"], seen["quorum_leader_id"]) == (
+        1,
+        1,
+        1,
+    )
+    assert seen['quorum_state{state="leader"}'] == 1
+    assert sum(value for name, value in seen.items() if name.startswith("quorum_state{")) == 1
+    assert (seen["quorum_epoch"], seen["quorum_high_watermark"]) == (3, 50_000)
+    assert (seen["log_end_offset"], seen["log_applied_offset"]) == (50_000, 49_000)
+    assert seen['quorum_replica_lag_offsets{peer="2"}'] == 10
+    assert 'quorum_replica_lag_offsets{peer="3"}' not in seen
+    assert seen['quorum_replica_last_caught_up_age_seconds{peer="2"}'] == 0.25
+    assert seen['map_objects{state="mark_destroyed"}'] == 4
+    assert (seen["map_streams"], seen["map_nodes"], seen["map_keys"]) == (1, 6, 7)
+    assert seen['tls_certificate_not_after_timestamp_seconds{plane="http"}'] == END.timestamp()
+    assert seen['tls_reloads_total{plane="http",result="refused"}'] == 2
+    assert seen['connections{plane="clients"}'] == 3
+    assert seen['connections_refused_total{cause="hello_refused",plane="peers"}'] == 3
+    assert seen["tls_handshakes_begun_total"] == 11
+    assert seen['requests_refused_total{reason="NO_IDENTITY"}'] == 5
+    assert seen['commits_total{verdict="accepted"}'] == 20
+    assert seen['commits_total{verdict="refused"}'] == 1
+    assert (seen["request_memory_bytes"], seen["memory_limit_bytes"]) == (4096, 1 << 30)
+    assert seen["process_resident_memory_bytes"] > 1 << 20
+
+
+def test_what_can_be_counted_is_there_before_it_happens() -> None:
+    seen = scraped(registry_of())
+    assert seen['connections_refused_total{cause="handshake_failed",plane="http"}'] == 0
+    assert seen['requests_refused_total{reason="BUSY"}'] == 0
+    assert seen['loop_lag_seconds_bucket{le="0.0005"}'] == 0
+
+
+def test_what_is_not_known_has_no_value() -> None:
+    following = replace(LEADING, role="follower", leader_id=None)
+    sources = replace(SOURCES, quorum=lambda: following, certificates=list)
+    seen = scraped(registry_of(sources))
+    assert (seen["quorum_is_leader"], seen["quorum_has_leader"]) == (0, 0)
+    for name in ("quorum_leader_id", "quorum_replica_lag", "tls_cert", "audit_"):
+        assert not [each for each in seen if each.startswith(name)]
+
+
+def test_every_part_in_the_quorum_is_a_state() -> None:
+    states = {
+        roles.Unattached, roles.Prospective, roles.Candidate, roles.Follower, roles.Leader,
+        roles.Resigned,
+    }  # fmt: skip
+    named = [name for name in scraped(registry_of()) if name.startswith("quorum_state{")]
+    assert {f'quorum_state{{state="{state.__name__.lower()}"}}' for state in states} == set(named)
+
+
+async def test_the_audit_log_is_watched(tmp_path: Path) -> None:
+    writer = AuditWriter(AuditFile(PosixFileSystem(), tmp_path / "audit.log"))
+    try:
+        seen = scraped(audited(writer))
+        assert (seen["audit_failing"], seen["audit_lines_total"]) == (0, 0)
+        writer.failure, writer.lost = "the disk is full", 3
+        seen = scraped(audited(writer))
+        assert (seen["audit_failing"], seen["audit_dropped_total"]) == (1, 3)
+        writer.failure = ""
+    finally:
+        await writer.stop()
+
+
+def test_the_page_has_all_metrics() -> None:
+    assert written() == table(), "run: python -m tests.monitoring.metrics_table"
+
+
+def test_a_scrape_is_short() -> None:
+    assert len(generate_latest(registry_of()).splitlines()) <= LINES_MAX
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_finds_nothing() -> None:
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input=generate_latest(registry_of()),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (checked.returncode, checked.stderr) == (0, b"")
+
+
+class Counted(Collector):
+    """Two metrics; counts how often they are collected, and how often others ran between them."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def collect(self) -> Iterator[Metric]:
+        self.times += 1
+        yield GaugeMetricFamily("one", "One.", value=1)
+        yield GaugeMetricFamily("two", "Two.", value=self.times)
+
+
+async def test_scrapes_at_the_same_time_share_one_and_others_run_meanwhile() -> None:
+    registry, counted = CollectorRegistry(), Counted()
+    registry.register(counted)
+    counted.times = 0
+    exposition = Exposition(registry)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    running = asyncio.create_task(others())
+    texts = await asyncio.gather(exposition.text(), exposition.text())
+    running.cancel()
+    assert [samples(text.decode()) for text in texts] == [{"one": 1.0, "two": 1.0}] * 2
+    assert turns >= 2
+    assert samples((await exposition.text()).decode())["two"] == 2
+
+
+async def test_a_held_loop_is_seen() -> None:
+    registry = CollectorRegistry()
+    measuring = asyncio.create_task(LoopLag(registry).run())
+
+    def late() -> float:
+        return scraped(registry)["loop_lag_seconds_sum"]
+
+    await asyncio.sleep(0)
+    held_for = 3 * INTERVAL_S
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + held_for
+    while loop.time() < until_s:
+        pass
+    await until(lambda: scraped(registry)["loop_lag_seconds_count"] >= 1, "a measurement")
+    assert late() >= held_for - INTERVAL_S - 0.01
+    measuring.cancel()
