@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from streammeta.controller import features
-from streammeta.controller.errors import InvariantError
+from streammeta.controller.errors import InvariantError, NewerLogError
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
 from streammeta.controller.journal.errors import NewerVersionError
 from streammeta.controller.metadata import feature_level
@@ -64,12 +64,18 @@ def test_levels_that_changed_data_are_those_of_the_tables(monkeypatch: pytest.Mo
     assert features.data_changes(3, 4) == [4]
 
 
-@pytest.mark.parametrize(("level", "told"), [(3, "upgrade this controller"), (1, "but it is 1")])
+@pytest.mark.parametrize(
+    ("level", "error", "told"),
+    [
+        (3, NewerLogError, "start a version that runs at level 3"),
+        (1, InvariantError, "sets feature level 1, but it is 1"),
+    ],
+)
 def test_a_record_of_a_level_that_is_not_above_or_not_known_is_refused(
-    level: int, told: str
+    level: int, error: type[Exception], told: str
 ) -> None:
     cluster_map = ClusterMap()
-    with pytest.raises(InvariantError, match=told):
+    with pytest.raises(error, match=told):
         cluster_map.apply(0, [FeatureLevelSet(level=level)])
     assert cluster_map.feature_level == features.BASE_LEVEL
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 
+from streammeta.controller.errors import NewerLogError
 from streammeta.controller.records import record as rec
 from streammeta.controller.records.codec import RecordCodecError, decode_records, encode_records
 from streammeta.v1.records_pb2 import RecordSet
@@ -82,7 +83,7 @@ def test_bytes_that_are_no_record_set_are_refused(payload: bytes) -> None:
 
 def test_an_unknown_kind_of_record_is_refused_by_name() -> None:
     unknown = bytes.fromhex("0a05" + "a206" + "02" + "0801")  # field 100 of Record
-    with pytest.raises(RecordCodecError, match="does not know"):
+    with pytest.raises(NewerLogError, match="does not know"):
         decode_records(unknown)
 
 
@@ -144,7 +145,7 @@ def test_a_field_that_a_newer_version_added_is_refused_wherever_it_is(record: re
     for place in range(len(list(messages(RecordSet.FromString(payload))))):
         record_set = RecordSet.FromString(payload)
         list(messages(record_set))[place].MergeFromString(NEWER)
-        with pytest.raises(RecordCodecError, match=r"field 127 of record set.* newer controller"):
+        with pytest.raises(NewerLogError, match=r"field 127 of record set.* newer controller"):
             decode_records(record_set.SerializeToString())
 
 

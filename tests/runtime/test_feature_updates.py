@@ -1,6 +1,7 @@
 """The level is raised once every controller that takes part can run at it, and not before."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import grpc
 import pytest
@@ -9,14 +10,18 @@ from streammeta.controller.errors import (
     ApiError,
     FeatureLevelError,
     InvalidRequestError,
+    NewerLogError,
     NotLeaderError,
 )
 from streammeta.controller.features import SUPPORTED, UNTOLD, Levels, Software
 from streammeta.controller.ids import NodeId
+from streammeta.controller.journal.errors import NewerVersionError
 from streammeta.controller.metadata.answers import SetFeatureLevelAnswer
+from streammeta.controller.quorum.config import QuorumLimits
 from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.quorum_service import QuorumServicer
 from streammeta.controller.rpc.services import service_handler
+from streammeta.controller.runtime import map_checkpoint
 from streammeta.controller.runtime.feature_updates import FeatureUpdates
 from streammeta.controller.runtime.peer_versions import PeerVersions
 from streammeta.controller.trust.door import Door
@@ -25,7 +30,7 @@ from streammeta.rpc.failures import read_failure
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 from tests.kit.grpc_servers import served
-from tests.kit.memory_cluster import CLUSTER, MemoryCluster
+from tests.kit.memory_cluster import CLUSTER, MemoryCluster, eventually
 
 NEW = Software("2.0", SUPPORTED)
 OLD = Software("1.0", Levels(1, 1))
@@ -169,3 +174,37 @@ async def test_operators_are_told_why_a_replica_is_no_new_voter(
         "FEATURE_LEVEL",
     )
     assert failure.metadata == {"level": "2", "blocked_by": "7"}
+
+
+async def test_an_older_follower_stops_at_the_level_and_the_others_go_on(
+    cluster: MemoryCluster, leader: int
+) -> None:
+    older = (leader + 1) % cluster.size
+    node = cluster.nodes[older]
+    node.controller.cluster_map._feature_level._levels = OLD.levels
+    await update(updates(cluster, leader), 2)
+    await eventually(node.driver.fatal.done, "the older one stops")
+    assert isinstance(node.driver.fatal.exception(), NewerLogError)
+    assert node.controller.cluster_map.feature_level == 1
+    last = await cluster.fill("after", 1)
+    await cluster.agree((leader + 2) % cluster.size, last.offset)
+
+
+async def test_an_older_replica_that_is_sent_a_snapshot_of_the_level_stops_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with MemoryCluster(tmp_path, limits=QuorumLimits(snapshots_kept=1)) as cluster:
+        await cluster.fill("a", 20)
+        leader = await cluster.leader()
+        await update(updates(cluster, leader), 2)
+        driver = cluster.nodes[leader].driver
+        taken = await driver.take_snapshot()
+        await eventually(
+            lambda: driver.describe().log_start_offset == taken.end_offset, "the log is trimmed"
+        )
+        monkeypatch.setattr(map_checkpoint, "SUPPORTED", OLD.levels)
+        older = await cluster.start(cluster.size)
+        await eventually(older.driver.fatal.done, "the older one stops")
+        assert isinstance(older.driver.fatal.exception(), NewerVersionError)
+        assert taken.file_name not in cluster.snapshot_files(cluster.size)
+        assert older.controller.committed_end == 0

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from streammeta.controller.errors import InvariantError
+from streammeta.controller.errors import NewerLogError
 from streammeta.controller.features import BASE_LEVEL, SUPPORTED, Levels
 from streammeta.controller.ids import NodeId
 from streammeta.controller.journal.errors import (
@@ -189,7 +189,7 @@ class World:
                 violated("no false alarm", f"{node.key}: {error!r}")
             self.counts["damage found while running"] += 1
             self.crash(node, power=False)
-        except (InvariantError, NewerVersionError) as error:
+        except (NewerLogError, NewerVersionError) as error:
             if node.levels == SUPPORTED:
                 raise
             self.counts["older versions stopped by a level"] += 1

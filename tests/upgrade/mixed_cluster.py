@@ -57,6 +57,14 @@ def _follows(cluster: MixedCluster, node_id: int) -> bool:
     return seen.get("last_fetch_ms") is not None and seen["lag"] < 100
 
 
+def ended(cluster: MixedCluster, node_id: int) -> str:
+    """Wait until a controller has ended by itself, with an error; return what it said last."""
+    child = cluster.children[node_id]
+    wait_until(lambda: not child.is_running, f"controller {node_id} ends")
+    assert child.stop() == 1
+    return child.log_tail(2)
+
+
 def features(cluster: MixedCluster, command: str, *words: str) -> dict[str, Any]:
     """Run `streammeta features`."""
     return streammeta("features", command, "--connect", cluster.connect, *words)

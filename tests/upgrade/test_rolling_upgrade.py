@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.real_cluster import leader_of, wait_until, writes_going_on
+from tests.kit.real_cluster import leader_of, writes_going_on
 from tests.upgrade.mixed_cluster import (
     MixedCluster,
+    ended,
     expect_equal_maps,
     features,
     mixed_cluster,
@@ -19,6 +20,7 @@ from tests.upgrade.mixed_cluster import (
 
 pytestmark = pytest.mark.process
 LEVEL = 2
+TOLD = f"start a version that runs at level {LEVEL}"
 ALL = (1, 2, 3)
 
 
@@ -43,14 +45,11 @@ def expect_level(cluster: MixedCluster) -> None:
 def expect_refused(cluster: MixedCluster, node_id: int) -> None:
     """The older version does not start again, and leaves the directory as it is."""
     directory = cluster.data_dir(node_id)
-    assert cluster.children[node_id].stop() == 0
+    cluster.children[node_id].stop()
     before = {path.name: path.read_bytes() for path in directory.iterdir()}
     cluster.older.add(node_id)
     cluster.spawn(node_id)
-    child = cluster.children[node_id]
-    wait_until(lambda: not child.is_running, "the older version ends")
-    assert child.stop() == 1
-    assert f"start a version that runs at level {LEVEL}" in child.log_tail()
+    assert TOLD in ended(cluster, node_id)
     assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
     cluster.older.discard(node_id)
     cluster.start(node_id)
@@ -74,6 +73,15 @@ def test_before_the_level_is_raised_all_can_go_back(tmp_path: Path) -> None:
         restart(cluster, 1, is_older=True)
         writes.expect_progress()
         expect_equal_maps(cluster)
+
+
+def test_an_older_observer_stops_at_the_level_and_does_not_start_again(tmp_path: Path) -> None:
+    with mixed_cluster(tmp_path, older=(), count=1) as cluster:
+        raise_level(cluster, LEVEL)
+        cluster.older.add(2)
+        observer = cluster.join()
+        assert "the cluster is at feature level" in ended(cluster, observer)
+        expect_refused(cluster, observer)
 
 
 @pytest.mark.slow

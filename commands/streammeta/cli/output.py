@@ -28,7 +28,7 @@ import grpc
 from streammeta.cli.client import CallError, Command, call_error
 from streammeta.cli.profiles import ProfileError
 from streammeta.controller.config import ConfigError
-from streammeta.controller.errors import ApiError
+from streammeta.controller.errors import ApiError, NewerLogError
 from streammeta.controller.journal.errors import DirectoryNotFormattedError, JournalError
 from streammeta.rpc.failures import read_failure
 from streammeta.rpc.tls import TlsError
@@ -112,7 +112,7 @@ class CommandError(Exception):
 
 
 EXPECTED_ERRORS = (
-    *(CommandError, ApiError, ConfigError, StorageError, JournalError),
+    *(CommandError, ApiError, ConfigError, StorageError, JournalError, NewerLogError),
     *(grpc.RpcError, OSError, ProfileError, TlsError),
 )
 """Errors that `command_output` turns into an answer; any other is a defect."""
@@ -133,6 +133,9 @@ def explain(error: Exception) -> CommandError:
             return CommandError("STORAGE", str(error), "repeat the command once this is mended")
         case JournalError():
             return CommandError("DATA_DIRECTORY", str(error), _directory_hint(error))
+        case NewerLogError():
+            hint = "nothing is lost: the newer version goes on with the same directory"
+            return CommandError("NEWER_VERSION", str(error), hint)
         case ProfileError():
             return CommandError("PROFILE", str(error), "correct the file, or give --profile none")
         case TlsError():

@@ -187,6 +187,13 @@ class MapOlderThanBucketError(ApiError):
         self.claimed = claimed
 
 
+class NewerLogError(Exception):
+    """An entry of the log holds what only a newer version can read: the process stops.
+
+    Nothing is wrong with log or directory; the newer version goes on with them.
+    """
+
+
 class InvariantError(Exception):
     """A state that must not exist: a defect of ours. The process stops rather than go on."""
 

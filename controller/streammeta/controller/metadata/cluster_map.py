@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streammeta.controller.errors import ErrorCode, InvariantError
+from streammeta.controller.errors import ErrorCode, InvariantError, NewerLogError
 from streammeta.controller.metadata import answers, requests
 from streammeta.controller.metadata.commit_rules import Repeats
 from streammeta.controller.metadata.compactions import Compactions
@@ -133,6 +133,7 @@ class ClusterMap:
 
         Raises:
             InvariantError: the records don't fit the map; what was replayed of them is undone.
+            NewerLogError: this version can't run at the feature level that they set; likewise.
         """
         if offset < self.applied_end_offset:
             raise InvariantError(
@@ -146,6 +147,8 @@ class ClusterMap:
                 self._replayers[type(record)](record, offset, entry.undo)
         except Exception as error:
             _undo(entry.undo)
+            if isinstance(error, NewerLogError):
+                raise
             raise InvariantError(f"log entry {offset} does not fit the map: {error}") from error
         self._applied.append(entry)
         self.applied_end_offset = offset + 1

@@ -5,7 +5,7 @@ It is lowered only where no level between has changed what log and checkpoints h
 
 from __future__ import annotations
 
-from streammeta.controller.errors import InvariantError
+from streammeta.controller.errors import InvariantError, NewerLogError
 from streammeta.controller.features import BASE_LEVEL, SUPPORTED, data_changes
 from streammeta.controller.metadata.answers import SetFeatureLevelAnswer
 from streammeta.controller.metadata.requests import SetFeatureLevel
@@ -43,16 +43,16 @@ class FeatureLevel:
         """See `FeatureLevelSet`.
 
         Raises:
-            InvariantError: the level does not change, or not in a way that it may, or this version
-                can't run at it.
+            InvariantError: the level does not change, or not in a way that it may.
+            NewerLogError: this version can't run at it.
         """
         if record.level == self._current or data_changes(record.level, self._current):
             raise InvariantError(
                 f"record sets feature level {record.level}, but it is {self._current}"
             )
         if not self._levels.include(record.level):
-            raise InvariantError(
-                f"feature level {record.level} is none of {self._levels}, those of this version; "
-                "upgrade this controller"
+            raise NewerLogError(
+                f"the cluster is at feature level {record.level}, and this version runs at "
+                f"{self._levels}; start a version that runs at level {record.level}"
             )
         undo.assign(self, "_current", record.level)

@@ -14,6 +14,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from streammeta.controller.errors import NewerLogError
 from streammeta.controller.records import record as rec
 from streammeta.v1.records_pb2 import RecordSet
 
@@ -21,7 +22,7 @@ _COLUMN_DTYPE = np.dtype("<i8")
 
 
 class RecordCodecError(Exception):
-    """Bytes that are no record set this version can replay; the message says where and why."""
+    """Bytes that are no record set; the message says where and why."""
 
 
 def encode_records(records: Sequence[rec.Record]) -> bytes:
@@ -39,8 +40,9 @@ def decode_records(payload: bytes) -> tuple[rec.Record, ...]:
     """Return the records of one log entry.
 
     Raises:
-        RecordCodecError: the bytes are damaged, empty, or hold a kind of record, or a field of
-            one, that this version does not know.
+        RecordCodecError: the bytes are damaged or empty.
+        NewerLogError: they hold a kind of record, or a field of one, that this version does not
+            know.
     """
     try:
         record_set = RecordSet.FromString(payload)
@@ -58,7 +60,7 @@ def _refuse_unknown_fields(record_set: RecordSet, payload: bytes) -> None:
     if record_set.ByteSize() == len(payload):
         return  # a walk through all messages would cost as much as decoding them
     for path, number in _unknown_fields(RecordSet.FromString(payload), "record set"):
-        raise RecordCodecError(
+        raise NewerLogError(
             f"field {number} of {path} is one this version does not know; "
             "a newer controller wrote it, upgrade this one"
         )
@@ -77,8 +79,10 @@ def _unknown_fields(message: Message, path: str) -> Iterator[tuple[str, int]]:
 def _decode(index: int, message: Any) -> rec.Record:
     name = message.WhichOneof("kind")
     layout = _LAYOUTS_BY_NAME.get(name)
+    if not message.ByteSize():
+        raise RecordCodecError(f"record {index} is empty")
     if layout is None:
-        raise RecordCodecError(
+        raise NewerLogError(
             f"record {index} is of a kind this version does not know; "
             "a newer controller wrote it, upgrade this one"
         )

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from streammeta.controller.errors import NewerLogError
 from streammeta.controller.features import SUPPORTED
 from streammeta.controller.journal.directory import read_identity
 from streammeta.controller.journal.errors import NewerVersionError
 from streammeta.controller.journal.segment import JournalSegment, open_segments
 from streammeta.controller.quorum.messages import Batch, BatchKind
-from streammeta.controller.records.codec import RecordCodecError, decode_records, encode_records
+from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import FeatureLevelSet
 from streammeta.storage.durable_files import File, FileSystem, PosixFileSystem
 from streammeta.storage.segmented_log import BadFrameError
@@ -61,16 +62,13 @@ def _check_batch(path: Path, batch: Batch) -> None:
     for payload in batch.payloads:
         if _MARK not in payload:
             continue
-        for record in _records(path, payload):
+        try:
+            records = decode_records(payload)
+        except NewerLogError as error:
+            raise NewerVersionError(f"{path}: {error}") from error
+        for record in records:
             if isinstance(record, FeatureLevelSet) and not SUPPORTED.include(record.level):
                 raise NewerVersionError(
                     f"{path} sets feature level {record.level}, and this version runs at "
                     f"{SUPPORTED}; start a version that runs at level {record.level}"
                 )
-
-
-def _records(path: Path, payload: bytes) -> tuple[object, ...]:
-    try:
-        return decode_records(payload)
-    except RecordCodecError as error:
-        raise NewerVersionError(f"{path}: {error}") from error
