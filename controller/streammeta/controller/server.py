@@ -11,11 +11,10 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from importlib import metadata
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import grpc
 import structlog
@@ -25,6 +24,7 @@ from grpc_health.v1 import health, health_pb2
 from streammeta.controller.auditing import Auditing
 from streammeta.controller.backup.uploader import Backup
 from streammeta.controller.config import ConfigError, ControllerConfig
+from streammeta.controller.doors import Doors
 from streammeta.controller.features import SUPPORTED, Software
 from streammeta.controller.journal.directory import check_identity, read_identity
 from streammeta.controller.journal.journal import Journal
@@ -71,10 +71,7 @@ from streammeta.controller.runtime.object_id_gate import ObjectIdGate
 from streammeta.controller.runtime.process_memory import ProcessMemory, default_limit
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.controller.trust.auditor import Office
-from streammeta.controller.trust.door import Door
-from streammeta.controller.trust.method_rules import HTTP_RULES, RULES, Rule
-from streammeta.controller.trust.policy import Policy, PolicyError
-from streammeta.controller.trust.policy_file import PolicyFile
+from streammeta.controller.trust.policy import Policy
 from streammeta.controller.trust.rates import Rates
 from streammeta.rpc.connections import CONNECTIONS_MAX, listen, new_server
 from streammeta.rpc.contract import SERVICES
@@ -82,9 +79,6 @@ from streammeta.storage.durable_files import PosixFileSystem
 from streammeta.storage.installation import DISTRIBUTION
 from streammeta.storage.object_store.address import open_object_store, without_secrets
 from streammeta.storage.object_store.base import ObjectStore
-
-if TYPE_CHECKING:
-    from streammeta.controller.trust.issuer_keys import IssuerKeys
 
 _log = structlog.get_logger(component="server")
 
@@ -132,8 +126,7 @@ def check(config: ControllerConfig) -> None:
     """
     OwnTls(config)
     check_advertised(config)
-    _policy_file(config)
-    _token_keys(config, Door(config.cluster_id))
+    Doors(config)
     identity = read_identity(config.data_dir, PosixFileSystem(read_only=True))
     check_identity(identity, config.data_dir, config.cluster_id, config.node_id)
     check_levels(config.data_dir)
@@ -275,23 +268,14 @@ class ControllerNode:
         )
         self._memory = ProcessMemory(_memory_limit(config))
         self._auditing = Auditing(config, clock, self._office)
-        self._policy = _policy_file(config)
-        self._door = self._new_door(RULES)
-        if self._policy is not None:
-            self._deny_peers(self._policy.current)
-            self._policy.on_change(self._deny_peers)
-        self._token_keys = _token_keys(config, self._door)
+        self._doors = Doors(config)
+        if self._doors.policy is not None:
+            self._deny_peers(self._doors.policy.current)
+            self._doors.policy.on_change(self._deny_peers)
         self._request_memory = MemoryBudget(config.request_memory_mb << 20, self._memory.took)
         self._phase = Phase.STARTING
         self._health_tasks: set[asyncio.Task[None]] = set()
         self._controller.on_leadership(self._announce_leadership)
-
-    def _new_door(self, rules: Mapping[str, Rule]) -> Door:
-        if self._policy is None:
-            return Door(self._config.cluster_id, rules=rules)
-        door = Door(self._config.cluster_id, self._policy.current, rules)
-        self._policy.on_change(door.take)
-        return door
 
     def _duties(self, store: ObjectStore, clock: Clock) -> tuple[LifecycleTask, ...]:
         config = self._config
@@ -357,8 +341,8 @@ class ControllerNode:
             loop.add_signal_handler(number, self._stop_asked, stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._look_again)
         self._tls.tell(self._auditing.changed)
-        if self._policy is not None:
-            self._policy.told = self._auditing.changed
+        if self._doors.policy is not None:
+            self._doors.policy.told = self._auditing.changed
         async with self._auditing, self._listening(), self._lifecycle_running() as lifecycle:
             _log.info("memory", limit_bytes=self._memory.limit_bytes)
             await self._set_health("leader", serving=False)
@@ -395,7 +379,7 @@ class ControllerNode:
         """Look at files that may have been replaced, or moved away."""
         self._auditing.look()
         self._reloading.ask()
-        for files in (self._policy, self._token_keys):
+        for files in (self._doors.policy, self._doors.token_keys):
             if files is not None:
                 files.look_now()
 
@@ -447,7 +431,7 @@ class ControllerNode:
             request_memory=self._request_memory,
             audit=self._auditing.writer,
         )
-        monitoring = Monitoring(parts, self._new_door(HTTP_RULES))
+        monitoring = Monitoring(parts, self._doors.of_pages())
         try:
             await monitoring.start(address)
         except OSError as error:
@@ -459,7 +443,7 @@ class ControllerNode:
 
     @contextlib.asynccontextmanager
     async def _lifecycle_running(self) -> AsyncIterator[Sequence[asyncio.Task[None]]]:
-        files = (self._reloading, self._policy, self._token_keys)
+        files = (self._reloading, self._doors.policy, self._doors.token_keys)
         watching = (part for part in files if part is not None)
         parts = (*self._lifecycle, *watching, self._memory)
         tasks = [asyncio.create_task(part.run()) for part in parts]
@@ -486,8 +470,8 @@ class ControllerNode:
         spool = SnapshotSpool(self._config.data_dir)
         spool.remove_left_over()
         metadata = MetadataHandlers(self._controller, spool, on_copied=self._bucket.claim_soon)
-        quorum = QuorumServicer(self._driver, self._config.cluster_id, features, self._policy)
-        entrance = Entrance(self._door, self._auditing.auditor, memory, rates, guard)
+        quorum = QuorumServicer(self._driver, self._config.cluster_id, features, self._doors.policy)
+        entrance = Entrance(self._doors.of_calls, self._auditing.auditor, memory, rates, guard)
         handlers = [
             *(
                 service_handler(
@@ -523,40 +507,6 @@ class ControllerNode:
 
 def _memory_limit(config: ControllerConfig) -> int:
     return default_limit() if config.memory_limit_mb is None else config.memory_limit_mb << 20
-
-
-def _policy_file(config: ControllerConfig) -> PolicyFile | None:
-    if config.policy is None:
-        return None
-    try:
-        return PolicyFile(config.policy, config.cluster_id)
-    except PolicyError as error:
-        raise ConfigError(f"policy: {error}") from error
-
-
-def _token_keys(config: ControllerConfig, door: Door) -> "IssuerKeys | None":
-    """Let callers with tokens in; return the keys that verify these. None: tokens are not taken."""
-    if config.token_listen is None:
-        return None
-    from streammeta.controller.trust.issuer_keys import IssuerKeys, KeysAddress, KeysFile
-    from streammeta.controller.trust.tokens import KeysError, TokenVerifier
-
-    given = config.oidc_keys
-    is_file = bool(given) and "://" not in given
-    source = (
-        KeysFile(Path(given), config.tls_reload_ms / 1000)
-        if is_file
-        else KeysAddress(config.oidc_issuer, given)
-    )
-    keys = IssuerKeys(source, door.take_keys)
-    verifier = TokenVerifier(config.oidc_issuer, config.oidc_audience)
-    door.take_tokens(verifier, keys.read_again)
-    if is_file:  # an issuer out of reach is no reason not to start
-        try:
-            keys.take(source.read())
-        except KeysError as error:
-            raise ConfigError(f"oidc-keys: {error}") from error
-    return keys
 
 
 def _port_in_use(option: str, address: str, error: Exception) -> PortInUseError:
