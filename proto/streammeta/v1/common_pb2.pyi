@@ -20,7 +20,7 @@ The comment of each RPC has three lines:
     with INVALID_FIELD, LIMIT_EXCEEDED, BUSY, DEADLINE or DEFECT; every RPC that the leader serves
     with NOT_LEADER; every write with OUTCOME_UNKNOWN or DISK_FULL; every read with NOT_CAUGHT_UP.
     docs/protocol.md says what each means.
-  Roles: who may call it over TLS; in plain text everybody may. A broker speaks for its own node,
+  Roles: who may call it over TLS; in plain text every caller may. A broker speaks for its own node,
     or for one that it recovers or compacts; a compactor for any node; a reader only looks;
     reconciler compares bucket and metadata; a backup copies snapshots; an admin is an operator; a
     controller is one of this cluster's. "broker/new" is a broker that has no node id yet; it may

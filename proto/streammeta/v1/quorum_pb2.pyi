@@ -323,7 +323,7 @@ class DescribeQuorumResponse(_message.Message):
     cluster_id: _builtins.str
     """the answering node's cluster"""
     node_id: _builtins.int
-    """who answers"""
+    """the answering controller"""
     role: _builtins.str
     """its role, e.g. leader, follower, candidate"""
     leader_id: _builtins.int
@@ -348,11 +348,11 @@ class DescribeQuorumResponse(_message.Message):
     """when it took that policy, in ms since 1970; absent without one"""
     @_builtins.property
     def voters(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStatus]:
-        """who votes, by the newest set in its log"""
+        """voters by the newest set in its log"""
 
     @_builtins.property
     def observers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStatus]:
-        """who fetches without a vote; the leader alone knows"""
+        """replicas that fetch without a vote; the leader alone knows"""
 
     @_builtins.property
     def snapshot_id(self) -> Global___SnapshotId:

@@ -106,7 +106,7 @@ class Record(_message.Message):
 
     @_builtins.property
     def ranges_removed(self) -> Global___RangesRemovedRecord:
-        """past ranges nobody needs"""
+        """past ranges without a use"""
 
     @_builtins.property
     def streams_deleted(self) -> Global___StreamsDeletedRecord:
@@ -162,11 +162,11 @@ class Record(_message.Message):
 
     @_builtins.property
     def uploads_abandoned(self) -> Global___UploadsAbandonedRecord:
-        """what it owed and nobody will upload"""
+        """what it owed and will not be uploaded"""
 
     @_builtins.property
     def node_locked(self) -> Global___NodeLockedRecord:
-        """who may open streams it owned last"""
+        """which node may open streams it owned last"""
 
     @_builtins.property
     def node_unregistered(self) -> Global___NodeUnregisteredRecord:
@@ -178,7 +178,7 @@ class Record(_message.Message):
 
     @_builtins.property
     def recovery_assigned(self) -> Global___RecoveryAssignedRecord:
-        """who recovers a node's data"""
+        """the node that recovers another's data"""
 
     @_builtins.property
     def deletions_held(self) -> Global___DeletionsHeldRecord:
@@ -279,7 +279,7 @@ class StreamsCreatedRecord(_message.Message):
     request_id: _builtins.str
     """remembered with its answer"""
     node_id: _builtins.int
-    """who asked"""
+    """the node that asked"""
     first_stream_id: _builtins.int
     """equals the map's next stream id"""
     count: _builtins.int
@@ -463,7 +463,7 @@ class ObjectsPreparedRecord(_message.Message):
     request_id: _builtins.str
     """remembered with its answer"""
     node_id: _builtins.int
-    """who asked"""
+    """the node that asked"""
     first_object_id: _builtins.int
     """equals the map's next object id"""
     count: _builtins.int
@@ -778,7 +778,7 @@ class PendingUploadsSetRecord(_message.Message):
     START_OFFSET_FIELD_NUMBER: _builtins.int
     END_OFFSET_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
-    """who owes them"""
+    """the node that owes them"""
     stream_id: _builtins.bytes
     """column"""
     start_offset: _builtins.bytes
@@ -808,7 +808,7 @@ class UploadsAbandonedRecord(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     STREAM_ID_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
-    """who owed them"""
+    """the node that owed them"""
     stream_id: _builtins.bytes
     """column"""
     def __init__(

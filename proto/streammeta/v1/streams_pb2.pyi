@@ -664,7 +664,7 @@ class PendingUpload(_message.Message):
     START_OFFSET_FIELD_NUMBER: _builtins.int
     END_OFFSET_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
-    """who owes it"""
+    """the node that owes it"""
     stream_id: _builtins.int
     """of which stream"""
     start_offset: _builtins.int
@@ -887,7 +887,7 @@ class AbandonUploadsRequest(_message.Message):
     request_id: _builtins.str
     """for tracing; abandoning is idempotent"""
     node_id: _builtins.int
-    """who owes the uploads"""
+    """the node that owes the uploads"""
     @_builtins.property
     def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """these, at most 10000; empty: all it owes"""
