@@ -30,11 +30,16 @@ class FakeLeader(LeaderClient):
         super().__init__(["unused:1"], 1)
         self.state = state
         self.asked = 0
+        self.announced: list[list[int]] = []
+        self.on_announced: Callable[[], None] = lambda: None
         self._fail_at = fail_at
 
-    def check_objects(self, object_ids):  # type: ignore[no-untyped-def]
+    def check_objects(self, object_ids, *, deleting=False):  # type: ignore[no-untyped-def]
         """Answer, or fail."""
         self.asked += 1
+        if deleting:
+            self.announced.append(list(object_ids))
+            self.on_announced()
         if self._fail_at is not None and self.asked >= self._fail_at:
             raise ControllerError("told to fail")
         return self.state.answer(object_ids)
@@ -75,6 +80,8 @@ class Bench:
         self.paced: list[int] = []
         self.pauses: list[float] = []
         self.on_pause: Callable[[float], None] = self.pauses.append
+        self.on_announced: Callable[[], None] = lambda: None
+        self.leader = FakeLeader(self.state)
         for object_id in range(count):
             self.store.put(key_for(object_id, NAMESPACE), b"x" * object_id)
         self.candidates = [
@@ -101,8 +108,9 @@ class Bench:
 
     def judged(self, fail_at: int | None = None) -> list[Judged]:
         """Work through all candidates."""
-        leader = FakeLeader(self.state, fail_at)
-        work = Deleter(self.order, "t", self.store, leader, sleep=self.on_pause)
+        self.leader = FakeLeader(self.state, fail_at)
+        self.leader.on_announced = self.on_announced
+        work = Deleter(self.order, "t", self.store, self.leader, sleep=self.on_pause)
         work._pacer.wait_for = self.paced.append  # type: ignore[assignment, method-assign]
         return [one for batch in work.run(self.candidates) for one in batch]
 
@@ -280,6 +288,29 @@ def test_a_store_that_is_busy_for_long_ends_the_task(tmp_path: Path) -> None:
     outcomes = list(bench.run().values())
     assert outcomes == [Outcome.FAILED] * 20 + [Outcome.SKIPPED] * 40
     assert len(bench.stored()) == 60
+
+
+def test_the_leader_has_on_record_what_is_deleted_and_nothing_else(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, count=250)
+    bench.state.objects[3] = MapObject(COMMITTED)
+    bench.run()
+    announced = bench.leader.announced
+    assert [len(ids) for ids in announced] == [100, 100, 49]
+    assert {one for ids in announced for one in ids} == set(range(250)) - {3}
+    bench.order = replace(bench.order, delete=False)
+    bench.run()
+    assert bench.leader.announced == [], "a dry run"
+
+
+def test_what_the_leader_can_not_put_on_record_is_not_deleted(bench: Bench) -> None:
+    assert set(bench.run(fail_at=2).values()) == {Outcome.FAILED}
+    assert bench.stored() == set(range(5))
+
+
+def test_an_object_that_the_map_has_again_at_the_last_moment_is_kept(bench: Bench) -> None:
+    bench.on_announced = lambda: bench.state.objects.update({3: MapObject(COMMITTED)})
+    assert bench.run() == dict.fromkeys(range(5), Outcome.DELETED) | {3: Outcome.KEPT}
+    assert bench.stored() == {3}
 
 
 def test_no_undo_record_no_deletion(bench: Bench) -> None:

@@ -419,3 +419,23 @@ def test_many_sums_end_the_minute_early(monkeypatch: pytest.MonkeyPatch) -> None
         auditor.count(principal, "ObjectService.GetObjects", 1, 0, 0, -1)
     auditor.end()
     assert [line.origin.principal for line in writer.lines[:-1]] == counted
+
+
+async def test_deletions_from_the_bucket_are_on_record_before_they_are_let_go() -> None:
+    asked = {"object_ids": list(range(100))}
+    async with audited() as scene:
+        await scene.rpcs.ask(objects_pb2.CheckObjectsRequest(**asked))
+        assert scene.members("CheckObjects") == []
+        await scene.rpcs.ask(objects_pb2.CheckObjectsRequest(**asked, deleting=True))
+        begun, done = scene.members("CheckObjects")
+    assert (begun["verdict"], done["verdict"]) == ("BEGUN", "OK")
+    assert begun["target"] == done["target"] == {"objects": asked["object_ids"]}
+
+
+async def test_deletions_that_can_not_be_recorded_are_refused_and_questions_are_not() -> None:
+    async with audited() as scene:
+        scene.writer.problem = "the disk is full"
+        await scene.rpcs.ask(objects_pb2.CheckObjectsRequest(object_ids=[1]))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await scene.rpcs.ask(objects_pb2.CheckObjectsRequest(object_ids=[1], deleting=True))
+    assert read_failure(refused.value).reason == "AUDIT_UNAVAILABLE"

@@ -1062,6 +1062,9 @@ class CheckObjectsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OBJECT_IDS_FIELD_NUMBER: _builtins.int
+    DELETING_FIELD_NUMBER: _builtins.int
+    deleting: _builtins.bool
+    """the caller is about to delete their bytes: recorded in the audit log before the answer"""
     @_builtins.property
     def object_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """1..10000"""
@@ -1070,10 +1073,11 @@ class CheckObjectsRequest(_message.Message):
         self,
         *,
         object_ids: _abc.Iterable[_builtins.int] | None = ...,
+        deleting: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["object_ids", b"object_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleting", b"deleting", "object_ids", b"object_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,10 +2,11 @@
 
 A key is deleted only if the bucket bears the marker of the plan's cluster, the key is still the
 object of the plan, and the leader of that cluster says, just before, that the map issued its id
-once and has forgotten it. An error of the marker, the leader or the disk of the undo records spares
-the whole batch and ends the task. A key that the store is too busy for is tried again from the
-start, after a pause; what the store refuses of one key concerns no other. Before a batch is
-deleted, what is known of its objects is on disk.
+once and has forgotten it; that it is deleted is in the leader's audit log first. An error of the
+marker, the leader, its audit log or the disk of the undo records spares the whole batch and ends
+the task. A key that the store is too busy for is tried again from the start, after a pause; what
+the store refuses of one key concerns no other. Before a batch is deleted, what is known of its
+objects is on disk.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ from streammeta.v1 import common_pb2
 
 _HEADS_AT_ONCE = 8
 _LARGEST_BATCH = 1000
+_ANNOUNCED_AT_ONCE = 100
+"""Ids that a line of the audit log names one by one; of more it has a digest."""
+
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _HOPELESS = 20
 """Consecutive failed keys after which a task ends."""
@@ -187,11 +191,12 @@ class Deleter:
                 return judged
             self._pacer.wait_for(len(free))
             self._write_undo(free)
+            free, known = self._announced(free)
         except (StorageError, OSError) as error:
             self._is_over = True
             return [Judged(one, Outcome.FAILED, f"nothing deleted: {error}") for one in batch]
         kept = [one for one in judged if one.outcome is not Outcome.WOULD_DELETE]
-        return kept + self._delete(free)
+        return kept + known + (self._delete(free) if free else [])
 
     def _sift(self, batch: Sequence[Candidate]) -> list[Judged]:
         """Judge every candidate: one that is free to delete is `WOULD_DELETE`."""
@@ -202,20 +207,43 @@ class Deleter:
                 asked.append(one)
             else:
                 judged.append(Judged(one, Outcome.REFUSED, f"not the key of {one.object_id}"))
-        forgotten: list[Candidate] = []
-        for one, state in zip(asked, self._states(asked), strict=True):
-            if state == common_pb2.OBJECT_STATE_REMOVED:
-                forgotten.append(one)
-            else:
-                judged.append(Judged(one, Outcome.KEPT, f"the map says {state_name(state)}"))
+        forgotten, known = self._forgotten(asked)
+        judged += known
         with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
             judged += pool.map(self._look_at, forgotten)
         return judged
 
-    def _states(self, asked: Sequence[Candidate]) -> Sequence[int]:
+    def _announced(self, free: Sequence[Candidate]) -> tuple[list[Candidate], list[Judged]]:
+        """Have the leader put on record what is deleted next; return that, and what is kept.
+
+        Asked for few at a time, so that its audit log has the id of each.
+        """
+        forgotten: list[Candidate] = []
+        known: list[Judged] = []
+        for first in range(0, len(free), _ANNOUNCED_AT_ONCE):
+            part = self._forgotten(free[first : first + _ANNOUNCED_AT_ONCE], deleting=True)
+            forgotten += part[0]
+            known += part[1]
+        return forgotten, known
+
+    def _forgotten(
+        self, asked: Sequence[Candidate], *, deleting: bool = False
+    ) -> tuple[list[Candidate], list[Judged]]:
+        """Return those that the map has forgotten, and the others as they are judged."""
+        forgotten: list[Candidate] = []
+        known: list[Judged] = []
+        for one, state in zip(asked, self._states(asked, deleting=deleting), strict=True):
+            if state == common_pb2.OBJECT_STATE_REMOVED:
+                forgotten.append(one)
+            else:
+                known.append(Judged(one, Outcome.KEPT, f"the map says {state_name(state)}"))
+        return forgotten, known
+
+    def _states(self, asked: Sequence[Candidate], *, deleting: bool) -> Sequence[int]:
         if not asked:
             return ()
-        standing = self._leader.check_objects([one.object_id for one in asked])
+        ids = [one.object_id for one in asked]
+        standing = self._leader.check_objects(ids, deleting=deleting)
         check_standing(
             standing,
             self._order.identity,

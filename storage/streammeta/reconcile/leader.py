@@ -45,15 +45,18 @@ class LeaderClient(BlockingClient):
         super().__init__(endpoints, tls=tls)
         self.patience_s = patience_s
 
-    def check_objects(self, object_ids: Sequence[int]) -> objects_pb2.CheckObjectsResponse:
+    def check_objects(
+        self, object_ids: Sequence[int], *, deleting: bool = False
+    ) -> objects_pb2.CheckObjectsResponse:
         """Return the state of each id (1..10000 of them) as the leader knows it; linearizable.
 
-        The UUID in the answer is empty until the cluster has marked its bucket.
+        The UUID in the answer is empty until the cluster has marked its bucket. With `deleting` the
+        leader's audit log has the ids before the answer is given.
 
         Raises:
             ControllerError: no leader answered in time, or the answer does not fit the question.
         """
-        request = objects_pb2.CheckObjectsRequest(object_ids=object_ids)
+        request = objects_pb2.CheckObjectsRequest(object_ids=object_ids, deleting=deleting)
 
         def call(channel: grpc.Channel) -> objects_pb2.CheckObjectsResponse:
             stub = objects_pb2_grpc.ObjectServiceStub(channel)

@@ -53,6 +53,14 @@ class AuditRule:
     """Counted when it begins: it may last for days."""
     asked: Mapping[str, str] = field(default_factory=dict)
     made: Mapping[str, str] = field(default_factory=dict)
+    when: tuple[str, AuditRule] | None = None
+    """A field of the request, and the rule instead of this one where it is set."""
+
+    def of(self, request: Message) -> AuditRule:
+        """Return the rule of a request of the method."""
+        if self.when is not None and getattr(request, self.when[0]):
+            return self.when[1]
+        return self
 
 
 def _guarded(**asked: str) -> AuditRule:
@@ -124,7 +132,9 @@ RULES: Mapping[str, AuditRule] = {
         "ObjectService.CommitPipeline": SUMMED,
         "ObjectService.GetObjects": SUMMED,
         "ObjectService.DescribeObjects": SUMMED,
-        "ObjectService.CheckObjects": SUMMED,
+        "ObjectService.CheckObjects": AuditRule(
+            Recorded.SUMMED, when=("deleting", _guarded(objects="object_ids"))
+        ),
         "KVService.PutKVs": AuditRule(Recorded.EACH, asked={"keys": "items.namespace/key"}),
         "KVService.DeleteKVs": _guarded(keys="keys.namespace/key"),
         "KVService.GetKVs": SUMMED,

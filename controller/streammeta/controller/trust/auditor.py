@@ -117,6 +117,7 @@ class CallRecord:
         Raises:
             AuditUnavailableError: it must be on record, and can't be.
         """
+        self._rule = self._rule.of(request)
         self.require()
         if self._rule.recorded is Recorded.SUMMED:
             if self._rule.at_start:
