@@ -430,6 +430,7 @@ async def test_deletions_from_the_bucket_are_on_record_before_they_are_let_go() 
         begun, done = scene.members("CheckObjects")
     assert (begun["verdict"], done["verdict"]) == ("BEGUN", "OK")
     assert begun["target"] == done["target"] == {"objects": asked["object_ids"]}
+    assert done["ms"] >= 0
 
 
 async def test_deletions_that_can_not_be_recorded_are_refused_and_questions_are_not() -> None:

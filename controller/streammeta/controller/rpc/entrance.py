@@ -128,7 +128,8 @@ class Entrance:
         """Return a handler whose answers are counted until they are sent."""
 
         async def counted(data: Any, context: Context) -> bytes:
-            answer: bytes = (await call(data, context)).SerializeToString()
+            given = await call(data, context)
+            answer: bytes = given if isinstance(given, bytes) else given.SerializeToString()
             if (size := len(answer)) > SMALL_BYTES:
                 holder = holder_of(current_caller(), context)
                 try:

@@ -124,6 +124,8 @@ class CallRecord:
                 self.counted(1, 0, 0, -1)
             return
         self._request = request
+        if self._began_ms < 0:
+            self._began_ms = self._auditor.clock.monotonic_ms()
         if self._rule.is_guarded:
             await self._auditor.written(self._line(Verdict.BEGUN))
             self._has_begun = True
