@@ -422,14 +422,14 @@ def test_many_sums_end_the_minute_early(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_deletions_from_the_bucket_are_on_record_before_they_are_let_go() -> None:
-    asked = {"object_ids": list(range(100))}
+    ids = list(range(100))
     async with audited() as scene:
-        await scene.rpcs.ask(objects_pb2.CheckObjectsRequest(**asked))
+        await scene.rpcs.ask(objects_pb2.CheckObjectsRequest(object_ids=ids))
         assert scene.members("CheckObjects") == []
-        await scene.rpcs.ask(objects_pb2.CheckObjectsRequest(**asked, deleting=True))
+        await scene.rpcs.ask(objects_pb2.CheckObjectsRequest(object_ids=ids, deleting=True))
         begun, done = scene.members("CheckObjects")
     assert (begun["verdict"], done["verdict"]) == ("BEGUN", "OK")
-    assert begun["target"] == done["target"] == {"objects": asked["object_ids"]}
+    assert begun["target"] == done["target"] == {"objects": ids}
     assert done["ms"] >= 0
 
 
