@@ -16,13 +16,14 @@ from streammeta.rpc import connections
 from streammeta.rpc.connections import (
     ANSWER_BYTES_MAX,
     REQUEST_BYTES_MAX,
+    add_services,
     client_channel,
     listen,
     new_server,
     operator_channel,
 )
 from tests.kit.fake_broker import until
-from tests.kit.grpc_servers import served
+from tests.kit.grpc_servers import ANY_PORT, served
 
 _ACK = 1  # the flag of a frame that answers
 _PING_FRAME_BYTES = 17
@@ -34,6 +35,7 @@ class Service:
 
     def __init__(self) -> None:
         self.begun, self.end = asyncio.Event(), asyncio.Event()
+        self.blocking = threading.Event()
         self.peers: set[str] = set()
         self.waiting = 0
 
@@ -49,6 +51,7 @@ class Service:
 
     async def block(self, request: bytes, _context: Any) -> bytes:
         """Hold the whole process up for as many milliseconds as are asked."""
+        self.blocking.set()
         threading.Event().wait(int(request) / 1000)
         return b"answer"
 
@@ -337,3 +340,39 @@ async def test_every_ping_is_answered_however_many_come(service: tuple[Service, 
                 await reader.readexactly(length)
                 unanswered -= kind == PING and bool(flags & _ACK)
     writer.close()
+
+
+async def test_calls_that_wait_apart_are_begun_while_others_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("max_pending_requests", "max_pending_requests_hard_limit"):
+        set_option(monkeypatch, f"grpc.server.{name}", 1)
+    service, server = Service(), new_server()
+    service.end.set()
+    add_services(server, [service.handlers()], ["/test.Service/Wait"])
+    endpoint = f"127.0.0.1:{listen(server, ANY_PORT)}"
+    await server.start()
+
+    def ask() -> tuple[int, bytes]:
+        """Ask a server that is held up until calls are refused, and then for what waits apart."""
+        with operator_channel(endpoint) as channel:
+            fill: Any = channel.unary_unary("/test.Service/Fill")
+            wait: Any = channel.unary_unary("/test.Service/Wait")
+            assert service.blocking.wait(10)
+            asked = [fill.future(b"1", timeout=20) for _ in range(20)]
+            while sum(call.done() for call in asked) < 15:
+                threading.Event().wait(0.01)
+            apart = wait.future(b"", timeout=20)
+            return [call.code() for call in asked].count(grpc.StatusCode.CANCELLED), apart.result()
+
+    async with client_channel(endpoint) as channel:
+        block: Any = channel.unary_unary("/test.Service/Block")
+        (refused, answer), _ = await asyncio.gather(asyncio.to_thread(ask), block(b"1000"))
+    await server.stop(None)
+    assert refused >= 15
+    assert answer == b"answer"
+
+
+async def test_what_is_to_wait_apart_must_be_served() -> None:
+    with pytest.raises(ValueError, match="/a/B is no method of the services"):
+        add_services(new_server(), [Service().handlers()], ["/a/B"])

@@ -73,7 +73,7 @@ from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.controller.trust.auditor import Office
 from streammeta.controller.trust.policy import Policy
 from streammeta.controller.trust.rates import Rates
-from streammeta.rpc.connections import CONNECTIONS_MAX, listen, new_server
+from streammeta.rpc.connections import CONNECTIONS_MAX, add_services, listen, new_server
 from streammeta.rpc.contract import SERVICES
 from streammeta.storage.durable_files import PosixFileSystem
 from streammeta.storage.installation import DISTRIBUTION
@@ -81,6 +81,10 @@ from streammeta.storage.object_store.address import open_object_store, without_s
 from streammeta.storage.object_store.base import ObjectStore
 
 _log = structlog.get_logger(component="server")
+
+_APART = ("/streammeta.v1.NodeService/Heartbeat", "/grpc.health.v1.Health/Check")
+"""Calls that overload must not hold up: brokers whose are not heard are fenced, and controllers
+that do not answer probes are ended."""
 
 STOP_GRACE_S = 1.0
 """Grace period of calls in flight when the server stops, in seconds."""
@@ -394,7 +398,7 @@ class ControllerNode:
         connections = connections_within(limit, CONNECTIONS_MAX, listeners)
         _log.info("descriptors", limit=limit, connections_a_listener=connections)
         clients = new_server(self._tls.connection_age_ms, connections)
-        clients.add_generic_rpc_handlers(self._handlers())
+        add_services(clients, self._handlers(), _APART)
         for each in self._tls.listeners:
             try:
                 listen(clients, each.address, each.certificates, asks_clients=not each.by_token)

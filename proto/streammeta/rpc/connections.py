@@ -10,7 +10,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import grpc
 
@@ -37,6 +37,13 @@ CONNECTIONS_MAX = 4_096
 
 CALLS_MAX = 25_000
 """Calls under way at one server; any more are refused unread: the line behind admission control."""
+
+WAITING_SOME, WAITING_MOST = 500, 1_500
+"""Calls that wait to be begun: beyond the first number some more are refused, beyond the other all.
+
+gRPC refuses them unread (CANCELLED), which costs next to nothing; to refuse them here would cost
+half of what serving them does. As many as wait are served in about half a second.
+"""
 
 LOOKAHEAD_BYTES = 1 << 20
 """Bytes of a call's messages that may be on their way to a receiver that has not asked for them."""
@@ -70,6 +77,8 @@ _SERVER: _Options = (
     ("grpc.server_handshake_timeout_ms", 10_000),
     # A call that waited as long, in seconds, for a busy process has lost its caller.
     ("grpc.server_max_unrequested_time_in_server", 10),
+    ("grpc.server.max_pending_requests", WAITING_SOME),
+    ("grpc.server.max_pending_requests_hard_limit", WAITING_MOST),
     # Finds dead hosts that hold watches.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -156,6 +165,36 @@ def new_server(
     if connections_max is not None:
         options["grpc.max_allowed_incoming_connections"] = connections_max
     return grpc.aio.server(options=tuple(options.items()), maximum_concurrent_rpcs=CALLS_MAX)
+
+
+class _Details(NamedTuple):
+    """The part of a call that its handler is found by."""
+
+    method: str
+    invocation_metadata: tuple[()] = ()
+
+
+def add_services(
+    server: grpc.aio.Server,
+    handlers: Sequence[grpc.GenericRpcHandler],
+    apart: Sequence[str] = (),
+) -> None:
+    """Add services to a server.
+
+    Calls of the methods `apart`, such as `/streammeta.v1.NodeService/Heartbeat`, wait apart from
+    all others, and are begun and refused whatever waits there. Each costs all others a little.
+
+    Raises:
+        ValueError: none of the services has such a method.
+    """
+    server.add_generic_rpc_handlers(handlers)
+    for path in apart:
+        details: Any = _Details(path)
+        handler = next(filter(None, (each.service(details) for each in handlers)), None)
+        if handler is None:
+            raise ValueError(f"{path} is no method of the services")
+        _, service, method = path.split("/")
+        server.add_registered_method_handlers(service, {method: handler})
 
 
 def new_blocking_server(threads: int) -> grpc.Server:

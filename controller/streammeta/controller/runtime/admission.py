@@ -66,6 +66,9 @@ LIMITS: Final[Mapping[RequestClass, ClassLimits]] = {
     RequestClass.SNAPSHOT: ClassLimits(running=2, waiting=16),
 }
 
+RETRY_AFTER_MS = 500
+"""Time after which those that wait are fewer, in milliseconds."""
+
 ROUNDS_BEFORE_SCAN = 3
 """Turns of the event loop yielded before each scan; a request takes two from socket to decision."""
 
@@ -134,7 +137,8 @@ class Admission:
         if len(queue) >= self._limits[kind].waiting:
             raise BusyError(
                 f"{self._running[kind]} calls of class {kind.name} are in flight and {len(queue)} "
-                "wait, the most that may; try again later"
+                "wait, the most that may; try again later",
+                RETRY_AFTER_MS,
             )
         queue.append(ticket)
         return ticket
