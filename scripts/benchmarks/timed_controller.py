@@ -66,7 +66,7 @@ def _fetched_below(message: Any) -> int | None:
 
 def _reported(arguments: Sequence[Any], _result: Any) -> int | None:
     is_write = isinstance(arguments[1], events.WriteDone)
-    return arguments[0]._core.log.flushed_end if is_write else None
+    return arguments[0]._core.log.end_offset if is_write else None
 
 
 _JOURNAL = "journal.journal:Journal."

@@ -97,18 +97,19 @@ async def test_the_loop_writes_what_is_small_while_the_thread_has_nothing_to_do(
         assert list(left.batches) == BATCHES[:2]
 
 
-async def test_what_the_loop_is_about_to_write_is_written_once_when_it_is_asked_for_now(
+async def test_an_append_that_is_awaited_is_flushed_and_reported_at_once_with_those_before_it(
     disk: CrashDisk,
 ) -> None:
     async with shared(disk) as it:
         it.thread.submit(append(2, BATCHES[0]))
-        it.thread.write_now()
-        assert it.written_by == [LOOP]
-        assert it.journal.flushed_end == BATCHES[0].end_offset
-        await it.reported(events.WriteDone(2))
-        it.thread.submit(append(3, BATCHES[1]))
-        await it.reported(events.WriteDone(2), events.WriteDone(3))
+        it.thread.submit(append(3, BATCHES[1]), is_awaited=True)
         assert it.written_by == [LOOP, LOOP]
+        assert it.recorder.reports == [events.WriteDone(3)]
+        left = held_by(reopen(disk.after_crash(Left.NOTHING)))
+        assert list(left.batches) == BATCHES[:2]
+        it.thread.submit(append(4, BATCHES[2]))
+        await it.reported(events.WriteDone(3), events.WriteDone(4))
+        assert it.written_by == [LOOP] * 3, "nothing is written twice"
 
 
 async def test_a_flush_of_the_loop_is_reported_when_it_is_durable_and_not_before(

@@ -95,7 +95,7 @@ class SimStorage:
     async def stop(self) -> None:
         """End; simulated processes never stop of their own accord."""
 
-    def submit(self, work: quorum_disk.Work) -> None:
+    def submit(self, work: quorum_disk.Work, *, is_awaited: bool = False) -> None:
         """Queue work behind everything queued before, or leave it to the loop if that is idle.
 
         Chunks of snapshots are read apart from it.
@@ -110,7 +110,9 @@ class SimStorage:
             self._writes.append(work)
         if isinstance(work, events.AppendLog) and self._is_here(work):
             self._here.append(work)
-            if len(self._here) == 1:
+            if is_awaited:
+                self._write_here()
+            elif len(self._here) == 1:
                 asyncio.get_running_loop().call_soon(self._write_here)
         else:
             here, self._here = self._here, []

@@ -325,38 +325,26 @@ class JournalThread:
         self._give(())  # it looks for room, and tells if there is none
         self._thread.start()
 
-    def submit(self, work: Work) -> None:
-        """Queue work; chunks of snapshots are read out of order. Ignored after `stop`."""
+    def submit(self, work: Work, *, is_awaited: bool = False) -> None:
+        """Queue work; chunks of snapshots are read out of order. Ignored after `stop`.
+
+        Appends that the loop writes itself it writes in its next turn, or before this call returns
+        if `is_awaited`: nothing else is to be done before.
+        """
         if self._is_stopping:
             return
         if isinstance(work, events.ReadSnapshot):
             self._snapshot_threads.submit(self._read_snapshot, work)
         elif isinstance(work, events.AppendLog) and self._is_here(work):
-            if not self._here:
-                assert self._loop is not None
-                # Not at once: the same turn may have more to do, and more to write.
-                self._loop.call_soon(self.write_now)
             self._here.append(work)
+            if is_awaited:
+                self._write_here()
+            elif len(self._here) == 1:
+                assert self._loop is not None
+                # Not at once: what the same turn sends reaches the network first.
+                self._loop.call_soon(self._write_here)
         else:
             self._give((*self._take_here(), work))
-
-    def write_now(self) -> None:
-        """Write and flush what the loop is about to write itself, and report it."""
-        if not (work := self._take_here()):
-            return
-        began = time.monotonic()
-        try:
-            progress = self._worker.run(work, may_refill=False)
-        except BaseException as error:  # noqa: BLE001 (reported; the process ends on it)
-            self._is_stopping = True
-            self._on_error(error)
-            return
-        now = time.monotonic()
-        self._place.flushed_on_loop(now - began, now)
-        if progress.full is not None:
-            self._give(progress.left)  # the thread looks for room, and tells
-        for report in progress.reports:
-            self._tell(report)
 
     async def stop(self) -> None:
         """Finish queued work, except that which waits for disk space, and end the threads."""
@@ -382,6 +370,23 @@ class JournalThread:
     def _give(self, work: Sequence[Work]) -> None:
         self._place.given()
         self._queue.put(work)
+
+    def _write_here(self) -> None:
+        if not (work := self._take_here()):
+            return
+        began = time.monotonic()
+        try:
+            progress = self._worker.run(work, may_refill=False)
+        except BaseException as error:  # noqa: BLE001 (reported; the process ends on it)
+            self._is_stopping = True
+            self._on_error(error)
+            return
+        now = time.monotonic()
+        self._place.flushed_on_loop(now - began, now)
+        if progress.full is not None:
+            self._give(progress.left)  # the thread looks for room, and tells
+        for report in progress.reports:
+            self._tell(report)
 
     def _take(self, done: _Round) -> None:
         """Pass on what the thread has done; the journal is the loop's again if that was all."""

@@ -22,7 +22,7 @@ from streammeta.controller.quorum import events
 from streammeta.controller.quorum.config import QuorumConfig
 from streammeta.controller.quorum.core import QuorumCore
 from streammeta.controller.quorum.messages import Request, Response
-from streammeta.controller.quorum.roles import Resigned
+from streammeta.controller.quorum.roles import Leader, Resigned
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
 from streammeta.controller.runtime import operations
 from streammeta.controller.runtime.append_batching import AppendTurns, FormingBatch
@@ -421,9 +421,8 @@ class QuorumDriver:
         self._outbox.forget(request, reply)
 
     def on_response(self, response: Response) -> None:
-        """Take a peer's answer; what it brings for the log is flushed before anything else."""
+        """Take a peer's answer."""
         self._core_loop.feed(events.Received(response))
-        self._disk.write_now()
 
     def on_request_failed(self, peer: NodeId, request_id: int) -> None:
         """Note that no answer will come."""
@@ -441,7 +440,8 @@ class QuorumDriver:
                 case events.Send():
                     self._outbox.send(effect)
                 case events.AppendLog():
-                    self._disk.submit(effect)
+                    # A follower has nothing to send before its flush, a leader has batches.
+                    self._disk.submit(effect, is_awaited=not isinstance(self._core.role, Leader))
                 case events.CommitAdvanced(high_watermark=high_watermark):
                     self._commits.release(high_watermark)
                     self._deliver()
