@@ -81,6 +81,8 @@ class ChaosCluster:
     first_voters: int = 0
     module: str = "streammeta.cli.main"
     """What is started as the product's command."""
+    modules: Mapping[int, str] = field(default_factory=dict)
+    """What is started instead of `module`, by id."""
     options: Sequence[str] = FAST
     node_options: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """What some controllers are told besides, after `options`, which it thus overrides."""
@@ -293,7 +295,7 @@ class ChaosCluster:
 
     def command(self, node_id: int) -> list[str]:
         return [
-            *(sys.executable, "-m", self.module, "controller"),
+            *(sys.executable, "-m", self.modules.get(node_id, self.module), "controller"),
             *("--node-id", str(node_id), "--cluster-id", CLUSTER_ID),
             *("--listen", self.direct_endpoints[node_id]),
             *("--peer-listen", self.peer_endpoints[node_id]),

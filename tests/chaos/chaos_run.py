@@ -7,8 +7,10 @@ and data directories behind.
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import uvloop
 
@@ -52,12 +54,21 @@ class RunReport:
         )
 
 
-def run_chaos(root: Path, seed: int, controllers: int, seconds: float) -> RunReport:
-    """Run faults for `seconds` seconds and check everything; raises `ChaosFailedError`."""
+def run_chaos(
+    root: Path,
+    seed: int,
+    controllers: int,
+    seconds: float,
+    modules: Mapping[int, str] = MappingProxyType({}),
+) -> RunReport:
+    """Run faults for `seconds` seconds and check everything; raises `ChaosFailedError`.
+
+    `modules` are other versions of the product's command, by id of their controllers.
+    """
 
     async def run() -> RunReport:
         wait_in_many_threads()
-        return await _ChaosRun(root, seed, controllers, seconds).run()
+        return await _ChaosRun(root, seed, controllers, seconds, modules).run()
 
     return uvloop.run(run())
 
@@ -65,13 +76,21 @@ def run_chaos(root: Path, seed: int, controllers: int, seconds: float) -> RunRep
 class _ChaosRun:
     """The parts of one run; to be made on its event loop."""
 
-    def __init__(self, root: Path, seed: int, controllers: int, seconds: float) -> None:
+    def __init__(
+        self,
+        root: Path,
+        seed: int,
+        controllers: int,
+        seconds: float,
+        modules: Mapping[int, str],
+    ) -> None:
         self._root = root
         self._seed = seed
         self._cluster = ChaosCluster(
             root,
             controllers,
             module="tests.chaos.small_segments",
+            modules=modules,
             options=(*FAST, *_MANY_SNAPSHOTS),
         )
         self._patience_s = seconds / 2
