@@ -80,6 +80,7 @@ def test_every_guarded_call_is_recorded_once_with_its_offset(tmp_path: Path) -> 
         with ControllerClient(cluster.endpoints, timeout_s=30) as client:
             change_the_map(client)
             ask(client, admin_pb2.TakeSnapshotRequest())
+            ask(client, admin_pb2.UpdateFeatureLevelRequest(level=2))
         change_the_voters(cluster)
         cluster.stop_all()
         files = [str(cluster.audit_log(node_id)) for node_id in cluster.node_ids]
