@@ -114,6 +114,8 @@ def test_classes_of_requests() -> None:
     assert class_of(requests.DescribeStreams(), writes=False) is RequestClass.SCAN
     many = requests.GetObjects(queries=(requests.ObjectQuery(1, 0, -1),) * 1_000)
     assert class_of(many, writes=False) is RequestClass.SCAN
+    keys = requests.GetKVs(keys=(requests.KVKey(namespace="", key="k"),) * 1_000)
+    assert class_of(keys, writes=False) is RequestClass.SCAN
     assert class_of(requests.GetNodes(), writes=False) is RequestClass.READ
     nodes = requests.GetNodes(include_stream_set_objects=True)
     assert class_of(nodes, writes=False) is RequestClass.SCAN

@@ -14,12 +14,17 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 
+from streammeta.controller.lifecycle.sessions import NodeState
 from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.values import NodeIdentity, RangeColumns, column
+from streammeta.controller.metadata.values import NodeIdentity, PageRequest, RangeColumns, column
+from streammeta.controller.rpc import map_routes
+from streammeta.controller.rpc.map_routes import LeaderView, routes
 from streammeta.controller.rpc.request_guard import OFFSET_KEY
 from streammeta.v1 import objects_pb2
 from tests.attack.direct_calls import METHODS, Controller, DirectContext
+from tests.metadata.small_world import World
 from tests.trust.callers import PLAIN_TEXT
 
 NODE = NodeIdentity(7, 1)
@@ -160,3 +165,40 @@ async def test_an_answer_in_turns_is_that_of_the_map_at_one_offset(seed: int) ->
         assert found == expected[offset], f"seed {seed}"
     assert max(offsets) < leader.log.next_offset or committing.done() is False, "commits went on"
     await committing
+
+
+def lists() -> World:
+    """Return a map in which every list has some items."""
+    world = World(streams=3)
+    for object_id in range(3):
+        world.commit(object_id, (0, object_id, object_id + 1))
+    items = tuple(requests.KVToPut(namespace="n", key=key, value=b"v") for key in "abc")
+    world.write(requests.PutKVs(items=items))
+    return world
+
+
+LISTS: dict[str, Any] = {
+    "StreamService.DescribeStreams": requests.DescribeStreams(include_ranges=True),
+    "ObjectService.DescribeObjects": requests.DescribeObjects(page=PageRequest(5)),
+    "NodeService.GetNodes": requests.GetNodes(),
+    "NodeService.ListStreamSetObjects": requests.ListStreamSetObjects(node_id=0),
+    "KVService.GetKVs": requests.GetKVs(
+        keys=tuple(requests.KVKey(namespace="n", key=key) for key in "abx")
+    ),
+    "KVService.ListKVs": requests.ListKVs(namespace="n", page=PageRequest(2)),
+}
+
+
+@pytest.mark.parametrize("method", LISTS)
+def test_pieces_of_a_list_are_the_whole(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = LeaderView(lambda _: NodeState.ACTIVE, lambda _: -1)
+    route = routes("cluster", view)[f"streammeta.v1.{method}"]
+    answer = lists().map.query(LISTS[method])
+    whole = route.encode(answer)
+    assert isinstance(whole, Message), "it is short"
+    monkeypatch.setattr(map_routes, "PIECE_ITEMS", 1)
+    pieces = route.encode(answer)
+    assert isinstance(pieces, Iterator)
+    encoded = [piece.SerializeToString() for piece in pieces]
+    assert len(encoded) > 1
+    assert type(whole).FromString(b"".join(encoded)) == whole

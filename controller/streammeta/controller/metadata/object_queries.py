@@ -315,11 +315,11 @@ class ObjectQueries:
         facts = self._facts.of(rows)
         return answers.ObjectSlices(
             ids,
-            table["kind"][rows],
+            table["kind"].take(rows),
             starts,
             ends,
-            table["object_size"][rows],
-            table["attributes"][rows],
+            table["object_size"].take(rows),
+            table["attributes"].take(rows),
             facts.min_timestamp_ms,
             facts.max_timestamp_ms,
             facts.crc32c,

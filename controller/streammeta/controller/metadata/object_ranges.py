@@ -40,6 +40,8 @@ _RANGE_COLUMNS = {
 _ORDER = ("stream_id", "end_offset", "object_id")
 _PLACE_BITS = 32
 _FIRST_ROWS = 4
+_FEW_ROWS = 256
+"""Rows of a list up to which looking at all costs less than a search step by step."""
 
 
 class ObjectRanges:
@@ -237,16 +239,24 @@ class ObjectRanges:
         """
         ends = self._table["end_offset"]
         rows = self._index.rows(stream_id)
-        first = bisect.bisect_right(rows, start, key=lambda row: int(ends[row]))
-        taken = rows[first : first + limit]
-        starts, stops = self._table["start_offset"][taken], ends[taken]
-        if not len(taken) or starts[0] > start:
-            return starts[:0], starts[:0], starts[:0]
+        if len(rows) <= _FEW_ROWS:
+            all_ends = ends.take(rows)
+            first = int(all_ends.searchsorted(start, side="right"))
+            taken, stops = rows[first : first + limit], all_ends[first : first + limit]
+        else:
+            first = bisect.bisect_right(rows, start, key=ends.item)
+            taken = rows[first : first + limit]
+            stops = ends.take(taken)
+        starts = self._table["start_offset"].take(taken)
+        if not len(taken) or starts.item(0) > start:
+            return EMPTY_COLUMN, EMPTY_COLUMN, EMPTY_COLUMN
         goes_on = starts[1:] == stops[:-1]
         if end != -1:
             goes_on &= stops[:-1] < end
-        count = 1 + (len(goes_on) if goes_on.all() else int(np.argmin(goes_on)))
-        return self._table["object_id"][taken[:count]], starts[:count], stops[:count]
+        if np.count_nonzero(goes_on) < len(goes_on):
+            count = 1 + int(goes_on.argmin())
+            taken, starts, stops = taken[:count], starts[:count], stops[:count]
+        return self._table["object_id"].take(taken), starts, stops
 
     def rows_from_each(
         self, asked: ObjectQueryColumns, limits: Int64Column, most: int

@@ -144,13 +144,13 @@ class StreamIndex:
         """Return a stream's list; valid until the next change."""
         if stream_id >= self._covered:
             return self._slots[:0]
-        end, stop = int(self._end[stream_id]), int(self._next[stream_id])
-        held = int(self._held[stream_id])
+        end, stop = self._end.item(stream_id), self._next.item(stream_id)
+        held = self._held.item(stream_id)
         parts = []
-        for _ in range(int(self._older[stream_id])):
+        for _ in range(self._older.item(stream_id)):
             held //= 2
             parts.append(self._slots[end - held : stop])
-            end = stop = int(self._slots[end - held - 1])
+            end = stop = self._slots.item(end - held - 1)
         oldest = self._slots[end - held : stop]
         return np.concatenate((oldest, *reversed(parts))) if parts else oldest
 

@@ -80,6 +80,19 @@ FEW_QUERIES = 8
 PIECE_SLICES = 1_000
 """Size of a piece of a large answer, in results and slices together."""
 
+PIECE_ITEMS = 250
+"""Size of a piece of an answer that is a list, in items."""
+
+_LISTS: Mapping[str, str] = {
+    "DescribeStreams": "streams",
+    "DescribeObjects": "objects",
+    "GetNodes": "nodes",
+    "ListStreamSetObjects": "objects",
+    "GetKVs": "results",
+    "ListKVs": "entries",
+}
+"""Field of an answer that has a list, by method, where lists may be long."""
+
 _CONSTANTS: Mapping[str, Mapping[str, object]] = {
     "LockNode": {"locked": True},
     "UnlockNode": {"locked": False},
@@ -149,9 +162,24 @@ def routes(cluster_id: str, view: LeaderView) -> Mapping[str, Route]:
             encode = _BY_HAND.get(method.name) or conversion.writer(
                 answer, GetMessageClass(method.output_type), *given
             )
+            if (items := _LISTS.get(method.name)) is not None:
+                encode = _in_pieces(encode, items)
             is_write = issubclass(request, requests.WriteRequest)
             table[method.full_name] = Route(decode, partial(encode, **given), is_write)
     return table
+
+
+def _in_pieces(encode: Encode, items: str) -> Encode:
+    """Return an encoder of answers with a list in the field `items`, a long one in pieces."""
+
+    def encode_list(answer: Any) -> Message | Iterator[Message]:
+        listed = getattr(answer, items)
+        if len(listed) <= PIECE_ITEMS:
+            return encode(answer)
+        parts = (listed[at : at + PIECE_ITEMS] for at in range(0, len(listed), PIECE_ITEMS))
+        return (cast(Message, encode(replace(answer, **{items: part}))) for part in parts)
+
+    return encode_list
 
 
 def routed(route: Route, controller: MetadataController) -> UnaryHandler:
@@ -279,11 +307,11 @@ def _fill_list(
         message.stream_end_offset = stream_end_offset
     if lost_end_offset != NONE_ID:
         message.lost_end_offset = lost_end_offset
-    add = message.objects.add
+    add: Callable[[], Any] = message.objects.add
     for object_id, kind, start_offset, end_offset, size, attributes in places:
         one = add()
         one.object_id = object_id
-        one.kind = cast(common_pb2.ObjectKind.ValueType, kind)
+        one.kind = kind
         one.start_offset = start_offset
         one.end_offset = end_offset
         one.object_size = size

@@ -27,6 +27,7 @@ from streammeta.controller.metadata.requests import (
     CommitUploads,
     DescribeObjects,
     DescribeStreams,
+    GetKVs,
     GetNodes,
     GetObjects,
     GetOpeningStreams,
@@ -76,7 +77,7 @@ OPENED_PER_TURN = 64
 """Maximum waiting calls admitted in one turn of the event loop."""
 
 QUERIES_OF_A_READ = 500
-"""Queries beyond which a GetObjects holds the loop as long as a scan does."""
+"""Queries of a GetObjects, or keys of a GetKVs, beyond which it costs as much as a scan."""
 
 _COMMITS = (CommitStreamSetObject, CommitUploads, CommitStreamObject)
 _SCANS = (DescribeStreams, DescribeObjects, ListStreamSetObjects, ListKVs, GetOpeningStreams)
@@ -92,6 +93,8 @@ def class_of(request: WriteRequest | ReadRequest, *, writes: bool) -> RequestCla
     if isinstance(request, GetNodes) and request.include_stream_set_objects:
         return RequestClass.SCAN
     if isinstance(request, GetObjects) and len(request.queries) > QUERIES_OF_A_READ:
+        return RequestClass.SCAN
+    if isinstance(request, GetKVs) and len(request.keys) > QUERIES_OF_A_READ:
         return RequestClass.SCAN
     return RequestClass.CHANGE if writes else RequestClass.READ
 
