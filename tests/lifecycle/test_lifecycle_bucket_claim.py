@@ -463,3 +463,63 @@ def test_restores_are_met_that_claims_can_see_and_that_they_can_not() -> None:
 )
 def test_bounds_rise_at_least_by_one(next_id: int, issued_below: int, bound: int) -> None:
     assert bucket_claim.next_bound(bucket_claim.Issued(next_id, issued_below)) == bound
+
+
+def generation(number: int, cluster_uuid: str) -> bucket_marker.Generation:
+    return bucket_marker.Generation(
+        cluster_id="after",
+        cluster_uuid=cluster_uuid,
+        namespace=NAMESPACE,
+        number=number,
+        undecided_from=10,
+        undecided_below=20,
+        created_ms=1,
+    )
+
+
+async def test_a_cluster_that_was_restored_over_this_one_fences_it(world: Claiming) -> None:
+    async with running(world.claims.run()):
+        await world.opened()
+        bucket_marker.create_generation(world.bucket, generation(2, "another"))
+        world.clock.advance(bucket_claim.RECHECK_MS - 1_000)
+        await world.issue("still its own")
+        world.clock.advance(1_000)
+        assert "'after'" in await world.refused()
+        assert not world.claims.may_delete
+        with pytest.raises(errors.SupersededError, match="'after'"):
+            await world.write(requests.RegisterNode(node=BROKER))
+        with pytest.raises(errors.SupersededError):
+            await world.issue("none")
+        await world.controller.read(requests.CheckObjects(object_ids=(0,)))
+        world.clock.advance(bucket_claim.RECHECK_MS)
+        await world.until(lambda: bool(world.claims._term and world.claims._term.refused), "again")
+        world.log.lose_leadership(truncate=False)
+        world.log.lead()
+        assert "'after'" in await world.refused(), "a new term looks before it issues anything"
+
+
+async def test_nothing_is_deleted_while_the_markers_can_not_be_looked_at(world: Claiming) -> None:
+    async with running(world.claims.run()):
+        await world.opened()
+        assert world.claims.may_delete
+        world.bucket.is_away = True
+        world.clock.advance(3 * bucket_claim.RECHECK_MS)
+        assert not world.claims.may_delete
+        await world.issue("claimed before")
+        world.bucket.is_away = False
+        await world.until(lambda: world.claims.may_delete, "a look", INTERVAL_MS)
+
+
+async def test_the_newest_generation_is_its_owners_and_leaves_ids_undecided(
+    world: Claiming,
+) -> None:
+    async with running(world.claims.run()):
+        await world.opened()
+        own = world.claims.cluster_uuid
+        bucket_marker.create_generation(world.bucket, generation(2, "another"))
+        bucket_marker.create_generation(world.bucket, generation(3, own))
+        world.clock.advance(bucket_claim.RECHECK_MS)
+        await world.until(lambda: world.claims.is_undecided(10), "a look", INTERVAL_MS)
+        found = [one for one in range(30) if world.claims.is_undecided(one)]
+        assert found == [*range(10, 20)]
+        assert world.claims.problem == ""

@@ -177,8 +177,14 @@ class Uploading:
 
     def __init__(self) -> None:
         self.world = World()
+        self.undecided: set[int] = set()
         self.sweep = UploadSweep(
-            self.world.controller, self.world.store, NAMESPACE, 1_000, may_delete=lambda: True
+            self.world.controller,
+            self.world.store,
+            NAMESPACE,
+            1_000,
+            may_delete=lambda: True,
+            is_undecided=self.undecided.__contains__,
         )
 
     async def marked(self, count: int) -> list[int]:
@@ -226,6 +232,15 @@ async def test_only_what_nobody_can_commit_any_more_is_dropped(uploading: Upload
     await uploading.sweep.step()
 
     assert uploading.unfinished() == set(wanted), f"dropped should be {dropped}"
+
+
+async def test_an_upload_under_an_id_that_a_restore_left_open_stays(uploading: Uploading) -> None:
+    one, other = await uploading.removed(2)
+    uploading.undecided.add(one)
+    (stays,) = uploading.begin([one])
+    uploading.begin([other])
+    await uploading.sweep.step()
+    assert uploading.unfinished() == {stays}
 
 
 @pytest.mark.parametrize("seed", range(8))

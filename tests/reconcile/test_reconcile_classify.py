@@ -111,7 +111,9 @@ def test_verdict_table(row: Row, verdict: str) -> None:
 
 
 def test_every_verdict_is_in_the_table() -> None:
-    assert {verdict for _, _, verdict in TABLE} == {*Verdict, ""} - {Verdict.UNCOMPARED}
+    assert {verdict for _, _, verdict in TABLE} == {*Verdict, ""} - {
+        *(Verdict.UNCOMPARED, Verdict.UNDECIDED)
+    }
 
 
 def test_every_owner_has_a_verdict_without_a_map_and_none_is_a_candidate() -> None:
@@ -193,3 +195,16 @@ def test_agrees_with_a_model_over_sets(world: World) -> None:
     assert by_verdict == model(world)
     expected = [Verdict[owner.name].value for owner in world.strangers]
     assert got[len(rows) :] == expected
+
+
+def test_what_a_restore_left_undecided_is_no_candidate_unless_the_map_knows_it() -> None:
+    rules = replace(RULES, undecided=((5, 10), (20, 30)))
+    rows = [Row(object_id=one) for one in (4, 5, 9, 10, 19, 20, 29, 30)]
+    rows += [replace(known(COMMITTED), object_id=7), replace(known(MARK_DESTROYED), object_id=21)]
+    assert judge(columns(rows), rules).tolist() == [
+        *(Verdict.ORPHAN, Verdict.UNDECIDED, Verdict.UNDECIDED, Verdict.ORPHAN),
+        *(Verdict.ORPHAN, Verdict.UNDECIDED, Verdict.UNDECIDED, Verdict.ORPHAN),
+        *(Verdict.LIVE, Verdict.DELETING),
+    ]
+    late = replace(rules, undecided=((NEXT_ID - 1, NEXT_ID + 1),))
+    assert judge(columns([Row(object_id=NEXT_ID)]), late).tolist() == [Verdict.UNDECIDED]

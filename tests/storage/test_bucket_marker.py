@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,20 @@ from streammeta.storage import errors
 from streammeta.storage.bucket_marker import (
     CLAIMS_KEPT,
     BucketMarker,
+    Generation,
     IdClaim,
     check_marker,
     claim_key,
     claims_prefix,
+    create_generation,
     create_marker,
     delete_old_claims,
+    generation_key,
     is_own_key,
     marker_key,
     put_claim,
     read_claimed,
+    read_generations,
     read_marker,
 )
 from streammeta.storage.object_format.object_key import ForeignKey, cluster_namespace, parse_key
@@ -171,3 +175,33 @@ def test_no_marker_or_claim_passes_for_an_object(namespace: str, bound: int) -> 
     for key in (marker_key(namespace), claim_key(namespace, bound)):
         for asking in (namespace, "claims", NAMESPACE):
             assert isinstance(parse_key(key, asking), ForeignKey), key
+
+
+def test_the_newest_generation_owns_the_namespace(store: ObjectStore) -> None:
+    create_marker(store, MARKER)
+    assert read_generations(store, NAMESPACE) == ()
+    made = [
+        Generation(
+            cluster_id=f"after {number}",
+            cluster_uuid=f"u-{number}",
+            namespace=NAMESPACE,
+            number=number,
+            undecided_from=0,
+            undecided_below=number,
+            created_ms=number,
+        )
+        for number in (2, 10, 3)
+    ]
+    for generation in made:
+        assert create_generation(store, generation) == generation
+        assert create_generation(store, generation) == generation, "a repeat"
+    store.put(f"{NAMESPACE}/generations/99.json", b"foreign")
+    assert [one.number for one in read_generations(store, NAMESPACE)] == [2, 3, 10]
+    assert read_marker(store, NAMESPACE) == made[1].marker
+    assert create_marker(store, MARKER) == made[1].marker
+    rival = replace(made[1], cluster_uuid="rival")
+    assert create_generation(store, rival) == made[1], "there is one of each number"
+    key = generation_key(NAMESPACE, 10)
+    assert is_own_key(key, NAMESPACE)
+    assert not is_own_key(f"{NAMESPACE}/generations/99.json", NAMESPACE)
+    assert isinstance(parse_key(key, NAMESPACE), ForeignKey)

@@ -80,6 +80,7 @@ _OFFSET_KEY = "streammeta-offset"
 _PAGE_SIZE = 10_000
 _REFUSALS: dict[grpc.StatusCode | str, type[RefusedError]] = {
     Reason.WRONG_BUCKET: BucketRefusedError,
+    Reason.SUPERSEDED: BucketRefusedError,
     Reason.MAP_OLDER_THAN_BUCKET: MapOlderThanBucketError,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,

@@ -20,6 +20,7 @@ COMMANDS = {
     "profile": "streammeta.cli.profile_command:profile",
     "quorum": "streammeta.cli.quorum_command:quorum",
     "reconcile": "streammeta.cli.reconcile_command:reconcile",
+    "restore": "streammeta.cli.restore_command:restore",
     "s3": "streammeta.cli.s3_command:s3",
     "shell": "streammeta.cli.shell_command:shell",
     "snapshot": "streammeta.cli.snapshot_command:snapshot",

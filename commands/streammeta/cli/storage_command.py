@@ -44,7 +44,7 @@ def storage() -> None:
     """Format a controller's data directory, and look into that of a stopped controller."""
 
 
-_data_dir_option = click.option(
+data_dir_option = click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
     required=True,
@@ -52,22 +52,25 @@ _data_dir_option = click.option(
 )
 
 
-def _voters(
+def voters_given(
     _context: click.Context, _option: click.Parameter, value: str | None
 ) -> VoterSet | None:
-    """Read ID@HOST:PORT[/DIRECTORY-ID],...; None stays None."""
-    if value is None:
-        return None
-    voters = VoterSet()
+    """Read an option by `parse_voters`; None stays None."""
     try:
-        for entry in (part.strip() for part in value.split(",")):
-            match = _VOTER.fullmatch(entry)
-            ((node_id, endpoint),) = parse_peers("voters", match["peer"] if match else "@").items()
-            directory = match["directory"] if match else None
-            key = ReplicaKey(node_id, _uuid(directory) if directory else None)
-            voters = voters.added(Voter(key, endpoint))
+        return None if value is None else parse_voters(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
+
+
+def parse_voters(text: str) -> VoterSet:
+    """Read ID@HOST:PORT[/DIRECTORY-ID],...; raises ValueError saying what is wrong with it."""
+    voters = VoterSet()
+    for entry in (part.strip() for part in text.split(",")):
+        match = _VOTER.fullmatch(entry)
+        ((node_id, endpoint),) = parse_peers("voters", match["peer"] if match else "@").items()
+        directory = match["directory"] if match else None
+        key = ReplicaKey(node_id, _uuid(directory) if directory else None)
+        voters = voters.added(Voter(key, endpoint))
     return voters
 
 
@@ -88,13 +91,13 @@ def _uuid(text: str) -> DirectoryId:
 
 
 @storage.command("format")
-@_data_dir_option
+@data_dir_option
 @click.option("--cluster-id", required=True, help="The cluster's name; part of every object's key.")
 @click.option("--node-id", type=int, required=True, help="This controller's id, 0 to 999.")
 @click.option(
     "--voters",
     metavar="ID@HOST:PORT[/DIRECTORY-ID],...",
-    callback=_voters,
+    callback=voters_given,
     help="The first voters of a new cluster, this controller included, at their --peer-advertise;"
     " the same on each of them.",
 )
@@ -177,7 +180,7 @@ def _formatted(
 
 
 @storage.command("info")
-@_data_dir_option
+@data_dir_option
 @with_output
 def info_command(*, data_dir: Path, output: Output) -> None:
     """Show the identity, the contents and the damage of a directory.
@@ -194,7 +197,7 @@ def info_command(*, data_dir: Path, output: Output) -> None:
 
 
 @storage.command("verify")
-@_data_dir_option
+@data_dir_option
 @with_output
 def verify_command(*, data_dir: Path, output: Output) -> None:
     """Read every byte of the log and the snapshots; exit 1 if anything is damaged.

@@ -172,6 +172,17 @@ class BucketRefusedError(ApiError):
         super().__init__(f"no object ids are issued and nothing is deleted: {why}")
 
 
+class SupersededError(ApiError):
+    """Another cluster was restored from this one's backup and has taken its bucket over."""
+
+    def __init__(self, cluster_id: str) -> None:
+        super().__init__(
+            f"nothing is written or deleted: cluster {cluster_id!r} was restored from a backup of "
+            "this one and owns the bucket now; connect to its controllers, and stop these"
+        )
+        self.cluster_id = cluster_id
+
+
 class MapOlderThanBucketError(ApiError):
     """The map was restored to an earlier state: the bucket knows of ids issued after it."""
 

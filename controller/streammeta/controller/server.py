@@ -315,6 +315,7 @@ class ControllerNode:
                 config.namespace,
                 config.sweep_interval_ms,
                 may_delete=lambda: self._bucket.may_delete,
+                is_undecided=self._bucket.is_undecided,
             ),
         )
 

@@ -16,7 +16,12 @@ from urllib.parse import unquote, urlsplit
 
 from streammeta.reconcile.errors import ConfigurationError, ControllerError
 from streammeta.reconcile.leader import LeaderClient
-from streammeta.storage.bucket_marker import check_marker, read_claimed, read_marker
+from streammeta.storage.bucket_marker import (
+    check_marker,
+    read_claimed,
+    read_generations,
+    read_marker,
+)
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_store.address import S3Config, open_object_store, without_secrets
 from streammeta.storage.object_store.base import ObjectStore
@@ -173,6 +178,16 @@ def check_bucket(store: ObjectStore, identity: ClusterIdentity) -> int:
         namespace=identity.namespace,
     )
     return read_claimed(store, identity.namespace)
+
+
+def undecided_ids(store: ObjectStore, identity: ClusterIdentity) -> tuple[tuple[int, int], ...]:
+    """The ranges of object ids that restores have left undecided; read before the map is copied.
+
+    Raises:
+        StorageError: the markers can't be read.
+    """
+    found = read_generations(store, identity.namespace)
+    return tuple((one.undecided_from, one.undecided_below) for one in found)
 
 
 def check_standing(

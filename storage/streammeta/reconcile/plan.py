@@ -31,6 +31,7 @@ from streammeta.reconcile.identity import (
     identify,
     open_store,
     place_of,
+    undecided_ids,
 )
 from streammeta.reconcile.leader import LeaderClient
 from streammeta.reconcile.listing import shards_of, write_listing, write_uploads
@@ -114,6 +115,7 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
     _confirm_namespace(config, identity)
     with closing(open_store(config.store)) as store:
         claimed_below = check_bucket(store, identity)
+        undecided = undecided_ids(store, identity)
         progress(f"starting Spark on {config.spark.master}")
         with (
             plan_folder.new_plan_folder(config.folder) as draft,
@@ -140,7 +142,7 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
             )
             if isinstance(exported, MapExport):
                 progress(f"comparing with {exported.objects} objects of the map")
-                result = _compared(spark, config, draft, result, exported, claimed_below)
+                result = _compared(spark, config, draft, result, exported, claimed_below, undecided)
             else:
                 result = _report_without_map(spark, draft, result, exported)
             plan_folder.write_plan_file(draft, result)
@@ -209,12 +211,14 @@ def _compared(
     basis: PlanResult,
     exported: MapExport,
     claimed_below: int,
+    undecided: tuple[tuple[int, int], ...],
 ) -> PlanResult:
     """Add to `basis`, which has all that does not depend on the map, what the map says."""
     rules = Rules(
         next_object_id=exported.next_object_id,
         young_from_ms=basis.young_from_ms,
         unlisted_from_ms=basis.listing_started_ms - CLOCK_SKEW_MS,
+        undecided=undecided,
     )
     classes = _write_verdicts(spark, draft, rules, basis.namespace)
     evidence = Evidence(

@@ -50,6 +50,7 @@ class Verdict(enum.StrEnum):
     ORPHAN = "orphan"  # issued once, forgotten by the map, older than the grace period
     TOO_YOUNG = "too_young"  # an orphan but for its age
     NOT_ISSUED = "not_issued"  # ours by its name, but the map never issued the id
+    UNDECIDED = "undecided"  # unknown, and perhaps of before a restore: never a candidate
     OTHER_CLUSTER = "other_cluster"
     FOREIGN = "foreign"
     MARKER = "marker"  # the cluster's marker in its bucket, and its claims on object ids
@@ -84,12 +85,14 @@ class Rules:
 
     `next_object_id` is the map's: ids below it have been issued. Unknown objects modified at or
     after `young_from_ms` are left alone. Objects committed at or after `unlisted_from_ms` may have
-    been stored after the listing passed their place.
+    been stored after the listing passed their place. `undecided` are ranges of ids that a restore
+    has left open: what the map does not know there may be data.
     """
 
     next_object_id: int
     young_from_ms: int
     unlisted_from_ms: int
+    undecided: tuple[tuple[int, int], ...] = ()
 
 
 WITHOUT_MAP = {
@@ -126,11 +129,19 @@ def judge(rows: JoinedColumns, rules: Rules) -> VerdictColumn:
         (rows.map_state == common_pb2.OBJECT_STATE_PREPARED, Verdict.IN_FLIGHT),
         (rows.map_state == common_pb2.OBJECT_STATE_MARK_DESTROYED, Verdict.DELETING),
         (known, Verdict.UNKNOWN_STATE),
+        (_is_within(rows.object_id, rules.undecided), Verdict.UNDECIDED),
         (~issued, Verdict.NOT_ISSUED),
         (rows.modified_ms >= rules.young_from_ms, Verdict.TOO_YOUNG),
     ]
     conditions, verdicts = zip(*ladder, strict=True)
     return np.select(conditions, [str(one) for one in verdicts], default=str(Verdict.ORPHAN))
+
+
+def _is_within(ids: Int64Column, ranges: tuple[tuple[int, int], ...]) -> npt.NDArray[np.bool_]:
+    found = np.zeros(len(ids), dtype=np.bool_)
+    for start, end in ranges:
+        found |= (ids >= start) & (ids < end)
+    return found
 
 
 MISSING_SHARE = 0.01
@@ -143,6 +154,7 @@ _IN_BUCKET_AND_OURS = (
     Verdict.ORPHAN,
     Verdict.TOO_YOUNG,
     Verdict.NOT_ISSUED,
+    Verdict.UNDECIDED,
     Verdict.SIZE_MISMATCH,
     Verdict.UNKNOWN_STATE,
 )

@@ -5,6 +5,11 @@ first leader, and never replaced. A claim is an upper bound of the object ids th
 have issued; its name is the bound, so a late put can lower nothing and no store needs a
 compare-and-swap. Every put here creates; nothing is ever overwritten.
 
+A restored cluster takes the namespace over by the marker of a generation, numbered from 2 on and
+created like the others: the highest names the owner from then on, so that the cluster before it
+finds itself superseded. It also says which object ids are undecided: objects may lie under them
+that the restored map does not know, so whoever deletes what no map knows leaves them alone.
+
 Keys lie under `<namespace>/`, where no object's key begins (see `object_key`): reconciliation and
 deletion judge them foreign. Names under `claims/` that this module would not have made are ignored
 and never deleted. Knows nothing of controllers: only the `ObjectStore` protocol and JSON.
@@ -42,6 +47,32 @@ class BucketMarker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """Owner of a namespace after a restore; `number` is 2 or more, `created_ms` in ms since 1970.
+
+    Ids in `[undecided_from, undecided_below)` that its map does not know are undecided.
+    """
+
+    cluster_id: str
+    cluster_uuid: str
+    namespace: str
+    number: int
+    undecided_from: int
+    undecided_below: int
+    created_ms: int
+
+    @property
+    def marker(self) -> BucketMarker:
+        """The marker that the namespace has from this generation on."""
+        return BucketMarker(
+            cluster_id=self.cluster_id,
+            cluster_uuid=self.cluster_uuid,
+            namespace=self.namespace,
+            created_ms=self.created_ms,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IdClaim:
     """Object ids below `issued_below` may have been issued by the cluster with this UUID.
 
@@ -71,17 +102,60 @@ def claim_key(namespace: str, issued_below: int) -> str:
     return f"{claims_prefix(namespace)}{issued_below:0{_BOUND_DIGITS}}{_SUFFIX}"
 
 
+def generations_prefix(namespace: str) -> str:
+    """Return the prefix under which the markers of a namespace's generations lie."""
+    return f"{namespace}/generations/"
+
+
+def generation_key(namespace: str, number: int) -> str:
+    """Return the key of the marker of a generation."""
+    return f"{generations_prefix(namespace)}{number:0{_BOUND_DIGITS}}{_SUFFIX}"
+
+
 def is_own_key(key: str, namespace: str) -> bool:
-    """True if a key is that of the namespace's marker or of one of its claims."""
-    return key == marker_key(namespace) or _bound_of(key, namespace) is not None
+    """True if a key is that of one of the namespace's markers or claims."""
+    return (
+        key == marker_key(namespace)
+        or _number_in(key, claims_prefix(namespace)) is not None
+        or _number_in(key, generations_prefix(namespace)) is not None
+    )
 
 
-def read_marker(store: ObjectStore, namespace: str) -> BucketMarker | None:
-    """Return the namespace's marker, or None if there is none.
+def read_generations(store: ObjectStore, namespace: str) -> tuple[Generation, ...]:
+    """Return the markers of all generations but the first, by number.
 
     Raises:
         CorruptObjectError: there is one that this version can't read.
     """
+    prefix = generations_prefix(namespace)
+    keys = [info.key for info in store.list_objects(prefix)]
+    found = [key for key in keys if _number_in(key, prefix) is not None]
+    return tuple(json_files.decode(Generation, key, store.get_range(key)) for key in found)
+
+
+def create_generation(store: ObjectStore, generation: Generation) -> Generation:
+    """Create the marker of a generation, unless it is there; return the one that is there.
+
+    Raises:
+        CorruptObjectError: there is one that this version can't read.
+    """
+    key = generation_key(generation.namespace, generation.number)
+    try:
+        store.put(key, json_files.encode(generation), if_absent=True)
+    except ObjectExistsError:
+        return json_files.decode(Generation, key, store.get_range(key))
+    return generation
+
+
+def read_marker(store: ObjectStore, namespace: str) -> BucketMarker | None:
+    """Return the marker of the namespace's newest generation, or None if there is none.
+
+    Raises:
+        CorruptObjectError: there is one that this version can't read.
+    """
+    generations = read_generations(store, namespace)
+    if generations:
+        return generations[-1].marker
     key = marker_key(namespace)
     try:
         data = store.get_range(key)
@@ -154,15 +228,14 @@ def delete_old_claims(store: ObjectStore, namespace: str) -> int:
 
 def _claimed_bounds(store: ObjectStore, namespace: str) -> Iterator[int]:
     for info in store.list_objects(claims_prefix(namespace)):
-        bound = _bound_of(info.key, namespace)
+        bound = _number_in(info.key, claims_prefix(namespace))
         if bound is not None:
             yield bound
 
 
-def _bound_of(key: str, namespace: str) -> int | None:
-    """Return the bound that a claim's key names; None: it is no claim's."""
-    digits = key.removeprefix(claims_prefix(namespace)).removesuffix(_SUFFIX)
+def _number_in(key: str, prefix: str) -> int | None:
+    """Return the number that the key of a claim or a generation names; None: it is of neither."""
+    digits = key.removeprefix(prefix).removesuffix(_SUFFIX)
     if len(digits) != _BOUND_DIGITS or not (digits.isascii() and digits.isdigit()):
         return None
-    bound = int(digits)
-    return bound if key == claim_key(namespace, bound) else None
+    return int(digits) if key == f"{prefix}{digits}{_SUFFIX}" else None

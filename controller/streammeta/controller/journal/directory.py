@@ -12,7 +12,7 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from streammeta.controller.ids import ClusterId, DirectoryId, NodeId
+from streammeta.controller.ids import ClusterId, DirectoryId, Epoch, NodeId, SnapshotId
 from streammeta.controller.journal import state_files
 from streammeta.controller.journal.errors import (
     DirectoryLockedError,
@@ -22,7 +22,13 @@ from streammeta.controller.journal.errors import (
 from streammeta.controller.journal.reserve import RESERVE_NAME
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.voters import VoterSet
-from streammeta.storage.durable_files import DirectoryInUseError, FileSystem, Lock, PosixFileSystem
+from streammeta.storage.durable_files import (
+    DirectoryInUseError,
+    FileSystem,
+    Lock,
+    PosixFileSystem,
+    replace_file,
+)
 
 META_NAME = "meta.json"
 LOCK_NAME = ".lock"
@@ -53,6 +59,14 @@ class DirectoryIdentity:
     bootstrap_voters: VoterSet = field(default_factory=VoterSet)
 
 
+@dataclass(frozen=True, slots=True)
+class FirstCheckpoint:
+    """Checkpoint file that a new cluster begins with, the same on each controller."""
+
+    snapshot_id: SnapshotId
+    data: bytes
+
+
 def format_directory(
     path: Path,
     *,
@@ -60,13 +74,14 @@ def format_directory(
     node_id: NodeId,
     bootstrap_voters: VoterSet | None = None,
     directory_id: DirectoryId | None = None,
+    first_checkpoint: FirstCheckpoint | None = None,
     files: FileSystem | None = None,
 ) -> DirectoryIdentity:
     """Make an empty directory ready for one node, once.
 
     The identity file is written last, so an interrupted format can be repeated. Without
     `bootstrap_voters` the node joins a cluster that exists. `directory_id` is drawn at random
-    unless given here or among the voters.
+    unless given here or among the voters. With `first_checkpoint` the log begins at its end.
 
     Raises:
         WrongDirectoryError: the directory holds anything already, or the node is not to vote.
@@ -75,7 +90,7 @@ def format_directory(
     """
     files = files or PosixFileSystem()
     voters = bootstrap_voters or VoterSet()
-    _check_empty(path, files)
+    check_empty(path, files)
     named_id = _directory_id_among(voters, node_id)
     if named_id and directory_id and named_id != directory_id:
         raise WrongDirectoryError(
@@ -92,8 +107,13 @@ def format_directory(
     files.make_directory(path)
     lock = lock_directory(files, path)
     try:
-        _check_empty(path, files)  # again: another process may have formatted it meanwhile
-        state_files.write_quorum_state(files, path / state_files.STATE_NAME, QuorumState())
+        check_empty(path, files)  # again: another process may have formatted it meanwhile
+        if first_checkpoint is not None:
+            name = first_checkpoint.snapshot_id.file_name
+            replace_file(files, path / name, [first_checkpoint.data])
+        epoch = Epoch(0) if first_checkpoint is None else first_checkpoint.snapshot_id.epoch
+        state = QuorumState(epoch=epoch)
+        state_files.write_quorum_state(files, path / state_files.STATE_NAME, state)
         state_files.FlushedMark.create(files, path / state_files.MARK_NAME, identity.log_id)
         state_files.replace_sealed_json(files, path / META_NAME, _to_fields(identity))
     finally:
@@ -109,7 +129,8 @@ def lock_directory(files: FileSystem, path: Path) -> Lock:
         raise DirectoryLockedError(str(error)) from None
 
 
-def _check_empty(path: Path, files: FileSystem) -> None:
+def check_empty(path: Path, files: FileSystem) -> None:
+    """Raise WrongDirectoryError unless a directory may be formatted."""
     names = set(files.names(path)) - _LEFT_BY_FILE_SYSTEMS
     if META_NAME in names:
         raise WrongDirectoryError(f"{path} is formatted already; it is used as it is")

@@ -27,6 +27,7 @@ from streammeta.controller.errors import (
     BucketRefusedError,
     MapOlderThanBucketError,
     ObjectIdsNotReadyError,
+    SupersededError,
 )
 from streammeta.controller.lifecycle.tasks import T, in_thread
 from streammeta.controller.metadata.answers import ClaimBucketAnswer
@@ -42,6 +43,7 @@ from streammeta.storage.bucket_marker import (
     delete_old_claims,
     put_claim,
     read_claimed,
+    read_generations,
     read_marker,
 )
 from streammeta.storage.errors import (
@@ -126,7 +128,11 @@ Bounds the ids that a restored map can miss.
 """
 
 RECHECK_MS = 10_000
-"""Pause between checks of a bucket that an operator has to correct, in milliseconds."""
+"""Interval of looking at the bucket's markers, in milliseconds.
+
+After three without a look nothing is deleted until the next one: deletions have to wait longer than
+a restored cluster takes to fence this one.
+"""
 
 CALL_TIMEOUT_S = 20.0
 """Deadline of one bucket call, retries included, in seconds."""
@@ -142,6 +148,8 @@ class _Term:
 
     cluster_uuid: str = ""
     is_marked: bool = False
+    looked_at_ms: int = 0
+    undecided: tuple[tuple[int, int], ...] = ()
     is_safe: bool = False
     claimed_at_ms: int = 0
     next_id_claimed: int | None = None
@@ -179,7 +187,15 @@ class BucketClaims:
     @property
     def may_delete(self) -> bool:
         """True if this node leads, the bucket is the cluster's, and the map is not behind it."""
-        return self._term is not None and self._term.is_safe
+        term = self._term
+        if term is None or not term.is_safe:
+            return False
+        return self._clock.monotonic_ms() - term.looked_at_ms < 3 * RECHECK_MS
+
+    def is_undecided(self, object_id: int) -> bool:
+        """Whether an object that the map does not know may be one from before a restore."""
+        undecided = () if self._term is None else self._term.undecided
+        return any(start <= object_id < end for start, end in undecided)
 
     @property
     def cluster_uuid(self) -> str:
@@ -225,6 +241,8 @@ class BucketClaims:
         try:
             if not term.is_marked:
                 await self._check_marker(term)
+            if self._clock.monotonic_ms() - term.looked_at_ms >= RECHECK_MS:
+                await self._look_for_successor(term)
             if self._is_claim_due(term):
                 await self._claim(term)
         except _TermOverError:
@@ -233,15 +251,32 @@ class BucketClaims:
             self._refuse(term, BucketRefusedError(str(error)))
         except MapOlderThanBucketError as error:
             self._refuse(term, error)
+        except SupersededError as error:
+            self._controller.fence(error)
+            self._refuse(term, error)
         except (ApiError, StorageError) as error:
             if self._term is term:
                 self._postpone(term, error)
+
+    async def _look_for_successor(self, term: _Term) -> None:
+        """Require that no other cluster was restored over this one.
+
+        Raises:
+            SupersededError: one was.
+        """
+        began_ms = self._clock.monotonic_ms()
+        found = await self._call(term, lambda store: read_generations(store, self._namespace))
+        if found and found[-1].cluster_uuid != term.cluster_uuid:
+            raise SupersededError(found[-1].cluster_id)
+        term.undecided = tuple((one.undecided_from, one.undecided_below) for one in found)
+        term.looked_at_ms = began_ms
 
     async def _check_marker(self, term: _Term) -> None:
         answer = await self._write(
             term, ClaimBucket(cluster_uuid=str(uuid.uuid4()), issued_below=0)
         )
         term.cluster_uuid = answer.cluster_uuid
+        await self._look_for_successor(term)
         marker = BucketMarker(
             cluster_id=self._cluster_id,
             cluster_uuid=answer.cluster_uuid,
@@ -351,7 +386,7 @@ class BucketClaims:
         if self._term is not term:
             raise _TermOverError
 
-    def _refuse(self, term: _Term, refusal: BucketRefusedError | MapOlderThanBucketError) -> None:
+    def _refuse(self, term: _Term, refusal: ApiError) -> None:
         term.is_marked = term.is_safe = False
         term.retry_at_ms = self._clock.monotonic_ms() + RECHECK_MS
         self._gate.close(refusal, is_final=True)

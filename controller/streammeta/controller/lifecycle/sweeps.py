@@ -134,7 +134,8 @@ class UploadSweep(_Sweep):
     A writer that dies in the middle of such an upload leaves parts that no listing of objects shows
     and that cost as much as objects. Its id expires like any other and is never issued again, so
     once the map has forgotten it the upload can never be committed. Uploads under ids that the map
-    knows, or has not issued, and under other clusters' keys are left alone.
+    knows, has not issued, or that are undecided after a restore, are left alone, as are those under
+    other clusters' keys.
     """
 
     def __init__(
@@ -145,8 +146,10 @@ class UploadSweep(_Sweep):
         interval_ms: int,
         *,
         may_delete: Callable[[], bool],
+        is_undecided: Callable[[int], bool],
     ) -> None:
         super().__init__(controller, interval_ms)
+        self._is_undecided = is_undecided
         self._store = store
         self._namespace = namespace
         self._may_delete = may_delete
@@ -169,7 +172,7 @@ class UploadSweep(_Sweep):
         """List the unfinished uploads of this cluster, with their object ids."""
         for upload in self._store.list_multipart_uploads():
             key = parse_key(upload.key, self._namespace)
-            if isinstance(key, OwnKey):
+            if isinstance(key, OwnKey) and not self._is_undecided(key.object_id):
                 yield key.object_id, upload
 
     def _dead(self, batch: Sequence[tuple[int, MultipartUpload]]) -> list[MultipartUpload]:

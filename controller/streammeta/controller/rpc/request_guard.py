@@ -161,6 +161,9 @@ def _classify_bucket(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, 
             return grpc.StatusCode.UNAVAILABLE, Reason.OBJECT_IDS_NOT_READY, {}
         case errors.BucketRefusedError():
             return grpc.StatusCode.FAILED_PRECONDITION, Reason.WRONG_BUCKET, {}
+        case errors.SupersededError():
+            by = {"cluster_id": error.cluster_id}
+            return grpc.StatusCode.FAILED_PRECONDITION, Reason.SUPERSEDED, by
         case errors.MapOlderThanBucketError():
             bounds = {"issued_below": str(error.issued_below), "claimed": str(error.claimed)}
             return grpc.StatusCode.FAILED_PRECONDITION, Reason.MAP_OLDER_THAN_BUCKET, bounds

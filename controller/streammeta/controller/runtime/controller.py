@@ -19,6 +19,7 @@ from typing import BinaryIO
 import structlog
 
 from streammeta.controller.errors import (
+    ApiError,
     BusyError,
     InvalidRequestError,
     InvariantError,
@@ -141,6 +142,7 @@ class MetadataController:
         self.commits = CommitTally()
         self._log_hash = RollingHash()
         self._awaited_views = AwaitedViews(self._view_at)
+        self._fence: ApiError | None = None
 
     def bind(self, log: ReplicatedLog) -> None:
         """Connect the log; once, before it starts."""
@@ -149,6 +151,10 @@ class MetadataController:
     def on_leadership(self, listener: Callable[[bool], None]) -> None:
         """Call `listener` with True when this node begins to serve writes, else with False."""
         self._on_leadership.append(listener)
+
+    def fence(self, error: ApiError) -> None:
+        """Refuse every mutation with `error` until leadership changes; reads go on."""
+        self._fence = error
 
     @property
     def is_active(self) -> bool:
@@ -221,6 +227,7 @@ class MetadataController:
         Raises:
             NotYourNodeError: the broker `held_to` may not make one of them; none was decided.
             NotLeaderError: this node does not lead.
+            SupersededError: another cluster has taken the bucket over.
             InvalidRequestError: a request is malformed.
             LimitExceededError: it, or what waits already, is too large, or disks are full.
             QuotaExceededError: the map would hold too much.
@@ -228,6 +235,8 @@ class MetadataController:
                 object ids, and none can be issued.
         """
         log = self._leading_log()
+        if self._fence is not None:
+            raise self._fence
         self._require_capacity(self._answers)
         if held_to is not None:
             self.require_own(requests, held_to)
@@ -354,7 +363,7 @@ class MetadataController:
 
     def on_leadership_claimed(self, epoch: int) -> None:
         """Begin to serve: everything committed has been applied."""
-        self._active = True
+        self._active, self._fence = True, None
         _log.info("leadership_claimed", epoch=epoch, end_offset=self._committed_end)
         for listener in self._on_leadership:
             listener(True)

@@ -1,0 +1,322 @@
+"""`streammeta restore`: a new cluster from a backup, in two steps: a plan, and directories made so.
+
+Talks to no controller. Reads the backup and the bucket of objects; `apply` puts one marker there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import time
+import uuid
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from streammeta.cli.backup_command import cluster_options, opened_backup
+from streammeta.cli.client import store_option
+from streammeta.cli.output import CommandError, Output, with_output
+from streammeta.cli.storage_command import data_dir_option, parse_voters, voters_given
+from streammeta.controller.config import ConfigError, check_cluster_id
+from streammeta.controller.ids import ClusterId, NodeId
+from streammeta.controller.journal.directory import FirstCheckpoint, check_empty, format_directory
+from streammeta.controller.quorum.voters import VoterSet
+from streammeta.storage import json_files
+from streammeta.storage.backup_files import Folder, Inventory
+from streammeta.storage.bucket_marker import (
+    Generation,
+    create_generation,
+    read_claimed,
+    read_generations,
+    read_marker,
+)
+from streammeta.storage.durable_files import PosixFileSystem, replace_file
+from streammeta.storage.object_format.object_key import cluster_namespace
+from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store.base import ObjectStore
+
+if TYPE_CHECKING:
+    from streammeta.controller.backup.archive import Archive
+    from streammeta.controller.backup.replaying import Replayed
+    from streammeta.controller.backup.restoring import RestorePlan
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+_from_option = click.option(
+    "--from",
+    "address",
+    required=True,
+    metavar="URI",
+    help="The backup store, as for `streammeta backup`.",
+)
+
+
+@click.group()
+def restore() -> None:
+    """Make a new cluster from a backup, when the controllers of the old one are lost.
+
+    Stop what is left of the old cluster first, and take its credentials of the bucket away.
+
+    \b
+    Example:
+      streammeta restore plan --from file:///backups --store file:///objects --plan demo-2.json \\
+        --new-cluster-id demo-2 --voters 1@10.0.0.1:9091,2@10.0.0.2:9091,3@10.0.0.3:9091
+    """
+
+
+@restore.command("plan")
+@_from_option
+@cluster_options
+@store_option
+@click.option(
+    "--namespace", help="Second part of the objects' keys.  [default: that of the old cluster id]"
+)
+@click.option("--new-cluster-id", required=True, help="The new cluster's name, another one.")
+@click.option(
+    "--voters",
+    required=True,
+    metavar="ID@HOST:PORT,...",
+    callback=voters_given,
+    help="The voters of the new cluster, at their --peer-advertise.",
+)
+@click.option("--to-offset", type=click.IntRange(min=1), help="Restore the log below this offset.")
+@click.option(
+    "--to-time",
+    type=click.DateTime(["%Y-%m-%dT%H:%M:%S"]),
+    help="Restore what was committed by this time, UTC, as a segment of the backup says.",
+)
+@click.option("--plan", "file", type=_FILE, help="Write the plan here, for `apply`.")
+@click.option(
+    "--supersede",
+    is_flag=True,
+    help="Although another cluster was restored over the old one since: that one is fenced too.",
+)
+@with_output
+def plan_command(
+    *,
+    address: str,
+    cluster_id: str | None,
+    cluster_uuid: str | None,
+    store: str,
+    namespace: str | None,
+    new_cluster_id: str,
+    voters: VoterSet,
+    to_offset: int | None,
+    to_time: datetime | None,
+    file: Path | None,
+    supersede: bool,
+    output: Output,
+) -> None:
+    """Tell what a restore would give, and write a plan of it; change nothing else.
+
+    The backup is restored in memory, every byte of it checked, by default to its end.
+
+    \b
+    Example:
+      streammeta restore plan --from file:///backups --store file:///objects --cluster-id demo \\
+        --new-cluster-id demo-2 --voters 1@10.0.0.1:9091 --to-time 2026-01-31T12:00:00
+    """
+    if to_offset is not None and to_time is not None:
+        raise click.UsageError("give --to-offset or --to-time, not both")
+    try:
+        check_cluster_id(new_cluster_id)
+    except ConfigError as error:
+        raise click.UsageError(f"new-{error}") from error
+    with opened_backup(address, cluster_id, cluster_uuid) as archive:
+        inventory = archive.inventory()
+        if to_time is not None:
+            to_offset = _offset_at(archive, inventory, to_time)
+        replayed = _replayed(archive, inventory, to_offset)
+    folder = archive.folder
+    if new_cluster_id == folder.cluster_id:
+        raise click.UsageError("--new-cluster-id: is that of the old cluster; give another one")
+    namespace = namespace or cluster_namespace(folder.cluster_id)
+    with _opened(store) as objects:
+        if not supersede:
+            _require_owner(objects, namespace, folder)
+        plan = _planned(replayed, folder, objects, namespace, new_cluster_id, voters)
+    if file is not None:
+        if file.exists():
+            raise CommandError("EXISTS", f"{file} exists; it was left as it is", "name another")
+        replace_file(PosixFileSystem(), file, [json_files.encode(plan)])
+    size = replayed.cluster_map.size()
+    output.summary(
+        {
+            **{name: getattr(plan, name) for name in plan.__dataclass_fields__},
+            "streams": size.streams,
+            "objects": size.objects,
+            "keys": size.keys,
+        }
+    )
+
+
+@restore.command("apply")
+@_from_option
+@store_option
+@click.option("--plan", "file", type=_FILE, required=True, help="The plan, the same on each.")
+@click.option("--node-id", type=int, required=True, help="This controller's id, one of the voters.")
+@data_dir_option
+@with_output
+def apply_command(
+    *, address: str, store: str, file: Path, node_id: int, data_dir: Path, output: Output
+) -> None:
+    """Format an empty directory of one controller of the new cluster; repeat it on each.
+
+    First the marker of a new generation is put into the bucket of objects, by which controllers of
+    the old cluster that still run refuse writes and delete nothing more within seconds. The hashes
+    that are printed must be equal on all. Start the controllers with the new --cluster-id and the
+    old cluster's --namespace.
+
+    \b
+    Example:
+      streammeta restore apply --from file:///backups --store file:///objects --plan demo-2.json \
+        --node-id 1 --data-dir /var/lib/streammeta
+    """
+    from streammeta.controller.backup.restoring import RestorePlan, require_same, write_checkpoint
+
+    plan = json_files.decode(RestorePlan, str(file), file.read_bytes())
+    voters = parse_voters(plan.voters)
+    if voters.find(NodeId(node_id)) is None:
+        raise click.UsageError(f"--node-id: {node_id} is none of the plan's voters, {plan.voters}")
+    check_empty(data_dir, PosixFileSystem())
+    with opened_backup(address, plan.from_cluster_id, plan.from_cluster_uuid) as archive:
+        replayed = _replayed(archive, archive.inventory(), plan.from_end_offset)
+        require_same(replayed, plan)
+    checkpoint = io.BytesIO()
+    write_checkpoint(checkpoint, replayed, plan, voters)
+    with _opened(store) as objects:
+        _take_over(objects, plan)
+    identity = format_directory(
+        data_dir,
+        cluster_id=ClusterId(plan.cluster_id),
+        node_id=NodeId(node_id),
+        bootstrap_voters=voters,
+        first_checkpoint=FirstCheckpoint(plan.snapshot_id, checkpoint.getvalue()),
+    )
+    output.summary(
+        {
+            "data_dir": str(data_dir),
+            "cluster_id": plan.cluster_id,
+            "namespace": plan.namespace,
+            "directory_id": identity.directory_id,
+            "log_start_offset": plan.end_offset,
+            "state_hash": plan.state_hash,
+            "sha256": hashlib.sha256(checkpoint.getvalue()).hexdigest(),
+        }
+    )
+
+
+def _offset_at(archive: Archive, inventory: Inventory, to_time: datetime) -> int:
+    """Return the end of the last segment that was committed by a time."""
+    to_ms = int(to_time.replace(tzinfo=UTC).timestamp() * 1_000)
+    segments = sorted(inventory.segments, key=lambda one: one.end_offset)
+    at = bisect_right(segments, to_ms, key=lambda one: archive.segment_manifest(one).last_ms)
+    if at == 0:
+        raise CommandError(
+            "TOO_EARLY",
+            "the backup holds no segment that was committed by then",
+            "give a later time, or --to-offset; `streammeta backup list` shows the offsets",
+        )
+    return segments[at - 1].end_offset
+
+
+def _replayed(archive: Archive, inventory: Inventory, end_offset: int | None) -> Replayed:
+    from streammeta.controller.backup.chains import chain_to, newest_chain, spans
+    from streammeta.controller.backup.replaying import replay
+
+    chain = newest_chain(inventory) if end_offset is None else chain_to(inventory, end_offset)
+    if chain is None:
+        known = ", ".join(f"{start} to {end}" for start, end in spans(inventory)) or "none"
+        raise CommandError(
+            "NOT_RESTORABLE",
+            f"the backup can't be restored to offset {end_offset}; offsets that can be: {known}",
+            "give one of them as --to-offset",
+        )
+    return replay(chain, archive, end_offset=end_offset)
+
+
+def _require_owner(objects: ObjectStore, namespace: str, folder: Folder) -> None:
+    """Require that the namespace is that of the cluster whose backup is restored."""
+    marker = read_marker(objects, namespace)
+    if marker is None or marker.cluster_uuid != folder.cluster_uuid:
+        found = "no cluster" if marker is None else f"{marker.cluster_id} {marker.cluster_uuid}"
+        raise CommandError(
+            "WRONG_BUCKET",
+            f"namespace {namespace!r} of the bucket belongs to {found}, the backup is of "
+            f"{folder.cluster_id} {folder.cluster_uuid}",
+            "name the old cluster's --store and --namespace; if another cluster was restored over "
+            "it, restore that one's backup, or give --supersede",
+        )
+
+
+def _planned(
+    replayed: Replayed,
+    folder: Folder,
+    objects: ObjectStore,
+    namespace: str,
+    cluster_id: str,
+    voters: VoterSet,
+) -> RestorePlan:
+    from streammeta.controller.backup import restoring
+
+    generations = read_generations(objects, namespace)
+    view, cluster_map = replayed.cluster_map.freeze(), replayed.cluster_map
+    issued_below = max(cluster_map.next_object_id, cluster_map.bucket_claim.issued_below)
+    plan = restoring.RestorePlan(
+        from_cluster_id=folder.cluster_id,
+        from_cluster_uuid=folder.cluster_uuid,
+        from_end_offset=replayed.position.end_offset,
+        committed_by_ms=replayed.last_ms,
+        cluster_id=cluster_id,
+        cluster_uuid=str(uuid.uuid4()),
+        namespace=namespace,
+        voters=",".join(f"{one.key.node_id}@{one.endpoint}" for one in voters),
+        end_offset=replayed.position.end_offset + restoring.OFFSET_JUMP,
+        epoch=replayed.epoch + restoring.EPOCH_JUMP,
+        next_object_id=restoring.jumped_object_id(issued_below, read_claimed(objects, namespace)),
+        undecided_from=restoring.undecided_from(view, cluster_map.next_object_id),
+        generation=generations[-1].number + 1 if generations else 2,
+        created_ms=time.time_ns() // 1_000_000,
+        state_hash="",
+    )
+    return replace(plan, state_hash=restoring.state_hash(view, plan))
+
+
+def _take_over(objects: ObjectStore, plan: RestorePlan) -> None:
+    """Put the marker of the new generation; a repeat finds it there."""
+    from streammeta.controller.backup.restoring import OBJECT_ID_JUMP
+
+    wanted = Generation(
+        cluster_id=plan.cluster_id,
+        cluster_uuid=plan.cluster_uuid,
+        namespace=plan.namespace,
+        number=plan.generation,
+        undecided_from=plan.undecided_from,
+        undecided_below=plan.next_object_id,
+        created_ms=plan.created_ms,
+    )
+    advice = "make a new plan, on an empty directory for each controller"
+    if read_claimed(objects, plan.namespace) > plan.next_object_id - OBJECT_ID_JUMP // 2:
+        message = "the old cluster has issued too many object ids since the plan was made"
+        raise CommandError("PLAN_TOO_OLD", message, advice)
+    found = create_generation(objects, wanted)
+    if found != wanted or read_generations(objects, plan.namespace)[-1] != wanted:
+        message = f"another restore has taken the bucket over: cluster {found.cluster_id!r}"
+        raise CommandError("SUPERSEDED", message, advice)
+
+
+@contextmanager
+def _opened(store: str) -> Iterator[ObjectStore]:
+    try:
+        opened = open_object_store(store)
+    except ValueError as error:
+        raise ConfigError(f"store: {error}") from error
+    with closing(opened):
+        opened.check()
+        yield opened

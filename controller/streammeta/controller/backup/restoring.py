@@ -1,0 +1,197 @@
+"""Restoring: from the map of a backup to the first checkpoint of a new cluster.
+
+What somebody outside remembers must not go back: offsets of the log, epochs, and ids of objects,
+streams and nodes jump ahead, so that none of before is issued again or taken for a new one. Object
+ids in between, and those that were prepared, are undecided: objects may lie under them that the map
+does not know. The marker of a generation names them, see `storage.bucket_marker`. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from streammeta.controller.backup.errors import BackupError
+from streammeta.controller.backup.replaying import Replayed
+from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
+from streammeta.controller.metadata.frozen import FrozenMap, sections_digest
+from streammeta.controller.metadata.nodes import NODE_ID_MIN
+from streammeta.controller.metadata.values import INT32_MAX, ObjectState, column
+from streammeta.controller.quorum.voters import VoterSet
+from streammeta.controller.runtime.map_checkpoint import LOG_HASH_SECTION
+from streammeta.controller.snapshot import checkpoint_file
+from streammeta.controller.snapshot.checkpoint_file import Sink
+from streammeta.controller.snapshot.voters import VOTERS_SECTION, voters_section
+
+OFFSET_JUMP = 1 << 32
+"""Offsets of the log that are left out: more than any controller has issued since the backup."""
+
+EPOCH_JUMP = 1_000
+"""Quorum epochs that are left out."""
+
+OBJECT_ID_JUMP = 1 << 24
+"""Object ids that are left out above the highest that may have been issued."""
+
+STREAM_ID_JUMP = 1 << 17
+"""Stream ids that are left out; each takes some memory."""
+
+NODE_ID_JUMP = 1 << 16
+"""Broker ids that are left out."""
+
+HOLD_MS = 7 * 86_400_000
+"""Time after a restore in which no object's bytes are deleted, in milliseconds."""
+
+Section: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestorePlan:
+    """What is restored, and what it becomes; equal plans give equal clusters.
+
+    `from_*` are of the backup: everything below `from_end_offset` is restored, committed by
+    `committed_by_ms`. `voters` are ID@HOST:PORT,.. of the new cluster. Its log begins at
+    `end_offset`, behind `epoch`; it issues object ids from `next_object_id` on. Ids in
+    `[undecided_from, next_object_id)` that its map does not know are undecided. `generation` is the
+    number of its marker in the bucket. Times are in ms since 1970.
+    """
+
+    from_cluster_id: str
+    from_cluster_uuid: str
+    from_end_offset: int
+    committed_by_ms: int
+    cluster_id: str
+    cluster_uuid: str
+    namespace: str
+    voters: str
+    end_offset: int
+    epoch: int
+    next_object_id: int
+    undecided_from: int
+    generation: int
+    created_ms: int
+    state_hash: str
+
+    @property
+    def snapshot_id(self) -> SnapshotId:
+        """The first checkpoint of the new cluster."""
+        return SnapshotId(EndOffset(self.end_offset), Epoch(self.epoch))
+
+
+def jumped_object_id(next_object_id: int, claimed_below: int) -> int:
+    """Return the first object id of the new cluster, a multiple of the jump.
+
+    `claimed_below` is the highest claim in the bucket: no id at or above it was ever issued.
+    """
+    highest = max(next_object_id, claimed_below)
+    return -(-(highest + OBJECT_ID_JUMP) // OBJECT_ID_JUMP) * OBJECT_ID_JUMP
+
+
+def undecided_from(view: FrozenMap, next_object_id: int) -> int:
+    """Return the lowest id that is prepared, or would have been issued next."""
+    objects = view.sections()["objects"]
+    prepared = np.asarray(objects["object_id"])[
+        np.asarray(objects["state"]) == ObjectState.PREPARED
+    ]
+    return int(prepared.min()) if len(prepared) else next_object_id
+
+
+def restored_sections(view: FrozenMap, plan: RestorePlan) -> Mapping[str, Any]:
+    """Return the sections of the new cluster's map, each computed when it is asked for.
+
+    Raises:
+        BackupError: ids of streams or brokers would exceed what they can be.
+    """
+    return _Changed(
+        view.sections(),
+        {
+            "counters": lambda section: _counters(section, view, plan),
+            "objects": _without_prepared,
+            "nodes": lambda section: _nodes(section, plan.created_ms),
+            "free_node_ids": lambda _: {"node_id": column()},
+            "bucket_claim": lambda _: {
+                "cluster_uuid": [plan.cluster_uuid],
+                "issued_below": column([plan.next_object_id]),
+            },
+        },
+    )
+
+
+def state_hash(view: FrozenMap, plan: RestorePlan) -> str:
+    """Return the digest of the new cluster's map, in hex."""
+    return sections_digest(restored_sections(view, plan).items()).hex()
+
+
+def write_checkpoint(sink: Sink, replayed: Replayed, plan: RestorePlan, voters: VoterSet) -> None:
+    """Write the first checkpoint of the new cluster."""
+    sections = {
+        VOTERS_SECTION: voters_section(voters),
+        LOG_HASH_SECTION: {"value": [replayed.position.log_hash.hex()]},
+        **restored_sections(replayed.cluster_map.freeze(), plan),
+    }
+    checkpoint_file.write_checkpoint(sink, plan.snapshot_id, plan.cluster_id, sections)
+
+
+def require_same(replayed: Replayed, plan: RestorePlan) -> None:
+    """Require that a backup gives what the plan says.
+
+    Raises:
+        BackupError: it does not: it is another one, or was written by another version.
+    """
+    found = (replayed.position.end_offset, state_hash(replayed.cluster_map.freeze(), plan))
+    if found != (plan.from_end_offset, plan.state_hash):
+        raise BackupError(
+            f"the backup at offset {found[0]} gives a map with hash {found[1]}, the plan says "
+            f"offset {plan.from_end_offset} and {plan.state_hash}; make a new plan"
+        )
+
+
+def _counters(section: Section, view: FrozenMap, plan: RestorePlan) -> Section:
+    nodes = view.sections()["nodes"]["node_id"]
+    highest_node = max(NODE_ID_MIN, int(section["last_node_id"][0]), *map(int, nodes))
+    next_stream_id = int(section["next_stream_id"][0]) + STREAM_ID_JUMP
+    last_node_id = highest_node + NODE_ID_JUMP
+    for name, value in (("stream", next_stream_id), ("broker", last_node_id)):
+        if value > INT32_MAX:
+            raise BackupError(f"the next {name} id would be {value}, above {INT32_MAX}")
+    return {
+        "next_stream_id": column([next_stream_id]),
+        "next_object_id": column([plan.next_object_id]),
+        "last_node_id": column([last_node_id]),
+        "deletions_held_since_ms": column([0]),
+        "deletions_held_until_ms": column([plan.created_ms + HOLD_MS]),
+    }
+
+
+def _without_prepared(section: Section) -> Section:
+    # They may have been committed since; whoever prepared them registers anew.
+    stays = np.asarray(section["state"]) != ObjectState.PREPARED
+    return {name: np.asarray(values)[stays] for name, values in section.items()}
+
+
+def _nodes(section: Section, now_ms: int) -> Section:
+    # Every process of before is fenced: epochs are start times by convention.
+    epochs = np.maximum(np.asarray(section["node_epoch"]) + 1, now_ms)
+    return {**section, "node_epoch": epochs}
+
+
+class _Changed(Mapping[str, Any]):
+    """Sections of which some are replaced."""
+
+    def __init__(
+        self, sections: Mapping[str, Any], changes: Mapping[str, Callable[[Section], Section]]
+    ) -> None:
+        self._sections = sections
+        self._changes = changes
+
+    def __getitem__(self, name: str) -> Any:
+        section = self._sections[name]
+        return self._changes[name](section) if name in self._changes else section
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sections)
+
+    def __len__(self) -> int:
+        return len(self._sections)

@@ -1,0 +1,198 @@
+"""Restoring in memory: the map is the backup's, and nothing of before is issued or taken again."""
+
+from __future__ import annotations
+
+import io
+import uuid
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streammeta.controller.backup import restoring
+from streammeta.controller.backup.chains import chain_to
+from streammeta.controller.backup.errors import BackupError
+from streammeta.controller.backup.replaying import Replayed, replay
+from streammeta.controller.backup.restoring import RestorePlan
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata import requests as r
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.frozen import FrozenMap
+from streammeta.controller.metadata.values import INT32_MAX, NodeIdentity, ObjectState, column
+from streammeta.controller.quorum.voters import VoterSet
+from streammeta.controller.runtime.map_checkpoint import read_map
+from streammeta.storage import json_files
+from tests.backup.backup_world import FOLDER, START_MS, Backup, random_log
+from tests.metadata.rich_history import plain
+
+NOW_MS = START_MS + 10**9
+
+
+def planned(replayed: Replayed, claimed_below: int = 0) -> RestorePlan:
+    cluster_map = replayed.cluster_map
+    view = cluster_map.freeze()
+    plan = RestorePlan(
+        from_cluster_id=FOLDER.cluster_id,
+        from_cluster_uuid=FOLDER.cluster_uuid,
+        from_end_offset=replayed.position.end_offset,
+        committed_by_ms=replayed.last_ms,
+        cluster_id="after",
+        cluster_uuid=str(uuid.UUID(int=7)),
+        namespace="_streammeta_test",
+        voters="1@127.0.0.1:9091",
+        end_offset=replayed.position.end_offset + restoring.OFFSET_JUMP,
+        epoch=replayed.epoch + restoring.EPOCH_JUMP,
+        next_object_id=restoring.jumped_object_id(cluster_map.next_object_id, claimed_below),
+        undecided_from=restoring.undecided_from(view, cluster_map.next_object_id),
+        generation=2,
+        created_ms=NOW_MS,
+        state_hash="",
+    )
+    return replace(plan, state_hash=restoring.state_hash(view, plan))
+
+
+def restored(replayed: Replayed, plan: RestorePlan) -> ClusterMap:
+    """The map that a controller of the new cluster begins with."""
+    file = io.BytesIO()
+    restoring.write_checkpoint(file, replayed, plan, VoterSet())
+    loaded = read_map(file, plan.snapshot_id)
+    assert loaded.log_hash == replayed.position.log_hash
+    assert loaded.cluster_map.state_hash().hex() == plan.state_hash
+    return loaded.cluster_map
+
+
+def at_random(seed: int) -> tuple[Backup, Replayed]:
+    """A whole backup, and what it gives at some end of its log."""
+    backup = Backup(random_log(seed))
+    backup.put_segment(0, backup.log.ends[-1])
+    end = Random(seed).choice(backup.log.ends[8:])
+    chain = chain_to(backup.archive.inventory(), end)
+    assert chain is not None
+    return backup, replay(chain, backup.archive, end_offset=end)
+
+
+def ids_of(view: FrozenMap, *states: ObjectState) -> set[int]:
+    objects = view.sections()["objects"]
+    chosen = np.isin(np.asarray(objects["state"]), states)
+    return {int(one) for one in np.asarray(objects["object_id"])[chosen]}
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_no_id_or_offset_of_the_whole_history_is_issued_again(seed: int) -> None:
+    backup, replayed = at_random(seed)
+    before = backup.log.views[-1].sections()
+    counters = {name: int(values[0]) for name, values in before["counters"].items()}
+    plan = planned(replayed)
+    after = restored(replayed, plan)
+    assert plan.end_offset > backup.log.ends[-1]
+    assert plan.epoch > backup.log.batches[-1].epoch
+    node = NodeIdentity(70_000, NOW_MS + 1)
+    offset = plan.end_offset
+    for request in (
+        r.RegisterNode(node=node),
+        r.PrepareObjects(request_id="new", node=node, count=3, ttl_ms=1_000),
+        r.CreateStreams(request_id="new", node=node, streams=(r.NewStream(),)),
+        r.GetNextNodeId(request_id="new"),
+    ):
+        decision = after.decide(request, NOW_MS, offset)
+        after.apply(offset, decision.records)
+        offset += 1
+        match decision.answer:
+            case answer if hasattr(answer, "first_object_id"):
+                assert answer.first_object_id >= counters["next_object_id"]
+                assert answer.first_object_id == plan.next_object_id
+            case answer if hasattr(answer, "stream_ids"):
+                assert min(answer.stream_ids) >= counters["next_stream_id"]
+            case answer if hasattr(answer, "node_id"):
+                assert answer.node_id > counters["last_node_id"]
+                assert answer.node_id not in [int(one) for one in before["nodes"]["node_id"]]
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_an_object_of_the_whole_history_is_known_removed_before_or_undecided(seed: int) -> None:
+    """What reconciliation may delete is what was forgotten before the point, nothing else."""
+    backup, replayed = at_random(seed)
+    plan = planned(replayed)
+    view = replayed.cluster_map.freeze()
+    known = ids_of(restored(replayed, plan).freeze(), *ObjectState)
+    assert known == ids_of(view, *ObjectState) - ids_of(view, ObjectState.PREPARED)
+    undecided = range(plan.undecided_from, plan.next_object_id)
+    later = ids_of(backup.log.views[-1], ObjectState.COMMITTED, ObjectState.LINKED)
+    assert all(one in known or one in undecided for one in later)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_all_else_is_as_it_was(seed: int) -> None:
+    _, replayed = at_random(seed)
+    before = plain(replayed.cluster_map.freeze().sections())
+    after = plain(restored(replayed, planned(replayed)).freeze().sections())
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed <= {"counters", "objects", "nodes", "free_node_ids", "bucket_claim"}
+    assert after["counters"]["deletions_held_until_ms"] == [NOW_MS + restoring.HOLD_MS]
+    assert before["kvs"] == after["kvs"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_process_of_before_is_fenced(seed: int) -> None:
+    _, replayed = at_random(seed)
+    after = restored(replayed, planned(replayed))
+    nodes = replayed.cluster_map.nodes()
+    assert nodes
+    for node in nodes:
+        identity = NodeIdentity(node.node_id, node.node_epoch)
+        request = r.PrepareObjects(request_id="old", node=identity, count=1, ttl_ms=1_000)
+        answer: Any = after.decide(request, NOW_MS, 2**40).answer
+        assert answer.error is not ErrorCode.NONE
+        assert node.departed or answer.error is ErrorCode.NODE_EPOCH_EXPIRED
+
+
+def test_a_second_restore_jumps_again() -> None:
+    _, replayed = at_random(3)
+    plan = planned(replayed)
+    again = replace(replayed, cluster_map=restored(replayed, plan))
+    second = planned(again, claimed_below=plan.next_object_id + 1_000_000)
+    assert second.next_object_id >= plan.next_object_id + restoring.OBJECT_ID_JUMP
+    assert restored(again, second).next_object_id == second.next_object_id
+
+
+@pytest.mark.parametrize(
+    ("issued", "claimed", "first"),
+    [(0, 0, 1 << 24), (1, 0, 1 << 25), (5, 1 << 24, 1 << 25), (3 << 24, 9, 1 << 26)],
+)
+def test_object_ids_jump_above_what_was_issued_or_claimed(
+    issued: int, claimed: int, first: int
+) -> None:
+    assert restoring.jumped_object_id(issued, claimed) == first
+    assert first - max(issued, claimed) >= restoring.OBJECT_ID_JUMP
+
+
+def test_a_backup_that_is_not_that_of_the_plan_is_refused() -> None:
+    backup, replayed = at_random(2)
+    plan = planned(replayed)
+    restoring.require_same(replayed, plan)
+    other_end = backup.log.ends[3]
+    chain = chain_to(backup.archive.inventory(), other_end)
+    assert chain is not None
+    other = replay(chain, backup.archive, end_offset=other_end)
+    with pytest.raises(BackupError, match="make a new plan"):
+        restoring.require_same(other, plan)
+    with pytest.raises(BackupError, match="make a new plan"):
+        restoring.require_same(replayed, replace(plan, next_object_id=plan.next_object_id + 1))
+
+
+def test_ids_that_would_not_fit_are_refused() -> None:
+    _, replayed = at_random(1)
+    plan = planned(replayed)
+    sections = dict(replayed.cluster_map.freeze().sections())
+    sections["counters"] = {**sections["counters"], "last_node_id": column([INT32_MAX - 1])}
+    full = ClusterMap.from_sections(sections, replayed.position.end_offset)
+    with pytest.raises(BackupError, match="next broker id"):
+        restoring.state_hash(full.freeze(), plan)
+
+
+def test_a_plan_is_read_as_it_was_written() -> None:
+    _, replayed = at_random(1)
+    plan = planned(replayed)
+    assert json_files.decode(RestorePlan, "plan", json_files.encode(plan)) == plan
