@@ -73,7 +73,7 @@ def test_what_can_be_counted_is_there_before_it_happens() -> None:
 
 
 def test_what_is_not_known_has_no_value() -> None:
-    following = replace(LEADING, role="follower", leader_id=None)
+    following = replace(LEADING, role="follower", leader_id=None, has_leader=False)
     sources = replace(SOURCES, quorum=lambda: following, certificates=list)
     seen = scraped(registry_of(sources))
     assert (seen["quorum_is_leader"], seen["quorum_has_leader"]) == (0, 0)
@@ -124,14 +124,17 @@ def test_promtool_finds_nothing() -> None:
 
 
 class Counted(Collector):
-    """Two metrics; counts how often they are collected, and how often others ran between them."""
+    """Two metrics; counts how often they are collected, and turns of others before each."""
 
     def __init__(self) -> None:
-        self.times = 0
+        self.times = self.turns = 0
+        self.turns_before: list[int] = []
 
     def collect(self) -> Iterator[Metric]:
         self.times += 1
+        self.turns_before.append(self.turns)
         yield GaugeMetricFamily("one", "One.", value=1)
+        self.turns_before.append(self.turns)
         yield GaugeMetricFamily("two", "Two.", value=self.times)
 
 
@@ -139,20 +142,19 @@ async def test_scrapes_at_the_same_time_share_one_and_others_run_meanwhile() -> 
     registry, counted = CollectorRegistry(), Counted()
     registry.register(counted)
     counted.times = 0
+    counted.turns_before.clear()
     exposition = Exposition(registry)
-    turns = 0
 
     async def others() -> None:
-        nonlocal turns
         while True:
-            turns += 1
+            counted.turns += 1
             await asyncio.sleep(0)
 
     running = asyncio.create_task(others())
     texts = await asyncio.gather(exposition.text(), exposition.text())
     running.cancel()
     assert [samples(text.decode()) for text in texts] == [{"one": 1.0, "two": 1.0}] * 2
-    assert turns >= 2
+    assert counted.turns_before[0] < counted.turns_before[1]
     assert samples((await exposition.text()).decode())["two"] == 2
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import ssl
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from streammeta.cli.client import CallError, ControllerClient
 from streammeta.rpc.tls import TlsFiles
 from tests.kit.certificates import Authority
-from tests.kit.real_cluster import STEADY, put, wait_until
+from tests.kit.real_cluster import FAST, STEADY, put, wait_until
 from tests.monitoring.http_calls import get
 from tests.monitoring.metrics_table import names
 from tests.monitoring.planes import Planed, Planes, running
@@ -34,6 +35,9 @@ NO_ANSWER = (OSError, http.client.HTTPException)
 ALIVE = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
 NOT_AFTER = 'streammeta_tls_certificate_not_after_timestamp_seconds{plane="%s"}'
 REFUSED = 'streammeta_connections_refused_total{cause="%s",plane="%s"}'
+BEGUN = "streammeta_tls_handshakes_begun_total"
+FAILED = [REFUSED % ("handshake_failed", plane) for plane in ("peers", "http")]
+POLICY = "policy.toml"
 RELOADS = 'streammeta_tls_reloads_total{plane="%s",result="%s"}'
 
 
@@ -91,53 +95,58 @@ def test_every_plane_is_protected_by_itself(
         assert {plane: NOT_AFTER % plane in shown for plane in protected} == protected
 
 
-def test_plain_text_and_other_protocols_are_refused_counted_and_told_of_once(
-    authority: Authority, tmp_path: Path
-) -> None:
-    with running(tmp_path, authority, Planes()) as planed:
+@pytest.fixture(scope="module")
+def protected(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planed]:
+    """Give controllers of which all planes are protected, under a policy that is empty."""
+    root = tmp_path_factory.mktemp("protected")
+    (root / POLICY).write_text("")
+    options = (*FAST, "--policy", str(root / POLICY))
+    with running(root, authority, Planes(), options) as planed:
         planed.wait_ready()
-        before = planed.metrics()["streammeta_tls_handshakes_begun_total"]
-        cluster = planed.cluster
-        for endpoint in (cluster.endpoints[0], cluster.peer_endpoints[0], planed.http_endpoints[0]):
-            for said in (ALIVE, bytes(100), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"):
-                assert b"200" not in hears(endpoint, said)
-        for endpoint in (cluster.endpoints[0], planed.http_endpoints[0]):
-            with ControllerClient([endpoint], 1) as client, pytest.raises(CallError):
-                put(client, "refused", "value")
+        yield planed
 
-        def counted() -> bool:
-            seen = planed.metrics()
-            return (
-                seen["streammeta_tls_handshakes_begun_total"] >= before + 4
-                and seen[REFUSED % ("handshake_failed", "peers")] == 3
-                and seen[REFUSED % ("handshake_failed", "http")] >= 4
-            )
 
-        wait_until(counted, "refusals are counted")
-        assert len(logged(planed, "peer_handshake_failed")) == 1
-        assert len(logged(planed, "http_handshake_failed")) == 1
+def test_plain_text_and_other_protocols_are_refused_counted_and_told_of_once(
+    protected: Planed,
+) -> None:
+    planed, cluster = protected, protected.cluster
+    before = planed.metrics()
+    for endpoint in (cluster.endpoints[0], cluster.peer_endpoints[0], planed.http_endpoints[0]):
+        for said in (ALIVE, bytes(100), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"):
+            assert b"200" not in hears(endpoint, said)
+    for endpoint in (cluster.endpoints[0], planed.http_endpoints[0]):
+        with ControllerClient([endpoint], 1) as client, pytest.raises(CallError):
+            put(client, "refused", "value")
+
+    def counted() -> bool:
+        now = planed.metrics()
+        more = {name: now[name] - before[name] for name in (BEGUN, *FAILED)}
+        return more[BEGUN] >= 4 and more[FAILED[0]] >= 3 and more[FAILED[1]] >= 4
+
+    wait_until(counted, "refusals are counted")
+    assert len(logged(planed, "peer_handshake_failed")) == 1
+    assert len(logged(planed, "http_handshake_failed")) == 1
 
 
 def test_the_certificate_of_another_plane_is_of_no_use(
-    authority: Authority, tmp_path: Path
+    authority: Authority, protected: Planed
 ) -> None:
     """A monitor's does not write, a broker's reads no metrics."""
-    with running(tmp_path, authority, Planes()) as planed:
-        planed.wait_ready()
-        assert refuses_clients(planed, planed.monitor)
-        for role, status in (("broker/7", 403), ("admin/alice", 200), ("controller/2", 200)):
-            answer = get(planed.http_endpoints[0], "/metrics", authority.issue(role))
-            assert answer[0] == status
-        seen = planed.metrics()
-        assert seen['streammeta_requests_refused_total{reason="ROLE_LACKS_CALL"}'] >= 1
-        assert seen['streammeta_connections{plane="clients"}'] >= 0
-        families = {name.partition("{")[0] for name in seen}
-        parts = {f"streammeta_loop_lag_seconds_{part}" for part in ("bucket", "count", "sum")}
-        assert families - parts <= names()
-        assert {seen[f"streammeta_{name}"] for name in ("quorum_voters", "quorum_has_leader")} == {
-            3,
-            1,
-        }
+    planed = protected
+    assert refuses_clients(planed, planed.monitor)
+    for role, status in (("broker/7", 403), ("admin/alice", 200), ("controller/2", 200)):
+        answer = get(planed.http_endpoints[0], "/metrics", authority.issue(role))
+        assert answer[0] == status
+    seen = planed.metrics()
+    assert seen['streammeta_requests_refused_total{reason="ROLE_LACKS_CALL"}'] >= 1
+    assert seen['streammeta_connections{plane="clients"}'] >= 0
+    families = {name.partition("{")[0] for name in seen}
+    parts = {f"streammeta_loop_lag_seconds_{part}" for part in ("bucket", "count", "sum")}
+    assert families - parts <= names()
+    assert {seen[f"streammeta_{name}"] for name in ("quorum_voters", "quorum_has_leader")} == {
+        3,
+        1,
+    }
 
 
 def test_broken_new_files_leave_the_old_in_use_and_are_counted(
@@ -193,32 +202,28 @@ def test_the_end_of_a_certificate_is_seen_before_and_named_after(
             put(client, "refused", "value")
 
 
-def test_a_controller_without_a_quorum_is_alive_and_not_ready(
-    authority: Authority, tmp_path: Path
-) -> None:
-    with running(tmp_path, authority, Planes()) as planed:
-        planed.wait_ready()
-        for node_id in (2, 3):
-            planed.cluster.children[node_id].kill()
-        wait_until(lambda: planed.page("/readyz")[0] == 503, "it is not ready")
-        assert "[-] leader: no leader is known" in planed.page("/readyz")[1]
-        assert planed.page("/livez") == (200, "ok\n")
-        planed.cluster.start(2)
-        wait_until(lambda: planed.page("/readyz")[0] == 200, "it is ready again")
+def test_a_controller_without_a_quorum_is_alive_and_not_ready(protected: Planed) -> None:
+    planed = protected
+    for node_id in (2, 3):
+        planed.cluster.children[node_id].kill()
+    wait_until(lambda: planed.page("/readyz")[0] == 503, "it is not ready")
+    assert "[-] leader: no leader answers" in planed.page("/readyz")[1]
+    assert planed.page("/livez") == (200, "ok\n")
+    for node_id in (2, 3):
+        planed.cluster.start(node_id)
+    wait_until(lambda: planed.page("/readyz")[0] == 200, "it is ready again")
 
 
-def test_a_policy_is_read_again_by_a_running_controller(
-    authority: Authority, tmp_path: Path
-) -> None:
-    policy = tmp_path / "policy.toml"
-    policy.write_text("")
-    options = (*STEADY, "--policy", str(policy))
-    with running(tmp_path / "cluster", authority, Planes(), options) as planed:
-        planed.wait_ready()
-        planed.write("one")
-        fingerprints = [authority.fingerprint(each) for each in ("monitor/m", "admin/alice")]
-        policy.write_text(f"[deny]\nfingerprints = {json.dumps(fingerprints)}\n")
-        for child in planed.cluster.children.values():
-            child.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: planed.page("/livez")[0] == 403, "its certificate is denied")
-        assert refuses_clients(planed, planed.admin)
+def test_a_policy_holds_for_pages_as_for_calls(authority: Authority, protected: Planed) -> None:
+    denied = ("monitor/denied", "admin/denied")
+    monitor, admin = (authority.issue(each) for each in denied)
+    at = protected.http_endpoints[0]
+    assert get(at, "/livez", monitor)[0] == 200
+    fingerprints = [authority.fingerprint(each) for each in denied]
+    policy = protected.cluster.root / POLICY
+    policy.write_text(f"[deny]\nfingerprints = {json.dumps(fingerprints)}\n")
+    for child in protected.cluster.children.values():
+        child.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: get(at, "/livez", monitor)[0] == 403, "its certificate is denied")
+    wait_until(lambda: refuses_clients(protected, admin), "so is that of a client")
+    assert protected.page("/livez")[0] == 200

@@ -20,6 +20,7 @@ from streammeta.rpc.connections import (
     client_channel,
     listen,
     new_server,
+    open_connections,
     operator_channel,
 )
 from tests.kit.fake_broker import until
@@ -376,3 +377,15 @@ async def test_calls_that_wait_apart_are_begun_while_others_are_refused(
 async def test_what_is_to_wait_apart_must_be_served() -> None:
     with pytest.raises(ValueError, match="/a/B is no method of the services"):
         add_services(new_server(), [Service().handlers()], ["/a/B"])
+
+
+async def test_open_connections_are_counted_however_many_they_are(
+    service: tuple[Service, str],
+) -> None:
+    host, _, port = service[1].rpartition(":")
+    before = open_connections()
+    opened = [await asyncio.open_connection(host, int(port)) for _ in range(600)]
+    await until(lambda: open_connections() == before + 600, "all are counted")
+    for _, writer in opened:
+        writer.close()
+    await until(lambda: open_connections() == before, "none is left")

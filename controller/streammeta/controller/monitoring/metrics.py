@@ -92,7 +92,11 @@ def _of_quorum(seen: QuorumDescription, applied: int) -> Iterator[Metric]:
     )
     leads = seen.role == "leader"
     yield _value("quorum_is_leader", "1 while this controller leads.", leads)
-    yield _value("quorum_has_leader", "1 while a leader is known here.", seen.leader_id is not None)
+    yield _value(
+        "quorum_has_leader",
+        "1 while this controller leads, or has answers of a leader.",
+        seen.has_leader,
+    )
     yield _gauge(
         "quorum_leader_id",
         "Id of the known leader; no value without one.",

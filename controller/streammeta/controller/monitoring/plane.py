@@ -43,10 +43,9 @@ _SAID_MAX = 1000
 
 _log = structlog.get_logger(component="http")
 
-# What aiohttp says of requests that it refuses is for nobody; defects are logged here.
+# Defects are logged here, as JSON; what aiohttp would write beside them is not.
 _silent = logging.getLogger("streammeta.http")
-_silent.propagate = False
-_silent.addHandler(logging.NullHandler())
+_silent.disabled = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ def unready(condition: Condition) -> Mapping[str, str]:
     behind = quorum.high_watermark - condition.applied
     return {
         "serving": condition.phase.value,
-        "leader": "" if quorum.leader_id is not None else "no leader is known",
+        "leader": "" if quorum.has_leader else "no leader answers",
         "repair": (
             "its log lost entries, which are copied from the others" if quorum.is_repairing else ""
         ),

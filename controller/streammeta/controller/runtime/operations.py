@@ -18,7 +18,7 @@ from streammeta.controller.quorum.events import (
     VoterChangeRequested,
 )
 from streammeta.controller.quorum.messages import QuorumError
-from streammeta.controller.quorum.roles import Leader
+from streammeta.controller.quorum.roles import Follower, Leader
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
 from streammeta.controller.runtime.interfaces import Endpoints
 from streammeta.controller.runtime.quorum_errors import TransferRefusedError, VoterChangeError
@@ -119,6 +119,9 @@ class QuorumDescription:
     node_id: NodeId
     role: str
     leader_id: NodeId | None
+    """The leader of the epoch, as far as this node knows; it may be gone."""
+    has_leader: bool
+    """Whether this node leads, or a leader has answered it and is not known to be gone."""
     epoch: Epoch
     high_watermark: EndOffset
     end_offset: EndOffset
@@ -156,6 +159,7 @@ def describe_quorum(
         node_id=config.local.node_id,
         role=type(core.role).__name__.lower(),
         leader_id=core.leader_id,
+        has_leader=_has_leader(core),
         epoch=core.epoch,
         high_watermark=core.high_watermark,
         end_offset=core.log.end_offset,
@@ -168,6 +172,16 @@ def describe_quorum(
         voters=tuple(described.values()),
         observers=observers,
     )
+
+
+def _has_leader(core: QuorumCore) -> bool:
+    match core.role:
+        case Leader():
+            return True
+        case Follower() as follower:
+            return follower.has_fetched and not follower.leader_gone
+        case _:
+            return False
 
 
 def _as_voter(key: ReplicaKey, at: Endpoints) -> Voter:
