@@ -165,6 +165,9 @@ def _commits() -> _Parser:
         "--seconds", type=_seconds, default=defaults.seconds, help="per level; default: %(default)s"
     )
     parser.add_argument("--profile", action="store_true", help="and profile the event loops")
+    parser.add_argument(
+        "--audit", action="store_true", help="measure the same with an audit log too"
+    )
     return parser
 
 

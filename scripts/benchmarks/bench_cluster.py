@@ -86,7 +86,7 @@ class Leader:
     epoch: int
 
 
-async def in_thread(function: Callable[..., None], *arguments: object) -> None:
+async def in_thread(function: Callable[..., object], *arguments: object) -> None:
     """Run `function` in a thread, to its end even if the caller is cancelled.
 
     What it starts is then known to the caller's clean-up.

@@ -62,6 +62,14 @@ class Settings:
     seconds: float = 3.0
     tls: bool = False
     """Measure the same over TLS too."""
+    audit: bool = False
+    """Measure the same with an audit log too."""
+
+    def kinds(self) -> Sequence[tuple[bool, bool]]:
+        """Return the kinds of clusters: whether over TLS, and whether with an audit log."""
+        several = [(False, False)]
+        several += [(True, False)] * self.tls + [(self.tls, True)] * self.audit
+        return several
 
     def points(self) -> "Iterator[Point]":
         """Yield the levels to measure at each number of voters."""
@@ -98,6 +106,7 @@ class Level:
 
     voters: int
     over_tls: bool
+    audited: bool
     way: Way
     ranges: int
     in_flight: int
@@ -132,17 +141,21 @@ async def measure(root: Path, settings: Settings, progress: Callable[[str], None
         UnhealthyError: the cluster was not in order.
     """
     levels: list[Level] = []
-    kinds = (False, True) if settings.tls else (False,)
-    for voters, over_tls in itertools.product(settings.voters, kinds):
-        shown = " over TLS" if over_tls else ""
+    for voters, (over_tls, audited) in itertools.product(settings.voters, settings.kinds()):
+        shown = " over TLS" * over_tls + " audited" * audited
         place = root / f"voters-{voters}{shown.replace(' ', '-')}"
         with running_cluster(place, voters, PATIENT, over_tls=over_tls) as cluster:
-            await in_thread(restart_changed, cluster, observed(place))
+            change = observed(place)
+            await in_thread(
+                restart_changed, cluster, recorded(place, change) if audited else change
+            )
             for point in settings.points():
                 progress(f"commits: {voters} voters{shown}, {point}")
                 leader = await find_leader(cluster)
                 run = await run_load(cluster, leader, place, point, settings.seconds)
-                levels.append(_level(point, settings.seconds, run, over_tls=over_tls))
+                levels.append(
+                    _level(point, settings.seconds, run, over_tls=over_tls, audited=audited)
+                )
     return _outcome(settings, levels)
 
 
@@ -252,6 +265,17 @@ def observed(
     return wrapped(wrapper)
 
 
+def recorded(
+    place: Path, change: Callable[[int, list[str]], list[str]]
+) -> Callable[[int, list[str]], list[str]]:
+    """Return `change`, and an audit log beside it."""
+
+    def also(node_id: int, command: list[str]) -> list[str]:
+        return [*change(node_id, command), "--audit-log", str(place / f"audit-{node_id}.log")]
+
+    return also
+
+
 def wrapped(
     wrapper: Callable[[int], Sequence[str]],
 ) -> Callable[[int, list[str]], list[str]]:
@@ -295,7 +319,7 @@ def _loop_s(cluster: LocalCluster, leader: Leader) -> float:
     return float(main_thread.user_time + main_thread.system_time)
 
 
-def _level(point: Point, seconds: float, run: LoadRun, *, over_tls: bool) -> Level:
+def _level(point: Point, seconds: float, run: LoadRun, *, over_tls: bool, audited: bool) -> Level:
     commits, commits_per_s = run.client["commits"], run.client["commits_per_s"]
     flushes = max(1, run.counters.flushes)
     cost_us = {node_id: cpu_s * 1e6 / commits for node_id, cpu_s in run.cpu_s.items()}
@@ -303,6 +327,7 @@ def _level(point: Point, seconds: float, run: LoadRun, *, over_tls: bool) -> Lev
     return Level(
         voters=len(run.cpu_s),
         over_tls=over_tls,
+        audited=audited,
         way=point.way,
         ranges=point.ranges,
         in_flight=point.in_flight,
@@ -327,6 +352,7 @@ def _level(point: Point, seconds: float, run: LoadRun, *, over_tls: bool) -> Lev
 COLUMNS = {
     "voters": "voters",
     "over_tls": "TLS",
+    "audited": "audit",
     "way": "way",
     "ranges": "ranges",
     "in_flight": "in flight",
@@ -349,7 +375,7 @@ def _outcome(settings: Settings, levels: Sequence[Level]) -> Outcome:
     for level in levels:
         name = (
             f"{level.way}_{level.voters}_voters_{level.ranges}_ranges_{level.in_flight}_in_flight"
-            f"{'_tls' * level.over_tls}"
+            f"{'_tls' * level.over_tls}{'_audited' * level.audited}"
         )
         figures[f"{name}_per_s"] = level.commits_per_s
         figures[f"{name}_p50_ms"] = level.p50_ms
@@ -371,7 +397,7 @@ def _outcome(settings: Settings, levels: Sequence[Level]) -> Outcome:
 
 
 def _targets(levels: Sequence[Level]) -> Iterator[Target]:
-    plain = [level for level in levels if not level.over_tls]
+    plain = [level for level in levels if not (level.over_tls or level.audited)]
     large = [level for level in plain if (level.voters, level.ranges) == (3, 1_600)]
     if alone := [level.p50_ms for level in large if level.in_flight == 1]:
         yield Target("1600 ranges, 3 voters, one in flight: p50 ms", "at most", 8.0, min(alone))

@@ -1,8 +1,9 @@
-"""How long writes stop when the leader dies, hangs or is cut off.
+"""How long writes stop when the leader dies, hangs or is cut off, or when all are restarted.
 
 Three controllers with the product's timeouts run under a steady load. Again and again the leader is
-struck; measured is the time to the next write that another controller acknowledged. The client's
-own search for the leader is part of that time; the controllers' part is told by their logs.
+struck; measured is the time to the next write that another controller acknowledged, or any one if
+all were struck. The client's own search for the leader is part of that time; the controllers' part
+is told by their logs.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from scripts.benchmarks.steady_load import WRITES_A_SECOND, SteadyLoad, steady_l
 from streammeta.cli.local_cluster import LocalCluster
 
 CONTROLLERS = 3
+NO_CONTROLLER = -1
 ACKNOWLEDGED_WITHIN_S = 30.0
 SETTLE_S = (0.2, 0.7)
 """Drawn between two runs, so that faults do not keep step with the controllers' timers."""
@@ -87,7 +89,8 @@ async def measure(
 
 async def _strike(stage: _Stage) -> Run:
     old = await stage.watch.wait_healthy()
-    endpoint = stage.cluster.endpoints[old.node_id - 1]
+    excluded = NO_CONTROLLER if stage.fault.is_of_all else old.node_id
+    endpoint = "" if stage.fault.is_of_all else stage.cluster.endpoints[old.node_id - 1]
     struck_at, struck_wall = time.monotonic(), time.time()
     acknowledged = stage.load.next_acknowledged(endpoint, struck_at)
     stage.fault.strike(old.node_id)
@@ -101,7 +104,7 @@ async def _strike(stage: _Stage) -> Run:
         ) from None
     await stage.fault.mend(old.node_id)
     logs = {node_id: child.log_path for node_id, child in stage.cluster.children.items()}
-    takeover = find_takeover(logs, struck_wall, old.node_id)
+    takeover = find_takeover(logs, struck_wall, excluded)
     if takeover is None:
         raise FailoverError("a write was acknowledged, and no controller logged that it leads")
     return Run(

@@ -10,12 +10,14 @@ from scripts.benchmarks.bench_cluster import in_thread, restart_changed
 from scripts.benchmarks.relays import Relays
 from streammeta.cli.local_cluster import LocalCluster, free_ports
 
-Kind: TypeAlias = Literal["crash", "pause", "partition"]
+Kind: TypeAlias = Literal["crash", "pause", "partition", "restart"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Fault(Protocol):
-    """One kind of fault."""
+    """One kind of fault; with `is_of_all` the leader may be the same afterwards."""
+
+    is_of_all: bool
 
     def strike(self, node_id: int) -> None:
         """Let it happen, at once."""
@@ -28,6 +30,8 @@ class Fault(Protocol):
 
 class Crash:
     """The process is killed with `kill -9` and started again."""
+
+    is_of_all = False
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
@@ -45,6 +49,8 @@ class Crash:
 class Pause:
     """The process is stopped with SIGSTOP, keeping its connections, and goes on later."""
 
+    is_of_all = False
+
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
 
@@ -60,6 +66,8 @@ class Pause:
 class Partition:
     """Nothing gets to the controller or away from it; no connection is reset."""
 
+    is_of_all = False
+
     def __init__(self, relays: Relays) -> None:
         self._relays = relays
 
@@ -73,12 +81,40 @@ class Partition:
         self._relays.heal()
 
 
+class Restart:
+    """All processes are killed with `kill -9` and started again at once.
+
+    Every connection is made anew meanwhile, over TLS with its handshake.
+    """
+
+    is_of_all = True
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+
+    def strike(self, node_id: int) -> None:
+        """Kill and start all processes."""
+        del node_id
+        for child in self._cluster.children.values():
+            child.kill()
+        for each in tuple(self._cluster.children):
+            self._cluster.spawn(each)
+
+    async def mend(self, node_id: int) -> None:
+        """Wait until all are ready."""
+        del node_id
+        for child in self._cluster.children.values():
+            await in_thread(child.wait_ready)
+
+
 @contextlib.asynccontextmanager
 async def prepared(kind: Kind, cluster: LocalCluster) -> AsyncIterator[Fault]:
     """Yield the fault; for a partition the cluster is restarted behind relays first."""
     match kind:
         case "crash":
             yield Crash(cluster)
+        case "restart":
+            yield Restart(cluster)
         case "pause":
             yield Pause(cluster)
         case "partition":

@@ -139,6 +139,7 @@ async def _commits(arguments: argparse.Namespace, place: Path, say: Say) -> list
         in_flight=arguments.in_flight,
         seconds=arguments.seconds,
         tls=arguments.tls,
+        audit=arguments.audit,
     )
     outcomes = [await commits.measure(place / "commits", settings, say)]
     if arguments.profile:
