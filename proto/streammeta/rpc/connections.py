@@ -38,11 +38,12 @@ CONNECTIONS_MAX = 4_096
 CALLS_MAX = 25_000
 """Calls under way at one server; any more are refused unread: the line behind admission control."""
 
-WAITING_SOME, WAITING_MOST = 500, 1_500
+WAITING_SOME, WAITING_MOST = 1_000, 2_000
 """Calls that wait to be begun: beyond the first number some more are refused, beyond the other all.
 
 gRPC refuses them unread (CANCELLED), which costs next to nothing; to refuse them here would cost
-half of what serving them does. As many as wait are served in about half a second.
+half of what serving them does. As many as wait are served in about a second; all watches of a
+controller may come at once.
 """
 
 LOOKAHEAD_BYTES = 1 << 20
