@@ -1,6 +1,7 @@
 """Rolling upgrades under load: any order, back again before the level is raised, never after."""
 
 import itertools
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,6 +49,14 @@ def expect_refused(cluster: MixedCluster, node_id: int) -> None:
     cluster.children[node_id].stop()
     before = {path.name: path.read_bytes() for path in directory.iterdir()}
     cluster.older.add(node_id)
+    checked = subprocess.run(
+        [*cluster._command(node_id), "--check-config"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (checked.returncode, TOLD in checked.stderr) == (1, True)
     cluster.spawn(node_id)
     assert TOLD in ended(cluster, node_id)
     assert {path.name: path.read_bytes() for path in directory.iterdir()} == before

@@ -22,7 +22,7 @@ from streammeta.storage.durable_files import File, FileSystem, PosixFileSystem
 from streammeta.storage.segmented_log import BadFrameError
 
 _MARK = encode_records((FeatureLevelSet(level=1),))[2:-1]
-"""Bytes of every record that sets a level: without the entry's head, and without the level."""
+"""Bytes of every record that sets a level below 128: all but the entry's head and the level."""
 
 _PIECE_BYTES = 4 << 20
 
