@@ -134,7 +134,7 @@ def explain(error: Exception) -> CommandError:
         case JournalError():
             return CommandError("DATA_DIRECTORY", str(error), _directory_hint(error))
         case NewerLogError():
-            hint = "nothing is lost: the newer version goes on with the same directory"
+            hint = "nothing is damaged or lost: the newer version reads all of it"
             return CommandError("NEWER_VERSION", str(error), hint)
         case ProfileError():
             return CommandError("PROFILE", str(error), "correct the file, or give --profile none")
