@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import structlog
@@ -24,6 +23,7 @@ from streammeta.controller.quorum.log_view import LogView
 from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.runtime.interfaces import StateMachine
 from streammeta.controller.runtime.quorum_disk import DiskRead, JournalThread
+from streammeta.controller.value import value
 
 _log = structlog.get_logger(component="quorum")
 
@@ -31,21 +31,21 @@ DELIVERY_BYTES = 128 << 10
 """Approximate bytes delivered at once, few enough for votes to wait."""
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class LoadSnapshot:
     """Replace the state by this snapshot, then call `loaded`; nothing is delivered meanwhile."""
 
     snapshot_id: SnapshotId
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class ReadForDelivery:
     """Read batches of the log on disk, then call `was_read`; nothing is delivered meanwhile."""
 
     start_offset: EndOffset
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class HandOn:
     """Pass these batches to the state machine; they count as delivered."""
 

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
@@ -28,6 +27,7 @@ from streammeta.controller.journal.snapshots import SnapshotWriter
 from streammeta.controller.quorum import events
 from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.runtime.flush_place import FlushPlace
+from streammeta.controller.value import value
 from streammeta.storage.durable_files import DiskFullError
 
 _log = structlog.get_logger(component="journal")
@@ -39,7 +39,7 @@ _SNAPSHOT_THREADS = 2
 _IDLE_CHECK_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class DiskRead:
     """Read whole batches from `start_offset`; `done` is called with them, on the event loop."""
 
@@ -48,14 +48,14 @@ class DiskRead:
     done: Callable[[tuple[Batch, ...]], None]
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class FinishSnapshot:
     """Publish a snapshot, written and sealed elsewhere: cheap, whatever its size."""
 
     writer: SnapshotWriter
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class DiskReadDone:
     """The batches that a `DiskRead` asked for; empty if they were removed."""
 
@@ -63,7 +63,7 @@ class DiskReadDone:
     batches: tuple[Batch, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class StateWritten:
     """The quorum-state of this token is durable, ahead of writes that wait for disk space.
 
@@ -73,7 +73,7 @@ class StateWritten:
     token: int
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class SnapshotDropped:
     """A snapshot was not published; the file is removed, and another may be taken later."""
 
@@ -101,7 +101,7 @@ CoreReport: TypeAlias = (
 Report: TypeAlias = CoreReport | DiskReadDone | SnapshotDropped | StateWritten
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class Progress:
     """Result of a list of work: reports in order, and the work `left` for lack of disk space.
 
@@ -114,7 +114,7 @@ class Progress:
     full: DiskFullError | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class _Round:
     """Outcome of one round of the journal's thread, for the event loop."""
 
