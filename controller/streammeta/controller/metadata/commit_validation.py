@@ -142,6 +142,8 @@ def check_commit(request: CommitStreamSetObject) -> None:
 
 def _is_replace(request: CommitStreamSetObject) -> bool:
     """Check the sources; return whether they say that only attributes are replaced."""
+    if not len(request.compacted_object_ids):
+        return False
     _check_source_ids("compacted_object_ids", request.compacted_object_ids)
     if request.compacted_object_ids.tolist() != [request.object_id]:
         return False

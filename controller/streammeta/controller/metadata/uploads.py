@@ -79,8 +79,10 @@ class Uploads:
         ):
             return [], verdicts.answer(error)
         self._objects.require_room(request.object_size, request.stream_objects.object_size)
-        records = self._records(request, verdicts, digest, now_ms)
-        return list(records), verdicts.answer(_NONE)
+        records = list(self._records(request, verdicts, digest, now_ms))
+        if error is not _NONE:
+            records.append(_rejections(request, verdicts))
+        return records, verdicts.answer(_NONE)
 
     def _repeat_of(self, request: CommitStreamSetObject, digest: int) -> Repeat:
         if request.object_id >= 0:
@@ -106,23 +108,22 @@ class Uploads:
     def _records(
         self, request: CommitStreamSetObject, verdicts: Verdicts, digest: int, now_ms: int
     ) -> Iterator[rec.Record]:
-        valid = verdicts.ranges == 0
         ranges = request.ranges
-        if np.count_nonzero(valid) < len(valid):
-            ranges = ranges.ranges_at(valid)
+        if np.count_nonzero(verdicts.ranges):
+            ranges = ranges.ranges_at(verdicts.ranges == 0)
         if request.object_id >= 0:
             facts = facts_of_one(request.min_timestamp_ms, request.max_timestamp_ms, request.crc32c)
             yield set_object_record(request, ranges, facts, digest, now_ms, data_time_ms=now_ms)
-        rows, good = request.stream_objects, verdicts.stream_objects == 0
-        if len(rows.stream_id):
-            yield from self.stream_object_records(rows, good, digest, now_ms)
-        owed = self._streams.pending_of(request.node.node_id)
+        rows, owed = request.stream_objects, self._streams.pending_of(request.node.node_id)
+        if not (len(rows.stream_id) or len(owed)):
+            return
+        good = verdicts.stream_objects == 0
+        yield from self.stream_object_records(rows, good, digest, now_ms)
         if len(owed):
             stream_id = np.concatenate((ranges.stream_id, rows.stream_id[good]))
             end = np.concatenate((ranges.end_offset, rows.end_offset[good]))
             after = self._continuity.owed_after(owed, stream_id, end)
             yield from _owed_changes(request.node.node_id, owed, after)
-        yield from _rejections(request, verdicts)
 
     def stream_object_records(
         self, rows: StreamObjectColumns, valid: Mask, digest: int, now_ms: int
@@ -356,15 +357,11 @@ def _owed_changes(
         )
 
 
-def _rejections(
-    request: CommitStreamSetObject, verdicts: Verdicts
-) -> Iterator[rec.CommitRowsRejected]:
+def _rejections(request: CommitStreamSetObject, verdicts: Verdicts) -> rec.CommitRowsRejected:
     bad, bad_objects = verdicts.ranges != 0, verdicts.stream_objects != 0
-    if not (np.count_nonzero(bad) or np.count_nonzero(bad_objects)):
-        return
     rows = request.stream_objects
     owners = np.full(int(np.count_nonzero(bad)), request.object_id)
-    yield rec.CommitRowsRejected(
+    return rec.CommitRowsRejected(
         object_id=np.concatenate((owners, rows.object_id[bad_objects])),
         stream_id=np.concatenate((request.ranges.stream_id[bad], rows.stream_id[bad_objects])),
         error=np.concatenate((verdicts.ranges[bad], verdicts.stream_objects[bad_objects])),

@@ -98,7 +98,7 @@ def commit_stream_set_object_out(
     answer: answers.CommitStreamSetObjectAnswer,
 ) -> pb.PackedCommitStreamSetObjectResponse:
     """Write the answer to CommitStreamSetObject."""
-    if not answer.range_errors.any() and not answer.stream_object_errors.any():
+    if not (np.count_nonzero(answer.range_errors) or np.count_nonzero(answer.stream_object_errors)):
         return pb.PackedCommitStreamSetObjectResponse(
             error=_error(answer.error),
             range_errors=bytes(len(answer.range_errors)),
@@ -198,9 +198,11 @@ def _node(message: common_pb2.NodeIdentity, field: str) -> values.NodeIdentity:
 
 def _optional(message: Message, field: str) -> int:
     """Return an optional field's value, or -1 if it is absent, which no number may say."""
+    value: int = getattr(message, field)
+    if value > 0:
+        return value
     if not message.HasField(field):
         return NONE_ID
-    value: int = getattr(message, field)
     if value < 0:
         raise InvalidRequestError(field, f"{value}; wanted 0 or more, or no value")
     return value
