@@ -136,8 +136,8 @@ class Streams:
 
     def offsets(self, stream_id: int) -> tuple[int, int]:
         """Return the start and the end of a stream that exists."""
-        cell = self._table.cell
-        return cell("start_offset", stream_id), cell("end_offset", stream_id)
+        start, end = self._table.cells(("start_offset", "end_offset"), stream_id)
+        return start, end
 
     def tags(self, stream_id: int) -> Tags:
         """Return a stream's tags, sorted by key."""
@@ -241,7 +241,7 @@ class Streams:
 
     def head_cells(self, stream_id: int) -> Head[int]:
         """Return what requests are judged by, of one stream; it was issued."""
-        return Head._make([self._table.cell(name, stream_id) for name in _HEAD_COLUMNS])
+        return Head._make(self._table.cells(_HEAD_COLUMNS, stream_id))
 
     def epochs(self, ids: Int64Column) -> Int64Column:
         """Return streams' epochs."""
@@ -285,7 +285,7 @@ class Streams:
     def ranges(self, stream_id: int) -> tuple[StreamRange, ...]:
         """Return all ranges of a stream, oldest first; none if it was never opened."""
         names = ("range_index", "epoch", "range_start", "end_offset", "node_id")
-        cells = [int(self._table[name][stream_id]) for name in names]
+        cells = self._table.cells(names, stream_id)
         if cells[0] < 0:
             return ()
         return (*self.past_ranges(stream_id), StreamRange(*cells))

@@ -18,7 +18,7 @@ Knows nothing of streams or objects.
 """
 
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar, cast
 from weakref import ref
 
@@ -148,6 +148,11 @@ class Table:
         """Return a live row's number in a column."""
         value: int = self._arrays[name].item(row)
         return value
+
+    def cells(self, names: Iterable[str], row: int) -> list[int]:
+        """Return a live row's numbers in several columns."""
+        arrays = self._arrays
+        return [arrays[name].item(row) for name in names]
 
     @property
     def nbytes(self) -> int:

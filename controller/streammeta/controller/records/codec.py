@@ -110,10 +110,6 @@ _Encoder = Callable[[Any, str, Any], None]
 _Decoder = Callable[[Any], Any]
 
 
-def _column_bytes(value: rec.Int64Column) -> bytes:
-    return (value if value.dtype is _COLUMN_DTYPE else value.astype(_COLUMN_DTYPE)).tobytes()
-
-
 def _encode_repeated(message: Any, name: str, value: Iterable[Any]) -> None:
     getattr(message, name).extend(value)
 
@@ -189,7 +185,8 @@ class _Layout:
         """Fill a message with a record; an empty column is left out, as it reads."""
         for name in self._columns:
             if len(value := getattr(record, name)):
-                setattr(message, name, _column_bytes(value))
+                column = value if value.dtype is _COLUMN_DTYPE else value.astype(_COLUMN_DTYPE)
+                setattr(message, name, column.tobytes())
         for name, encode, _ in self._others:
             encode(message, name, getattr(record, name))
 

@@ -353,10 +353,10 @@ class CommitPipeline:
                 record.counted(*message.tally())
 
     async def _read(self, messages: AsyncIterator[bytes], ahead: _Ahead, taken: _Taken) -> None:
-        stream, caller = aiter(messages), current_caller()
+        caller = current_caller()
         try:
             await ahead.room()
-            while (data := await anext(stream, None)) is not None:
+            async for data in messages:
                 # Messages of many pipelines may arrive at once; their work is spread over turns.
                 await self._budget.take(ROWS_A_MESSAGE + len(data) // BYTES_A_ROW)
                 if caller.policy.quotas:
