@@ -168,7 +168,10 @@ def _object_ranges(parts: FrozenParts) -> Section:
     )
     rows = range_rows(first, count)
     columns = parts.objects.ranges
-    return {name: columns.column(name)[rows].astype(np.int64) for name in COLUMNS["object_ranges"]}
+    return {
+        name: columns.column(name)[rows].astype(np.int64, copy=False)
+        for name in COLUMNS["object_ranges"]
+    }
 
 
 def _object_facts(parts: FrozenParts) -> Section:

@@ -31,7 +31,7 @@ from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.interfaces import SnapshotPoint, StateMachine
 from streammeta.controller.runtime.quorum_disk import FinishSnapshot, JournalThread
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError, SnapshotFailedError
-from streammeta.controller.snapshot.checkpoint_file import Sink
+from streammeta.controller.snapshot.checkpoint_file import HashedSink, Sink
 from streammeta.storage.durable_files import DiskFullError
 
 _log = structlog.get_logger(component="checkpoint")
@@ -155,7 +155,7 @@ class _WatchfulSink:
     """Sink that throttles the writing thread and stops it when its checkpoint is abandoned."""
 
     attempt: _Attempt
-    sink: Sink
+    sink: HashedSink
     _computed: float = field(default_factory=time.thread_time)
 
     def write(self, data: bytes) -> None:
@@ -163,6 +163,10 @@ class _WatchfulSink:
         self.attempt.abandoned.wait(_REST * (time.thread_time() - self._computed))
         self.attempt.require()
         self._computed = time.thread_time()
+
+    @property
+    def digest(self) -> bytes:
+        return self.sink.digest
 
 
 class Checkpointer:

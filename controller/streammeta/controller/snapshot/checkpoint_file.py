@@ -39,7 +39,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, Protocol, TypeAlias
+from typing import Any, BinaryIO, NoReturn, Protocol, TypeAlias, cast, runtime_checkable
 
 import google_crc32c
 import numpy as np
@@ -94,14 +94,24 @@ class Sink(Protocol):
         ...
 
 
+@runtime_checkable
+class HashedSink(Sink, Protocol):
+    """A sink that hashes what it takes, from the first byte on."""
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of everything that was taken."""
+        ...
+
+
 def write_checkpoint(
     sink: Sink,
     snapshot_id: SnapshotId,
     cluster_id: str,
     sections: Mapping[str, Columns | pa.Table],
 ) -> int:
-    """Write a checkpoint to any binary sink; return its size in bytes."""
-    output = _HashingSink(sink)
+    """Write a checkpoint to any binary sink, at its beginning; return its size in bytes."""
+    output = _Output(sink)
     output.write(_header(snapshot_id, cluster_id))
     entries = []
     for name in sections:
@@ -118,27 +128,28 @@ def write_checkpoint(
     return output.position + len(footer)
 
 
-class _HashingSink:
-    """Counts and hashes what passes."""
+class _Output:
+    """Counts and hashes what passes; what the sink hashes itself is not hashed twice."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._hash = hashlib.sha256()
+        self._hash = None if isinstance(sink, HashedSink) else hashlib.sha256()
         self.position = 0
 
     def write(self, data: bytes) -> None:
         self._sink.write(data)
-        self._hash.update(data)
+        if self._hash is not None:
+            self._hash.update(data)
         self.position += len(data)
 
     def digest(self) -> bytes:
-        return self._hash.digest()
+        return cast(HashedSink, self._sink).digest if self._hash is None else self._hash.digest()
 
 
 class _SectionSink(io.RawIOBase):
     """The file that Arrow writes one section to: counts it and sums it up."""
 
-    def __init__(self, output: _HashingSink) -> None:
+    def __init__(self, output: _Output) -> None:
         super().__init__()
         self._output = output
         self.size = 0
