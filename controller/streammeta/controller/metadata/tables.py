@@ -190,9 +190,9 @@ class Table:
         # Cells of one row are written several times faster by its number.
         is_one = isinstance(rows, np.ndarray) and len(rows) == 1
         at = cast(Int64Column, rows).item() if is_one else rows
+        if self._views:
+            self._save_pages(cells, at)
         for name, given in cells.items():
-            if self._views:
-                self._save_pages(name, at)
             array, values = self._arrays[name], given
             if type(values) is np.ndarray:
                 if values.dtype is not array.dtype:
@@ -239,13 +239,14 @@ class Table:
         # The old arrays are not written any more: their views need no more pages.
         self._views.clear()
 
-    def _save_pages(self, name: str, rows: Rows) -> None:
+    def _save_pages(self, names: Iterable[str], rows: Rows) -> None:
         pages = _pages_of(rows, self._size)
         views = [view for view in (weak() for weak in self._views) if view is not None]
         if len(views) < len(self._views):
             self._views = [ref(view) for view in views]
         for view in views:
-            view.save(name, pages)
+            for name in names:
+                view.save(name, pages)
 
 
 class TableView:
