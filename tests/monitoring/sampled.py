@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from prometheus_client import CollectorRegistry
 
+from streammeta.controller.backup.uploader import BackupStatus
 from streammeta.controller.ids import DirectoryId, EndOffset, NodeId
 from streammeta.controller.metadata.answers import MapSize
 from streammeta.controller.monitoring.exposition import new_registry
@@ -65,6 +66,7 @@ SOURCES = Sources(
     request_bytes_max=1 << 29,
     memory_limit=1 << 30,
     audit=None,
+    backup=lambda: BackupStatus(49_900, 100, 2_500, "the bucket is away"),
 )
 
 

@@ -62,6 +62,8 @@ def test_values_are_those_of_the_parts() -> None:
     assert seen['commits_total{verdict="accepted"}'] == 20
     assert seen['commits_total{verdict="refused"}'] == 1
     assert (seen["request_memory_bytes"], seen["memory_limit_bytes"]) == (4096, 1 << 30)
+    assert (seen["backup_end_offset"], seen["backup_lag_offsets"]) == (49_900, 100)
+    assert (seen["backup_lag_seconds"], seen["backup_failing"]) == (2.5, 1)
     assert seen["process_resident_memory_bytes"] > 1 << 20
 
 
@@ -74,10 +76,10 @@ def test_what_can_be_counted_is_there_before_it_happens() -> None:
 
 def test_what_is_not_known_has_no_value() -> None:
     following = replace(LEADING, role="follower", leader_id=None, has_leader=False)
-    sources = replace(SOURCES, quorum=lambda: following, certificates=list)
+    sources = replace(SOURCES, quorum=lambda: following, certificates=list, backup=lambda: None)
     seen = scraped(registry_of(sources))
     assert (seen["quorum_is_leader"], seen["quorum_has_leader"]) == (0, 0)
-    for name in ("quorum_leader_id", "quorum_replica_lag", "tls_cert", "audit_"):
+    for name in ("quorum_leader_id", "quorum_replica_lag", "tls_cert", "audit_", "backup_"):
         assert not [each for each in seen if each.startswith(name)]
 
 

@@ -1,9 +1,10 @@
-"""Mutants of backups: order of files, what is copied, gaps, and what is removed."""
+"""Mutants of backups and restores: order, gaps, what is removed, what is issued again."""
 
 from tests.mutants.mutant import Mutant, Tested
 
 _UPLOAD = "tests/backup/test_backup_upload.py"
 _CHAINS = "tests/backup/test_backup_chains.py"
+_RESTORE = "tests/backup/test_restore.py"
 
 BACKUPS = (
     Mutant(
@@ -62,5 +63,80 @@ BACKUPS = (
         + if False:
         """,
         Tested(f"{_CHAINS}::test_leaders_that_disagree_are_found"),
+    ),
+    Mutant(
+        "restored-ids-not-jumped",
+        "A restored cluster goes on with the object ids of the backup, issued again since.",
+        "pd-recover of TiDB asks for a number above all ids ever issued; operators guess it",
+        """
+        streammeta.controller.backup.restoring:
+        - return -(-(highest + OBJECT_ID_JUMP) // OBJECT_ID_JUMP) * OBJECT_ID_JUMP
+        + return next_object_id
+        """,
+        Tested(f"{_RESTORE}::test_no_id_or_offset_of_the_whole_history_is_issued_again"),
+    ),
+    Mutant(
+        "prepared-ids-decided",
+        "Objects prepared at the restored point count as expired, though committed since.",
+        "found when the rule of orphans was read against a restored map",
+        """
+        streammeta.controller.backup.restoring:
+        - return int(prepared.min()) if len(prepared) else next_object_id
+        + return next_object_id
+        """,
+        Tested(
+            f"{_RESTORE}::test_an_object_of_the_whole_history_is_known_removed_before_or_undecided"
+        ),
+    ),
+    Mutant(
+        "processes-of-before-pass",
+        "Brokers of before a restore keep their epochs, so they commit what the map does not know.",
+        "epochs restored with the rest of the state",
+        """
+        streammeta.controller.backup.restoring:
+        - epochs = np.maximum(np.asarray(section["node_epoch"]) + 1, now_ms)
+        + epochs = np.asarray(section["node_epoch"])
+        """,
+        Tested(f"{_RESTORE}::test_every_process_of_before_is_fenced"),
+    ),
+    Mutant(
+        "generation-overwritten",
+        "The marker of a generation replaces that of another restore, so both own the bucket.",
+        "SlateDB's manifests fence by the same conditional put",
+        """
+        streammeta.storage.bucket_marker:
+        - store.put(key, json_files.encode(generation), if_absent=True)
+        + store.put(key, json_files.encode(generation))
+        """,
+        Tested(
+            "tests/storage/test_bucket_marker.py"
+            "::test_the_newest_generation_owns_the_namespace[memory]"
+        ),
+    ),
+    Mutant(
+        "superseded-leader-writes-on",
+        "A leader that finds another cluster restored over it goes on changing its map.",
+        "etcd fences by ids alone: clients at the old addresses go on",
+        """
+        streammeta.controller.lifecycle.bucket_claim:
+        - self._controller.fence(error)
+        """,
+        Tested(
+            "tests/lifecycle/test_lifecycle_bucket_claim.py"
+            "::test_a_cluster_that_was_restored_over_this_one_fences_it"
+        ),
+    ),
+    Mutant(
+        "undecided-taken-for-orphans",
+        "Reconciliation deletes objects that were committed after the restored point.",
+        "'issued and not in the map' stops being a proof after a restore",
+        """
+        streammeta.reconcile.verdicts:
+        - (_is_within(rows.object_id, rules.undecided), Verdict.UNDECIDED),
+        """,
+        Tested(
+            "tests/reconcile/test_reconcile_classify.py"
+            "::test_what_a_restore_left_undecided_is_no_candidate_unless_the_map_knows_it"
+        ),
     ),
 )

@@ -264,11 +264,12 @@ class ControllerNode:
             namespace=config.namespace,
             interval_ms=config.lifecycle_interval_ms,
         )
+        self._backup = self._new_backup(journal, backup_store, clock)
         self._lifecycle: tuple[LifecycleTask, ...] = (
             self._bucket,
             *self._duties(store, clock),
             *self._sweeps(store, clock),
-            *self._backup(journal, backup_store, clock),
+            *((self._backup,) if self._backup else ()),
         )
         self._memory = ProcessMemory(_memory_limit(config))
         self._auditing = Auditing(config, clock, self._office)
@@ -319,13 +320,13 @@ class ControllerNode:
             ),
         )
 
-    def _backup(
+    def _new_backup(
         self, journal: Journal, store: ObjectStore | None, clock: Clock
-    ) -> tuple[LifecycleTask, ...]:
+    ) -> Backup | None:
         if store is None:
-            return ()
+            return None
         config = self._config
-        backup = Backup(
+        return Backup(
             self._controller,
             LogSource(self._driver, journal),
             store,
@@ -336,7 +337,6 @@ class ControllerNode:
             interval_ms=config.backup_interval_ms,
             keep_ms=config.backup_keep_ms,
         )
-        return (backup,)
 
     async def run(self) -> None:
         """Serve until a signal asks to stop or the quorum can't go on."""
@@ -435,6 +435,7 @@ class ControllerNode:
             memory=self._memory,
             request_memory=self._request_memory,
             audit=self._auditing.writer,
+            backup=self._backup,
         )
         monitoring = Monitoring(parts, self._doors.of_pages())
         try:

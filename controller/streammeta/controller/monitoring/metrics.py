@@ -13,6 +13,7 @@ from typing import TypeAlias
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from streammeta.controller.backup.uploader import BackupStatus
 from streammeta.controller.metadata.answers import MapSize
 from streammeta.controller.own_tls import CertificateState
 from streammeta.controller.runtime.commit_tally import CommitTally
@@ -58,6 +59,8 @@ class Sources:
     memory_limit: int
     """Memory at which calls are refused, in bytes."""
     audit: AuditWriter | None
+    backup: Callable[[], BackupStatus | None]
+    """The backup as the leader knows it; None elsewhere, and without a backup store."""
 
 
 class ControllerCollector(Collector):
@@ -81,6 +84,7 @@ class ControllerCollector(Collector):
         yield from _of_certificates(self._sources.certificates())
         yield from _of_memory(self._sources)
         yield from _of_audit(self._sources.audit)
+        yield from _of_backup(self._sources.backup())
 
 
 def _of_quorum(seen: QuorumDescription, applied: int) -> Iterator[Metric]:
@@ -256,6 +260,35 @@ def _of_audit(writer: AuditWriter | None) -> Iterator[Metric]:
         "Lines that found no room in the queue and are lost.",
         [],
         [([], each.lost) for each in known],
+    )
+
+
+def _of_backup(status: BackupStatus | None) -> Iterator[Metric]:
+    """Yield what concerns the backup; without a status the series have no values."""
+    known = [] if status is None else [status]
+    yield _gauge(
+        "backup_end_offset",
+        "End of the log in the backup; of the backup the leader alone gives values.",
+        [],
+        [([], each.end_offset) for each in known],
+    )
+    yield _gauge(
+        "backup_lag_offsets",
+        "Committed entries that are not in the backup.",
+        [],
+        [([], each.behind_entries) for each in known],
+    )
+    yield _gauge(
+        "backup_lag_seconds",
+        "Time since everything committed was in the backup; 0 while it is.",
+        [],
+        [([], each.behind_ms / 1000) for each in known],
+    )
+    yield _gauge(
+        "backup_failing",
+        "1 while nothing can be copied to the backup.",
+        [],
+        [([], bool(each.problem)) for each in known],
     )
 
 

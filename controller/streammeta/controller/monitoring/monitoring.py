@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 
+from streammeta.controller.backup.uploader import Backup
 from streammeta.controller.metadata.answers import MapSize
 from streammeta.controller.monitoring.exposition import CONTENT_TYPE, Exposition, new_registry
 from streammeta.controller.monitoring.loop_lag import LoopLag
@@ -38,6 +39,7 @@ class Parts:
     memory: ProcessMemory
     request_memory: MemoryBudget
     audit: AuditWriter | None
+    backup: Backup | None
 
 
 class Monitoring:
@@ -100,6 +102,7 @@ class Monitoring:
             request_bytes_max=parts.request_memory.limit,
             memory_limit=parts.memory.limit_bytes,
             audit=parts.audit,
+            backup=lambda: None if parts.backup is None else parts.backup.status,
         )
 
     def _map_size(self) -> MapSize:
