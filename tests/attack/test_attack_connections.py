@@ -68,7 +68,7 @@ class Scene:
     admin: TlsFiles | None
 
     def epoch(self) -> tuple[int, int]:
-        """Return who leads in which epoch."""
+        """Return the leader and its epoch."""
         with ControllerClient(self.cluster.endpoints, timeout_s=30, tls=self.admin) as client:
             seen = ask(client, admin_pb2.DescribeClusterRequest())
         return seen.leader_id, seen.epoch

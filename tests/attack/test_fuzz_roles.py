@@ -1,4 +1,4 @@
-"""Random requests for every RPC by certificates of every role: nobody does what its role may not.
+"""Random requests for every RPC by certificates of every role: none does what its role may not.
 
 `STREAMMETA_FUZZ_CALLS=1000000` makes as many calls a seed, `STREAMMETA_FUZZ_SEEDS=100:200` takes
 other seeds; a failure names its seed and call.
@@ -90,7 +90,7 @@ class _Fuzz:
         self.denied: Counter[str] = Counter()
 
     def draw(self) -> tuple[str, MethodDescriptor, bytes]:
-        """Return who calls, a method and the bytes of a request."""
+        """Return a caller, a method and the bytes of a request."""
         letter = self.rng.choice(list(_CONTEXTS))
         method = self.rng.choice(METHODS)
         payload = self.messages.make(method.input_type).SerializeToString()

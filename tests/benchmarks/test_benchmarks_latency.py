@@ -77,7 +77,7 @@ def test_the_table_says_what_was_wanted_and_what_is_not_installed() -> None:
 
 
 def test_every_round_goes_through_all_loads_and_begins_with_another() -> None:
-    """Nobody is always the first after another's load."""
+    """None is always the first after another's load."""
     members = [
         latency_load.Member(name=name, kind=name, endpoint="", leader_pid=1, pids=[1])
         for name in ("streammeta", "zookeeper", "etcd")

@@ -1,4 +1,4 @@
-"""Who waits for data gets it when it is committed, without asking for it, and loses none of it."""
+"""A waiting reader gets data when it is committed, without asking for it, and loses none of it."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def _check_last_value(key: str, value: str | None, operations: History) -> None:
         begun_at_last = max((_end_of(one) for one in sources), default=0)
     else:
         source = next((one for one in writes if _puts(one, value)), None)
-        assert source is not None, f"{key}: it ends as {value}, which nobody wrote"
+        assert source is not None, f"{key}: it ends as {value}, which was never written"
         begun_at_last = _end_of(source)
     for write in writes:
         if _was_applied(write) and write.invoked > begun_at_last:

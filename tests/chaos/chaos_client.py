@@ -1,4 +1,4 @@
-"""A client that knows what became of each of its requests: done, certainly not, or nobody knows.
+"""A client that knows what became of each of its requests: done, certainly not, or unknown.
 
 Owns channels and the reading of statuses. Unlike the product's client it repeats a request only
 where the caller says that this is safe, because a check of what clients saw must know whether a
@@ -36,7 +36,7 @@ class DefectError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a failed attempt means: it may have taken effect, and who leads (0: not said)."""
+    """What a failed attempt means: it may have taken effect, and the leader (0: not said)."""
 
     may_have_happened: bool
     leader_id: int = 0
@@ -135,13 +135,13 @@ class ChaosClient(Channels):
             await asyncio.sleep(PAUSE_S * self._rng.uniform(0.5, 1.5))
 
     def _first(self) -> int:
-        """The believed leader; one time in eight anybody, who may believe to lead still."""
+        """The believed leader; one time in eight any, which may believe to lead still."""
         if self._leader and self._rng.random() > 1 / 8:
             return self._leader
         return self._rng.choice(list(self._channels))
 
     def _next(self, failed: int, hinted: int) -> int:
-        """Whom to ask after a failure: mostly the one said to lead."""
+        """The controller to ask after a failure: mostly the one said to lead."""
         if hinted in self._channels and hinted != failed and self._rng.random() < 0.7:
             return hinted
         return self._rng.choice([node_id for node_id in self._channels if node_id != failed])

@@ -93,9 +93,9 @@ class ChaosCluster:
     children: dict[int, Child] = field(default_factory=dict)
     states: dict[int, ProcessState] = field(default_factory=dict)
     without_disk: set[int] = field(default_factory=set)
-    """Those whose disk is lost: whoever lost it starts them again, nobody else."""
+    """Those whose disk is lost: the fault that lost it starts them again, and nothing else does."""
     surprises: list[str] = field(default_factory=list)
-    """Ends of processes that nobody asked for."""
+    """Ends of processes that were not asked for."""
     network: FaultNetwork = field(init=False)
 
     def __post_init__(self) -> None:

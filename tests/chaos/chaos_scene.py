@@ -1,4 +1,4 @@
-"""What the scenario tests share: a cluster, a client that sees all of it, and who leads."""
+"""What the scenario tests share: a cluster, a client that sees all of it, and its leader."""
 
 import asyncio
 import contextlib
@@ -29,14 +29,14 @@ SOON_S = 60.0
 
 @dataclass(slots=True)
 class Scene:
-    """A cluster that serves, and those who look at it."""
+    """A cluster that serves, and its observers."""
 
     cluster: ChaosCluster
     client: ChaosClient
     watch: LeaderWatch
 
     async def leader(self) -> int:
-        """Who leads, as soon as somebody does."""
+        """The leader, as soon as there is one."""
         return await self.watch.wait_for_leader(SOON_S)
 
     async def put(self, key: str, value: str) -> None:
@@ -129,7 +129,7 @@ class Scene:
         await self.streammeta("quorum", "remove-voter", *self.connect, "--node-id", str(node_id))
 
     async def voters(self) -> set[int]:
-        """Who votes, by the word of whoever leads; waits for a leader."""
+        """The voters by the word of the leader; waits for one."""
         told: set[int] = set()
 
         async def is_told() -> bool:
@@ -138,7 +138,7 @@ class Scene:
                 told.update(one.key.node_id for one in view.voters)
             return view is not None
 
-        await wait_until(is_told, "a leader to tell who votes")
+        await wait_until(is_told, "a leader to name the voters")
         return told
 
     async def check_healed(self, expected_in_logs: Sequence[str] = ()) -> None:

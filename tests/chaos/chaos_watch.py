@@ -26,7 +26,7 @@ class LeaderWatch(Channels):
     """Asks controllers by id."""
 
     leader: int | None = None
-    """Who led when last asked; a deposed one is not listened to."""
+    """The leader when last asked; a deposed one is not listened to."""
 
     async def describe(self, node_id: int) -> admin_pb2.DescribeClusterResponse | None:
         """What one controller knows; None if it does not answer."""
@@ -51,7 +51,7 @@ class LeaderWatch(Channels):
             )
 
     async def ask(self) -> int | None:
-        """Ask everybody; return who leads the latest epoch by its own word, None if nobody does."""
+        """Ask all; return the leader of the latest epoch by its own word, None if there is none."""
         answers = await asyncio.gather(*(self.describe(node_id) for node_id in self._channels))
         claims = [
             (answer.epoch, answer.answered_by)
@@ -70,7 +70,7 @@ class LeaderWatch(Channels):
             await asyncio.sleep(every_s)
 
     async def wait_for_leader(self, within_s: float, other_than: int | None = None) -> int:
-        """Return who leads as soon as somebody does. Raises TimeoutError."""
+        """Return the leader as soon as there is one. Raises TimeoutError."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             leader = await self.ask()

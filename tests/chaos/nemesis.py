@@ -18,7 +18,7 @@ from tests.chaos.chaos_cluster import ChaosCluster
 from tests.chaos.fault_proxy import Behaviour, Cut, FaultNetwork, Mode
 
 LEADER = 0
-"""Stands for whoever leads when the fault begins."""
+"""Stands for the leader when the fault begins."""
 
 
 class Kind(StrEnum):
@@ -37,7 +37,7 @@ class Kind(StrEnum):
     DEAFEN = "deafen"
     """Nothing that the others send arrives at one controller."""
     BRIDGE = "bridge"
-    """Two controllers can't reach each other, everybody else can reach both."""
+    """Two controllers can't reach each other, all others can reach both."""
     RESET = "reset"
     """Every connection between controllers and with clients of one controller is reset."""
     SLOW = "slow"
@@ -45,7 +45,7 @@ class Kind(StrEnum):
     FULL_DISK = "full disk"
     """Writes to one controller's log fail."""
     TRANSFER = "transfer"
-    """The leader is asked to hand over, to whom it likes; of no duration."""
+    """The leader is asked to hand over, to any other; of no duration."""
     LOSE_DISK = "lose disk"
     """A controller is killed and its disk wiped; one with a new disk takes its place."""
     UNANSWERED = "unanswered"
@@ -54,7 +54,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: seconds after the start of the run, whom it hits, for how long."""
+    """One fault: seconds after the start of the run, its targets, and its duration."""
 
     at_s: float
     kind: Kind
@@ -142,7 +142,7 @@ class Nemesis:
 
     cluster: ChaosCluster
     find_leader: Callable[[], int | None]
-    """Who leads as far as anybody knows; asked when a fault names the leader."""
+    """The leader as far as it is known; asked for when a fault names the leader."""
     transfer: Callable[[int], Awaitable[None]]
     """Asks a controller to hand over leadership; it may refuse."""
     replace: Callable[[int, str], Awaitable[None]]
@@ -178,7 +178,7 @@ class Nemesis:
         self._running.clear()
 
     async def _wait_until_well(self) -> float:
-        """Wait until somebody leads a majority, but not for long; return the seconds it took."""
+        """Wait until a majority has a leader, but not for long; return the seconds it took."""
         began = time.monotonic()
         while time.monotonic() < began + _RECOVERY_S:
             if self.find_leader() is not None and self._has_majority():

@@ -1,4 +1,4 @@
-"""A leader that was replaced unawares tells nobody anything old, and acknowledges nothing."""
+"""A leader that was replaced unawares answers nothing old, and acknowledges nothing."""
 
 import asyncio
 from pathlib import Path
@@ -22,7 +22,7 @@ async def follows(scene: Scene, node_id: int, leader: int) -> bool:
 
 
 async def serving_leader(scene: Scene) -> int:
-    """Return who leads and answers reads, as soon as somebody does."""
+    """Return the leader that answers reads, as soon as there is one."""
     found = 0
 
     async def is_found() -> bool:
@@ -52,7 +52,7 @@ async def test_a_stopped_leader_serves_nothing_old_when_it_goes_on(scene: Scene)
 async def test_a_leader_cut_off_serves_nothing_old_however_long_it_believes_to_lead(
     tmp_path: Path,
 ) -> None:
-    # It would take half a minute to notice by itself that nobody fetches any more.
+    # It would take half a minute to notice by itself that no voter fetches any more.
     credulous = {1: ("--election-timeout-ms", "100", "--fetch-timeout-ms", "20000")}
 
     async with scene_in(tmp_path, node_options=credulous) as scene:

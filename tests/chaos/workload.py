@@ -220,7 +220,7 @@ class _KVClient(_Worker):
         await self._ask_kv(key, put, methods.PUT_KVS, request, may_repeat=False)
 
     async def _compare_and_set(self, key: str) -> None:
-        """Read a key, then change it, by a put or a deletion, only if nobody else has."""
+        """Read a key, then change it, by a put or a deletion, only if no other has."""
         seen = await self.get(key)
         if seen is None:
             return

@@ -1,4 +1,4 @@
-"""`streammeta quorum` and `cluster hash`: who leads, who is silent, who differs from the others."""
+"""`streammeta quorum` and `cluster hash`: the leader, silent controllers, and different ones."""
 
 from __future__ import annotations
 

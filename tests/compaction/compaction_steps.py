@@ -168,7 +168,7 @@ class Steps:
                     living.cancel()
                     await asyncio.wait({living})
                     if not living.cancelled():
-                        living.exception()  # nobody is left whom it concerns
+                        living.exception()  # no caller is left
                     return None
         finally:
             dying.cancel()

@@ -93,7 +93,7 @@ async def test_one_stream_far_over_the_budget_goes_out_in_pieces() -> None:
 
 
 async def test_what_an_object_holds_and_the_map_does_not_know_never_comes_back() -> None:
-    """A refused range of an upload is in the object, with bytes that nobody may ever read."""
+    """A refused range of an upload is in the object, with bytes that may never be read."""
     world, _ = await plain_world(2)
     a, b, c = (one.stream_id for one in world.live())
     await world.upload_with_refused(1000, {a: THREE}, refused={b: THREE})

@@ -172,7 +172,7 @@ async def replace_leader(cluster: LocalCluster) -> None:
     others = [each for each in cluster.children if each != leader]
     deadline = asyncio.get_running_loop().time() + PATIENCE_S
     while await asyncio.to_thread(lambda: describe(cluster, others[0]).leader_id) == leader:
-        assert asyncio.get_running_loop().time() < deadline, "nobody else leads"
+        assert asyncio.get_running_loop().time() < deadline, "no other leads"
         await asyncio.sleep(0.02)
     await asyncio.to_thread(cluster.start, leader)
 

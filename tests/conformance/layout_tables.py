@@ -126,7 +126,7 @@ def _wal_paths(args: Args) -> Iterator[Mismatch]:
 
 
 def _parse_object_id(args: Args) -> Iterator[Mismatch]:
-    """Parse a key; one whose first element is not made of the id is nobody's here."""
+    """Parse a key; one whose first element is not made of the id is foreign here."""
     key, object_id = args.take("key"), args.take("object", None)
     expected = args.take("expect", None)
     parts = key.split("/")

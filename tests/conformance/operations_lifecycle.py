@@ -116,7 +116,7 @@ def overload_of(run: ScenarioRun) -> OverloadWorld:
 
 
 async def overload(run: ScenarioRun, _: Args) -> Outcome:
-    """Let the controller hear nobody."""
+    """Let the controller hear no node."""
     overload_of(run).overload()
     return Outcome()
 
@@ -127,6 +127,6 @@ async def success(run: ScenarioRun, _: Args) -> Outcome:
 
 
 async def is_overload(run: ScenarioRun, _: Args) -> Outcome:
-    """Ask whether nobody is fenced for now."""
+    """Ask whether no node is fenced for now."""
     value = overload_of(run).is_overload()
     return Outcome({"value": value, "overload": value})

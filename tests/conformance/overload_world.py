@@ -1,6 +1,6 @@
 """The sessions of two brokers, as scenarios about an overloaded controller see them.
 
-A controller that hears nobody doubts itself and fences nobody; when it hears one again the others
+A controller that hears no node doubts itself and fences none; when it hears one again the others
 get a whole session's time. So it is overloaded, in the scenarios' word, as long as a broker that
 stays silent would not be fenced. One broker makes itself heard, the other never does.
 """
@@ -35,7 +35,7 @@ class OverloadWorld:
             self._sessions.tick(self._now_ms, NODES)
 
     def overload(self) -> None:
-        """Hear nobody for so long that the controller doubts itself."""
+        """Hear no node for so long that the controller doubts itself."""
         self._was_overloaded = True
         for node in NODES:
             self._sessions.heartbeat(node.node_id, node.node_epoch, self._now_ms)

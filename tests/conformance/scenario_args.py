@@ -1,4 +1,4 @@
-"""The fields of a scenario, taken one by one, so that what nobody took can be named.
+"""The fields of a scenario, taken one by one, so that what was not taken can be named.
 
 Knows nothing of operations; a default is given where a value is taken.
 """
@@ -96,7 +96,7 @@ def run_entry(
 ) -> ScenarioResult:
     """Run one scenario, or one entry of a table.
 
-    Fields that nobody takes make it fail. So does one that breaks the runner; the others go on.
+    Fields that are not taken make it fail. So does one that breaks the runner; the others go on.
     """
     if not isinstance(entry, Mapping):
         result = ScenarioResult(file, name)

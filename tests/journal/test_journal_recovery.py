@@ -71,7 +71,7 @@ def test_a_missing_quorum_state_is_never_made_anew(tmp_path: Path) -> None:
 
 
 def test_a_quorum_state_older_than_the_log_is_refused(tmp_path: Path) -> None:
-    """Someone put an old file back: the vote it holds is not the last one."""
+    """An old file was put back: the vote it holds is not the last one."""
     make(tmp_path, state=QuorumState(Epoch(3)))
     old = (tmp_path / "quorum-state").read_bytes()
     journal = open_journal(tmp_path)

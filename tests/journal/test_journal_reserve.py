@@ -167,7 +167,7 @@ def test_urgent_writes_go_on_while_the_disk_counts_as_full(disk: CrashDisk) -> N
     progress = worker.run([AppendLog(1, (DATA,)), PersistQuorumState(2, state(10))])
     assert progress.reports == (WriteDone(2),)
     assert progress.left == ()
-    assert isinstance(progress.full, DiskFullError), "nobody else should write more"
+    assert isinstance(progress.full, DiskFullError), "no other should write more"
     progress = worker.run([AppendLog(3, (LEADER_CHANGE,))], may_refill=False)
     assert progress.reports == (WriteDone(3),)
     disk.space = None

@@ -77,7 +77,7 @@ class MemoryLog:
         return self.committed
 
     def leader_hint(self) -> NotLeaderError:
-        """Nobody else could lead."""
+        """No other could lead."""
         return NotLeaderError()
 
     def hurry(self) -> None:

@@ -64,7 +64,7 @@ def describe(
 
 
 def leader_of(cluster: LocalCluster) -> int:
-    """Return who leads and serves, by its own word; waits for it."""
+    """Return the leader that serves, by its own word; waits for it."""
     claims: list[int] = []
 
     def is_claimed() -> bool:

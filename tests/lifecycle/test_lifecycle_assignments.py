@@ -98,7 +98,7 @@ def test_a_new_leader_lets_recoveries_go_on() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_plans_are_complete_bounded_and_final(seed: int) -> None:
-    """After a plan is carried out: nothing more changes, nobody is overloaded, nobody idles."""
+    """After a plan is carried out: nothing more changes, no node is overloaded, none idles."""
     rng = random.Random(seed)
     ids = range(1_000, 1_000 + rng.randrange(2, 40))
     fenced = {node_id for node_id in ids if rng.random() < 0.4}

@@ -412,7 +412,7 @@ def test_an_honest_history_is_never_refused(seed: int) -> None:
         assert max(history.claims, default=0) <= history.issued_below, f"seed {seed}"
         assert all(one < history.issued_below for one in history.issued), f"seed {seed}"
     last = settled(history)
-    assert last.bound == max(history.claims), f"seed {seed}: ids are issued that nobody claimed"
+    assert last.bound == max(history.claims), f"seed {seed}: ids are issued that were not claimed"
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -446,7 +446,7 @@ def test_no_id_is_issued_twice_over_a_restore_that_a_claim_came_after(seed: int)
     if was_claimed:
         assert restored.refused, f"seed {seed}: {history.claims}"
         assert restored.issue(1) == []
-        # Whoever leads next is refused as well: nothing was committed that would hide it.
+        # The next leader is refused as well: nothing was committed that would hide it.
         assert settled(history).refused
     else:
         assert not restored.refused, f"seed {seed}"

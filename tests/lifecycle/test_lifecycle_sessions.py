@@ -1,4 +1,4 @@
-"""Silence fences a node, and only a node: never everybody because the leader slept."""
+"""Silence fences a node, and only a node: never all because the leader slept."""
 
 import random
 
@@ -27,7 +27,7 @@ class Reign:
         self.sessions.lead(self.now_ms)
 
     def run(self, duration_ms: int, heard: tuple[int, ...] = ()) -> list[int]:
-        """Let time pass, a tick and a heartbeat of `heard` a second; return who was fenced."""
+        """Let time pass, a tick and a heartbeat of `heard` a second; return the fenced."""
         fenced: list[int] = []
         for _ in range(duration_ms // 1_000):
             self.now_ms += 1_000

@@ -83,7 +83,7 @@ async def test_dead_set_objects_of_a_fenced_node_go_and_live_ones_stay(writing: 
     await writing.trim(0, 25)
     await writing.trim(1, 20)
     await writing.sweep.step()
-    assert writing.dead(ids) == [], "nobody is fenced: the node itself may compact them"
+    assert writing.dead(ids) == [], "no node is fenced: the node itself may compact them"
 
     writing.fence()
     await writing.sweep.step()

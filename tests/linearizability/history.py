@@ -94,7 +94,7 @@ class Recorder:
             self._operations[handle] = None
 
     def ambiguous(self, handle: Handle) -> None:
-        """Note that nobody knows: a time-out, a lost connection, an unknown outcome."""
+        """Note that the outcome is unknown: a time-out, a lost connection, an unknown outcome."""
         with self._lock:
             self._close(handle)
 

@@ -127,7 +127,7 @@ class KVModel:
         return 3 * int(answer.version) + (2 if isinstance(operation.request, Delete) else 0)
 
     def relevant(self, history: Sequence[Operation[Any, Any]]) -> list[Operation[Any, Any]]:
-        """Leave out ambiguous Gets, and ambiguous Puts of values that nobody ever saw.
+        """Leave out ambiguous Gets, and ambiguous Puts of values that were never seen.
 
         Such a Put may as well not have happened, provided no write was conditional on its version:
         every expected version must be known from an answer to belong to another value.

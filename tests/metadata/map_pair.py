@@ -1,6 +1,6 @@
 """The map and the slow model side by side: every answer, description and view must be equal.
 
-Whoever drives a `Pair` draws the requests and says when to undo, commit, freeze or restart. All
+The driver of a `Pair` draws the requests and says when to undo, commit, freeze or restart. All
 comparisons raise `AssertionError`. Records go through their encoding on the way to the map.
 """
 

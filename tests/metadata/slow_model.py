@@ -2,7 +2,7 @@
 
 Written from the contract, not from the map's code; the state machine compares the two. It takes
 the map's requests and gives the map's answers, but decides and applies at once. Nothing can be
-undone: whoever wants that keeps `copy()` of the model before.
+undone: a test that wants that keeps `copy()` of the model before.
 """
 
 import pickle

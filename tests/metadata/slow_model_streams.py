@@ -298,7 +298,7 @@ def _of_epoch(state: State, identity: NodeIdentity) -> Node:
 
 
 def unregister(state: State, request: r.UnregisterNode) -> a.ErrorAnswer:
-    """Only who owns nothing may go; set objects keep a departed node."""
+    """Only a node that owns nothing may go; set objects keep a departed node."""
     node_id = request.node.node_id
     node = state.nodes.get(node_id)
     if node is None:

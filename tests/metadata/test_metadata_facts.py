@@ -1,4 +1,4 @@
-"""Time bounds and checksums of objects: optional, never wrong, and free for who records none."""
+"""Time bounds and checksums of objects: optional, never wrong, and free where none are recorded."""
 
 import io
 from dataclasses import fields, replace
@@ -75,7 +75,7 @@ def test_the_next_object_of_a_row_inherits_nothing() -> None:
     assert known(world, object_id) == [UNKNOWN]
 
 
-# ---- who records none pays nothing ----
+# ---- clusters that record none pay nothing ----
 
 
 def test_commits_without_facts_take_no_memory_and_no_bytes() -> None:

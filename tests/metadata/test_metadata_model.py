@@ -39,7 +39,7 @@ class _History:
         self._requests = RandomRequests(self._rng)
         self.pair = Pair()
         self.last: Any = None
-        """What was done last, for whoever reports a failure."""
+        """What was done last, for reports of failures."""
 
     def start(self) -> None:
         self.last = "the start"

@@ -152,7 +152,7 @@ DISK = (
     ),
     Mutant(
         "state-waits-behind-batches",
-        "A vote waits for room behind a batch that finds none, and nobody can be elected.",
+        "A vote waits for room behind a batch that finds none, and no voter can be elected.",
         "found by trying: reads stopped until room was made",
         """
         streammeta.controller.runtime.quorum_disk:
@@ -207,7 +207,7 @@ DISK = (
     Mutant(
         "reserve-not-used",
         "The reserve is kept even when a batch that an election needs finds no room.",
-        "found by trying: nobody could be elected on full disks",
+        "found by trying: no voter could be elected on full disks",
         """
         streammeta.controller.journal.journal:
         - if not self.reserve.release_for_log(error):

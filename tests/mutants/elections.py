@@ -147,7 +147,7 @@ ELECTIONS = (
     ),
     Mutant(
         "every-pre-vote-granted",
-        "Pre-votes are granted although the leader is alive, so who was cut off deposes it.",
+        "Pre-votes are granted although the leader is alive, so a voter cut off deposes it.",
         "the disruptive server of the Raft thesis (section 9.6); KIP-996",
         """
         streammeta.controller.quorum.election:

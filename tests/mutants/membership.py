@@ -1,4 +1,4 @@
-"""Mutants of membership: who votes, from when on, and who may change it."""
+"""Mutants of membership: the voters, from when on they vote, and changes of them."""
 
 from tests.mutants.mutant import Mutant, Simulated, Tested
 
@@ -165,7 +165,7 @@ MEMBERSHIP = (
     ),
     Mutant(
         "uncommitted-removal-locks-up",
-        "Who is removed by a change that is not committed never campaigns: nobody can win.",
+        "A voter removed by a change that is not committed never campaigns: none can win.",
         "found here by the simulator; Raft thesis, section 4.2.2",
         """
         streammeta.controller.quorum.replica:

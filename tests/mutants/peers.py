@@ -54,7 +54,7 @@ PEERS = (
     ),
     Mutant(
         "answerer-not-compared",
-        "Whoever answers the hello is taken for the peer.",
+        "Any answer to the hello is taken for the peer's.",
         "addresses that moved to another node, as containers' do",
         """
         streammeta.controller.peers.dialled:
@@ -90,7 +90,7 @@ PEERS = (
     ),
     Mutant(
         "reset-not-reported",
-        "The end of a connection fails its requests, and nobody hears that the peer is gone.",
+        "The end of a connection fails its requests, and that the peer is gone is not told.",
         "failovers that wait for a timeout although the kernel has told",
         """
         streammeta.controller.peers.transport:
@@ -136,7 +136,7 @@ PEERS = (
     ),
     Mutant(
         "certificates-not-asked-for",
-        "TLS hides what controllers say, and takes everybody for one.",
+        "TLS hides what controllers say, and takes every process for one.",
         "CVE-2018-1085: etcd deployed with the check of clients' certificates off",
         """
         streammeta.rpc.tls:
@@ -172,7 +172,7 @@ PEERS = (
     ),
     Mutant(
         "replaced-by-the-certificate-of-another",
-        "Whoever can write the files makes a running controller another one.",
+        "A process that can write the files makes a running controller another one.",
         "files of two nodes mixed up by the tool that renews them",
         """
         streammeta.rpc.tls:

@@ -1,4 +1,4 @@
-"""Mutual TLS between controllers: each is who its certificate says, or no connection."""
+"""Mutual TLS between controllers: each is the one its certificate names, or refused."""
 
 from __future__ import annotations
 

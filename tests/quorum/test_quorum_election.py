@@ -236,7 +236,7 @@ def test_a_voter_that_is_no_chosen_successor_waits_an_election_timeout(refused: 
 
 
 def test_an_observer_whose_fetch_is_refused_soon_looks_for_another_leader() -> None:
-    """Nobody tells it of the end of the epoch."""
+    """It is not told of the end of the epoch."""
     node = Lone(size=0, local=ReplicaKey(NodeId(7), DirectoryId("d")), seeds=[1, 2])
     node.feed(node.follow(1, 4))
     refuse(node, node.only(messages.FetchRequest))

@@ -1,4 +1,4 @@
-"""Voters change one at a time, by the log; who lags or is unknown is not let in."""
+"""Voters change one at a time, by the log; a replica that lags or is unknown is not let in."""
 
 from dataclasses import replace
 
@@ -164,7 +164,7 @@ def test_a_leader_that_is_removed_leads_until_that_is_committed_without_counting
 
 
 def test_who_alone_knows_of_its_removal_can_still_be_elected_but_not_by_its_own_vote() -> None:
-    """With two voters nobody else could be elected (Ongaro, section 4.2.2)."""
+    """With two voters no other could be elected (Ongaro, section 4.2.2)."""
     node = established(size=2)
     node.step(events.VoterChangeRequested(1, ReplicaKey(NodeId(0))))
     node.flush()
@@ -218,7 +218,7 @@ def test_voters_named_by_a_log_that_is_cut_are_in_force_no_more() -> None:
     assert len(node.core.voters) == 3
 
 
-# -- who is meant
+# -- the replica that is meant
 
 
 def test_a_replaced_disk_neither_votes_nor_counts_for_the_lost_one() -> None:
@@ -234,7 +234,7 @@ def test_a_replaced_disk_neither_votes_nor_counts_for_the_lost_one() -> None:
 
 
 def test_a_new_voter_grants_its_vote_before_it_knows_that_it_votes() -> None:
-    """Else adding a voter and losing another would end in nobody being elected."""
+    """Else adding a voter and losing another would end without a leader."""
     node = Lone(size=0, local=NEW.key, seeds=[0])
     assert node.ask_vote(1, 9, 8, 99)
 

@@ -217,7 +217,7 @@ async def test_a_stopped_peer_is_silent_not_lost(peer: tuple[Child, str]) -> Non
     async with asyncio.timeout(60), caller_with(seed=endpoint) as caller:
         assert await caller.ask(vote(1))
         child.process.send_signal(signal.SIGSTOP)
-        for request_id in (2, 3):  # the second meets a connection that nobody accepts
+        for request_id in (2, 3):  # the second meets a connection that is not accepted
             assert not await caller.ask(vote(request_id))
         assert caller.lost == []
         child.process.send_signal(signal.SIGCONT)

@@ -48,7 +48,7 @@ def test_a_full_leader_waits_until_what_it_appended_is_committed() -> None:
     node.fetch(1, 3, 1)
     node.fetch(2, 2, 1)
     node.pass_time(0)
-    assert node.role == "Leader", "whoever waits for the last batch would hear nothing of it"
+    assert node.role == "Leader", "callers that wait for the last batch would hear nothing of it"
     node.fetch(2, 3, 1)
     assert node.core.high_watermark == 3
     node.pass_time(0)

@@ -1,4 +1,4 @@
-"""Batches of pipelines rest while more messages come, and never when nobody else would join."""
+"""Batches of pipelines rest while more messages come, and never when no other would join."""
 
 import asyncio
 

@@ -57,13 +57,13 @@ class RecordingTransport:
         self.sent: list[Request] = []
 
     def bind(self, listener: object) -> None:
-        """Tell nobody anything."""
+        """Tell nothing."""
 
     def send(self, request: Request) -> None:
         self.sent.append(request)
 
     def set_voters(self, voters: VoterSet) -> None:
-        """Reach nobody."""
+        """Reach no peer."""
 
     def endpoints(self, node_id: NodeId) -> Endpoints:
         return Endpoints()

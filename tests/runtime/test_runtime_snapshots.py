@@ -77,7 +77,7 @@ async def test_one_record_after_a_loaded_snapshot_survives_lost_leadership(appen
 
 
 async def test_a_view_frozen_before_leadership_was_lost_differs_from_what_is_left() -> None:
-    """What must never be published: it holds a write that nobody will ever commit."""
+    """What must never be published: it holds a write that will never be committed."""
     controller, log = await leading()
     doubtful = await submit(controller.write(create("a")))
     snapshot_id, file = checkpoint_of(controller, log)

@@ -184,7 +184,7 @@ async def scenario(cluster: LocalCluster) -> None:
             await compact(client, target, streams)
             assert (await node(client, FAILED)).stream_set_object_count == 1
 
-            # Whoever opens the streams now goes on where the data ends.
+            # The next owner of the streams goes on where the data ends.
             opened = (await target.open_streams(dict.fromkeys(streams, 2))).require_all()
             assert [opened[i].next_offset for i in streams] == [15, 0, 20]
 

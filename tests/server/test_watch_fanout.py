@@ -239,7 +239,7 @@ async def test_a_watch_that_may_combine_catches_up_in_few_messages() -> None:
 async def test_a_watch_that_takes_nothing_makes_room_when_others_need_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Messages that nobody takes hold bounded memory; the oldest of them is given up first."""
+    """Messages that are not taken hold bounded memory; the oldest of them is given up first."""
     monkeypatch.setattr(watch_module, "SENDING_BYTES_MAX", 1_000)
     monkeypatch.setattr(watch_module, "SENDING_S_MAX", 0.0)
 

@@ -1,4 +1,4 @@
-"""The tree of a live cluster over gRPC: what files show, how little is asked, whom it is asked."""
+"""The tree of a live cluster over gRPC: what files show, and the few calls made for it."""
 
 import socket
 import threading

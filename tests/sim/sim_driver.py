@@ -71,7 +71,7 @@ class SimTransport:
         self._node.release(request)
 
     def set_voters(self, voters: VoterSet) -> None:
-        """Everyone is found by node id."""
+        """All are found by node id."""
 
     def endpoints(self, node_id: int) -> Endpoints:
         """Return where a node is found, by clients too."""

@@ -1,4 +1,4 @@
-"""Virtual watchers, and an auditor who compares what nodes say of their state.
+"""Virtual watchers, and an auditor that compares what nodes say of their state.
 
 A follower watches changes through the product's handler, at any node. It is cut off, falls behind,
 resumes where it was at another node, and takes a snapshot when it is told to. Each committed entry
@@ -137,7 +137,7 @@ class Follower:
         self._next = response.offset + 1
 
     def _on_progress(self, offset: int) -> None:
-        """Everything up to this offset was sent, or is nobody's."""
+        """Everything up to this offset was sent, or is of no interest."""
         ledger = self._world.ghost.ledger
         passed = ledger.entry_from(self._next)
         if (passed is not None and passed[0] <= offset) or offset >= ledger.end:
@@ -156,7 +156,7 @@ class Follower:
     # -- snapshots
 
     def _take_snapshot(self) -> None:
-        """Ask whoever leads for a view, which has everything that this follower has seen."""
+        """Ask the leader for a view, which has everything that this follower has seen."""
         world, seen = self._world, self._next
         leader = next((node for node in world.nodes if node.claimed_epoch is not None), None)
         if leader is None or not world.clients_may_go_on:

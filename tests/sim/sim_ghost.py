@@ -70,7 +70,7 @@ class Ghost:
         self._check_kept(replica, found, start)
         for batch in log.batches[len(found) :]:
             if batch.epoch > state.epoch:
-                # Not even the epoch was durable, so nobody was told of it: it never was.
+                # Not even the epoch was durable, so it was never told: it never was.
                 self._batches.pop((batch.base_offset, batch.epoch), None)
         log.replace(found)
         check(

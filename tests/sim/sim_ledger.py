@@ -53,7 +53,7 @@ class Ledger(Batches):
     def at(self, index: int, batch: Batch, epoch: int) -> Batch:
         """Return the committed batch at `index`; if there is none, `batch` is, from now on.
 
-        `epoch` is that of whoever says so.
+        `epoch` is that of the node that says so.
         """
         if index == len(self.batches):
             self._commit_epochs.append(max([epoch, *self._commit_epochs[-1:]]))

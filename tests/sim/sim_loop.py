@@ -148,7 +148,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         def work() -> None:
             try:
                 result = func(*args)
-            except Exception as error:  # noqa: BLE001 (told to whoever waits)
+            except Exception as error:  # noqa: BLE001 (told to the waiting caller)
                 if not future.cancelled():
                     future.set_exception(error)
             else:
@@ -170,6 +170,6 @@ class SimLoop(asyncio.AbstractEventLoop):
         return self._is_closed
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Say that an exception had nobody to go to."""
+        """Say that an exception had no receiver."""
         if not self._is_closed and "exception" in context:
             raise context["exception"]

@@ -79,7 +79,7 @@ class MapWatch:
         check(known in (None, state_hash), "equal maps at equal offsets", f"{who} at {end_offset}")
 
     def check_deletion(self, object_ids: tuple[int, ...]) -> None:
-        """Bytes go when the mark is committed, and only what nobody can need."""
+        """Bytes go when the mark is committed, and only what can't be needed."""
         states: Any = self._map.query(r.CheckObjects(object_ids=object_ids))
         gone = (ObjectState.MARK_DESTROYED, ObjectState.REMOVED)
         for object_id, state in zip(object_ids, states.states, strict=True):

@@ -1,4 +1,4 @@
-"""Virtual brokers and compactors that use the real map, and who deletes what is destroyed.
+"""Virtual brokers and compactors that use the real map, and the deletion of what is destroyed.
 
 They choose what to ask by what some node's map says, stale or not, put an object's bytes into the
 bucket before they commit it, and repeat what they got no answer to.
@@ -48,7 +48,7 @@ class MapClient(Session):
         return next(self._first, None) or self._requests.any(self._model)
 
     def _upload(self, request: Any) -> None:
-        """Nobody commits what is not in the bucket yet."""
+        """No client commits what is not in the bucket yet."""
         bucket = self._world.ghost.ledger.map_watch.bucket
         if isinstance(request, r.CommitUploads):
             bucket.update(request.object_id.tolist())
@@ -100,7 +100,7 @@ class Compactor(MapClient):
 
 
 class Janitor:
-    """Deletes bytes for whoever believes to lead."""
+    """Deletes bytes for each node that believes to lead."""
 
     def __init__(self, world: World) -> None:
         self._world = world

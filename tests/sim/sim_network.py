@@ -14,7 +14,7 @@ from tests.sim.sim_profiles import Profile
 from tests.sim.sim_time import Timeline
 
 Link = tuple[int, int]
-"""From whom to whom."""
+"""Sender and receiver."""
 
 _MEMORY = 4000
 """Messages kept to be delivered again; when full, the oldest make room."""
@@ -190,7 +190,7 @@ def bridge(nodes: list[int], rng: random.Random) -> set[Link]:
 
 
 def ring(nodes: list[int], rng: random.Random) -> set[Link]:
-    """Everyone hears two neighbours only."""
+    """Each hears two neighbours only."""
     order = list(nodes)
     rng.shuffle(order)
     place = {node: index for index, node in enumerate(order)}

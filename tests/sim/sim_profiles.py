@@ -56,7 +56,7 @@ class Profile:
     clients: int = 3
     think_ms: int = 25
     probes: float = 50.0
-    """Moments at which whoever leads may be asked for a read."""
+    """Moments at which a leader may be asked for a read."""
     offsets_between_snapshots: int = 12
     """0 for no snapshots."""
     # the end

@@ -85,11 +85,11 @@ class Run:
         self._calm_down(world.nodes)
         if self._choose_core() is None:
             return
-        self._await_progress(world.nodes, "everyone catches up before disks fill")
+        self._await_progress(world.nodes, "all catch up before disks fill")
         FullDisks(world, world.rngs.room, lambda: _standing(world)).endure(self._within_ms)
 
     def _heal_core_only(self) -> None:
-        """Break everyone but a core of the quorum for good; the core must make progress."""
+        """Break all but a core of the quorum for good; the core must make progress."""
         world = self.world
         core = self._choose_core()
         if core is None:
@@ -111,7 +111,7 @@ class Run:
             node.is_off_for_good = False
 
     def _await_stability(self, core: list[SimNode]) -> None:
-        """Whoever is broken deposes nobody who is well, once the first stir is over."""
+        """A broken node deposes no leader that is well, once the first stir is over."""
         world, patience = self.world, 5 * self.world.timings.fetch_timeout_ms
         world.timeline.run_until(lambda: False, patience)
         if not any(node.core and isinstance(node.core.role, Leader) for node in core):
@@ -180,13 +180,13 @@ class Run:
         return kind
 
     def _heal_everything(self) -> None:
-        """Nothing is wrong any more: everyone must catch up, and the damaged vote again."""
+        """Nothing is wrong any more: all must catch up, and the damaged vote again."""
         world = self.world
         self._calm_down(world.nodes)
         if self._choose_core() is None:
             world.counts["runs without a healthy majority"] += 1
             return
-        self._await_progress(world.nodes, "everyone catches up in the end")
+        self._await_progress(world.nodes, "all catch up in the end")
         known = world.timeline.run_until(self._are_voters_known, self._within_ms)
         check(known, "voters make themselves known", f"{world.ghost.ledger.voters}")
 
@@ -271,7 +271,7 @@ class Run:
 
 
 def _standing(world: World) -> str:
-    """Where everyone is, for a reader who wonders why nothing happens."""
+    """State of all nodes, for a reader of a run in which nothing happens."""
     lines = [f"committed {world.ghost.ledger.end}"]
     for node in world.nodes:
         if node.core is None:

@@ -37,7 +37,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing was done; `leader` is whom to ask instead, if known."""
+    """Nothing was done; `leader` is the one to ask instead, if known."""
 
     leader: int | None
 
@@ -119,7 +119,7 @@ class SimService:
 
     @property
     def _committed(self) -> int:
-        """What any node calls committed by now: whoever asks may have heard of it."""
+        """What any node calls committed by now: a caller may have heard of it."""
         return self._node.world.ghost.ledger.end
 
     def _answer(self, answered: ControllerAnswered, reply: Reply, at_least: int) -> None:

@@ -1,7 +1,7 @@
 """Faults of the storm, disks that are full for long, and the operator, at the profile's rates.
 
 The quorum is well but for the room on the disks of a majority of the voters, of all, or of all but
-the leader's. Whoever leads is asked all the time; once it is stopped, and another must follow on
+the leader's. The leader is asked all the time; once it is stopped, and another must follow on
 what the reserves hold.
 
 Asks for anything at any time, but never for a change after which a majority of the voters would be
@@ -120,7 +120,7 @@ class Weather:
             self._world.act(node, lambda: node.step(Resign()))
 
     def _probe_leaders(self) -> None:
-        """Ask whoever leads for a read, above all when there are two of them."""
+        """Ask the leader for a read, above all when there are two."""
         leaders = self._leaders()
         if len(leaders) > 1 or self._rng.random() < 0.1:
             self._probe(leaders)
@@ -259,7 +259,7 @@ class Weather:
         self._count(f"bits turned over: {path.suffix or path.name}")
         node.disk.flip(path, self._rng.randrange(len(data)), self._rng.randrange(8))
         self._world.ghost.replicas[node.key].is_rotten = True
-        # An observer has to notice: a voter to be must not bring damage that nobody counted.
+        # An observer has to notice: a voter to be must not bring damage that was not counted.
         if self._rng.random() < 0.6 or not self._world.is_voter(node):
             self._world.crash(node, power=self._rng.random() < 0.5)
 
@@ -288,7 +288,7 @@ _KEY = "k0"
 
 
 class FullDisks:
-    """One such time, on a quorum in which everyone has caught up."""
+    """One such time, on a quorum in which all have caught up."""
 
     def __init__(self, world: World, rng: random.Random, standing: Callable[[], str]) -> None:
         self._world = world
@@ -417,7 +417,7 @@ class Operator:
     # -- requests
 
     def change_voters(self) -> None:
-        """Ask a leader to add or to remove somebody."""
+        """Ask a leader to add or to remove a voter."""
         leader = self._leader()
         if leader is None:
             return
@@ -468,7 +468,7 @@ class Operator:
         )
 
     def transfer(self) -> None:
-        """Ask a leader to hand over to somebody, or to the best."""
+        """Ask a leader to hand over to one voter, or to the best."""
         leader = self._leader()
         if leader is not None:
             assert leader.core is not None

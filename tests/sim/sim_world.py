@@ -1,7 +1,7 @@
 """A whole quorum in one thread, one event at a time, replayed exactly by its seed.
 
 Puts together nodes, network, clients, operator and weather, and carries one run through: a storm,
-then perhaps a time in which only a core of the quorum is well, then calm, in which everyone must
+then perhaps a time in which only a core of the quorum is well, then calm, in which all must
 catch up and everything acknowledged must be there.
 """
 
@@ -118,7 +118,7 @@ class World:
             self._make_some_older(random.Random(f"{seed}/{profile_name}/levels"))
 
     def begin(self) -> None:
-        """Let everyone who asks something of the nodes begin."""
+        """Let all clients of the nodes begin."""
         for client in self.clients:
             client.think()
         Follower(self).begin()
@@ -271,7 +271,7 @@ class World:
         node.crash(power=power)
         self.timeline.later(self.rngs.faults.choice(_RESTART_DELAYS), lambda: self.restart(node))
 
-    # -- who is well
+    # -- nodes that are well
 
     def is_healthy(self, voter: Voter) -> bool:
         """Whether a voter's disk is there and undamaged."""

@@ -69,7 +69,7 @@ def test_a_calm_quorum_meets_no_fault_and_answers_everyone() -> None:
     summary = run_seeds(range(10), "calm")
     assert_none_failed(summary)
     assert summary.counts["operations answered"] > 100
-    assert summary.counts["elections won"] == summary.seeds  # nobody deposes a leader that is well
+    assert summary.counts["elections won"] == summary.seeds  # a leader that is well is not deposed
     assert not summary.counts["outcomes unknown"]
     assert not summary.counts["power failures"]
 

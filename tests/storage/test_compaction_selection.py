@@ -147,7 +147,7 @@ def test_laws_hold_for_any_objects(seed: int) -> None:
             assert group.split_size == config.split_size
     split = {each for ids in ids_of(selection, GroupKind.SPLIT) for each in ids}
     overdue = {each for each in order if age_of[each] >= config.split_after_s * 1000}
-    assert overdue - aside <= split, "nobody starves"
+    assert overdue - aside <= split, "none starves"
 
 
 @pytest.mark.parametrize("seed", range(40))

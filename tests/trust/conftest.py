@@ -14,5 +14,5 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="session")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Give an authority that nobody trusts."""
+    """Give an authority that is not trusted."""
     return Authority(tmp_path_factory.mktemp("stranger"), "theirs")

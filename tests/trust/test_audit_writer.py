@@ -1,4 +1,4 @@
-"""The audit writer: what is handed over is written in order, and who waits for the disk is told."""
+"""The audit writer: lines are written in order, and callers that wait for the disk are told."""
 
 import asyncio
 import json

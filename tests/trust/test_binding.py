@@ -175,7 +175,7 @@ async def test_set_objects_left_behind_are_compacted_by_the_broker_that_was_told
     assert await brokers.ask(A, requests.UnregisterNode(node=A)) is ErrorCode.NONE
     compaction = await brokers.compaction(A, source)
     needs = "broker/1001, or the compaction of node 1001 to be assigned to it"
-    assert await brokers.refused(B, compaction) == needs  # nobody is told to yet
+    assert await brokers.refused(B, compaction) == needs  # no node is told to yet
     await brokers.run_for(2_000, B, C)
     target = brokers.heartbeats.compacted_by(A.node_id)
     assigned, other = (B, C) if target == B.node_id else (C, B)

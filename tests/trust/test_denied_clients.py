@@ -1,4 +1,4 @@
-"""Clients that are refused for who they are: they ask one controller, once, and say who may."""
+"""Clients refused for their identity: they ask one controller, once, and name the needed role."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Epochs: no caller can choose one that nobody can exceed."""
+"""Epochs: no caller can choose one that can't be exceeded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of methods: a table of who may call what, written anew, against every method and role."""
+"""Rules of methods: a table of callers and calls, written anew, against every method and role."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each defect of a certificate is refused by both sides, and named to whoever can cure it."""
+"""Each defect of a certificate is refused by both sides, and named to its operator."""
 
 from __future__ import annotations
 
