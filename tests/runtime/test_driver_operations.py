@@ -14,6 +14,7 @@ from streammeta.controller.quorum.messages import EndQuorumEpochRequest, QuorumE
 from streammeta.controller.quorum.roles import Leader
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
 from streammeta.controller.runtime import quorum_driver, quorum_errors, waiters
+from streammeta.controller.runtime.operations import QuorumDescription
 from tests.kit.memory_cluster import (
     MemoryCluster,
     Node,
@@ -320,3 +321,32 @@ def _read_round(node: Node) -> int:
     role = node.driver._core.role
     assert isinstance(role, Leader)
     return role.read_round
+
+
+async def test_a_follower_alone_has_no_leader_although_it_remembers_one(
+    cluster: MemoryCluster,
+) -> None:
+    await cluster.fill("a", 1)
+    leader = await cluster.leader()
+    follower, third = (node_id for node_id in cluster.nodes if node_id != leader)
+
+    def described(node_id: int = follower) -> QuorumDescription:
+        return cluster.nodes[node_id].driver.describe()
+
+    await eventually(lambda: described().has_leader, "the leader answers")
+    assert described(leader).has_leader
+    for node_id in (leader, third):
+        await cluster.kill(node_id)
+    await eventually(lambda: not described().has_leader, "the loss is noticed")
+    remembered: set[str] = set()
+
+    def is_follower_again() -> bool:
+        """Look in each turn: between campaigns a voter goes back to the leader that it knows."""
+        remembered.add(described().role)
+        assert not described().has_leader
+        return {"prospective", "follower"} <= remembered
+
+    await eventually(is_follower_again, "it has asked for votes in vain")
+    assert described().leader_id == leader
+    await cluster.start(third)
+    await eventually(lambda: described().has_leader, "there is a leader")

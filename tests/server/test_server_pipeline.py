@@ -15,6 +15,7 @@ from streammeta.controller.rpc.commit_pipeline import ROWS_A_COMMIT, ROWS_A_PART
 from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.services import service_handler
 from streammeta.controller.runtime import commit_rests
+from streammeta.controller.runtime.commit_tally import CommitTally
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.trust.door import Door
 from streammeta.rpc.connections import client_channel
@@ -158,6 +159,7 @@ async def test_a_bad_upload_rejects_itself_alone(scene: Scene) -> None:
     await scene.send(uploads(1, (0, 0, 0), (1, 1, 5), (2, 2, 0)))
     answer = await scene.committed_answer()
     assert list(answer.uploads.errors) == [NONE, NOT_MATCHED, NONE]
+    assert scene.controller.commits == CommitTally(accepted=2, refused=1)
     assert list(answer.uploads.range_errors) == [NONE, NOT_MATCHED, NONE]
 
 

@@ -62,6 +62,7 @@ async def test_without_room_lines_are_lost_and_counted_by_the_next() -> None:
     assert writer.put(line(9))
     await writer.stop()
     assert [json.loads(one).get("dropped") for one in log.written] == [None, None, 3]
+    assert writer.lost == 3
 
 
 async def test_who_waits_hears_of_a_failure_and_the_line_is_written_later() -> None:

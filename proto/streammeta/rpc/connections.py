@@ -52,6 +52,8 @@ LOOKAHEAD_BYTES = 1 << 20
 AGE_GRACE_MS = 60_000
 """Time that the calls of a connection have left when it is too old."""
 
+_ALL_SOCKETS = 1 << 20
+
 _Options: TypeAlias = Sequence[tuple[str, int]]
 
 _BOTH_SIDES: _Options = (
@@ -210,14 +212,8 @@ def open_connections() -> int:
 
 
 def _sockets(server_id: int) -> int:
-    count, after = 0, -1
-    while True:
-        page = json.loads(cygrpc.channelz_get_server_sockets(server_id, after + 1, 0))
-        found = page.get("socketRef", ())
-        count += len(found)
-        if page.get("end") or not found:
-            return count
-        after = int(found[-1]["socketId"])
+    found = json.loads(cygrpc.channelz_get_server_sockets(server_id, 0, _ALL_SOCKETS))
+    return len(found.get("socketRef", ()))
 
 
 class ServerCertificates:
