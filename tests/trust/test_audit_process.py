@@ -15,6 +15,7 @@ from streammeta.v1 import (
     common_pb2,
     kv_pb2,
     nodes_pb2,
+    objects_pb2,
     streams_pb2,
 )
 from tests.kit.certificates import Authority
@@ -81,6 +82,7 @@ def test_every_guarded_call_is_recorded_once_with_its_offset(tmp_path: Path) -> 
             change_the_map(client)
             ask(client, admin_pb2.TakeSnapshotRequest())
             ask(client, admin_pb2.UpdateFeatureLevelRequest(level=2))
+            ask(client, objects_pb2.CheckObjectsRequest(object_ids=[0, 7], deleting=True))
         change_the_voters(cluster)
         cluster.stop_all()
         files = [str(cluster.audit_log(node_id)) for node_id in cluster.node_ids]
@@ -94,6 +96,9 @@ def test_every_guarded_call_is_recorded_once_with_its_offset(tmp_path: Path) -> 
         before = same[same.index(line) - 1]
         assert before["verdict"] == "BEGUN"
         assert before.get("target", {}).items() <= line.get("target", {}).items()
+    released = [line for line in lines if line["call"] == "ObjectService.CheckObjects"]
+    assert [line["verdict"] for line in released] == ["BEGUN", "OK"]
+    assert all(line["target"] == {"objects": [0, 7]} for line in released)
     of_map = [line["offset"] for line in done if line["call"].startswith(("Node", "Stream", "KV"))]
     assert of_map == sorted(of_map)
     begun = [line["call"] for line in lines if line["call"].startswith("audit.")]

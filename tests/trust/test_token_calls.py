@@ -18,7 +18,7 @@ from streammeta.controller.trust.tokens import LEEWAY_S
 from streammeta.rpc.connections import client_channel, operator_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.rpc.tls import TlsError, TlsFiles, TokenFiles
-from streammeta.v1 import kv_pb2, metadata_pb2, nodes_pb2
+from streammeta.v1 import common_pb2, kv_pb2, metadata_pb2, nodes_pb2
 from tests.kit.certificates import Authority
 from tests.trust.callers import CLUSTER
 from tests.trust.test_token_door import POLICY
@@ -98,6 +98,20 @@ async def test_a_token_is_as_good_as_a_certificate(
         assert "it has expired" in late.message
         files.token.write_text("")
         assert "token-file: " in (await refused(channel, GET_NODES)).message
+
+
+async def test_a_reader_by_token_does_not_see_where_write_ahead_logs_are(
+    server: TrustedServer, issuer: Issuer, tmp_path: Path
+) -> None:
+    take_tokens(server, issuer)
+    node = common_pb2.NodeIdentity(node_id=1007, node_epoch=1)
+    await (await server.by("broker/1007")).register(node)
+    files = file_of(tmp_path, server.authority, issuer.token(department="data"))
+    with operator_channel(server.token_endpoint, files) as channel:
+        answer = await called(channel, GET_NODES)
+    assert isinstance(answer, bytes)
+    (found,) = nodes_pb2.GetNodesResponse.FromString(answer).nodes
+    assert (found.node_id, found.wal_config) == (1007, "")
 
 
 async def test_a_listener_for_tokens_asks_for_one_and_sees_no_certificate(

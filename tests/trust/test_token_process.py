@@ -17,8 +17,9 @@ from streammeta.cli.root import cli
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import STEADY, controller_command, format_data, streammeta, wait_until
 from tests.trust.audited_cluster import AuditedCluster
+from tests.trust.test_issuer_keys import DISCOVERY
 from tests.trust.test_token_door import POLICY
-from tests.trust.token_issuer import AUDIENCE, ISSUER, Issuer
+from tests.trust.token_issuer import AUDIENCE, ISSUER, Issuer, publishing
 
 KEYS = "jwks.json"
 
@@ -28,17 +29,21 @@ class TokenCluster(AuditedCluster):
 
     token_endpoint = ""
 
+    issuer = ISSUER
+
     def _command(self, node_id: int) -> list[str]:
+        keys = ("--oidc-keys", str(self.root / KEYS)) if self.issuer == ISSUER else ()
         return [
             *AuditedCluster._command(self, node_id),
             *("--token-listen", self.token_endpoint, "--policy", str(self.root / "policy.toml")),
-            *("--oidc-issuer", ISSUER, "--oidc-audience", AUDIENCE),
-            *("--oidc-keys", str(self.root / KEYS), "--tls-reload-ms", "50"),
+            *("--oidc-issuer", self.issuer, "--oidc-audience", AUDIENCE),
+            *(*keys, "--tls-reload-ms", "50"),
         ]
 
 
 @contextmanager
 def token_cluster(root: Path, authority: Authority, issuer: Issuer) -> Iterator[TokenCluster]:
+    """Start it; the keys are in a file, or of another issuer, which publishes them."""
     bucket = root / "bucket"
     bucket.mkdir()
     (root / KEYS).write_bytes(issuer.jwks)
@@ -47,6 +52,7 @@ def token_cluster(root: Path, authority: Authority, issuer: Issuer) -> Iterator[
     cluster = TokenCluster(root, "test", f"file://{bucket}", [port], STEADY)
     cluster.tls = {1: authority.issue("controller/1")}
     cluster.token_endpoint = f"127.0.0.1:{token_port}"
+    cluster.issuer = issuer.name
     try:
         cluster.start_all()
         yield cluster
@@ -113,6 +119,22 @@ def test_a_person_works_by_token_until_key_or_policy_change(
     assert callers == {"user/alice", "anonymous"}
     for part in (*token.split("."), *renewed.split(".")):
         assert part not in said
+
+
+@pytest.mark.process
+def test_keys_come_from_an_issuer_that_publishes_them(tmp_path: Path, authority: Authority) -> None:
+    with publishing() as publisher:
+        issuer = Issuer(publisher.address)
+        said = {"issuer": publisher.address, "jwks_uri": f"{publisher.address}/jwks"}
+        publisher.answers[DISCOVERY] = (200, json.dumps(said).encode())
+        publisher.answers["/jwks"] = (200, issuer.jwks)
+        with token_cluster(tmp_path, authority, issuer) as cluster:
+            alice = Person(cluster, authority, issuer.token(department="data"))
+            wait_until(lambda: alice.runs("node", "list")["exit_code"] == 0, "a leader")
+            for name in ("eve", "mallory"):
+                alice.shows(Issuer(publisher.address).token(name, headers={"kid": name}))
+                assert alice.is_refused()
+        assert publisher.asked == [DISCOVERY, "/jwks"]
 
 
 @pytest.mark.parametrize(
