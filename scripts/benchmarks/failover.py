@@ -22,6 +22,8 @@ from streammeta.cli.local_cluster import LocalCluster
 
 CONTROLLERS = 3
 NO_CONTROLLER = -1
+LATE_ANSWERS_S = 0.1
+"""Time for which answers of processes that were killed may still be read, in seconds."""
 ACKNOWLEDGED_WITHIN_S = 30.0
 SETTLE_S = (0.2, 0.7)
 """Drawn between two runs, so that faults do not keep step with the controllers' timers."""
@@ -89,11 +91,12 @@ async def measure(
 
 async def _strike(stage: _Stage) -> Run:
     old = await stage.watch.wait_healthy()
-    excluded = NO_CONTROLLER if stage.fault.is_of_all else old.node_id
-    endpoint = "" if stage.fault.is_of_all else stage.cluster.endpoints[old.node_id - 1]
+    is_of_all = stage.fault.is_of_all
+    endpoint = "" if is_of_all else stage.cluster.endpoints[old.node_id - 1]
     struck_at, struck_wall = time.monotonic(), time.time()
-    acknowledged = stage.load.next_acknowledged(endpoint, struck_at)
+    acknowledged = stage.load.next_acknowledged(endpoint, struck_at + LATE_ANSWERS_S * is_of_all)
     stage.fault.strike(old.node_id)
+    mending = asyncio.create_task(stage.fault.mend(old.node_id)) if is_of_all else None
     try:
         async with asyncio.timeout(ACKNOWLEDGED_WITHIN_S):
             acknowledged_at = await acknowledged
@@ -102,9 +105,9 @@ async def _strike(stage: _Stage) -> Run:
             f"no write was acknowledged within {ACKNOWLEDGED_WITHIN_S:.0f} s after controller "
             f"{old.node_id}, the leader, was struck"
         ) from None
-    await stage.fault.mend(old.node_id)
+    await (mending or stage.fault.mend(old.node_id))
     logs = {node_id: child.log_path for node_id, child in stage.cluster.children.items()}
-    takeover = find_takeover(logs, struck_wall, excluded)
+    takeover = find_takeover(logs, struck_wall, NO_CONTROLLER if is_of_all else old.node_id)
     if takeover is None:
         raise FailoverError("a write was acknowledged, and no controller logged that it leads")
     return Run(

@@ -15,7 +15,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Fault(Protocol):
-    """One kind of fault; with `is_of_all` the leader may be the same afterwards."""
+    """One kind of fault; with `is_of_all` there is no other leader until it is mended."""
 
     is_of_all: bool
 
@@ -93,18 +93,15 @@ class Restart:
         self._cluster = cluster
 
     def strike(self, node_id: int) -> None:
-        """Kill and start all processes."""
+        """Kill all processes."""
         del node_id
         for child in self._cluster.children.values():
             child.kill()
-        for each in tuple(self._cluster.children):
-            self._cluster.spawn(each)
 
     async def mend(self, node_id: int) -> None:
-        """Wait until all are ready."""
+        """Start all again on their directories."""
         del node_id
-        for child in self._cluster.children.values():
-            await in_thread(child.wait_ready)
+        await in_thread(self._cluster.start_all)
 
 
 @contextlib.asynccontextmanager
