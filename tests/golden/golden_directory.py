@@ -36,7 +36,7 @@ CLUSTER, NODE = ClusterId("golden"), NodeId(3)
 _KEY = ReplicaKey(NODE, DirectoryId("0f0e0d0c-0b0a-4908-8706-050403020100"))
 _OTHERS = (Voter(ReplicaKey(NodeId(1)), "h1:9091"), Voter(ReplicaKey(NodeId(2)), "[::1]:9092"))
 VOTERS = VoterSet((*_OTHERS, Voter(_KEY, "h3:9093", "h3:9090")))
-_SEED, _ENTRIES_MIN = 2, 400
+_SEED, _ENTRIES_MIN, _ENTRIES_MAX = 2, 400, 2_000
 _EVEN_SHARE = 0.3
 _SEGMENT_BYTES = 16 << 10
 _TORN_BYTES = 17
@@ -177,6 +177,8 @@ def _entries() -> Iterator[bytes]:
             wanted -= {type(record).__name__ for record in decode_records(payload)}
             yield payload
         given = len(pair.log)
+        if given > _ENTRIES_MAX:
+            raise ValueError(f"{given} entries and none of {sorted(wanted)}; try another seed")
         pair.now += 50
         # Rare requests are as likely as others now and then, or some kinds would take long.
         is_even = rng.random() < _EVEN_SHARE
