@@ -158,6 +158,17 @@ async def test_keys_stay_while_the_issuer_is_out_of_reach_and_that_is_logged_onc
     assert events == ["token_keys_read", *["token_keys_not_read"] * 3]
 
 
+async def test_a_defect_in_reading_keys_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Path) -> bytes:
+        raise RuntimeError("told to fail")
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    keys = IssuerKeys(KeysFile(Path("jwks.json"), interval_s=3600), Taken())
+    with capture_logs() as logs:
+        await read_once(keys)
+    assert [log["event"] for log in logs] == ["token_keys_not_read"]
+
+
 async def test_a_file_of_keys_is_read_again_when_it_changes(tmp_path: Path) -> None:
     issuer, file = Issuer(), tmp_path / "jwks.json"
     file.write_bytes(issuer.jwks)

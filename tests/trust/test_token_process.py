@@ -98,6 +98,7 @@ def test_a_person_works_by_token_until_key_or_policy_change(
         assert alice.runs("health")["exit_code"] == 0
         refused = alice.runs("node", "lock", "--node-id", "1000")
         assert refused["error"]["code"] == "ROLE_LACKS_CALL"
+        assert "role admin, which the policy gives to users" in refused["error"]["hint"]
 
         issuer.add("k2")
         issuer.remove("k1")

@@ -77,7 +77,7 @@ class Issuer:
         return parse_keys(self.jwks, "jwks.json")
 
     def pem(self, key_id: str) -> bytes:
-        """Return a public key as everybody knows it."""
+        """Return a public key."""
         public = self.private[key_id].public_key()
         data: bytes = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         return data
@@ -100,7 +100,8 @@ class Issuer:
         }
         said = {key: value for key, value in {**standard, **claims}.items() if value is not None}
         known = {"kid": key_id, **(headers or {})}
-        return jwt.encode(said, self.private[key_id], self.algorithms[key_id], headers=known)
+        payload, algorithm = json.dumps(said).encode(), self.algorithms[key_id]
+        return jwt.PyJWS().encode(payload, self.private[key_id], algorithm, known)
 
     def verifier(self, now: Any = time.time) -> TokenVerifier:
         """Return a verifier that knows the keys of this moment."""

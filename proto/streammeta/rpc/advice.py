@@ -54,6 +54,8 @@ def advice(failure: RpcFailure, *, over_tls: bool) -> str:
         needs = failure.metadata.get("needs", "")
         if not needs:
             return f"nothing was changed; give a certificate of this cluster, by {_FILES}"
+        if failure.metadata.get("principal", "").startswith("user/"):
+            return f"nothing was changed; this needs {needs}, which the policy gives to users"
         return f"nothing was changed; this needs {needs}: give such a certificate, by {_FILES}"
     for words, sentence in _BY_WORDS.items():
         if words in failure.message:

@@ -264,7 +264,7 @@ def listen(
     """Add `address`, HOST:PORT, to what a server listens on; return the port, chosen if it is 0.
 
     With `tls` every client must show a certificate of the authorities, unless `asks_clients` is
-    False: then who calls must be told by each call. Without `tls` it is plain text.
+    False: then each call must name its caller. Without `tls` it is plain text.
 
     Raises:
         RuntimeError: the address is taken, or is none of this host's.

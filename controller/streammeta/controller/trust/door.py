@@ -1,9 +1,9 @@
 """The door: a call's principal, and whether its role may make the call.
 
-Judges every call before its request is parsed and before a leader is named. A caller is who its
-certificate says; over a connection that asks for none, whom its token names. A connection in plain
-text has no principal, and all that comes by it is let in: opening such a listener says so.
-Knows no request; what a caller is held to beside its role is judged where requests are.
+Judges every call before its request is parsed and before a leader is named. A certificate names
+the caller; over a connection that asks for none, a token does. A connection in plain text has no
+principal, and all that comes by it is let in: opening such a listener says so. Knows no request;
+what a caller is held to beside its role is judged where requests are.
 """
 
 from __future__ import annotations

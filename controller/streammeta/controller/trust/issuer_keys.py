@@ -137,6 +137,8 @@ class IssuerKeys:
             self._problem = ""
         except KeysError as error:
             self._tell(str(error))
+        except Exception as error:  # noqa: BLE001 - keys in use stay in use, and the controller up
+            self._tell(f"defect: {error!r}")
         finally:
             self._reading = None
 

@@ -40,6 +40,9 @@ _REASONS: Sequence[tuple[type[jwt.InvalidTokenError], str]] = (
     (jwt.InvalidSignatureError, "its signature is not that of its key"),
 )
 
+# Claims of types that nothing is said about, such as a number for the issuer, fail in other ways.
+_NO_TOKEN = (jwt.PyJWTError, TypeError, ValueError, OverflowError, RecursionError)
+
 
 class KeysError(Exception):
     """A text is no set of keys that verify tokens; the message says what would be."""
@@ -91,7 +94,7 @@ def _usable(found: Mapping[str, Any]) -> IssuerKey | None:
         algorithms: Sequence[str] = _OF_RSA
     else:
         curve = found.get("crv")
-        algorithms = [_OF_CURVE[curve]] if curve in _OF_CURVE else []
+        algorithms = [known for name, known in _OF_CURVE.items() if name == curve]
     algorithms = [one for one in algorithms if found.get("alg", one) == one]
     if not algorithms:
         return None
@@ -151,8 +154,7 @@ class TokenVerifier:
         digest = hashlib.sha256(token.encode()).digest()
         proof = self._known.get(digest)
         if proof is None:
-            claims = self._claims(token)
-            proof = Proof(digest, claims, float(claims["exp"]) + LEEWAY_S)
+            proof = self._proof(digest, token)
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
             self._known[digest] = proof
@@ -161,13 +163,13 @@ class TokenVerifier:
             raise BadTokenError("it has expired")
         return proof
 
-    def _claims(self, token: str) -> Mapping[str, Any]:
+    def _proof(self, digest: bytes, token: str) -> Proof:
         try:
             key_id = jwt.get_unverified_header(token).get("kid")
             key = self._keys.get(key_id) if isinstance(key_id, str) else None
             if key is None:
                 raise UnknownKeyError("it names no key that its issuer has, by `kid`")
-            found: Mapping[str, Any] = jwt.decode(
+            claims: Mapping[str, Any] = jwt.decode(
                 token,
                 key=key.public,
                 algorithms=key.algorithms,
@@ -176,7 +178,7 @@ class TokenVerifier:
                 leeway=LEEWAY_S,
                 options={"require": ["exp", "iss", "aud"]},
             )
-        except jwt.PyJWTError as error:
+            return Proof(digest, claims, float(claims["exp"]) + LEEWAY_S)
+        except _NO_TOKEN as error:
             known = (reason for kind, reason in _REASONS if isinstance(error, kind))
             raise BadTokenError(next(known, "it is no token")) from None
-        return found
