@@ -94,9 +94,12 @@ async def _strike(stage: _Stage) -> Run:
     is_of_all = stage.fault.is_of_all
     endpoint = "" if is_of_all else stage.cluster.endpoints[old.node_id - 1]
     struck_at, struck_wall = time.monotonic(), time.time()
-    acknowledged = stage.load.next_acknowledged(endpoint, struck_at + LATE_ANSWERS_S * is_of_all)
+    acknowledged = stage.load.next_acknowledged(endpoint, struck_at)
     stage.fault.strike(old.node_id)
     mending = asyncio.create_task(stage.fault.mend(old.node_id)) if is_of_all else None
+    if is_of_all:
+        await asyncio.sleep(LATE_ANSWERS_S)
+        acknowledged = stage.load.next_acknowledged(endpoint, time.monotonic())
     try:
         async with asyncio.timeout(ACKNOWLEDGED_WITHIN_S):
             acknowledged_at = await acknowledged
