@@ -27,7 +27,7 @@ settings.register_profile(
 settings.load_profile("held-up machines")
 
 os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / "no-settings")
-"""Profiles of whoever runs the tests are none of theirs."""
+"""Profiles of the user that runs the tests are none of theirs."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -144,7 +144,7 @@ async def test_all_reads_that_arrive_during_a_round_share_the_next_one() -> None
     assert first_read.result() == 1
     assert sum(read.done() for read in reads) == COMPLETED_PER_TURN, "the others in later turns"
     assert set(await asyncio.gather(*reads)) == {2}
-    assert rounds.begin(0) is None, "nobody waits"
+    assert rounds.begin(0) is None, "no read waits"
 
 
 async def test_behind_a_round_of_several_reads_the_next_one_gathers_more() -> None:
@@ -153,7 +153,7 @@ async def test_behind_a_round_of_several_reads_the_next_one_gathers_more() -> No
     first = rounds.begin(100)
     assert first is not None
     rounds.proven(first, EndOffset(1))
-    assert rounds.rest_ms(100) is None, "nobody waits"
+    assert rounds.rest_ms(100) is None, "no read waits"
 
     reads = [rounds.join()]
     assert rounds.rest_ms(101) == ROUND_REST_MS - 1

@@ -281,7 +281,7 @@ class Ghost:
         """A replica cuts its log in an epoch.
 
         What only leaders of later epochs have committed does not need this copy: it did not count,
-        for whoever acknowledges to such a leader is in that leader's epoch.
+        for a voter that acknowledges to such a leader is in its epoch.
         """
         replica = self.replicas[key]
         log = replica.log

@@ -8,7 +8,7 @@ compare-and-swap. Every put here creates; nothing is ever overwritten.
 A restored cluster takes the namespace over by the marker of a generation, numbered from 2 on and
 created like the others: the highest names the owner from then on, so that the cluster before it
 finds itself superseded. It also says which object ids are undecided: objects may lie under them
-that the restored map does not know, so whoever deletes what no map knows leaves them alone.
+that the restored map does not know, so a deletion of what no map knows leaves them alone.
 
 Keys lie under `<namespace>/`, where no object's key begins (see `object_key`): reconciliation and
 deletion judge them foreign. Names under `claims/` that this module would not have made are ignored
