@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
+from random import Random
 from typing import Any
 
 import jwt
@@ -128,6 +129,36 @@ def test_a_token_that_is_not_good_is_refused_and_told_why(name: str) -> None:
         for part in token.split("."):
             assert len(part) < 8 or part not in str(refused.value)
     assert verifier.verified(issuer.token()).claims["sub"] == "alice"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_token_that_was_changed_anywhere_is_refused(seed: int) -> None:
+    rng, issuer = Random(seed), Issuer.with_rsa()
+    verifier = issuer.verifier()
+    good = [issuer.token(key_id=key_id, groups=["a", "b"]) for key_id in ("k1", "rsa")]
+    alphabet = "ABCabc019-_.=~ \u00e4"
+    for number in range(300):
+        token = rng.choice(good)
+        at = rng.randrange(len(token) - 1)  # the last character has bits that mean nothing
+        changed = rng.choice(
+            (
+                token[:at] + rng.choice(alphabet) + token[at + 1 :],
+                token[:at] + token[at + 1 :],
+                token[:at] + rng.choice(alphabet) + token[at:],
+                token[:at],
+                ".".join(rng.sample(token.split("."), 3)),
+            )
+        )
+        what = f"seed {seed}, change {number}: {changed} is taken for {token}"
+        assert changed in good or is_refused(verifier, changed), what
+
+
+def is_refused(verifier: TokenVerifier, token: str) -> bool:
+    try:
+        verifier.verified(token)
+    except BadTokenError:
+        return True
+    return False
 
 
 def test_clocks_may_differ_a_little() -> None:
