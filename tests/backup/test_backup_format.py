@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
@@ -104,6 +105,7 @@ def test_keys_are_read_back_and_are_foreign_to_the_bucket_of_objects(
 @pytest.mark.parametrize(
     "key",
     [
+        f"backup/test/{'-' * 36}/log/00000000000000000007-00000000000000000011.segment",
         "backup/test/log/00000000000000000007-00000000000000000011.segment",
         f"{FOLDER.prefix}log/7-11.segment",
         f"{FOLDER.prefix}log/00000000000000000011-00000000000000000007.segment",
@@ -158,6 +160,12 @@ def test_a_manifest_that_is_that_of_another_file_or_no_manifest_is_damage() -> N
     backup.store.put(keys[0], backup.store.get_range(keys[1]))
     with pytest.raises(BackupDamagedError, match="manifest is that of"):
         backup.archive.segment(names[0])
+    good = store_json(backup, keys[1])
+    wrong_hash = json.dumps({**good, "log_hash": "zz"}).encode()
+    backup.store.put(keys[1], wrong_hash)
+    with pytest.raises(BackupDamagedError, match="log hash that is none"):
+        backup.archive.segment_manifest(names[1])
+    backup.store.put(keys[1], json.dumps(good).encode())
     for bad in (b"", b"{}", b"[]", b'{"version": 2}'):
         backup.store.put(keys[0], bad)
         with pytest.raises(BackupDamagedError, match="manifest"):
@@ -165,6 +173,11 @@ def test_a_manifest_that_is_that_of_another_file_or_no_manifest_is_damage() -> N
     backup.store.delete_many([FOLDER.key(names[1])])
     with pytest.raises(BackupDamagedError, match="is missing"):
         backup.archive.segment(names[1])
+
+
+def store_json(backup: Backup, key: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(backup.store.get_range(key))
+    return found
 
 
 def test_a_manifest_is_removed_before_its_file() -> None:

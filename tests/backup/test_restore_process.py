@@ -201,3 +201,31 @@ def test_points_in_between_and_before_the_backup(tmp_path: Path) -> None:
     assert early["error"]["code"] == "TOO_EARLY"
     late = Restoring(tmp_path, "late").make_plan("--to-offset", "999999")
     assert late["error"]["code"] == "NOT_RESTORABLE"
+
+
+def test_a_file_that_was_taken_by_hand_is_restored_too(tmp_path: Path) -> None:
+    with (
+        running_cluster(tmp_path, 1) as cluster,
+        ControllerClient(cluster.endpoints) as client,
+    ):
+        put(client, "one", "1")
+        wait_until(lambda: not describe(cluster).bucket_problem, "ids to be issued")
+        file = tmp_path / "now.checkpoint"
+        taken = streammeta("backup", "now", str(file), "--connect", cluster.connect)
+        assert taken["exit_code"] == 0, taken
+        wanted = values(client)
+    restoring = Restoring(tmp_path, "second")
+    restoring.at = ("--from", str(file), *restoring.at[2:])
+    assert restoring.make_plan()["from_end_offset"] == taken["end_offset"]
+    restoring.applied()
+    try:
+        restoring.cluster.start_all()
+        leader_of(restoring.cluster)
+        with ControllerClient(restoring.cluster.endpoints) as client:
+            assert values(client) == wanted
+    finally:
+        restoring.cluster.stop_all()
+    file.write_bytes(file.read_bytes()[:-1])
+    damaged = Restoring(tmp_path, "third")
+    damaged.at = restoring.at
+    assert damaged.make_plan()["error"]["code"] == "BACKUP"

@@ -29,6 +29,7 @@ from streammeta.v1.admin_pb2_grpc import AdminServiceStub
 
 if TYPE_CHECKING:
     from streammeta.controller.backup.archive import Archive
+    from streammeta.controller.backup.single_file import SingleFile
 
 LAG_MAX_MS = 60_000
 """Default of the lag above which `status` fails, in milliseconds."""
@@ -176,12 +177,14 @@ def status_command(
     Example:
       streammeta backup status --from 's3://backups?region=eu-central-1' --connect 127.0.0.1:9091
     """
+    from streammeta.controller.backup.verification import newest_file
+
     described = client.call(
         lambda channel: AdminServiceStub(channel).DescribeCluster,
         admin_pb2.DescribeClusterRequest(),
     )
     with opened_backup(address, described.cluster_id, described.cluster_uuid) as archive:
-        newest = archive.newest(archive.inventory())
+        newest = newest_file(archive.inventory(), archive)
     end_offset, copied_ms = (0, 0) if newest is None else (newest.end_offset, newest.last_ms)
     lag = max(0, described.high_watermark - end_offset)
     lag_ms = max(0, time.time_ns() // 1_000_000 - copied_ms) if lag else 0
@@ -210,8 +213,8 @@ def status_command(
 def now_command(*, client: ControllerClient, file: Path, output: Output) -> None:
     """Write a checked copy of the map, with everything acknowledged before, to a new file.
 
-    FILE is a checkpoint, as `streammeta snapshot` takes it. It is there once it is whole; one that
-    exists is refused.
+    FILE is a checkpoint, as `streammeta snapshot` and `streammeta restore` take it. It is there
+    once it is whole; one that exists is refused.
 
     \b
     Example:
@@ -250,8 +253,8 @@ def now_command(*, client: ControllerClient, file: Path, output: Output) -> None
 @contextmanager
 def opened_backup(
     address: str, cluster_id: str | None, cluster_uuid: str | None
-) -> Iterator[Archive]:
-    """Open the one backup of a store that is meant.
+) -> Iterator[Archive | SingleFile]:
+    """Open the one backup of a store that is meant, or a checkpoint file.
 
     Raises:
         ConfigError: the address does not parse.
@@ -260,15 +263,19 @@ def opened_backup(
     """
     from streammeta.controller.backup.archive import Archive
     from streammeta.controller.backup.errors import BackupError
+    from streammeta.controller.backup.single_file import SingleFile
 
-    with _opened(address) as store:
-        prefix = f"backup/{cluster_id}/" if cluster_id else "backup/"
-        folder = _chosen(inventories(store.list_objects(prefix)), cluster_uuid)
-        try:
+    try:
+        if "://" not in address:
+            yield SingleFile(Path(address))
+            return
+        with _opened(address) as store:
+            prefix = f"backup/{cluster_id}/" if cluster_id else "backup/"
+            folder = _chosen(inventories(store.list_objects(prefix)), cluster_uuid)
             yield Archive(store, folder)
-        except BackupError as error:
-            hint = "`streammeta backup verify` tells all that is wrong"
-            raise CommandError("BACKUP", str(error), hint) from error
+    except BackupError as error:
+        hint = "`streammeta backup verify` tells all that is wrong"
+        raise CommandError("BACKUP", str(error), hint) from error
 
 
 @contextmanager

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from streammeta.controller.backup.archive import Archive
     from streammeta.controller.backup.replaying import Replayed
     from streammeta.controller.backup.restoring import RestorePlan
+    from streammeta.controller.backup.single_file import SingleFile
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -53,7 +54,7 @@ _from_option = click.option(
     "address",
     required=True,
     metavar="URI",
-    help="The backup store, as for `streammeta backup`.",
+    help="The backup store, as for `streammeta backup`, or a file that `backup now` wrote.",
 )
 
 
@@ -212,7 +213,7 @@ def apply_command(
     )
 
 
-def _offset_at(archive: Archive, inventory: Inventory, to_time: datetime) -> int:
+def _offset_at(archive: Archive | SingleFile, inventory: Inventory, to_time: datetime) -> int:
     """Return the end of the last segment that was committed by a time."""
     to_ms = int(to_time.replace(tzinfo=UTC).timestamp() * 1_000)
     segments = sorted(inventory.segments, key=lambda one: one.end_offset)
@@ -226,7 +227,9 @@ def _offset_at(archive: Archive, inventory: Inventory, to_time: datetime) -> int
     return segments[at - 1].end_offset
 
 
-def _replayed(archive: Archive, inventory: Inventory, end_offset: int | None) -> Replayed:
+def _replayed(
+    archive: Archive | SingleFile, inventory: Inventory, end_offset: int | None
+) -> Replayed:
     from streammeta.controller.backup.chains import chain_to, newest_chain, spans
     from streammeta.controller.backup.replaying import replay
 

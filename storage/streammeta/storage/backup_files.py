@@ -24,7 +24,9 @@ MANIFEST_SUFFIX = ".json"
 
 _SEGMENT = re.compile(r"log/(\d{20})-(\d{20})\.segment")
 _CHECKPOINT = re.compile(r"checkpoints/(\d{20})-(\d{10})\.checkpoint")
-_FOLDER = re.compile(r"backup/([A-Za-z0-9_-]{1,64})/([0-9a-f-]{36})/(.+)")
+_UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_FOLDER = re.compile(rf"backup/([A-Za-z0-9_-]{{1,64}})/({_UUID})/(.+)")
+_HASH = re.compile(r"([0-9a-f]{32})?")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -131,6 +133,12 @@ class CheckpointManifest:
 
 
 Manifest = SegmentManifest | CheckpointManifest
+
+
+def has_good_hashes(manifest: Manifest) -> bool:
+    """Whether the rolling hashes in a manifest are hashes, or empty."""
+    before = manifest.log_hash_before if isinstance(manifest, SegmentManifest) else ""
+    return all(_HASH.fullmatch(one) for one in (manifest.log_hash, before))
 
 
 @dataclass(frozen=True, slots=True)

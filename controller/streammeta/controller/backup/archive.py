@@ -19,6 +19,7 @@ from streammeta.storage.backup_files import (
     Manifest,
     SegmentManifest,
     SegmentName,
+    has_good_hashes,
     inventories,
 )
 from streammeta.storage.errors import CorruptObjectError, ObjectExistsError, ObjectNotFoundError
@@ -58,20 +59,6 @@ class Archive:
     def checkpoint_manifest(self, name: CheckpointName) -> CheckpointManifest:
         """Return a checkpoint's manifest; raises BackupDamagedError if it is missing or damaged."""
         return self._manifest(CheckpointManifest, name)
-
-    def newest(self, inventory: Inventory) -> Manifest | None:
-        """Return the manifest of the file that reaches furthest; None if there is no file.
-
-        Raises:
-            BackupDamagedError: it is damaged.
-        """
-        segment = max(inventory.segments, key=lambda one: one.end_offset, default=None)
-        checkpoint = max(inventory.checkpoints, default=None)
-        if checkpoint is None:
-            return None if segment is None else self.segment_manifest(segment)
-        if segment is None or segment.end_offset < checkpoint.end_offset:
-            return self.checkpoint_manifest(checkpoint)
-        return self.segment_manifest(segment)
 
     # -- writing
 
@@ -123,6 +110,8 @@ class Archive:
                 name,
                 f"its manifest is that of {manifest.name} of cluster {manifest.cluster_id!r}",
             )
+        if not has_good_hashes(manifest):
+            raise BackupDamagedError(name, "its manifest has a log hash that is none")
         return manifest
 
     def _read(self, name: FileName, key: str) -> bytes:

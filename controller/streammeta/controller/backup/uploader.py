@@ -27,6 +27,7 @@ from streammeta.controller.backup.planning import (
     next_step,
 )
 from streammeta.controller.backup.segments import Position, Writing, encode, new_segment
+from streammeta.controller.backup.verification import newest_file
 from streammeta.controller.ids import ClusterId, SnapshotId
 from streammeta.controller.lifecycle.tasks import PeriodicTask, T, in_thread
 from streammeta.controller.quorum.messages import Batch
@@ -200,7 +201,7 @@ class Backup(PeriodicTask):
     async def _begin(self, term: _Term) -> None:
         """Look up where the backup ends, and that it is a backup of this log."""
         inventory = await self._call(term, lambda archive: archive.inventory())
-        newest = await self._call(term, lambda archive: archive.newest(inventory))
+        newest = await self._call(term, lambda archive: newest_file(inventory, archive))
         if newest is not None:
             self._require_not_ahead(newest.end_offset)
             if isinstance(newest, SegmentManifest):

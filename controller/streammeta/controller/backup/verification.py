@@ -19,6 +19,7 @@ from streammeta.storage.backup_files import (
     CheckpointName,
     FileName,
     Inventory,
+    Manifest,
     SegmentManifest,
     SegmentName,
 )
@@ -59,6 +60,21 @@ def verify(inventory: Inventory, files: DescribedFiles, *, is_all: bool = False)
     if is_all:
         damages += _other_damages(inventory, files, chain)
     return Verified(chain, replayed, tuple(damages))
+
+
+def newest_file(inventory: Inventory, files: DescribedFiles) -> Manifest | None:
+    """Return the manifest of the file that reaches furthest; None if there is no file.
+
+    Raises:
+        BackupDamagedError: it is damaged.
+    """
+    segment = max(inventory.segments, key=lambda one: one.end_offset, default=None)
+    checkpoint = max(inventory.checkpoints, default=None)
+    if checkpoint is None:
+        return None if segment is None else files.segment_manifest(segment)
+    if segment is None or segment.end_offset < checkpoint.end_offset:
+        return files.checkpoint_manifest(checkpoint)
+    return files.segment_manifest(segment)
 
 
 def _missing(inventory: Inventory, chain: Chain | None) -> Iterator[BackupDamagedError]:

@@ -1,0 +1,66 @@
+"""A checkpoint file as a backup of one point, as `streammeta backup now` writes it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from streammeta.controller.backup.checkpoints import checkpoint_file
+from streammeta.controller.backup.errors import BackupDamagedError, BackupError
+from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
+from streammeta.storage.backup_files import (
+    CheckpointManifest,
+    CheckpointName,
+    Folder,
+    Inventory,
+    SegmentManifest,
+    SegmentName,
+)
+
+
+class SingleFile:
+    """Backup that holds one checkpoint; its manifest is what the file itself says."""
+
+    def __init__(self, path: Path) -> None:
+        """Read and check the file.
+
+        Raises:
+            BackupError: it is no checkpoint, damaged, or of a cluster without a UUID.
+            OSError: it can't be read.
+        """
+        data = path.read_bytes()
+        try:
+            reader = CheckpointReader(io.BytesIO(data), path.name)
+            cluster_uuid = str(reader.columns("bucket_claim")["cluster_uuid"][0])
+        except CheckpointError as error:
+            raise BackupError(str(error)) from error
+        if not cluster_uuid:
+            raise BackupError(f"{path.name}: its cluster had no bucket yet; there is nothing in it")
+        self.folder = Folder(reader.cluster_id, cluster_uuid)
+        created_ms = path.stat().st_mtime_ns // 1_000_000
+        self._data, self._manifest = checkpoint_file(
+            io.BytesIO(data), self.folder, created_ms=created_ms, feature_level=0, writer_version=""
+        )
+
+    def inventory(self) -> Inventory:
+        """Return what there is: the checkpoint."""
+        name = self._manifest.name
+        return Inventory((), (name,), (), {name: self._manifest.created_ms})
+
+    def segment(self, name: SegmentName) -> tuple[bytes, SegmentManifest]:
+        """Raise BackupDamagedError: there is no segment."""
+        raise BackupDamagedError(name, "there is none in a single file")
+
+    def segment_manifest(self, name: SegmentName) -> SegmentManifest:
+        """Raise BackupDamagedError: there is no segment."""
+        raise BackupDamagedError(name, "there is none in a single file")
+
+    def checkpoint(self, name: CheckpointName) -> tuple[bytes, CheckpointManifest]:
+        """Return the file and what it says."""
+        return self._data, self.checkpoint_manifest(name)
+
+    def checkpoint_manifest(self, name: CheckpointName) -> CheckpointManifest:
+        """Return what the file says."""
+        if name != self._manifest.name:
+            raise BackupDamagedError(name, f"the file holds {self._manifest.name}")
+        return self._manifest
