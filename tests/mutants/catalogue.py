@@ -6,6 +6,7 @@ from tests.mutants.disk import DISK
 from tests.mutants.elections import ELECTIONS
 from tests.mutants.levels import LEVELS
 from tests.mutants.membership import MEMBERSHIP
+from tests.mutants.monitoring import MONITORING
 from tests.mutants.peers import PEERS
 from tests.mutants.reads import READS
 from tests.mutants.replication import REPLICATION
@@ -23,6 +24,7 @@ _ALL = (
     *DISK,
     *STATE,
     *PEERS,
+    *MONITORING,
     *BACKUPS,
 )
 

@@ -1,0 +1,57 @@
+"""Mutants of probes and of the listener that answers them."""
+
+from tests.mutants.mutant import Mutant, Tested
+
+_PLANE = "tests/monitoring/test_http_plane.py::"
+
+MONITORING = (
+    Mutant(
+        "lost-leader-remembered",
+        "A voter without answers says that there is a leader: it is ready, and no alert fires.",
+        "its role goes to and fro between follower and prospective, with the old leader's id",
+        """
+        streammeta.controller.runtime.operations:
+        - return follower.has_fetched and not follower.leader_gone
+        + return follower.leader_id >= 0
+        """,
+        Tested(
+            "tests/runtime/test_driver_operations.py::"
+            "test_a_follower_alone_has_no_leader_although_it_remembers_one"
+        ),
+    ),
+    Mutant(
+        "metrics-for-every-certificate",
+        "A page is given to every caller with a certificate of the authority, denied or not.",
+        "a door that is left open when a second listener is added",
+        """
+        streammeta.controller.monitoring.plane:
+        - self._door.enter(
+        + self._door.staying(
+        """,
+        Tested(_PLANE + "test_pages_are_for_roles"),
+    ),
+    Mutant(
+        "slow-request-never-ends",
+        "A connection that sends its request slowly, or reads its answer slowly, stays for ever.",
+        "Slowloris (2009); aiohttp and uvicorn have no limit of their own",
+        """
+        streammeta.controller.monitoring.plane:
+        - connection.transport.abort()
+        + connection.transport.is_closing()
+        """,
+        Tested(_PLANE + "test_a_connection_ends_soon_whatever_it_sends_or_reads"),
+    ),
+    Mutant(
+        "new-certificate-not-shown",
+        "The listener for HTTP goes on with the certificate of the start until it has expired.",
+        "prometheus_client's server and many exporters read their files once",
+        """
+        streammeta.controller.own_tls:
+        - self.http.takes_plain_text = False
+          use(used.contents)
+        - used.users.append(use)
+        + self.http.takes_plain_text = False
+        """,
+        Tested(_PLANE + "test_replaced_certificates_are_shown_and_broken_ones_are_not"),
+    ),
+)
