@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from streammeta.cli.client import CallError, ControllerClient
@@ -16,6 +17,9 @@ from streammeta.client import ControllerClient as BrokerClient
 from streammeta.client.errors import BucketRefusedError
 from streammeta.storage.bucket_marker import read_claimed, read_generations
 from streammeta.storage.object_store.address import open_object_store
+from streammeta.v1 import common_pb2, kv_pb2, metadata_pb2
+from streammeta.v1.kv_pb2_grpc import KVServiceStub
+from streammeta.v1.metadata_pb2_grpc import MetadataServiceStub
 from tests.kit.real_cluster import (
     FAST,
     describe,
@@ -142,7 +146,32 @@ def lived(
     wait_until(lambda: not describe(cluster).bucket_problem, "ids to be issued")
     wait_until(lambda: is_copied(cluster, root), "the next backup")
     assert describe(cluster).high_watermark > end + 2**32
+    what_was_remembered_is_refused(cluster, end)
     return found, describe(cluster).high_watermark
+
+
+def what_was_remembered_is_refused(cluster: LocalCluster, end: int) -> None:
+    """Offsets and versions of the log before, known or never backed up, are of no use any more."""
+    with ControllerClient(cluster.endpoints) as client:
+        for offset in (0, end, end + 1_000):
+            request = metadata_pb2.WatchRequest(from_offset=offset)
+
+            def first(
+                channel: grpc.Channel, left_s: float, wanted: Any = request
+            ) -> metadata_pb2.WatchResponse:
+                watching = MetadataServiceStub(channel).Watch(wanted, timeout=left_s)
+                told = next(iter(watching))
+                watching.cancel()
+                return told
+
+            assert client.ask(first).snapshot_required
+        for version in (end, end + 1_000):
+            item = kv_pb2.KVToPut(key=cluster.cluster_id, value=b"2", expected_version=version)
+            answer = client.call(
+                lambda channel: KVServiceStub(channel).PutKVs,
+                kv_pb2.PutKVsRequest(items=[item]),
+            )
+            assert answer.results[0].error == common_pb2.ERROR_CODE_KEY_EXIST
 
 
 def test_the_old_cluster_refuses_writes_and_an_old_backup_is_not_restored_unasked(
