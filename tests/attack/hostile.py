@@ -38,6 +38,8 @@ _OPENING_MAX = 64
 """Handshakes at the same time: more would wait for the attacker's own processor."""
 _ATTACK_S_MAX = 90
 """Maximum time of an attack, in seconds."""
+_ENDED_S_MAX = 20
+"""Maximum time until calls that are refused have ended, in seconds."""
 _PAUSE_S = 0.02
 """Pause of an attacker whose connection has ended: the honest client shares its interpreter."""
 _BREATH_S = 0.001
@@ -260,7 +262,7 @@ async def unread(target: Target, path: str, calls: int) -> AsyncIterator[asyncio
 
 async def ended(reader: asyncio.StreamReader, calls: int) -> None:
     """Read until as many calls have ended, without an answer of any size."""
-    async with asyncio.timeout(_ATTACK_S_MAX):
+    async with asyncio.timeout(_ENDED_S_MAX):
         while calls:
             length, kind, flags, _ = struct.unpack(">IBBI", b"\0" + await reader.readexactly(9))
             await reader.readexactly(length)

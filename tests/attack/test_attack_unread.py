@@ -1,17 +1,22 @@
 """Answers that their callers do not read: gRPC holds them, so their bytes are bounded."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from streammeta.controller.rpc.entrance import LARGE_ANSWERS, unread_answers
+from streammeta.controller.rpc.entrance import LARGE_ANSWERS, Entrance, unread_answers
 from streammeta.controller.rpc.memory_budget import MemoryBudget
+from streammeta.controller.trust.door import Door
 from streammeta.controller.trust.method_rules import RULES
 from streammeta.v1 import kv_pb2
+from tests.attack.direct_calls import AbortedError, DirectContext
 from tests.attack.hostile import Target, ended, unread
 from tests.kit.fake_broker import until
 from tests.server.rpc_server import Rpcs, serving
+from tests.trust.callers import CLUSTER, PLAIN_TEXT
 
 _MIB = 1 << 20
 _LIST = "/streammeta.v1.KVService/ListKVs"
@@ -47,6 +52,35 @@ async def test_answers_that_are_read_are_counted_no_more(rpcs: Rpcs, answers: Me
     for _ in range(_CALLS):
         await rpcs.ask(kv_pb2.ListKVsRequest())
     await until(lambda: answers.total == 0, "the memory of answers that were read")
+
+
+class Unread(DirectContext):
+    """A call whose caller reads nothing."""
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Keep quiet: the answer is not sent."""
+
+
+async def test_answers_that_are_made_at_the_same_time_are_refused_too(
+    answers: MemoryBudget,
+) -> None:
+    begun, goes_on = 0, asyncio.Event()
+
+    async def listed(_: bytes, __: Any) -> kv_pb2.GetKVsResponse:
+        nonlocal begun
+        begun += 1
+        await goes_on.wait()
+        return kv_pb2.GetKVsResponse(results=[kv_pb2.KVResult(value=bytes(3 * _MIB))])
+
+    entrance = Entrance(Door(CLUSTER), answers=answers)
+    call: Any = entrance.wrap("streammeta.v1.KVService.GetKVs", listed)
+    contexts = [Unread(PLAIN_TEXT) for _ in range(3)]
+    calls = [asyncio.ensure_future(call(b"", context)) for context in contexts]
+    await until(lambda: begun == 3, "calls that have begun")
+    goes_on.set()
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(end) for end in ends] == [bytes, AbortedError, AbortedError]
+    assert [context.code for context in contexts] == ["OK", *["RESOURCE_EXHAUSTED"] * 2]
 
 
 def test_what_is_counted_is_asked_for_by_methods_there_are() -> None:

@@ -7,6 +7,7 @@ from tests.mutants.elections import ELECTIONS
 from tests.mutants.levels import LEVELS
 from tests.mutants.membership import MEMBERSHIP
 from tests.mutants.monitoring import MONITORING
+from tests.mutants.overload import OVERLOAD
 from tests.mutants.peers import PEERS
 from tests.mutants.reads import READS
 from tests.mutants.replication import REPLICATION
@@ -26,6 +27,7 @@ _ALL = (
     *PEERS,
     *MONITORING,
     *BACKUPS,
+    *OVERLOAD,
 )
 
 MUTANTS = {mutant.name: mutant for mutant in _ALL}

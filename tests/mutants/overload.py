@@ -1,0 +1,68 @@
+"""Mutants of what bounds a controller under attack: connections, answers, memory, pings."""
+
+from tests.mutants.mutant import Mutant, Tested
+
+_UNREAD = "tests/attack/test_attack_unread.py::"
+_MEMORY = "tests/attack/test_attack_memory.py::"
+_PINGS = "tests/rpc/test_connections.py::test_every_ping_is_answered_however_many_come"
+
+OVERLOAD = (
+    Mutant(
+        "silent-peers-unbounded",
+        "One host opens as many connections to the peers' port as it likes, and says nothing.",
+        "our own: two of three controllers ended in an election for want of file descriptors",
+        """
+        streammeta.controller.peers.server:
+        - (silent[host], SILENT_MAX_PER_HOST, "without a hello this host has"),
+        + (silent[host], CONNECTIONS_MAX, "without a hello this host has"),
+        """,
+        Tested(
+            "tests/quorum/test_peer_server.py::"
+            "test_connections_that_say_nothing_leave_room_for_those_that_do"
+        ),
+    ),
+    Mutant(
+        "unread-answers-uncounted",
+        "Answers are handed to gRPC however many of its caller's are not read yet.",
+        "our own: 300 lists of keys on two connections held 1.3 GB",
+        """
+        streammeta.controller.rpc.entrance:
+        - self._answers.require(holder, size)
+        + self._answers.take(holder, size)
+        """,
+        Tested(_UNREAD + "test_answers_that_are_made_at_the_same_time_are_refused_too"),
+    ),
+    Mutant(
+        "unread-answers-counted-for-good",
+        "An answer that was sent is counted on, and its caller refused before long.",
+        "leaks of quotas, which show after days",
+        """
+        streammeta.controller.rpc.entrance:
+        - self._answers.give_back(holder, size)
+        + self._answers.give_back(holder, 0)
+        """,
+        Tested(_UNREAD + "test_answers_that_are_read_are_counted_no_more"),
+    ),
+    Mutant(
+        "pipelines-open-at-the-limit",
+        "A pipeline that is open goes on filling the map of a process at its limit of memory.",
+        "etcd's quota, which is asked for each write and not for each connection",
+        """
+        streammeta.controller.rpc.commit_pipeline:
+        - self._guard.require(Use.COMMIT)
+        + self._guard.require(Use.VITAL)
+        """,
+        Tested(_MEMORY + "test_an_open_pipeline_is_refused_at_the_limit_and_taken_before"),
+    ),
+    Mutant(
+        "frequent-pings-closed",
+        "A connection of frequent pings is closed, as gRPC does where nothing else is said.",
+        "our own: a flood of pings cost a leader a thread a second, and gigabytes",
+        """
+        streammeta.rpc.connections:
+        - ("grpc.http2.max_ping_strikes", 0),
+        + ("grpc.http2.max_ping_strikes", 2),
+        """,
+        Tested(_PINGS),
+    ),
+)
