@@ -291,3 +291,27 @@ def test_a_directory_is_loaded_with_sparse_ids() -> None:
     assert found[ids].tolist() == list(range(7))
     directory.append(140, np.array([50], dtype=np.int64))
     assert (directory.row(140), directory.row(139), directory.row(17)) == (50, -1, 1)
+
+
+@pytest.mark.parametrize("value", [0, 7, -1, 1 << 31, -(1 << 63)], ids=str)
+def test_cells_of_one_row_are_written_as_those_of_several(value: int) -> None:
+    one, several = (Table({"wide": np.int64, "narrow": np.int32, "flag": np.int8}) for _ in "ab")
+    for table, rows in ((one, np.array([5])), (several, np.array([5, 6]))):
+        table.extend(10)
+        values = np.full(len(rows), value)
+        table.write_cells(rows, {"wide": values, "narrow": values, "flag": 1})
+    for name in ("wide", "narrow", "flag"):
+        assert one[name][5] == several[name][5] == several[name][6]
+    assert one.cells(("wide", "flag"), 5) == [value, 1]
+
+
+def test_a_write_to_several_columns_keeps_the_views_of_all_of_them() -> None:
+    table = Table({"a": np.int64, "b": np.int32})
+    table.extend(10_000)
+    views = [table.view(), table.view()]
+    table.write_cells(np.array([3, 9_000]), {"a": np.array([1, 2]), "b": 4})
+    table.write_cells(np.array([5_000]), {"a": np.array([3]), "b": np.array([5])})
+    for view in views:
+        assert not view.column("a").any()
+        assert not view.column("b").any()
+    assert table.cells(("a", "b"), 9_000) == [2, 4]
