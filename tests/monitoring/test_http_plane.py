@@ -1,4 +1,4 @@
-"""The listener for HTTP: what it answers, whom it lets in, and what a caller can't take from it."""
+"""The listener for HTTP: its answers, its refusals, and its bounds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Doors of one controller: that of calls and that of pages, under one policy.
 
-Reads the files that decide who is let in: the policy, and the keys of tokens.
+Reads the files that doors judge by: the policy, and the keys of tokens.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ class ServerCertificates:
         self._current = _configuration(contents)
         self._begun = itertools.count(1)
         self.handshakes = 0
-        """Handshakes begun, by all who connected; gRPC does not tell how they ended."""
+        """Handshakes begun; gRPC does not tell how they ended."""
 
     def replace(self, contents: TlsContents) -> None:
         """Show `contents` from now on."""

@@ -1,4 +1,4 @@
-"""HTTP listener for probes and scrapes: bounds what a caller can take, lets in those it may.
+"""HTTP listener for probes and scrapes: bounds what a caller can take, asks the door for each page.
 
 A connection carries one request and ends a few seconds after it was made, so that neither slow
 senders nor slow readers hold anything for long. Knows no page.
