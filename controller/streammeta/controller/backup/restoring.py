@@ -1,9 +1,10 @@
 """Restoring: from the map of a backup to the first checkpoint of a new cluster.
 
-What somebody outside remembers must not go back: offsets of the log, epochs, and ids of objects,
-streams and nodes jump ahead, so that none of before is issued again or taken for a new one. Object
-ids in between, and those that were prepared, are undecided: objects may lie under them that the map
-does not know. The marker of a generation names them, see `storage.bucket_marker`. Pure.
+Numbers that brokers and readers remember must not go back: offsets of the log, epochs, and ids of
+objects, streams and nodes jump ahead, so that none of before is issued again or taken for a new
+one. Object ids in between, and those that were prepared, are undecided: objects may lie under them
+that the map does not know. The marker of a generation names them, see `storage.bucket_marker`.
+Pure.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ def _counters(section: Section, view: FrozenMap, plan: RestorePlan) -> Section:
 
 
 def _without_prepared(section: Section) -> Section:
-    # They may have been committed since; whoever prepared them registers anew.
+    # They may have been committed since; the brokers that prepared them register anew.
     stays = np.asarray(section["state"]) != ObjectState.PREPARED
     return {name: np.asarray(values)[stays] for name, values in section.items()}
 
