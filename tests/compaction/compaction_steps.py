@@ -280,7 +280,8 @@ class DirectCall:
 
     def __await__(self) -> Generator[Any, None, Any]:
         answer = yield from self.answer.__await__()
-        return self.response_deserializer(answer.SerializeToString())
+        data = answer if isinstance(answer, bytes) else answer.SerializeToString()
+        return self.response_deserializer(data)
 
     async def trailing_metadata(self) -> Sequence[tuple[str, str]]:
         return self.context.trailer
