@@ -59,10 +59,9 @@ def commit(
 
 async def ended(channel: grpc.aio.Channel, *messages: Any) -> tuple[str, str, dict[str, str]]:
     """Return how a pipeline ends that is sent these messages."""
-    call: Any = channel.stream_stream(PIPELINE)()
-    for message in messages:
-        await call.write(message.SerializeToString())
-    await call.done_writing()
+    # An iterator, since a pipeline may have ended before the next message is written.
+    sent = iter([message.SerializeToString() for message in messages])
+    call: Any = channel.stream_stream(PIPELINE)(sent)
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         async for _ in call:
             pass

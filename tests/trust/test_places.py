@@ -1,6 +1,7 @@
 """Places of callers: a principal has some, all together have more, and a place comes back."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -56,20 +57,24 @@ async def test_a_principal_opens_so_many_pipelines_and_watches(tmp_path: Path) -
         empty = objects_pb2.CommitPipelineRequest(sequence=1).SerializeToString()
         watch = metadata_pb2.WatchRequest().SerializeToString()
 
-        async def pipeline(channel: grpc.aio.Channel) -> Any:
-            call: Any = channel.stream_stream("/streammeta.v1.ObjectService/CommitPipeline")()
-            await call.write(empty)
-            return call
+        def pipeline(channel: grpc.aio.Channel) -> Any:
+            # Written by a task of its own, since a call may be refused before the message is.
+            open_stream: Any = channel.stream_stream("/streammeta.v1.ObjectService/CommitPipeline")
+            return open_stream(messages())
+
+        async def messages() -> AsyncIterator[bytes]:
+            yield empty
+            await asyncio.Event().wait()
 
         def watching(channel: grpc.aio.Channel) -> Any:
             start: Any = channel.unary_stream("/streammeta.v1.MetadataService/Watch")
             return start(watch)
 
-        pipelines = [await pipeline(broker.channel) for _ in range(PIPELINES_PER_PRINCIPAL)]
+        pipelines = [pipeline(broker.channel) for _ in range(PIPELINES_PER_PRINCIPAL)]
         watches = [watching(broker.channel) for _ in range(WATCHERS_PER_PRINCIPAL)]
         for call in (*pipelines, *watches):
             assert await call.read()
-        assert await refused(await pipeline(broker.channel)) == "TOO_MANY_PIPELINES"
+        assert await refused(pipeline(broker.channel)) == "TOO_MANY_PIPELINES"
         assert await refused(watching(broker.channel)) == "BUSY"
-        for call in (await pipeline(other.channel), watching(other.channel)):
+        for call in (pipeline(other.channel), watching(other.channel)):
             assert await call.read()
