@@ -283,7 +283,7 @@ class ControllerConfig:
 
 
 def is_protected(address: str) -> bool:
-    """Whether what is fetched from a URL is its host's word: over TLS, or from this machine."""
+    """Whether answers of a URL are those of its host: over TLS, or from this machine."""
     try:
         parts = urlsplit(address)
         host = parts.hostname or ""

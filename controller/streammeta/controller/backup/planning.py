@@ -38,7 +38,7 @@ Step: TypeAlias = PutSegment | PutCheckpoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What is in the backup, and what the controller has.
+    """Contents of the backup beside those of the controller.
 
     `position` is the end of the backed up log, None if a chain must begin; `checkpoint_end` the end
     of the newest checkpoint in the backup, 0 without one. `newest` is the controller's newest one.

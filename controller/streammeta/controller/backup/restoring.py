@@ -50,7 +50,7 @@ Section: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePlan:
-    """What is restored, and what it becomes; equal plans give equal clusters.
+    """Source and result of a restore; equal plans give equal clusters.
 
     `from_*` are of the backup: everything below `from_end_offset` is restored, committed by
     `committed_by_ms`. `voters` are ID@HOST:PORT,.. of the new cluster. Its log begins at

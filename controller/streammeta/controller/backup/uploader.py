@@ -74,7 +74,7 @@ class BackupSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BackupStatus:
-    """How far the backup is behind the log, as this leader knows it.
+    """Lag of the backup behind the log, as this leader knows it.
 
     `behind_ms` is the age of the oldest committed entry that may be missing; `problem` why nothing
     is put, empty if all is well.

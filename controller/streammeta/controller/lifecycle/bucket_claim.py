@@ -193,7 +193,7 @@ class BucketClaims:
         return self._clock.monotonic_ms() - term.looked_at_ms < 3 * RECHECK_MS
 
     def is_undecided(self, object_id: int) -> bool:
-        """Whether an object that the map does not know may be one from before a restore."""
+        """Whether an object unknown to the map may be from before a restore."""
         undecided = () if self._term is None else self._term.undecided
         return any(start <= object_id < end for start, end in undecided)
 
