@@ -345,7 +345,9 @@ class LocalObjectStore:
             except OSError:
                 return  # not empty, or gone already
 
-    def _walk(self, folder: Path, base: str, prefix: bytes, after: bytes) -> Iterator[ObjectInfo]:
+    def _walk(
+        self, folder: str | Path, base: str, prefix: bytes, after: bytes
+    ) -> Iterator[ObjectInfo]:
         """Walk in byte order of keys: a directory sorts as its name and a slash."""
         try:
             with os.scandir(folder) as scan:
@@ -362,7 +364,7 @@ class LocalObjectStore:
             if is_dir:
                 inside = key.startswith(prefix) or prefix.startswith(key)
                 if inside and (key > after or after.startswith(key)):
-                    yield from self._walk(Path(entry.path), os.fsdecode(key), prefix, after)
+                    yield from self._walk(entry.path, os.fsdecode(key), prefix, after)
             elif key.startswith(prefix) and key > after:
                 try:
                     yield info_of(os.fsdecode(key), entry.stat(follow_symlinks=False))

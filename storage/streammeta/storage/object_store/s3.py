@@ -39,14 +39,15 @@ from streammeta.storage.object_store.base import (
     check_range,
 )
 from streammeta.storage.object_store.calls import Meter, StoreMetrics, earlier, with_clean_up
+from streammeta.storage.object_store.listing_page import ListingPage
 from streammeta.storage.object_store.reads import Scatter
 from streammeta.storage.object_store.retry import Retrier, RetryPolicy
 from streammeta.storage.object_store.s3_client import (
+    LISTING_PAGE,
     THROTTLED_CODES,
     as_view,
     check_part,
     check_whole,
-    info_of,
     open_client,
     sendable,
     tagging,
@@ -173,10 +174,15 @@ class S3ObjectStore:
         self, prefix: str = "", start_after: str | None = None
     ) -> Iterator[ObjectInfo]:
         """See `ObjectStore.list_objects`; 1000 keys a page."""
-        begin = {} if start_after is None else {"StartAfter": start_after}
+        options: dict[str, Any] = {} if start_after is None else {"StartAfter": start_after}
         list_page = partial(self._client.list_objects_v2, Bucket=self._bucket, Prefix=prefix)
-        for page in self._pages("list_objects", list_page, begin, ("ContinuationToken",)):
-            yield from map(info_of, page.get("Contents", []))
+        while True:
+            answer: Any = self._call("list_objects", partial(list_page, **options))
+            page: ListingPage = answer[LISTING_PAGE]
+            yield from page.objects
+            if page.next_token is None:
+                return
+            options = {"ContinuationToken": page.next_token}
 
     def delete_many(self, keys: Iterable[str]) -> DeleteResult:
         """See `ObjectStore.delete_many`."""
@@ -296,25 +302,14 @@ class S3ObjectStore:
     def list_multipart_uploads(self, prefix: str = "") -> Iterator[MultipartUpload]:
         """See `ObjectStore.list_multipart_uploads`."""
         list_page = partial(self._client.list_multipart_uploads, Bucket=self._bucket, Prefix=prefix)
-        markers = ("KeyMarker", "UploadIdMarker")
-        for page in self._pages("list_multipart_uploads", list_page, {}, markers):
+        options: dict[str, Any] = {}
+        while True:
+            page: Any = self._call("list_multipart_uploads", partial(list_page, **options))
             for upload in page.get("Uploads", []):
                 yield MultipartUpload(upload["Key"], upload["UploadId"], to_ms(upload["Initiated"]))
-
-    def _pages(
-        self,
-        operation: str,
-        list_page: Callable[..., Any],
-        begin: dict[str, str],
-        markers: Sequence[str],
-    ) -> Iterator[Any]:
-        """Yield the pages of a listing from `begin` on; a page has the next `markers`."""
-        options = begin
-        while True:
-            page = self._call(operation, partial(list_page, **options))
-            yield page
             if not page.get("IsTruncated"):
                 return
+            markers = ("KeyMarker", "UploadIdMarker")
             options = {marker: page[f"Next{marker}"] for marker in markers}
 
     def enforces_checksum(self, key: str, checksum: Checksum) -> bool:

@@ -42,12 +42,13 @@ from streammeta.storage.errors import (
     UploadNotFoundError,
 )
 from streammeta.storage.object_store.address import Checksum, S3Config
-from streammeta.storage.object_store.base import Body, ObjectInfo, Tags, check_tags
+from streammeta.storage.object_store.base import Body, Tags, check_tags
+from streammeta.storage.object_store.listing_page import read_page
 from streammeta.storage.object_store.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef, ObjectTypeDef
+    from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef
 
 
 _SENT_BYTES = 64 * 1024
@@ -128,7 +129,21 @@ def open_client(config: S3Config, policy: RetryPolicy) -> S3Client:
             response_checksum_validation="when_required",
         ),
     )
+    client.meta.events.register("before-parse.s3.ListObjectsV2", _read_listing)
     return cast("S3Client", client)
+
+
+LISTING_PAGE = "ListingPage"
+"""Member of an answer to ListObjectsV2: the `listing_page.ListingPage`, in place of its fields."""
+
+
+def _read_listing(
+    response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_event: object
+) -> None:
+    """Read the page, and leave botocore an empty one: its own reading takes ten times as long."""
+    if response_dict["status_code"] == 200:
+        customized_response_dict[LISTING_PAGE] = read_page(response_dict["body"])
+        response_dict["body"] = b"<ListBucketResult/>"
 
 
 def check_whole(key: str, answer: GetObjectOutputTypeDef, body: bytes, checksum: Checksum) -> None:
@@ -168,13 +183,6 @@ def tagging(tags: Tags | None) -> dict[str, Any]:
 def to_ms(moment: datetime) -> int:
     """Return ms since 1970."""
     return round(moment.timestamp() * 1000)
-
-
-def info_of(found: ObjectTypeDef) -> ObjectInfo:
-    """Read one entry of a listing."""
-    return ObjectInfo(
-        found["Key"], found["Size"], to_ms(found["LastModified"]), found["ETag"].strip('"')
-    )
 
 
 _DENIED_CODES = frozenset(
