@@ -9,34 +9,8 @@ import pytest
 from streammeta.controller.backup import uploader
 from streammeta.controller.backup.chains import chain_to
 from streammeta.storage.backup_files import SegmentName
-from streammeta.storage.errors import StoreUnavailableError
-from streammeta.storage.object_store.base import Body, Tags
 from tests.backup.backup_world import FOLDER
-from tests.backup.upload_world import DAY_MS, UploadWorld
-from tests.kit.memory_store import MemoryObjectStore
-
-DOWN = StoreUnavailableError("the bucket is away")
-
-
-class FlakyStore(MemoryObjectStore):
-    """A bucket that is away for the keys it is told to, before or after they are written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down_for = ""
-        self.is_late = False
-        self.put_keys: list[str] = []
-
-    def put(
-        self, key: str, data: Body, *, if_absent: bool = False, tags: Tags | None = None
-    ) -> None:
-        is_down = bool(self.down_for) and self.down_for in key
-        if is_down and not self.is_late:
-            raise DOWN
-        super().put(key, data, if_absent=if_absent, tags=tags)
-        self.put_keys.append(key)
-        if is_down:
-            raise DOWN
+from tests.backup.upload_world import DAY_MS, DOWN, FlakyStore, UploadWorld
 
 
 async def test_everything_committed_is_there_after_each_interval() -> None:

@@ -19,11 +19,36 @@ from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.interfaces import SnapshotPoint
+from streammeta.storage.errors import StoreUnavailableError
+from streammeta.storage.object_store.base import Body, Tags
 from tests.backup.backup_world import FOLDER
 from tests.kit.memory_store import MemoryObjectStore
 from tests.lifecycle.lifecycle_world import World
 
 DAY_MS = 86_400_000
+
+DOWN = StoreUnavailableError("the bucket is away")
+
+
+class FlakyStore(MemoryObjectStore):
+    """A bucket that is away for the keys it is told to, before or after they are written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down_for = ""
+        self.is_late = False
+        self.put_keys: list[str] = []
+
+    def put(
+        self, key: str, data: Body, *, if_absent: bool = False, tags: Tags | None = None
+    ) -> None:
+        is_down = bool(self.down_for) and self.down_for in key
+        if is_down and not self.is_late:
+            raise DOWN
+        super().put(key, data, if_absent=if_absent, tags=tags)
+        self.put_keys.append(key)
+        if is_down:
+            raise DOWN
 
 
 @dataclass(slots=True)

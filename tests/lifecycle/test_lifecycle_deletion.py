@@ -9,15 +9,13 @@ import pytest
 
 from streammeta.controller.errors import NotLeaderError
 from streammeta.controller.lifecycle import deletion as deletion_module
-from streammeta.controller.lifecycle.deletion import (
-    DELETE_BATCH_MAX,
+from streammeta.controller.lifecycle.deletion import DELETE_BATCH_MAX, IN_FLIGHT_MAX, Deletion
+from streammeta.controller.lifecycle.deletion_pace import (
     HALVING_PAUSE_MS,
-    IN_FLIGHT_MAX,
     RATE_MIN,
     RECOVERY_MS,
     RETRY_PAUSES_MS,
     STUCK_AFTER,
-    Deletion,
     RateLimiter,
     RetryQueue,
 )

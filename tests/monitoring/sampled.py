@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from streammeta.controller.backup.uploader import BackupStatus
 from streammeta.controller.ids import DirectoryId, EndOffset, NodeId
+from streammeta.controller.lifecycle.deletion import DeletionStatus
 from streammeta.controller.metadata.answers import MapSize
 from streammeta.controller.monitoring.exposition import new_registry
 from streammeta.controller.monitoring.loop_lag import LoopLag
@@ -67,6 +68,10 @@ SOURCES = Sources(
     memory_limit=1 << 30,
     audit=None,
     backup=lambda: BackupStatus(49_900, 100, 2_500, "the bucket is away"),
+    deletion=lambda: DeletionStatus(
+        in_flight=0, refused=0, stuck=0, sample=(), rate=2_000.0, unbacked=12, unbacked_ms=70_500
+    ),
+    feature_level=lambda: 2,
 )
 
 

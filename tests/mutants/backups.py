@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant, Tested
 
 _UPLOAD = "tests/backup/test_backup_upload.py"
 _CHAINS = "tests/backup/test_backup_chains.py"
+_DELETION = "tests/backup/test_backup_deletion.py"
 _RESTORE = "tests/backup/test_restore.py"
 
 BACKUPS = (
@@ -39,6 +40,28 @@ BACKUPS = (
         -     break
         """,
         Tested(f"{_CHAINS}::test_a_missing_segment_ends_the_chain_and_is_named"),
+    ),
+    Mutant(
+        "deletion-ahead-of-the-backup",
+        "Bytes of objects go before the backup knows that they are destroyed.",
+        "Redpanda 29468: garbage was collected against a state that was not stored yet",
+        """
+        streammeta.controller.lifecycle.backup_wait:
+        - covered = (one for one, wait in self._waits.items() if wait.end_offset <= end)
+        + covered = (one for one, wait in self._waits.items() if end or wait.end_offset)
+        """,
+        Tested(f"{_DELETION}::test_objects_wait_each_for_an_end_of_its_own"),
+    ),
+    Mutant(
+        "backup-taken-for-known-at-once",
+        "A new leader takes all that is committed for backed up, before it has looked.",
+        "a term that begins with the state of the one before",
+        """
+        streammeta.controller.backup.uploader:
+        - return 0 if position is None else position.end_offset
+        + return self._controller.committed_end if position is None else position.end_offset
+        """,
+        Tested(f"{_DELETION}::test_a_new_leader_waits_until_it_knows_the_end_of_the_backup"),
     ),
     Mutant(
         "retention-removes-the-base",

@@ -265,9 +265,11 @@ class ControllerNode:
             interval_ms=config.lifecycle_interval_ms,
         )
         self._backup = self._new_backup(journal, backup_store, clock)
+        self._deletion = self._new_deletion(store, clock)
         self._lifecycle: tuple[LifecycleTask, ...] = (
             self._bucket,
-            *self._duties(store, clock),
+            self._deletion,
+            self._new_failover(clock),
             *self._sweeps(store, clock),
             *((self._backup,) if self._backup else ()),
         )
@@ -282,26 +284,27 @@ class ControllerNode:
         self._health_tasks: set[asyncio.Task[None]] = set()
         self._controller.on_leadership(self._announce_leadership)
 
-    def _duties(self, store: ObjectStore, clock: Clock) -> tuple[LifecycleTask, ...]:
-        config = self._config
-        return (
-            Deletion(
-                self._controller,
-                store,
-                config.namespace,
-                clock,
-                delay_ms=config.delete_delay_ms,
-                interval_ms=config.lifecycle_interval_ms,
-                may_delete=lambda: self._bucket.may_delete,
-                objects_per_s=config.delete_rate,
-            ),
-            Failover(
-                self._controller,
-                self._sessions,
-                self._heartbeats,
-                clock,
-                per_target=config.recoveries_per_node,
-            ),
+    def _new_deletion(self, store: ObjectStore, clock: Clock) -> Deletion:
+        config, backup = self._config, self._backup
+        return Deletion(
+            self._controller,
+            store,
+            config.namespace,
+            clock,
+            delay_ms=config.delete_delay_ms,
+            interval_ms=config.lifecycle_interval_ms,
+            may_delete=lambda: self._bucket.may_delete,
+            backed_up_end=None if backup is None else lambda: backup.end_offset,
+            objects_per_s=config.delete_rate,
+        )
+
+    def _new_failover(self, clock: Clock) -> Failover:
+        return Failover(
+            self._controller,
+            self._sessions,
+            self._heartbeats,
+            clock,
+            per_target=self._config.recoveries_per_node,
         )
 
     def _sweeps(self, store: ObjectStore, clock: Clock) -> tuple[LifecycleTask, ...]:
@@ -436,6 +439,7 @@ class ControllerNode:
             request_memory=self._request_memory,
             audit=self._auditing.writer,
             backup=self._backup,
+            deletion=self._deletion,
         )
         monitoring = Monitoring(parts, self._doors.of_pages())
         try:

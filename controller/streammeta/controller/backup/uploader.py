@@ -145,10 +145,15 @@ class Backup(PeriodicTask):
         term = self._term
         if term is None:
             return None
-        end = 0 if term.position is None else term.position.end_offset
-        behind = self._controller.committed_end - end
+        behind = self._controller.committed_end - self.end_offset
         behind_ms = self._clock.monotonic_ms() - term.copied_at_ms if behind else 0
-        return BackupStatus(end, behind, behind_ms, term.problem)
+        return BackupStatus(self.end_offset, behind, behind_ms, term.problem)
+
+    @property
+    def end_offset(self) -> int:
+        """End of the log in the backup; 0 if this node does not lead, or does not know it yet."""
+        position = None if self._term is None else self._term.position
+        return 0 if position is None else position.end_offset
 
     async def step(self) -> None:
         """Copy what was committed by now; what fails is tried again in the next interval."""

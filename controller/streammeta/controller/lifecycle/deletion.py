@@ -1,7 +1,8 @@
 """Deletion of destroyed objects from the bucket, and then from the map.
 
 The order is the safety: an object is marked destroyed in the map, its bytes go only after a delay
-and after that mark is committed, and only then does the map forget it. A stop anywhere in between
+and after that mark is committed, and in the backup if there is one, and only then does the map
+forget it. A stop anywhere in between
 loses nothing: the next leader starts over, and a key that is gone already counts as deleted. Only
 keys made of an object id and this cluster's namespace are ever named.
 
@@ -11,14 +12,16 @@ serve is left alone for a while; a throttled one is sent fewer requests.
 
 import asyncio
 import contextlib
-import heapq
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import structlog
 
 from streammeta.controller.errors import ApiError
+from streammeta.controller.lifecycle.backup_wait import WAITING_MAX, BackupWait
+from streammeta.controller.lifecycle.deletion_pace import RateLimiter, Refusal, RetryQueue
 from streammeta.controller.lifecycle.tasks import in_thread
 from streammeta.controller.metadata.requests import RemoveObjects
 from streammeta.controller.runtime.clock import Clock
@@ -34,151 +37,6 @@ from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import DeleteResult, ObjectStore
 
 _log = structlog.get_logger(component="lifecycle")
-
-RATE_MIN = 10.0
-"""Minimum rate in objects per second."""
-
-RECOVERY_MS = 60_000
-"""Time in milliseconds in which the rate grows by its maximum."""
-
-HALVING_PAUSE_MS = 1_000
-"""Milliseconds in which overload counts once: calls in flight together report the same."""
-
-
-class RateLimiter:
-    """Token bucket of one second's objects that slows down when the store asks for it.
-
-    Additive increase, multiplicative decrease: each overload of the store halves the rate, at most
-    once a second, and it grows back to its maximum within a minute. Pure; times come with calls.
-    """
-
-    def __init__(self, rate_max: float, now_ms: int) -> None:
-        self._rate_max = rate_max
-        self._rate = rate_max
-        self._tokens = rate_max
-        self._now_ms = now_ms
-        self._halved_ms = now_ms - HALVING_PAUSE_MS
-
-    @property
-    def rate(self) -> float:
-        """Objects per second allowed now."""
-        return self._rate
-
-    def available(self, now_ms: int) -> int:
-        """Return how many objects may be taken at once now."""
-        self._advance(now_ms)
-        return int(self._tokens)
-
-    def take(self, count: int) -> None:
-        """Use up `count` of the available objects."""
-        self._tokens -= count
-
-    def slow_down(self, now_ms: int) -> None:
-        """Halve the rate: the store asked for fewer requests."""
-        self._advance(now_ms)
-        if now_ms - self._halved_ms >= HALVING_PAUSE_MS:
-            self._halved_ms = now_ms
-            self._rate = max(min(RATE_MIN, self._rate_max), self._rate / 2)
-            self._tokens = min(self._tokens, 0.0)
-
-    def _advance(self, now_ms: int) -> None:
-        passed_ms = now_ms - self._now_ms
-        self._now_ms = now_ms
-        self._rate = min(self._rate_max, self._rate + self._rate_max * passed_ms / RECOVERY_MS)
-        # At least one fits, however low the rate.
-        room = max(1.0, self._rate)
-        self._tokens = min(room, self._tokens + self._rate * passed_ms / 1_000)
-
-
-RETRY_PAUSES_MS = Backoff(first=1_000, longest=600_000)
-"""Pauses of a key after each refusal."""
-
-STUCK_AFTER = 6
-"""Refusals after which a key counts as stuck."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Refusals of an object's key: their number, and the bucket's last reason."""
-
-    object_id: int
-    count: int
-    reason: str
-
-
-class RetryQueue:
-    """Keys that the bucket refused to delete, each with its own time of the next attempt.
-
-    A key waits longer after each refusal, with jitter, and never for another key. After several
-    refusals it counts as stuck, for operators to examine; it is still tried, rarely. Pure; times
-    come with calls.
-    """
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self._refusals: dict[int, Refusal] = {}
-        self._due: list[tuple[int, int, int]] = []
-
-    def __len__(self) -> int:
-        return len(self._refusals)
-
-    def __contains__(self, object_id: int) -> bool:
-        return object_id in self._refusals
-
-    def clear(self) -> None:
-        """Drop everything, as when another leader takes over."""
-        self._refusals.clear()
-        self._due.clear()
-
-    def forget(self, object_ids: Collection[int]) -> None:
-        """Drop objects whose bytes are deleted."""
-        for object_id in object_ids:
-            self._refusals.pop(object_id, None)
-
-    def refuse(self, reasons: Mapping[int, str], now_ms: int) -> tuple[Refusal, ...]:
-        """Queue refused objects; return those that have just become stuck."""
-        stuck = []
-        for object_id, reason in reasons.items():
-            before = self._refusals.get(object_id)
-            count = 1 if before is None else before.count + 1
-            refusal = self._refusals[object_id] = Refusal(object_id, count, reason)
-            pause_ms = int(RETRY_PAUSES_MS.wait(count - 1, self._rng.random()))
-            heapq.heappush(self._due, (now_ms + pause_ms, object_id, count))
-            if count == STUCK_AFTER:
-                stuck.append(refusal)
-        return tuple(stuck)
-
-    def take_due(self, now_ms: int, limit: int) -> tuple[int, ...]:
-        """Return objects whose pause is over, to be tried in one request.
-
-        The more often the first was refused the fewer come with it, down to one, which isolates a
-        key that causes all keys of a request to be refused. Each is returned once; `refuse` or
-        `forget` it.
-        """
-        taken: list[int] = []
-        while self._due and self._due[0][0] <= now_ms and len(taken) < limit:
-            _, object_id, count = self._due[0]
-            refusal = self._refusals.get(object_id)
-            if refusal is None or refusal.count != count:
-                heapq.heappop(self._due)
-                continue
-            limit = min(limit, max(1, limit >> count)) if not taken else limit
-            heapq.heappop(self._due)
-            taken.append(object_id)
-        return tuple(taken)
-
-    def postpone(self, object_ids: Collection[int], until_ms: int) -> None:
-        """Return objects taken but not tried, or without an outcome, to the queue."""
-        for object_id in object_ids:
-            refusal = self._refusals.get(object_id)
-            if refusal is not None:
-                heapq.heappush(self._due, (until_ms, object_id, refusal.count))
-
-    def stuck(self) -> tuple[Refusal, ...]:
-        """Return all objects that are stuck, by id."""
-        found = (one for one in self._refusals.values() if one.count >= STUCK_AFTER)
-        return tuple(sorted(found, key=lambda refusal: refusal.object_id))
-
 
 DELETE_BATCH_MAX = 1_000
 """Maximum keys in one bucket request; the limit of S3's DeleteObjects."""
@@ -198,19 +56,27 @@ PAUSE_MS_MAX = 60_000
 BUSY_WAIT_MS = 100
 """Pause before the next step while work waits for its turn, in milliseconds."""
 
+LONG_WAIT_MS = 60_000
+"""Wait for the backup from which the log tells of it, in milliseconds."""
+
 SAMPLE = 5
 """Maximum stuck keys named in logs and descriptions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionStatus:
-    """Status of deletion: objects in flight, refused and stuck; rate in objects per second."""
+    """Status of deletion: objects in flight, refused and stuck; rate in objects per second.
+
+    `unbacked` objects wait for the backup, the first of them since `unbacked_ms`.
+    """
 
     in_flight: int
     refused: int
     stuck: int
     sample: tuple[tuple[str, str], ...]
     rate: float
+    unbacked: int
+    unbacked_ms: int
 
 
 class Deletion:
@@ -226,10 +92,15 @@ class Deletion:
         delay_ms: int,
         interval_ms: int,
         may_delete: Callable[[], bool],
+        backed_up_end: Callable[[], int] | None = None,
         objects_per_s: float = 2_000.0,
         rng: random.Random | None = None,
     ) -> None:
-        """Take the parts; `may_delete` tells whether the bucket is known to be the map's."""
+        """Take the parts; `may_delete` tells whether the bucket is known to be the map's.
+
+        `backed_up_end` is the end of the log in the backup, as `BackupWait` takes it; None without
+        a backup: then nothing waits for it.
+        """
         self._controller = controller
         self._store = store
         self._namespace = namespace
@@ -240,6 +111,8 @@ class Deletion:
         self._rng = rng or random.Random()
         self._rate_limiter = RateLimiter(objects_per_s, clock.monotonic_ms())
         self._retries = RetryQueue(self._rng)
+        self._backup_wait = None if backed_up_end is None else BackupWait(backed_up_end)
+        self._waits_long = False
         self._in_flight: set[int] = set()
         self._requests = 0
         self._retry_requests = 0
@@ -261,19 +134,24 @@ class Deletion:
 
     def describe(self) -> DeletionStatus:
         """Return the status, with a few stuck keys and their reasons."""
-        stuck = self._retries.stuck()
+        stuck, wait = self._retries.stuck(), self._backup_wait
         return DeletionStatus(
             in_flight=len(self._in_flight),
             refused=len(self._retries),
             stuck=len(stuck),
             sample=self._sample(stuck),
             rate=self._rate_limiter.rate,
+            unbacked=0 if wait is None else len(wait),
+            unbacked_ms=0 if wait is None else wait.oldest_ms(self._clock.monotonic_ms()),
         )
 
     # -- choosing
 
     def _on_leadership(self, leads: bool) -> None:
         self._retries.clear()
+        if self._backup_wait is not None:
+            self._backup_wait.clear()
+        self._waits_long = False
         self._store_failures = 0
         if leads:
             # The marks bear the time of an earlier leader's clock: wait the delay by this one's.
@@ -319,11 +197,30 @@ class Deletion:
     def _next_fresh(self, limit: int) -> Sequence[int]:
         if len(self._retries) >= REFUSED_MAX:
             return ()
+        if self._backup_wait is None:
+            return self._due(limit)
+        now_ms, end = self._clock.monotonic_ms(), self._controller.cluster_map.applied_end_offset
+        covered = self._backup_wait.covered(self._due(WAITING_MAX), end, limit, now_ms)
+        self._note_wait(self._backup_wait, now_ms)
+        return covered
+
+    def _due(self, limit: int) -> Sequence[int]:
+        """Return objects whose delay is over and which were not tried yet, oldest first."""
         now_ms = self._clock.wall_ms()
         known = len(self._in_flight) + len(self._retries)
         due = self._controller.cluster_map.destroyed(now_ms - self._delay_ms, limit + known, now_ms)
         fresh = (one for one in due if one not in self._in_flight and one not in self._retries)
-        return [object_id for object_id, _ in zip(fresh, range(limit), strict=False)]
+        return list(islice(fresh, limit))
+
+    def _note_wait(self, wait: BackupWait, now_ms: int) -> None:
+        """Log that objects wait long for the backup, and the end of it, each once."""
+        waited_ms = wait.oldest_ms(now_ms)
+        waits_long = waited_ms >= LONG_WAIT_MS
+        if waits_long and not self._waits_long:
+            _log.warning("deletions_wait_for_backup", objects=len(wait), waited_ms=waited_ms)
+        elif self._waits_long and not waits_long:
+            _log.info("deletions_go_on")
+        self._waits_long = waits_long
 
     # -- deleting
 

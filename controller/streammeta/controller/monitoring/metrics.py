@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from streammeta.controller.backup.uploader import BackupStatus
+from streammeta.controller.lifecycle.deletion import DeletionStatus
 from streammeta.controller.metadata.answers import MapSize
 from streammeta.controller.own_tls import CertificateState
 from streammeta.controller.runtime.commit_tally import CommitTally
@@ -61,6 +62,8 @@ class Sources:
     audit: AuditWriter | None
     backup: Callable[[], BackupStatus | None]
     """The backup as the leader knows it; None elsewhere, and without a backup store."""
+    deletion: Callable[[], DeletionStatus]
+    feature_level: Callable[[], int]
 
 
 class ControllerCollector(Collector):
@@ -85,6 +88,8 @@ class ControllerCollector(Collector):
         yield from _of_memory(self._sources)
         yield from _of_audit(self._sources.audit)
         yield from _of_backup(self._sources.backup())
+        yield from _of_deletion(self._sources.deletion())
+        yield _value("feature_level", "Feature level in force.", self._sources.feature_level())
 
 
 def _of_quorum(seen: QuorumDescription, applied: int) -> Iterator[Metric]:
@@ -289,6 +294,19 @@ def _of_backup(status: BackupStatus | None) -> Iterator[Metric]:
         "1 while nothing can be copied to the backup.",
         [],
         [([], bool(each.problem)) for each in known],
+    )
+
+
+def _of_deletion(status: DeletionStatus) -> Iterator[Metric]:
+    yield _value(
+        "deletions_unbacked",
+        "Objects whose bytes wait until the backup knows that they are destroyed.",
+        status.unbacked,
+    )
+    yield _value(
+        "deletions_unbacked_age_seconds",
+        "Time since which the first of streammeta_deletions_unbacked waits; 0 if none does.",
+        status.unbacked_ms / 1000,
     )
 
 

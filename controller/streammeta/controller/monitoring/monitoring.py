@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from streammeta.controller.backup.uploader import Backup
+from streammeta.controller.lifecycle.deletion import Deletion
 from streammeta.controller.metadata.answers import MapSize
 from streammeta.controller.monitoring.exposition import CONTENT_TYPE, Exposition, new_registry
 from streammeta.controller.monitoring.loop_lag import LoopLag
@@ -40,6 +41,7 @@ class Parts:
     request_memory: MemoryBudget
     audit: AuditWriter | None
     backup: Backup | None
+    deletion: Deletion
 
 
 class Monitoring:
@@ -103,6 +105,8 @@ class Monitoring:
             memory_limit=parts.memory.limit_bytes,
             audit=parts.audit,
             backup=lambda: None if parts.backup is None else parts.backup.status,
+            deletion=parts.deletion.describe,
+            feature_level=lambda: parts.controller.cluster_map.feature_level,
         )
 
     def _map_size(self) -> MapSize:

@@ -1,0 +1,155 @@
+"""Pace of deletion: its rate, and the pauses of keys that the bucket refuses. Pure.
+
+Times come with calls; chances with a generator that is given.
+"""
+
+import heapq
+import random
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from streammeta.storage.backoff import Backoff
+
+RATE_MIN = 10.0
+"""Minimum rate in objects per second."""
+
+RECOVERY_MS = 60_000
+"""Time in milliseconds in which the rate grows by its maximum."""
+
+HALVING_PAUSE_MS = 1_000
+"""Milliseconds in which overload counts once: calls in flight together report the same."""
+
+
+class RateLimiter:
+    """Token bucket of one second's objects that slows down when the store asks for it.
+
+    Additive increase, multiplicative decrease: each overload of the store halves the rate, at most
+    once a second, and it grows back to its maximum within a minute. Pure; times come with calls.
+    """
+
+    def __init__(self, rate_max: float, now_ms: int) -> None:
+        self._rate_max = rate_max
+        self._rate = rate_max
+        self._tokens = rate_max
+        self._now_ms = now_ms
+        self._halved_ms = now_ms - HALVING_PAUSE_MS
+
+    @property
+    def rate(self) -> float:
+        """Objects per second allowed now."""
+        return self._rate
+
+    def available(self, now_ms: int) -> int:
+        """Return how many objects may be taken at once now."""
+        self._advance(now_ms)
+        return int(self._tokens)
+
+    def take(self, count: int) -> None:
+        """Use up `count` of the available objects."""
+        self._tokens -= count
+
+    def slow_down(self, now_ms: int) -> None:
+        """Halve the rate: the store asked for fewer requests."""
+        self._advance(now_ms)
+        if now_ms - self._halved_ms >= HALVING_PAUSE_MS:
+            self._halved_ms = now_ms
+            self._rate = max(min(RATE_MIN, self._rate_max), self._rate / 2)
+            self._tokens = min(self._tokens, 0.0)
+
+    def _advance(self, now_ms: int) -> None:
+        passed_ms = now_ms - self._now_ms
+        self._now_ms = now_ms
+        self._rate = min(self._rate_max, self._rate + self._rate_max * passed_ms / RECOVERY_MS)
+        # At least one fits, however low the rate.
+        room = max(1.0, self._rate)
+        self._tokens = min(room, self._tokens + self._rate * passed_ms / 1_000)
+
+
+RETRY_PAUSES_MS = Backoff(first=1_000, longest=600_000)
+"""Pauses of a key after each refusal."""
+
+STUCK_AFTER = 6
+"""Refusals after which a key counts as stuck."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Refusals of an object's key: their number, and the bucket's last reason."""
+
+    object_id: int
+    count: int
+    reason: str
+
+
+class RetryQueue:
+    """Keys that the bucket refused to delete, each with its own time of the next attempt.
+
+    A key waits longer after each refusal, with jitter, and never for another key. After several
+    refusals it counts as stuck, for operators to examine; it is still tried, rarely. Pure; times
+    come with calls.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._refusals: dict[int, Refusal] = {}
+        self._due: list[tuple[int, int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._refusals)
+
+    def __contains__(self, object_id: int) -> bool:
+        return object_id in self._refusals
+
+    def clear(self) -> None:
+        """Drop everything, as when another leader takes over."""
+        self._refusals.clear()
+        self._due.clear()
+
+    def forget(self, object_ids: Collection[int]) -> None:
+        """Drop objects whose bytes are deleted."""
+        for object_id in object_ids:
+            self._refusals.pop(object_id, None)
+
+    def refuse(self, reasons: Mapping[int, str], now_ms: int) -> tuple[Refusal, ...]:
+        """Queue refused objects; return those that have just become stuck."""
+        stuck = []
+        for object_id, reason in reasons.items():
+            before = self._refusals.get(object_id)
+            count = 1 if before is None else before.count + 1
+            refusal = self._refusals[object_id] = Refusal(object_id, count, reason)
+            pause_ms = int(RETRY_PAUSES_MS.wait(count - 1, self._rng.random()))
+            heapq.heappush(self._due, (now_ms + pause_ms, object_id, count))
+            if count == STUCK_AFTER:
+                stuck.append(refusal)
+        return tuple(stuck)
+
+    def take_due(self, now_ms: int, limit: int) -> tuple[int, ...]:
+        """Return objects whose pause is over, to be tried in one request.
+
+        The more often the first was refused the fewer come with it, down to one, which isolates a
+        key that causes all keys of a request to be refused. Each is returned once; `refuse` or
+        `forget` it.
+        """
+        taken: list[int] = []
+        while self._due and self._due[0][0] <= now_ms and len(taken) < limit:
+            _, object_id, count = self._due[0]
+            refusal = self._refusals.get(object_id)
+            if refusal is None or refusal.count != count:
+                heapq.heappop(self._due)
+                continue
+            limit = min(limit, max(1, limit >> count)) if not taken else limit
+            heapq.heappop(self._due)
+            taken.append(object_id)
+        return tuple(taken)
+
+    def postpone(self, object_ids: Collection[int], until_ms: int) -> None:
+        """Return objects taken but not tried, or without an outcome, to the queue."""
+        for object_id in object_ids:
+            refusal = self._refusals.get(object_id)
+            if refusal is not None:
+                heapq.heappush(self._due, (until_ms, object_id, refusal.count))
+
+    def stuck(self) -> tuple[Refusal, ...]:
+        """Return all objects that are stuck, by id."""
+        found = (one for one in self._refusals.values() if one.count >= STUCK_AFTER)
+        return tuple(sorted(found, key=lambda refusal: refusal.object_id))
