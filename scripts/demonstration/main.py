@@ -325,9 +325,7 @@ class Demo:
         plan = str(self._root / "plan")
         place = ["--store", self._endpoint.store_uri, *self.callers.reconciler.words]
         # Nothing writes any more, and the orphans are too young for any grace period that is safe.
-        self._narrator.step(
-            "streammeta reconcile plan --unsafe-grace 0s   (Spark; deletes nothing)"
-        )
+        self._narrator.step("streammeta reconcile plan --unsafe-grace 0s   (deletes nothing)")
         self._narrator.show(
             steps.streammeta(steps.reconcile_plan_words(place, plan), self._endpoint.env)
         )

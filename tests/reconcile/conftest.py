@@ -1,4 +1,4 @@
-"""Fixtures of reconciliation tests: one Spark session for all, a bucket, a fake controller."""
+"""Fixtures of reconciliation tests: engines, one Spark session, a bucket, a fake controller."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.session import SparkConfig, spark_session
 from tests.reconcile.fake_controller import FakeMap, LocalBucket, serving
 
@@ -19,6 +20,14 @@ def spark() -> Iterator[None]:
     os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     with spark_session(SparkConfig(shuffle_partitions=2)):
         yield
+
+
+@pytest.fixture(params=[EngineName.LOCAL, pytest.param(EngineName.SPARK, marks=pytest.mark.spark)])
+def engine(request: pytest.FixtureRequest) -> EngineName:
+    """Each of the engines; what uses it holds for both."""
+    if request.param is EngineName.SPARK:
+        request.getfixturevalue("spark")
+    return EngineName(request.param)
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ import numpy as np
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.snapshot.checkpoint_file import write_checkpoint
 from streammeta.reconcile.identity import ClusterIdentity
-from streammeta.reconcile.plan_folder import PlanResult, Tally
+from streammeta.reconcile.plan_folder import PlanResult
+from streammeta.reconcile.tables import Tally
 from streammeta.reconcile.verdicts import Verdict
 from streammeta.rpc.failures import Reason
 from streammeta.storage.bucket_marker import BucketMarker, create_marker

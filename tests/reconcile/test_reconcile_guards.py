@@ -1,4 +1,4 @@
-"""Plans that must not be made or applied: refusals before Spark starts, and guards."""
+"""Plans that must not be made or applied: refusals before an engine starts, and guards."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.plan_folder import (
     CLOCK_SKEW_MS,
     GRACE_FLOOR_MS,
-    Tally,
     check_plan,
     check_store,
     new_plan_folder,
     read_plan_file,
     write_plan_file,
 )
+from streammeta.reconcile.tables import Tally
 from streammeta.reconcile.verdicts import Evidence, GuardResult, Verdict, check_guards, without_map
 from streammeta.storage.bucket_marker import claim_key, marker_key
 from streammeta.storage.errors import WrongBucketError
@@ -277,24 +277,24 @@ def planned(bucket: LocalBucket, endpoint: str, tmp_path: Path) -> Path:
         connect=(endpoint,),
         classes={},
     )
-    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "candidates").mkdir(parents=True)
     write_plan_file(tmp_path / "made", made)
     return tmp_path / "made"
 
 
 class StartedError(Exception):
-    """Apply has got as far as starting Spark."""
+    """Plan or apply has got as far as starting an engine."""
 
 
 @pytest.fixture(autouse=True)
-def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let plan and apply end where they would start Spark."""
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let plan and apply end where they would start an engine."""
 
-    def start(_config: object) -> None:
+    def start(*_choice: object) -> None:
         raise StartedError
 
-    monkeypatch.setattr("streammeta.reconcile.apply.spark_session", start)
-    monkeypatch.setattr("streammeta.reconcile.plan.spark_session", start)
+    monkeypatch.setattr("streammeta.reconcile.apply.open_engine", start)
+    monkeypatch.setattr("streammeta.reconcile.plan.open_engine", start)
 
 
 def test_a_plan_is_applied_to_its_own_bucket_alone(planned: Path, tmp_path: Path) -> None:

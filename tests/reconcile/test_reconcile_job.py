@@ -1,4 +1,4 @@
-"""Plan and apply on Spark, with a real store and controllers behind real gRPC."""
+"""Plan and apply on both engines, with a real store and controllers behind real gRPC."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from streammeta.cli.root import cli
 from streammeta.reconcile import plan_folder
 from streammeta.reconcile.apply import ApplyConfig, apply
 from streammeta.reconcile.deletion import Outcome
+from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.errors import PlanError, ReconcileError
 from streammeta.reconcile.plan import PlanConfig, plan
-from streammeta.reconcile.plan_folder import Tally, read_plan_file
+from streammeta.reconcile.plan_folder import read_plan_file
+from streammeta.reconcile.tables import Tally
 from streammeta.reconcile.verdicts import Verdict
 from streammeta.storage.bucket_marker import marker_key
 from streammeta.storage.errors import AccessDeniedError, StorageError
@@ -39,7 +41,7 @@ from tests.reconcile.fake_controller import (
 )
 from tests.storage.s3_servers import running_ministack
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.spark, pytest.mark.usefixtures("spark")]
+pytestmark = pytest.mark.timeout(300)
 
 
 def marker_size(bucket: LocalBucket) -> int:
@@ -97,12 +99,12 @@ def plant(bucket: LocalBucket, state: FakeMap) -> dict[str, Verdict]:
 
 
 def test_plan_and_apply_over_every_kind_of_key(
-    bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
+    engine: EngineName, bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
 ) -> None:
     expected = plant(bucket, state)
     before = bucket.keys()
     folder = tmp_path / "plans" / "p"
-    config = PlanConfig(store=bucket.uri, connect=(endpoint,), folder=folder)
+    config = PlanConfig(store=bucket.uri, connect=(endpoint,), folder=folder, engine=engine)
     lines: list[str] = []
 
     made = plan(config, lines.append)
@@ -122,13 +124,13 @@ def test_plan_and_apply_over_every_kind_of_key(
     assert bucket.keys() == before, "a plan deletes nothing"
     assert f"listed {len(before) + 1} keys" in lines
 
-    dry = apply(ApplyConfig(folder))
+    dry = apply(ApplyConfig(folder, engine=engine))
     assert dry.outcomes == {Outcome.WOULD_DELETE: Tally(3, 20)}
     assert set(dry.examples) == orphans
     assert bucket.keys() == before, "a dry run deletes nothing"
 
     state.objects[200] = MapObject(COMMITTED, size=10)
-    done = apply(ApplyConfig(folder, delete=True))
+    done = apply(ApplyConfig(folder, engine=engine, delete=True))
     assert done.complete
     assert done.outcomes == {Outcome.DELETED: Tally(2, 10), Outcome.KEPT: Tally(1, 10)}
     assert bucket.keys() == before - orphans | {own(200)}
@@ -139,28 +141,28 @@ def test_plan_and_apply_over_every_kind_of_key(
     ]
     assert {record["key"] for record in undo} == orphans - {own(200)}
 
-    again = apply(ApplyConfig(folder, delete=True))
+    again = apply(ApplyConfig(folder, engine=engine, delete=True))
     assert again.outcomes == {Outcome.GONE: Tally(2, 10), Outcome.KEPT: Tally(1, 10)}
     assert bucket.keys() == before - orphans | {own(200)}
 
     state.refuse = grpc.StatusCode.FAILED_PRECONDITION
     with pytest.raises(ReconcileError, match="refused"):
-        apply(ApplyConfig(folder, delete=True))
+        apply(ApplyConfig(folder, engine=engine, delete=True))
 
 
 def test_when_the_leader_refuses_during_apply_nothing_is_deleted(
-    bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
+    engine: EngineName, bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
 ) -> None:
     plant(bucket, state)
     before = bucket.keys()
-    config = PlanConfig(store=bucket.uri, connect=(endpoint,), folder=tmp_path / "p")
+    config = PlanConfig(store=bucket.uri, connect=(endpoint,), folder=tmp_path / "p", engine=engine)
     plan(config)
 
     def refuse_from_now(line: str) -> None:
         if line.startswith("checking"):
             state.refuse = grpc.StatusCode.FAILED_PRECONDITION
 
-    done = apply(ApplyConfig(tmp_path / "p", delete=True), refuse_from_now)
+    done = apply(ApplyConfig(tmp_path / "p", engine=engine, delete=True), refuse_from_now)
     assert not done.complete
     assert set(done.outcomes) <= {Outcome.FAILED, Outcome.SKIPPED}
     assert "told to refuse" in done.problems[0]
@@ -169,7 +171,7 @@ def test_when_the_leader_refuses_during_apply_nothing_is_deleted(
 
 @pytest.mark.s3
 def test_a_random_bucket_in_s3_agrees_with_the_map_it_was_made_from(
-    state: FakeMap, endpoint: str, tmp_path: Path
+    engine: EngineName, state: FakeMap, endpoint: str, tmp_path: Path
 ) -> None:
     seed = 20_261
     print(f"seed {seed}")
@@ -196,6 +198,7 @@ def test_a_random_bucket_in_s3_agrees_with_the_map_it_was_made_from(
             store=uri,
             connect=(endpoint,),
             folder=tmp_path / "p",
+            engine=engine,
             grace_ms=0,
             unsafe_grace=True,
             max_share=1.0,
@@ -215,7 +218,7 @@ def test_a_random_bucket_in_s3_agrees_with_the_map_it_was_made_from(
         assert made.unfinished_uploads == 1
         uploads = pq.read_table(tmp_path / "p" / "uploads")
         assert uploads["key"].to_pylist() == [own(2000)]
-        done = apply(ApplyConfig(tmp_path / "p", store=uri, delete=True))
+        done = apply(ApplyConfig(tmp_path / "p", engine=engine, store=uri, delete=True))
         assert done.outcomes[Outcome.DELETED].keys == len(orphans)
         left = {info.key for info in store.list_objects()}
         assert left == {own(i) for i in known & stored} | {own(late), marker_key(OWN)}
@@ -231,11 +234,16 @@ def test_a_random_bucket_in_s3_agrees_with_the_map_it_was_made_from(
 
 
 def test_a_plan_whose_guards_failed_is_a_report_that_can_t_be_applied(
-    bucket: LocalBucket, endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    engine: EngineName,
+    bucket: LocalBucket,
+    endpoint: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     bucket.put(own(1))
     never_issued = bucket.put(own(1000))
-    words = ["reconcile", "plan", "--store", bucket.uri, "--connect", endpoint]
+    words = ["reconcile", "plan", "--engine", engine.value]
+    words += ["--store", bucket.uri, "--connect", endpoint]
     words += ["--plan", str(tmp_path / "p")]
 
     said = streammeta(*words)
@@ -254,7 +262,7 @@ def test_a_plan_whose_guards_failed_is_a_report_that_can_t_be_applied(
     }
     assert candidates_of(tmp_path / "p") == {own(1)}
     with pytest.raises(PlanError, match=r"report only.*empty_map.*--allow-empty-map"):
-        apply(ApplyConfig(tmp_path / "p", delete=True))
+        apply(ApplyConfig(tmp_path / "p", engine=engine, delete=True))
     assert run_cli(cli, words) == 1
     assert "never overwritten" in capsys.readouterr().err
     assert bucket.keys() == {own(1), never_issued}
@@ -263,7 +271,7 @@ def test_a_plan_whose_guards_failed_is_a_report_that_can_t_be_applied(
     words[-1] = str(tmp_path / "q")
     assert run_cli(cli, [*words, "--allow-empty-map", "--max-share", "1"]) == 0
     assert "orphan\t1\t10" in capsys.readouterr().out
-    dry = ("reconcile", "apply", "--plan", str(tmp_path / "q"))
+    dry = ("reconcile", "apply", "--engine", engine.value, "--plan", str(tmp_path / "q"))
     said = streammeta(*dry)
     assert said["examples"] == [{"key": own(1)}]
     assert said["outcomes"] == [{"outcome": "would_delete", "keys": 1, "bytes": 10}]
@@ -273,6 +281,7 @@ def test_a_plan_whose_guards_failed_is_a_report_that_can_t_be_applied(
 
 
 def test_what_can_t_be_read_after_the_listing_makes_a_report_of_the_rest(
+    engine: EngineName,
     bucket: LocalBucket,
     state: FakeMap,
     endpoint: str,
@@ -286,7 +295,8 @@ def test_what_can_t_be_read_after_the_listing_makes_a_report_of_the_rest(
         raise AccessDeniedError("s3:ListBucketMultipartUploads is not allowed")
 
     monkeypatch.setattr(type(bucket.store), "list_multipart_uploads", refuse)
-    words = ["reconcile", "plan", "--store", bucket.uri, "--connect", endpoint]
+    words = ["reconcile", "plan", "--engine", engine.value]
+    words += ["--store", bucket.uri, "--connect", endpoint]
     words += ["--wait", "0.5", "--plan"]
 
     said = streammeta(*words, str(tmp_path / "p"))
@@ -295,7 +305,9 @@ def test_what_can_t_be_read_after_the_listing_makes_a_report_of_the_rest(
     assert said["unfinished_uploads"] is None
     assert ["ListBucketMultipartUploads" in one["unknown"] for one in said["unknown"]] == [True]
     assert not (tmp_path / "p" / "uploads").exists()
-    assert apply(ApplyConfig(tmp_path / "p")).complete, "uploads are no part of what apply does"
+    assert apply(ApplyConfig(tmp_path / "p", engine=engine)).complete, (
+        "uploads are no part of what apply does"
+    )
 
     def go_away() -> None:
         state.refuse = grpc.StatusCode.UNAVAILABLE
@@ -319,12 +331,14 @@ def test_what_can_t_be_read_after_the_listing_makes_a_report_of_the_rest(
     assert set(listed) == bucket.keys() | {marker_key(OWN)}
     assert {path.name for path in (tmp_path / "q").iterdir()} == {"plan.json", "listing"}
     with pytest.raises(PlanError, match=r"report only.*map_copied"):
-        apply(ApplyConfig(tmp_path / "q"))
+        apply(ApplyConfig(tmp_path / "q", engine=engine))
 
     def become_another() -> None:
         state.cluster_uuid = "uuid-2"
 
     state.refuse, state.on_snapshot = None, become_another
     with pytest.raises(PlanError, match=r"copy of the map is of cluster 'c1', UUID uuid-2, but"):
-        plan(PlanConfig(store=bucket.uri, connect=(endpoint,), folder=tmp_path / "r"))
+        plan(
+            PlanConfig(store=bucket.uri, connect=(endpoint,), folder=tmp_path / "r", engine=engine)
+        )
     assert not (tmp_path / "r").exists()

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def reconcile() -> None:
     """Compare the bucket with the map, and delete what the map has forgotten.
 
-    Needs a Java 17+ runtime and the extra `reconcile`, pyspark above all; without them it says
-    which command installs them.
+    Needs the extra `reconcile`; without it it says which command installs it. Spark, which works
+    on the largest buckets or when asked for, needs a Java 17+ runtime too.
     """
 
 
@@ -29,7 +29,7 @@ _plan_folder_option = click.option(
     "folder",
     type=click.Path(path_type=Path, file_okay=False),
     required=True,
-    help="The plan's folder; where Spark runs on several machines, one that all of them share.",
+    help="The plan's folder; if Spark runs on several machines, one that all of them share.",
 )
 _wait_option = click.option(
     "--wait",
@@ -39,8 +39,15 @@ _wait_option = click.option(
     show_default=True,
     help="Seconds to look for a leader before giving up.",
 )
+_engine_option = click.option(
+    "--engine",
+    type=click.Choice(["auto", "local", "spark"]),
+    default="auto",
+    show_default=True,
+    help="Where the work is done: local is this process; auto takes Spark above 5,000,000 keys.",
+)
 _master_option = click.option(
-    "--master", default="local[2]", show_default=True, help="Where Spark runs."
+    "--master", default="local[2]", show_default=True, help="Where Spark runs, if it does."
 )
 _memory_option = click.option(
     "--driver-memory", default="1g", show_default=True, help="Memory of Spark's driver."
@@ -94,6 +101,7 @@ _memory_option = click.option(
     help="How finely to cut the listing; 256 for many millions of keys.",
 )
 @_wait_option
+@_engine_option
 @_master_option
 @_memory_option
 @with_output
@@ -103,6 +111,7 @@ def plan_command(
     grace_ms: int,
     unsafe_grace_ms: int | None,
     shards: str,
+    engine: str,
     master: str,
     driver_memory: str,
     output: Output,
@@ -124,6 +133,7 @@ def plan_command(
           --connect 127.0.0.1:9091 --plan ./plan-1
     """
     with optional_packages("reconciliation", "reconcile"):
+        from streammeta.reconcile.engine import EngineName
         from streammeta.reconcile.plan import PlanConfig, plan
         from streammeta.reconcile.session import SparkConfig
 
@@ -132,6 +142,7 @@ def plan_command(
         grace_ms=grace_ms if unsafe_grace_ms is None else unsafe_grace_ms,
         unsafe_grace=unsafe_grace_ms is not None,
         shard_digits={"16": 1, "256": 2}[shards],
+        engine=EngineName(engine),
         spark=SparkConfig(master=master, driver_memory=driver_memory),
         **settings,  # the fields of the same names
     )
@@ -155,14 +166,15 @@ def plan_command(
     type=click.IntRange(min=1),
     default=500,
     show_default=True,
-    help="Most keys to delete per second, all executors together.",
+    help="Most keys to delete per second, in all.",
 )
 @_wait_option
+@_engine_option
 @_master_option
 @_memory_option
 @with_output
 def apply_command(
-    *, yes: bool, master: str, driver_memory: str, output: Output, **settings: Any
+    *, yes: bool, engine: str, master: str, driver_memory: str, output: Output, **settings: Any
 ) -> None:
     """Check every candidate of a plan at the leader and delete those the map has forgotten.
 
@@ -177,10 +189,12 @@ def apply_command(
     """
     with optional_packages("reconciliation", "reconcile"):
         from streammeta.reconcile.apply import ApplyConfig, apply
+        from streammeta.reconcile.engine import EngineName
         from streammeta.reconcile.session import SparkConfig
 
     config = ApplyConfig(
         delete=yes,
+        engine=EngineName(engine),
         spark=SparkConfig(master=master, driver_memory=driver_memory),
         **settings,  # the fields of the same names
     )
@@ -206,6 +220,7 @@ def _show_plan(output: Output, folder: Path, result: "PlanResult") -> None:
             "cluster_uuid": result.cluster_uuid,
             "store": result.store,
             "namespace": result.namespace,
+            "engine": result.engine,
             "map_end_offset": result.map_end_offset,
             "map_epoch": result.map_epoch,
             "map_objects": result.map_objects,

@@ -13,32 +13,31 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from streammeta.reconcile import plan_folder
-from streammeta.reconcile.deletion import OUTCOME_COLUMNS, DeletionOrder, Outcome, deleter
+from streammeta.reconcile.deletion import DeletionOrder, Outcome
+from streammeta.reconcile.engine import EngineName
+from streammeta.reconcile.engine_choice import AUTO_KEYS, open_engine
 from streammeta.reconcile.errors import ConfigurationError, PlanError
 from streammeta.reconcile.identity import check_bucket, check_standing, identify, open_store
 from streammeta.reconcile.leader import LeaderClient
 from streammeta.reconcile.plan_folder import (
     PlanResult,
-    Tally,
     check_identity,
     check_plan,
     check_store,
     read_plan_file,
-    tallies,
 )
-from streammeta.reconcile.session import SparkConfig, job_errors, spark_session
+from streammeta.reconcile.session import SparkConfig
+from streammeta.reconcile.tables import OUTCOME_COLUMNS, Counts, Tally, count_rows, read_batches
 from streammeta.rpc.tls import CallerFiles
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _OUTCOMES = "outcomes"
 _UNDO = "undo"
 _EXAMPLES = 10
-_CANDIDATE_COLUMNS = "key string, object_id long, size long, modified_ms long, etag string"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,8 @@ class ApplyConfig:
     has to be given again. `delete` False is a dry run. `keys_per_s` is the
     budget of the whole run, >= 1; `patience_s` how long to wait for a leader, each time. The files
     of `tls` must be at the same paths wherever an executor runs; without, controllers are asked in
-    plain text.
+    plain text. `auto_keys` is the largest number of candidates that the automatic choice of the
+    engine leaves to this process; `spark` is used by the other engine alone.
     """
 
     folder: Path
@@ -59,6 +59,8 @@ class ApplyConfig:
     keys_per_s: int = 500
     patience_s: float = 15.0
     tls: CallerFiles | None = None
+    engine: EngineName = EngineName.AUTO
+    auto_keys: int = AUTO_KEYS
     spark: SparkConfig = field(default_factory=SparkConfig)
 
 
@@ -102,33 +104,27 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
     check_store(store, plan)
     with LeaderClient(connect, config.patience_s, config.tls) as leader:
         _check_cluster(store, leader, plan)
+    candidates = _candidates(config.folder, plan)
     run_folder = config.folder / plan_folder.RUNS / _run_name(config.delete)
-    progress(f"starting Spark on {config.spark.master}")
-    doing = f"applying the plan (what was deleted is recorded below {run_folder / _UNDO})"
-    with spark_session(config.spark) as spark, job_errors(doing):
-        tasks = min(spark.sparkContext.defaultParallelism, config.keys_per_s)
-        order = DeletionOrder(
-            store=store,
-            connect=connect,
-            tls=config.tls,
-            patience_s=config.patience_s,
-            identity=plan.identity,
-            next_object_id=plan.next_object_id or 0,
-            undo_folder=str((run_folder / _UNDO).absolute()),
-            keys_per_s=config.keys_per_s / tasks,
-            delete=config.delete,
-        )
-        candidates = _candidates(spark, config.folder, plan)
+    order = DeletionOrder(
+        store=store,
+        connect=connect,
+        tls=config.tls,
+        patience_s=config.patience_s,
+        identity=plan.identity,
+        next_object_id=plan.next_object_id or 0,
+        undo_folder=str((run_folder / _UNDO).absolute()),
+        keys_per_s=config.keys_per_s,
+        delete=config.delete,
+    )
+    with open_engine(config.engine, config.spark, progress, config.auto_keys) as engine:
         seconds = math.ceil(plan.candidates.keys / config.keys_per_s) if config.delete else 0
         progress(
             f"checking {plan.candidates.keys} candidates"
             + (f" and deleting, {seconds} s or more at {config.keys_per_s} keys/s" * config.delete)
         )
-        outcomes = str(run_folder / _OUTCOMES)
-        spread = candidates.repartition(tasks, "key")
-        spread.mapInArrow(deleter(order), OUTCOME_COLUMNS).write.parquet(outcomes)
-        written = spark.read.schema(OUTCOME_COLUMNS).parquet(outcomes)
-        return _summary(written, run_folder, config.delete)
+        engine.delete(order, candidates, run_folder / _OUTCOMES)
+    return _summary(run_folder, config.delete)
 
 
 def _check_cluster(store_uri: str, leader: LeaderClient, plan: PlanResult) -> None:
@@ -144,18 +140,17 @@ def _check_cluster(store_uri: str, leader: LeaderClient, plan: PlanResult) -> No
     )
 
 
-def _candidates(spark: SparkSession, folder: Path, plan: PlanResult) -> DataFrame:
+def _candidates(folder: Path, plan: PlanResult) -> Path:
     path = folder / plan_folder.CANDIDATES
     if not path.is_dir():
         raise PlanError(f"{path} is missing from the plan; make a new plan")
-    candidates = spark.read.schema(_CANDIDATE_COLUMNS).parquet(str(path))
-    found = candidates.count()
+    found = count_rows(path)
     if found != plan.candidates.keys:
         raise PlanError(
             f"{path} has {found} candidates, plan.json says {plan.candidates.keys}; the folder was"
             " changed, make a new plan"
         )
-    return candidates
+    return path
 
 
 def _run_name(delete: bool) -> str:
@@ -163,18 +158,27 @@ def _run_name(delete: bool) -> str:
     return f"{now}-{'delete' if delete else 'dry'}-{secrets.token_hex(2)}"
 
 
-def _summary(written: DataFrame, run_folder: Path, deleted: bool) -> ApplyResult:
-    from pyspark.sql import functions as sql
-
-    outcome = sql.col("outcome")
-    done = str(Outcome.DELETED if deleted else Outcome.WOULD_DELETE)
-    examples = written.where(outcome == done).select("key").limit(_EXAMPLES).collect()
-    bad = written.where(outcome.isin(str(Outcome.FAILED), str(Outcome.REFUSED)))
-    problems = bad.select("detail").distinct().limit(_EXAMPLES).collect()
+def _summary(run_folder: Path, deleted: bool) -> ApplyResult:
+    done = Outcome.DELETED if deleted else Outcome.WOULD_DELETE
+    counts = Counts("outcome")
+    examples: list[str] = []
+    problems: dict[str, None] = {}
+    for rows in read_batches(run_folder / _OUTCOMES, OUTCOME_COLUMNS):
+        counts.add(rows)
+        if len(examples) < _EXAMPLES:
+            examples += _values(rows, "key", done)
+        if len(problems) < _EXAMPLES:
+            problems |= dict.fromkeys(_values(rows, "detail", Outcome.FAILED, Outcome.REFUSED))
     return ApplyResult(
         run_folder=run_folder,
         deleted=deleted,
-        outcomes={Outcome(name): one for name, one in tallies(written, "outcome").items()},
-        examples=tuple(row["key"] for row in examples),
-        problems=tuple(row["detail"] for row in problems),
+        outcomes={Outcome(name): tally for name, tally in counts.tallies().items()},
+        examples=tuple(examples[:_EXAMPLES]),
+        problems=tuple(problems)[:_EXAMPLES],
     )
+
+
+def _values(rows: pa.RecordBatch, column: str, *outcomes: Outcome) -> list[str]:
+    wanted = pc.is_in(rows.column("outcome"), pa.array([str(one) for one in outcomes]))
+    values: list[str] = rows.filter(wanted).column(column).to_pylist()
+    return values

@@ -1,4 +1,4 @@
-"""Deletion of candidates on Spark executors, each checked with the leader just before.
+"""Deletion of the candidates of one task, each checked with the leader just before.
 
 A key is deleted only if the bucket bears the marker of the plan's cluster, the key is still the
 object of the plan, and the leader of that cluster says, just before, that the map issued its id
@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from streammeta.reconcile.identity import ClusterIdentity, check_bucket, check_standing
 from streammeta.reconcile.leader import LeaderClient, state_name
-from streammeta.reconcile.session import record_batch
+from streammeta.reconcile.tables import OUTCOME_COLUMNS, record_batch
 from streammeta.rpc.tls import CallerFiles
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.errors import ObjectNotFoundError, StorageError, StoreUnavailableError
@@ -42,8 +42,6 @@ _ANNOUNCED_AT_ONCE = 100
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _HOPELESS = 20
 """Consecutive failed keys after which a task ends."""
-
-OUTCOME_COLUMNS = "key string, object_id long, size long, outcome string, detail string"
 
 
 class Outcome(enum.StrEnum):
@@ -298,29 +296,24 @@ class Deleter:
         ]
 
 
-def deleter(
-    order: DeletionOrder,
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Make the function that an executor runs: candidates in, outcomes out."""
+def carry_out(
+    order: DeletionOrder, task: str, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Carry out an order on the candidates of one task, whose undo records bear its name.
 
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        task = f"{context.partitionId():05d}-{context.attemptNumber()}" if context else "driver"
-        candidates = (Candidate(**row) for batch in batches for row in batch.to_pylist())
-        first = next(candidates, None)
-        if first is None:
-            return
-        with (
-            closing(open_object_store(order.store)) as store,
-            LeaderClient(order.connect, order.patience_s, order.tls) as leader,
-        ):
-            work = Deleter(order, task, store, leader)
-            for judged in work.run(itertools.chain([first], candidates)):
-                yield _outcome_rows(judged)
-
-    return run
+    Yields the outcomes of each batch once they are known.
+    """
+    candidates = (Candidate(**row) for batch in batches for row in batch.to_pylist())
+    first = next(candidates, None)
+    if first is None:
+        return
+    with (
+        closing(open_object_store(order.store)) as store,
+        LeaderClient(order.connect, order.patience_s, order.tls) as leader,
+    ):
+        work = Deleter(order, task, store, leader)
+        for judged in work.run(itertools.chain([first], candidates)):
+            yield _outcome_rows(judged)
 
 
 def _outcome_rows(judged: Sequence[Judged]) -> pa.RecordBatch:

@@ -1,4 +1,4 @@
-"""Bucket listing in shards on Spark executors, with the owner of every key.
+"""Bucket listing in shards, with the owner of every key.
 
 Shards are adjacent ranges of the key order, so every key is in exactly one; they are cut where the
 keys of this project are spread evenly. Knows nothing of the map.
@@ -7,16 +7,19 @@ keys of this project are spread evenly. Knows nothing of the map.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streammeta.reconcile.session import arrow_schema, job_errors, record_batch
+from streammeta.reconcile.tables import (
+    LISTING_COLUMNS,
+    UPLOAD_COLUMNS,
+    arrow_schema,
+    record_batch,
+)
 from streammeta.reconcile.verdicts import Owner
 from streammeta.storage.bucket_marker import is_own_key
 from streammeta.storage.object_format.object_key import (
@@ -26,23 +29,11 @@ from streammeta.storage.object_format.object_key import (
     cluster_namespace,
     parse_key,
 )
-from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import ObjectInfo, ObjectStore
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _NAMESPACE_PREFIX = cluster_namespace("x")[:-1]
 _HEX_DIGITS = "0123456789abcdef"
 _ROWS_A_BATCH = 5000
-_TASKS_A_CORE = 4
-
-# `object_id` is null in a key that names no object; `note` is another's namespace, or why a key is
-# foreign.
-_LISTING_COLUMNS = (
-    "key string, size long, modified_ms long, etag string, owner long, object_id long, note string"
-)
-_UPLOAD_COLUMNS = "key string, upload_id string, started_ms long"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +61,11 @@ def list_shard(store: ObjectStore, shard: Shard) -> Iterator[ObjectInfo]:
     return itertools.takewhile(lambda info: info.key.encode() <= last, listed)
 
 
-def write_listing(
-    spark: SparkSession, uri: str, namespace: str, shards: Iterable[Shard], folder: Path
-) -> int:
-    """List the whole bucket into Parquet files in `folder`; returns the number of keys.
-
-    Raises:
-        SparkJobError: a shard could not be listed to its end; carries the store's message.
-    """
-    cut = [(shard.after, shard.last) for shard in shards]
-    tasks = min(len(cut), _TASKS_A_CORE * spark.sparkContext.defaultParallelism)
-    with job_errors("listing the bucket"):
-        plan = spark.createDataFrame(cut, "after string, last string").repartition(tasks)
-        plan.mapInArrow(_lister(uri, namespace), _LISTING_COLUMNS).write.parquet(str(folder))
-        return spark.read.schema(_LISTING_COLUMNS).parquet(str(folder)).count()
+def listed_rows(store: ObjectStore, shard: Shard, namespace: str) -> Iterator[pa.RecordBatch]:
+    """The keys of one shard with their owners, in key order."""
+    listed = list_shard(store, shard)
+    while page := list(itertools.islice(listed, _ROWS_A_BATCH)):
+        yield _listing_rows(page, namespace)
 
 
 def write_uploads(store: ObjectStore, folder: Path) -> int:
@@ -91,31 +73,13 @@ def write_uploads(store: ObjectStore, folder: Path) -> int:
     folder.mkdir()
     total = 0
     uploads = store.list_multipart_uploads()
-    with pq.ParquetWriter(folder / "uploads.parquet", arrow_schema(_UPLOAD_COLUMNS)) as writer:
+    with pq.ParquetWriter(folder / "uploads.parquet", arrow_schema(UPLOAD_COLUMNS)) as writer:
         while page := list(itertools.islice(uploads, _ROWS_A_BATCH)):
             columns = ("key", "upload_id", "started_ms")
             values = {name: [getattr(upload, name) for upload in page] for name in columns}
-            writer.write_batch(record_batch(_UPLOAD_COLUMNS, values))
+            writer.write_batch(record_batch(UPLOAD_COLUMNS, values))
             total += len(page)
     return total
-
-
-def _lister(
-    uri: str, namespace: str
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Make the function that an executor runs: shards in, listed keys out, with its own store."""
-
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        shards = [Shard(**row) for batch in batches for row in batch.to_pylist()]
-        if not shards:
-            return
-        with closing(open_object_store(uri)) as store:
-            for shard in shards:
-                listed = list_shard(store, shard)
-                while page := list(itertools.islice(listed, _ROWS_A_BATCH)):
-                    yield _listing_rows(page, namespace)
-
-    return run
 
 
 def _listing_rows(page: list[ObjectInfo], namespace: str) -> pa.RecordBatch:
@@ -129,7 +93,7 @@ def _listing_rows(page: list[ObjectInfo], namespace: str) -> pa.RecordBatch:
         "object_id": [object_id for _, object_id, _ in owners],
         "note": [note for _, _, note in owners],
     }
-    return record_batch(_LISTING_COLUMNS, values)
+    return record_batch(LISTING_COLUMNS, values)
 
 
 def owner_of(key: str, namespace: str) -> tuple[Owner, int | None, str]:

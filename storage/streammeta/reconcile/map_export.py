@@ -1,4 +1,4 @@
-"""Export of a snapshot of the map: its objects as Parquet, for Spark.
+"""Export of a snapshot of the map: its objects as Parquet.
 
 Owns the columns that the comparison uses. The snapshot comes from `GetSnapshot`, contains
 everything acknowledged before the call, and is read with the checkpoint reader.
@@ -19,11 +19,10 @@ from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
 from streammeta.reconcile.errors import MapExportError
 from streammeta.reconcile.leader import LeaderClient
-from streammeta.reconcile.session import arrow_schema
+from streammeta.reconcile.tables import MAP_COLUMNS, arrow_schema
 from streammeta.reconcile.verdicts import WANTED_STATES
 from streammeta.v1 import metadata_pb2
 
-MAP_COLUMNS = "object_id long, map_state long, map_size long, map_time_ms long, map_attributes long"
 _COLUMN_NAMES = {
     "object_id": "object_id",
     "state": "map_state",

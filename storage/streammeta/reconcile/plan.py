@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import pyarrow as pa
 
 from streammeta.reconcile import plan_folder
+from streammeta.reconcile.engine import Engine, EngineName
+from streammeta.reconcile.engine_choice import AUTO_KEYS, open_engine
 from streammeta.reconcile.errors import (
     ConfigurationError,
     ControllerError,
@@ -34,38 +32,25 @@ from streammeta.reconcile.identity import (
     undecided_ids,
 )
 from streammeta.reconcile.leader import LeaderClient
-from streammeta.reconcile.listing import shards_of, write_listing, write_uploads
-from streammeta.reconcile.map_export import MAP_COLUMNS, MapExport, export_map
-from streammeta.reconcile.plan_folder import CLOCK_SKEW_MS, PlanResult, Tally, check_grace, tallies
-from streammeta.reconcile.session import SparkConfig, job_errors, record_batch, spark_session
+from streammeta.reconcile.listing import shards_of, write_uploads
+from streammeta.reconcile.map_export import MapExport, export_map
+from streammeta.reconcile.plan_folder import CLOCK_SKEW_MS, PlanResult, check_grace
+from streammeta.reconcile.session import SparkConfig
+from streammeta.reconcile.tables import Tally
 from streammeta.reconcile.verdicts import (
-    ABSENT,
     WITHOUT_MAP,
     Evidence,
-    Int64Column,
-    JoinedColumns,
-    Owner,
     Rules,
     Verdict,
     check_guards,
-    judge,
     without_map,
 )
 from streammeta.rpc.tls import CallerFiles
 from streammeta.storage.errors import StorageError
-from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.address import without_secrets
 from streammeta.storage.object_store.base import ObjectStore
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 Progress = Callable[[str], None]
-
-_VERDICT_COLUMNS = (
-    "key string, object_id long, verdict string, note string, size long, modified_ms long,"
-    " etag string, map_state long, map_size long"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +63,8 @@ class PlanConfig:
     `max_share` of the cluster's keys, or than `max_candidates`, make a plan that can't be applied.
     `namespace` only confirms the cluster's own. `shard_digits` 1 lists in 17 shards, 2 in 257.
     `patience_s` is how long to wait for a leader. Without `tls` controllers are asked in plain
-    text.
+    text. `auto_keys` is the largest bucket that the automatic choice of the engine leaves to this
+    process; `spark` is used by the other engine alone.
     """
 
     store: str
@@ -93,6 +79,8 @@ class PlanConfig:
     patience_s: float = 15.0
     tls: CallerFiles | None = None
     shard_digits: int = 1
+    engine: EngineName = EngineName.AUTO
+    auto_keys: int = AUTO_KEYS
     spark: SparkConfig = field(default_factory=SparkConfig)
 
 
@@ -116,13 +104,12 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
     with closing(open_store(config.store)) as store:
         claimed_below = check_bucket(store, identity)
         undecided = undecided_ids(store, identity)
-        progress(f"starting Spark on {config.spark.master}")
         with (
             plan_folder.new_plan_folder(config.folder) as draft,
-            spark_session(config.spark) as spark,
+            open_engine(config.engine, config.spark, progress, config.auto_keys) as engine,
         ):
             started_ms = _now_ms()
-            _list(spark, config, identity.namespace, draft, progress)
+            _list(engine, config, identity.namespace, draft, progress)
             uploads, unlisted = _uploads(store, draft)
             progress("copying the map")
             exported = _export(config, identity, draft / plan_folder.MAP)
@@ -137,14 +124,17 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
                 listing_started_ms=started_ms,
                 young_from_ms=started_ms - config.grace_ms,
                 unsafe_grace=config.unsafe_grace,
+                engine=engine.name,
                 unfinished_uploads=uploads,
                 unknown=unlisted,
             )
             if isinstance(exported, MapExport):
                 progress(f"comparing with {exported.objects} objects of the map")
-                result = _compared(spark, config, draft, result, exported, claimed_below, undecided)
+                result = _compared(
+                    engine, config, draft, result, exported, claimed_below, undecided
+                )
             else:
-                result = _report_without_map(spark, draft, result, exported)
+                result = _report_without_map(engine, draft, result, exported)
             plan_folder.write_plan_file(draft, result)
     return result
 
@@ -196,16 +186,16 @@ def _export(config: PlanConfig, identity: ClusterIdentity, folder: Path) -> MapE
 
 
 def _list(
-    spark: SparkSession, config: PlanConfig, namespace: str, draft: Path, progress: Progress
+    engine: Engine, config: PlanConfig, namespace: str, draft: Path, progress: Progress
 ) -> None:
     shards = shards_of(config.shard_digits)
     progress(f"listing {without_secrets(config.store)} in {len(shards)} shards")
-    keys = write_listing(spark, config.store, namespace, shards, draft / plan_folder.LISTING)
+    keys = engine.list_bucket(config.store, namespace, shards, draft / plan_folder.LISTING)
     progress(f"listed {keys} keys")
 
 
 def _compared(
-    spark: SparkSession,
+    engine: Engine,
     config: PlanConfig,
     draft: Path,
     basis: PlanResult,
@@ -220,7 +210,8 @@ def _compared(
         unlisted_from_ms=basis.listing_started_ms - CLOCK_SKEW_MS,
         undecided=undecided,
     )
-    classes = _write_verdicts(spark, draft, rules, basis.namespace)
+    classes = _in_order(engine.judge(draft, rules, basis.namespace))
+    shutil.rmtree(draft / plan_folder.LISTING)
     evidence = Evidence(
         counts={verdict: tally.keys for verdict, tally in classes.items()},
         map_objects=exported.committed_objects,
@@ -244,92 +235,18 @@ def _compared(
     )
 
 
-def _report_without_map(
-    spark: SparkSession, draft: Path, basis: PlanResult, reason: str
-) -> PlanResult:
-    with job_errors("counting the listing"):
-        listing = spark.read.parquet(str(draft / plan_folder.LISTING))
-        found = {WITHOUT_MAP[Owner(owner)]: one for owner, one in tallies(listing, "owner").items()}
+def _report_without_map(engine: Engine, draft: Path, basis: PlanResult, reason: str) -> PlanResult:
+    owners = engine.count_owners(draft / plan_folder.LISTING)
     return replace(
         basis,
-        classes={verdict: found[verdict] for verdict in Verdict if verdict in found},
+        classes=_in_order({WITHOUT_MAP[owner]: tally for owner, tally in owners.items()}),
         unknown=(*basis.unknown, reason),
         guards=without_map(reason),
     )
 
 
-def _write_verdicts(
-    spark: SparkSession, draft: Path, rules: Rules, namespace: str
-) -> dict[Verdict, Tally]:
-    """Write the verdict table and the candidates; returns keys and bytes per verdict."""
-    from pyspark.sql import functions as sql
-
-    verdicts_path = str(draft / plan_folder.VERDICTS)
-    with job_errors("comparing bucket and map"):
-        joined = _joined(spark, draft)
-        judged = joined.mapInArrow(_judge_rows(rules, namespace), _VERDICT_COLUMNS)
-        judged.write.parquet(verdicts_path)
-        verdicts = spark.read.schema(_VERDICT_COLUMNS).parquet(verdicts_path)
-        candidates = verdicts.where(sql.col("verdict") == str(Verdict.ORPHAN))
-        candidates.select("key", "object_id", "size", "modified_ms", "etag").write.parquet(
-            str(draft / plan_folder.CANDIDATES)
-        )
-        found = tallies(verdicts, "verdict")
-    shutil.rmtree(draft / plan_folder.LISTING)
+def _in_order(found: Mapping[Verdict, Tally]) -> dict[Verdict, Tally]:
     return {verdict: found[verdict] for verdict in Verdict if verdict in found}
-
-
-def _joined(spark: SparkSession, draft: Path) -> DataFrame:
-    """Keys of ours with what the map knows of them, objects without a key, and all other keys."""
-    from pyspark.sql import functions as sql
-
-    listing = spark.read.parquet(str(draft / plan_folder.LISTING))
-    of_map = spark.read.schema(MAP_COLUMNS).parquet(str(draft / plan_folder.MAP))
-    own = listing.where(sql.col("owner") == 0)
-    both = own.join(of_map, "object_id", "full_outer")
-    return both.unionByName(listing.where(sql.col("owner") != 0), allowMissingColumns=True)
-
-
-def _judge_rows(
-    rules: Rules, namespace: str
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Make the function that an executor runs: joined rows in, verdict rows out."""
-
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            verdicts = judge(_columns_of(batch), rules)
-            reported = pa.array(verdicts != "")
-            rows = _verdict_rows(batch, verdicts.tolist(), namespace)
-            yield rows.filter(reported)
-
-    return run
-
-
-def _columns_of(batch: pa.RecordBatch) -> JoinedColumns:
-    def column(name: str) -> Int64Column:
-        values: Int64Column = batch.column(name).fill_null(ABSENT).to_numpy(zero_copy_only=False)
-        return values.astype(np.int64)
-
-    return JoinedColumns(**{name: column(name) for name in JoinedColumns.__dataclass_fields__})
-
-
-def _verdict_rows(batch: pa.RecordBatch, verdicts: list[str], namespace: str) -> pa.RecordBatch:
-    """The report's rows; an object that the bucket lacks is given the key it should have."""
-    copied = ("note", "size", "modified_ms", "etag", "map_state", "map_size")
-    values: dict[str, Any] = {name: batch.column(name) for name in copied}
-    values |= {"object_id": batch.column("object_id"), "verdict": verdicts}
-    unnamed = batch.column("key").null_count > 0
-    values["key"] = _named(batch, namespace) if unnamed else batch.column("key")
-    return record_batch(_VERDICT_COLUMNS, values)
-
-
-def _named(batch: pa.RecordBatch, namespace: str) -> list[str]:
-    ids: list[Any] = batch.column("object_id").to_pylist()
-    keys: list[str | None] = batch.column("key").to_pylist()
-    return [
-        key_for(object_id, namespace) if key is None else key
-        for key, object_id in zip(keys, ids, strict=True)
-    ]
 
 
 def _now_ms() -> int:

@@ -24,16 +24,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from streammeta.reconcile.errors import ConfigurationError, PlanError
 from streammeta.reconcile.identity import ClusterIdentity, place_of
+from streammeta.reconcile.tables import Tally
 from streammeta.reconcile.verdicts import GuardResult, Verdict
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.object_store.address import without_secrets
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 FORMAT_VERSION = 2
 PLAN_FILE = "plan.json"
@@ -48,31 +46,14 @@ _TIMES = ("created_at_ms", "listing_started_ms", "young_from_ms")
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """Number of keys and of bytes in the bucket; a missing object counts 0 bytes."""
-
-    keys: int
-    size: int
-
-
-def tallies(table: DataFrame, column: str) -> dict[Any, Tally]:
-    """Count the keys and bytes of a Spark table for each value of a column."""
-    from pyspark.sql import functions as sql
-
-    counted = table.groupBy(column).agg(
-        sql.count("*").alias("keys"), sql.coalesce(sql.sum("size"), sql.lit(0)).alias("size")
-    )
-    return {row[column]: Tally(row["keys"], row["size"]) for row in counted.collect()}
-
-
-@dataclass(frozen=True, slots=True)
 class PlanResult:
     """Findings of a plan: the content of plan.json.
 
     Times are Unix milliseconds. `place` is the one spelling of the store's endpoint and bucket.
     `map_end_offset` and `map_epoch` name the state of the map that was compared; they,
     `next_object_id` and `map_objects` are None if there was none. `young_from_ms` is when the grace
-    period began; `unsafe_grace` that a short one was asked for. `unfinished_uploads` is None if
+    period began; `unsafe_grace` that a short one was asked for. `engine` is that which judged the
+    keys. `unfinished_uploads` is None if
     they could not be listed. `unknown` says in sentences what could not be found out.
     """
 
@@ -86,6 +67,7 @@ class PlanResult:
     listing_started_ms: int
     young_from_ms: int
     unsafe_grace: bool
+    engine: str = "spark"
     map_end_offset: int | None = None
     map_epoch: int | None = None
     next_object_id: int | None = None

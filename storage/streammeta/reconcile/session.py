@@ -1,4 +1,4 @@
-"""Spark session that plan and apply run on: start, options, failures, columns of its tables.
+"""Spark session that plan and apply run on: start, options, failures.
 
 Alone in setting Spark's options and the environment its processes inherit. A failed job is reported
 in one line.
@@ -11,13 +11,11 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 import streammeta
 from streammeta.reconcile.errors import SparkJobError
@@ -29,18 +27,6 @@ if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway  # type: ignore[import-untyped]
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
-
-
-def arrow_schema(columns: str) -> pa.Schema:
-    """The Arrow schema of Spark columns such as "key string, size long"; knows these two types."""
-    kinds = {"string": pa.string(), "long": pa.int64()}
-    pairs = (column.split() for column in columns.split(","))
-    return pa.schema([pa.field(name, kinds[kind]) for name, kind in pairs])
-
-
-def record_batch(columns: str, values: Mapping[str, Any]) -> pa.RecordBatch:
-    """Rows with these columns, from one list or Arrow array for each of them."""
-    return pa.RecordBatch.from_pydict(values, schema=arrow_schema(columns))
 
 
 DEFAULT_MASTER = "local[2]"

@@ -1,0 +1,89 @@
+"""Choice of the engine: the process itself as long as that pays, Spark for what is larger."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from streammeta.reconcile.deletion import DeletionOrder
+from streammeta.reconcile.engine import Engine, EngineName
+from streammeta.reconcile.listing import Shard
+from streammeta.reconcile.local_engine import LocalEngine, TooManyKeysError
+from streammeta.reconcile.session import SparkConfig
+from streammeta.reconcile.spark_engine import spark_engine
+from streammeta.reconcile.tables import Tally, count_rows
+from streammeta.reconcile.verdicts import Owner, Rules, Verdict
+
+AUTO_KEYS = 5_000_000
+"""Most keys in a bucket, and most candidates of a plan, that `EngineName.AUTO` leaves to the
+process itself where Spark is installed."""
+
+
+@contextmanager
+def open_engine(
+    name: EngineName, spark: SparkConfig, progress: Callable[[str], None], auto_keys: int
+) -> Iterator[Engine]:
+    """Give the engine that was chosen; a session of Spark that it starts ends with the block.
+
+    `EngineName.AUTO` goes over to Spark above `auto_keys` keys, if Spark is installed.
+
+    Raises:
+        ReconcileError: Spark was asked for and does not start.
+        MissingPackageError: Spark was asked for and is not installed.
+    """
+    with ExitStack() as stack:
+        if name is EngineName.SPARK:
+            progress(f"starting Spark on {spark.master}")
+            yield stack.enter_context(spark_engine(spark))
+        elif name is EngineName.LOCAL or find_spec("pyspark") is None:
+            yield LocalEngine()
+        else:
+            yield _AutoEngine(stack, spark, progress, auto_keys)
+
+
+class _AutoEngine:
+    """Works in the process, and goes over to Spark when there is too much for that."""
+
+    def __init__(
+        self, stack: ExitStack, spark: SparkConfig, progress: Callable[[str], None], keys: int
+    ) -> None:
+        self._stack = stack
+        self._spark = spark
+        self._progress = progress
+        self._keys = keys
+        self._chosen: Engine = LocalEngine(keys)
+
+    @property
+    def name(self) -> EngineName:
+        """See `Engine.name`."""
+        return self._chosen.name
+
+    def list_bucket(self, uri: str, namespace: str, shards: Sequence[Shard], listing: Path) -> int:
+        """See `Engine.list_bucket`. What was listed before Spark was chosen is listed again."""
+        try:
+            return self._chosen.list_bucket(uri, namespace, shards, listing)
+        except TooManyKeysError:
+            shutil.rmtree(listing)
+        return self._over_to_spark().list_bucket(uri, namespace, shards, listing)
+
+    def count_owners(self, listing: Path) -> Mapping[Owner, Tally]:
+        """See `Engine.count_owners`."""
+        return self._chosen.count_owners(listing)
+
+    def judge(self, draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict, Tally]:
+        """See `Engine.judge`."""
+        return self._chosen.judge(draft, rules, namespace)
+
+    def delete(self, order: DeletionOrder, candidates: Path, outcomes: Path) -> None:
+        """See `Engine.delete`."""
+        if count_rows(candidates) > self._keys:
+            self._over_to_spark()
+        self._chosen.delete(order, candidates, outcomes)
+
+    def _over_to_spark(self) -> Engine:
+        self._progress(f"more than {self._keys} keys: starting Spark on {self._spark.master}")
+        self._chosen = self._stack.enter_context(spark_engine(self._spark))
+        return self._chosen

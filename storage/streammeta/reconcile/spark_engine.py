@@ -1,0 +1,157 @@
+"""Reconciliation on Spark: listing, join and deletion spread over executors.
+
+Rows are made by the functions that the process itself uses too; this module only distributes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from streammeta.reconcile import plan_folder
+from streammeta.reconcile.deletion import DeletionOrder, carry_out
+from streammeta.reconcile.engine import EngineName
+from streammeta.reconcile.listing import Shard, listed_rows
+from streammeta.reconcile.session import SparkConfig, job_errors, spark_session
+from streammeta.reconcile.tables import (
+    CANDIDATE_COLUMNS,
+    LISTING_COLUMNS,
+    MAP_COLUMNS,
+    OUTCOME_COLUMNS,
+    VERDICT_COLUMNS,
+    Tally,
+)
+from streammeta.reconcile.verdict_rows import judged_rows
+from streammeta.reconcile.verdicts import Owner, Rules, Verdict
+from streammeta.storage.object_store.address import open_object_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_TASKS_A_CORE = 4
+_Batches = Iterable[pa.RecordBatch]
+
+
+@contextmanager
+def spark_engine(config: SparkConfig) -> Iterator[SparkEngine]:
+    """Give an engine on the process's running session, or else on a new one.
+
+    Raises as `spark_session`.
+    """
+    with spark_session(config) as spark:
+        yield SparkEngine(spark)
+
+
+class SparkEngine:
+    """See `Engine`."""
+
+    name = EngineName.SPARK
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def list_bucket(self, uri: str, namespace: str, shards: Sequence[Shard], listing: Path) -> int:
+        """See `Engine.list_bucket`. Raises `SparkJobError` with the store's message."""
+        cut = [(shard.after, shard.last) for shard in shards]
+        tasks = min(len(cut), _TASKS_A_CORE * self._spark.sparkContext.defaultParallelism)
+        with job_errors("listing the bucket"):
+            plan = self._spark.createDataFrame(cut, "after string, last string").repartition(tasks)
+            listed = plan.mapInArrow(_lister(uri, namespace), LISTING_COLUMNS)
+            listed.write.parquet(str(listing))
+            return int(self._read(listing, LISTING_COLUMNS).count())
+
+    def count_owners(self, listing: Path) -> Mapping[Owner, Tally]:
+        """See `Engine.count_owners`."""
+        with job_errors("counting the listing"):
+            found = _tallies(self._read(listing, LISTING_COLUMNS), "owner")
+        return {Owner(owner): tally for owner, tally in found.items()}
+
+    def judge(self, draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict, Tally]:
+        """See `Engine.judge`."""
+        from pyspark.sql import functions as sql
+
+        path = draft / plan_folder.VERDICTS
+        with job_errors("comparing bucket and map"):
+            judged = self._joined(draft).mapInArrow(_judge(rules, namespace), VERDICT_COLUMNS)
+            judged.write.parquet(str(path))
+            verdicts = self._read(path, VERDICT_COLUMNS)
+            candidates = verdicts.where(sql.col("verdict") == str(Verdict.ORPHAN))
+            names = [column.split()[0] for column in CANDIDATE_COLUMNS.split(",")]
+            candidates.select(*names).write.parquet(str(draft / plan_folder.CANDIDATES))
+            found = _tallies(verdicts, "verdict")
+        return {Verdict(verdict): tally for verdict, tally in found.items()}
+
+    def delete(self, order: DeletionOrder, candidates: Path, outcomes: Path) -> None:
+        """See `Engine.delete`. A task has its share of the rate, and of the order of keys."""
+        with job_errors(f"deleting (what was deleted is recorded below {order.undo_folder})"):
+            tasks = max(1, min(self._spark.sparkContext.defaultParallelism, int(order.keys_per_s)))
+            share = replace(order, keys_per_s=order.keys_per_s / tasks)
+            rows = self._read(candidates, CANDIDATE_COLUMNS)
+            spread = rows.repartitionByRange(tasks, "key").sortWithinPartitions("key")
+            spread.mapInArrow(_deleter(share), OUTCOME_COLUMNS).write.parquet(str(outcomes))
+
+    def _read(self, table: Path, columns: str) -> DataFrame:
+        return self._spark.read.schema(columns).parquet(str(table))
+
+    def _joined(self, draft: Path) -> DataFrame:
+        """Keys of ours with what the map knows, objects without a key, and all other keys."""
+        from pyspark.sql import functions as sql
+
+        listing = self._read(draft / plan_folder.LISTING, LISTING_COLUMNS)
+        of_map = self._read(draft / plan_folder.MAP, MAP_COLUMNS)
+        own = listing.where(sql.col("owner") == int(Owner.OWN))
+        both = own.join(of_map, "object_id", "full_outer")
+        others = listing.where(sql.col("owner") != int(Owner.OWN))
+        return both.unionByName(others, allowMissingColumns=True)
+
+
+def _tallies(table: DataFrame, column: str) -> dict[Any, Tally]:
+    """Count the keys and bytes of a table for each value of a column."""
+    from pyspark.sql import functions as sql
+
+    counted = table.groupBy(column).agg(
+        sql.count("*").alias("keys"), sql.coalesce(sql.sum("size"), sql.lit(0)).alias("size")
+    )
+    return {row[column]: Tally(row["keys"], row["size"]) for row in counted.collect()}
+
+
+def _lister(uri: str, namespace: str) -> Callable[[_Batches], Iterator[pa.RecordBatch]]:
+    """Make the function that an executor runs: shards in, listed keys out, with its own store."""
+
+    def run(batches: _Batches) -> Iterator[pa.RecordBatch]:
+        shards = [Shard(**row) for batch in batches for row in batch.to_pylist()]
+        if not shards:
+            return
+        with closing(open_object_store(uri)) as store:
+            for shard in shards:
+                yield from listed_rows(store, shard, namespace)
+
+    return run
+
+
+def _judge(rules: Rules, namespace: str) -> Callable[[_Batches], Iterator[pa.RecordBatch]]:
+    """Make the function that an executor runs: joined rows in, rows of the report out."""
+
+    def run(batches: _Batches) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield judged_rows(batch, rules, namespace)
+
+    return run
+
+
+def _deleter(order: DeletionOrder) -> Callable[[_Batches], Iterator[pa.RecordBatch]]:
+    """Make the function that an executor runs: candidates in, outcomes out."""
+
+    def run(batches: _Batches) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        task = f"{context.partitionId():05d}-{context.attemptNumber()}" if context else "driver"
+        yield from carry_out(order, task, batches)
+
+    return run

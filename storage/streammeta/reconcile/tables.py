@@ -1,0 +1,90 @@
+"""Columns of the tables of plan and apply, as Arrow has them, and small helpers on Parquet folders.
+
+Columns are written as Spark writes them, "key string, size long", with these two types alone, so
+that both engines have one definition. A table is a folder of Parquet files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+# `object_id` is null in a key that names no object; `note` is another's namespace, or why a key is
+# foreign.
+LISTING_COLUMNS = (
+    "key string, size long, modified_ms long, etag string, owner long, object_id long, note string"
+)
+UPLOAD_COLUMNS = "key string, upload_id string, started_ms long"
+MAP_COLUMNS = "object_id long, map_state long, map_size long, map_time_ms long, map_attributes long"
+VERDICT_COLUMNS = (
+    "key string, object_id long, verdict string, note string, size long, modified_ms long,"
+    " etag string, map_state long, map_size long"
+)
+CANDIDATE_COLUMNS = "key string, object_id long, size long, modified_ms long, etag string"
+OUTCOME_COLUMNS = "key string, object_id long, size long, outcome string, detail string"
+
+
+def arrow_schema(columns: str) -> pa.Schema:
+    """The Arrow schema of such columns."""
+    kinds = {"string": pa.string(), "long": pa.int64()}
+    pairs = (column.split() for column in columns.split(","))
+    return pa.schema([pa.field(name, kinds[kind]) for name, kind in pairs])
+
+
+def record_batch(columns: str, values: Mapping[str, Any]) -> pa.RecordBatch:
+    """Rows with these columns, from one list or Arrow array for each of them."""
+    return pa.RecordBatch.from_pydict(values, schema=arrow_schema(columns))
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files of a table, by name; none if there is no such folder."""
+    return sorted(folder.glob("*.parquet"))
+
+
+def count_rows(folder: Path) -> int:
+    """The number of rows of a table; the rows themselves are not read."""
+    return sum(pq.read_metadata(path).num_rows for path in files_of(folder))
+
+
+def read_batches(folder: Path, columns: str) -> Iterator[pa.RecordBatch]:
+    """Read these columns of a table, file by file."""
+    schema = arrow_schema(columns)
+    for path in files_of(folder):
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(columns=schema.names):
+                yield batch.select(schema.names).cast(schema)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Number of keys and of bytes in the bucket; a missing object counts 0 bytes."""
+
+    keys: int
+    size: int
+
+
+class Counts:
+    """Keys and bytes for each value of a column."""
+
+    def __init__(self, column: str) -> None:
+        self._column = column
+        self._found: dict[Any, Tally] = {}
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Count the rows of a batch."""
+        table = pa.Table.from_batches([rows]).select([self._column, "size"])
+        counted = table.group_by(self._column).aggregate([([], "count_all"), ("size", "sum")])
+        for row in counted.to_pylist():
+            before = self._found.get(row[self._column], Tally(0, 0))
+            self._found[row[self._column]] = Tally(
+                before.keys + row["count_all"], before.size + (row["size_sum"] or 0)
+            )
+
+    def tallies(self) -> dict[Any, Tally]:
+        """All that were counted."""
+        return self._found

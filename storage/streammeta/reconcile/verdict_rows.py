@@ -1,0 +1,49 @@
+"""Rows of the report, made of a listing that was joined with the map: the same for both engines.
+
+A joined batch has the columns of the listing, and those of the map; null where one side has none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from streammeta.reconcile.tables import VERDICT_COLUMNS, record_batch
+from streammeta.reconcile.verdicts import ABSENT, Int64Column, JoinedColumns, Rules, judge
+from streammeta.storage.object_format.object_key import key_for
+
+
+def judged_rows(joined: pa.RecordBatch, rules: Rules, namespace: str) -> pa.RecordBatch:
+    """Return the rows of the report, without those of which there is nothing to report."""
+    verdicts = judge(_columns_of(joined), rules)
+    rows = _verdict_rows(joined, verdicts.tolist(), namespace)
+    return rows.filter(pa.array(verdicts != ""))
+
+
+def _columns_of(batch: pa.RecordBatch) -> JoinedColumns:
+    def column(name: str) -> Int64Column:
+        values: Int64Column = batch.column(name).fill_null(ABSENT).to_numpy(zero_copy_only=False)
+        return values.astype(np.int64)
+
+    return JoinedColumns(**{name: column(name) for name in JoinedColumns.__dataclass_fields__})
+
+
+def _verdict_rows(batch: pa.RecordBatch, verdicts: list[str], namespace: str) -> pa.RecordBatch:
+    """The report's rows; an object that the bucket lacks is given the key it should have."""
+    copied = ("note", "size", "modified_ms", "etag", "map_state", "map_size")
+    values: dict[str, Any] = {name: batch.column(name) for name in copied}
+    values |= {"object_id": batch.column("object_id"), "verdict": verdicts}
+    unnamed = batch.column("key").null_count > 0
+    values["key"] = _named(batch, namespace) if unnamed else batch.column("key")
+    return record_batch(VERDICT_COLUMNS, values)
+
+
+def _named(batch: pa.RecordBatch, namespace: str) -> list[str]:
+    ids: list[Any] = batch.column("object_id").to_pylist()
+    keys: list[str | None] = batch.column("key").to_pylist()
+    return [
+        key_for(object_id, namespace) if key is None else key
+        for key, object_id in zip(keys, ids, strict=True)
+    ]

@@ -1,0 +1,205 @@
+"""Engines: the same plan from both, the choice between them, and the join of the local one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streammeta.reconcile import engine_choice, listing, local_engine, plan_folder
+from streammeta.reconcile.engine import Engine, EngineName
+from streammeta.reconcile.engine_choice import open_engine
+from streammeta.reconcile.listing import Shard, shards_of
+from streammeta.reconcile.local_engine import LocalEngine
+from streammeta.reconcile.plan import PlanConfig, plan
+from streammeta.reconcile.session import SparkConfig
+from streammeta.reconcile.tables import LISTING_COLUMNS, MAP_COLUMNS, arrow_schema, record_batch
+from streammeta.reconcile.verdicts import Owner
+from streammeta.storage.errors import AccessDeniedError
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.base import ObjectStore
+from tests.reconcile.fake_controller import (
+    COMMITTED,
+    OTHER,
+    OWN,
+    FakeMap,
+    LocalBucket,
+    MapObject,
+    own,
+)
+
+SPARK = SparkConfig()
+
+
+def table_of(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of a plan's table, in the order of keys."""
+    rows: list[dict[str, Any]] = pq.read_table(folder / name).to_pylist()
+    return sorted(rows, key=lambda row: row["key"])
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("spark")
+def test_both_engines_write_the_same_plan(
+    bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
+) -> None:
+    seed = 7_411
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    states = (0, 1, 2, 3, 5, 77)
+    for object_id in chance.sample(range(900, 1100), 120):
+        bucket.put(own(object_id), chance.randrange(3), young=chance.random() < 0.2)
+    for object_id in chance.sample(range(900, 1100), 120):
+        state.objects[object_id] = MapObject(
+            chance.choice(states),
+            size=chance.randrange(3),
+            time_ms=chance.choice((1, 2**52)),
+            attributes=chance.choice((0, 1)),
+        )
+    for key in (key_for(905, OTHER), f"{own(906)}.bak", "zoo/<b>", "Ümlaut", "\u2028", "0"):
+        bucket.put(key)
+    config = PlanConfig(
+        store=bucket.uri,
+        connect=(endpoint,),
+        folder=tmp_path / "local",
+        engine=EngineName.LOCAL,
+        max_share=1,
+    )
+    by_local = plan(config)
+    by_spark = plan(replace(config, folder=tmp_path / "spark", engine=EngineName.SPARK))
+
+    for name in (plan_folder.VERDICTS, plan_folder.CANDIDATES):
+        assert table_of(tmp_path / "local", name) == table_of(tmp_path / "spark", name)
+    assert (by_local.engine, by_spark.engine) == ("local", "spark")
+    assert (by_local.classes, by_local.guards) == (by_spark.classes, by_spark.guards)
+    assert len(by_local.classes) >= 12, by_local.classes
+
+
+def test_a_small_bucket_starts_no_jvm(
+    bucket: LocalBucket,
+    state: FakeMap,
+    endpoint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_choice, "spark_engine", lambda _config: pytest.fail("Spark"))
+    state.objects = {i: MapObject(COMMITTED, size=10) for i in range(30)}
+    for object_id in range(30):
+        bucket.put(own(object_id))
+    made = plan(PlanConfig(store=bucket.uri, connect=(endpoint,), folder=tmp_path / "p"))
+    assert made.engine == "local"
+
+
+class FakeSpark(LocalEngine):
+    """Stands in for Spark."""
+
+    name = EngineName.SPARK
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[SparkConfig]:
+    """Sessions of Spark that were started, none of them real."""
+    found: list[SparkConfig] = []
+
+    @contextmanager
+    def start(config: SparkConfig) -> Iterator[Engine]:
+        found.append(config)
+        yield FakeSpark()
+
+    monkeypatch.setattr(engine_choice, "spark_engine", start)
+    return found
+
+
+def list_with(engine: Engine, bucket: LocalBucket, folder: Path) -> int:
+    """List the bucket and check that each key is there once."""
+    listed = engine.list_bucket(bucket.uri, OWN, shards_of(1), folder)
+    assert len(pq.read_table(folder)["key"].unique()) == listed
+    return listed
+
+
+@pytest.mark.parametrize(("keys", "name"), [(20, EngineName.LOCAL), (19, EngineName.SPARK)])
+def test_auto_goes_over_to_spark_for_a_larger_bucket(
+    bucket: LocalBucket, tmp_path: Path, started: list[SparkConfig], keys: int, name: EngineName
+) -> None:
+    for object_id in range(19):
+        bucket.put(own(object_id))
+    said: list[str] = []
+    with open_engine(EngineName.AUTO, SPARK, said.append, keys) as engine:
+        assert list_with(engine, bucket, tmp_path / "listing") == 20, "the marker is a key too"
+        assert engine.name is name
+    assert (len(started), len(said)) == ((1, 1) if name is EngineName.SPARK else (0, 0))
+
+
+@pytest.mark.parametrize(("name", "installed"), [("local", True), ("auto", False)])
+def test_without_spark_a_bucket_of_any_size_is_listed_here(
+    bucket: LocalBucket,
+    tmp_path: Path,
+    started: list[SparkConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    installed: bool,
+) -> None:
+    bucket.put(own(1))
+    if not installed:
+        monkeypatch.setattr(engine_choice, "find_spec", lambda _name: None)
+    with open_engine(EngineName(name), SPARK, pytest.fail, 0) as engine:
+        assert list_with(engine, bucket, tmp_path / "listing") == 2
+    assert started == []
+
+
+def test_a_shard_that_fails_ends_the_listing_with_its_error(
+    bucket: LocalBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for object_id in range(40):
+        bucket.put(own(object_id))
+    real = listing.listed_rows
+
+    def refuse_one(store: ObjectStore, shard: Shard, namespace: str) -> Iterator[pa.RecordBatch]:
+        if shard.after == "7":
+            raise AccessDeniedError("told to refuse")
+        return real(store, shard, namespace)
+
+    monkeypatch.setattr(local_engine, "listed_rows", refuse_one)
+    with pytest.raises(AccessDeniedError, match="told to refuse"):
+        LocalEngine().list_bucket(bucket.uri, OWN, shards_of(1), tmp_path / "listing")
+
+
+ids = st.integers(0, 12)
+listed_keys = st.lists(st.tuples(st.sampled_from(Owner), st.none() | ids), max_size=12)
+
+
+@given(listed_keys, st.dictionaries(ids, st.integers(1, 5)))
+def test_the_join_agrees_with_a_dictionary(
+    tmp_path_factory: pytest.TempPathFactory,
+    keys: list[tuple[Owner, int | None]],
+    of_map: dict[int, int],
+) -> None:
+    folder = tmp_path_factory.mktemp("map")
+    rows = {name: list(of_map.values()) for name in arrow_schema(MAP_COLUMNS).names}
+    table = record_batch(MAP_COLUMNS, rows | {"object_id": list(of_map)})
+    pq.write_table(pa.Table.from_batches([table]), folder / "objects.parquet")
+    values: dict[str, list[Any]] = {
+        name: [None] * len(keys) for name in arrow_schema(LISTING_COLUMNS).names
+    }
+    values |= {"owner": [int(owner) for owner, _ in keys], "object_id": [one for _, one in keys]}
+
+    joining = local_engine.MapJoin(folder)
+    joined = joining.join(record_batch(LISTING_COLUMNS, values))
+    unmet = [one for batch in joining.unmet() for one in batch["object_id"].to_pylist()]
+
+    expected = [
+        of_map.get(one) if owner is Owner.OWN and one is not None else None for owner, one in keys
+    ]
+    for name in ("map_state", "map_size", "map_time_ms", "map_attributes"):
+        assert joined.column(name).to_pylist() == expected
+    met = {one for owner, one in keys if owner is Owner.OWN}
+    assert unmet == sorted(set(of_map) - met)
