@@ -12,8 +12,6 @@ from datetime import datetime
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
-from botocore.utils import parse_timestamp
-
 from streammeta.storage.errors import StoreRejectedError, StoreUnavailableError
 from streammeta.storage.object_store.base import ObjectInfo
 
@@ -90,6 +88,8 @@ def _to_ms(moment: str) -> int:
 
 def _in_another_form(moment: str) -> datetime:
     """Read what other servers write for a time, as botocore does."""
+    from botocore.utils import parse_timestamp
+
     try:
         parsed: datetime = parse_timestamp(moment)
     except (TypeError, ValueError) as error:
