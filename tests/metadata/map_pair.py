@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import streammeta.controller.metadata.stream_decisions as stream_decisions
-from streammeta.controller.errors import InvalidRequestError
+from streammeta.controller.errors import FeatureLevelError, InvalidRequestError
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.answers import ObjectLists, ObjectSlices
 from streammeta.controller.metadata.cluster_map import ClusterMap
@@ -113,7 +113,7 @@ class Pair:
         before = self.model.copy()
         try:
             decision = self.map.decide(request, self.now, at)
-        except InvalidRequestError:
+        except (InvalidRequestError, FeatureLevelError):
             self._expect_refusal(request, at)
             return None
         if decision.records:
@@ -131,7 +131,7 @@ class Pair:
     def _expect_refusal(self, request: Any, at: int) -> None:
         try:
             self.model.write(request, self.now, at)
-        except InvalidRequestError:
+        except (InvalidRequestError, FeatureLevelError):
             return
         raise AssertionError(f"the map refuses {request} as malformed")
 
@@ -141,7 +141,7 @@ class Pair:
         existing = set(self.model.state.streams)
         try:
             answer = self.model.write(request, self.now, at)
-        except InvalidRequestError as error:
+        except (InvalidRequestError, FeatureLevelError) as error:
             raise AssertionError(f"the map takes {request}: {error}") from error
         if isinstance(request, r.DeleteStreams):
             deleted = existing - set(self.model.state.streams)

@@ -231,6 +231,7 @@ class RandomCommits(RandomDraws):
                 {},
                 {"failover": not request.failover},
                 {"on_conflict": v.OnConflict(3 - request.on_conflict)},
+                {"kv_puts": request.kv_puts[1:], "trims": request.trims[:1]},
             )
         )
         return replace(request, **other)

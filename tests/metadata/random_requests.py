@@ -5,6 +5,7 @@ object or an offset.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -40,7 +41,7 @@ class RandomRequests(RandomCommits):
             items = tuple(r.StreamToOpen(stream, 1) for stream in (first, first + 1))
             yield r.OpenStreams(node=node, streams=items)
             yield r.PrepareObjects(request_id=f"p{node_id}", node=node, count=8, ttl_ms=60_000)
-        yield r.SetFeatureLevel(level=2)
+        yield r.SetFeatureLevel(level=3)
 
     def any(self, model: Model) -> Any:
         """Return some write; ids to commit are prepared when they run out."""
@@ -51,7 +52,31 @@ class RandomRequests(RandomCommits):
 
     def make(self, kind: str, model: Model) -> Any:
         """Return a write of one kind; see `_WEIGHTS`."""
-        return getattr(self, f"_{kind}")(model.state)
+        request = getattr(self, f"_{kind}")(model.state)
+        return self._with_effects(model.state, request) if kind in _COMMITS else request
+
+    def _with_effects(self, state: State, request: Any) -> Any:
+        """Let values be put and streams be trimmed with some of the commits that can be known."""
+        is_merge = isinstance(request, r.CommitStreamObject)
+        sources = request.source_object_ids if is_merge else request.compacted_object_ids
+        has_result = request.object_id >= 0 and sources.tolist() != [request.object_id]
+        if not has_result or state.feature_level < 3 or self._chance(85):
+            return request
+        puts = self._puts(state) if self._chance(70) else ()
+        trims = self._trims(state, request.node.node_id) if self._chance(60) else ()
+        return replace(request, kv_puts=puts, trims=trims)
+
+    def _trims(self, state: State, node_id: int) -> tuple[r.StreamToTrim, ...]:
+        own = [i for i, one in state.streams.items() if one.node == node_id and one.opened]
+        chosen = self._some(own, 2) if own and not self._chance(5) else [self._stream(state)]
+        return tuple(
+            r.StreamToTrim(
+                stream_id,
+                self._epoch(state, stream_id),
+                self._trimmed_to(state, stream_id) if stream_id in state.streams else 0,
+            )
+            for stream_id in chosen
+        )
 
     # ---- streams ----
 
@@ -168,7 +193,7 @@ class RandomRequests(RandomCommits):
         )
 
     def _feature_level(self, _state: State) -> Any:
-        return r.SetFeatureLevel(level=self._one((1, 2)))
+        return r.SetFeatureLevel(level=self._one((1, 3)))
 
     def _destroy_dead(self, state: State) -> Any:
         after = self._one((-1, -1, state.next_object // 2))
@@ -215,8 +240,11 @@ class RandomRequests(RandomCommits):
         return self._one((None, None, version, version, version + 1))
 
     def _put(self, state: State) -> Any:
+        return r.PutKVs(items=self._puts(state))
+
+    def _puts(self, state: State) -> tuple[r.KVToPut, ...]:
         namespace = self._one("mn")
-        items = tuple(
+        return tuple(
             r.KVToPut(
                 namespace=namespace,
                 key=key,
@@ -226,7 +254,6 @@ class RandomRequests(RandomCommits):
             )
             for key in self._some("abc", 2)
         )
-        return r.PutKVs(items=items)
 
     def _delete_keys(self, state: State) -> Any:
         known = sorted(state.kvs)
@@ -271,6 +298,9 @@ _WEIGHTS = {
     "put": 3,
     "delete_keys": 2,
 }
+_COMMITS = ("upload", "compact_set", "compact_stream")
+"""Commits that values to put and streams to trim may come with."""
+
 MAKERS = (*_WEIGHTS, "new_streams", "feature_level")
 """Names that `RandomRequests.make` takes."""
 

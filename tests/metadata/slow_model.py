@@ -11,6 +11,7 @@ from typing import Any
 
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.answers import SweepAnswer
+from tests.metadata import slow_model_commits as commits
 from tests.metadata import slow_model_compactions as compactions
 from tests.metadata import slow_model_reads as reads
 from tests.metadata import slow_model_streams as streams
@@ -35,10 +36,11 @@ class Model:
         return answer
 
     def _write(self, request: Any, now: int, offset: int) -> Any:
-        if isinstance(request, r.CommitStreamSetObject):
-            if len(request.compacted_object_ids):
-                return compactions.compact_set_objects(self.state, request, now)
-            return uploads.upload(self.state, request, now)
+        if isinstance(request, r.CommitStreamSetObject | r.CommitStreamObject):
+            rule = _rule_of(request)
+            return commits.with_effects(
+                self.state, request, offset, lambda state: rule(state, request, now)
+            )
         if type(request) in _TIMED:
             return _TIMED[type(request)](self.state, request, now)
         if isinstance(request, r.PutKVs):
@@ -57,6 +59,12 @@ class Model:
         return _READS[type(request)](self.state, request)
 
 
+def _rule_of(request: r.CommitStreamSetObject | r.CommitStreamObject) -> Callable[..., Any]:
+    if isinstance(request, r.CommitStreamObject):
+        return compactions.compact_stream_objects
+    return compactions.compact_set_objects if len(request.compacted_object_ids) else uploads.upload
+
+
 REPEATED = (
     r.CommitStreamSetObject,
     r.CommitUploads,
@@ -69,7 +77,6 @@ REPEATED = (
 _TIMED: dict[type, Callable[..., Any]] = {
     r.PrepareObjects: uploads.prepare,
     r.CommitUploads: uploads.uploads,
-    r.CommitStreamObject: compactions.compact_stream_objects,
     r.ExpireObjects: uploads.expire,
     r.DestroyDeadSetObjects: uploads.destroy_dead,
     r.HoldDeletions: uploads.hold,

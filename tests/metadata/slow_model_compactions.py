@@ -4,7 +4,10 @@ from collections.abc import Callable
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata import values as v
-from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, ErrorAnswer
+from streammeta.controller.metadata.answers import (
+    CommitStreamObjectAnswer,
+    CommitStreamSetObjectAnswer,
+)
 from streammeta.controller.metadata.requests import CommitStreamObject, CommitStreamSetObject
 from tests.metadata import slow_model_uploads as uploads
 from tests.metadata.slow_model_state import HOLDERS, Object, State
@@ -133,13 +136,15 @@ def _inside(state: State, held: dict[int, set[int]], row: uploads.Row) -> ErrorC
     return ErrorCode.NONE if inside else ErrorCode.OFFSET_NOT_MATCHED
 
 
-def compact_stream_objects(state: State, request: CommitStreamObject, now: int) -> ErrorAnswer:
+def compact_stream_objects(
+    state: State, request: CommitStreamObject, now: int
+) -> CommitStreamObjectAnswer:
     error = (
         state.check(request.node)
         or state.own(request.node.node_id, request.stream_id, request.stream_epoch)
         or _compact_stream(state, request, now)
     )
-    return ErrorAnswer(error=error)
+    return CommitStreamObjectAnswer(error=error)
 
 
 def _compact_stream(state: State, request: CommitStreamObject, now: int) -> ErrorCode:
@@ -182,7 +187,8 @@ def _content(request: CommitStreamObject) -> tuple[object, ...]:
     sources = request.source_object_ids.tolist()
     operations = request.operations or (v.SourceOperation.DELETE,) * len(sources)
     replaced = sorted(zip(sources, operations, strict=True))
-    return ("merge", own, request.object_size, request.attributes, facts, replaced)
+    effects = uploads.effects_of(request)
+    return ("merge", own, request.object_size, request.attributes, facts, replaced, effects)
 
 
 def _of_stream(stream_id: int) -> Fits:

@@ -131,13 +131,13 @@ def _close(state: State, node_id: int, item: r.StreamToClose) -> ErrorCode:
 
 def trim(state: State, request: r.TrimStreams) -> a.StreamErrorsAnswer:
     errors = tuple(
-        state.check(request.node) or _trim(state, request.node.node_id, item)
+        state.check(request.node) or trim_one(state, request.node.node_id, item)
         for item in request.streams
     )
     return a.StreamErrorsAnswer(errors=errors)
 
 
-def _trim(state: State, node_id: int, item: r.StreamToTrim) -> ErrorCode:
+def trim_one(state: State, node_id: int, item: r.StreamToTrim) -> ErrorCode:
     error = state.own(node_id, item.stream_id, item.stream_epoch)
     if error:
         return error
@@ -363,7 +363,7 @@ def put(state: State, request: r.PutKVs, offset: int) -> a.KVResultsAnswer:
     results = []
     for item in request.items:
         key = (item.namespace, item.key)
-        allowed = _may_put(item, state.kvs.get(key))
+        allowed = may_put(item, state.kvs.get(key))
         if allowed:
             state.kvs[key] = (item.value, offset + 1)
         error = ErrorCode.NONE if allowed else ErrorCode.KEY_EXIST
@@ -371,7 +371,7 @@ def put(state: State, request: r.PutKVs, offset: int) -> a.KVResultsAnswer:
     return a.KVResultsAnswer(results=tuple(results))
 
 
-def _may_put(item: r.KVToPut, stored: tuple[bytes, int] | None) -> bool:
+def may_put(item: r.KVToPut, stored: tuple[bytes, int] | None) -> bool:
     if item.expected_version is not None:
         return item.expected_version == (stored[1] if stored else 0)
     return stored is None or item.overwrite

@@ -173,7 +173,14 @@ def content_of(
     facts = (request.min_timestamp_ms, request.max_timestamp_ms, request.crc32c)
     others = [(row.object_id, row.size, row.attributes, row.times, row.crc32c) for row in objects]
     held = [sorted(row.held for row in ranges), sorted(row.held for row in objects)]
-    return ("compaction" if sources else "upload", own, facts, str(held), sorted(others), sources)
+    kind = "compaction" if sources else "upload"
+    return (kind, own, facts, str(held), sorted(others), sources, effects_of(request))
+
+
+def effects_of(request: CommitStreamSetObject | r.CommitStreamObject) -> object:
+    """What comes with a commit, without conditions and epochs."""
+    puts = sorted((item.namespace, item.key, item.value) for item in request.kv_puts)
+    return puts, sorted((item.stream_id, item.new_start_offset) for item in request.trims)
 
 
 def repeated(
@@ -350,7 +357,9 @@ def deletable(state: State, marked_before: int, now: int) -> set[int]:
 
 def set_feature_level(state: State, request: r.SetFeatureLevel) -> a.SetFeatureLevelAnswer:
     """The level is the highest there was."""
-    before, state.feature_level = state.feature_level, max(state.feature_level, request.level)
+    before = state.feature_level
+    if not request.level < 2 <= before:  # level 2 has changed what the log holds, level 3 has not
+        state.feature_level = request.level
     return a.SetFeatureLevelAnswer(before=before, level=state.feature_level)
 
 

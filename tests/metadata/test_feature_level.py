@@ -67,7 +67,7 @@ def test_levels_that_changed_data_are_those_of_the_tables(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("level", "error", "told"),
     [
-        (3, NewerLogError, "start a version that runs at level 3"),
+        (4, NewerLogError, "start a version that runs at level 4"),
         (1, InvariantError, "sets feature level 1, but it is 1"),
     ],
 )
@@ -82,10 +82,10 @@ def test_a_record_of_a_level_that_is_not_above_or_not_known_is_refused(
 
 def test_a_checkpoint_of_a_higher_level_is_that_of_a_newer_version() -> None:
     cluster_map = ClusterMap()
-    sections = {**cluster_map.freeze().sections(), "feature_level": {"level": level_column(3)}}
+    sections = {**cluster_map.freeze().sections(), "feature_level": {"level": level_column(4)}}
     snapshot_id, file = SnapshotId(EndOffset(1), Epoch(1)), io.BytesIO()
     write_checkpoint(file, snapshot_id, "c", sections)
-    with pytest.raises(NewerVersionError, match="feature level 3, only 1 to 2"):
+    with pytest.raises(NewerVersionError, match="feature level 4, only 1 to 3"):
         snapshot_check(ClusterId("c"))(snapshot_id, file)
 
 

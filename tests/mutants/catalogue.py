@@ -1,6 +1,7 @@
 """All mutants, by name."""
 
 from tests.mutants.backups import BACKUPS
+from tests.mutants.commits import COMMITS
 from tests.mutants.controllers import CONTROLLERS
 from tests.mutants.disk import DISK
 from tests.mutants.elections import ELECTIONS
@@ -24,6 +25,7 @@ _ALL = (
     *CONTROLLERS,
     *DISK,
     *STATE,
+    *COMMITS,
     *PEERS,
     *MONITORING,
     *BACKUPS,

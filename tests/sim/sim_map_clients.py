@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from streammeta.controller.features import SUPPORTED
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.values import ObjectState
 from tests.metadata.random_requests import RandomRequests
@@ -84,7 +85,7 @@ class Upgrader(MapClient):
         if self._world.timeline.now < self._begins_at:
             self.think()
         else:
-            self._try(r.SetFeatureLevel(level=2), 3)
+            self._try(r.SetFeatureLevel(level=SUPPORTED.highest), 3)
 
 
 class Compactor(MapClient):

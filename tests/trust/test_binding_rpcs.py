@@ -10,9 +10,11 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from streammeta.controller.trust.policy import parse_policy
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2
 from tests.kit.certificates import Authority
+from tests.trust.callers import CLUSTER
 from tests.trust.trusted_server import TrustedServer, trusting
 
 OWN = common_pb2.NodeIdentity(node_id=1007, node_epoch=1)
@@ -173,3 +175,26 @@ async def test_bytes_that_are_no_request_are_not_read_of_one_who_may_not_call(
     reader = await server.by("reader/spark")
     assert (await reader.refusal("NodeService/RegisterNode", b"\xff"))[1] == "ROLE_LACKS_CALL"
     assert (await reader.refusal("NodeService/GetNodes", b"\xff"))[1] == "INVALID_FIELD"
+
+
+async def test_parts_of_a_commit_need_the_roles_and_namespaces_of_their_own_calls(
+    server: TrustedServer,
+) -> None:
+    text = '[[namespace]]\nprefix = "orders."\nprincipals = ["broker/1008"]'
+    server.door.take(parse_policy(text, CLUSTER, "policy.toml"))
+    broker, compactor = await server.by("broker/1007"), await server.by("compactor/one")
+    puts, trims, others = commit(OWN, 0), commit(OWN, 0), commit(OWN, 0)
+    puts.kv_puts.add(key="k", value=b"v")
+    trims.trims.add(stream_id=0, stream_epoch=1, new_start_offset=1)
+    others.kv_puts.add(namespace="orders.eu", key="k", value=b"v")
+    before = server.state()
+    method = "ObjectService/CommitStreamSetObject"
+    for caller, request, reason in (
+        (compactor, puts, "ROLE_LACKS_CALL"),
+        (compactor, trims, "ROLE_LACKS_CALL"),
+        (broker, others, "NOT_YOUR_NAMESPACE"),
+    ):
+        assert (await caller.refusal(method, request))[:2] == ("PERMISSION_DENIED", reason)
+        message = objects_pb2.CommitPipelineRequest(sequence=7, commits=[commit(OWN, 0), request])
+        assert (await ended(caller.channel, message))[:2] == ("PERMISSION_DENIED", reason)
+    assert server.state() == before

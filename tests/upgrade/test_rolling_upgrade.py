@@ -20,7 +20,7 @@ from tests.upgrade.mixed_cluster import (
 )
 
 pytestmark = pytest.mark.process
-LEVEL = 2
+LEVEL = 3
 TOLD = f"start a version that runs at level {LEVEL}"
 ALL = (1, 2, 3)
 

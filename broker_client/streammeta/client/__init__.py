@@ -7,6 +7,11 @@ which holds nothing open. Durations are seconds and end in `_s`, times are ms si
 `_ms`.
 """
 
+from streammeta.client.commit_effects import EffectsVerdict as EffectsVerdict
+from streammeta.client.commit_effects import PutResult as PutResult
+from streammeta.client.commit_effects import StreamTrim as StreamTrim
+from streammeta.client.commit_effects import UploadWithEffects as UploadWithEffects
+from streammeta.client.commit_effects import ValueToPut as ValueToPut
 from streammeta.client.commit_messages import Upload as Upload
 from streammeta.client.commit_messages import UploadVerdict as UploadVerdict
 from streammeta.client.commit_pipeline import CommitPipeline as CommitPipeline

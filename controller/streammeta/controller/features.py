@@ -42,7 +42,7 @@ class Software:
         return f"version {self.version or 'unknown'}, levels {self.levels}"
 
 
-SUPPORTED = Levels(BASE_LEVEL, 2)
+SUPPORTED = Levels(BASE_LEVEL, 3)
 """The levels of this version."""
 
 UNTOLD = Software("", Levels(BASE_LEVEL, BASE_LEVEL))
@@ -51,6 +51,7 @@ UNTOLD = Software("", Levels(BASE_LEVEL, BASE_LEVEL))
 ADDED: Mapping[int, str] = {
     1: "everything up to feature levels",
     2: "the level itself: record FeatureLevelSet",
+    3: "values put and streams trimmed with a commit",
 }
 """Additions of each level."""
 

@@ -23,10 +23,12 @@ _sym_db = _symbol_database.Default()
 
 
 from streammeta.v1 import common_pb2 as streammeta_dot_v1_dot_common__pb2
+from streammeta.v1 import kv_pb2 as streammeta_dot_v1_dot_kv__pb2
 from streammeta.v1 import objects_pb2 as streammeta_dot_v1_dot_objects__pb2
+from streammeta.v1 import streams_pb2 as streammeta_dot_v1_dot_streams__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bstreammeta/v1/columns.proto\x12\rstreammeta.v1\x1a\x1astreammeta/v1/common.proto\x1a\x1bstreammeta/v1/objects.proto\"g\n\x12PackedRangeColumns\x12\x11\n\tstream_id\x18\x01 \x03(\x0c\x12\x14\n\x0cstream_epoch\x18\x02 \x03(\x0c\x12\x14\n\x0cstart_offset\x18\x03 \x03(\x0c\x12\x12\n\nend_offset\x18\x04 \x03(\x0c\"\xee\x01\n\x19PackedStreamObjectColumns\x12\x11\n\tobject_id\x18\x01 \x03(\x0c\x12\x13\n\x0bobject_size\x18\x02 \x03(\x0c\x12\x11\n\tstream_id\x18\x03 \x03(\x0c\x12\x14\n\x0cstream_epoch\x18\x04 \x03(\x0c\x12\x14\n\x0cstart_offset\x18\x05 \x03(\x0c\x12\x12\n\nend_offset\x18\x06 \x03(\x0c\x12\x12\n\nattributes\x18\x07 \x03(\x05\x12\x18\n\x10min_timestamp_ms\x18\x08 \x03(\x0c\x12\x18\n\x10max_timestamp_ms\x18\t \x03(\x0c\x12\x0e\n\x06\x63rc32c\x18\n \x03(\x0c\"\xb3\x04\n\"PackedCommitStreamSetObjectRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x04node\x18\x02 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\x16\n\tobject_id\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x15\n\x08order_id\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x0bobject_size\x18\x05 \x01(\x03\x12\x12\n\nattributes\x18\x06 \x01(\x05\x12\x31\n\x06ranges\x18\x07 \x01(\x0b\x32!.streammeta.v1.PackedRangeColumns\x12@\n\x0estream_objects\x18\x08 \x01(\x0b\x32(.streammeta.v1.PackedStreamObjectColumns\x12\x1c\n\x14\x63ompacted_object_ids\x18\t \x03(\x0c\x12\x10\n\x08\x66\x61ilover\x18\n \x01(\x08\x12.\n\x0bon_conflict\x18\x0b \x01(\x0e\x32\x19.streammeta.v1.OnConflict\x12\x1d\n\x10min_timestamp_ms\x18\x0c \x01(\x03H\x02\x88\x01\x01\x12\x1d\n\x10max_timestamp_ms\x18\r \x01(\x03H\x03\x88\x01\x01\x12\x13\n\x06\x63rc32c\x18\x0e \x01(\rH\x04\x88\x01\x01\x42\x0c\n\n_object_idB\x0b\n\t_order_idB\x13\n\x11_min_timestamp_msB\x13\n\x11_max_timestamp_msB\t\n\x07_crc32c\"\xf4\x01\n\x13PackedUploadColumns\x12)\n\x04node\x18\x01 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\x11\n\tobject_id\x18\x02 \x03(\x0c\x12\x13\n\x0bobject_size\x18\x03 \x03(\x0c\x12\x13\n\x0brange_count\x18\x04 \x03(\x0c\x12\x31\n\x06ranges\x18\x05 \x01(\x0b\x32!.streammeta.v1.PackedRangeColumns\x12\x18\n\x10min_timestamp_ms\x18\x06 \x03(\x0c\x12\x18\n\x10max_timestamp_ms\x18\x07 \x03(\x0c\x12\x0e\n\x06\x63rc32c\x18\x08 \x03(\x0c\"\xa8\x01\n\x1bPackedCommitPipelineRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x42\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x31.streammeta.v1.PackedCommitStreamSetObjectRequest\x12\x33\n\x07uploads\x18\x03 \x01(\x0b\x32\".streammeta.v1.PackedUploadColumns\"\x82\x01\n#PackedCommitStreamSetObjectResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\x12\x14\n\x0crange_errors\x18\x02 \x01(\x0c\x12\x1c\n\x14stream_object_errors\x18\x03 \x01(\x0c\"\xa3\x01\n\x1cPackedCommitPipelineResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x43\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x32.streammeta.v1.PackedCommitStreamSetObjectResponse\x12,\n\x07uploads\x18\x03 \x01(\x0b\x32\x1b.streammeta.v1.UploadErrorsBD\n\x10io.streammeta.v1P\x01Z.streammeta.io/proto/streammeta/v1;streammetav1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bstreammeta/v1/columns.proto\x12\rstreammeta.v1\x1a\x1astreammeta/v1/common.proto\x1a\x16streammeta/v1/kv.proto\x1a\x1bstreammeta/v1/objects.proto\x1a\x1bstreammeta/v1/streams.proto\"g\n\x12PackedRangeColumns\x12\x11\n\tstream_id\x18\x01 \x03(\x0c\x12\x14\n\x0cstream_epoch\x18\x02 \x03(\x0c\x12\x14\n\x0cstart_offset\x18\x03 \x03(\x0c\x12\x12\n\nend_offset\x18\x04 \x03(\x0c\"\xee\x01\n\x19PackedStreamObjectColumns\x12\x11\n\tobject_id\x18\x01 \x03(\x0c\x12\x13\n\x0bobject_size\x18\x02 \x03(\x0c\x12\x11\n\tstream_id\x18\x03 \x03(\x0c\x12\x14\n\x0cstream_epoch\x18\x04 \x03(\x0c\x12\x14\n\x0cstart_offset\x18\x05 \x03(\x0c\x12\x12\n\nend_offset\x18\x06 \x03(\x0c\x12\x12\n\nattributes\x18\x07 \x03(\x05\x12\x18\n\x10min_timestamp_ms\x18\x08 \x03(\x0c\x12\x18\n\x10max_timestamp_ms\x18\t \x03(\x0c\x12\x0e\n\x06\x63rc32c\x18\n \x03(\x0c\"\x88\x05\n\"PackedCommitStreamSetObjectRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x04node\x18\x02 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\x16\n\tobject_id\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x15\n\x08order_id\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x0bobject_size\x18\x05 \x01(\x03\x12\x12\n\nattributes\x18\x06 \x01(\x05\x12\x31\n\x06ranges\x18\x07 \x01(\x0b\x32!.streammeta.v1.PackedRangeColumns\x12@\n\x0estream_objects\x18\x08 \x01(\x0b\x32(.streammeta.v1.PackedStreamObjectColumns\x12\x1c\n\x14\x63ompacted_object_ids\x18\t \x03(\x0c\x12\x10\n\x08\x66\x61ilover\x18\n \x01(\x08\x12.\n\x0bon_conflict\x18\x0b \x01(\x0e\x32\x19.streammeta.v1.OnConflict\x12\x1d\n\x10min_timestamp_ms\x18\x0c \x01(\x03H\x02\x88\x01\x01\x12\x1d\n\x10max_timestamp_ms\x18\r \x01(\x03H\x03\x88\x01\x01\x12\x13\n\x06\x63rc32c\x18\x0e \x01(\rH\x04\x88\x01\x01\x12\'\n\x07kv_puts\x18\x0f \x03(\x0b\x32\x16.streammeta.v1.KVToPut\x12*\n\x05trims\x18\x10 \x03(\x0b\x32\x1b.streammeta.v1.StreamToTrimB\x0c\n\n_object_idB\x0b\n\t_order_idB\x13\n\x11_min_timestamp_msB\x13\n\x11_max_timestamp_msB\t\n\x07_crc32c\"\xf4\x01\n\x13PackedUploadColumns\x12)\n\x04node\x18\x01 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\x11\n\tobject_id\x18\x02 \x03(\x0c\x12\x13\n\x0bobject_size\x18\x03 \x03(\x0c\x12\x13\n\x0brange_count\x18\x04 \x03(\x0c\x12\x31\n\x06ranges\x18\x05 \x01(\x0b\x32!.streammeta.v1.PackedRangeColumns\x12\x18\n\x10min_timestamp_ms\x18\x06 \x03(\x0c\x12\x18\n\x10max_timestamp_ms\x18\x07 \x03(\x0c\x12\x0e\n\x06\x63rc32c\x18\x08 \x03(\x0c\"\xa8\x01\n\x1bPackedCommitPipelineRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x42\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x31.streammeta.v1.PackedCommitStreamSetObjectRequest\x12\x33\n\x07uploads\x18\x03 \x01(\x0b\x32\".streammeta.v1.PackedUploadColumns\"\xc4\x01\n#PackedCommitStreamSetObjectResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\x12\x14\n\x0crange_errors\x18\x02 \x01(\x0c\x12\x1c\n\x14stream_object_errors\x18\x03 \x01(\x0c\x12+\n\nkv_results\x18\x04 \x03(\x0b\x32\x17.streammeta.v1.KVResult\x12\x13\n\x0btrim_errors\x18\x05 \x01(\x0c\"\xa3\x01\n\x1cPackedCommitPipelineResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x43\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x32.streammeta.v1.PackedCommitStreamSetObjectResponse\x12,\n\x07uploads\x18\x03 \x01(\x0b\x32\x1b.streammeta.v1.UploadErrorsBD\n\x10io.streammeta.v1P\x01Z.streammeta.io/proto/streammeta/v1;streammetav1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,18 +36,18 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'streammeta.v1.columns_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020io.streammeta.v1P\001Z.streammeta.io/proto/streammeta/v1;streammetav1'
-  _globals['_PACKEDRANGECOLUMNS']._serialized_start=103
-  _globals['_PACKEDRANGECOLUMNS']._serialized_end=206
-  _globals['_PACKEDSTREAMOBJECTCOLUMNS']._serialized_start=209
-  _globals['_PACKEDSTREAMOBJECTCOLUMNS']._serialized_end=447
-  _globals['_PACKEDCOMMITSTREAMSETOBJECTREQUEST']._serialized_start=450
-  _globals['_PACKEDCOMMITSTREAMSETOBJECTREQUEST']._serialized_end=1013
-  _globals['_PACKEDUPLOADCOLUMNS']._serialized_start=1016
-  _globals['_PACKEDUPLOADCOLUMNS']._serialized_end=1260
-  _globals['_PACKEDCOMMITPIPELINEREQUEST']._serialized_start=1263
-  _globals['_PACKEDCOMMITPIPELINEREQUEST']._serialized_end=1431
-  _globals['_PACKEDCOMMITSTREAMSETOBJECTRESPONSE']._serialized_start=1434
-  _globals['_PACKEDCOMMITSTREAMSETOBJECTRESPONSE']._serialized_end=1564
-  _globals['_PACKEDCOMMITPIPELINERESPONSE']._serialized_start=1567
-  _globals['_PACKEDCOMMITPIPELINERESPONSE']._serialized_end=1730
+  _globals['_PACKEDRANGECOLUMNS']._serialized_start=156
+  _globals['_PACKEDRANGECOLUMNS']._serialized_end=259
+  _globals['_PACKEDSTREAMOBJECTCOLUMNS']._serialized_start=262
+  _globals['_PACKEDSTREAMOBJECTCOLUMNS']._serialized_end=500
+  _globals['_PACKEDCOMMITSTREAMSETOBJECTREQUEST']._serialized_start=503
+  _globals['_PACKEDCOMMITSTREAMSETOBJECTREQUEST']._serialized_end=1151
+  _globals['_PACKEDUPLOADCOLUMNS']._serialized_start=1154
+  _globals['_PACKEDUPLOADCOLUMNS']._serialized_end=1398
+  _globals['_PACKEDCOMMITPIPELINEREQUEST']._serialized_start=1401
+  _globals['_PACKEDCOMMITPIPELINEREQUEST']._serialized_end=1569
+  _globals['_PACKEDCOMMITSTREAMSETOBJECTRESPONSE']._serialized_start=1572
+  _globals['_PACKEDCOMMITSTREAMSETOBJECTRESPONSE']._serialized_end=1768
+  _globals['_PACKEDCOMMITPIPELINERESPONSE']._serialized_start=1771
+  _globals['_PACKEDCOMMITPIPELINERESPONSE']._serialized_end=1934
 # @@protoc_insertion_point(module_scope)

@@ -16,7 +16,9 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from streammeta.v1 import common_pb2 as _common_pb2
+from streammeta.v1 import kv_pb2 as _kv_pb2
 from streammeta.v1 import objects_pb2 as _objects_pb2
+from streammeta.v1 import streams_pb2 as _streams_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -162,6 +164,8 @@ class PackedCommitStreamSetObjectRequest(_message.Message):
     MIN_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
     MAX_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
     CRC32C_FIELD_NUMBER: _builtins.int
+    KV_PUTS_FIELD_NUMBER: _builtins.int
+    TRIMS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """for tracing"""
     object_id: _builtins.int
@@ -198,6 +202,14 @@ class PackedCommitStreamSetObjectRequest(_message.Message):
     def compacted_object_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """sources; empty: an upload"""
 
+    @_builtins.property
+    def kv_puts(self) -> _containers.RepeatedCompositeFieldContainer[_kv_pb2.KVToPut]:
+        """put if the commit is made"""
+
+    @_builtins.property
+    def trims(self) -> _containers.RepeatedCompositeFieldContainer[_streams_pb2.StreamToTrim]:
+        """trimmed if the commit is made"""
+
     def __init__(
         self,
         *,
@@ -215,10 +227,12 @@ class PackedCommitStreamSetObjectRequest(_message.Message):
         min_timestamp_ms: _builtins.int | None = ...,
         max_timestamp_ms: _builtins.int | None = ...,
         crc32c: _builtins.int | None = ...,
+        kv_puts: _abc.Iterable[_kv_pb2.KVToPut] | None = ...,
+        trims: _abc.Iterable[_streams_pb2.StreamToTrim] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "order_id", b"order_id", "ranges", b"ranges", "stream_objects", b"stream_objects"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "attributes", b"attributes", "compacted_object_ids", b"compacted_object_ids", "crc32c", b"crc32c", "failover", b"failover", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "on_conflict", b"on_conflict", "order_id", b"order_id", "ranges", b"ranges", "request_id", b"request_id", "stream_objects", b"stream_objects"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "attributes", b"attributes", "compacted_object_ids", b"compacted_object_ids", "crc32c", b"crc32c", "failover", b"failover", "kv_puts", b"kv_puts", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "on_conflict", b"on_conflict", "order_id", b"order_id", "ranges", b"ranges", "request_id", b"request_id", "stream_objects", b"stream_objects", "trims", b"trims"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
     _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
@@ -348,22 +362,32 @@ class PackedCommitStreamSetObjectResponse(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     RANGE_ERRORS_FIELD_NUMBER: _builtins.int
     STREAM_OBJECT_ERRORS_FIELD_NUMBER: _builtins.int
+    KV_RESULTS_FIELD_NUMBER: _builtins.int
+    TRIM_ERRORS_FIELD_NUMBER: _builtins.int
     error: _common_pb2.ErrorCode.ValueType
     """the outcome"""
     range_errors: _builtins.bytes
     """one zero byte per row of ranges"""
     stream_object_errors: _builtins.bytes
     """one zero byte per row of stream_objects"""
+    trim_errors: _builtins.bytes
+    """one zero byte per trim"""
+    @_builtins.property
+    def kv_results(self) -> _containers.RepeatedCompositeFieldContainer[_kv_pb2.KVResult]:
+        """of each value to put"""
+
     def __init__(
         self,
         *,
         error: _common_pb2.ErrorCode.ValueType = ...,
         range_errors: _builtins.bytes = ...,
         stream_object_errors: _builtins.bytes = ...,
+        kv_results: _abc.Iterable[_kv_pb2.KVResult] | None = ...,
+        trim_errors: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "range_errors", b"range_errors", "stream_object_errors", b"stream_object_errors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "kv_results", b"kv_results", "range_errors", b"range_errors", "stream_object_errors", b"stream_object_errors", "trim_errors", b"trim_errors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,6 +11,8 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from streammeta.v1 import common_pb2 as _common_pb2
+from streammeta.v1 import kv_pb2 as _kv_pb2
+from streammeta.v1 import streams_pb2 as _streams_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -241,8 +243,8 @@ Global___StreamObjectColumns: _TypeAlias = StreamObjectColumns  # noqa: Y015
 @_typing.final
 class CommitStreamSetObjectRequest(_message.Message):
     """A commit is known by its object_id, or without one by the ids of its stream objects. A repeat has the
-    same content: all fields but request_id, node_epoch, stream_epoch, failover and on_conflict; rows may
-    be in another order. REJECT_ALL can't repeat an ACCEPT_VALID commit of which rows were left out.
+    same content: all fields but request_id, node_epoch, stream_epoch, failover, on_conflict and the
+    conditions of kv_puts; rows may be in another order. REJECT_ALL can't repeat an ACCEPT_VALID commit of which rows were left out.
     Repeats are recognized until the object was deleted and 131072 others after it.
     """
 
@@ -262,6 +264,8 @@ class CommitStreamSetObjectRequest(_message.Message):
     MIN_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
     MAX_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
     CRC32C_FIELD_NUMBER: _builtins.int
+    KV_PUTS_FIELD_NUMBER: _builtins.int
+    TRIMS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """for tracing; commits are idempotent by object id"""
     object_id: _builtins.int
@@ -304,6 +308,19 @@ class CommitStreamSetObjectRequest(_message.Message):
     def compacted_object_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """sources to destroy; empty: an upload"""
 
+    @_builtins.property
+    def kv_puts(self) -> _containers.RepeatedCompositeFieldContainer[_kv_pb2.KVToPut]:
+        """From feature level 3 on; a leader that does not know the two ignores them and answers without
+        kv_results and trim_errors. Values to put and streams of the node to trim, at most 10000 of each,
+        if and only if the commit is made. One that can't be put or trimmed refuses the commit, whatever
+        on_conflict says. Only of a commit with an object_id or stream_objects, and of none that replaces
+        attributes alone. Trims are judged as TrimStreams judges them, and take effect behind the commit.
+        """
+
+    @_builtins.property
+    def trims(self) -> _containers.RepeatedCompositeFieldContainer[_streams_pb2.StreamToTrim]:
+        """see kv_puts"""
+
     def __init__(
         self,
         *,
@@ -321,10 +338,12 @@ class CommitStreamSetObjectRequest(_message.Message):
         min_timestamp_ms: _builtins.int | None = ...,
         max_timestamp_ms: _builtins.int | None = ...,
         crc32c: _builtins.int | None = ...,
+        kv_puts: _abc.Iterable[_kv_pb2.KVToPut] | None = ...,
+        trims: _abc.Iterable[_streams_pb2.StreamToTrim] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "order_id", b"order_id", "ranges", b"ranges", "stream_objects", b"stream_objects"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "attributes", b"attributes", "compacted_object_ids", b"compacted_object_ids", "crc32c", b"crc32c", "failover", b"failover", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "on_conflict", b"on_conflict", "order_id", b"order_id", "ranges", b"ranges", "request_id", b"request_id", "stream_objects", b"stream_objects"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "attributes", b"attributes", "compacted_object_ids", b"compacted_object_ids", "crc32c", b"crc32c", "failover", b"failover", "kv_puts", b"kv_puts", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "on_conflict", b"on_conflict", "order_id", b"order_id", "ranges", b"ranges", "request_id", b"request_id", "stream_objects", b"stream_objects", "trims", b"trims"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
     _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
@@ -356,6 +375,8 @@ class CommitStreamSetObjectResponse(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     RANGE_ERRORS_FIELD_NUMBER: _builtins.int
     STREAM_OBJECT_ERRORS_FIELD_NUMBER: _builtins.int
+    KV_RESULTS_FIELD_NUMBER: _builtins.int
+    TRIM_ERRORS_FIELD_NUMBER: _builtins.int
     error: _common_pb2.ErrorCode.ValueType
     """NONE: committed (under ACCEPT_VALID: all that was valid)"""
     @_builtins.property
@@ -366,16 +387,28 @@ class CommitStreamSetObjectResponse(_message.Message):
     def stream_object_errors(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.ErrorCode.ValueType]:
         """one verdict per row of stream_objects"""
 
+    @_builtins.property
+    def kv_results(self) -> _containers.RepeatedCompositeFieldContainer[_kv_pb2.KVResult]:
+        """What each key of kv_puts holds now: what was put, or in a repeat what there is since. If a
+        condition has refused the commit, KEY_EXIST says which. Empty if the commit was refused otherwise.
+        """
+
+    @_builtins.property
+    def trim_errors(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.ErrorCode.ValueType]:
+        """one per trim; empty if the commit was refused for its own sake"""
+
     def __init__(
         self,
         *,
         error: _common_pb2.ErrorCode.ValueType = ...,
         range_errors: _abc.Iterable[_common_pb2.ErrorCode.ValueType] | None = ...,
         stream_object_errors: _abc.Iterable[_common_pb2.ErrorCode.ValueType] | None = ...,
+        kv_results: _abc.Iterable[_kv_pb2.KVResult] | None = ...,
+        trim_errors: _abc.Iterable[_common_pb2.ErrorCode.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "range_errors", b"range_errors", "stream_object_errors", b"stream_object_errors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "kv_results", b"kv_results", "range_errors", b"range_errors", "stream_object_errors", b"stream_object_errors", "trim_errors", b"trim_errors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -399,6 +432,8 @@ class CommitStreamObjectRequest(_message.Message):
     MIN_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
     MAX_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
     CRC32C_FIELD_NUMBER: _builtins.int
+    KV_PUTS_FIELD_NUMBER: _builtins.int
+    TRIMS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """for tracing; commits are idempotent by object id"""
     object_id: _builtins.int
@@ -433,6 +468,14 @@ class CommitStreamObjectRequest(_message.Message):
     def operations(self) -> _containers.RepeatedScalarFieldContainer[Global___SourceOperation.ValueType]:
         """one per source"""
 
+    @_builtins.property
+    def kv_puts(self) -> _containers.RepeatedCompositeFieldContainer[_kv_pb2.KVToPut]:
+        """as in CommitStreamSetObjectRequest; only with an object_id"""
+
+    @_builtins.property
+    def trims(self) -> _containers.RepeatedCompositeFieldContainer[_streams_pb2.StreamToTrim]:
+        """likewise"""
+
     def __init__(
         self,
         *,
@@ -450,10 +493,12 @@ class CommitStreamObjectRequest(_message.Message):
         min_timestamp_ms: _builtins.int | None = ...,
         max_timestamp_ms: _builtins.int | None = ...,
         crc32c: _builtins.int | None = ...,
+        kv_puts: _abc.Iterable[_kv_pb2.KVToPut] | None = ...,
+        trims: _abc.Iterable[_streams_pb2.StreamToTrim] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_end_offset", b"_end_offset", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_start_offset", b"_start_offset", "_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "crc32c", b"crc32c", "end_offset", b"end_offset", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "start_offset", b"start_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_end_offset", b"_end_offset", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_start_offset", b"_start_offset", "_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "attributes", b"attributes", "crc32c", b"crc32c", "end_offset", b"end_offset", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "operations", b"operations", "request_id", b"request_id", "source_object_ids", b"source_object_ids", "start_offset", b"start_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_end_offset", b"_end_offset", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_start_offset", b"_start_offset", "_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "attributes", b"attributes", "crc32c", b"crc32c", "end_offset", b"end_offset", "kv_puts", b"kv_puts", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "operations", b"operations", "request_id", b"request_id", "source_object_ids", b"source_object_ids", "start_offset", b"start_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id", "trims", b"trims"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
     _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
@@ -495,16 +540,28 @@ class CommitStreamObjectResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ERROR_FIELD_NUMBER: _builtins.int
+    KV_RESULTS_FIELD_NUMBER: _builtins.int
+    TRIM_ERRORS_FIELD_NUMBER: _builtins.int
     error: _common_pb2.ErrorCode.ValueType
     """the outcome"""
+    @_builtins.property
+    def kv_results(self) -> _containers.RepeatedCompositeFieldContainer[_kv_pb2.KVResult]:
+        """as in CommitStreamSetObjectResponse"""
+
+    @_builtins.property
+    def trim_errors(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.ErrorCode.ValueType]:
+        """likewise"""
+
     def __init__(
         self,
         *,
         error: _common_pb2.ErrorCode.ValueType = ...,
+        kv_results: _abc.Iterable[_kv_pb2.KVResult] | None = ...,
+        trim_errors: _abc.Iterable[_common_pb2.ErrorCode.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "kv_results", b"kv_results", "trim_errors", b"trim_errors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

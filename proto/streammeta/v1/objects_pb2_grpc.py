@@ -91,8 +91,9 @@ class ObjectServiceServicer:
         Retry: safe by object id: the same content gets the first answer.
         Errors: OBJECT_NOT_EXIST, OBJECT_NOT_COMMITTED, OBJECT_CONTENT_MISMATCH, COMPACTED_OBJECTS_NOT_FOUND,
         INVALID_REQUEST, those of the node check, and for each row STREAM_NOT_EXIST, STREAM_FENCED,
-        STREAM_NOT_OPENED, OFFSET_NOT_MATCHED, STREAM_INNER_ERROR.
-        Roles: broker, compactor.
+        STREAM_NOT_OPENED, OFFSET_NOT_MATCHED, STREAM_INNER_ERROR; with kv_puts KEY_EXIST; with trims
+        those of TrimStreams; status FEATURE_LEVEL for either below feature level 3.
+        Roles: broker, compactor; with kv_puts or trims broker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,8 +104,8 @@ class ObjectServiceServicer:
         Retry: safe by object id: the same content gets the first answer.
         Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED, OBJECT_NOT_EXIST,
         OBJECT_NOT_COMMITTED, OBJECT_CONTENT_MISMATCH, COMPACTED_OBJECTS_NOT_FOUND, INVALID_REQUEST, and
-        those of the node check.
-        Roles: broker, compactor.
+        those of the node check; with kv_puts and trims as CommitStreamSetObject.
+        Roles: broker, compactor; with kv_puts or trims broker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

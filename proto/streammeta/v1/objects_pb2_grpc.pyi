@@ -46,16 +46,17 @@ class ObjectServiceStub:
     Retry: safe by object id: the same content gets the first answer.
     Errors: OBJECT_NOT_EXIST, OBJECT_NOT_COMMITTED, OBJECT_CONTENT_MISMATCH, COMPACTED_OBJECTS_NOT_FOUND,
       INVALID_REQUEST, those of the node check, and for each row STREAM_NOT_EXIST, STREAM_FENCED,
-      STREAM_NOT_OPENED, OFFSET_NOT_MATCHED, STREAM_INNER_ERROR.
-    Roles: broker, compactor.
+      STREAM_NOT_OPENED, OFFSET_NOT_MATCHED, STREAM_INNER_ERROR; with kv_puts KEY_EXIST; with trims
+      those of TrimStreams; status FEATURE_LEVEL for either below feature level 3.
+    Roles: broker, compactor; with kv_puts or trims broker.
     """
     CommitStreamObject: _grpc.UnaryUnaryMultiCallable[_objects_pb2.CommitStreamObjectRequest, _objects_pb2.CommitStreamObjectResponse]
     """Registers the result of compacting stream objects of one stream.
     Retry: safe by object id: the same content gets the first answer.
     Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED, OBJECT_NOT_EXIST,
       OBJECT_NOT_COMMITTED, OBJECT_CONTENT_MISMATCH, COMPACTED_OBJECTS_NOT_FOUND, INVALID_REQUEST, and
-      those of the node check.
-    Roles: broker, compactor.
+      those of the node check; with kv_puts and trims as CommitStreamSetObject.
+    Roles: broker, compactor; with kv_puts or trims broker.
     """
     CommitPipeline: _grpc.StreamStreamMultiCallable[_objects_pb2.CommitPipelineRequest, _objects_pb2.CommitPipelineResponse]
     """Takes many commits on one stream of messages; answers in order, one response per request.
@@ -99,16 +100,17 @@ class ObjectServiceAsyncStub(ObjectServiceStub):
     Retry: safe by object id: the same content gets the first answer.
     Errors: OBJECT_NOT_EXIST, OBJECT_NOT_COMMITTED, OBJECT_CONTENT_MISMATCH, COMPACTED_OBJECTS_NOT_FOUND,
       INVALID_REQUEST, those of the node check, and for each row STREAM_NOT_EXIST, STREAM_FENCED,
-      STREAM_NOT_OPENED, OFFSET_NOT_MATCHED, STREAM_INNER_ERROR.
-    Roles: broker, compactor.
+      STREAM_NOT_OPENED, OFFSET_NOT_MATCHED, STREAM_INNER_ERROR; with kv_puts KEY_EXIST; with trims
+      those of TrimStreams; status FEATURE_LEVEL for either below feature level 3.
+    Roles: broker, compactor; with kv_puts or trims broker.
     """
     CommitStreamObject: _aio.UnaryUnaryMultiCallable[_objects_pb2.CommitStreamObjectRequest, _objects_pb2.CommitStreamObjectResponse]  # type: ignore[assignment]
     """Registers the result of compacting stream objects of one stream.
     Retry: safe by object id: the same content gets the first answer.
     Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED, OBJECT_NOT_EXIST,
       OBJECT_NOT_COMMITTED, OBJECT_CONTENT_MISMATCH, COMPACTED_OBJECTS_NOT_FOUND, INVALID_REQUEST, and
-      those of the node check.
-    Roles: broker, compactor.
+      those of the node check; with kv_puts and trims as CommitStreamSetObject.
+    Roles: broker, compactor; with kv_puts or trims broker.
     """
     CommitPipeline: _aio.StreamStreamMultiCallable[_objects_pb2.CommitPipelineRequest, _objects_pb2.CommitPipelineResponse]  # type: ignore[assignment]
     """Takes many commits on one stream of messages; answers in order, one response per request.
@@ -161,8 +163,9 @@ class ObjectServiceServicer(metaclass=_abc_1.ABCMeta):
         Retry: safe by object id: the same content gets the first answer.
         Errors: OBJECT_NOT_EXIST, OBJECT_NOT_COMMITTED, OBJECT_CONTENT_MISMATCH, COMPACTED_OBJECTS_NOT_FOUND,
           INVALID_REQUEST, those of the node check, and for each row STREAM_NOT_EXIST, STREAM_FENCED,
-          STREAM_NOT_OPENED, OFFSET_NOT_MATCHED, STREAM_INNER_ERROR.
-        Roles: broker, compactor.
+          STREAM_NOT_OPENED, OFFSET_NOT_MATCHED, STREAM_INNER_ERROR; with kv_puts KEY_EXIST; with trims
+          those of TrimStreams; status FEATURE_LEVEL for either below feature level 3.
+        Roles: broker, compactor; with kv_puts or trims broker.
         """
 
     @_abc_1.abstractmethod
@@ -175,8 +178,8 @@ class ObjectServiceServicer(metaclass=_abc_1.ABCMeta):
         Retry: safe by object id: the same content gets the first answer.
         Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED, OBJECT_NOT_EXIST,
           OBJECT_NOT_COMMITTED, OBJECT_CONTENT_MISMATCH, COMPACTED_OBJECTS_NOT_FOUND, INVALID_REQUEST, and
-          those of the node check.
-        Roles: broker, compactor.
+          those of the node check; with kv_puts and trims as CommitStreamSetObject.
+        Roles: broker, compactor; with kv_puts or trims broker.
         """
 
     @_abc_1.abstractmethod

@@ -157,16 +157,30 @@ class PrepareObjectsAnswer(Answer):
     deadline_ms: int = -1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVResult:
+    """The value now stored, or the one deleted; `version` 0 and `found` False if there is none."""
+
+    error: ErrorCode
+    value: bytes = b""
+    version: int = 0
+    found: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CommitStreamSetObjectAnswer(Answer):
     """`error` for the whole, and one verdict (an `ErrorCode` number) a row.
 
-    When the call fails before rows are looked at, every verdict equals `error`.
+    When the call fails before rows are looked at, every verdict equals `error`. `kv_results` and
+    `trim_errors` have one item for each value to put and stream to trim, or none if the commit was
+    refused for its own sake.
     """
 
     error: ErrorCode
     range_errors: Int64Column
     stream_object_errors: Int64Column
+    kv_results: tuple[KVResult, ...] = ()
+    trim_errors: tuple[ErrorCode, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -178,6 +192,15 @@ class CommitUploadsAnswer(Answer):
 
     errors: Int64Column
     range_errors: Int64Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitStreamObjectAnswer(Answer):
+    """The outcome, and those of what came with the commit, as in `CommitStreamSetObjectAnswer`."""
+
+    error: ErrorCode
+    kv_results: tuple[KVResult, ...] = ()
+    trim_errors: tuple[ErrorCode, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -505,16 +528,6 @@ class ListStreamSetObjectsAnswer(Answer):
     objects: tuple[StreamSetObject, ...] = ()
     next_page_token: str = ""
     total: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KVResult:
-    """The value now stored, or the one deleted; `version` 0 and `found` False if there is none."""
-
-    error: ErrorCode
-    value: bytes = b""
-    version: int = 0
-    found: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from streammeta.controller.errors import ErrorCode, InvariantError, NewerLogError
 from streammeta.controller.metadata import answers, requests
+from streammeta.controller.metadata.commit_effects import CommitEffects, Decided
 from streammeta.controller.metadata.commit_rules import Repeats
 from streammeta.controller.metadata.compactions import Compactions
 from streammeta.controller.metadata.feature_level import FeatureLevel
@@ -73,6 +74,7 @@ class ClusterMap:
         self._compactions = Compactions(
             self._nodes, self._streams, self._objects, self._uploads, self._repeats
         )
+        self._effects = CommitEffects(self._stream_decisions, self._kvs, self._feature_level)
         self._upkeep = ObjectUpkeep(self._streams, self._objects)
         self._reads = Reads(self._streams, self._objects, self._nodes, self._bucket_claim)
         self._record_checks = RecordChecks(self._streams, self._objects, self._nodes)
@@ -283,7 +285,7 @@ class ClusterMap:
 
     def _make_deciders(self) -> dict[type, Callable[..., tuple[Sequence[Record], answers.Answer]]]:
         # Each value takes exactly its key's type, which a dictionary's type can't say.
-        streams, uploads, compactions = self._stream_decisions, self._uploads, self._compactions
+        streams, uploads = self._stream_decisions, self._uploads
         upkeep, nodes = self._upkeep, self._nodes
         return {
             requests.CreateStreams: _without_time(streams.create),
@@ -294,9 +296,9 @@ class ClusterMap:
             requests.AbandonUploads: _without_time(streams.abandon),
             requests.GetOpeningStreams: _without_time(self._decide_opening),
             requests.PrepareObjects: _with_time(self._decide_prepare),
-            requests.CommitStreamSetObject: _with_time(self._decide_set_object),
+            requests.CommitStreamSetObject: self._decide_set_object,
             requests.CommitUploads: _with_time(uploads.decide_batch),
-            requests.CommitStreamObject: _with_time(compactions.decide_stream_object),
+            requests.CommitStreamObject: self._decide_stream_object,
             requests.ExpireObjects: _with_time(_one(upkeep.decide_expire)),
             requests.RemoveObjects: _without_time(_one(upkeep.decide_remove)),
             requests.SweepDeletedStreams: _with_time(_one(upkeep.decide_sweep)),
@@ -345,11 +347,19 @@ class ClusterMap:
         return self._objects.decide_prepare(request, now_ms)
 
     def _decide_set_object(
-        self, request: requests.CommitStreamSetObject, now_ms: int
-    ) -> tuple[Sequence[Record], answers.CommitStreamSetObjectAnswer]:
+        self, request: requests.CommitStreamSetObject, now_ms: int, offset: int
+    ) -> Decided:
         if len(request.compacted_object_ids):
-            return self._compactions.decide_set_object(request, now_ms)
-        return self._uploads.decide(request, now_ms)
+            records, answer = self._compactions.decide_set_object(request, now_ms)
+        else:
+            records, answer = self._uploads.decide(request, now_ms)
+        return self._effects.added(request, records, answer, offset)
+
+    def _decide_stream_object(
+        self, request: requests.CommitStreamObject, now_ms: int, offset: int
+    ) -> Decided:
+        records, answer = self._compactions.decide_stream_object(request, now_ms)
+        return self._effects.added(request, records, answer, offset)
 
     # ---- reading and replaying ----
 

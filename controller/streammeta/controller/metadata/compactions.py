@@ -17,7 +17,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, ErrorAnswer
+from streammeta.controller.metadata.answers import (
+    CommitStreamObjectAnswer,
+    CommitStreamSetObjectAnswer,
+)
 from streammeta.controller.metadata.commit_rules import (
     REFUSED,
     Repeat,
@@ -182,10 +185,10 @@ class Compactions:
 
     def decide_stream_object(
         self, request: CommitStreamObject, now_ms: int
-    ) -> tuple[list[rec.Record], ErrorAnswer]:
+    ) -> tuple[list[rec.Record], CommitStreamObjectAnswer]:
         """Judge a compaction of stream objects; the request is well-formed."""
         records, error = self._decide_stream_object(request, now_ms)
-        return records, ErrorAnswer(error=error)
+        return records, CommitStreamObjectAnswer(error=error)
 
     def _decide_stream_object(
         self, request: CommitStreamObject, now_ms: int

@@ -5,7 +5,7 @@ It is lowered only where no level between has changed what log and checkpoints h
 
 from __future__ import annotations
 
-from streammeta.controller.errors import InvariantError, NewerLogError
+from streammeta.controller.errors import FeatureLevelError, InvariantError, NewerLogError
 from streammeta.controller.features import BASE_LEVEL, SUPPORTED, data_changes
 from streammeta.controller.metadata.answers import SetFeatureLevelAnswer
 from streammeta.controller.metadata.requests import SetFeatureLevel
@@ -24,6 +24,19 @@ class FeatureLevel:
     def current(self) -> int:
         """The cluster's level."""
         return self._current
+
+    def require(self, level: int, what: str) -> None:
+        """Require a level for something that a request asks for, named in the error.
+
+        Raises:
+            FeatureLevelError: the cluster is below it.
+        """
+        if self._current < level:
+            raise FeatureLevelError(
+                level,
+                f"{what} need feature level {level}, and the cluster is at {self._current}; raise "
+                "it once all controllers run this version (streammeta features upgrade)",
+            )
 
     def load(self, level: int) -> None:
         """Set the level of an empty map."""

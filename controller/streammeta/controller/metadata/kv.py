@@ -69,8 +69,7 @@ class KVs:
         """
         stored: list[KVToPut] = []
         results = []
-        for item in request.items:
-            current = self._values.get((item.namespace, item.key))
+        for item, current in self._with_current(request.items):
             if _may_put(item, current):
                 stored.append(item)
                 results.append(_result(StoredValue(item.value, offset + 1)))
@@ -80,12 +79,38 @@ class KVs:
         answer = KVResultsAnswer(results=tuple(results))
         if not stored:
             return None, answer
-        record = KVsPut(
-            namespaces=tuple(item.namespace for item in stored),
-            keys=tuple(item.key for item in stored),
-            values=tuple(item.value for item in stored),
+        return _record(stored), answer
+
+    def decide_put_all(
+        self, items: Sequence[KVToPut], offset: int
+    ) -> tuple[KVsPut, tuple[KVResult, ...]]:
+        """Judge values that are stored together or not at all: by the caller, if none has an error.
+
+        The result of each that would be stored has its version alone.
+
+        Raises:
+            LimitExceededError: the values that stand in the way are too much for one answer.
+        """
+        results = tuple(
+            _result(current, ErrorCode.KEY_EXIST) if not _may_put(item, current) else _put(offset)
+            for item, current in self._with_current(items)
         )
-        return record, answer
+        _require_answerable("kv_puts", results)
+        return _record(items), results
+
+    def put_before(self, items: Sequence[KVToPut]) -> tuple[KVResult, ...]:
+        """Return the version of each value that was put once and is there still, else none."""
+        return tuple(
+            KVResult(error=ErrorCode.NONE, version=current.version, found=True)
+            if current is not None and current.value == item.value
+            else _result(None)
+            for item, current in self._with_current(items)
+        )
+
+    def _with_current(
+        self, items: Sequence[KVToPut]
+    ) -> Iterator[tuple[KVToPut, StoredValue | None]]:
+        return ((item, self._values.get((item.namespace, item.key))) for item in items)
 
     def decide_delete(self, request: DeleteKVs) -> tuple[KVsDeleted | None, KVResultsAnswer]:
         """Delete the keys that exist and whose condition holds.
@@ -205,6 +230,19 @@ def _require_answerable(field: str, results: Sequence[KVResult]) -> None:
 
 def _result_bytes(result: KVResult) -> int:
     return budget.value_bytes(result.value)
+
+
+def _record(items: Sequence[KVToPut]) -> KVsPut:
+    return KVsPut(
+        namespaces=tuple(item.namespace for item in items),
+        keys=tuple(item.key for item in items),
+        values=tuple(item.value for item in items),
+    )
+
+
+def _put(offset: int) -> KVResult:
+    """Return the result of a value that a record at `offset` stores, without the value."""
+    return KVResult(error=ErrorCode.NONE, version=offset + 1, found=True)
 
 
 def _may_put(item: KVToPut, current: StoredValue | None) -> bool:

@@ -4,9 +4,10 @@ Create, prepare and node id requests are remembered by `RequestKey` in bounded w
 in by replay and leave in order of arrival, so every replica forgets alike.
 
 A commit's digest covers what it says of its objects: owner, order, sizes, attributes, ranges, known
-facts, sources. It leaves out what only says whether and how the commit is judged: request id,
-epochs, `failover`, `on_conflict`. It is a sum over rows, so their order does not matter, and one
-pass of vector operations makes the digests of a whole batch. It guards against mistakes, not
+facts, sources; and the values put and streams trimmed with it. It leaves out what only says whether
+and how the commit is judged: request id, epochs, `failover`, `on_conflict`, conditions of values.
+It is a sum over rows, so their order does not matter, and one pass of vector operations makes the
+digests of a whole batch. It guards against mistakes, not
 against forgery: a caller that forges one deceives only itself. Not one bit of it may change between
 versions, since it is part of records and checkpoint files.
 """
@@ -125,6 +126,8 @@ _MERGE = _Multipliers(3, 9)
 _RANGE = _Multipliers(4, 3)
 _STREAM_OBJECT = _Multipliers(5, 9)
 _SOURCE = _Multipliers(6, 2)
+_PUT = _Multipliers(7, 2)
+_TRIM = _Multipliers(8, 2)
 
 
 def digest_of_commit(request: requests.CommitStreamSetObject) -> int:
@@ -151,7 +154,7 @@ def digest_of_commit(request: requests.CommitStreamSetObject) -> int:
     if compacts:
         ids = request.compacted_object_ids
         total += _of_sources(ids, np.ones_like(ids))
-    return _signed(total)
+    return _signed(total + _of_effects(request))
 
 
 def digest_of_merge(request: requests.CommitStreamObject) -> int:
@@ -172,7 +175,7 @@ def digest_of_merge(request: requests.CommitStreamObject) -> int:
     )
     ids = request.source_object_ids
     operations = np.array(request.operations or (1,) * len(ids), dtype=np.int64)
-    return _signed(total + _of_sources(ids, operations))
+    return _signed(total + _of_sources(ids, operations) + _of_effects(request))
 
 
 def digests_of_uploads(request: requests.CommitUploads) -> Int64Column:
@@ -200,6 +203,25 @@ def _digest_of_one(request: requests.CommitUploads) -> int:
     ranges = request.ranges
     rows = (ranges.stream_id, ranges.start_offset, ranges.end_offset)
     return _signed(_of_cells(_UPLOAD, cells) + _sum_of_rows(_RANGE, rows))
+
+
+def _of_effects(request: requests.CommitStreamSetObject | requests.CommitStreamObject) -> int:
+    """Return the digest of values put and streams trimmed with a commit; 0 if there are none."""
+    total = 0
+    for item in request.kv_puts:
+        texts = (item.namespace.encode(), item.key.encode(), item.value)
+        # A row of zeros would add nothing, hence the 1.
+        total += _of_cells(_PUT, (1, _digest_of_texts(texts)))
+    for trim in request.trims:
+        total += _of_cells(_TRIM, (trim.stream_id + 1, trim.new_start_offset))
+    return total
+
+
+def _digest_of_texts(texts: Sequence[bytes]) -> int:
+    state = hashlib.blake2b(digest_size=8)
+    for text in texts:
+        state.update(b"%d:" % len(text) + text)
+    return int.from_bytes(state.digest(), "little", signed=True)
 
 
 def _of_sources(ids: Int64Column, operations: Int64Column) -> int:

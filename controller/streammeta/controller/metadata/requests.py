@@ -151,13 +151,25 @@ class PrepareObjects(WriteRequest):
     ttl_ms: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVToPut:
+    """One value to put; `expected_version` None: no condition, 0: only if absent."""
+
+    key: str
+    value: bytes
+    namespace: str = ""
+    overwrite: bool = False
+    expected_version: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CommitStreamSetObject(WriteRequest):
     """Register an upload, or with `compacted_object_ids` what these set objects were compacted to.
 
     A repeated `object_id` gets the first answer. `object_id` -1: there is no set object, as when
-    everything was split into stream objects or has expired. The last three say what is known of the
-    set object's content, see `StreamObjectColumns`.
+    everything was split into stream objects or has expired. Time bounds and `crc32c` say what is
+    known of the set object's content, see `StreamObjectColumns`. `kv_puts` and `trims` take effect
+    if and only if the commit does.
     """
 
     node: NodeIdentity
@@ -173,6 +185,8 @@ class CommitStreamSetObject(WriteRequest):
     min_timestamp_ms: int = -1
     max_timestamp_ms: int = -1
     crc32c: int = -1
+    kv_puts: tuple[KVToPut, ...] = ()
+    trims: tuple[StreamToTrim, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -199,7 +213,8 @@ class CommitStreamObject(WriteRequest):
     """Register what stream objects of one stream were compacted to; `object_id` -1: to nothing.
 
     `operations` has one entry a source, or is empty: DELETE for each. Offsets are -1 without a
-    result. The last three say what is known of the result's content, see `StreamObjectColumns`.
+    result. Time bounds and `crc32c` say what is known of the result's content, see
+    `StreamObjectColumns`. `kv_puts` and `trims` are as in `CommitStreamSetObject`.
     """
 
     node: NodeIdentity
@@ -215,6 +230,8 @@ class CommitStreamObject(WriteRequest):
     min_timestamp_ms: int = -1
     max_timestamp_ms: int = -1
     crc32c: int = -1
+    kv_puts: tuple[KVToPut, ...] = ()
+    trims: tuple[StreamToTrim, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -424,17 +441,6 @@ class ListStreamSetObjects(ReadRequest):
 
     node_id: int
     page: PageRequest = field(default_factory=PageRequest)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KVToPut:
-    """One value to put; `expected_version` None: no condition, 0: only if absent."""
-
-    key: str
-    value: bytes
-    namespace: str = ""
-    overwrite: bool = False
-    expected_version: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -195,12 +195,25 @@ class StreamDecisions:
     def trim(self, request: requests.TrimStreams) -> tuple[list[rec.Record], StreamErrorsAnswer]:
         """Raise streams' starts."""
         answer, accepted = self._judge(request, _trim_verdict)
-        trimmed = [item for item, head in accepted if item.new_start_offset > head.start_offset]
-        if not trimmed:
-            return [], answer
-        ids = column([item.stream_id for item in trimmed])
-        starts = column([item.new_start_offset for item in trimmed])
-        return [rec.StreamsTrimmed(stream_id=ids, start_offset=starts)], answer
+        return _trim_records(accepted), answer
+
+    def trim_with_commit(
+        self, node_id: int, trims: Sequence[requests.StreamToTrim]
+    ) -> tuple[list[rec.Record], tuple[ErrorCode, ...]]:
+        """Judge trims that come with a commit of a node, whose identity has been checked.
+
+        The records are those of the trims that are accepted.
+        """
+        heads = self._streams.heads([item.stream_id for item in trims])
+        errors = tuple(
+            _trim_verdict(head, item, node_id) for head, item in zip(heads, trims, strict=True)
+        )
+        accepted = [
+            (item, head)
+            for item, head, error in zip(trims, heads, errors, strict=True)
+            if error is ErrorCode.NONE and head is not None
+        ]
+        return _trim_records(accepted), errors
 
     def delete(
         self, request: requests.DeleteStreams, now_ms: int
@@ -252,6 +265,16 @@ def _trim_verdict(head: Head[int] | None, item: requests.StreamToTrim, node_id: 
         return ErrorCode.STREAM_NOT_OPENED
     below = item.new_start_offset < head.start_offset
     return ErrorCode.OFFSET_NOT_MATCHED if below else ErrorCode.NONE
+
+
+def _trim_records(accepted: Sequence[tuple[Any, Head[int]]]) -> list[rec.Record]:
+    """Return what raises the starts of streams, given with their trims; some may be there."""
+    trimmed = [item for item, head in accepted if item.new_start_offset > head.start_offset]
+    if not trimmed:
+        return []
+    ids = column([item.stream_id for item in trimmed])
+    starts = column([item.new_start_offset for item in trimmed])
+    return [rec.StreamsTrimmed(stream_id=ids, start_offset=starts)]
 
 
 def _delete_verdict(

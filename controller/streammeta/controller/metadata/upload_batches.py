@@ -46,6 +46,8 @@ def is_plain(request: CommitStreamSetObject) -> bool:
         and not request.failover
         and request.on_conflict is OnConflict.REJECT_ALL
         and not len(request.compacted_object_ids)
+        and not request.kv_puts
+        and not request.trims
         and not any(map(len, _columns(request.stream_objects)))
     )
 

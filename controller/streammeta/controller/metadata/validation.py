@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from streammeta.controller.errors import LimitExceededError
+from streammeta.controller.errors import InvalidRequestError, LimitExceededError
 from streammeta.controller.features import SUPPORTED
 from streammeta.controller.ids import NONE_ID
 from streammeta.controller.metadata import requests
@@ -128,13 +128,26 @@ def _check_streams(
     epoch_min: int,
 ) -> None:
     check_node(node)
-    check_batch("streams", streams)
+    _check_stream_ids("streams", streams, epoch_min)
+
+
+def _check_stream_ids(
+    field: str,
+    streams: Sequence[
+        requests.StreamToOpen
+        | requests.StreamToClose
+        | requests.StreamToTrim
+        | requests.StreamToDelete
+    ],
+    epoch_min: int,
+) -> None:
+    check_batch(field, streams)
     for index, stream in enumerate(streams):
         if not 0 <= stream.stream_id <= INT64_MAX:
-            raise fail(f"streams[{index}].stream_id", stream.stream_id, ">= 0")
+            raise fail(f"{field}[{index}].stream_id", stream.stream_id, ">= 0")
         if not epoch_min <= stream.stream_epoch <= INT64_MAX:
-            raise fail(f"streams[{index}].stream_epoch", stream.stream_epoch, f">= {epoch_min}")
-    check_no_repeat("streams.stream_id", [stream.stream_id for stream in streams])
+            raise fail(f"{field}[{index}].stream_epoch", stream.stream_epoch, f">= {epoch_min}")
+    check_no_repeat(f"{field}.stream_id", [stream.stream_id for stream in streams])
 
 
 def _check_open_streams(request: requests.OpenStreams) -> None:
@@ -156,10 +169,14 @@ def _check_abandon_uploads(request: requests.AbandonUploads) -> None:
 
 
 def _check_trim_streams(request: requests.TrimStreams) -> None:
-    _check_streams(request.node, request.streams, epoch_min=0)
-    for index, stream in enumerate(request.streams):
-        field = f"streams[{index}].new_start_offset"
-        check_between(field, stream.new_start_offset, 0, INT64_MAX)
+    check_node(request.node)
+    _check_trims("streams", request.streams)
+
+
+def _check_trims(field: str, trims: Sequence[requests.StreamToTrim]) -> None:
+    _check_stream_ids(field, trims, epoch_min=0)
+    for index, trim in enumerate(trims):
+        check_between(f"{field}[{index}].new_start_offset", trim.new_start_offset, 0, INT64_MAX)
 
 
 def _check_delete_streams(request: requests.DeleteStreams) -> None:
@@ -198,13 +215,48 @@ def _check_key(field: str, namespace: str, key: str) -> None:
 
 
 def _check_put_kvs(request: requests.PutKVs) -> None:
-    check_batch("items", request.items)
-    for index, item in enumerate(request.items):
-        _check_key(f"items[{index}]", item.namespace, item.key)
+    _check_puts("items", request.items)
+
+
+def _check_puts(field: str, items: Sequence[requests.KVToPut]) -> None:
+    check_batch(field, items)
+    for index, item in enumerate(items):
+        _check_key(f"{field}[{index}]", item.namespace, item.key)
         if len(item.value) > VALUE_BYTES_MAX:
-            raise LimitExceededError(f"items[{index}].value: over {VALUE_BYTES_MAX} bytes")
-        _check_version(f"items[{index}]", item.expected_version)
-    check_no_repeat("items.key", [(item.namespace, item.key) for item in request.items])
+            raise LimitExceededError(f"{field}[{index}].value: over {VALUE_BYTES_MAX} bytes")
+        _check_version(f"{field}[{index}]", item.expected_version)
+    check_no_repeat(f"{field}.key", [(item.namespace, item.key) for item in items])
+
+
+def _check_commit(request: requests.CommitStreamSetObject) -> None:
+    check_commit(request)
+    if request.kv_puts or request.trims:
+        has_result = request.object_id >= 0 or len(request.stream_objects.object_id) > 0
+        is_replace = request.compacted_object_ids.tolist() == [request.object_id]
+        _check_effects(request, has_result=has_result and not is_replace)
+
+
+def _check_commit_stream_object(request: requests.CommitStreamObject) -> None:
+    check_commit_stream_object(request)
+    if request.kv_puts or request.trims:
+        is_replace = request.source_object_ids.tolist() == [request.object_id]
+        _check_effects(request, has_result=request.object_id >= 0 and not is_replace)
+
+
+def _check_effects(
+    request: requests.CommitStreamSetObject | requests.CommitStreamObject, *, has_result: bool
+) -> None:
+    """Check what comes with a commit; one without a result of its own would not be known again."""
+    if not has_result:
+        raise InvalidRequestError(
+            "kv_puts" if request.kv_puts else "trims",
+            "the commit has no result that its repeat would be known by; "
+            "send them by PutKVs or TrimStreams",
+        )
+    if request.kv_puts:
+        _check_puts("kv_puts", request.kv_puts)
+    if request.trims:
+        _check_trims("trims", request.trims)
 
 
 def _check_version(field: str, expected_version: int | None) -> None:
@@ -291,10 +343,10 @@ _CHECKS: dict[type, Callable[..., None]] = {
     requests.CloseStreams: _check_close_streams,
     requests.TrimStreams: _check_trim_streams,
     requests.DeleteStreams: _check_delete_streams,
-    requests.CommitStreamSetObject: check_commit,
+    requests.CommitStreamSetObject: _check_commit,
     requests.CommitUploads: check_commit_uploads,
     requests.AbandonUploads: _check_abandon_uploads,
-    requests.CommitStreamObject: check_commit_stream_object,
+    requests.CommitStreamObject: _check_commit_stream_object,
     requests.RemoveObjects: _check_object_ids,
     requests.AssignRecoveries: _check_assign_recoveries,
     requests.PutKVs: _check_put_kvs,

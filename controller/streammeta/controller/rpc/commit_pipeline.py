@@ -44,6 +44,7 @@ from streammeta.controller.runtime.admission import TurnBudget
 from streammeta.controller.runtime.commit_rests import CommitRests
 from streammeta.controller.runtime.controller import MetadataController, Submission
 from streammeta.controller.trust.auditor import current_record
+from streammeta.controller.trust.commit_parts import require_parts
 from streammeta.controller.trust.door import (
     Caller,
     current_caller,
@@ -501,10 +502,12 @@ def _read_commit(
     index: int, commit: pb.PackedCommitStreamSetObjectRequest
 ) -> CommitStreamSetObject:
     try:
-        return commit_stream_set_object_in(commit)
+        request = commit_stream_set_object_in(commit)
     except InvalidRequestError as error:
         reason = str(error).removeprefix(f"{error.field}: ")
         raise InvalidRequestError(f"commits[{index}].{error.field}", reason) from None
+    require_parts(current_caller(), request)
+    return request
 
 
 async def _answer(message: _Decided | _Refused, context: Context) -> bytes:
@@ -538,4 +541,7 @@ def _parts(message: _Message) -> Iterator[tuple[Sequence[_Commit], int]]:
 
 def _size(commit: _Commit) -> int:
     """Return the work that a commit is, in rows."""
-    return ROWS_A_COMMIT + len(commit.ranges.stream_id)
+    rows = ROWS_A_COMMIT + len(commit.ranges.stream_id)
+    if isinstance(commit, CommitStreamSetObject):
+        rows += len(commit.kv_puts) + len(commit.trims)
+    return rows

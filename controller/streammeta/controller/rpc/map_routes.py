@@ -35,9 +35,9 @@ from streammeta.controller.runtime.admission import TurnBudget, class_of
 from streammeta.controller.runtime.commit_joining import CommitJoiner
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.trust.auditor import note_rows
+from streammeta.controller.trust.commit_parts import require_parts
 from streammeta.controller.trust.door import current_caller
 from streammeta.controller.trust.method_rules import WAL_CONFIG_SHOWN_TO
-from streammeta.controller.trust.namespaces import require_namespaces
 from streammeta.rpc.contract import SERVICES
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2, streams_pb2
 
@@ -56,7 +56,7 @@ ROUTES: Mapping[str, tuple[type, type]] = {
     "GetOpeningStreams": (requests.GetOpeningStreams, answers.GetOpeningStreamsAnswer),
     "AbandonUploads": (requests.AbandonUploads, answers.AbandonUploadsAnswer),
     "PrepareObjects": (requests.PrepareObjects, answers.PrepareObjectsAnswer),
-    "CommitStreamObject": (requests.CommitStreamObject, answers.ErrorAnswer),
+    "CommitStreamObject": (requests.CommitStreamObject, answers.CommitStreamObjectAnswer),
     "GetObjects": (requests.GetObjects, answers.GetObjectsAnswer),
     "DescribeObjects": (requests.DescribeObjects, answers.DescribeObjectsAnswer),
     "CheckObjects": (requests.CheckObjects, answers.CheckObjectsAnswer),
@@ -191,7 +191,7 @@ def routed(route: Route, controller: MetadataController) -> UnaryHandler:
     async def handle(request: Message, context: Context) -> Message | bytes:
         caller = current_caller()
         decoded = route.decode(request)
-        require_namespaces(caller, decoded)
+        require_parts(caller, decoded)
         if route.joins:
             note_rows(len(decoded.ranges.stream_id))
         kind = class_of(decoded, writes=route.writes)

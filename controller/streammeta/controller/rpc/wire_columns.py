@@ -19,14 +19,19 @@ from streammeta.controller.errors import ErrorCode, InvalidRequestError
 from streammeta.controller.ids import NONE_ID
 from streammeta.controller.metadata import answers, requests, values
 from streammeta.controller.records.record import FACT_COLUMNS
-from streammeta.controller.rpc.conversion import enum_in, not_set
+from streammeta.controller.rpc.conversion import Conversion, enum_in, not_set
 from streammeta.v1 import columns_pb2 as pb
-from streammeta.v1 import common_pb2, objects_pb2
+from streammeta.v1 import common_pb2, kv_pb2, objects_pb2, streams_pb2
 
 _DTYPE = np.dtype("<i8")
 _ROW_BYTES = _DTYPE.itemsize
 _NO_RANGES = values.RangeColumns()
 _NO_STREAM_OBJECTS = values.StreamObjectColumns()
+
+_PLAIN = Conversion({}, {}, {})
+_put_in = _PLAIN.reader(requests.KVToPut, kv_pb2.KVToPut)
+_trim_in = _PLAIN.reader(requests.StreamToTrim, streams_pb2.StreamToTrim)
+_result_out = _PLAIN.writer(answers.KVResult, kv_pb2.KVResult)
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -82,6 +87,8 @@ def commit_stream_set_object_in(
         min_timestamp_ms=_optional(message, "min_timestamp_ms"),
         max_timestamp_ms=_optional(message, "max_timestamp_ms"),
         crc32c=_optional(message, "crc32c"),
+        kv_puts=_list_in(_put_in, message.kv_puts, "kv_puts"),
+        trims=_list_in(_trim_in, message.trims, "trims"),
     )
 
 
@@ -98,16 +105,23 @@ def commit_stream_set_object_out(
     answer: answers.CommitStreamSetObjectAnswer,
 ) -> pb.PackedCommitStreamSetObjectResponse:
     """Write the answer to CommitStreamSetObject."""
-    if not (np.count_nonzero(answer.range_errors) or np.count_nonzero(answer.stream_object_errors)):
+    results = map(_result_out, answer.kv_results)
+    if answer.error is ErrorCode.NONE and not (
+        np.count_nonzero(answer.range_errors) or np.count_nonzero(answer.stream_object_errors)
+    ):
         return pb.PackedCommitStreamSetObjectResponse(
             error=_error(answer.error),
             range_errors=bytes(len(answer.range_errors)),
             stream_object_errors=bytes(len(answer.stream_object_errors)),
+            kv_results=results,
+            trim_errors=bytes(len(answer.trim_errors)),
         )
     response = objects_pb2.CommitStreamSetObjectResponse(
         error=_error(answer.error),
         range_errors=answer.range_errors.tolist(),
         stream_object_errors=answer.stream_object_errors.tolist(),
+        kv_results=results,
+        trim_errors=map(_error, answer.trim_errors),
     )
     return pb.PackedCommitStreamSetObjectResponse.FromString(response.SerializeToString())
 
@@ -194,6 +208,12 @@ def _node(message: common_pb2.NodeIdentity, field: str) -> values.NodeIdentity:
         missing = "node_epoch" if message.HasField("node_id") else "node_id"
         raise not_set(f"{field}.{missing}")
     return values.NodeIdentity(message.node_id, message.node_epoch)
+
+
+def _list_in(read: Any, messages: Sequence[Message], field: str) -> tuple[Any, ...]:
+    if not messages:
+        return ()
+    return tuple(read(message, f"{field}[{index}]") for index, message in enumerate(messages))
 
 
 def _optional(message: Message, field: str) -> int:

@@ -33,6 +33,8 @@ def _namespaces(request: object) -> Iterable[str]:
     match request:
         case requests.PutKVs():
             return {item.namespace for item in request.items}
+        case requests.CommitStreamSetObject() | requests.CommitStreamObject():
+            return {item.namespace for item in request.kv_puts}
         case requests.GetKVs() | requests.DeleteKVs():
             return {key.namespace for key in request.keys}
         case requests.ListKVs() if not request.namespaces:

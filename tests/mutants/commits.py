@@ -1,0 +1,53 @@
+"""Mutants of what comes with a commit: half of it done, or done twice."""
+
+from tests.mutants.mutant import Mutant, Tested
+
+_TESTS = "tests/metadata/test_commit_effects.py::"
+
+COMMITS = (
+    Mutant(
+        "refused-value-leaves-the-commit",
+        "A value that can't be put is left out, and the commit that it came with is made.",
+        "a segment whose metadata is that of another writer",
+        """
+        streammeta.controller.metadata.commit_effects:
+        - if error is not ErrorCode.NONE:
+        -     return (), replace(_refused(request, error), kv_results=results, trim_errors=errors)
+        """,
+        Tested(_TESTS + "test_an_effect_that_is_refused_refuses_the_commit_under_any_policy"),
+    ),
+    Mutant(
+        "repeat-puts-again",
+        "The repeat of a commit puts its values once more, over what was put since.",
+        "a lost answer, a retry, and an update of another that is gone",
+        """
+        streammeta.controller.metadata.commit_effects:
+        - if not records:
+        + if False:
+        """,
+        Tested(
+            _TESTS + "test_a_repeat_puts_nothing_again_and_tells_the_version_that_is_still_there"
+        ),
+    ),
+    Mutant(
+        "effects-are-no-content",
+        "A commit under a known object id is taken for its repeat, though it puts other values.",
+        "a success that is answered for values that nobody has put",
+        """
+        streammeta.controller.metadata.request_identity:
+        - return _signed(total + _of_effects(request))
+        + return _signed(total)
+        """,
+        Tested(_TESTS + "test_a_repeat_with_other_effects_is_another_commit"),
+    ),
+    Mutant(
+        "joined-commit-loses-its-values",
+        "A commit with values is joined with others, in a form that has no place for them.",
+        "found by reading: the joiner knows fields by name",
+        """
+        streammeta.controller.metadata.upload_batches:
+        - and not request.kv_puts
+        """,
+        Tested(_TESTS + "test_commits_with_effects_are_not_joined_with_others"),
+    ),
+)
