@@ -202,9 +202,12 @@ def test_the_index_of_an_entry_never_hides_what_a_selection_would_find(cls: type
     for kinds in (frozenset[Kind](), *(frozenset({kind}) for kind in Kind)):
         for streams in ((), (1,), (2, 50), (50,)):
             for nodes in ((), (7,), (8,), (5, 8)):
-                selection = Selection(kinds, frozenset(streams), frozenset(nodes))
-                if select(records, selection) is not None:
-                    assert index.may_concern(selection), selection
+                for prefixes in ((), (("a", ""),), (("b", "b"), ("c", "x")), (("b", "c"),)):
+                    selection = Selection(
+                        kinds, frozenset(streams), frozenset(nodes), frozenset(prefixes)
+                    )
+                    if select(records, selection) is not None:
+                        assert index.may_concern(selection), selection
 
 
 def test_the_index_of_an_entry_leaves_out_other_streams_and_other_nodes() -> None:
@@ -217,3 +220,31 @@ def test_the_index_of_an_entry_leaves_out_other_streams_and_other_nodes() -> Non
     locked = EntryIndex([sample(rec.NodeRegistered, node_id=7)])
     assert not locked.may_concern(Selection(node_ids=frozenset({8})))
     assert not locked.may_concern(Selection(stream_ids=frozenset({2})))
+
+
+def test_rows_of_other_keys_are_cut() -> None:
+    keys = ("group/a", "group/b", "other", "group/a")
+    put = rec.KVsPut(namespaces=("n", "n", "n", "m"), keys=keys, values=(b"1", b"2", b"3", b"4"))
+    deleted = rec.KVsDeleted(namespaces=put.namespaces, keys=keys)
+    (cut,) = chosen(put, kv_prefixes=frozenset({("n", "group/"), ("absent", "")}))
+    assert isinstance(cut, rec.KVsPut)
+    assert (cut.keys, cut.values) == (("group/a", "group/b"), (b"1", b"2"))
+    (of_m,) = chosen(put, kv_prefixes=frozenset({("m", "")}))
+    assert encode_records([of_m]) == encode_records(
+        [rec.KVsPut(namespaces=("m",), keys=("group/a",), values=(b"4",))]
+    )
+    (gone,) = chosen(deleted, kv_prefixes=frozenset({("n", "o")}))
+    assert isinstance(gone, rec.KVsDeleted)
+    assert (gone.namespaces, gone.keys) == (("n",), ("other",))
+    nothing = frozenset({("n", "group/c"), ("", "")})
+    assert chosen(put, kv_prefixes=nothing) == ()
+    assert not EntryIndex([put]).may_concern(Selection(kv_prefixes=nothing))
+
+
+def test_prefixes_of_keys_leave_changes_of_other_kinds_as_they_are() -> None:
+    prefixes = frozenset({("n", "a")})
+    trimmed = sample(rec.StreamsTrimmed)
+    assert chosen(trimmed, kv_prefixes=prefixes) == (trimmed,)
+    assert chosen(trimmed, kv_prefixes=prefixes, kinds=frozenset({Kind.KV})) == ()
+    put = rec.KVsPut(namespaces=("n",), keys=("a",), values=(b"1",))
+    assert chosen(put, kv_prefixes=prefixes, stream_ids=frozenset({1})) == ()

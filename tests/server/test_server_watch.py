@@ -134,6 +134,15 @@ async def test_filters_cut_rows_and_entries(node: Node) -> None:
         assert (await next_change(call))[0] == 3
 
 
+async def test_a_watch_of_a_prefix_gets_no_other_keys(node: Node) -> None:
+    node.commit(kv("other"), kv("group/a"), kv("other"), kv("group/b"))
+    asked = [pb.KVPrefix(prefix="group/")]
+    async with watching(node, kinds=[pb.ENTITY_KIND_KV], kv_prefixes=asked) as call:
+        for offset, key in ((1, "group/a"), (3, "group/b")):
+            got, records = await next_change(call)
+            assert (got, list(records.records[0].kvs_put.keys)) == (offset, [key])
+
+
 async def test_a_watcher_without_changes_learns_where_to_resume(node: Node) -> None:
     node.commit(kv("a"), kv("b"), None)
     async with watching(node, kinds=[pb.ENTITY_KIND_NODE]) as call:
@@ -158,6 +167,7 @@ async def test_an_offset_above_the_end_is_waited_for(node: Node) -> None:
         ({"stream_ids": [-1]}, "stream_ids"),
         ({"node_ids": [-2]}, "node_ids"),
         ({"stream_ids": range(watch_module.IDS_MAX + 1)}, "stream_ids"),
+        ({"kv_prefixes": [pb.KVPrefix()] * (watch_module.KV_PREFIXES_MAX + 1)}, "kv_prefixes"),
     ],
 )
 async def test_bad_requests_are_refused(

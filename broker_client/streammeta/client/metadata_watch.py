@@ -47,7 +47,8 @@ class Change:
 class MetadataWatch:
     """One watch over the connections of `client`; iterate over `follow()` once.
 
-    Empty `kinds` and `stream_ids` mean all. A controller that sends nothing for `silence_s`, not
+    Empty `kinds` and `stream_ids` mean all; so do empty `kv_prefixes`, of (namespace, prefix), for
+    changes of keys. A controller that sends nothing for `silence_s`, not
     even its position, is given up for the next; after `deadline_s` without any that serves, the
     watch fails. With `combine` a watch that is behind gets the changes of many log entries in one,
     as a busy cluster with many watches needs it.
@@ -64,6 +65,7 @@ class MetadataWatch:
         from_offset: int = 0,
         kinds: Sequence[metadata_pb2.EntityKind.ValueType] = (),
         stream_ids: Sequence[int] = (),
+        kv_prefixes: Sequence[tuple[str, str]] = (),
         silence_s: float = DEFAULT_SILENCE_S,
         deadline_s: float = DEFAULT_DEADLINE_S,
         combine: bool = False,
@@ -74,6 +76,10 @@ class MetadataWatch:
             kinds=kinds,
             stream_ids=check_ints("stream_ids", stream_ids, "a sequence of stream ids"),
             may_combine=combine,
+            kv_prefixes=[
+                metadata_pb2.KVPrefix(namespace=namespace, prefix=prefix)
+                for namespace, prefix in kv_prefixes
+            ],
         )
         self._silence = check_seconds("silence_s", silence_s)
         self._deadline = check_seconds("deadline_s", deadline_s)

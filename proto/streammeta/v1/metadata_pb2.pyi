@@ -59,6 +59,7 @@ class WatchRequest(_message.Message):
     STREAM_IDS_FIELD_NUMBER: _builtins.int
     NODE_IDS_FIELD_NUMBER: _builtins.int
     MAY_COMBINE_FIELD_NUMBER: _builtins.int
+    KV_PREFIXES_FIELD_NUMBER: _builtins.int
     from_offset: _builtins.int
     """first log offset wanted"""
     may_combine: _builtins.bool
@@ -75,6 +76,12 @@ class WatchRequest(_message.Message):
     def node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """only changes of these nodes; empty: all"""
 
+    @_builtins.property
+    def kv_prefixes(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVPrefix]:
+        """Of changes of keys only these, at most 64; empty: all. Other changes are selected as without it, so
+        a watch of keys alone names its kind too. A controller of an older version sends all keys.
+        """
+
     def __init__(
         self,
         *,
@@ -83,14 +90,41 @@ class WatchRequest(_message.Message):
         stream_ids: _abc.Iterable[_builtins.int] | None = ...,
         node_ids: _abc.Iterable[_builtins.int] | None = ...,
         may_combine: _builtins.bool = ...,
+        kv_prefixes: _abc.Iterable[Global___KVPrefix] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_offset", b"from_offset", "kinds", b"kinds", "may_combine", b"may_combine", "node_ids", b"node_ids", "stream_ids", b"stream_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_offset", b"from_offset", "kinds", b"kinds", "kv_prefixes", b"kv_prefixes", "may_combine", b"may_combine", "node_ids", b"node_ids", "stream_ids", b"stream_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchRequest: _TypeAlias = WatchRequest  # noqa: Y015
+
+@_typing.final
+class KVPrefix(_message.Message):
+    """Keys of one namespace."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """empty: the default namespace"""
+    prefix: _builtins.str
+    """that the keys begin with; empty: all keys of the namespace"""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        prefix: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "prefix", b"prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KVPrefix: _TypeAlias = KVPrefix  # noqa: Y015
 
 @_typing.final
 class WatchResponse(_message.Message):

@@ -1,4 +1,4 @@
-"""Selections of a log entry's records by kind, stream and node.
+"""Selections of a log entry's records by kind, stream, node and key.
 
 A row is left out only if the record shows that it is no change of what was asked for: of another
 kind, of another stream or node, or of none at all. Rows that name an object and not whose it is,
@@ -34,16 +34,20 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A selection of changes by kind, stream and node; an empty set selects all."""
+    """A selection of changes by kind, stream and node; an empty set selects all.
+
+    `kv_prefixes`, of (namespace, prefix), selects among the changes of keys alone.
+    """
 
     kinds: frozenset[Kind] = frozenset()
     stream_ids: frozenset[int] = frozenset()
     node_ids: frozenset[int] = frozenset()
+    kv_prefixes: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def is_everything(self) -> bool:
         """Whether every change is selected."""
-        return not (self.kinds or self.stream_ids or self.node_ids)
+        return not (self.kinds or self.stream_ids or self.node_ids or self.kv_prefixes)
 
     def streams(self, stream_id: Int64Column) -> Mask:
         """Return which of these streams are asked for."""
@@ -57,6 +61,16 @@ class Selection:
     def has_node(self, *node_ids: int) -> bool:
         """Return whether a change of these nodes is asked for."""
         return not self.node_ids or not self.node_ids.isdisjoint(node_ids)
+
+    def has_keys(self, namespaces: Sequence[str], keys: Sequence[str]) -> list[bool]:
+        """Return which of these keys, each in its namespace, are asked for."""
+        prefixes: dict[str, tuple[str, ...]] = {}
+        for namespace, prefix in self.kv_prefixes:
+            prefixes[namespace] = (*prefixes.get(namespace, ()), prefix)
+        return [
+            key.startswith(prefixes.get(namespace, ()))
+            for namespace, key in zip(namespaces, keys, strict=True)
+        ]
 
 
 _FEW = 4096
@@ -169,17 +183,29 @@ def _of_neither(record: RecordT, selection: Selection) -> Sequence[RecordT]:
     return () if selection.stream_ids or selection.node_ids else (record,)
 
 
+def _cut_keys(record: rec.KVsPut | rec.KVsDeleted, selection: Selection) -> Sequence[Record]:
+    """Of no stream and of no node; rows of keys that are not asked for go."""
+    if selection.stream_ids or selection.node_ids:
+        return ()
+    if not selection.kv_prefixes:
+        return (record,)
+    wanted = np.array(selection.has_keys(record.namespaces, record.keys), dtype=np.bool_)
+    return (replace(record, **_cut_columns(record, wanted)),) if wanted.any() else ()
+
+
 ANY: Final = None
 """In place of a set of ids: any id may be concerned."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Mention:
-    """Streams and nodes that one record may concern."""
+    """Streams, nodes and keys that one record may concern."""
 
     kinds: frozenset[Kind]
     stream_ids: frozenset[int] | None
     node_ids: frozenset[int] | None
+    keys: rec.KVsPut | rec.KVsDeleted | None = None
+    """The record itself, if it is one of few keys."""
 
 
 class EntryIndex:
@@ -197,6 +223,7 @@ class EntryIndex:
             (not selection.kinds or not selection.kinds.isdisjoint(mention.kinds))
             and _may_hold(mention.stream_ids, selection.stream_ids)
             and _may_hold(mention.node_ids, selection.node_ids)
+            and _may_hold_keys(mention.keys, selection)
             for mention in self._mentions
         )
 
@@ -205,9 +232,22 @@ def _may_hold(mentioned: frozenset[int] | None, wanted: frozenset[int]) -> bool:
     return not wanted or mentioned is ANY or not wanted.isdisjoint(mentioned)
 
 
+def _may_hold_keys(record: rec.KVsPut | rec.KVsDeleted | None, selection: Selection) -> bool:
+    if record is None or not selection.kv_prefixes:
+        return True
+    return any(selection.has_keys(record.namespaces, record.keys))
+
+
 def _mention(record: Record) -> _Mention:
     rule = _RULES[type(record)]
-    return _Mention(rule.kinds, _streams_of(record, rule), _nodes_of(record, rule))
+    keys = record if isinstance(record, rec.KVsPut | rec.KVsDeleted) else None
+    if keys is not None and len(keys.keys) > _FEW_KEYS:
+        keys = None
+    return _Mention(rule.kinds, _streams_of(record, rule), _nodes_of(record, rule), keys)
+
+
+_FEW_KEYS = 16
+"""Up to so many keys of a record are compared with every selection before it is cut."""
 
 
 def _streams_of(record: Any, rule: _Rule) -> frozenset[int] | None:
@@ -221,7 +261,7 @@ def _streams_of(record: Any, rule: _Rule) -> frozenset[int] | None:
 
 
 def _nodes_of(record: Any, rule: _Rule) -> frozenset[int] | None:
-    if rule.cut is _of_neither:
+    if rule.cut in (_of_neither, _cut_keys):
         return frozenset()
     if rule.cut is _of_two_nodes:
         return frozenset({record.node_id, record.target_id})
@@ -259,6 +299,6 @@ _RULES: dict[type, _Rule] = {
     rec.NodeUnregistered: _Rule(frozenset({Kind.NODE}), _of_node),
     rec.NodeIdIssued: _Rule(frozenset({Kind.NODE}), _of_node),
     rec.RecoveryAssigned: _Rule(frozenset({Kind.NODE}), _of_two_nodes),
-    rec.KVsPut: _Rule(frozenset({Kind.KV}), _of_neither),
-    rec.KVsDeleted: _Rule(frozenset({Kind.KV}), _of_neither),
+    rec.KVsPut: _Rule(frozenset({Kind.KV}), _cut_keys),
+    rec.KVsDeleted: _Rule(frozenset({Kind.KV}), _cut_keys),
 }

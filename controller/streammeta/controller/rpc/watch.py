@@ -297,6 +297,9 @@ ABORT_PATIENCE_S = 5.0
 IDS_MAX = 10_000
 """Maximum number of stream ids, and of node ids, in one watch."""
 
+KV_PREFIXES_MAX = 64
+"""Maximum number of prefixes of keys in one watch."""
+
 _KINDS = {
     pb.ENTITY_KIND_STREAM: Kind.STREAM,
     pb.ENTITY_KIND_OBJECT: Kind.OBJECT,
@@ -350,7 +353,8 @@ def read_selection(request: pb.WatchRequest) -> Selection:
     """Return the selection that a watch asks for.
 
     Raises:
-        InvalidRequestError: a kind is unknown, an id negative, or there are too many ids.
+        InvalidRequestError: a kind is unknown, an id negative, or there are too many ids or
+            prefixes.
     """
     for field, ids in (("stream_ids", request.stream_ids), ("node_ids", request.node_ids)):
         if len(ids) > IDS_MAX:
@@ -359,6 +363,11 @@ def read_selection(request: pb.WatchRequest) -> Selection:
             )
         if any(each < 0 for each in ids):
             raise InvalidRequestError(field, f"{min(ids)}; an id is 0 or more")
+    if len(request.kv_prefixes) > KV_PREFIXES_MAX:
+        raise InvalidRequestError(
+            "kv_prefixes",
+            f"{len(request.kv_prefixes)} prefixes, at most {KV_PREFIXES_MAX}; name shorter ones",
+        )
     for kind in request.kinds:
         if kind not in _KINDS:
             raise InvalidRequestError("kinds", f"{kind} is no kind of entity known here")
@@ -366,6 +375,7 @@ def read_selection(request: pb.WatchRequest) -> Selection:
         kinds=frozenset(_KINDS[kind] for kind in request.kinds),
         stream_ids=frozenset(request.stream_ids),
         node_ids=frozenset(request.node_ids),
+        kv_prefixes=frozenset((one.namespace, one.prefix) for one in request.kv_prefixes),
     )
 
 
