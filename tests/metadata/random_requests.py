@@ -53,7 +53,19 @@ class RandomRequests(RandomCommits):
     def make(self, kind: str, model: Model) -> Any:
         """Return a write of one kind; see `_WEIGHTS`."""
         request = getattr(self, f"_{kind}")(model.state)
+        if kind in _RECOVERIES and self._chance(30):
+            request = self._by_recoverer(model.state, request)
         return self._with_effects(model.state, request) if kind in _COMMITS else request
+
+    def _by_recoverer(self, state: State, request: Any) -> Any:
+        """Let a request of a recovery say who makes it, mostly the node it is assigned to."""
+        node = state.nodes.get(request.node.node_id)
+        assigned = node.recovered_by if node is not None else -1
+        if assigned < 0 or self._chance(20):
+            assigned = self._one([i for i in NODE_IDS if i != request.node.node_id])
+        if assigned == request.node.node_id or not getattr(request, "failover", True):
+            return request
+        return replace(request, recoverer=self._identity(state, assigned))
 
     def _with_effects(self, state: State, request: Any) -> Any:
         """Let values be put and streams be trimmed with some of the commits that can be known."""
@@ -300,6 +312,9 @@ _WEIGHTS = {
 }
 _COMMITS = ("upload", "compact_set", "compact_stream")
 """Commits that values to put and streams to trim may come with."""
+
+_RECOVERIES = ("upload", "close", "opening")
+"""Requests that a recovery makes in the name of another node."""
 
 MAKERS = (*_WEIGHTS, "new_streams", "feature_level")
 """Names that `RandomRequests.make` takes."""

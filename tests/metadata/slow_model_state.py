@@ -110,15 +110,22 @@ class State:
 
     # ---- nodes ----
 
-    def check(self, node: NodeIdentity, *, fence: bool = True) -> ErrorCode:
-        """Whether this process may speak for its node."""
+    def check(
+        self, node: NodeIdentity, *, fence: bool = True, recoverer: NodeIdentity | None = None
+    ) -> ErrorCode:
+        """Whether this process may speak for its node, and the recoverer for another's."""
         known = self.nodes.get(node.node_id)
         if known is None:
             return ErrorCode.NODE_EPOCH_NOT_EXIST
         if known.epoch > node.node_epoch:
             return ErrorCode.NODE_EPOCH_EXPIRED
-        fenced = fence and (known.failover or known.departed)
-        return ErrorCode.NODE_FENCED if fenced else ErrorCode.NONE
+        if fence and (known.failover or known.departed):
+            return ErrorCode.NODE_FENCED
+        if recoverer is None:
+            return ErrorCode.NONE
+        if known.recovered_by != recoverer.node_id:
+            return ErrorCode.NODE_FENCED
+        return self.check(recoverer)
 
     def set_objects_of(self, node_id: int) -> list[int]:
         """Its committed set objects."""

@@ -108,7 +108,7 @@ def close(state: State, request: r.CloseStreams) -> a.StreamErrorsAnswer:
     """Each stream on its own; a recovery may close for its node."""
     errors = []
     for item in request.streams:
-        error = state.check(request.node, fence=False)
+        error = state.check(request.node, fence=False, recoverer=request.recoverer)
         errors.append(error or _close(state, request.node.node_id, item))
     return a.StreamErrorsAnswer(errors=tuple(errors))
 
@@ -201,6 +201,10 @@ def sweep(state: State, chosen: set[int], now: int) -> None:
 def opening(state: State, request: r.GetOpeningStreams) -> a.GetOpeningStreamsAnswer:
     """Set the node's epoch, and list what it has open and what it owes."""
     node_id = request.node.node_id
+    if request.recoverer is not None:
+        error = state.check(request.node, fence=False, recoverer=request.recoverer)
+        if error:
+            return a.GetOpeningStreamsAnswer(error=error)
     if request.page.page_token:
         error = state.check(request.node, fence=False)
     else:

@@ -80,7 +80,7 @@ def answer_of(verdicts: Verdicts) -> CommitStreamSetObjectAnswer:
 def upload(state: State, request: CommitStreamSetObject, now: int) -> CommitStreamSetObjectAnswer:
     ranges = rows_of(request.ranges, request.object_id)
     objects = rows_of(request.stream_objects, -1)
-    error = state.check(request.node, fence=not request.failover)
+    error = state.check(request.node, fence=not request.failover, recoverer=request.recoverer)
     if error:
         return answer_of(failed(error, ranges, objects))
     accept_valid = request.on_conflict == v.OnConflict.ACCEPT_VALID

@@ -1,10 +1,23 @@
-"""Mutants of what comes with a commit: half of it done, or done twice."""
+"""Mutants of commits: effects half done or done twice, recoveries by nodes that have none."""
 
 from tests.mutants.mutant import Mutant, Tested
 
 _TESTS = "tests/metadata/test_commit_effects.py::"
 
+_RECOVERERS = "tests/metadata/test_recoverers.py::"
+
 COMMITS = (
+    Mutant(
+        "any-node-recovers",
+        "A recovery that names its recoverer is let through, whoever it was assigned to.",
+        "two recoverers at once, one of them with an older view of the log",
+        """
+        streammeta.controller.metadata.nodes:
+        - assigned = node.recovered_by == recoverer.node_id
+        + assigned = True
+        """,
+        Tested(_RECOVERERS + "test_a_recovery_that_was_assigned_anew_is_refused_to_the_first"),
+    ),
     Mutant(
         "refused-value-leaves-the-commit",
         "A value that can't be put is left out, and the commit that it came with is made.",

@@ -166,6 +166,7 @@ class PackedCommitStreamSetObjectRequest(_message.Message):
     CRC32C_FIELD_NUMBER: _builtins.int
     KV_PUTS_FIELD_NUMBER: _builtins.int
     TRIMS_FIELD_NUMBER: _builtins.int
+    RECOVERER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """for tracing"""
     object_id: _builtins.int
@@ -210,6 +211,10 @@ class PackedCommitStreamSetObjectRequest(_message.Message):
     def trims(self) -> _containers.RepeatedCompositeFieldContainer[_streams_pb2.StreamToTrim]:
         """trimmed if the commit is made"""
 
+    @_builtins.property
+    def recoverer(self) -> _common_pb2.NodeIdentity:
+        """the caller, with failover; absent: not checked"""
+
     def __init__(
         self,
         *,
@@ -229,10 +234,11 @@ class PackedCommitStreamSetObjectRequest(_message.Message):
         crc32c: _builtins.int | None = ...,
         kv_puts: _abc.Iterable[_kv_pb2.KVToPut] | None = ...,
         trims: _abc.Iterable[_streams_pb2.StreamToTrim] | None = ...,
+        recoverer: _common_pb2.NodeIdentity | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "order_id", b"order_id", "ranges", b"ranges", "stream_objects", b"stream_objects"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "order_id", b"order_id", "ranges", b"ranges", "recoverer", b"recoverer", "stream_objects", b"stream_objects"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "attributes", b"attributes", "compacted_object_ids", b"compacted_object_ids", "crc32c", b"crc32c", "failover", b"failover", "kv_puts", b"kv_puts", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "on_conflict", b"on_conflict", "order_id", b"order_id", "ranges", b"ranges", "request_id", b"request_id", "stream_objects", b"stream_objects", "trims", b"trims"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "attributes", b"attributes", "compacted_object_ids", b"compacted_object_ids", "crc32c", b"crc32c", "failover", b"failover", "kv_puts", b"kv_puts", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "on_conflict", b"on_conflict", "order_id", b"order_id", "ranges", b"ranges", "recoverer", b"recoverer", "request_id", b"request_id", "stream_objects", b"stream_objects", "trims", b"trims"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
     _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015

@@ -266,6 +266,7 @@ class CommitStreamSetObjectRequest(_message.Message):
     CRC32C_FIELD_NUMBER: _builtins.int
     KV_PUTS_FIELD_NUMBER: _builtins.int
     TRIMS_FIELD_NUMBER: _builtins.int
+    RECOVERER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """for tracing; commits are idempotent by object id"""
     object_id: _builtins.int
@@ -321,6 +322,13 @@ class CommitStreamSetObjectRequest(_message.Message):
     def trims(self) -> _containers.RepeatedCompositeFieldContainer[_streams_pb2.StreamToTrim]:
         """see kv_puts"""
 
+    @_builtins.property
+    def recoverer(self) -> _common_pb2.NodeIdentity:
+        """With failover, of an upload: the caller itself, to be refused with NODE_FENCED unless the recovery of
+        the node is assigned to it. Absent, and at leaders of older versions: not checked. Over TLS the
+        caller's certificate is checked whatever this says.
+        """
+
     def __init__(
         self,
         *,
@@ -340,10 +348,11 @@ class CommitStreamSetObjectRequest(_message.Message):
         crc32c: _builtins.int | None = ...,
         kv_puts: _abc.Iterable[_kv_pb2.KVToPut] | None = ...,
         trims: _abc.Iterable[_streams_pb2.StreamToTrim] | None = ...,
+        recoverer: _common_pb2.NodeIdentity | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "order_id", b"order_id", "ranges", b"ranges", "stream_objects", b"stream_objects"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "order_id", b"order_id", "ranges", b"ranges", "recoverer", b"recoverer", "stream_objects", b"stream_objects"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "attributes", b"attributes", "compacted_object_ids", b"compacted_object_ids", "crc32c", b"crc32c", "failover", b"failover", "kv_puts", b"kv_puts", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "on_conflict", b"on_conflict", "order_id", b"order_id", "ranges", b"ranges", "request_id", b"request_id", "stream_objects", b"stream_objects", "trims", b"trims"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "attributes", b"attributes", "compacted_object_ids", b"compacted_object_ids", "crc32c", b"crc32c", "failover", b"failover", "kv_puts", b"kv_puts", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "on_conflict", b"on_conflict", "order_id", b"order_id", "ranges", b"ranges", "recoverer", b"recoverer", "request_id", b"request_id", "stream_objects", b"stream_objects", "trims", b"trims"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
     _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015

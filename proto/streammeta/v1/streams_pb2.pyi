@@ -232,6 +232,7 @@ class CloseStreamsRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     STREAMS_FIELD_NUMBER: _builtins.int
+    RECOVERER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """for tracing; closing is idempotent"""
     @_builtins.property
@@ -242,16 +243,21 @@ class CloseStreamsRequest(_message.Message):
     def streams(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamToClose]:
         """1..10000, no stream twice"""
 
+    @_builtins.property
+    def recoverer(self) -> _common_pb2.NodeIdentity:
+        """as in CommitStreamSetObjectRequest: the caller, if it recovers the node"""
+
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         node: _common_pb2.NodeIdentity | None = ...,
         streams: _abc.Iterable[Global___StreamToClose] | None = ...,
+        recoverer: _common_pb2.NodeIdentity | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "recoverer", b"recoverer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "request_id", b"request_id", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "recoverer", b"recoverer", "request_id", b"request_id", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -784,6 +790,7 @@ class GetOpeningStreamsRequest(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     FAILOVER_FIELD_NUMBER: _builtins.int
     PAGE_FIELD_NUMBER: _builtins.int
+    RECOVERER_FIELD_NUMBER: _builtins.int
     failover: _builtins.bool
     """true: another node recovers this node's data; fences its normal calls"""
     @_builtins.property
@@ -794,16 +801,21 @@ class GetOpeningStreamsRequest(_message.Message):
     def page(self) -> _common_pb2.PageRequest:
         """pages are in stream id order; only the first page registers"""
 
+    @_builtins.property
+    def recoverer(self) -> _common_pb2.NodeIdentity:
+        """as in CommitStreamSetObjectRequest; only with failover"""
+
     def __init__(
         self,
         *,
         node: _common_pb2.NodeIdentity | None = ...,
         failover: _builtins.bool = ...,
         page: _common_pb2.PageRequest | None = ...,
+        recoverer: _common_pb2.NodeIdentity | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "page", b"page"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "page", b"page", "recoverer", b"recoverer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failover", b"failover", "node", b"node", "page", b"page"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failover", b"failover", "node", b"node", "page", b"page", "recoverer", b"recoverer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -320,9 +320,12 @@ class ClusterMap:
         self, request: requests.GetOpeningStreams
     ) -> tuple[Sequence[Record], answers.GetOpeningStreamsAnswer]:
         record: rec.NodeEpochSet | None = None
-        if request.page.page_token:
-            error = self._nodes.check(request.node, fence_failover=False)
-        else:
+        error = ErrorCode.NONE
+        if request.page.page_token or request.recoverer is not None:
+            error = self._nodes.check(
+                request.node, fence_failover=False, recoverer=request.recoverer
+            )
+        if error is ErrorCode.NONE and not request.page.page_token:
             record, error = self._nodes.decide_epoch(request.node, failover=request.failover)
         if error is not ErrorCode.NONE:
             return (), answers.GetOpeningStreamsAnswer(error=error)

@@ -113,11 +113,18 @@ class Nodes:
         """Return how many committed set objects a node holds."""
         return self._set_objects.get(node_id)
 
-    def check(self, identity: NodeIdentity, *, fence_failover: bool = True) -> ErrorCode:
+    def check(
+        self,
+        identity: NodeIdentity,
+        *,
+        fence_failover: bool = True,
+        recoverer: NodeIdentity | None = None,
+    ) -> ErrorCode:
         """Return NONE if this process may speak for its node.
 
         An epoch newer than the registered one passes and is not recorded. `fence_failover` False
         lets calls pass that others make in the name of a node that is recovered or has departed.
+        One that names itself as `recoverer` must be the node that the recovery is assigned to.
         """
         node = self._nodes.get(identity.node_id)
         if node is None:
@@ -126,6 +133,9 @@ class Nodes:
             return ErrorCode.NODE_EPOCH_EXPIRED
         if fence_failover and (node.failover or node.departed):
             return ErrorCode.NODE_FENCED
+        if recoverer is not None:
+            assigned = node.recovered_by == recoverer.node_id
+            return self.check(recoverer) if assigned else ErrorCode.NODE_FENCED
         return ErrorCode.NONE
 
     # ---- deciding ----

@@ -82,10 +82,11 @@ class StreamToClose:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseStreams(WriteRequest):
-    """Give up ownership of streams."""
+    """Give up ownership of streams; `recoverer` closes them for a node that it recovers."""
 
     node: NodeIdentity
     streams: tuple[StreamToClose, ...]
+    recoverer: NodeIdentity | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +124,15 @@ class DeleteStreams(WriteRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetOpeningStreams(WriteRequest):
-    """Register a node's epoch for fencing (first page only) and list the streams it has open."""
+    """Register a node's epoch for fencing (first page only) and list the streams it has open.
+
+    With `failover` another node asks, `recoverer` if it says so, to recover what it lists.
+    """
 
     node: NodeIdentity
     failover: bool = False
     page: PageRequest = field(default_factory=PageRequest)
+    recoverer: NodeIdentity | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +174,7 @@ class CommitStreamSetObject(WriteRequest):
     A repeated `object_id` gets the first answer. `object_id` -1: there is no set object, as when
     everything was split into stream objects or has expired. Time bounds and `crc32c` say what is
     known of the set object's content, see `StreamObjectColumns`. `kv_puts` and `trims` take effect
-    if and only if the commit does.
+    if and only if the commit does. `recoverer` uploads for a node that it recovers, by `failover`.
     """
 
     node: NodeIdentity
@@ -187,6 +192,7 @@ class CommitStreamSetObject(WriteRequest):
     crc32c: int = -1
     kv_puts: tuple[KVToPut, ...] = ()
     trims: tuple[StreamToTrim, ...] = ()
+    recoverer: NodeIdentity | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -28,7 +28,13 @@ from streammeta.controller.metadata.request_identity import (
     digest_of_tags,
 )
 from streammeta.controller.metadata.streams import Head, Streams, epoch_check, ownership
-from streammeta.controller.metadata.values import EMPTY_COLUMN, Int64Column, StreamState, column
+from streammeta.controller.metadata.values import (
+    EMPTY_COLUMN,
+    Int64Column,
+    NodeIdentity,
+    StreamState,
+    column,
+)
 from streammeta.controller.records import record as rec
 
 DESTROYED_AT_ONCE_MAX = 10_000
@@ -145,7 +151,9 @@ class StreamDecisions:
     def close(self, request: requests.CloseStreams) -> tuple[list[rec.Record], StreamErrorsAnswer]:
         """Take streams from the node; closing a closed one is harmless."""
         # A recovery closes streams on behalf of a fenced node.
-        answer, accepted = self._judge(request, _close_verdict, fence_failover=False)
+        answer, accepted = self._judge(
+            request, _close_verdict, fence_failover=False, recoverer=request.recoverer
+        )
         closed = [item for item, head in accepted if head.state == StreamState.OPENED]
         if not closed:
             return [], answer
@@ -160,9 +168,10 @@ class StreamDecisions:
         verdict: Callable[[Head[int] | None, Any, int], ErrorCode],
         *,
         fence_failover: bool = True,
+        recoverer: NodeIdentity | None = None,
     ) -> tuple[StreamErrorsAnswer, list[tuple[Any, Head[int]]]]:
         """Return the answer, and those accepted of the streams that exist."""
-        error = self._nodes.check(request.node, fence_failover=fence_failover)
+        error = self._nodes.check(request.node, fence_failover=fence_failover, recoverer=recoverer)
         if error is not ErrorCode.NONE:
             return StreamErrorsAnswer(errors=(error,) * len(request.streams)), []
         heads = self._streams.heads([item.stream_id for item in request.streams])

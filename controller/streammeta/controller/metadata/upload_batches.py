@@ -44,6 +44,7 @@ def is_plain(request: CommitStreamSetObject) -> bool:
         and request.order_id in (UNKNOWN, request.object_id)
         and not request.attributes
         and not request.failover
+        and request.recoverer is None
         and request.on_conflict is OnConflict.REJECT_ALL
         and not len(request.compacted_object_ids)
         and not request.kv_puts

@@ -61,7 +61,9 @@ class Uploads:
         self, request: CommitStreamSetObject, now_ms: int
     ) -> tuple[list[rec.Record], CommitStreamSetObjectAnswer]:
         """Judge an upload; the request is well-formed and no compaction."""
-        error = self._nodes.check(request.node, fence_failover=not request.failover)
+        error = self._nodes.check(
+            request.node, fence_failover=not request.failover, recoverer=request.recoverer
+        )
         if error is not _NONE:
             return [], failed_commit(request, error)
         if request.order_id < 0 <= request.object_id:

@@ -158,6 +158,8 @@ def _check_open_streams(request: requests.OpenStreams) -> None:
 
 def _check_close_streams(request: requests.CloseStreams) -> None:
     _check_streams(request.node, request.streams, epoch_min=0)
+    if request.recoverer is not None:
+        _check_recoverer(request.recoverer, request.node, may_recover=True)
     for index, stream in enumerate(request.streams):
         if stream.end_offset is not None:
             check_between(f"streams[{index}].end_offset", stream.end_offset, 0, INT64_MAX)
@@ -230,6 +232,9 @@ def _check_puts(field: str, items: Sequence[requests.KVToPut]) -> None:
 
 def _check_commit(request: requests.CommitStreamSetObject) -> None:
     check_commit(request)
+    if request.recoverer is not None:
+        uploads_for_another = request.failover and not len(request.compacted_object_ids)
+        _check_recoverer(request.recoverer, request.node, may_recover=uploads_for_another)
     if request.kv_puts or request.trims:
         has_result = request.object_id >= 0 or len(request.stream_objects.object_id) > 0
         is_replace = request.compacted_object_ids.tolist() == [request.object_id]
@@ -241,6 +246,21 @@ def _check_commit_stream_object(request: requests.CommitStreamObject) -> None:
     if request.kv_puts or request.trims:
         is_replace = request.source_object_ids.tolist() == [request.object_id]
         _check_effects(request, has_result=request.object_id >= 0 and not is_replace)
+
+
+def _check_opening(request: requests.GetOpeningStreams) -> None:
+    _check_fields(request)
+    if request.recoverer is not None:
+        _check_recoverer(request.recoverer, request.node, may_recover=request.failover)
+
+
+def _check_recoverer(recoverer: NodeIdentity, node: NodeIdentity, *, may_recover: bool) -> None:
+    if not may_recover:
+        raise fail("recoverer", "one", "absent from all but uploads and readings with failover")
+    check_between("recoverer.node_id", recoverer.node_id, 0, INT32_MAX)
+    check_between("recoverer.node_epoch", recoverer.node_epoch, 0, INT64_MAX)
+    if recoverer.node_id == node.node_id:
+        raise fail("recoverer.node_id", recoverer.node_id, "another node than node.node_id")
 
 
 def _check_effects(
@@ -341,6 +361,7 @@ _CHECKS: dict[type, Callable[..., None]] = {
     requests.CreateStreams: _check_create_streams,
     requests.OpenStreams: _check_open_streams,
     requests.CloseStreams: _check_close_streams,
+    requests.GetOpeningStreams: _check_opening,
     requests.TrimStreams: _check_trim_streams,
     requests.DeleteStreams: _check_delete_streams,
     requests.CommitStreamSetObject: _check_commit,

@@ -89,6 +89,9 @@ def commit_stream_set_object_in(
         crc32c=_optional(message, "crc32c"),
         kv_puts=_list_in(_put_in, message.kv_puts, "kv_puts"),
         trims=_list_in(_trim_in, message.trims, "trims"),
+        recoverer=(
+            _node(message.recoverer, "recoverer") if message.HasField("recoverer") else None
+        ),
     )
 
 
