@@ -12,6 +12,7 @@ import pytest
 
 from streammeta.controller.config import AuditFailure
 from streammeta.controller.errors import AuditUnavailableError
+from streammeta.controller.metadata.requests import SetFeatureLevel
 from streammeta.controller.trust.audit import DENIALS_A_MINUTE, AuditLine, Chain, Verdict
 from streammeta.controller.trust.auditor import Auditor, Office
 from streammeta.rpc.failures import read_failure
@@ -239,6 +240,33 @@ async def test_a_pipeline_is_recorded_at_its_begin_and_end_and_summed_meanwhile(
     assert (minute["sum"]["calls"], minute["sum"]["rows"], minute["sum"]["refusals"]) == (3, 3, 0)
     assert end["verdict"] == "OK"
     assert end["offset"] == minute["offset"] == scene.rpcs.controller.committed_end
+
+
+async def test_commits_that_put_values_or_trim_streams_are_recorded_each() -> None:
+    async with audited() as scene:
+        (stream,), first = await scene.rpcs.begin(1, 3)
+        await scene.rpcs.controller.write(SetFeatureLevel(level=3))
+        put, trim, taken = (commit(first + each, stream, 5 * each) for each in range(3))
+        put.kv_puts.add(namespace="n", key="k", value=b"hidden")
+        trim.trims.add(stream_id=stream, stream_epoch=1, new_start_offset=1)
+        taken.kv_puts.add(namespace="n", key="k", value=b"hidden")
+        await scene.rpcs.ask(put)
+        message = objects_pb2.CommitPipelineRequest(sequence=1, commits=[trim, taken])
+        call: Any = scene.rpcs.channel.stream_stream(
+            "/streammeta.v1.ObjectService/CommitPipeline",
+            request_serializer=objects_pb2.CommitPipelineRequest.SerializeToString,
+            response_deserializer=objects_pb2.CommitPipelineResponse.FromString,
+        )(iter([message]))
+        async for _ in call:
+            pass
+        (unary,) = scene.members("CommitStreamSetObject")
+        (_, trimmed, refused, _) = scene.members("CommitPipeline")
+    assert (unary["verdict"], unary["target"]["keys"]) == ("OK", [["n", "k"]])
+    assert unary["offset"] <= scene.rpcs.controller.committed_end
+    assert (trimmed["verdict"], trimmed["target"]["trims"]) == ("OK", [stream])
+    assert (refused["verdict"], refused["reason"]) == ("REFUSED", "KEY_EXIST")
+    assert refused["target"]["keys"] == [["n", "k"]]
+    assert "hidden" not in json.dumps([unary, trimmed, refused])
 
 
 async def test_a_watch_is_counted_when_it_begins() -> None:

@@ -93,6 +93,8 @@ class _Message(NamedTuple):
     sequence: int
     commits: Sequence[_Commit]
     rows: int
+    with_effects: Sequence[tuple[int, pb.PackedCommitStreamSetObjectRequest]] = ()
+    """Commits that put values or trim streams, each with its place."""
 
     @property
     def uploads(self) -> CommitUploads | None:
@@ -108,6 +110,7 @@ class _Decided(NamedTuple):
     submissions: Sequence[Submission]
     commits: Sequence[Answer]
     uploads: Answer | None
+    with_effects: Sequence[tuple[int, pb.PackedCommitStreamSetObjectRequest]] = ()
 
     def verdicts(self) -> tuple[int, int]:
         """Return (commits, commits refused)."""
@@ -351,7 +354,11 @@ class CommitPipeline:
         if isinstance(message, _Decided):
             self._controller.commits.add(*message.verdicts())
             if (record := current_record()) is not None:
-                record.counted(*message.tally())
+                tally = message.tally()
+                record.counted(*tally)
+                for place, commit in message.with_effects:
+                    answer = cast(CommitStreamSetObjectAnswer, message.commits[place])
+                    record.carried(commit, commit_stream_set_object_out(answer), tally[-1])
 
     async def _read(self, messages: AsyncIterator[bytes], ahead: _Ahead, taken: _Taken) -> None:
         caller = current_caller()
@@ -477,7 +484,7 @@ class CommitPipeline:
             submissions.append(self._controller.submit(part, held_to))
         answers = [answer for submission in submissions for answer in submission.answers]
         uploads = answers.pop() if message.uploads is not None else None
-        return _Decided(message.sequence, submissions, answers, uploads)
+        return _Decided(message.sequence, submissions, answers, uploads, message.with_effects)
 
 
 def _read(data: bytes, refusal: Exception | None) -> _Message | _Refused:
@@ -493,7 +500,12 @@ def _read(data: bytes, refusal: Exception | None) -> _Message | _Refused:
         ]
         if message.HasField("uploads"):
             commits.append(uploads_in(message.uploads))
-        return _Message(sequence, commits, sum(map(_size, commits)))
+        with_effects = [
+            (place, commit)
+            for place, commit in enumerate(message.commits)
+            if commit.kv_puts or commit.trims
+        ]
+        return _Message(sequence, commits, sum(map(_size, commits)), with_effects)
     except Exception as error:  # noqa: BLE001 - told when it is its turn to be answered
         return _Refused(sequence, error)
 

@@ -53,14 +53,15 @@ class AuditRule:
     """Counted when it begins: it may last for days."""
     asked: Mapping[str, str] = field(default_factory=dict)
     made: Mapping[str, str] = field(default_factory=dict)
-    when: tuple[str, AuditRule] | None = None
-    """A field of the request, and the rule instead of this one where it is set."""
+    when: tuple[tuple[str, ...], AuditRule] | None = None
+    """Fields of the request, and the rule instead of this one where one of them is set."""
 
     def of(self, request: Message) -> AuditRule:
         """Return the rule of a request of the method."""
-        if self.when is not None and getattr(request, self.when[0]):
-            return self.when[1]
-        return self
+        if self.when is None:
+            return self
+        names, rule = self.when
+        return rule if any(getattr(request, name) for name in names) else self
 
 
 def _guarded(**asked: str) -> AuditRule:
@@ -76,6 +77,19 @@ def _creation(made: Mapping[str, str], **asked: str) -> AuditRule:
 
 
 SUMMED = AuditRule(Recorded.SUMMED)
+
+COMMIT_WITH_EFFECTS = AuditRule(
+    Recorded.EACH,
+    asked={
+        "node": "node.node_id",
+        "object": "object_id",
+        "keys": "kv_puts.namespace/key",
+        "trims": "trims.stream_id",
+    },
+)
+"""Rule of a commit that puts values or trims streams."""
+
+_COMMIT = AuditRule(Recorded.SUMMED, when=(("kv_puts", "trims"), COMMIT_WITH_EFFECTS))
 
 _OF_STREAMS = {"node": "node.node_id", "streams": "streams.stream_id"}
 
@@ -127,13 +141,13 @@ RULES: Mapping[str, AuditRule] = {
         "ObjectService.PrepareObjects": _creation(
             {"first": "first_object_id"}, node="node.node_id", count="count"
         ),
-        "ObjectService.CommitStreamSetObject": SUMMED,
-        "ObjectService.CommitStreamObject": SUMMED,
+        "ObjectService.CommitStreamSetObject": _COMMIT,
+        "ObjectService.CommitStreamObject": _COMMIT,
         "ObjectService.CommitPipeline": SUMMED,
         "ObjectService.GetObjects": SUMMED,
         "ObjectService.DescribeObjects": SUMMED,
         "ObjectService.CheckObjects": AuditRule(
-            Recorded.SUMMED, when=("deleting", _guarded(objects="object_ids"))
+            Recorded.SUMMED, when=(("deleting",), _guarded(objects="object_ids"))
         ),
         "KVService.PutKVs": AuditRule(Recorded.EACH, asked={"keys": "items.namespace/key"}),
         "KVService.DeleteKVs": _guarded(keys="keys.namespace/key"),

@@ -29,6 +29,7 @@ from streammeta.controller.trust.audit import (
 )
 from streammeta.controller.trust.audit_check import START_CALL
 from streammeta.controller.trust.audit_rules import (
+    COMMIT_WITH_EFFECTS,
     AuditRule,
     Recorded,
     is_needed_always,
@@ -145,6 +146,21 @@ class CallRecord:
         self._counted = True
         self.offset = max(self.offset, offset)
         self._auditor.count(self.principal, self._call, calls, rows, refused, offset)
+
+    def carried(self, commit: Message, answer: Message, offset: int) -> None:
+        """Record a commit with effects that came by a stream of messages, and its answer."""
+        reason, refused = refusals(answer)
+        self._auditor.put(
+            self._auditor.line(
+                self._call,
+                Verdict.REFUSED if refused else Verdict.OK,
+                origin=Origin(self.principal, self.cert, self._peer),
+                target=targets(COMMIT_WITH_EFFECTS, commit, answer),
+                reason=reason,
+                offset=None if offset < 0 else offset,
+                request_id=getattr(commit, "request_id", ""),
+            )
+        )
 
     def ended_by(self, code: str, reason: str) -> None:
         """Note the status that ends the call."""
