@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import itertools
+import resource
 import socket
+import ssl
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,14 +17,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from streammeta.cli.client import ControllerClient
 from streammeta.cli.local_cluster import LocalCluster, free_ports, start_child
+from streammeta.controller.runtime import descriptors
 from streammeta.rpc.connections import operator_channel
 from streammeta.v1 import admin_pb2
 from streammeta.v1.admin_pb2_grpc import AdminServiceStub
+from tests.kit.certificates import Authority
 from tests.kit.real_cluster import (
     FAST,
     controller_command,
     format_data,
-    leader_of,
     put,
     values,
     wait_until,
@@ -34,18 +37,23 @@ _LIMIT = 320
 _CONNECTIONS = 600
 _FLOOD = 400
 """Connections to each port, more than a process has descriptors."""
+_HOSTS = [f"127.0.0.{last}" for last in range(2, 10)]
+"""Hosts of attackers, each of which is allowed some connections."""
+_DESCRIPTORS = 8_192
 
 
-def limited(*command: str) -> list[str]:
+def limited(*command: str, limit: int = _LIMIT) -> list[str]:
     """Return a command that runs another with few file descriptors."""
-    return ["sh", "-c", f'ulimit -Sn 128; ulimit -Hn {_LIMIT}; exec "$@"', "sh", *command]
+    return ["sh", "-c", f'ulimit -Sn 128; ulimit -Hn {limit}; exec "$@"', "sh", *command]
 
 
 class LimitedCluster(LocalCluster):
     """Controllers with few file descriptors each."""
 
+    limit = _LIMIT
+
     def _command(self, node_id: int) -> list[str]:
-        return limited(*LocalCluster._command(self, node_id))
+        return limited(*LocalCluster._command(self, node_id), limit=self.limit)
 
     def descriptors(self, node_id: int) -> int:
         """Return how many a controller has in use."""
@@ -78,33 +86,46 @@ def test_a_controller_with_few_descriptors_writes_and_takes_snapshots_amid_a_flo
         assert child.process.poll() is None
 
 
+class LimitedHttpCluster(LimitedCluster):
+    """The same with a few more, since they serve HTTP too."""
+
+    limit = _LIMIT + descriptors.KEPT_FOR_HTTP
+
+
 @asynccontextmanager
-async def flooded(cluster: LimitedCluster) -> AsyncIterator[set[int]]:
+async def flooded(
+    endpoints: Sequence[str],
+    hosts: Sequence[str],
+    stolen: ssl.SSLContext | None = None,
+) -> AsyncIterator[set[int]]:
     """Hold as many connections to every port as it takes; those that are closed are made again.
 
-    They come from another host than the controllers'. The set grows by each that was made.
+    They come from other hosts than the controllers'. With a `stolen` certificate every other one
+    is over TLS, and says no more. The set grows by each that was tried.
     """
-    made: set[int] = set()
+    tried: set[int] = set()
 
     async def hold(number: int, endpoint: str) -> None:
         host, _, port = endpoint.rpartition(":")
+        context = stolen if number % 2 else None
         while True:
             with contextlib.suppress(OSError):
-                reader, writer = await asyncio.open_connection(
-                    host, int(port), local_addr=("127.0.0.2", 0)
-                )
-                made.add(number)
+                try:
+                    reader, writer = await asyncio.open_connection(
+                        host, int(port), local_addr=(hosts[number % len(hosts)], 0), ssl=context
+                    )
+                finally:
+                    tried.add(number)
                 try:
                     await reader.read()
                 finally:
                     writer.transport.abort()
             await asyncio.sleep(0.5)
 
-    endpoints = (*cluster.endpoints, *cluster.peer_endpoints)
     wanted = enumerate(itertools.chain(*[endpoints] * _FLOOD))
     holding = [asyncio.create_task(hold(number, endpoint)) for number, endpoint in wanted]
     try:
-        yield made
+        yield tried
     finally:
         for task in holding:
             task.cancel()
@@ -114,25 +135,70 @@ async def flooded(cluster: LimitedCluster) -> AsyncIterator[set[int]]:
 async def test_two_of_three_elect_a_leader_while_connections_want_all_descriptors(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "bucket").mkdir()
-    store = f"file://{tmp_path}/bucket"
-    cluster = LimitedCluster(tmp_path, "test", store, free_ports(3), FAST)
+    cluster = LimitedCluster(tmp_path, "test", stored(tmp_path), free_ports(3), FAST)
+    await outlives_its_leader(cluster, (), _HOSTS[:1])
+
+
+async def test_connections_to_http_leave_the_log_and_the_peers_their_descriptors(
+    tmp_path: Path, authority: Authority
+) -> None:
+    """They come from several hosts, and half of them show the stolen certificate of a broker."""
+    tls = {each: authority.issue(f"controller/{each}") for each in (1, 2, 3)}
+    http = [f"127.0.0.1:{port}" for port in free_ports(3)]
+    cluster = LimitedHttpCluster(
+        *(tmp_path, "test", stored(tmp_path), free_ports(3), FAST),
+        tls=tls,
+        own_options={each: ("--http-listen", http[each - 1]) for each in tls},
+    )
+    await outlives_its_leader(cluster, http, _HOSTS, authority)
+
+
+def stored(root: Path) -> str:
+    """Return the address of a bucket."""
+    (root / "bucket").mkdir()
+    return f"file://{root}/bucket"
+
+
+async def outlives_its_leader(
+    cluster: LimitedCluster,
+    others: Sequence[str],
+    hosts: Sequence[str],
+    authority: Authority | None = None,
+) -> None:
+    """Flood all ports of a cluster, `others` too, and end the leader: another one must follow."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, _DESCRIPTORS), hard))
+    admin = stolen = None
+    if authority is not None:
+        admin = authority.issue("admin/alice")
+        stolen = authority.issue("broker/7").load().context(ssl.PROTOCOL_TLS_CLIENT)
+    endpoints = (*cluster.endpoints, *cluster.peer_endpoints, *others)
     try:
         cluster.start_all()
-        old = leader_of(cluster)
-        rest = [each for each in cluster.node_ids if each != old]
         async with contextlib.AsyncExitStack() as stack:
             # Connected before the flood: it may take all places of clients.
-            asked = [
-                stack.enter_context(operator_channel(cluster.endpoints[each - 1])) for each in rest
-            ]
-            assert not any(map(leads, asked))
+            asked = {
+                each: stack.enter_context(operator_channel(cluster.endpoints[each - 1], admin))
+                for each in cluster.node_ids
+            }
+            old: list[int] = []
+
+            def is_led() -> bool:
+                old[:] = (each for each, channel in asked.items() if leads(channel))
+                return bool(old)
+
+            await waited_for(is_led, "a leader")
+            rest = [each for each in asked if each != old[0]]
             quiet = {each: cluster.descriptors(each) for each in rest}
-            made = await stack.enter_async_context(flooded(cluster))
-            await waited_for(lambda: len(made) == 6 * _FLOOD, "the flood")
-            assert all(cluster.descriptors(each) > quiet[each] + 60 for each in rest)
-            cluster.children[old].kill()
-            await waited_for(lambda: any(map(leads, asked)), "another leader")
+            tried = await stack.enter_async_context(flooded(endpoints, hosts, stolen))
+
+            def is_flooded() -> bool:
+                are_full = (cluster.descriptors(each) > quiet[each] + 60 for each in rest)
+                return len(tried) == len(endpoints) * _FLOOD and all(are_full)
+
+            await waited_for(is_flooded, "the flood")
+            cluster.children[old[0]].kill()
+            await waited_for(lambda: any(leads(asked[each]) for each in rest), "another leader")
             assert all(cluster.children[each].is_running for each in rest)
     finally:
         cluster.stop_all()

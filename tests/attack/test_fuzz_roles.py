@@ -4,13 +4,12 @@
 other seeds; a failure names its seed and call.
 """
 
+import itertools
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
-from typing import Any
 
-import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
@@ -19,31 +18,28 @@ from google.protobuf.message_factory import GetMessageClass
 from streammeta.rpc.identity import Principal, Role
 from streammeta.v1 import common_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.attack.direct_calls import METHODS, Controller, DirectContext
-from tests.kit.certificates import Authority
 from tests.server.fuzz_messages import RandomMessages
 from tests.trust.callers import CLUSTER, PLAIN_TEXT, ShownContext, shown
 from tests.trust.test_rules import CALLERS, HELD_TO_A_NODE, WHO_MAY
-from tests.trust.trusted_server import trusting
 
 _FIRST, _LAST = map(int, os.environ.get("STREAMMETA_FUZZ_SEEDS", "0:2").split(":"))
 _CALLS = int(os.environ.get("STREAMMETA_FUZZ_CALLS", "25000"))
-_CALLS_OVER_TLS = _CALLS // 60
 _DEFECTS = {"INTERNAL", "UNKNOWN", "DATA_LOSS", "UNAVAILABLE", "ABORTED"}
 _DENIED = {"PERMISSION_DENIED", "UNAUTHENTICATED"}
-_OF_OPERATORS = ("AdminService", "QuorumService")
-"""Not served without a quorum."""
 _HOLDERS = {"x", "k", "a"}
 """May hold deletions."""
 OWN_NODE = 1_000
-"""The broker's; others of `RandomMessages` are 7 and 1001."""
-_KNOWN = {**CALLERS, "b": Principal(CLUSTER, Role.BROKER, str(OWN_NODE))}
+"""The broker's."""
+NODES = (7, OWN_NODE, 1_001)
+"""Those of `RandomMessages`."""
+KNOWN = {**CALLERS, "b": Principal(CLUSTER, Role.BROKER, str(OWN_NODE))}
 _STRANGERS = {
     "another cluster's admin": shown(Principal("other", Role.ADMIN, "eve")),
     "two identities": shown(CALLERS["a"], CALLERS["b"]),
     "no identity": shown("spiffe://elsewhere/x"),
 }
 _CONTEXTS: dict[str, ShownContext] = {
-    **{letter: shown(principal) for letter, principal in _KNOWN.items()},
+    **{letter: shown(principal) for letter, principal in KNOWN.items()},
     **_STRANGERS,
 }
 
@@ -81,7 +77,9 @@ def may_change(letter: str, method: MethodDescriptor, payload: bytes) -> bool:
     return True
 
 
-class _Fuzz:
+class Fuzz:
+    """Draws calls of one seed, and judges what became of them."""
+
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.rng = Random(seed)
@@ -113,35 +111,38 @@ class _Fuzz:
         self.denied[letter] += code in _DENIED
 
 
+def first_requests(node_id: int) -> Sequence[tuple[str, Message]]:
+    """Return requests that make a node, streams and objects for later calls to name."""
+    node = common_pb2.NodeIdentity(node_id=node_id, node_epoch=1)
+    return (
+        ("RegisterNode", nodes_pb2.RegisterNodeRequest(node=node)),
+        (
+            "CreateStreams",
+            streams_pb2.CreateStreamsRequest(
+                request_id="first", node=node, streams=[streams_pb2.NewStream()] * 8
+            ),
+        ),
+        (
+            "PrepareObjects",
+            objects_pb2.PrepareObjectsRequest(
+                request_id="first", node=node, count=8, ttl_ms=3_600_000
+            ),
+        ),
+    )
+
+
 async def prepare(controller: Controller) -> None:
     """Make nodes, streams and objects for later calls to name."""
     by_name = {method.name: method for method in METHODS}
-    for node_id in (7, OWN_NODE, 1_001):
-        node = common_pb2.NodeIdentity(node_id=node_id, node_epoch=1)
-        first: tuple[tuple[str, Message], ...] = (
-            ("RegisterNode", nodes_pb2.RegisterNodeRequest(node=node)),
-            (
-                "CreateStreams",
-                streams_pb2.CreateStreamsRequest(
-                    request_id="first", node=node, streams=[streams_pb2.NewStream()] * 8
-                ),
-            ),
-            (
-                "PrepareObjects",
-                objects_pb2.PrepareObjectsRequest(
-                    request_id="first", node=node, count=8, ttl_ms=3_600_000
-                ),
-            ),
-        )
-        for name, request in first:
-            data = request.SerializeToString()
-            context = DirectContext(PLAIN_TEXT)
-            assert await controller.call(by_name[name], data, context) is not None, context.message
+    for name, request in itertools.chain.from_iterable(map(first_requests, NODES)):
+        data = request.SerializeToString()
+        context = DirectContext(PLAIN_TEXT)
+        assert await controller.call(by_name[name], data, context) is not None, context.message
 
 
 @pytest.mark.parametrize("seed", range(_FIRST, _LAST))
 async def test_no_caller_does_what_its_role_may_not(seed: int) -> None:
-    controller, fuzz = Controller(), _Fuzz(seed)
+    controller, fuzz = Controller(), Fuzz(seed)
     await prepare(controller)
     epoch = controller.log.epoch
     for _ in range(_CALLS):
@@ -156,40 +157,7 @@ async def test_no_caller_does_what_its_role_may_not(seed: int) -> None:
     _require_variety(fuzz, _CALLS)
 
 
-async def test_no_certificate_over_tls_does_what_its_role_may_not(authority: Authority) -> None:
-    fuzz = _Fuzz(1_000)
-    async with trusting(authority) as server:
-        callers = {letter: await server.by(str(one)) for letter, one in _KNOWN.items()}
-        for _ in range(_CALLS_OVER_TLS):
-            letter, method, payload = fuzz.draw()
-            if letter in _STRANGERS or method.containing_service.name in _OF_OPERATORS:
-                continue
-            before = server.state()
-            code = await _code(callers[letter].channel, method, payload)
-            fuzz.judge(letter, method, payload, code, changed=server.state() != before)
-        assert server.controller.is_active
-    assert fuzz.denied["m"] > 0
-
-
-async def _code(channel: Any, method: MethodDescriptor, payload: bytes) -> str:
-    """Make a call and return the name of its status; a stream's is that of its first answer."""
-    path = f"/{method.containing_service.full_name}/{method.name}"
-    try:
-        if method.client_streaming:
-            call = channel.stream_stream(path)(iter([payload]))
-            await call.read()
-        elif method.server_streaming:
-            call = channel.unary_stream(path)(payload, timeout=0.2)
-            await call.read()
-        else:
-            await channel.unary_unary(path)(payload)
-    except grpc.aio.AioRpcError as error:
-        is_waiting = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and method.server_streaming
-        return "OK" if is_waiting else error.code().name
-    return "OK"
-
-
-def _require_variety(fuzz: _Fuzz, calls: int) -> None:
+def _require_variety(fuzz: Fuzz, calls: int) -> None:
     """Fail if the fuzz is too tame to show anything."""
     assert len(fuzz.denied) >= len(_CONTEXTS) - 1
     changes = {key for key, count in fuzz.changed.items() if count}

@@ -11,18 +11,25 @@ from streammeta.rpc.tls import TlsFiles
 
 
 def get(
-    endpoint: str, path: str, tls: TlsFiles | None = None, method: str = "GET"
+    endpoint: str,
+    path: str,
+    tls: TlsFiles | None = None,
+    method: str = "GET",
+    *,
+    source: str = "",
 ) -> tuple[int, str]:
-    """Return status and body of an answer.
+    """Return status and body of an answer to a request, from the host `source` if given.
 
     Raises:
         OSError, HTTPException: there is none; the connection was refused or ended.
     """
     if tls is None:
-        made = http.client.HTTPConnection(endpoint, timeout=10)
+        made = http.client.HTTPConnection(endpoint, timeout=10, source_address=(source, 0))
     else:
         context = tls.load().context(ssl.PROTOCOL_TLS_CLIENT)
-        made = http.client.HTTPSConnection(endpoint, timeout=10, context=context)
+        made = http.client.HTTPSConnection(
+            endpoint, timeout=10, source_address=(source, 0), context=context
+        )
     with closing(made) as connection:
         connection.request(method, path)
         answer = connection.getresponse()

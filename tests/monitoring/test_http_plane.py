@@ -231,3 +231,26 @@ async def test_requests_have_a_size_and_a_form(
             answer = await reader.read()
         assert answer.startswith((b"HTTP/1.0 400", b"HTTP/1.1 400"))
     assert capfd.readouterr().err == "", "standard error is for our own lines"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /livez HTTP/1.1\r\nx: ",
+        b"POST /livez HTTP/1.1\r\ncontent-length: 99999999\r\n\r\n",
+        b"nonsense\r\n\r\n",
+    ],
+    ids=["field", "body", "nonsense"],
+)
+async def test_a_connection_that_sends_too_much_is_ended(request_: bytes) -> None:
+    with capture_logs() as logs:
+        async with serving() as (served, at):
+            host, _, port = at.partition(":")
+            for _ in range(2):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                with closing(writer), suppress(ConnectionError):
+                    writer.write(request_ + bytes(plane.REQUEST_BYTES_MAX))
+                    await reader.read()
+            await until(lambda: served.connections == 0, "they are ended")
+            assert served.refused == {"connection_broken": 2}
+    assert [entry["event"] for entry in logs] == ["http_connection_broken"]

@@ -42,6 +42,30 @@ MONITORING = (
         Tested(_PLANE + "test_a_connection_ends_soon_whatever_it_sends_or_reads"),
     ),
     Mutant(
+        "http-takes-all-that-is-sent",
+        "What is sent behind a request that is refused stays in memory while its connection does.",
+        "aiohttp keeps an error for each piece that it can't parse, and each keeps its bytes",
+        """
+        streammeta.controller.monitoring.plane:
+        - self._left -= len(data)
+        + self._left -= 0
+        """,
+        Tested(_PLANE + "test_a_connection_that_sends_too_much_is_ended"),
+    ),
+    Mutant(
+        "descriptors-of-http-forgotten",
+        "Connections of clients may take descriptors that probes take too: the log has none left.",
+        "a listener that is added to those among which descriptors were shared out",
+        """
+        streammeta.controller.runtime.descriptors:
+        - kept = KEPT + KEPT_FOR_HTTP if serves_http else KEPT
+        + kept = KEPT
+        """,
+        Tested(
+            "tests/runtime/test_descriptors.py::test_connections_leave_room_for_those_of_http_too"
+        ),
+    ),
+    Mutant(
         "new-certificate-not-shown",
         "The listener for HTTP goes on with the certificate of the start until it has expired.",
         "prometheus_client's server and many exporters read their files once",

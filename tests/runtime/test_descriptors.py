@@ -4,6 +4,9 @@ import resource
 
 import pytest
 
+from streammeta.controller import listener
+from streammeta.controller.monitoring import plane
+from streammeta.controller.peers import server as peers
 from streammeta.controller.runtime import descriptors
 from streammeta.controller.runtime.descriptors import connections_within, raise_limit
 
@@ -33,3 +36,17 @@ def test_connections_leave_room_for_the_log_and_the_peers() -> None:
     assert connections_within(1_024, 4_096, 1) == 1_024 - descriptors.KEPT
     assert connections_within(1_024, 4_096, 2) == (1_024 - descriptors.KEPT) // 2
     assert connections_within(64, 4_096, 1) == descriptors.CONNECTIONS_MIN
+
+
+def test_connections_leave_room_for_those_of_http_too() -> None:
+    kept = descriptors.KEPT + descriptors.KEPT_FOR_HTTP
+    assert connections_within(1_024, 4_096, 1, serves_http=True) == 1_024 - kept
+    assert connections_within(1 << 20, 4_096, 1, serves_http=True) == 4_096
+    assert connections_within(300, 4_096, 1, serves_http=True) == descriptors.CONNECTIONS_MIN
+
+
+def test_what_is_kept_is_more_than_the_other_listeners_take() -> None:
+    of_http = plane.CONNECTIONS_MAX + listener.HANDSHAKES_MAX
+    of_peers = peers.CONNECTIONS_MAX + listener.HANDSHAKES_MAX
+    assert of_http <= descriptors.KEPT_FOR_HTTP
+    assert of_peers + 64 <= descriptors.KEPT, "64 are for files, the bucket and calls of peers"

@@ -399,7 +399,8 @@ class ControllerNode:
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
         limit, listeners = raise_limit(), len(self._tls.listeners)
-        connections = connections_within(limit, CONNECTIONS_MAX, listeners)
+        serves_http = self._config.http_listen is not None
+        connections = connections_within(limit, CONNECTIONS_MAX, listeners, serves_http=serves_http)
         _log.info("descriptors", limit=limit, connections_a_listener=connections)
         clients = new_server(self._tls.connection_age_ms, connections)
         add_services(clients, self._handlers(), _APART)

@@ -30,7 +30,7 @@ _LISTENER = ("handshake_failed", "too_many_handshakes", "too_many_connections")
 
 CAUSES: Mapping[str, Sequence[str]] = {
     "peers": (*_LISTENER, "connection_broken", "hello_refused"),
-    "http": _LISTENER,
+    "http": (*_LISTENER, "connection_broken"),
 }
 """Reasons to refuse a connection, by plane."""
 

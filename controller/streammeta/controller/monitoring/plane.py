@@ -11,7 +11,8 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from typing import TypeAlias, cast
 
 import structlog
 from aiohttp import web
@@ -35,6 +36,9 @@ HEADER_BYTES_MAX = 8 << 10
 
 HEADERS_MAX = 64
 """Maximum number of header fields of a request."""
+
+REQUEST_BYTES_MAX = 64 << 10
+"""Maximum number of bytes that are read from a connection; requests have no body."""
 
 STOP_TIMEOUT_S = 1.0
 """Time limit for the last answers when the listener stops, in seconds."""
@@ -87,16 +91,7 @@ class HttpPlane:
         Raises:
             OSError: the address is taken, or is none of this host's.
         """
-        self._server = _Server(
-            self._handle,
-            self._lost,
-            logger=_silent,
-            access_log=None,
-            max_line_size=HEADER_BYTES_MAX,
-            max_field_size=HEADER_BYTES_MAX,
-            max_headers=HEADERS_MAX,
-            lingering_time=0,
-        )
+        self._server = _Server(self._handle, self._lost)
         self._listener = Listener(self._tls, self._connected, self._complain)
         return await self._listener.start(address)
 
@@ -115,7 +110,7 @@ class HttpPlane:
             reason = f"there are {len(self._open)}, {from_host} of this host"
             self._complain(host, "too_many_connections", reason)
             return _Refused()
-        made = self._server()
+        made = _Connection(self._server, partial(self._complain, host, "connection_broken"))
         self._open[made] = host
         asyncio.get_running_loop().call_later(CONNECTION_AGE_S, self._end, made)
         return made
@@ -177,9 +172,8 @@ class _Server(web.Server):
         self,
         handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
         on_lost: Callable[[web.RequestHandler], None],
-        **settings: Any,
     ) -> None:
-        super().__init__(handler, **settings)
+        super().__init__(handler)
         self._on_lost = on_lost
 
     def connection_lost(
@@ -190,9 +184,41 @@ class _Server(web.Server):
         self._on_lost(handler)
 
 
+class _Connection(web.RequestHandler):
+    """A connection that ends once it has sent more than a request may hold.
+
+    What comes behind a request that is refused would be kept as long as the connection lasts.
+    """
+
+    __slots__ = ("_complain", "_left")
+
+    def __init__(self, server: web.Server, complain: Callable[[str], None]) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            logger=_silent,
+            access_log=_silent,
+            max_line_size=HEADER_BYTES_MAX,
+            max_field_size=HEADER_BYTES_MAX,
+            max_headers=HEADERS_MAX,
+            lingering_time=0,
+        )
+        self._complain = complain
+        self._left = REQUEST_BYTES_MAX
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes, if they are not too many."""
+        self._left -= len(data)
+        if self._left >= 0:
+            super().data_received(data)
+        elif self.transport is not None and not self.transport.is_closing():
+            self._complain(f"it has sent more than {REQUEST_BYTES_MAX} bytes")
+            self.transport.abort()
+
+
 class _Refused(asyncio.Protocol):
     """A connection that ends as soon as it is made."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        transport.abort()
+        # Those of uvloop are of no class of asyncio's.
+        cast(asyncio.WriteTransport, transport).abort()

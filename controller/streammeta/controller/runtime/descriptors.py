@@ -11,6 +11,9 @@ import resource
 KEPT = 256
 """Descriptors kept for the journal, snapshots, the bucket and the peers."""
 
+KEPT_FOR_HTTP = 128
+"""Descriptors kept besides for the listener for HTTP: its connections and handshakes."""
+
 CONNECTIONS_MIN = 16
 """Connections that are allowed however few descriptors there are."""
 
@@ -27,6 +30,10 @@ def raise_limit() -> int:
     return wanted
 
 
-def connections_within(limit: int, most: int, listeners: int) -> int:
-    """Return how many connections each of `listeners` may have; `most` if there is room for it."""
-    return max(CONNECTIONS_MIN, min(most, limit - KEPT) // max(1, listeners))
+def connections_within(limit: int, most: int, listeners: int, *, serves_http: bool = False) -> int:
+    """Return the number of connections that each of `listeners` for clients may have.
+
+    It is `most` if there is room for it beside what is kept, also for HTTP if that is served.
+    """
+    kept = KEPT + KEPT_FOR_HTTP if serves_http else KEPT
+    return max(CONNECTIONS_MIN, min(most, limit - kept) // max(1, listeners))
