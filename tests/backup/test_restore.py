@@ -16,7 +16,7 @@ from streammeta.controller.backup.chains import chain_to
 from streammeta.controller.backup.errors import BackupError
 from streammeta.controller.backup.replaying import Replayed, replay
 from streammeta.controller.backup.restoring import RestorePlan
-from streammeta.controller.errors import ErrorCode
+from streammeta.controller.errors import ErrorCode, RecoveringError
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.frozen import FrozenMap
@@ -92,6 +92,7 @@ def test_no_id_or_offset_of_the_whole_history_is_issued_again(seed: int) -> None
     offset = plan.end_offset
     for request in (
         r.RegisterNode(node=node),
+        r.FinishRestore(),
         r.PrepareObjects(request_id="new", node=node, count=3, ttl_ms=1_000),
         r.CreateStreams(request_id="new", node=node, streams=(r.NewStream(),)),
         r.GetNextNodeId(request_id="new"),
@@ -129,7 +130,11 @@ def test_all_else_is_as_it_was(seed: int) -> None:
     before = plain(replayed.cluster_map.freeze().sections())
     after = plain(restored(replayed, planned(replayed)).freeze().sections())
     changed = {name for name in before if before[name] != after[name]}
-    assert changed <= {"counters", "objects", "nodes", "free_node_ids", "bucket_claim"}
+    assert changed <= {
+        *("counters", "objects", "nodes", "free_node_ids", "bucket_claim", "feature_level"),
+    }
+    assert set(after) - set(before) == {"recovery"}
+    assert after["feature_level"]["level"] == [max(2, *before["feature_level"]["level"])]
     assert after["counters"]["deletions_held_until_ms"] == [NOW_MS + restoring.HOLD_MS]
     assert before["kvs"] == after["kvs"]
 
@@ -140,12 +145,38 @@ def test_every_process_of_before_is_fenced(seed: int) -> None:
     after = restored(replayed, planned(replayed))
     nodes = replayed.cluster_map.nodes()
     assert nodes
+    finish = after.decide(r.FinishRestore(), NOW_MS, after.applied_end_offset)
+    after.apply(after.applied_end_offset, finish.records)
     for node in nodes:
         identity = NodeIdentity(node.node_id, node.node_epoch)
         request = r.PrepareObjects(request_id="old", node=identity, count=1, ttl_ms=1_000)
         answer: Any = after.decide(request, NOW_MS, 2**40).answer
         assert answer.error is not ErrorCode.NONE
         assert node.departed or answer.error is ErrorCode.NODE_EPOCH_EXPIRED
+
+
+def test_a_restored_map_waits_for_adoption_with_all_that_brokers_change() -> None:
+    _, replayed = at_random(4)
+    plan = planned(replayed)
+    after = restored(replayed, plan)
+    assert after.undecided == (plan.undecided_from, plan.next_object_id)
+    node = NodeIdentity(70_000, NOW_MS + 1)
+    prepare = r.PrepareObjects(request_id="new", node=node, count=1, ttl_ms=1_000)
+    for request in (r.RegisterNode(node=node), r.FinishRestore()):
+        with pytest.raises(RecoveringError, match="restore finish"):
+            after.decide(prepare, NOW_MS, after.applied_end_offset)
+        decision = after.decide(request, NOW_MS, after.applied_end_offset)
+        after.apply(after.applied_end_offset, decision.records)
+    assert after.undecided is None
+    answer: Any = after.decide(prepare, NOW_MS, after.applied_end_offset).answer
+    assert answer.first_object_id == plan.next_object_id
+
+
+def test_what_one_restore_left_undecided_the_next_one_does() -> None:
+    _, replayed = at_random(3)
+    plan = planned(replayed)
+    again = replace(replayed, cluster_map=restored(replayed, plan))
+    assert planned(again).undecided_from == plan.undecided_from
 
 
 def test_a_second_restore_jumps_again() -> None:

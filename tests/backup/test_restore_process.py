@@ -137,8 +137,13 @@ def lived(
     """Start a restored cluster, which must hold what is wanted; write, and wait for its backup."""
     cluster.start_all()
     leader_of(cluster)
-    with ControllerClient(cluster.endpoints) as client:
+    with ControllerClient(cluster.endpoints, timeout_s=1) as client:
         assert values(client) == wanted
+        with pytest.raises(CallError) as refused:
+            put(client, cluster.cluster_id, "1")
+        assert refused.value.code == "RECOVERING"
+        finish(cluster)
+    with ControllerClient(cluster.endpoints) as client:
         put(client, cluster.cluster_id, "1")
         found = values(client)
     hashes = streammeta("cluster", "hash", "--connect", cluster.connect)
@@ -148,6 +153,14 @@ def lived(
     assert describe(cluster).high_watermark > end + 2**32
     what_was_remembered_is_refused(cluster, end)
     return found, describe(cluster).high_watermark
+
+
+def finish(cluster: LocalCluster) -> None:
+    """End recovery mode, twice."""
+    assert describe(cluster).HasField("undecided")
+    for was_recovering in (True, False):
+        finished = streammeta("restore", "finish", "--connect", cluster.connect)
+        assert (finished["exit_code"], finished["was_recovering"]) == (0, was_recovering)
 
 
 def what_was_remembered_is_refused(cluster: LocalCluster, end: int) -> None:

@@ -14,7 +14,11 @@ from typing import Any
 import numpy as np
 
 import streammeta.controller.metadata.stream_decisions as stream_decisions
-from streammeta.controller.errors import FeatureLevelError, InvalidRequestError
+from streammeta.controller.errors import (
+    FeatureLevelError,
+    InvalidRequestError,
+    RecoveringError,
+)
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.answers import ObjectLists, ObjectSlices
 from streammeta.controller.metadata.cluster_map import ClusterMap
@@ -24,11 +28,14 @@ from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import ObjectsDestroyed, Record
 from tests.metadata.random_requests import RandomRequests
 from tests.metadata.slow_model import Model
+from tests.metadata.slow_model_adoption import require_allowed
 from tests.metadata.slow_model_reads import size_of
 from tests.metadata.slow_model_streams import kept_alive, swept
 from tests.metadata.slow_model_uploads import deletable
 
 _VIEWS_MAX = 3
+_JUMP = 24
+"""Object ids that a restore leaves out."""
 _FIELDS: dict[type, tuple[str, ...]] = {}
 
 
@@ -96,6 +103,8 @@ class Pair:
         self.model = Model()
         self.now = 1_000
         self.log: list[tuple[int, bytes]] = []
+        self._base = self.map.freeze()
+        """What the log continues."""
         self.uncommitted: list[tuple[int, Model]] = []
         """Offset of each entry that can be undone, and the model before it."""
         self._views: list[_View] = []
@@ -113,8 +122,8 @@ class Pair:
         before = self.model.copy()
         try:
             decision = self.map.decide(request, self.now, at)
-        except (InvalidRequestError, FeatureLevelError):
-            self._expect_refusal(request, at)
+        except (InvalidRequestError, FeatureLevelError, RecoveringError) as error:
+            self._expect_refusal(request, at, type(error))
             return None
         if decision.records:
             payload = encode_records(decision.records)
@@ -128,14 +137,15 @@ class Pair:
         self._check_promises(before, request)
         return decision.answer
 
-    def _expect_refusal(self, request: Any, at: int) -> None:
+    def _expect_refusal(self, request: Any, at: int, kind: type[Exception]) -> None:
         try:
             self.model.write(request, self.now, at)
-        except (InvalidRequestError, FeatureLevelError):
+        except kind:
             return
-        raise AssertionError(f"the map refuses {request} as malformed")
+        raise AssertionError(f"the map refuses {request}: {kind.__name__}")
 
     def _write_model(self, request: Any, at: int, records: Sequence[Record]) -> Any:
+        require_allowed(self.model.state, request)
         if isinstance(request, r.SweepDeletedStreams):
             return self._sweep(records, request.limit, self.model.state.sweeping)
         existing = set(self.model.state.streams)
@@ -214,6 +224,23 @@ class Pair:
         assert restored.state_hash() == self.map.state_hash(), "the sections lose something"
         self.map = restored
 
+    def recover(self) -> None:
+        """Go on with a map that was restored: what was prepared is gone, and ids have jumped."""
+        self.commit(len(self.uncommitted))
+        frozen, state = self.map.freeze(), self.model.state
+        prepared = [i for i in state.objects if state.is_prepared(i)]
+        state.undecided = (min([state.next_object, *prepared]), state.next_object + _JUMP)
+        state.next_object += _JUMP
+        state.feature_level = max(2, state.feature_level)
+        for object_id in prepared:
+            del state.objects[object_id]
+        self.map = ClusterMap.from_sections(
+            recovering(frozen.sections(), state.undecided), frozen.end_offset
+        )
+        self._base, self.log = self.map.freeze(), []
+        for view in self._views:
+            view.in_the_log = False
+
     def check_views(self) -> None:
         """Views are what they were, make maps that answer as the model did, and can be replayed."""
         for view in self._views:
@@ -228,7 +255,8 @@ class Pair:
 
     def check_log(self) -> None:
         """The whole log makes the same map."""
-        self._replay(ClusterMap())
+        base = self._base
+        self._replay(ClusterMap.from_sections(base.sections(), base.end_offset))
 
     def _replay(self, replayed: ClusterMap) -> None:
         for offset, payload in self.log:
@@ -238,6 +266,20 @@ class Pair:
 
     def check(self) -> None:
         compare(self.map, self.model, self.now)
+
+
+def recovering(sections: Any, undecided: tuple[int, int]) -> dict[str, Any]:
+    """Return the sections of a map as they are after a restore."""
+    first, below = undecided
+    objects = sections["objects"]
+    stays = objects["state"] != ObjectState.PREPARED
+    return {
+        **sections,
+        "counters": {**sections["counters"], "next_object_id": column([below])},
+        "objects": {name: values[stays] for name, values in objects.items()},
+        "feature_level": {"level": np.maximum(sections["feature_level"]["level"], 2)},
+        "recovery": {"undecided_from": column([first]), "undecided_below": column([below])},
+    }
 
 
 def compare(cluster_map: ClusterMap, model: Model, now: int) -> None:
@@ -268,6 +310,7 @@ def compare(cluster_map: ClusterMap, model: Model, now: int) -> None:
             same(cluster_map.query(in_columns(read)), want, "GetObjects in columns")
     same(cluster_map.size(), size_of(state), "size")
     claim = cluster_map.bucket_claim
+    same(cluster_map.undecided, state.undecided, "undecided ids")
     same(cluster_map.feature_level, state.feature_level, "feature level")
     same((claim.cluster_uuid, claim.issued_below), state.claim, "claim")
     _compare_what_is_due(cluster_map, model, now)

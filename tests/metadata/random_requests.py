@@ -10,10 +10,11 @@ from random import Random
 from typing import Any
 
 from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.values import NodeIdentity, ObjectState, PageRequest
-from tests.metadata.random_commits import NODE_IDS, RandomCommits, RandomDraws
+from streammeta.controller.metadata.values import NodeIdentity, ObjectState, PageRequest, column
+from tests.metadata.random_commits import NODE_IDS, RandomCommits, RandomDraws, range_columns
 from tests.metadata.slow_model import Model
 from tests.metadata.slow_model_state import State
+from tests.metadata.slow_model_uploads import Row
 
 STREAMS_MAX = 5
 
@@ -45,6 +46,8 @@ class RandomRequests(RandomCommits):
 
     def any(self, model: Model) -> Any:
         """Return some write; ids to commit are prepared when they run out."""
+        if model.state.undecided is not None and self._chance(60):
+            return self.make("finish_restore" if self._chance(6) else "adopt", model)
         if sum(map(model.state.is_prepared, model.state.objects)) < 4 and self._chance(80):
             return self.make("prepare", model)
         (kind,) = self._rng.choices(list(_WEIGHTS), self._weights)
@@ -204,6 +207,46 @@ class RandomRequests(RandomCommits):
             issued_below=state.next_object + self._one((-state.next_object, 0, 7, 500)),
         )
 
+    def _adopt(self, state: State) -> Any:
+        low, high = state.undecided or (0, state.next_object)
+        free = [one for one in range(low, high) if one not in state.objects]
+        source = free if free and not self._chance(8) else range(high + 2)
+        ids = sorted(self._some(source, 3)) or [high]
+        ends: dict[int, int] = {}
+        rows = [self._rows_to_adopt(state, ends) for _ in ids]
+        self._rng.shuffle(rows)
+        facts = self._fact_columns(len(ids))
+        return r.AdoptObjects(
+            object_id=column(ids),
+            object_size=column([self._rng.randrange(90) for _ in ids]),
+            range_count=column([len(part) for part in rows]),
+            ranges=range_columns([row for part in rows for row in part], epochs=True),
+            **facts,
+        )
+
+    def _rows_to_adopt(self, state: State, ends: dict[int, int]) -> list[Row]:
+        """Return ranges that continue their streams behind those before them, most of them."""
+        ids = sorted({self._stream(state) for _ in range(self._one((1, 1, 2)))})
+        rows = []
+        for stream_id in ids:
+            stream = state.streams.get(stream_id)
+            start = ends.get(stream_id, 0 if stream is None else stream.end)
+            owed = [state.owed(*key) for key in state.pending if key[1] == stream_id]
+            spans = [span for span in owed if span is not None]
+            end = start + self._rng.randint(1, 9)
+            if spans and self._chance(60):
+                start, end = self._one(spans)
+            elif self._chance(8):
+                start, end = start + 1, end + 1
+            else:
+                ends[stream_id] = end
+            epoch = 0 if stream is None else stream.epoch
+            rows.append(Row(stream_id, start, end, max(0, epoch + self._one((0, 0, 0, 1))), -1))
+        return rows
+
+    def _finish_restore(self, _state: State) -> Any:
+        return r.FinishRestore()
+
     def _feature_level(self, _state: State) -> Any:
         return r.SetFeatureLevel(level=self._one((1, 3)))
 
@@ -316,7 +359,7 @@ _COMMITS = ("upload", "compact_set", "compact_stream")
 _RECOVERIES = ("upload", "close", "opening")
 """Requests that a recovery makes in the name of another node."""
 
-MAKERS = (*_WEIGHTS, "new_streams", "feature_level")
+MAKERS = (*_WEIGHTS, "new_streams", "feature_level", "adopt", "finish_restore")
 """Names that `RandomRequests.make` takes."""
 
 

@@ -14,13 +14,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
+from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.frozen import FrozenMap
 from streammeta.controller.metadata.requests import GetNextNodeId, RegisterNode, UnregisterNode
 from streammeta.controller.metadata.values import NodeIdentity
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint
-from tests.metadata.map_pair import Pair
+from tests.metadata.map_pair import Pair, recovering
 from tests.metadata.random_requests import RandomRequests
 
 SEEDS = (3, 6, 15)
@@ -108,6 +109,18 @@ def _first_requests(requests: RandomRequests, pair: Pair) -> Iterator[Any]:
     for node in _FREED:
         yield UnregisterNode(node=node)
     yield from requests.start(pair.model)
+
+
+def recovering_views() -> list[FrozenMap]:
+    """Return views of maps in recovery mode, which no history comes to by requests."""
+    (last, *_) = histories()
+    view = last.views[-1]
+    next_id = last.pair.map.next_object_id
+    windows = ((next_id - 3, next_id + 20), (next_id, next_id + 9))
+    return [
+        ClusterMap.from_sections(recovering(view.sections(), window), view.end_offset).freeze()
+        for window in windows
+    ]
 
 
 @cache

@@ -11,6 +11,7 @@ from typing import Any
 
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.answers import SweepAnswer
+from tests.metadata import slow_model_adoption as adoption
 from tests.metadata import slow_model_commits as commits
 from tests.metadata import slow_model_compactions as compactions
 from tests.metadata import slow_model_reads as reads
@@ -29,7 +30,11 @@ class Model:
         return Model(pickle.loads(pickle.dumps(self.state, pickle.HIGHEST_PROTOCOL)))
 
     def write(self, request: Any, now: int, offset: int) -> Any:
-        """Decide and apply; raises `InvalidRequestError` as the map does for a reused id."""
+        """Decide and apply; raises `InvalidRequestError` as the map does for a reused id.
+
+        In recovery mode it raises `RecoveringError` too.
+        """
+        adoption.require_allowed(self.state, request)
         answer = self._write(request, now, offset)
         if type(request) in REPEATED and request not in self.state.lately:
             self.state.lately = [*self.state.lately[-7:], request]
@@ -71,6 +76,7 @@ REPEATED = (
     r.CommitStreamObject,
     r.CreateStreams,
     r.PrepareObjects,
+    r.AdoptObjects,
 )
 """Requests that are known again by an id in them."""
 
@@ -80,6 +86,7 @@ _TIMED: dict[type, Callable[..., Any]] = {
     r.ExpireObjects: uploads.expire,
     r.DestroyDeadSetObjects: uploads.destroy_dead,
     r.HoldDeletions: uploads.hold,
+    r.AdoptObjects: adoption.adopt,
 }
 _TIMELESS: dict[type, Callable[..., Any]] = {
     r.CreateStreams: streams.create,
@@ -92,6 +99,7 @@ _TIMELESS: dict[type, Callable[..., Any]] = {
     r.RemoveObjects: uploads.remove,
     r.ClaimBucket: uploads.claim_bucket,
     r.SetFeatureLevel: uploads.set_feature_level,
+    r.FinishRestore: adoption.finish,
     r.RegisterNode: streams.register,
     r.UnregisterNode: streams.unregister,
     r.SuperviseNode: streams.supervise,

@@ -98,6 +98,8 @@ class State:
     claim: tuple[str, int] = ("", 0)
     feature_level: int = 1
     """(UUID of the cluster, object ids below it may be issued)."""
+    undecided: tuple[int, int] | None = None
+    """Ids that a restore has left undecided, as (first, end); None unless in recovery mode."""
     kvs: dict[tuple[str, str], tuple[bytes, int]] = field(default_factory=dict)
 
     # What no rule reads: the machine compares it with what the rules let happen.

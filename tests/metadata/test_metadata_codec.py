@@ -37,6 +37,8 @@ RECORDS: tuple[rec.Record, ...] = (
     rec.RecoveryAssigned(node_id=1, target_id=-1),
     rec.BucketClaimed(cluster_uuid="u", issued_below=2**63 - 1),
     rec.FeatureLevelSet(level=2),
+    rec.ObjectsReclaimed(object_id=np.array([7, 5]), deadline_ms=2**62),
+    rec.RestoreFinished(undecided_below=2**63 - 1),
     rec.NodeRegistered(node_id=0, node_epoch=0, wal_config="", tags=()),
     rec.KVsPut(namespaces=("", "n"), keys=("a", "b"), values=(b"", b"\xff")),
 )

@@ -124,6 +124,7 @@ def test_methods_of_other_services_are_summed() -> None:
         *("AdminService.TakeSnapshot", "NodeService.LockNode", "NodeService.UnlockNode"),
         *("NodeService.UnregisterNode", "StreamService.AbandonUploads"),
         *("StreamService.DeleteStreams", "KVService.DeleteKVs"),
+        *("AdminService.AdoptObjects", "AdminService.FinishRestore"),
     ],
 )
 def test_admin_calls_and_those_that_destroy_are_guarded(method: str) -> None:

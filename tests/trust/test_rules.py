@@ -45,6 +45,8 @@ WHO_MAY = {
     "TakeSnapshot": "ka",
     "TransferLeadership": "a",
     "UpdateFeatureLevel": "a",
+    "AdoptObjects": "a",
+    "FinishRestore": "a",
     "RegisterNode": "b",
     "Heartbeat": "b",
     "UnregisterNode": "ba",

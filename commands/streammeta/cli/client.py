@@ -42,6 +42,7 @@ _HINTS_BY_REASON: dict[str, str] = {
     "`streammeta quorum describe` shows, then repeat",
     Reason.FEATURE_LEVEL: "nothing was changed; `streammeta features describe` shows the versions "
     "of all controllers",
+    Reason.RECOVERING: "nothing was changed; `streammeta restore finish` ends recovery mode",
     Reason.QUOTA_EXCEEDED: "nothing was changed; delete what is not needed, or raise the limit "
     "that the message names, on all controllers",
     Reason.AUDIT_UNAVAILABLE: "nothing was changed; make the controllers' audit log writable, then "

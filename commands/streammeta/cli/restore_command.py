@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from streammeta.cli.adoption_command import finish
 from streammeta.cli.backup_command import cluster_options, opened_backup
 from streammeta.cli.client import store_option
 from streammeta.cli.output import CommandError, Output, with_output
@@ -69,6 +70,9 @@ def restore() -> None:
       streammeta restore plan --from file:///backups --store file:///objects --plan demo-2.json \\
         --new-cluster-id demo-2 --voters 1@10.0.0.1:9091,2@10.0.0.2:9091,3@10.0.0.3:9091
     """
+
+
+restore.add_command(finish)
 
 
 @restore.command("plan")

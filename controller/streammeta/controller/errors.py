@@ -183,6 +183,17 @@ class SupersededError(ApiError):
         self.cluster_id = cluster_id
 
 
+class RecoveringError(ApiError):
+    """The cluster was restored, and what brokers wrote since the backup is not adopted yet."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the cluster was restored from a backup and is in recovery mode: nothing was changed; "
+            "try again once an operator has run `streammeta restore adopt` and `streammeta "
+            "restore finish`"
+        )
+
+
 class MapOlderThanBucketError(ApiError):
     """The map was restored to an earlier state: the bucket knows of ids issued after it."""
 

@@ -50,18 +50,27 @@ UNTOLD = Software("", Levels(BASE_LEVEL, BASE_LEVEL))
 
 ADDED: Mapping[int, str] = {
     1: "everything up to feature levels",
-    2: "the level itself: record FeatureLevelSet",
+    2: "the level itself: record FeatureLevelSet; recovery after a restore: section recovery, "
+    "records ObjectsReclaimed and RestoreFinished",
     3: "values put and streams trimmed with a commit",
 }
 """Additions of each level."""
 
-RECORDS: Mapping[str, int] = {"FeatureLevelSetRecord": 2}
+RECORDS: Mapping[str, int] = {
+    "FeatureLevelSetRecord": 2,
+    "ObjectsReclaimedRecord": 2,
+    "RestoreFinishedRecord": 2,
+}
 """Levels of the messages of records.proto that came after level 1."""
 
-FIELDS: Mapping[tuple[str, str], int] = {("Record", "feature_level_set"): 2}
+FIELDS: Mapping[tuple[str, str], int] = {
+    ("Record", "feature_level_set"): 2,
+    ("Record", "objects_reclaimed"): 2,
+    ("Record", "restore_finished"): 2,
+}
 """Levels of the fields, by message and name, that older messages got after level 1."""
 
-SECTIONS: Mapping[str, int] = {}
+SECTIONS: Mapping[str, int] = {"recovery": 2}
 """Levels of the checkpoint's sections that came after level 1."""
 
 

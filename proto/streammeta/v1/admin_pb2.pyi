@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from streammeta.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -151,6 +152,207 @@ class UpdateFeatureLevelResponse(_message.Message):
 Global___UpdateFeatureLevelResponse: _TypeAlias = UpdateFeatureLevelResponse  # noqa: Y015
 
 @_typing.final
+class AdoptObjectsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def objects(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObjectToAdopt]:
+        """1 to 10 000, no id twice"""
+
+    def __init__(
+        self,
+        *,
+        objects: _abc.Iterable[Global___ObjectToAdopt] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["objects", b"objects"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdoptObjectsRequest: _TypeAlias = AdoptObjectsRequest  # noqa: Y015
+
+@_typing.final
+class ObjectToAdopt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECT_ID_FIELD_NUMBER: _builtins.int
+    OBJECT_SIZE_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    MIN_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    MAX_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
+    object_id: _builtins.int
+    """must be set; undecided"""
+    object_size: _builtins.int
+    """bytes"""
+    min_timestamp_ms: _builtins.int
+    """absent: unknown"""
+    max_timestamp_ms: _builtins.int
+    """absent: unknown"""
+    crc32c: _builtins.int
+    """of the object's bytes; absent: unknown"""
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___RangeToAdopt]:
+        """at least one, by stream id, no stream twice"""
+
+    def __init__(
+        self,
+        *,
+        object_id: _builtins.int | None = ...,
+        object_size: _builtins.int = ...,
+        ranges: _abc.Iterable[Global___RangeToAdopt] | None = ...,
+        min_timestamp_ms: _builtins.int | None = ...,
+        max_timestamp_ms: _builtins.int | None = ...,
+        crc32c: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "object_id", b"object_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "object_id", b"object_id", "object_size", b"object_size", "ranges", b"ranges"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
+    _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
+    _WhichOneofReturnType__max_timestamp_ms: _TypeAlias = _typing.Literal["max_timestamp_ms"]  # noqa: Y015
+    _WhichOneofArgType__max_timestamp_ms: _TypeAlias = _typing.Literal["_max_timestamp_ms", b"_max_timestamp_ms"]  # noqa: Y015
+    _WhichOneofReturnType__min_timestamp_ms: _TypeAlias = _typing.Literal["min_timestamp_ms"]  # noqa: Y015
+    _WhichOneofArgType__min_timestamp_ms: _TypeAlias = _typing.Literal["_min_timestamp_ms", b"_min_timestamp_ms"]  # noqa: Y015
+    _WhichOneofReturnType__object_id: _TypeAlias = _typing.Literal["object_id"]  # noqa: Y015
+    _WhichOneofArgType__object_id: _TypeAlias = _typing.Literal["_object_id", b"_object_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__crc32c) -> _WhichOneofReturnType__crc32c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_timestamp_ms) -> _WhichOneofReturnType__max_timestamp_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_timestamp_ms) -> _WhichOneofReturnType__min_timestamp_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__object_id) -> _WhichOneofReturnType__object_id | None: ...
+
+Global___ObjectToAdopt: _TypeAlias = ObjectToAdopt  # noqa: Y015
+
+@_typing.final
+class RangeToAdopt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    STREAM_EPOCH_FIELD_NUMBER: _builtins.int
+    START_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    stream_id: _builtins.int
+    """must be set"""
+    stream_epoch: _builtins.int
+    """must be set; the largest among the records"""
+    start_offset: _builtins.int
+    """first offset"""
+    end_offset: _builtins.int
+    """exclusive"""
+    def __init__(
+        self,
+        *,
+        stream_id: _builtins.int | None = ...,
+        stream_epoch: _builtins.int | None = ...,
+        start_offset: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "end_offset", b"end_offset", "start_offset", b"start_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__stream_epoch: _TypeAlias = _typing.Literal["stream_epoch"]  # noqa: Y015
+    _WhichOneofArgType__stream_epoch: _TypeAlias = _typing.Literal["_stream_epoch", b"_stream_epoch"]  # noqa: Y015
+    _WhichOneofReturnType__stream_id: _TypeAlias = _typing.Literal["stream_id"]  # noqa: Y015
+    _WhichOneofArgType__stream_id: _TypeAlias = _typing.Literal["_stream_id", b"_stream_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stream_epoch) -> _WhichOneofReturnType__stream_epoch | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stream_id) -> _WhichOneofReturnType__stream_id | None: ...
+
+Global___RangeToAdopt: _TypeAlias = RangeToAdopt  # noqa: Y015
+
+@_typing.final
+class AdoptObjectsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdoptionResult]:
+        """one per object; if one has an error nothing was changed"""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___AdoptionResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdoptObjectsResponse: _TypeAlias = AdoptObjectsResponse  # noqa: Y015
+
+@_typing.final
+class AdoptionResult(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    RANGE_ERRORS_FIELD_NUMBER: _builtins.int
+    error: _common_pb2.ErrorCode.ValueType
+    """the outcome"""
+    @_builtins.property
+    def range_errors(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.ErrorCode.ValueType]:
+        """one per range"""
+
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.ErrorCode.ValueType = ...,
+        range_errors: _abc.Iterable[_common_pb2.ErrorCode.ValueType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "range_errors", b"range_errors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdoptionResult: _TypeAlias = AdoptionResult  # noqa: Y015
+
+@_typing.final
+class FinishRestoreRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FinishRestoreRequest: _TypeAlias = FinishRestoreRequest  # noqa: Y015
+
+@_typing.final
+class FinishRestoreResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAS_RECOVERING_FIELD_NUMBER: _builtins.int
+    was_recovering: _builtins.bool
+    """recovery mode was on until now"""
+    def __init__(
+        self,
+        *,
+        was_recovering: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["was_recovering", b"was_recovering"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FinishRestoreResponse: _TypeAlias = FinishRestoreResponse  # noqa: Y015
+
+@_typing.final
 class DescribeClusterRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -181,6 +383,7 @@ class DescribeClusterResponse(_message.Message):
     CLUSTER_UUID_FIELD_NUMBER: _builtins.int
     BUCKET_PROBLEM_FIELD_NUMBER: _builtins.int
     FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
+    UNDECIDED_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """fixed when the cluster is created"""
     leader_id: _builtins.int
@@ -209,6 +412,10 @@ class DescribeClusterResponse(_message.Message):
     def size(self) -> Global___MapSize:
         """of the answering controller's map"""
 
+    @_builtins.property
+    def undecided(self) -> Global___UndecidedIds:
+        """set in recovery mode alone, see AdoptObjects"""
+
     def __init__(
         self,
         *,
@@ -224,10 +431,11 @@ class DescribeClusterResponse(_message.Message):
         cluster_uuid: _builtins.str = ...,
         bucket_problem: _builtins.str = ...,
         feature_level: _builtins.int = ...,
+        undecided: Global___UndecidedIds | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "high_watermark", b"high_watermark", "leader_id", b"leader_id", "size", b"size"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "high_watermark", b"high_watermark", "leader_id", b"leader_id", "size", b"size", "undecided", b"undecided"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "answered_by", b"answered_by", "bucket_problem", b"bucket_problem", "cluster_id", b"cluster_id", "cluster_uuid", b"cluster_uuid", "controllers", b"controllers", "epoch", b"epoch", "feature_level", b"feature_level", "high_watermark", b"high_watermark", "leader_endpoint", b"leader_endpoint", "leader_id", b"leader_id", "object_namespace", b"object_namespace", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "answered_by", b"answered_by", "bucket_problem", b"bucket_problem", "cluster_id", b"cluster_id", "cluster_uuid", b"cluster_uuid", "controllers", b"controllers", "epoch", b"epoch", "feature_level", b"feature_level", "high_watermark", b"high_watermark", "leader_endpoint", b"leader_endpoint", "leader_id", b"leader_id", "object_namespace", b"object_namespace", "size", b"size", "undecided", b"undecided"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__high_watermark: _TypeAlias = _typing.Literal["high_watermark"]  # noqa: Y015
     _WhichOneofArgType__high_watermark: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark"]  # noqa: Y015
@@ -239,6 +447,32 @@ class DescribeClusterResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__leader_id) -> _WhichOneofReturnType__leader_id | None: ...
 
 Global___DescribeClusterResponse: _TypeAlias = DescribeClusterResponse  # noqa: Y015
+
+@_typing.final
+class UndecidedIds(_message.Message):
+    """Object ids that a restored map knows nothing of, although objects may lie under them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    BELOW_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    """lowest"""
+    below: _builtins.int
+    """exclusive"""
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        below: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "first", b"first"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndecidedIds: _TypeAlias = UndecidedIds  # noqa: Y015
 
 @_typing.final
 class Controller(_message.Message):

@@ -49,6 +49,16 @@ class AdminServiceStub:
                 request_serializer=streammeta_dot_v1_dot_admin__pb2.UpdateFeatureLevelRequest.SerializeToString,
                 response_deserializer=streammeta_dot_v1_dot_admin__pb2.UpdateFeatureLevelResponse.FromString,
                 _registered_method=True)
+        self.AdoptObjects = channel.unary_unary(
+                '/streammeta.v1.AdminService/AdoptObjects',
+                request_serializer=streammeta_dot_v1_dot_admin__pb2.AdoptObjectsRequest.SerializeToString,
+                response_deserializer=streammeta_dot_v1_dot_admin__pb2.AdoptObjectsResponse.FromString,
+                _registered_method=True)
+        self.FinishRestore = channel.unary_unary(
+                '/streammeta.v1.AdminService/FinishRestore',
+                request_serializer=streammeta_dot_v1_dot_admin__pb2.FinishRestoreRequest.SerializeToString,
+                response_deserializer=streammeta_dot_v1_dot_admin__pb2.FinishRestoreResponse.FromString,
+                _registered_method=True)
         self.DescribeCluster = channel.unary_unary(
                 '/streammeta.v1.AdminService/DescribeCluster',
                 request_serializer=streammeta_dot_v1_dot_admin__pb2.DescribeClusterRequest.SerializeToString,
@@ -96,6 +106,29 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AdoptObjects(self, request, context):
+        """Takes objects of before a restore, found in the bucket, into the map of a restored cluster: all of a request, or
+        none. The leader serves it, in recovery mode alone. Every range continues its stream at the stream's end, or is
+        what a node still owes of it, under an epoch that is not below the stream's; an object's ranges may be parts of what it holds.
+        Retry: safe; an object that was adopted before with the same content has no error.
+        Errors: OBJECT_NOT_EXIST (id is not undecided), OBJECT_CONTENT_MISMATCH, STREAM_NOT_EXIST, STREAM_FENCED,
+        OFFSET_NOT_MATCHED, NODE_EPOCH_NOT_EXIST (no node has registered that it could belong to).
+        Roles: admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FinishRestore(self, request, context):
+        """Ends recovery mode: brokers' changes are taken again. The leader serves it.
+        Retry: safe; when recovery mode is over nothing changes.
+        Errors: none of its own.
+        Roles: admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeCluster(self, request, context):
         """Describes leader, voters and the size of the map. Any controller serves it from what it knows.
         Retry: safe, a read.
@@ -133,6 +166,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.UpdateFeatureLevel,
                     request_deserializer=streammeta_dot_v1_dot_admin__pb2.UpdateFeatureLevelRequest.FromString,
                     response_serializer=streammeta_dot_v1_dot_admin__pb2.UpdateFeatureLevelResponse.SerializeToString,
+            ),
+            'AdoptObjects': grpc.unary_unary_rpc_method_handler(
+                    servicer.AdoptObjects,
+                    request_deserializer=streammeta_dot_v1_dot_admin__pb2.AdoptObjectsRequest.FromString,
+                    response_serializer=streammeta_dot_v1_dot_admin__pb2.AdoptObjectsResponse.SerializeToString,
+            ),
+            'FinishRestore': grpc.unary_unary_rpc_method_handler(
+                    servicer.FinishRestore,
+                    request_deserializer=streammeta_dot_v1_dot_admin__pb2.FinishRestoreRequest.FromString,
+                    response_serializer=streammeta_dot_v1_dot_admin__pb2.FinishRestoreResponse.SerializeToString,
             ),
             'DescribeCluster': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeCluster,
@@ -226,6 +269,60 @@ class AdminService:
             '/streammeta.v1.AdminService/UpdateFeatureLevel',
             streammeta_dot_v1_dot_admin__pb2.UpdateFeatureLevelRequest.SerializeToString,
             streammeta_dot_v1_dot_admin__pb2.UpdateFeatureLevelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AdoptObjects(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/streammeta.v1.AdminService/AdoptObjects',
+            streammeta_dot_v1_dot_admin__pb2.AdoptObjectsRequest.SerializeToString,
+            streammeta_dot_v1_dot_admin__pb2.AdoptObjectsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FinishRestore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/streammeta.v1.AdminService/FinishRestore',
+            streammeta_dot_v1_dot_admin__pb2.FinishRestoreRequest.SerializeToString,
+            streammeta_dot_v1_dot_admin__pb2.FinishRestoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

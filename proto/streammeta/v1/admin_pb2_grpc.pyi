@@ -51,6 +51,21 @@ class AdminServiceStub:
     Errors: status FEATURE_LEVEL.
     Roles: admin.
     """
+    AdoptObjects: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdoptObjectsRequest, _admin_pb2.AdoptObjectsResponse]
+    """Takes objects of before a restore, found in the bucket, into the map of a restored cluster: all of a request, or
+    none. The leader serves it, in recovery mode alone. Every range continues its stream at the stream's end, or is
+    what a node still owes of it, under an epoch that is not below the stream's; an object's ranges may be parts of what it holds.
+    Retry: safe; an object that was adopted before with the same content has no error.
+    Errors: OBJECT_NOT_EXIST (id is not undecided), OBJECT_CONTENT_MISMATCH, STREAM_NOT_EXIST, STREAM_FENCED,
+      OFFSET_NOT_MATCHED, NODE_EPOCH_NOT_EXIST (no node has registered that it could belong to).
+    Roles: admin.
+    """
+    FinishRestore: _grpc.UnaryUnaryMultiCallable[_admin_pb2.FinishRestoreRequest, _admin_pb2.FinishRestoreResponse]
+    """Ends recovery mode: brokers' changes are taken again. The leader serves it.
+    Retry: safe; when recovery mode is over nothing changes.
+    Errors: none of its own.
+    Roles: admin.
+    """
     DescribeCluster: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeClusterRequest, _admin_pb2.DescribeClusterResponse]
     """Describes leader, voters and the size of the map. Any controller serves it from what it knows.
     Retry: safe, a read.
@@ -85,6 +100,21 @@ class AdminServiceAsyncStub(AdminServiceStub):
     a level that a voter, or an observer that is connected, can't run at.
     Retry: safe; the level that is in force already is answered, and changes nothing.
     Errors: status FEATURE_LEVEL.
+    Roles: admin.
+    """
+    AdoptObjects: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdoptObjectsRequest, _admin_pb2.AdoptObjectsResponse]  # type: ignore[assignment]
+    """Takes objects of before a restore, found in the bucket, into the map of a restored cluster: all of a request, or
+    none. The leader serves it, in recovery mode alone. Every range continues its stream at the stream's end, or is
+    what a node still owes of it, under an epoch that is not below the stream's; an object's ranges may be parts of what it holds.
+    Retry: safe; an object that was adopted before with the same content has no error.
+    Errors: OBJECT_NOT_EXIST (id is not undecided), OBJECT_CONTENT_MISMATCH, STREAM_NOT_EXIST, STREAM_FENCED,
+      OFFSET_NOT_MATCHED, NODE_EPOCH_NOT_EXIST (no node has registered that it could belong to).
+    Roles: admin.
+    """
+    FinishRestore: _aio.UnaryUnaryMultiCallable[_admin_pb2.FinishRestoreRequest, _admin_pb2.FinishRestoreResponse]  # type: ignore[assignment]
+    """Ends recovery mode: brokers' changes are taken again. The leader serves it.
+    Retry: safe; when recovery mode is over nothing changes.
+    Errors: none of its own.
     Roles: admin.
     """
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeClusterRequest, _admin_pb2.DescribeClusterResponse]  # type: ignore[assignment]
@@ -136,6 +166,33 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         a level that a voter, or an observer that is connected, can't run at.
         Retry: safe; the level that is in force already is answered, and changes nothing.
         Errors: status FEATURE_LEVEL.
+        Roles: admin.
+        """
+
+    @_abc_1.abstractmethod
+    def AdoptObjects(
+        self,
+        request: _admin_pb2.AdoptObjectsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AdoptObjectsResponse, _abc.Awaitable[_admin_pb2.AdoptObjectsResponse]]:
+        """Takes objects of before a restore, found in the bucket, into the map of a restored cluster: all of a request, or
+        none. The leader serves it, in recovery mode alone. Every range continues its stream at the stream's end, or is
+        what a node still owes of it, under an epoch that is not below the stream's; an object's ranges may be parts of what it holds.
+        Retry: safe; an object that was adopted before with the same content has no error.
+        Errors: OBJECT_NOT_EXIST (id is not undecided), OBJECT_CONTENT_MISMATCH, STREAM_NOT_EXIST, STREAM_FENCED,
+          OFFSET_NOT_MATCHED, NODE_EPOCH_NOT_EXIST (no node has registered that it could belong to).
+        Roles: admin.
+        """
+
+    @_abc_1.abstractmethod
+    def FinishRestore(
+        self,
+        request: _admin_pb2.FinishRestoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.FinishRestoreResponse, _abc.Awaitable[_admin_pb2.FinishRestoreResponse]]:
+        """Ends recovery mode: brokers' changes are taken again. The leader serves it.
+        Retry: safe; when recovery mode is over nothing changes.
+        Errors: none of its own.
         Roles: admin.
         """
 

@@ -84,6 +84,8 @@ class Record(_message.Message):
     OBJECT_ATTRIBUTES_SET_FIELD_NUMBER: _builtins.int
     BUCKET_CLAIMED_FIELD_NUMBER: _builtins.int
     FEATURE_LEVEL_SET_FIELD_NUMBER: _builtins.int
+    OBJECTS_RECLAIMED_FIELD_NUMBER: _builtins.int
+    RESTORE_FINISHED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def streams_created(self) -> Global___StreamsCreatedRecord:
         """new streams"""
@@ -200,6 +202,14 @@ class Record(_message.Message):
     def feature_level_set(self) -> Global___FeatureLevelSetRecord:
         """what log and checkpoints may hold from here on"""
 
+    @_builtins.property
+    def objects_reclaimed(self) -> Global___ObjectsReclaimedRecord:
+        """ids of before a restore, prepared again"""
+
+    @_builtins.property
+    def restore_finished(self) -> Global___RestoreFinishedRecord:
+        """the end of recovery mode"""
+
     def __init__(
         self,
         *,
@@ -232,12 +242,14 @@ class Record(_message.Message):
         object_attributes_set: Global___ObjectAttributesSetRecord | None = ...,
         bucket_claimed: Global___BucketClaimedRecord | None = ...,
         feature_level_set: Global___FeatureLevelSetRecord | None = ...,
+        objects_reclaimed: Global___ObjectsReclaimedRecord | None = ...,
+        restore_finished: Global___RestoreFinishedRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_claimed", b"bucket_claimed", "commit_rows_rejected", b"commit_rows_rejected", "deletions_held", b"deletions_held", "feature_level_set", b"feature_level_set", "kind", b"kind", "kvs_deleted", b"kvs_deleted", "kvs_put", b"kvs_put", "node_epoch_set", b"node_epoch_set", "node_id_issued", b"node_id_issued", "node_locked", b"node_locked", "node_registered", b"node_registered", "node_supervised", b"node_supervised", "node_unregistered", b"node_unregistered", "object_attributes_set", b"object_attributes_set", "objects_destroyed", b"objects_destroyed", "objects_linked", b"objects_linked", "objects_prepared", b"objects_prepared", "objects_removed", b"objects_removed", "pending_uploads_set", b"pending_uploads_set", "ranges_removed", b"ranges_removed", "recovery_assigned", b"recovery_assigned", "stream_objects_committed", b"stream_objects_committed", "stream_set_objects_committed", b"stream_set_objects_committed", "streams_closed", b"streams_closed", "streams_created", b"streams_created", "streams_deleted", b"streams_deleted", "streams_opened", b"streams_opened", "streams_reopened", b"streams_reopened", "streams_trimmed", b"streams_trimmed", "uploads_abandoned", b"uploads_abandoned"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_claimed", b"bucket_claimed", "commit_rows_rejected", b"commit_rows_rejected", "deletions_held", b"deletions_held", "feature_level_set", b"feature_level_set", "kind", b"kind", "kvs_deleted", b"kvs_deleted", "kvs_put", b"kvs_put", "node_epoch_set", b"node_epoch_set", "node_id_issued", b"node_id_issued", "node_locked", b"node_locked", "node_registered", b"node_registered", "node_supervised", b"node_supervised", "node_unregistered", b"node_unregistered", "object_attributes_set", b"object_attributes_set", "objects_destroyed", b"objects_destroyed", "objects_linked", b"objects_linked", "objects_prepared", b"objects_prepared", "objects_reclaimed", b"objects_reclaimed", "objects_removed", b"objects_removed", "pending_uploads_set", b"pending_uploads_set", "ranges_removed", b"ranges_removed", "recovery_assigned", b"recovery_assigned", "restore_finished", b"restore_finished", "stream_objects_committed", b"stream_objects_committed", "stream_set_objects_committed", b"stream_set_objects_committed", "streams_closed", b"streams_closed", "streams_created", b"streams_created", "streams_deleted", b"streams_deleted", "streams_opened", b"streams_opened", "streams_reopened", b"streams_reopened", "streams_trimmed", b"streams_trimmed", "uploads_abandoned", b"uploads_abandoned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_claimed", b"bucket_claimed", "commit_rows_rejected", b"commit_rows_rejected", "deletions_held", b"deletions_held", "feature_level_set", b"feature_level_set", "kind", b"kind", "kvs_deleted", b"kvs_deleted", "kvs_put", b"kvs_put", "node_epoch_set", b"node_epoch_set", "node_id_issued", b"node_id_issued", "node_locked", b"node_locked", "node_registered", b"node_registered", "node_supervised", b"node_supervised", "node_unregistered", b"node_unregistered", "object_attributes_set", b"object_attributes_set", "objects_destroyed", b"objects_destroyed", "objects_linked", b"objects_linked", "objects_prepared", b"objects_prepared", "objects_removed", b"objects_removed", "pending_uploads_set", b"pending_uploads_set", "ranges_removed", b"ranges_removed", "recovery_assigned", b"recovery_assigned", "stream_objects_committed", b"stream_objects_committed", "stream_set_objects_committed", b"stream_set_objects_committed", "streams_closed", b"streams_closed", "streams_created", b"streams_created", "streams_deleted", b"streams_deleted", "streams_opened", b"streams_opened", "streams_reopened", b"streams_reopened", "streams_trimmed", b"streams_trimmed", "uploads_abandoned", b"uploads_abandoned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_claimed", b"bucket_claimed", "commit_rows_rejected", b"commit_rows_rejected", "deletions_held", b"deletions_held", "feature_level_set", b"feature_level_set", "kind", b"kind", "kvs_deleted", b"kvs_deleted", "kvs_put", b"kvs_put", "node_epoch_set", b"node_epoch_set", "node_id_issued", b"node_id_issued", "node_locked", b"node_locked", "node_registered", b"node_registered", "node_supervised", b"node_supervised", "node_unregistered", b"node_unregistered", "object_attributes_set", b"object_attributes_set", "objects_destroyed", b"objects_destroyed", "objects_linked", b"objects_linked", "objects_prepared", b"objects_prepared", "objects_reclaimed", b"objects_reclaimed", "objects_removed", b"objects_removed", "pending_uploads_set", b"pending_uploads_set", "ranges_removed", b"ranges_removed", "recovery_assigned", b"recovery_assigned", "restore_finished", b"restore_finished", "stream_objects_committed", b"stream_objects_committed", "stream_set_objects_committed", b"stream_set_objects_committed", "streams_closed", b"streams_closed", "streams_created", b"streams_created", "streams_deleted", b"streams_deleted", "streams_opened", b"streams_opened", "streams_reopened", b"streams_reopened", "streams_trimmed", b"streams_trimmed", "uploads_abandoned", b"uploads_abandoned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["streams_created", "streams_opened", "streams_reopened", "streams_closed", "streams_trimmed", "ranges_removed", "streams_deleted", "objects_prepared", "stream_objects_committed", "commit_rows_rejected", "objects_destroyed", "objects_removed", "node_registered", "node_epoch_set", "kvs_put", "kvs_deleted", "stream_set_objects_committed", "objects_linked", "pending_uploads_set", "uploads_abandoned", "node_locked", "node_unregistered", "node_id_issued", "recovery_assigned", "deletions_held", "node_supervised", "object_attributes_set", "bucket_claimed", "feature_level_set"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["streams_created", "streams_opened", "streams_reopened", "streams_closed", "streams_trimmed", "ranges_removed", "streams_deleted", "objects_prepared", "stream_objects_committed", "commit_rows_rejected", "objects_destroyed", "objects_removed", "node_registered", "node_epoch_set", "kvs_put", "kvs_deleted", "stream_set_objects_committed", "objects_linked", "pending_uploads_set", "uploads_abandoned", "node_locked", "node_unregistered", "node_id_issued", "recovery_assigned", "deletions_held", "node_supervised", "object_attributes_set", "bucket_claimed", "feature_level_set", "objects_reclaimed", "restore_finished"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1128,3 +1140,47 @@ class FeatureLevelSetRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FeatureLevelSetRecord: _TypeAlias = FeatureLevelSetRecord  # noqa: Y015
+
+@_typing.final
+class ObjectsReclaimedRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECT_ID_FIELD_NUMBER: _builtins.int
+    DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    object_id: _builtins.bytes
+    """column; undecided ids that the map does not know"""
+    deadline_ms: _builtins.int
+    """of their commit, which follows in the same set"""
+    def __init__(
+        self,
+        *,
+        object_id: _builtins.bytes = ...,
+        deadline_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "object_id", b"object_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObjectsReclaimedRecord: _TypeAlias = ObjectsReclaimedRecord  # noqa: Y015
+
+@_typing.final
+class RestoreFinishedRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNDECIDED_BELOW_FIELD_NUMBER: _builtins.int
+    undecided_below: _builtins.int
+    """upper bound of the ids that were undecided"""
+    def __init__(
+        self,
+        *,
+        undecided_below: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["undecided_below", b"undecided_below"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreFinishedRecord: _TypeAlias = RestoreFinishedRecord  # noqa: Y015

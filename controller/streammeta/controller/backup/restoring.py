@@ -3,8 +3,8 @@
 Numbers that brokers and readers remember must not go back: offsets of the log, epochs, and ids of
 objects, streams and nodes jump ahead, so that none of before is issued again or taken for a new
 one. Object ids in between, and those that were prepared, are undecided: objects may lie under them
-that the map does not know. The marker of a generation names them, see `storage.bucket_marker`.
-Pure.
+that the map does not know. The marker of a generation names them, see `storage.bucket_marker`, and
+so does the map: it begins in recovery mode, see `metadata.recovery`. Pure.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import numpy as np
 
 from streammeta.controller.backup.errors import BackupError
 from streammeta.controller.backup.replaying import Replayed
+from streammeta.controller.features import SECTIONS
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
-from streammeta.controller.metadata.frozen import FrozenMap, sections_digest
+from streammeta.controller.metadata.frozen import FrozenMap, recovery_section, sections_digest
 from streammeta.controller.metadata.nodes import NODE_ID_MIN
 from streammeta.controller.metadata.values import INT32_MAX, ObjectState, column
 from streammeta.controller.quorum.voters import VoterSet
@@ -91,12 +92,16 @@ def jumped_object_id(next_object_id: int, claimed_below: int) -> int:
 
 
 def undecided_from(view: FrozenMap, next_object_id: int) -> int:
-    """Return the lowest id that is prepared, or would have been issued next."""
-    objects = view.sections()["objects"]
+    """Return the lowest id that is prepared, undecided still, or would have been issued next."""
+    sections = view.sections()
+    objects = sections["objects"]
     prepared = np.asarray(objects["object_id"])[
         np.asarray(objects["state"]) == ObjectState.PREPARED
     ]
-    return int(prepared.min()) if len(prepared) else next_object_id
+    first = int(prepared.min()) if len(prepared) else next_object_id
+    if "recovery" in sections:
+        first = min(first, int(sections["recovery"]["undecided_from"][0]))
+    return first
 
 
 def restored_sections(view: FrozenMap, plan: RestorePlan) -> Mapping[str, Any]:
@@ -116,6 +121,10 @@ def restored_sections(view: FrozenMap, plan: RestorePlan) -> Mapping[str, Any]:
                 "cluster_uuid": [plan.cluster_uuid],
                 "issued_below": column([plan.next_object_id]),
             },
+            "feature_level": lambda section: {
+                "level": np.maximum(np.asarray(section["level"]), SECTIONS["recovery"])
+            },
+            "recovery": lambda _: recovery_section(plan.undecided_from, plan.next_object_id),
         },
     )
 
@@ -179,7 +188,7 @@ def _nodes(section: Section, now_ms: int) -> Section:
 
 
 class _Changed(Mapping[str, Any]):
-    """Sections of which some are replaced."""
+    """Sections of which some are replaced; those that there were none of are the last."""
 
     def __init__(
         self, sections: Mapping[str, Any], changes: Mapping[str, Callable[[Section], Section]]
@@ -188,11 +197,12 @@ class _Changed(Mapping[str, Any]):
         self._changes = changes
 
     def __getitem__(self, name: str) -> Any:
-        section = self._sections[name]
+        section = self._sections.get(name, {})
         return self._changes[name](section) if name in self._changes else section
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._sections)
+        yield from self._sections
+        yield from (name for name in self._changes if name not in self._sections)
 
     def __len__(self) -> int:
-        return len(self._sections)
+        return len(self._sections.keys() | self._changes.keys())

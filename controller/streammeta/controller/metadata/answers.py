@@ -457,6 +457,24 @@ class ClaimBucketAnswer(Answer):
     issued_below: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AdoptObjectsAnswer(Answer):
+    """One `ErrorCode` number an object, and one a row of ranges, in request order.
+
+    If one of them is an error, nothing was changed. An object that was adopted before has none.
+    """
+
+    errors: Int64Column
+    range_errors: Int64Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishRestoreAnswer(Answer):
+    """Whether recovery mode was on."""
+
+    was_recovering: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetFeatureLevelAnswer(Answer):
     """The level before and the one from now on."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from streammeta.controller.errors import ErrorCode, InvariantError, NewerLogError
 from streammeta.controller.metadata import answers, requests
+from streammeta.controller.metadata.adoption import Adoption
 from streammeta.controller.metadata.commit_effects import CommitEffects, Decided
 from streammeta.controller.metadata.commit_rules import Repeats
 from streammeta.controller.metadata.compactions import Compactions
@@ -27,6 +28,7 @@ from streammeta.controller.metadata.object_indexes import NodeObjects
 from streammeta.controller.metadata.objects import Objects
 from streammeta.controller.metadata.reads import Reads
 from streammeta.controller.metadata.record_checks import RecordChecks
+from streammeta.controller.metadata.recovery import Recovery
 from streammeta.controller.metadata.restore import restore
 from streammeta.controller.metadata.stream_decisions import StreamDecisions
 from streammeta.controller.metadata.streams import Streams
@@ -75,6 +77,10 @@ class ClusterMap:
             self._nodes, self._streams, self._objects, self._uploads, self._repeats
         )
         self._effects = CommitEffects(self._stream_decisions, self._kvs, self._feature_level)
+        self._recovery = Recovery()
+        self._adoption = Adoption(
+            self._nodes, self._streams, self._objects, self._repeats, self._recovery
+        )
         self._upkeep = ObjectUpkeep(self._streams, self._objects)
         self._reads = Reads(self._streams, self._objects, self._nodes, self._bucket_claim)
         self._record_checks = RecordChecks(self._streams, self._objects, self._nodes)
@@ -103,6 +109,7 @@ class ClusterMap:
             upkeep=cluster_map._upkeep,
             bucket_claim=cluster_map._bucket_claim,
             feature_level=cluster_map._feature_level,
+            recovery=cluster_map._recovery,
             repeats=cluster_map._repeats,
         )
         return cluster_map
@@ -120,8 +127,10 @@ class ClusterMap:
         Raises:
             InvalidRequestError: the request is malformed, or repeats an id with other content.
             LimitExceededError: the request is larger than a limit.
+            RecoveringError: the map is in recovery mode, which the request must wait for.
         """
         validate(request)
+        self._recovery.require_allowed(request)
         records, answer = self._deciders[type(request)](request, now_ms, offset)
         return Decision(tuple(records), answer)
 
@@ -194,6 +203,7 @@ class ClusterMap:
             deletion_hold=self._upkeep.hold,
             bucket_claim=self._bucket_claim.current,
             feature_level=self._feature_level.current,
+            undecided=self._recovery.undecided,
             rejected=self._repeats.view(),
         )
         return FrozenMap(self.applied_end_offset, parts)
@@ -262,6 +272,11 @@ class ClusterMap:
         return self._feature_level.current
 
     @property
+    def undecided(self) -> tuple[int, int] | None:
+        """Bounds of the ids that a restore has left undecided; None unless in recovery mode."""
+        return self._recovery.undecided
+
+    @property
     def next_object_id(self) -> int:
         """The object id that is issued next."""
         return self._objects.next_object_id
@@ -306,6 +321,8 @@ class ClusterMap:
             requests.HoldDeletions: _with_time(_one(upkeep.decide_hold)),
             requests.ClaimBucket: _without_time(_one(self._bucket_claim.decide)),
             requests.SetFeatureLevel: _without_time(_one(self._feature_level.decide)),
+            requests.AdoptObjects: _with_time(self._adoption.decide),
+            requests.FinishRestore: _without_time(_one(self._recovery.decide_finish)),
             requests.RegisterNode: _without_time(_one(nodes.decide_register)),
             requests.UnregisterNode: _without_time(_one(self._decide_unregister)),
             requests.GetNextNodeId: _without_time(_one(nodes.decide_next_id)),
@@ -401,6 +418,8 @@ class ClusterMap:
             rec.DeletionsHeld: self._upkeep.replay_held,
             rec.BucketClaimed: self._bucket_claim.replay,
             rec.FeatureLevelSet: self._feature_level.replay,
+            rec.ObjectsReclaimed: objects.replay_reclaimed,
+            rec.RestoreFinished: self._recovery.replay_finished,
             rec.NodeRegistered: nodes.replay_registered,
             rec.NodeEpochSet: nodes.replay_epoch_set,
             rec.NodeUnregistered: self._replay_unregistered,

@@ -15,9 +15,11 @@ import numpy as np
 from streammeta.controller.errors import InvalidRequestError, LimitExceededError
 from streammeta.controller.metadata.object_facts import CRC32C_MAX, UNKNOWN
 from streammeta.controller.metadata.requests import (
+    AdoptObjects,
     CommitStreamObject,
     CommitStreamSetObject,
     CommitUploads,
+    as_uploads,
 )
 from streammeta.controller.metadata.values import (
     COMPOSITE_BITS,
@@ -212,6 +214,17 @@ def check_commit_uploads(request: CommitUploads) -> None:
     _check_fact_columns("", request, objects)
     _check_columns("ranges", request.ranges, rows, _MAY_BE_EMPTY)
     _check_ranges(request.ranges, ends[:-1])
+
+
+def check_adoption(request: AdoptObjects) -> None:
+    """Check objects that are to be adopted."""
+    check_commit_uploads(as_uploads(request))
+    epochs, rows = request.ranges.stream_epoch, len(request.ranges.stream_id)
+    if len(epochs) != rows:
+        raise InvalidRequestError(
+            "ranges.stream_epoch", f"got {len(epochs)} rows, must be one a range, {rows}"
+        )
+    raise_at("ranges.stream_epoch", epochs < 0, 0, ">= 0")
 
 
 def _check_ranges(

@@ -25,6 +25,7 @@ sections whatever happened to them. A view may be read in another thread.
 | removed_objects | remembered removals, oldest first | object_id, content_digest |
 | bucket_claim | 1 | cluster_uuid, issued_below |
 | feature_level | 1 | level |
+| recovery | 1, and there in recovery mode alone | undecided_from, undecided_below |
 """  # noqa: E501 - a table's row is one line
 
 import hashlib
@@ -62,6 +63,7 @@ class FrozenParts:
     deletion_hold: DeletionHold
     bucket_claim: Claim
     feature_level: int
+    undecided: tuple[int, int] | None
     rejected: WindowView[tuple[int, int], int]
 
 
@@ -101,11 +103,15 @@ class _Sections(Mapping[str, Section]):
     def __getitem__(self, name: str) -> Section:
         return _SECTIONS[name](self._parts)
 
+    def __contains__(self, name: object) -> bool:
+        return name in list(self)
+
     def __iter__(self) -> Iterator[str]:
-        return iter(_SECTIONS)
+        is_recovering = self._parts.undecided is not None
+        return (name for name in _SECTIONS if name != "recovery" or is_recovering)
 
     def __len__(self) -> int:
-        return len(_SECTIONS)
+        return sum(1 for _ in self)
 
 
 def _counters(parts: FrozenParts) -> Section:
@@ -279,6 +285,20 @@ def _feature_level(parts: FrozenParts) -> Section:
     return {"level": column([parts.feature_level])}
 
 
+def _recovery(parts: FrozenParts) -> Section:
+    if parts.undecided is None:
+        raise KeyError("recovery")
+    return recovery_section(*parts.undecided)
+
+
+def recovery_section(undecided_from: int, undecided_below: int) -> Section:
+    """Return the section of a map in recovery mode."""
+    return {
+        "undecided_from": column([undecided_from]),
+        "undecided_below": column([undecided_below]),
+    }
+
+
 _SECTIONS: dict[str, Callable[[FrozenParts], Section]] = {
     "counters": _counters,
     "streams": _streams,
@@ -298,6 +318,7 @@ _SECTIONS: dict[str, Callable[[FrozenParts], Section]] = {
     "removed_objects": _removed_objects,
     "bucket_claim": _bucket_claim,
     "feature_level": _feature_level,
+    "recovery": _recovery,
 }
 
 

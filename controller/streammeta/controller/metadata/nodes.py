@@ -91,6 +91,10 @@ class Nodes:
         """Return a node, or None if it never registered or is forgotten."""
         return self._nodes.get(node_id)
 
+    def lowest_id(self) -> int:
+        """Return the least id of a node that is known, -1 if there is none."""
+        return min(self._nodes, default=-1)
+
     def in_order(self) -> list[Node]:
         """Return all nodes by id."""
         return [self._nodes[node_id] for node_id in sorted(self._nodes)]

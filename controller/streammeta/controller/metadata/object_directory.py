@@ -127,6 +127,33 @@ class ObjectDirectory:
             self._ring[: max(0, len(chunk) - room)] = chunk[room:]
             self.next_id += len(chunk)
 
+    def insert(self, object_ids: Int64Column, rows: Int64Column) -> None:
+        """Put in ids below the next one that are not there, none twice; in no order."""
+        in_ring = object_ids >= self._first
+        self._ring[object_ids[in_ring] & self._mask] = rows[in_ring]
+        older = object_ids[~in_ring]
+        order = np.argsort(older)
+        self._insert_older(older[order], rows[~in_ring][order].astype(np.int32))
+
+    def _insert_older(self, ids: Int64Column, rows: npt.NDArray[np.int32]) -> None:
+        """Put sorted ids into the segments that they lie in; one that grows too large is cut."""
+        while len(ids):
+            place = max(0, bisect.bisect_right(self._segment_firsts, int(ids[0])) - 1)
+            end = len(ids)
+            if place + 1 < len(self._segments):
+                end = int(ids.searchsorted(self._segment_firsts[place + 1]))
+            here = _Segment(ids[:end], rows[:end], end)
+            if self._segments:
+                here = _merged(self._segments[place].without_absent(), here)
+                self._drop(place)
+            for start in range(0, len(here.ids), self._part):
+                part = slice(start, start + self._part)
+                cut = _Segment(here.ids[part], here.rows[part], len(here.ids[part]))
+                self._segments.insert(place, cut)
+                self._segment_firsts.insert(place, int(cut.ids[0]))
+                place += 1
+            ids, rows = ids[end:], rows[end:]
+
     def truncate(self, next_id: int) -> None:
         """Take back the newest ids: `next_id` and above."""
         self.next_id = next_id
@@ -239,6 +266,13 @@ class ObjectDirectory:
     def _drop(self, place: int) -> None:
         del self._segments[place]
         del self._segment_firsts[place]
+
+
+def _merged(one: _Segment, other: _Segment) -> _Segment:
+    """Return one segment with the pairs of two that share no id; all are live."""
+    ids = np.concatenate((one.ids, other.ids))
+    order = np.argsort(ids)
+    return _Segment(ids[order], np.concatenate((one.rows, other.rows))[order], len(ids))
 
 
 def _live(rows: npt.NDArray[np.int32]) -> int:

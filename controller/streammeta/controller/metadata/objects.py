@@ -99,10 +99,7 @@ class Objects(ObjectQueries):
                 f"record issues objects from {first}, "
                 f"but the next object id is {self.next_object_id}"
             )
-        rows = self._unused.take(1, count)
-        fresh = self._table.extend(count - len(rows))
-        if fresh.stop > fresh.start:
-            rows = np.concatenate((rows, np.arange(fresh.start, fresh.stop, dtype=np.int64)))
+        rows = self._unused_rows(count)
         self._table.write("object_id", rows, np.arange(first, first + count))
         self._table.write("timestamp_ms", rows, record.deadline_ms)
         self._table.write_cells(rows, _UNCOMMITTED_CELLS)
@@ -112,6 +109,31 @@ class Objects(ObjectQueries):
         undo.append(lambda: self._take_back(first, rows))
         key = RequestKey(RequestKind.PREPARE_OBJECTS, record.node_id, record.request_id)
         self._requests.put(key, IssuedIds(first, count, record.deadline_ms), undo)
+
+    def replay_reclaimed(self, record: rec.ObjectsReclaimed, undo: Undo) -> None:
+        """See `ObjectsReclaimed`."""
+        ids, count = record.object_id, len(record.object_id)
+        rows = self._unused_rows(count)
+        self._table.write("object_id", rows, ids)
+        self._table.write("timestamp_ms", rows, record.deadline_ms)
+        self._table.write_cells(rows, _UNCOMMITTED_CELLS)
+        self._directory.insert(ids, rows)
+        self._counts.change(_PREPARED, count)
+        self._deadlines.add_ids(record.deadline_ms, ids)
+        undo.append(lambda: self._give_up(ids, rows))
+
+    def _give_up(self, ids: Int64Column, rows: Int64Column) -> None:
+        self._table.write("state", rows, UNUSED)
+        self._unused.give(1, rows)
+        self._directory.remove(ids)
+        self._counts.change(_PREPARED, -len(rows))
+
+    def _unused_rows(self, count: int) -> Int64Column:
+        rows = self._unused.take(1, count)
+        fresh = self._table.extend(count - len(rows))
+        if fresh.stop > fresh.start:
+            rows = np.concatenate((rows, np.arange(fresh.start, fresh.stop, dtype=np.int64)))
+        return rows
 
     def _take_back(self, first_id: int, rows: Int64Column) -> None:
         self._table.write("state", rows, UNUSED)

@@ -57,6 +57,7 @@ class RecordChecks:
             rec.ObjectsDestroyed: lambda record: self._in_state(
                 record.object_id, _PREPARED, _COMMITTED, _LINKED
             ),
+            rec.ObjectsReclaimed: self._reclaimed,
             rec.ObjectsRemoved: lambda record: self._in_state(record.object_id, _DESTROYED),
             rec.ObjectsLinked: self._linked,
             rec.ObjectAttributesSet: lambda record: self._in_state(
@@ -144,6 +145,16 @@ class RecordChecks:
     def _prepared(self, record: rec.ObjectsPrepared) -> None:
         self._node(record)
         _positive("count", record.count)
+        _not_negative("deadline_ms", record.deadline_ms)
+
+    def _reclaimed(self, record: rec.ObjectsReclaimed) -> None:
+        ids = record.object_id
+        if not len(ids):
+            raise InvariantError("object_id: none")
+        _once("object_id", ids)
+        issued = (ids >= 0) & (ids < self._objects.next_object_id)
+        _require("object_id", issued, ids, "an id that was issued")
+        _require("object_id", self._objects.rows(ids) < 0, ids, "an id that no object has")
         _not_negative("deadline_ms", record.deadline_ms)
 
     def _set_objects(self, record: rec.StreamSetObjectsCommitted) -> None:

@@ -6,7 +6,7 @@ at its state.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TypeAlias, overload
 
 from streammeta.controller.metadata.values import (
@@ -366,6 +366,34 @@ class ClaimBucket(WriteRequest):
 
     cluster_uuid: str
     issued_below: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AdoptObjects(WriteRequest):
+    """Take objects of before a restore, found in the bucket, into the restored map, all or none.
+
+    Columns as in `CommitUploads`; the ranges may be parts of what an object holds. The epoch of
+    each is the largest among its records.
+    """
+
+    object_id: Int64Column
+    object_size: Int64Column
+    range_count: Int64Column
+    ranges: RangeColumns
+    min_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    max_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    crc32c: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+
+
+def as_uploads(request: AdoptObjects) -> CommitUploads:
+    """Return the same objects as uploads of no node."""
+    columns = {part.name: getattr(request, part.name) for part in fields(request)}
+    return CommitUploads(node=NodeIdentity(0, 0), **columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishRestore(WriteRequest):
+    """End recovery mode; harmless if it is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

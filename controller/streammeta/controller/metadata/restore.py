@@ -19,6 +19,7 @@ from streammeta.controller.metadata.maintenance import (
 from streammeta.controller.metadata.nodes import Node, Nodes
 from streammeta.controller.metadata.object_facts import Facts
 from streammeta.controller.metadata.objects import Objects
+from streammeta.controller.metadata.recovery import Recovery
 from streammeta.controller.metadata.request_identity import IssuedIds, RequestKey, RequestKind
 from streammeta.controller.metadata.section_checks import check_ends, windows
 from streammeta.controller.metadata.section_rules import COLUMNS, FLAGS, TEXTS, SectionChecker
@@ -39,6 +40,7 @@ def restore(
     upkeep: ObjectUpkeep,
     bucket_claim: BucketClaim,
     feature_level: FeatureLevel,
+    recovery: Recovery,
     repeats: Repeats,
 ) -> None:
     """Fill empty managers; columns may be arrays or lists.
@@ -61,6 +63,9 @@ def restore(
         bucket_claim.load(Claim(str(claim["cluster_uuid"][0]), int(claim["issued_below"][0])))
     if "feature_level" in sections:  # older versions had no levels
         feature_level.load(int(checked["feature_level"]["level"][0]))
+    if "recovery" in sections:
+        window = checked["recovery"]
+        recovery.load(int(window["undecided_from"][0]), int(window["undecided_below"][0]))
     pending, lost = _pending(checked["pending_uploads"]), _spans(checked["lost_ranges"])
     kvs.load(_kvs(checked["kvs"]))
     requests = _requests(checked["requests"])

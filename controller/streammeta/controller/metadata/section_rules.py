@@ -287,6 +287,11 @@ def _not_present(removed: Columns, loaded: Loaded) -> Mask:
     return ~is_in(removed["object_id"], loaded["objects"]["object_id"])
 
 
+def _was_issued(recovery: Columns, loaded: Loaded) -> Mask:
+    found: Mask = recovery["undecided_below"] <= loaded["counters"]["next_object_id"]
+    return found
+
+
 _OFFSETS = (Between("start_offset", 0, INT64_MAX), _below("start_offset", "end_offset"))
 
 SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
@@ -311,6 +316,15 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
         (_OneRow(), Between("issued_below", 0, INT64_MAX)),
     ),
     "feature_level": (("level",), (_OneRow(), Between("level", BASE_LEVEL, INT32_MAX))),
+    "recovery": (
+        ("undecided_from", "undecided_below"),
+        (
+            _OneRow(),
+            Between("undecided_from", 0, INT64_MAX),
+            _not_below("undecided_from", "undecided_below"),
+            Holds("undecided_below", "next_object_id or less", _was_issued),
+        ),
+    ),
     "nodes": (
         (
             "node_id",

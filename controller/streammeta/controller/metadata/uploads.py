@@ -170,7 +170,7 @@ class Uploads:
         if not self._all_can_be_committed(request):
             return self._decide_in_turn(request, digests, now_ms)
         self._objects.require_room(0, request.object_size)
-        record = _batch_record(request, digests, now_ms)
+        record = uploads_record(request, digests, now_ms)
         return [record], CommitUploadsAnswer(
             errors=np.zeros(len(request.object_id), dtype=np.int64),
             range_errors=np.zeros(len(request.ranges.stream_id), dtype=np.int64),
@@ -215,9 +215,9 @@ class Uploads:
                 accepted[index] = not errors[index]
         records: list[rec.Record] = []
         if accepted.any():
-            chosen = _some_uploads(request, accepted)
+            chosen = some_uploads(request, accepted)
             self._objects.require_room(0, chosen.object_size)
-            records.append(_batch_record(chosen, digests[accepted], now_ms))
+            records.append(uploads_record(chosen, digests[accepted], now_ms))
             records.extend(_owed_changes(node_id, owed, turn.owed))
         return records, CommitUploadsAnswer(errors=errors, range_errors=row_errors)
 
@@ -315,9 +315,10 @@ def set_object_record(
     )
 
 
-def _batch_record(
+def uploads_record(
     request: CommitUploads, digests: Int64Column, now_ms: int
 ) -> rec.StreamSetObjectsCommitted:
+    """Return what commits all set objects of a request."""
     return rec.StreamSetObjectsCommitted(
         node_id=request.node.node_id,
         committed_at_ms=now_ms,
@@ -333,7 +334,8 @@ def _batch_record(
     )
 
 
-def _some_uploads(request: CommitUploads, chosen: Mask) -> CommitUploads:
+def some_uploads(request: CommitUploads, chosen: Mask) -> CommitUploads:
+    """Return a request with some of its uploads."""
     return CommitUploads(
         node=request.node,
         object_id=request.object_id[chosen],

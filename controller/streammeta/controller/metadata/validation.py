@@ -15,6 +15,7 @@ from streammeta.controller.ids import NONE_ID
 from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.commit_validation import (
     BATCH_MAX,
+    check_adoption,
     check_batch,
     check_between,
     check_commit,
@@ -366,6 +367,7 @@ _CHECKS: dict[type, Callable[..., None]] = {
     requests.DeleteStreams: _check_delete_streams,
     requests.CommitStreamSetObject: _check_commit,
     requests.CommitUploads: check_commit_uploads,
+    requests.AdoptObjects: check_adoption,
     requests.AbandonUploads: _check_abandon_uploads,
     requests.CommitStreamObject: _check_commit_stream_object,
     requests.RemoveObjects: _check_object_ids,

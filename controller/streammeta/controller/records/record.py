@@ -298,6 +298,24 @@ class FeatureLevelSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ObjectsReclaimed:
+    """Makes undecided ids, which a restored map does not know, PREPARED objects again.
+
+    What commits them follows in the same entry.
+    """
+
+    object_id: Int64Column
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RestoreFinished:
+    """Ends recovery mode: no id is undecided any more."""
+
+    undecided_below: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeRegistered:
     """Creates or overwrites a node; a larger epoch ends its failover, recovery and departure."""
 
@@ -359,6 +377,8 @@ Record: TypeAlias = (
     | DeletionsHeld
     | BucketClaimed
     | FeatureLevelSet
+    | ObjectsReclaimed
+    | RestoreFinished
     | NodeRegistered
     | NodeEpochSet
     | KVsPut

@@ -283,6 +283,8 @@ _RULES: dict[type, _Rule] = {
     rec.StreamObjectsCommitted: _Rule(frozenset({Kind.STREAM, Kind.OBJECT}), _cut_rows),
     rec.CommitRowsRejected: _Rule(frozenset({Kind.OBJECT}), _cut_rows),
     rec.ObjectsPrepared: _Rule(frozenset({Kind.OBJECT}), _of_node),
+    rec.ObjectsReclaimed: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
+    rec.RestoreFinished: _Rule(frozenset(Kind), _of_neither),
     rec.ObjectsDestroyed: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
     rec.ObjectsRemoved: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
     rec.ObjectsLinked: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),

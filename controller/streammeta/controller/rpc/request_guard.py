@@ -164,6 +164,8 @@ def _classify_bucket(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, 
         case errors.SupersededError():
             by = {"cluster_id": error.cluster_id}
             return grpc.StatusCode.FAILED_PRECONDITION, Reason.SUPERSEDED, by
+        case errors.RecoveringError():
+            return grpc.StatusCode.UNAVAILABLE, Reason.RECOVERING, {}
         case errors.MapOlderThanBucketError():
             bounds = {"issued_below": str(error.issued_below), "claimed": str(error.claimed)}
             return grpc.StatusCode.FAILED_PRECONDITION, Reason.MAP_OLDER_THAN_BUCKET, bounds

@@ -21,9 +21,15 @@ from streammeta.controller.features import Software
 from streammeta.controller.ids import NodeId
 from streammeta.controller.lifecycle.bucket_claim import BucketClaims
 from streammeta.controller.lifecycle.failover import HeartbeatAnswer, Heartbeats
-from streammeta.controller.metadata.answers import MapSize, SetFeatureLevelAnswer
-from streammeta.controller.metadata.requests import HoldDeletions
+from streammeta.controller.metadata.answers import (
+    AdoptObjectsAnswer,
+    FinishRestoreAnswer,
+    MapSize,
+    SetFeatureLevelAnswer,
+)
+from streammeta.controller.metadata.requests import FinishRestore, HoldDeletions
 from streammeta.controller.metadata.values import NodeIdentity
+from streammeta.controller.rpc.adoption_messages import adoption_in, adoption_out
 from streammeta.controller.rpc.conversion import checked
 from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.map_routes import PLAIN
@@ -131,6 +137,8 @@ class AdminHandlers:
             "TakeSnapshot": guarded(self._take_snapshot),
             "TransferLeadership": guarded(self._transfer_leadership),
             "UpdateFeatureLevel": guarded(self._update_feature_level),
+            "AdoptObjects": guarded(self._adopt_objects),
+            "FinishRestore": guarded(self._finish_restore),
         }
 
     async def _describe_cluster(self, _: Any, __: Context) -> admin_pb2.DescribeClusterResponse:
@@ -149,6 +157,7 @@ class AdminHandlers:
             cluster_uuid=self._bucket.cluster_uuid,
             bucket_problem=self._bucket.problem,
             feature_level=self._features.level,
+            undecided=_undecided(self._controller.cluster_map.undecided),
         )
 
     async def _state_hash(
@@ -189,6 +198,27 @@ class AdminHandlers:
         )
         quote_offset(context, answered.offset)
         return cast(admin_pb2.UpdateFeatureLevelResponse, _write_level(answered.answer))
+
+    async def _adopt_objects(
+        self, request: admin_pb2.AdoptObjectsRequest, context: Context
+    ) -> admin_pb2.AdoptObjectsResponse:
+        asked = adoption_in(request)
+        async with self._controller.gate.admitted(RequestClass.CHANGE, context.time_remaining()):
+            answered = await self._controller.write(asked)
+        quote_offset(context, answered.offset)
+        return adoption_out(cast(AdoptObjectsAnswer, answered.answer), asked.range_count)
+
+    async def _finish_restore(
+        self, _: admin_pb2.FinishRestoreRequest, context: Context
+    ) -> admin_pb2.FinishRestoreResponse:
+        answered = await self._controller.write(FinishRestore())
+        quote_offset(context, answered.offset)
+        answer = cast(FinishRestoreAnswer, answered.answer)
+        return admin_pb2.FinishRestoreResponse(was_recovering=answer.was_recovering)
+
+
+def _undecided(bounds: tuple[int, int] | None) -> admin_pb2.UndecidedIds | None:
+    return None if bounds is None else admin_pb2.UndecidedIds(first=bounds[0], below=bounds[1])
 
 
 def _controllers(seen: QuorumDescription, versions: PeerVersions) -> list[admin_pb2.Controller]:

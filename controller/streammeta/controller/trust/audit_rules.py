@@ -113,6 +113,10 @@ RULES: Mapping[str, AuditRule] = {
             asked={"level": "level", "dry_run": "dry_run"},
             made={"before": "before"},
         ),
+        "AdminService.AdoptObjects": _guarded(objects="objects.object_id"),
+        "AdminService.FinishRestore": AuditRule(
+            Recorded.EACH, is_guarded=True, made={"was_recovering": "was_recovering"}
+        ),
         "AdminService.DescribeCluster": SUMMED,
         "AdminService.StateHash": SUMMED,
         "NodeService.RegisterNode": _change(node="node.node_id", node_epoch="node.node_epoch"),

@@ -57,6 +57,8 @@ _BY_SERVICE: Mapping[str, Mapping[str, Rule]] = {
         "TakeSnapshot": _may(BACKUP, ADMIN),
         "TransferLeadership": _ADMIN,
         "UpdateFeatureLevel": _ADMIN,
+        "AdoptObjects": _ADMIN,
+        "FinishRestore": _ADMIN,
     },
     "streammeta.v1.NodeService": {
         "RegisterNode": _OWNER,
