@@ -332,12 +332,15 @@ def _compare_what_is_due(cluster_map: ClusterMap, model: Model, now: int) -> Non
     for at in (now, now + 3_600_000):
         expired = [i for i in prepared if model.state.objects[i].timestamp < at]
         same(sorted(cluster_map.expired(at, len(prepared) + 1)), expired, "expired")
+    everything = len(model.state.objects) + 1
     for marked_before in (now + 1, now - 200):
-        got = cluster_map.destroyed(marked_before, 1_000, now)
+        got = cluster_map.destroyed(marked_before, everything, now)
         assert len(got) == len(set(got)), f"destroyed: {got} names an object twice"
         same(tuple(sorted(got)), tuple(sorted(deletable(model.state, marked_before, now))), "due")
     needed = kept_alive(model.state)
-    assert needed.isdisjoint(cluster_map.destroyed(now + 1, 1_000, now)), "needed, yet destroyed"
+    assert needed.isdisjoint(cluster_map.destroyed(now + 1, everything, now)), (
+        "needed, yet destroyed"
+    )
     same(cluster_map.has_sweepings(), bool(model.sweepable()), "has_sweepings")
 
 

@@ -24,6 +24,29 @@ def _page(
     return tuple(describe(item) for item in rest[:size]), token
 
 
+ANSWER_BYTES = 4 << 20
+"""Bytes at which a page ends, whatever its size; one item alone may be larger."""
+
+
+def _cut(
+    found: tuple[_T, ...], token: str, size_of: Callable[[_T], int], id_of: Callable[[_T], int]
+) -> tuple[tuple[_T, ...], str]:
+    """The first items that fit in an answer; the token goes on behind them."""
+    total = 0
+    for index, item in enumerate(found):
+        total += size_of(item)
+        if index and total > ANSWER_BYTES:
+            return found[:index], str(id_of(item))
+    return found, token
+
+
+def _stream_bytes(one: a.StreamDescription) -> int:
+    spans = len(one.ranges) + len(one.stream_objects) + len(one.pending_uploads) + len(one.lost)
+    tags = sum(64 + len(key.encode()) + len(value.encode()) for key, value in one.tags)
+    looked_up = 12_288 if one.ranges or one.stream_objects else 0
+    return 4_096 + looked_up + tags + 48 * spans
+
+
 def describe_streams(state: State, request: r.DescribeStreams) -> a.DescribeStreamsAnswer:
     """Streams by id order; a page of asked ids counts unknown ones too."""
     owner = request.owner_node_id
@@ -38,6 +61,7 @@ def describe_streams(state: State, request: r.DescribeStreams) -> a.DescribeStre
     else:
         ids = [stream_id for stream_id in state.streams if wanted(stream_id)]
         streams, token = _page(ids, request.page, lambda i: describe_stream(state, request, i))
+    streams, token = _cut(streams, token, _stream_bytes, lambda one: one.stream_id)
     return a.DescribeStreamsAnswer(streams=streams, next_page_token=token, total=len(state.streams))
 
 
@@ -140,6 +164,12 @@ def describe_objects(state: State, request: r.DescribeObjects) -> a.DescribeObje
     else:
         ids = list(state.objects)
         objects, token = _page(ids, request.page, lambda i: describe_object(state, i))
+    objects, token = _cut(
+        objects,
+        token,
+        lambda one: 8_192 + 26 * len(one.ranges.stream_id),
+        lambda one: one.object_id,
+    )
     return a.DescribeObjectsAnswer(objects=objects, next_page_token=token, total=len(state.objects))
 
 

@@ -9,6 +9,15 @@ from tests.metadata.slow_model_state import HOLDERS, Node, Range, State, Stream
 PAGE_SIZE = 1_000
 
 
+FREE_EPOCH_MAX, EPOCH_STEP_MAX = 2**62, 2**32
+
+
+def check_growth(epoch: int, present: int) -> None:
+    """An epoch is of free choice up to 2**62, above it at most 2**32 more than the present one."""
+    if epoch > max(FREE_EPOCH_MAX, present + EPOCH_STEP_MAX):
+        raise InvalidRequestError("epoch", "leaves no room above it")
+
+
 def issued_before(
     state: State, key: tuple[str, int, str], count: int
 ) -> tuple[int, int, int] | None:
@@ -41,6 +50,12 @@ def create(state: State, request: r.CreateStreams) -> a.CreateStreamsAnswer:
 
 
 def open_streams(state: State, request: r.OpenStreams) -> a.OpenStreamsAnswer:
+    for item in request.streams:
+        stream = state.streams.get(item.stream_id)
+        if stream is not None and not (
+            state.check(request.node) or _may_open(state, request.node.node_id, item)
+        ):
+            check_growth(item.stream_epoch, stream.epoch)
     results = []
     for item in request.streams:
         error = state.check(request.node) or _may_open(state, request.node.node_id, item)
@@ -293,6 +308,8 @@ def set_epoch(state: State, node: NodeIdentity, *, failover: bool) -> ErrorCode:
 
 
 def _of_epoch(state: State, identity: NodeIdentity) -> Node:
+    known = state.nodes.get(identity.node_id)
+    check_growth(identity.node_epoch, 0 if known is None else known.epoch)
     node = state.nodes.setdefault(identity.node_id, Node(identity.node_epoch))
     state.freed_nodes.discard(identity.node_id)
     if node.epoch < identity.node_epoch:
