@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from streammeta.cli.backup_command import VERIFY_METRICS
 from streammeta.storage.backup_files import Folder
 from streammeta.storage.object_store.address import open_object_store
 from tests.backup.backup_world import FOLDER, Backup, random_log
@@ -70,6 +73,31 @@ def test_damage_is_told_with_what_can_still_be_restored(backup: Backup, tmp_path
     assert answer["restorable_to"] is None
     (row,) = answer["damage"]
     assert row["good_to_offset"] == second.start_offset
+
+
+def test_the_outcome_of_a_verification_is_written_for_prometheus(
+    backup: Backup, tmp_path: Path
+) -> None:
+    file = tmp_path / "verify.prom"
+    verify = ("backup", "verify", "--from", address(tmp_path), "--metrics-file", str(file))
+    labels = {"cluster_id": FOLDER.cluster_id, "cluster_uuid": FOLDER.cluster_uuid}
+    before_s = time.time()
+    assert streammeta(*verify)["exit_code"] == 0
+    metrics = {one.name: one for one in text_string_to_metric_families(file.read_text())}
+    assert set(metrics) == set(VERIFY_METRICS)
+    assert {one.type for one in metrics.values()} == {"gauge"}
+    (damages,), (read_at,) = (metrics[name].samples for name in VERIFY_METRICS)
+    assert (damages.labels, damages.value) == (labels, 0)
+    assert before_s <= read_at.value <= time.time()
+    newest = backup.archive.inventory().segments[-1]
+    open_object_store(address(tmp_path)).put(FOLDER.key(newest), b"damaged")
+    assert streammeta(*verify)["exit_code"] == 1
+    metrics = {one.name: one for one in text_string_to_metric_families(file.read_text())}
+    assert metrics["streammeta_backup_verify_damages"].samples[0].value == 1
+    written = file.read_text()
+    lost = ("backup", "verify", "--from", f"file://{tmp_path}/nowhere", "--metrics-file", str(file))
+    assert streammeta(*lost)["exit_code"] == 1
+    assert file.read_text() == written
 
 
 def test_no_backup_and_several_are_told_apart(backup: Backup, tmp_path: Path) -> None:

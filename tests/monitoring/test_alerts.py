@@ -10,13 +10,17 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.monitoring.metrics_table import names
+from streammeta.cli.backup_command import VERIFY_METRICS
+from streammeta.controller.backup.uploader import LATE_INTERVALS
+from streammeta.controller.config import ControllerConfig
+from tests.monitoring.metrics_table import PAGE, names
 
 RULES = Path(__file__).resolve().parents[2] / "docs" / "alerts" / "streammeta.rules.yml"
 ALERTS: Sequence[Mapping[str, Any]] = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
@@ -54,9 +58,12 @@ def of_controller(number: int) -> dict[str, str]:
         f'{RELOADS}{{plane="peers",result="refused"}}': "0x100",
         f'{RELOADS}{{plane="peers",result="replaced"}}': "0+1x100",
         f'{NOT_AFTER}{{plane="peers"}}': f"{15 * DAY_S}x100",
+        "streammeta_deletions_unbacked_age_seconds": "10x100",
     }
     if number == 1:
         series['streammeta_quorum_replica_last_caught_up_age_seconds{peer="2"}'] = "1x100"
+        series["streammeta_backup_lag_seconds"] = "12x100"
+        series["streammeta_backup_failing"] = "0x100"
     return {with_labels(name, number): values for name, values in series.items()}
 
 
@@ -66,7 +73,13 @@ def with_labels(name: str, number: int) -> str:
     return f"{name}{{{own}}}" if not labels else f"{name}{{{own},{labels}"
 
 
-WELL = {name: values for number in (1, 2, 3) for name, values in of_controller(number).items()}
+VERIFIED = {
+    'streammeta_backup_verify_damages{cluster_id="meta"}': "0x100",
+    'streammeta_backup_verify_timestamp_seconds{cluster_id="meta"}': "0x100",
+}
+WELL = VERIFIED | {
+    name: values for number in (1, 2, 3) for name, values in of_controller(number).items()
+}
 
 
 def changed(name: str, values: str, number: int = 1) -> dict[str, str]:
@@ -136,6 +149,27 @@ CASES: Mapping[str, tuple[Mapping[str, str], Sequence[str]]] = {
         ["StreammetaConnectionsRefused"],
     ),
     "busy": (changed(f'{REFUSED}{{reason="BUSY"}}', "0+90x100"), ["StreammetaOverloaded"]),
+    "backup late": (
+        changed("streammeta_backup_lag_seconds", "12x80 31x20"),
+        ["StreammetaBackupLate"],
+    ),
+    "backup fails": (changed("streammeta_backup_failing", "1x100"), ["StreammetaBackupFailing"]),
+    "backup failed for a moment": (changed("streammeta_backup_failing", "0x87 1x10"), []),
+    "deletions wait": (
+        changed("streammeta_deletions_unbacked_age_seconds", "0x50 1801x50"),
+        ["StreammetaDeletionsWaitForBackup"],
+    ),
+    "backup damaged": (
+        {**WELL, 'streammeta_backup_verify_damages{cluster_id="meta"}': "0x50 2x50"},
+        ["StreammetaBackupDamaged"],
+    ),
+    "backup not verified": (
+        {
+            **WELL,
+            'streammeta_backup_verify_timestamp_seconds{cluster_id="meta"}': f"{-2 * DAY_S}x100",
+        },
+        ["StreammetaBackupNotVerified"],
+    ),
     "audit fails": (changed("streammeta_audit_failing", "1x100"), ["StreammetaAuditFailing"]),
     "audit loses": (
         changed("streammeta_audit_dropped_total", "0x80 1x5 2x20"),
@@ -189,10 +223,23 @@ def test_every_alert_has_a_case() -> None:
 
 
 def test_rules_speak_of_metrics_that_exist() -> None:
-    known = names() | {"streammeta_loop_lag_seconds_bucket"}
+    known = names() | {"streammeta_loop_lag_seconds_bucket", *VERIFY_METRICS}
     for each in ALERTS:
         used = set(re.findall(r"\b(?:streammeta|process)_\w+", each["expr"]))
         assert used
         assert used <= known, each["alert"]
         assert set(each["annotations"]) == {"summary", "description"}
         assert each["labels"]["severity"] in ("warning", "critical")
+
+
+def test_the_limit_of_a_late_backup_is_that_of_the_log() -> None:
+    (rule,) = [each for each in ALERTS if each["alert"] == "StreammetaBackupLate"]
+    defaults: dict[str, Any] = {each.name: each.default for each in fields(ControllerConfig)}
+    limit_s = LATE_INTERVALS * defaults["backup_interval_ms"] // 1000
+    assert rule["expr"] == f"streammeta_backup_lag_seconds > {limit_s}"
+
+
+def test_metrics_of_verifications_are_on_the_page() -> None:
+    page = PAGE.read_text()
+    for name, meaning in VERIFY_METRICS.items():
+        assert f"| `{name}` | gauge | cluster_id, cluster_uuid | {meaning} |" in page

@@ -36,6 +36,12 @@ LAG_MAX_MS = 60_000
 
 _PIECE_BYTES = 1 << 20
 
+VERIFY_METRICS = {
+    "streammeta_backup_verify_damages": "Files that are damaged, missing or contradict others.",
+    "streammeta_backup_verify_timestamp_seconds": "Time at which the backup was read last.",
+}
+"""Gauges that `verify --metrics-file` writes, by name; labels are those of the cluster."""
+
 from_option = click.option(
     "--from",
     "address",
@@ -104,6 +110,11 @@ def list_command(*, address: str, output: Output) -> None:
 @click.option(
     "--all", "is_all", is_flag=True, help="Read every file, not only those of the newest point."
 )
+@click.option(
+    "--metrics-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the outcome to this file too, for the textfile collector of node_exporter.",
+)
 @with_output
 def verify_command(
     *,
@@ -111,6 +122,7 @@ def verify_command(
     cluster_id: str | None,
     cluster_uuid: str | None,
     is_all: bool,
+    metrics_file: Path | None,
     output: Output,
 ) -> None:
     """Restore the newest point in memory, checking every byte; exit 1 if anything is wrong.
@@ -128,6 +140,9 @@ def verify_command(
         inventory = archive.inventory()
         verified = verify(inventory, archive, is_all=is_all)
     replayed = verified.replayed
+    if metrics_file is not None:
+        is_lost = replayed is None and not verified.damages
+        _write_metrics(metrics_file, archive.folder, len(verified.damages) + is_lost)
     output.summary(
         {
             "cluster_id": archive.folder.cluster_id,
@@ -151,6 +166,16 @@ def verify_command(
             "points up to `good_to_offset` can be restored without the file; keep the store as it "
             "is, and let a controller begin a new backup with another --backup-store",
         )
+
+
+def _write_metrics(file: Path, folder: Folder, damages: int) -> None:
+    labels = f'cluster_id="{folder.cluster_id}",cluster_uuid="{folder.cluster_uuid}"'
+    values = (damages, time.time())
+    text = "".join(
+        f"# HELP {name} {meaning}\n# TYPE {name} gauge\n{name}{{{labels}}} {value}\n"
+        for (name, meaning), value in zip(VERIFY_METRICS.items(), values, strict=True)
+    )
+    replace_file(PosixFileSystem(), file, [text.encode()])
 
 
 @backup.command("status")

@@ -9,7 +9,6 @@ trimmed meanwhile a checkpoint begins a new chain. Calls of the bucket run in th
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
@@ -29,7 +28,8 @@ from streammeta.controller.backup.planning import (
 from streammeta.controller.backup.segments import Position, Writing, encode, new_segment
 from streammeta.controller.backup.verification import newest_file
 from streammeta.controller.ids import ClusterId, SnapshotId
-from streammeta.controller.lifecycle.tasks import PeriodicTask, T, in_thread
+from streammeta.controller.lifecycle.tasks import PeriodicTask, T
+from streammeta.controller.lifecycle.term_work import CALL_TIMEOUT_S, TermOverError, TermWork
 from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.controller import MetadataController
@@ -44,9 +44,6 @@ SEGMENT_BYTES = 4 << 20
 
 READ_BYTES = 128 << 10
 """Bytes read from the log at once, few enough for a flush to wait."""
-
-CALL_TIMEOUT_S = 20.0
-"""Deadline of one step in the bucket, retries included, in seconds."""
 
 CHECKPOINT_TIMEOUT_S = 600.0
 """Deadline of putting a checkpoint, in seconds: it is as large as the map."""
@@ -86,10 +83,6 @@ class BackupStatus:
     problem: str
 
 
-class _TermOverError(Exception):
-    """The leader's term ended during the work done for it."""
-
-
 class _TrimmedError(Exception):
     """The log begins above the entries that were to be read."""
 
@@ -109,7 +102,7 @@ class _Term:
     is_late: bool = False
 
 
-class Backup(PeriodicTask):
+class Backup(PeriodicTask, TermWork[_Term]):
     """The leader's task; on other controllers it idles."""
 
     def __init__(
@@ -135,7 +128,6 @@ class Backup(PeriodicTask):
         self._cluster_uuid = cluster_uuid
         self._writer_version = writer_version
         self._keep_ms = keep_ms
-        self._term: _Term | None = None
         self._leads = False
         controller.on_leadership(self._on_leadership)
 
@@ -174,7 +166,7 @@ class Backup(PeriodicTask):
             if not term.is_begun:
                 await self._begin(term)
             await self._copy(term)
-        except _TermOverError:
+        except TermOverError:
             return
         except (StorageError, BackupError, OSError) as error:
             self._note(term, str(error))
@@ -205,8 +197,8 @@ class Backup(PeriodicTask):
 
     async def _begin(self, term: _Term) -> None:
         """Look up where the backup ends, and that it is a backup of this log."""
-        inventory = await self._call(term, lambda archive: archive.inventory())
-        newest = await self._call(term, lambda archive: newest_file(inventory, archive))
+        inventory = await self._with_archive(term, lambda archive: archive.inventory())
+        newest = await self._with_archive(term, lambda archive: newest_file(inventory, archive))
         if newest is not None:
             self._require_not_ahead(newest.end_offset)
             if isinstance(newest, SegmentManifest):
@@ -263,7 +255,7 @@ class Backup(PeriodicTask):
             archive.put(data, manifest)
             return manifest
 
-        manifest = await self._call(term, put)
+        manifest = await self._with_archive(term, put)
         term.position = Position(manifest.end_offset, bytes.fromhex(manifest.log_hash))
         term.last_ms = manifest.last_ms
 
@@ -283,7 +275,7 @@ class Backup(PeriodicTask):
             archive.put(data, manifest)
             return bytes.fromhex(manifest.log_hash)
 
-        log_hash = await self._call(term, put, CHECKPOINT_TIMEOUT_S)
+        log_hash = await self._with_archive(term, put, CHECKPOINT_TIMEOUT_S)
         term.checkpoint_end = snapshot_id.end_offset
         if term.position is None:
             term.position, term.last_ms = Position(snapshot_id.end_offset, log_hash), now_ms
@@ -294,7 +286,7 @@ class Backup(PeriodicTask):
         def remove(archive: Archive) -> int:
             return archive.delete(dispensable(archive.inventory(), before_ms))
 
-        removed = await self._call(term, remove)
+        removed = await self._with_archive(term, remove)
         if removed:
             _log.info("old_backups_removed", files=removed)
 
@@ -320,21 +312,11 @@ class Backup(PeriodicTask):
             at, size = fit[-1].end_offset, size + sum(one.size for one in fit)
         return batches
 
-    async def _call(
+    async def _with_archive(
         self, term: _Term, call: Callable[[Archive], T], timeout_s: float = CALL_TIMEOUT_S
     ) -> T:
-        store = self._store.until(time.monotonic() + timeout_s)
-        try:
-            result = await in_thread(lambda: call(Archive(store, term.archive.folder)))
-        except Exception:
-            self._require(term)
-            raise
-        self._require(term)
-        return result
-
-    def _require(self, term: _Term) -> None:
-        if self._term is not term:
-            raise _TermOverError
+        folder = term.archive.folder
+        return await self._call(term, lambda store: call(Archive(store, folder)), timeout_s)
 
     def _note(self, term: _Term, problem: str) -> None:
         """Log a problem once, and its end; log a backup that is late, and one that is no more."""

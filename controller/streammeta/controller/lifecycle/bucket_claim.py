@@ -14,7 +14,6 @@ late puts of deposed leaders included; and a map restored from before the last c
 
 import asyncio
 import contextlib
-import time
 import uuid
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from streammeta.controller.errors import (
     ObjectIdsNotReadyError,
     SupersededError,
 )
-from streammeta.controller.lifecycle.tasks import T, in_thread
+from streammeta.controller.lifecycle.term_work import TermOverError, TermWork
 from streammeta.controller.metadata.answers import ClaimBucketAnswer
 from streammeta.controller.metadata.requests import ClaimBucket
 from streammeta.controller.runtime.clock import Clock
@@ -134,13 +133,6 @@ After three without a look nothing is deleted until the next one: deletions have
 a restored cluster takes to fence this one.
 """
 
-CALL_TIMEOUT_S = 20.0
-"""Deadline of one bucket call, retries included, in seconds."""
-
-
-class _TermOverError(Exception):
-    """The leader's term ended during the work done for it."""
-
 
 @dataclass(slots=True, eq=False)
 class _Term:
@@ -158,7 +150,7 @@ class _Term:
     retry_at_ms: int = 0
 
 
-class BucketClaims:
+class BucketClaims(TermWork[_Term]):
     """The leader's task that checks the bucket and keeps the gate of object ids."""
 
     def __init__(
@@ -181,7 +173,6 @@ class BucketClaims:
         self._node_id = node_id
         self._namespace = namespace
         self._interval_ms = interval_ms
-        self._term: _Term | None = None
         controller.on_leadership(self._on_leadership)
 
     @property
@@ -245,7 +236,7 @@ class BucketClaims:
                 await self._look_for_successor(term)
             if self._is_claim_due(term):
                 await self._claim(term)
-        except _TermOverError:
+        except TermOverError:
             return
         except (WrongBucketError, CorruptObjectError) as error:
             self._refuse(term, BucketRefusedError(str(error)))
@@ -371,20 +362,6 @@ class BucketClaims:
         self._require(term)
         assert isinstance(answer, ClaimBucketAnswer)
         return answer
-
-    async def _call(self, term: _Term, call: Callable[[ObjectStore], T]) -> T:
-        store = self._store.until(time.monotonic() + CALL_TIMEOUT_S)
-        try:
-            result = await in_thread(lambda: call(store))
-        except StorageError:
-            self._require(term)
-            raise
-        self._require(term)
-        return result
-
-    def _require(self, term: _Term) -> None:
-        if self._term is not term:
-            raise _TermOverError
 
     def _refuse(self, term: _Term, refusal: ApiError) -> None:
         term.is_marked = term.is_safe = False
