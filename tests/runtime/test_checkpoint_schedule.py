@@ -2,7 +2,11 @@
 
 import pytest
 
-from streammeta.controller.runtime.checkpointer import CheckpointLimits, CheckpointSchedule
+from streammeta.controller.runtime.checkpointer import (
+    WHOLE_SIZE_MAX,
+    CheckpointLimits,
+    CheckpointSchedule,
+)
 
 LIMITS = CheckpointLimits(log_bytes=100, interval_ms=1_000, retry_ms=50)
 
@@ -15,17 +19,35 @@ def test_bytes_make_one_due_at_once() -> None:
     assert schedule.is_due(10)
 
 
-def test_a_large_checkpoint_waits_for_half_its_size_of_log() -> None:
+def test_a_checkpoint_waits_for_as_much_log_as_the_last_one_is_large() -> None:
     schedule = CheckpointSchedule(LIMITS, now_ms=0)
     schedule.begun(0)
     schedule.written(500)
-    schedule.committed(249)
+    schedule.committed(499)
     assert not schedule.is_due(10)
     schedule.committed(1)
     assert schedule.is_due(10)
     schedule.begun(10)
     schedule.written(20)
     schedule.committed(100)
+    assert schedule.is_due(10)
+
+
+@pytest.mark.parametrize(
+    ("size", "log_bytes"),
+    [
+        (WHOLE_SIZE_MAX, WHOLE_SIZE_MAX),
+        (WHOLE_SIZE_MAX + 2, WHOLE_SIZE_MAX),
+        (4 * WHOLE_SIZE_MAX, 2 * WHOLE_SIZE_MAX),
+    ],
+)
+def test_a_large_checkpoint_waits_for_half_its_size_of_log(size: int, log_bytes: int) -> None:
+    schedule = CheckpointSchedule(LIMITS, now_ms=0)
+    schedule.begun(0)
+    schedule.written(size)
+    schedule.committed(log_bytes - 1)
+    assert not schedule.is_due(10)
+    schedule.committed(1)
     assert schedule.is_due(10)
 
 

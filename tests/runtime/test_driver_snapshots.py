@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from streammeta.controller.errors import OutcomeUnknownError
-from streammeta.controller.metadata.requests import DescribeStreams, RegisterNode
+from streammeta.controller.metadata.requests import (
+    DescribeStreams,
+    KVToPut,
+    PutKVs,
+    RegisterNode,
+)
 from streammeta.controller.quorum.config import QuorumLimits
 from streammeta.controller.runtime.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError, SnapshotFailedError
@@ -113,14 +118,20 @@ async def test_every_controller_takes_its_own_and_trims_its_log(tmp_path: Path) 
         written = 0
         while not all(_has_trimmed(node) for node in cluster.nodes.values()):
             assert written < 2_000, "two snapshots and a trim everywhere"
-            last = await cluster.fill(f"a{written}", 20)
-            written += 20
+            last = await cluster.write(_overwrite(written))
+            written += 1
         for node in cluster.nodes.values():
             assert node.journal.start_offset <= node.journal.snapshots.kept[0].end_offset
         for node_id in list(cluster.nodes):
             await cluster.restart(node_id)
         hashes = {await cluster.hash_at(i, last.offset) for i in cluster.nodes}
         assert len(hashes) == 1
+
+
+def _overwrite(number: int) -> PutKVs:
+    """Return a write that makes the log longer and the map no larger."""
+    value = number.to_bytes(1_000, "big")
+    return PutKVs(items=(KVToPut(key="same", value=value, overwrite=True),))
 
 
 def _has_trimmed(node: Node) -> bool:
@@ -254,7 +265,7 @@ async def test_a_restart_writes_no_checkpoint_amid_the_replay_of_the_log_behind_
         node = cluster.nodes[0]
         await cluster.fill("a", 20)
         taken = await node.driver.take_snapshot()
-        last = await cluster.fill("b", 40)  # more than OFTEN, less than half the checkpoint
+        last = await cluster.fill("b", 40)  # more than OFTEN, less than the checkpoint
         assert node.journal.snapshots.kept[-1] == taken
         files = cluster.snapshot_files(0)
 

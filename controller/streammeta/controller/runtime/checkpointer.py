@@ -2,8 +2,8 @@
 
 The schedule counts log bytes and time since the last checkpoint, and resets when one begins or is
 loaded, never at a change of leadership, so that a cluster whose leaders change often still gets its
-checkpoints. A large state waits for more log, so that checkpoints never cost more than twice the
-log they stand for.
+checkpoints. A large state waits for more log: for as much as the last checkpoint, so that it costs
+about what the log does, or for half as much if that is a lot, since a restart replays it.
 
 The state is frozen at the end of a batch and written in a thread that rests more than it works, so
 that commits keep their speed however large the state is. A leader freezes uncommitted entries too,
@@ -42,10 +42,7 @@ class CheckpointLimits:
     """Maximum log and time since the last checkpoint."""
 
     log_bytes: int = 20 << 20
-    """Bytes of committed payload, or half the size of the last checkpoint if that is more.
-
-    The last one is that which was written or loaded last.
-    """
+    """Bytes of committed payload, or more after a large checkpoint."""
     interval_ms: int = 3_600_000
     """Milliseconds, provided anything was committed in them."""
     retry_ms: int = 30_000
@@ -55,6 +52,19 @@ class CheckpointLimits:
         for name in ("log_bytes", "interval_ms", "retry_ms"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)}; must be at least 1")
+
+
+WHOLE_SIZE_MAX = 64 << 20
+"""Size of a checkpoint in bytes up to which the next one waits for as much log."""
+
+
+def _log_bytes_after(size: int, least: int) -> int:
+    """Return the log in bytes to wait for after a checkpoint of `size` bytes was written or loaded.
+
+    That is `size`, but above `WHOLE_SIZE_MAX` no more than that or half of `size`, since a restart
+    replays it; and never less than `least`.
+    """
+    return max(least, min(size, WHOLE_SIZE_MAX), size // 2)
 
 
 class CheckpointSchedule:
@@ -85,7 +95,7 @@ class CheckpointSchedule:
 
     def written(self, size: int) -> None:
         """Note the size in bytes of the checkpoint that was completed, or loaded."""
-        self._log_bytes = max(self._limits.log_bytes, size // 2)
+        self._log_bytes = _log_bytes_after(size, self._limits.log_bytes)
 
     def failed(self, now_ms: int) -> None:
         """Note that the checkpoint could not be written: it stays due, after a pause."""
