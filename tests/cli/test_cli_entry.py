@@ -59,6 +59,32 @@ look(cli)
 """
 
 
+LIST_OF_ALL = """
+import sys
+from streammeta.cli.output import run_cli
+from streammeta.cli.root import cli
+
+run_cli(cli, ["--help"])
+print([name for name in sys.modules if name.endswith("_command")], file=sys.stderr)
+"""
+
+
+@pytest.mark.process
+def test_the_list_of_commands_imports_none_of_them() -> None:
+    done = run([sys.executable, "-c", LIST_OF_ALL])
+    assert "  quorum      Show and change the voters" in done.stdout
+    assert done.stderr == "[]\n"
+
+
+@pytest.mark.parametrize("width", [50, 80, 200])
+def test_the_list_of_commands_says_of_each_what_its_own_help_does(width: int) -> None:
+    page, own_help = click.HelpFormatter(width=width), click.HelpFormatter(width=width)
+    with click.Context(cli) as context:
+        cli.format_commands(context, page)
+        click.Group.format_commands(cli, context, own_help)
+    assert page.getvalue() == own_help.getvalue()
+
+
 def run(
     command: Sequence[str], env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:

@@ -1,5 +1,7 @@
 """`streammeta controller`: run one controller until Ctrl-C or SIGTERM."""
 
+import importlib
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -290,6 +292,7 @@ def controller(
     except (ConfigError, TlsError) as error:
         raise click.UsageError(str(error)) from error
     # The server brings gRPC, boto3 and numpy along; `--help` need not wait for them.
+    _import_structlog()
     from streammeta.controller.observe import configure_logging
     from streammeta.controller.server import check, run
 
@@ -299,3 +302,14 @@ def controller(
         return
     configure_logging(log_level)
     run(config)
+
+
+def _import_structlog() -> None:
+    """Import structlog without Rich, which it would import for tracebacks: a tenth of a start."""
+    if "rich" in sys.modules:
+        return
+    sys.modules["rich"] = None  # type: ignore[assignment]
+    try:
+        importlib.import_module("structlog")
+    finally:
+        del sys.modules["rich"]

@@ -1,30 +1,93 @@
 """Root of the `streammeta` command: all commands by name, each imported when it is called."""
 
 import importlib
+from typing import NamedTuple
 
 import click
 
+
+class Entry(NamedTuple):
+    """A command of the root."""
+
+    place: str
+    """Its module and its name there."""
+    summary: str
+    """First sentence of its help."""
+
+
 COMMANDS = {
-    "audit": "streammeta.cli.audit_command:audit",
-    "backup": "streammeta.cli.backup_command:backup",
-    "certs": "streammeta.cli.certs_command:certs",
-    "cluster": "streammeta.cli.cluster_command:cluster",
-    "compact": "streammeta.cli.compact_command:compact",
-    "config": "streammeta.cli.config_command:config",
-    "controller": "streammeta.cli.controller_command:controller",
-    "dev": "streammeta.cli.dev_command:dev",
-    "features": "streammeta.cli.features_command:features",
-    "health": "streammeta.cli.cluster_command:health",
-    "node": "streammeta.cli.node_command:node",
-    "object": "streammeta.cli.object_command:object_group",
-    "profile": "streammeta.cli.profile_command:profile",
-    "quorum": "streammeta.cli.quorum_command:quorum",
-    "reconcile": "streammeta.cli.reconcile_command:reconcile",
-    "restore": "streammeta.cli.restore_command:restore",
-    "s3": "streammeta.cli.s3_command:s3",
-    "shell": "streammeta.cli.shell_command:shell",
-    "snapshot": "streammeta.cli.snapshot_command:snapshot",
-    "storage": "streammeta.cli.storage_command:storage",
+    "audit": Entry(
+        "streammeta.cli.audit_command:audit",
+        "Verify and search the audit logs that controllers write.",
+    ),
+    "backup": Entry(
+        "streammeta.cli.backup_command:backup",
+        "Look after the backups that controllers make with --backup-store.",
+    ),
+    "certs": Entry(
+        "streammeta.cli.certs_command:certs",
+        "Make certificates for controllers, brokers and users, and look at those there are.",
+    ),
+    "cluster": Entry(
+        "streammeta.cli.cluster_command:cluster", "Look at all members of a cluster at once."
+    ),
+    "compact": Entry(
+        "streammeta.cli.compact_command:compact",
+        "Merge many small set objects into few large ones, or show what that would save.",
+    ),
+    "config": Entry(
+        "streammeta.cli.config_command:config", "Look at the settings of a controller."
+    ),
+    "controller": Entry(
+        "streammeta.cli.controller_command:controller", "Run one controller of a cluster."
+    ),
+    "dev": Entry(
+        "streammeta.cli.dev_command:dev",
+        "Run three controllers and a local-directory store until Ctrl-C.",
+    ),
+    "features": Entry(
+        "streammeta.cli.features_command:features",
+        "Show and change the feature level: what the cluster's log and checkpoints may hold.",
+    ),
+    "health": Entry(
+        "streammeta.cli.cluster_command:health", "Exit 0 if a controller is healthy, 1 if not."
+    ),
+    "node": Entry(
+        "streammeta.cli.node_command:node", "Look at brokers, and settle what one has left behind."
+    ),
+    "object": Entry(
+        "streammeta.cli.object_command:object_group", "Look into objects of the store."
+    ),
+    "profile": Entry(
+        "streammeta.cli.profile_command:profile", "Show the profiles that commands connect by."
+    ),
+    "quorum": Entry(
+        "streammeta.cli.quorum_command:quorum", "Show and change the voters and the leader."
+    ),
+    "reconcile": Entry(
+        "streammeta.cli.reconcile_command:reconcile",
+        "Compare the bucket with the map, and delete what the map has forgotten.",
+    ),
+    "restore": Entry(
+        "streammeta.cli.restore_command:restore",
+        "Make a new cluster from a backup, when the controllers of the old one are lost.",
+    ),
+    "s3": Entry(
+        "streammeta.cli.s3_command:s3",
+        "Write the address of a bucket, and check that its server can be built upon.",
+    ),
+    "shell": Entry(
+        "streammeta.cli.shell_command:shell",
+        "Walk the map of a running cluster as a tree of files.",
+    ),
+    "snapshot": Entry(
+        "streammeta.cli.snapshot_command:snapshot",
+        "Look into checkpoint files and copies of the map, and export them.",
+    ),
+    "storage": Entry(
+        "streammeta.cli.storage_command:storage",
+        "Format a controller's data directory, and look into that of a stopped controller.",
+    ),
 }
 
 
@@ -45,10 +108,15 @@ class LazyGroup(click.Group):
         """Import and return a command, None if there is none of this name."""
         if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        module, _, attribute = COMMANDS[cmd_name].place.partition(":")
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing any."""
+        listed = {name: click.Command(name, help=entry.summary) for name, entry in COMMANDS.items()}
+        click.Group(commands=listed).format_commands(ctx, formatter)
 
 
 @click.group(cls=LazyGroup, context_settings=_CONTEXT_SETTINGS)
