@@ -127,6 +127,11 @@ class OwnTls:
         return listeners
 
     @property
+    def handshakes(self) -> int:
+        """TLS handshakes that clients have begun."""
+        return 0 if self.clients is None else self.clients.handshakes
+
+    @property
     def connection_age_ms(self) -> int | None:
         """Age at which clients' connections end; None: they do not."""
         return None if self.clients is None else self._config.connection_age_ms

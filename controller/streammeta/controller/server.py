@@ -58,6 +58,7 @@ from streammeta.controller.rpc.services import (
     service_handler,
 )
 from streammeta.controller.rpc.snapshot_spool import SnapshotSpool
+from streammeta.controller.rpc.uncalled import UncalledConnections
 from streammeta.controller.runtime.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.clock import Clock, SystemClock
 from streammeta.controller.runtime.controller import MetadataController
@@ -237,6 +238,7 @@ class ControllerNode:
         software = Software(metadata.version(DISTRIBUTION), SUPPORTED)
         identity = Identity(config.cluster_id, config.node_id, config.advertise, software)
         self._tls = OwnTls(config)
+        self._uncalled = UncalledConnections(lambda: self._tls.handshakes)
         self._reloading = Reloading(config.tls_reload_ms, [self._tls.look])
         self._transport = TcpPeerTransport(
             addresses, identity, quorum.timings.request_timeout_ms, self._tls.peers
@@ -456,7 +458,7 @@ class ControllerNode:
     async def _lifecycle_running(self) -> AsyncIterator[Sequence[asyncio.Task[None]]]:
         files = (self._reloading, self._doors.policy, self._doors.token_keys)
         watching = (part for part in files if part is not None)
-        parts = (*self._lifecycle, *watching, self._memory)
+        parts = (*self._lifecycle, *watching, self._memory, self._uncalled)
         tasks = [asyncio.create_task(part.run()) for part in parts]
         try:
             yield tasks
@@ -482,7 +484,10 @@ class ControllerNode:
         spool.remove_left_over()
         metadata = MetadataHandlers(self._controller, spool, on_copied=self._bucket.claim_soon)
         quorum = QuorumServicer(self._driver, self._config.cluster_id, features, self._doors.policy)
-        entrance = Entrance(self._doors.of_calls, self._auditing.auditor, memory, rates, guard)
+        entrance = Entrance(
+            *(self._doors.of_calls, self._auditing.auditor, memory, rates, guard),
+            connections=self._uncalled,
+        )
         handlers = [
             *(
                 service_handler(

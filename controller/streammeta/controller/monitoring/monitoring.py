@@ -97,7 +97,7 @@ class Monitoring:
             certificates=parts.tls.states,
             connections=self._connections,
             refused_connections={"peers": parts.peers.refused, "http": self._plane.refused},
-            handshakes=lambda: 0 if parts.tls.clients is None else parts.tls.clients.handshakes,
+            handshakes=lambda: parts.tls.handshakes,
             refused_calls=request_guard.refused,
             commits=parts.controller.commits,
             request_bytes=lambda: parts.request_memory.total,

@@ -19,6 +19,7 @@ from streammeta.controller.rpc.memory_budget import (
 )
 from streammeta.controller.rpc.memory_guard import MemoryGuard, Use, use_of
 from streammeta.controller.rpc.request_guard import Context, abort
+from streammeta.controller.rpc.uncalled import UncalledConnections
 from streammeta.controller.trust.auditor import Auditor, note_caller
 from streammeta.controller.trust.door import Caller, Door, current_caller, fingerprint_shown
 from streammeta.controller.trust.rates import Rates
@@ -67,10 +68,12 @@ class Entrance:
         rates: Rates | None = None,
         guard: MemoryGuard | None = None,
         answers: MemoryBudget | None = None,
+        connections: UncalledConnections | None = None,
     ) -> None:
         """Without an `auditor` no call is recorded; without a `guard` memory refuses none.
 
         `memory` is the budget of requests, `answers` that of answers that are not sent.
+        `connections` hears of the connection of each call.
         """
         self._door = door
         self._auditor = auditor
@@ -78,6 +81,7 @@ class Entrance:
         self._rates = Rates() if rates is None else rates
         self._guard = guard
         self._answers = unread_answers() if answers is None else answers
+        self._connections = connections
 
     def wrap(
         self, method: str, handler: Handler[_Input, _Result], *, lasts: bool = False
@@ -89,10 +93,12 @@ class Entrance:
         handle = _until_shown_out(self._door, method, handler) if lasts else handler
         # A broker whose heartbeats were refused would be fenced.
         is_rated = method != _HEARTBEAT
-        use, guard = use_of(method), self._guard
+        use, guard, connections = use_of(method), self._guard, self._connections
         answers_much = method in LARGE_ANSWERS
 
         async def call(data: _Input, context: Context) -> _Result:
+            if connections is not None:
+                connections.called(context.peer())
             try:
                 try:
                     caller = self._door.enter(method, context)
