@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import grpc
 import pytest
 import pytest_asyncio
 
@@ -11,6 +12,7 @@ from streammeta.controller.rpc.entrance import LARGE_ANSWERS, Entrance, unread_a
 from streammeta.controller.rpc.memory_budget import MemoryBudget
 from streammeta.controller.trust.door import Door
 from streammeta.controller.trust.method_rules import RULES
+from streammeta.rpc.connections import listen, new_server
 from streammeta.v1 import kv_pb2
 from tests.attack.direct_calls import AbortedError, DirectContext
 from tests.attack.hostile import Target, ended, unread
@@ -21,6 +23,8 @@ from tests.trust.callers import CLUSTER, PLAIN_TEXT
 _MIB = 1 << 20
 _LIST = "/streammeta.v1.KVService/ListKVs"
 _CALLS = 20
+_AGE_MS = 300
+_GET = "streammeta.v1.KVService.GetKVs"
 
 
 @pytest.fixture
@@ -48,6 +52,37 @@ async def test_unread_answers_are_refused_beyond_a_callers_share(
     await until(lambda: answers.total == 0, "the memory of a caller that has gone")
 
 
+async def test_a_connection_whose_answers_are_not_read_ends_at_its_age(
+    answers: MemoryBudget,
+) -> None:
+    """Nothing else ends it: gRPC can't take back an answer that waits for its caller."""
+    entrance = Entrance(Door(CLUSTER), answers=answers)
+
+    async def listed(_: bytes, __: Any) -> kv_pb2.GetKVsResponse:
+        return kv_pb2.GetKVsResponse(results=[kv_pb2.KVResult(value=bytes(_MIB))])
+
+    server = new_server(connection_age_ms=_AGE_MS)
+    server.add_generic_rpc_handlers([_OneMethod(entrance.wrap(_GET, listed))])
+    port = listen(server, "127.0.0.1:0")
+    await server.start()
+    try:
+        async with unread(Target(f"127.0.0.1:{port}"), f"/{_GET}", 1) as reader:
+            await until(lambda: answers.total > _MIB, "an answer that is not read")
+            while await reader.read(1 << 16):
+                pass
+            await until(lambda: answers.total == 0, "its memory")
+    finally:
+        await server.stop(None)
+
+
+class _OneMethod(grpc.GenericRpcHandler):
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def service(self, handler_call_details: Any) -> Any:
+        return grpc.unary_unary_rpc_method_handler(self._call)
+
+
 async def test_answers_that_are_read_are_counted_no_more(rpcs: Rpcs, answers: MemoryBudget) -> None:
     for _ in range(_CALLS):
         await rpcs.ask(kv_pb2.ListKVsRequest())
@@ -73,7 +108,7 @@ async def test_answers_that_are_made_at_the_same_time_are_refused_too(
         return kv_pb2.GetKVsResponse(results=[kv_pb2.KVResult(value=bytes(3 * _MIB))])
 
     entrance = Entrance(Door(CLUSTER), answers=answers)
-    call: Any = entrance.wrap("streammeta.v1.KVService.GetKVs", listed)
+    call: Any = entrance.wrap(_GET, listed)
     contexts = [Unread(PLAIN_TEXT) for _ in range(3)]
     calls = [asyncio.ensure_future(call(b"", context)) for context in contexts]
     await until(lambda: begun == 3, "calls that have begun")

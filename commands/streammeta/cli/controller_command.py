@@ -41,7 +41,8 @@ _SETTINGS = {
     "recoveries_per_node": "Fenced brokers that one broker recovers at a time.",
     "sweep_interval_ms": "Interval of sweeps for dead objects and unfinished uploads of brokers.",
     "tls_reload_ms": "Interval of looking for replaced certificates; SIGHUP looks at once.",
-    "connection_age_ms": "Age at which connections over TLS end; clients and peers make new ones.",
+    "connection_age_ms": "Age at which connections of clients, and of peers over TLS, end; they"
+    " make new ones.",
     "request_memory_mb": "Memory for requests that have arrived and are not answered, in MiB; one"
     " caller may take a fourth of it.",
     "memory_limit_mb": "Memory of the whole process in MiB; above it calls that need more are"

@@ -87,8 +87,9 @@ class ControllerConfig:
 
     With `tls` clients and peers must show certificates; `peer_tls` are other files for peers. With
     `tls_listen` too, clients do so there, and `listen` is plain text. Plain text beyond loopback
-    needs `insecure`. Files are looked at every `tls_reload_ms`; a connection over TLS ends after
-    `connection_age_ms`, so that those of certificates no longer taken end too.
+    needs `insecure`. Files are looked at every `tls_reload_ms`; a connection of a client, or
+    over TLS of a peer, ends after `connection_age_ms`, so that those of certificates no longer
+    taken end too, and those whose callers do not read their answers.
 
     At `memory_limit_mb` of resident memory calls that need more are refused; None is a share of
     what the machine, or its control group, has.

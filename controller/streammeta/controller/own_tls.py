@@ -131,11 +131,6 @@ class OwnTls:
         """TLS handshakes that clients have begun."""
         return 0 if self.clients is None else self.clients.handshakes
 
-    @property
-    def connection_age_ms(self) -> int | None:
-        """Age at which clients' connections end; None: they do not."""
-        return None if self.clients is None else self._config.connection_age_ms
-
     def describe(self) -> dict[str, str]:
         """Return how each plane is protected, in words for the log."""
         clients = [f"{each.address} {each.protection}" for each in self.listeners]

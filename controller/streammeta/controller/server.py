@@ -404,7 +404,7 @@ class ControllerNode:
         serves_http = self._config.http_listen is not None
         connections = connections_within(limit, CONNECTIONS_MAX, listeners, serves_http=serves_http)
         _log.info("descriptors", limit=limit, connections_a_listener=connections)
-        clients = new_server(self._tls.connection_age_ms, connections)
+        clients = new_server(self._config.connection_age_ms, connections)
         add_services(clients, self._handlers(), _APART)
         for each in self._tls.listeners:
             try:
