@@ -70,7 +70,7 @@ CONTROLLERS = (
         streammeta.controller.runtime.controller:
         - await self._shown(log, frozen.id.end_offset)
         """,
-        Simulated("mixed"),
+        Simulated("mixed", seeds=range(19, 219)),
     ),
     Mutant(
         "hash-of-uncommitted",

@@ -172,7 +172,7 @@ DISK = (
         - if self._at_thread or self._is_disk_full:
         + if self._is_disk_full:
         """,
-        Simulated("crashy"),
+        Simulated("crashy", seeds=range(30, 230)),
     ),
     Mutant(
         "loop-reports-before-its-flush",

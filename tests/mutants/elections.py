@@ -132,7 +132,7 @@ ELECTIONS = (
         + votes = role.granted if response.granted else role.denied
         + votes.add(NodeId(response.header.sender + 1000 * len(votes)))
         """,
-        Simulated("noisy"),
+        Simulated("noisy", seeds=range(32, 232)),
     ),
     Mutant(
         "half-is-a-majority",

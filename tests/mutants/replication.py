@@ -62,7 +62,7 @@ REPLICATION = (
         - if end_offset < self.high_watermark:
         + if end_offset < 0:
         """,
-        Simulated("noisy"),
+        Simulated("noisy", seeds=range(29, 229)),
     ),
     Mutant(
         "late-batches-appended",
