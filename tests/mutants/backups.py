@@ -104,8 +104,8 @@ BACKUPS = (
         "found when the rule of orphans was read against a restored map",
         """
         streammeta.controller.backup.restoring:
-        - return int(prepared.min()) if len(prepared) else next_object_id
-        + return next_object_id
+        - first = int(prepared.min()) if len(prepared) else next_object_id
+        + first = next_object_id
         """,
         Tested(
             f"{_RESTORE}::test_an_object_of_the_whole_history_is_known_removed_before_or_undecided"
