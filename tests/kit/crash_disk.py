@@ -135,6 +135,9 @@ class CrashDisk:
     def make_directory(self, directory: Path) -> None:
         pass
 
+    def remove_directory(self, directory: Path) -> None:
+        assert not self.names(directory)
+
     def open(self, path: Path, *, create: bool = False) -> CrashFile:
         if path not in self.names_now:
             if not create:

@@ -59,6 +59,12 @@ def test_a_message_is_unchanged_by_the_wire(message: Message) -> None:
     assert decoded(*encoded(message)) == message
 
 
+@pytest.mark.parametrize("error", messages.QuorumError)
+def test_every_error_has_room_on_the_wire(error: messages.QuorumError) -> None:
+    refused = dataclasses.replace(VOTED, header=dataclasses.replace(VOTED.header, error=error))
+    assert decoded(*encoded(refused)) == refused
+
+
 @pytest.mark.parametrize("message", ALL, ids=lambda message: type(message).__name__)
 def test_a_message_cut_anywhere_or_with_bytes_behind_it_is_refused(message: Message) -> None:
     kind, payload = encoded(message)

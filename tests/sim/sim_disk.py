@@ -255,6 +255,9 @@ class SimDisk:
     def make_directory(self, directory: Path) -> None:
         pass
 
+    def remove_directory(self, directory: Path) -> None:
+        assert not self.names(directory)
+
     def open(self, path: Path, *, create: bool = False) -> SimFile:
         if path not in self._names:
             if not create:

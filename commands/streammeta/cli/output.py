@@ -28,7 +28,7 @@ import grpc
 from streammeta.cli.client import CallError, Command, call_error
 from streammeta.cli.profiles import ProfileError
 from streammeta.controller.config import ConfigError
-from streammeta.controller.errors import ApiError, NewerLogError
+from streammeta.controller.errors import ApiError, LogOfBeforeError, NewerLogError
 from streammeta.controller.journal.errors import DirectoryNotFormattedError, JournalError
 from streammeta.rpc.failures import read_failure
 from streammeta.rpc.tls import TlsError
@@ -113,7 +113,7 @@ class CommandError(Exception):
 
 EXPECTED_ERRORS = (
     *(CommandError, ApiError, ConfigError, StorageError, JournalError, NewerLogError),
-    *(grpc.RpcError, OSError, ProfileError, TlsError),
+    *(LogOfBeforeError, grpc.RpcError, OSError, ProfileError, TlsError),
 )
 """Errors that `command_output` turns into an answer; any other is a defect."""
 
@@ -133,9 +133,8 @@ def explain(error: Exception) -> CommandError:
             return CommandError("STORAGE", str(error), "repeat the command once this is mended")
         case JournalError():
             return CommandError("DATA_DIRECTORY", str(error), _directory_hint(error))
-        case NewerLogError():
-            hint = "nothing is damaged or lost: the newer version reads all of it"
-            return CommandError("NEWER_VERSION", str(error), hint)
+        case NewerLogError() | LogOfBeforeError():
+            return _log_error(error)
         case ProfileError():
             return CommandError("PROFILE", str(error), "correct the file, or give --profile none")
         case TlsError():
@@ -153,6 +152,14 @@ def explain(error: Exception) -> CommandError:
 
             _, code, _ = classify(error)
             return CommandError(code, str(error), "nothing was changed")
+
+
+def _log_error(error: NewerLogError | LogOfBeforeError) -> CommandError:
+    if isinstance(error, LogOfBeforeError):
+        hint = "keep the directory, and give this controller an empty one, formatted with --join"
+        return CommandError("LOG_OF_BEFORE", str(error), hint)
+    hint = "nothing is damaged or lost: the newer version reads all of it"
+    return CommandError("NEWER_VERSION", str(error), hint)
 
 
 def _directory_hint(error: JournalError) -> str:

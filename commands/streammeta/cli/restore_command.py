@@ -142,7 +142,7 @@ def plan_command(
     if new_cluster_id == folder.cluster_id:
         raise click.UsageError("--new-cluster-id: is that of the old cluster; give another one")
     namespace = namespace or cluster_namespace(folder.cluster_id)
-    with _opened(store) as objects:
+    with opened_objects(store) as objects:
         if not supersede:
             _require_owner(objects, namespace, folder)
         plan = _planned(replayed, folder, objects, namespace, new_cluster_id, voters)
@@ -195,8 +195,8 @@ def apply_command(
         require_same(replayed, plan)
     checkpoint = io.BytesIO()
     write_checkpoint(checkpoint, replayed, plan, voters)
-    with _opened(store) as objects:
-        _take_over(objects, plan)
+    with opened_objects(store) as objects:
+        take_over(objects, plan)
     identity = format_directory(
         data_dir,
         cluster_id=ClusterId(plan.cluster_id),
@@ -295,8 +295,12 @@ def _planned(
     return replace(plan, state_hash=restoring.state_hash(view, plan))
 
 
-def _take_over(objects: ObjectStore, plan: RestorePlan) -> None:
-    """Put the marker of the new generation; a repeat finds it there."""
+def take_over(objects: ObjectStore, plan: RestorePlan) -> None:
+    """Put the marker of the new generation; a repeat finds it there.
+
+    Raises:
+        CommandError: another cluster has taken the bucket over, or the plan is too old.
+    """
     from streammeta.controller.backup.restoring import OBJECT_ID_JUMP
 
     wanted = Generation(
@@ -308,18 +312,21 @@ def _take_over(objects: ObjectStore, plan: RestorePlan) -> None:
         undecided_below=plan.next_object_id,
         created_ms=plan.created_ms,
     )
-    advice = "make a new plan, on an empty directory for each controller"
+    advice = "make a new plan"
     if read_claimed(objects, plan.namespace) > plan.next_object_id - OBJECT_ID_JUMP // 2:
         message = "the old cluster has issued too many object ids since the plan was made"
         raise CommandError("PLAN_TOO_OLD", message, advice)
     found = create_generation(objects, wanted)
     if found != wanted or read_generations(objects, plan.namespace)[-1] != wanted:
-        message = f"another restore has taken the bucket over: cluster {found.cluster_id!r}"
+        message = (
+            f"another restore or recovery has taken the bucket over: cluster {found.cluster_id!r}"
+        )
         raise CommandError("SUPERSEDED", message, advice)
 
 
 @contextmanager
-def _opened(store: str) -> Iterator[ObjectStore]:
+def opened_objects(store: str) -> Iterator[ObjectStore]:
+    """Open the bucket of objects; raises ConfigError or StorageError."""
     try:
         opened = open_object_store(store)
     except ValueError as error:

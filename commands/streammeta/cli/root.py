@@ -68,6 +68,10 @@ COMMANDS = {
         "streammeta.cli.reconcile_command:reconcile",
         "Compare the bucket with the map, and delete what the map has forgotten.",
     ),
+    "recover": Entry(
+        "streammeta.cli.recover_command:recover",
+        "Go on from one survivor when the disks of a majority are lost for good.",
+    ),
     "restore": Entry(
         "streammeta.cli.restore_command:restore",
         "Make a new cluster from a backup, when the controllers of the old one are lost.",

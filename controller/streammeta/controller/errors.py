@@ -216,6 +216,19 @@ class NewerLogError(Exception):
     """
 
 
+class LogOfBeforeError(Exception):
+    """The log here is of before a recovery from the loss of a majority: the process stops.
+
+    Nothing is wrong with the directory, and it may hold commits that the recovered cluster lacks.
+    """
+
+    def __init__(self, sender: int, end_offset: int) -> None:
+        super().__init__(
+            f"controller {sender} is of a cluster that was recovered from the loss of a majority; "
+            f"the log here, which ends at {end_offset}, is of before that and can't be continued"
+        )
+
+
 class InvariantError(Exception):
     """A state that must not exist: a defect of ours. The process stops rather than go on."""
 

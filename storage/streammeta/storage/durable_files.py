@@ -86,6 +86,9 @@ class FileSystem(Protocol):
     def remove(self, path: Path) -> None:
         """Remove a file that exists."""
 
+    def remove_directory(self, directory: Path) -> None:
+        """Remove an empty directory that exists."""
+
     def sync_directory(self, directory: Path) -> None:
         """Make the names in a directory durable."""
 
@@ -210,6 +213,10 @@ class PosixFileSystem:
     def remove(self, path: Path) -> None:
         """Remove a file that exists."""
         path.unlink()
+
+    def remove_directory(self, directory: Path) -> None:
+        """Remove an empty directory that exists."""
+        directory.rmdir()
 
     def sync_directory(self, directory: Path) -> None:
         """Make the names in a directory durable."""

@@ -2,12 +2,14 @@
 
 Names in a controller's directory: `meta.json`, `quorum-state`, `flushed-mark`, `damage.json`,
 `reserve`, `.lock`, `<20 digits>.log` and `<20 digits>-<10 digits>.checkpoint`, perhaps with
-`.tmp`, `.part` or `.damaged` after them, and `snapshot-<process>-<number>.spool` for moments. Other
-files are never touched.
+`.tmp`, `.part` or `.damaged` after them, `snapshot-<process>-<number>.spool` for moments, and after
+a recovery `recovery-<number>.json` and the directory `recovery-<number>`. Other files are never
+touched.
 """
 
 from __future__ import annotations
 
+import re
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +34,7 @@ from streammeta.storage.durable_files import (
 
 META_NAME = "meta.json"
 LOCK_NAME = ".lock"
+_EVIDENCE_NAME = re.compile(r"recovery-[0-9]+\.json")
 
 _META_VERSION = 2
 _LEFT_BY_UNFINISHED_FORMAT = {
@@ -121,6 +124,16 @@ def format_directory(
     return identity
 
 
+def evidence_name(generation: int) -> str:
+    """Return the name of the file that tells of a recovery from the loss of a majority."""
+    return f"recovery-{generation}.json"
+
+
+def is_evidence(name: str) -> bool:
+    """Whether a file tells of a recovery."""
+    return _EVIDENCE_NAME.fullmatch(name) is not None
+
+
 def lock_directory(files: FileSystem, path: Path) -> Lock:
     """Claim a directory; raises DirectoryLockedError."""
     try:
@@ -173,6 +186,11 @@ def read_identity(path: Path, files: FileSystem) -> DirectoryIdentity:
     """
     names = set(files.names(path)) - _LEFT_BY_FILE_SYSTEMS
     if META_NAME not in names:
+        if any(map(is_evidence, names)):
+            raise WrongDirectoryError(
+                f"{path} has no {META_NAME}: its recovery was begun and not finished; repeat "
+                "`streammeta recover apply` with the same plan"
+            )
         if foreign := sorted(names - _LEFT_BY_UNFINISHED_FORMAT):
             raise WrongDirectoryError(
                 f"{path} holds {', '.join(foreign[:5])} but no {META_NAME}: it is not a "

@@ -11,9 +11,9 @@ from __future__ import annotations
 import random
 from typing import assert_never
 
-from streammeta.controller.errors import InvariantError
+from streammeta.controller.errors import InvariantError, LogOfBeforeError
 from streammeta.controller.ids import EndOffset, Epoch, NodeId, SnapshotId
-from streammeta.controller.quorum import events, messages, roles
+from streammeta.controller.quorum import events, jump, messages, roles
 from streammeta.controller.quorum.config import QuorumConfig, QuorumState
 from streammeta.controller.quorum.election import Election
 from streammeta.controller.quorum.following import Following
@@ -268,6 +268,8 @@ class QuorumCore:
     def _on_request(self, request: messages.Request) -> None:
         if request.header.cluster_id != self._replica.config.cluster_id:
             self._refuse(request, messages.QuorumError.INCONSISTENT_CLUSTER_ID)
+        elif jump.comes_from_before(request, self._replica.log.end_offset):
+            self._refuse(request, messages.QuorumError.LOG_OF_BEFORE)
         elif isinstance(request, messages.LeaderRequest):
             self._on_leader_request(request)
         else:
@@ -295,6 +297,9 @@ class QuorumCore:
         if epoch < replica.epoch:
             self._refuse(request, messages.QuorumError.FENCED_LEADER_EPOCH)
             return
+        if self._means_a_former_disk(request):
+            self._refuse(request, messages.QuorumError.INVALID_VOTER_KEY)
+            return
         match request:
             case messages.VoteRequest():
                 if epoch > replica.epoch:
@@ -306,6 +311,16 @@ class QuorumCore:
                 if epoch > replica.epoch:
                     replica.become_follower(epoch, request.header.sender.node_id)
                 self._following.on_end_quorum_epoch(request)
+
+    def _means_a_former_disk(self, request: messages.VoterRequest) -> bool:
+        """Whether the sender claims to lead a quorum in which another disk of this voter votes.
+
+        No leader of this quorum can: its log would lack a committed change of the voters. One of
+        before a recovery does, and must not be followed.
+        """
+        if isinstance(request, messages.VoteRequest):
+            return False  # refused below, with its epoch taken over
+        return self._replica.is_voter and not self._replica.is_self(request.header.receiver)
 
     def _refuse(self, request: messages.Request, error: messages.QuorumError) -> None:
         replica = self._replica
@@ -324,6 +339,8 @@ class QuorumCore:
         header = response.header
         if not replica.take_answered(header, type(response)):
             return
+        if header.error is messages.QuorumError.LOG_OF_BEFORE:
+            raise LogOfBeforeError(header.sender, replica.log.end_offset)
         is_refused = header.error in (
             messages.QuorumError.INCONSISTENT_CLUSTER_ID,
             messages.QuorumError.UNKNOWN_LEADER_EPOCH,

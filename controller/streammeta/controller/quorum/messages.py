@@ -54,7 +54,7 @@ class Batch:
 
 @unique
 class QuorumError(IntEnum):
-    """Refusals of quorum requests; numbers are those of Kafka's protocol."""
+    """Refusals of quorum requests; numbers below 250 are those of Kafka's protocol."""
 
     NONE = 0
     NOT_LEADER = 6
@@ -68,6 +68,8 @@ class QuorumError(IntEnum):
     INVALID_VOTER_KEY = 125
     DUPLICATE_VOTER = 126
     VOTER_NOT_FOUND = 127
+    LOG_OF_BEFORE = 255
+    """The sender's log is of before a recovery from the loss of a majority."""
 
 
 @value(kw_only=True)

@@ -1,0 +1,151 @@
+"""Reading of a surviving directory: its report, and the map as of the end of its flushed log.
+
+Changes nothing. A follower learns late what is committed, so all that was flushed is read: an entry
+that was never acknowledged may become committed thereby, one that was is not lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from streammeta.controller.backup.replaying import Replayed
+from streammeta.controller.backup.restoring import undecided_from
+from streammeta.controller.backup.segments import Position, advanced
+from streammeta.controller.errors import InvariantError
+from streammeta.controller.ids import Epoch, SnapshotId
+from streammeta.controller.journal import state_files
+from streammeta.controller.journal.directory import DirectoryIdentity
+from streammeta.controller.journal.inspection import Inspection
+from streammeta.controller.journal.recovery import NO_SNAPSHOT
+from streammeta.controller.journal.segment import open_segments
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.quorum.messages import Batch, BatchKind, voters_named_by
+from streammeta.controller.quorum.voters import VoterSet
+from streammeta.controller.records.codec import RecordCodecError, decode_records
+from streammeta.controller.recover.errors import RecoveryError
+from streammeta.controller.recover.report import Report, voters_text
+from streammeta.controller.runtime.map_checkpoint import read_map, snapshot_check
+from streammeta.controller.runtime.state_hashes import EMPTY_LOG_HASH
+from streammeta.storage.durable_files import FileSystem, as_binary_io
+from streammeta.storage.segmented_log import BadFrameError
+
+
+@dataclass(frozen=True, slots=True)
+class Survivor:
+    """A directory's report, and its map; of a damaged one the map is empty."""
+
+    report: Report
+    replayed: Replayed
+
+
+def read_survivor(path: Path, files: FileSystem, identity: DirectoryIdentity) -> Survivor:
+    """Read a whole directory, which no other process may use meanwhile.
+
+    Raises:
+        JournalError: it is of a newer version, or its identity is damaged.
+        NewerLogError: its log holds what only a newer version can read.
+        RecoveryError: its log can't be replayed.
+    """
+    inspection = Inspection(path, files, identity)
+    inspection.run(snapshot_check(identity.cluster_id))
+    if inspection.findings:
+        nothing = Replayed(ClusterMap(), Position(0, EMPTY_LOG_HASH), 0, 0)
+        return Survivor(_report(inspection, nothing, VoterSet(), NO_SNAPSHOT), nothing)
+    base = inspection.snapshots[-1].snapshot_id if inspection.snapshots else NO_SNAPSHOT
+    replayed, voters = _base(inspection, base)
+    for batch in _batches(inspection, base):
+        if batch.kind is BatchKind.CONTROL:
+            voters = voters_named_by(batch) or voters
+        _replay(replayed, batch)
+    return Survivor(_report(inspection, replayed, voters, base), replayed)
+
+
+def _base(inspection: Inspection, base: SnapshotId) -> tuple[Replayed, VoterSet]:
+    first = inspection.identity.bootstrap_voters
+    if base == NO_SNAPSHOT:
+        return Replayed(ClusterMap(), Position(0, EMPTY_LOG_HASH), 0, 0), first
+    path = inspection.path / base.file_name
+    with as_binary_io(inspection.files.open(path)) as file:
+        named = snapshot_check(inspection.identity.cluster_id)(base, file) or first
+        file.seek(0)
+        loaded = read_map(file, base)
+    position = Position(base.end_offset, loaded.log_hash)
+    replayed = Replayed(loaded.cluster_map, position, base.epoch, 0)
+    return replayed, named
+
+
+def _batches(inspection: Inspection, base: SnapshotId) -> Iterator[Batch]:
+    """Yield the batches behind the newest snapshot; none of a log that it has replaced."""
+    end, epoch = base.end_offset, Epoch(0)
+    for batch in _whole_log(inspection):
+        if batch.base_offset < base.end_offset:
+            end, epoch = batch.end_offset, batch.epoch
+            continue
+        if batch.base_offset == base.end_offset and epoch not in (0, base.epoch):
+            return
+        if end != batch.base_offset:
+            return
+        yield batch
+        end = batch.end_offset
+
+
+def _whole_log(inspection: Inspection) -> Iterator[Batch]:
+    """Yield all batches that a start would keep: up to an announced cut, or to a torn tail."""
+    files, path, log_id = inspection.files, inspection.path, inspection.identity.log_id
+    mark = state_files.FlushedMark.open(files, path / state_files.MARK_NAME, log_id)
+    cut_end = mark.end_offset if mark.is_cutting else None
+    for file in open_segments(files, path, log_id):
+        assert file.segment is not None  # no damage was found
+        try:
+            for batch in file.segment.scan():
+                if cut_end is not None and batch.base_offset >= cut_end:
+                    return
+                yield batch
+        except BadFrameError:
+            return  # a torn tail, for no damage was found
+        finally:
+            file.close()
+
+
+def _replay(replayed: Replayed, batch: Batch) -> None:
+    if batch.kind is BatchKind.DATA:
+        for index, payload in enumerate(batch.payloads):
+            try:
+                replayed.cluster_map.apply(batch.base_offset + index, decode_records(payload))
+            except (InvariantError, RecordCodecError) as error:
+                raise RecoveryError(
+                    "UNREADABLE",
+                    f"the entry at offset {batch.base_offset + index} can't be replayed: {error}",
+                    "use the version of streammeta that wrote the log",
+                ) from error
+        replayed.cluster_map.forget_undo(batch.end_offset)
+    replayed.position = advanced(replayed.position, [batch])
+    replayed.epoch = batch.epoch
+
+
+def _report(
+    inspection: Inspection, replayed: Replayed, voters: VoterSet, base: SnapshotId
+) -> Report:
+    identity, record = inspection.identity, inspection.record
+    cluster_map = replayed.cluster_map
+    repairs = 0 if record is None else len(record.findings)
+    return Report(
+        cluster_id=identity.cluster_id,
+        cluster_uuid=cluster_map.bucket_claim.cluster_uuid,
+        node_id=identity.node_id,
+        directory_id=identity.directory_id,
+        epoch=inspection.state.epoch if inspection.state else 0,
+        last_epoch=replayed.epoch,
+        end_offset=replayed.position.end_offset,
+        committed_end=base.end_offset,
+        log_hash=replayed.position.log_hash.hex(),
+        voters=voters_text(voters),
+        damages=len(inspection.findings) - repairs,
+        is_repairing=int(record is not None),
+        feature_level=cluster_map.feature_level,
+        next_object_id=cluster_map.next_object_id,
+        issued_below=cluster_map.bucket_claim.issued_below,
+        undecided_from=undecided_from(cluster_map.freeze(), cluster_map.next_object_id),
+    )

@@ -1,0 +1,193 @@
+"""Who may go on after the loss of a majority: exactly the cases in which nobody else can.
+
+The cases are after those of CockroachDB's loqrecovery: coverage, listed dead, stale survivors,
+survivors of equal progress, repeated and foreign reports.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from streammeta.controller.backup.restoring import EPOCH_JUMP
+from streammeta.controller.quorum.jump import ERA_OFFSETS, era_of
+from streammeta.controller.recover.errors import RecoveryError
+from streammeta.controller.recover.planning import chosen, planned
+from streammeta.controller.recover.report import Report, voters_of, voters_text
+from tests.recover.recover_world import MADE, NEW_DISK, NEW_UUID, report, voters
+
+
+@dataclass(frozen=True)
+class Case:
+    """Reports and a list of the dead, with the survivor that goes on or the refusal."""
+
+    name: str
+    reports: tuple[Report, ...]
+    dead: tuple[int, ...]
+    goes_on: int | None = None
+    refused: str = ""
+    backup: tuple[int, int] | None = None
+
+
+def five(node_id: int, progress: tuple[int, int] = (4, 100), **changes: Any) -> Report:
+    return report(node_id, progress, **{"voters": voters_text(voters(1, 2, 3, 4, 5)), **changes})
+
+
+CASES = (
+    Case("one of three is left", (report(3),), (1, 2), 3),
+    Case("the order of the dead is of no matter", (report(3),), (2, 1), 3),
+    Case("the longer log of one epoch", (five(4), five(5, (4, 101))), (1, 2, 3), 5),
+    Case("the later epoch of a shorter log", (five(4, (5, 90)), five(5)), (1, 2, 3), 4),
+    Case("the lowest id of equal logs", (five(5), five(4)), (1, 2, 3), 4),
+    Case(
+        "the only voter that is left of one",
+        (report(1, voters=""),),
+        (),
+        None,
+        "NOT_A_VOTER",
+    ),
+    Case("no report", (), (1, 2), None, "NO_REPORT"),
+    Case("a majority is there", (report(2), report(3)), (1,), None, "MAJORITY_IS_THERE"),
+    Case("all are there", (report(1), report(2), report(3)), (), None, "MAJORITY_IS_THERE"),
+    Case(
+        "half of four is no majority",
+        tuple(report(each, voters=voters_text(voters(1, 2, 3, 4))) for each in (3, 4)),
+        (1, 2),
+        3,
+    ),
+    Case("a dead one is not listed", (report(3),), (1,), None, "DEAD_LIST"),
+    Case("a living one is listed as dead", (report(3),), (1, 2, 3), None, "DEAD_LIST"),
+    Case("a stranger is listed as dead", (report(3),), (1, 2, 9), None, "DEAD_LIST"),
+    Case("nobody is listed as dead", (report(3),), (), None, "DEAD_LIST"),
+    Case(
+        "a survivor of another cluster",
+        (five(4), five(5, cluster_id="other")),
+        (1, 2, 3),
+        None,
+        "FOREIGN_REPORT",
+    ),
+    Case(
+        "a survivor of before a recovery",
+        (five(4), five(5, cluster_uuid=NEW_UUID)),
+        (1, 2, 3),
+        None,
+        "FOREIGN_REPORT",
+    ),
+    Case("one directory twice", (five(4), five(4)), (1, 2, 3, 5), None, "REPEATED_REPORT"),
+    Case(
+        "two disks of one node",
+        (five(4), five(4, directory_id="older")),
+        (1, 2, 3, 5),
+        None,
+        "REPEATED_REPORT",
+    ),
+    Case(
+        "a node that votes with another disk",
+        (report(3, directory_id="new"),),
+        (1, 2),
+        None,
+        "NOT_A_VOTER",
+    ),
+    Case("an observer", (report(9),), (1, 2, 3), None, "NOT_A_VOTER"),
+    Case("a damaged directory", (report(3, damages=1),), (1, 2), None, "DAMAGED"),
+    Case(
+        "a directory that is being repaired",
+        (report(3, is_repairing=1),),
+        (1, 2),
+        None,
+        "REPAIRING",
+    ),
+    Case(
+        "a stale survivor that is damaged",
+        (five(4), five(5, (3, 10), damages=2)),
+        (1, 2, 3),
+        None,
+        "DAMAGED",
+    ),
+    Case(
+        "a stale survivor knows other voters",
+        (five(4), report(3, (3, 20))),
+        (1, 2, 5),
+        4,
+    ),
+    Case(
+        "the most complete names fewer voters than a stale one",
+        (report(3), five(5, (3, 20))),
+        (1, 2),
+        None,
+        "NOT_A_VOTER",
+    ),
+    Case("a backup that is behind", (report(3),), (1, 2), 3, backup=(4, 99)),
+    Case("a backup that is as far", (report(3),), (1, 2), 3, backup=(4, 100)),
+    Case("a backup that is further", (report(3),), (1, 2), None, "BACKUP_IS_FURTHER", (4, 101)),
+    Case(
+        "a shorter backup of a later epoch",
+        (report(3),),
+        (1, 2),
+        None,
+        "BACKUP_IS_FURTHER",
+        (5, 60),
+    ),
+    Case("a longer backup of an earlier epoch", (report(3),), (1, 2), 3, backup=(3, 200)),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_survivor_that_goes_on_or_the_refusal(case: Case) -> None:
+    if case.refused:
+        with pytest.raises(RecoveryError) as refusal:
+            chosen(case.reports, case.dead, backup=case.backup)
+        assert refusal.value.code == case.refused
+        assert refusal.value.hint, "an error says what to do next"
+    else:
+        assert chosen(case.reports, case.dead, backup=case.backup).node_id == case.goes_on
+
+
+def test_the_wrong_list_of_the_dead_is_told_with_what_is_missing_and_foreign() -> None:
+    with pytest.raises(RecoveryError, match="neither reported nor dead: 2; no voters: 9"):
+        chosen([report(3)], [1, 9])
+
+
+def test_a_plan_jumps_in_all_numbers_that_others_remember() -> None:
+    reports = [report(3), report(2, (3, 90), epoch=70)]
+    plan = planned(reports[0], reports, (1,), MADE)
+    assert plan.epoch == 70 + EPOCH_JUMP, "above every epoch that a survivor has seen"
+    assert plan.end_offset == ERA_OFFSETS
+    assert plan.next_object_id > MADE.claimed_below
+    assert plan.undecided_from == 40
+    assert (plan.cluster_id, plan.cluster_uuid) == (reports[0].cluster_id, NEW_UUID)
+    (voter,) = plan.voters
+    assert (voter.key.node_id, voter.key.directory_id) == (3, NEW_DISK)
+    assert voter.endpoint == "127.0.0.1:3"
+
+
+def test_a_second_recovery_goes_on_in_the_next_era() -> None:
+    again = report(3, (2_000, ERA_OFFSETS + 7))
+    plan = planned(again, [again], (1, 2), MADE)
+    assert era_of(plan.end_offset) == 2
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("cluster_id", "other"),
+        ("cluster_uuid", NEW_UUID),
+        ("node_id", 2),
+        ("directory_id", "another"),
+        ("epoch", 6),
+        ("last_epoch", 5),
+        ("end_offset", 101),
+        ("log_hash", "cd"),
+    ],
+)
+def test_a_plan_sees_every_change_of_its_directory(member: str, value: Any) -> None:
+    plan = planned(report(3), [report(3)], (1, 2), MADE)
+    assert plan.sees(report(3))
+    assert not plan.sees(replace(report(3), **{member: value}))
+
+
+def test_voters_read_back_as_they_were_written() -> None:
+    for some in (voters(), voters(1), voters(1, 2, 30)):
+        assert voters_of(voters_text(some)) == some
