@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from streammeta.controller.features import SUPPORTED
-from streammeta.controller.ids import DirectoryId, NodeId
-from streammeta.controller.journal.directory import format_directory
+from streammeta.controller.ids import DirectoryId, NodeId, SnapshotId
+from streammeta.controller.journal.directory import FirstCheckpoint, format_directory
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum.config import QuorumConfig
 from streammeta.controller.quorum.core import QuorumCore
@@ -97,6 +97,20 @@ class SimNode:
         )
         self.world.ghost.on_new_replica(self._key, bootstrap)
 
+    def renew_from(self, key: ReplicaKey, snapshot_id: SnapshotId, data: bytes) -> None:
+        """Be another replica, whose log begins at the end of a snapshot."""
+        self.generation += 1
+        self.disk, self._key = SimDisk(), key
+        format_directory(
+            DIRECTORY,
+            cluster_id=CLUSTER,
+            node_id=NodeId(self.node_id),
+            directory_id=key.directory_id,
+            first_checkpoint=FirstCheckpoint(snapshot_id, data),
+            files=self.disk,
+        )
+        self.world.ghost.on_new_replica(key, VoterSet())
+
     def remove_disk(self) -> RemovedDisk:
         """Return the disk of a node that has stopped, to be put back some time."""
         return RemovedDisk(self._key, self.disk)
@@ -112,11 +126,7 @@ class SimNode:
         if self.levels != SUPPORTED:
             with patch.object(level_check, "SUPPORTED", self.levels):
                 level_check.check_levels(DIRECTORY, self.disk)
-        was_rotten = self.disk.is_rotten()
-        self.journal = self.open_journal()
-        world.ghost.replicas[self._key].is_rotten |= was_rotten
-        found = self.journal.log_start
-        world.ghost.on_start(self._key, found, self._recovered_batches(), self.journal.quorum_state)
+        self.recover()
         self.watch = Watch(self, self.journal.quorum_state)
         self._tick_due: int | None = None
         self.loop = SimLoop(self)  # type: ignore[abstract]
@@ -127,6 +137,14 @@ class SimNode:
             self.loop.leave(before)
         world.ghost.replicas[self._key].is_rotten = self.disk.is_rotten()
         self.check_voters()
+
+    def recover(self) -> None:
+        """Open the journal; what it holds must be what was promised."""
+        ghost, was_rotten = self.world.ghost, self.disk.is_rotten()
+        self.journal = self.open_journal()
+        ghost.replicas[self._key].is_rotten |= was_rotten
+        found, state = self.journal.log_start, self.journal.quorum_state
+        ghost.on_start(self._key, found, self._recovered_batches(), state)
 
     def _begin(self) -> None:
         self.service = SimService(self)

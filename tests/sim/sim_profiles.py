@@ -62,6 +62,8 @@ class Profile:
     # the end
     full_for_long: float = 0.05
     """Share of runs in which the disks of a majority, at least, then fill and stay full."""
+    majorities_lost: float = 0
+    """Share of runs in which the disks of a majority are lost at once after the storm."""
     core_first: float = 0.3
     """Share of runs that first heal a core of the quorum only, with all else broken for good."""
 
@@ -74,6 +76,7 @@ class Profile:
 _KEPT = {
     *("duration_ms", "long_delay_ms", "latency_ms", "disk_ms", "clients", "think_ms"),
     *("disks_return", "spare_nodes", "probes", "full_for_long", "core_first"),
+    "majorities_lost",
     "offsets_between_snapshots",
 }
 _SWITCHES = tuple(field.name for field in fields(Profile) if field.name not in _KEPT)
@@ -140,6 +143,7 @@ PROFILES = {
         disk_ms=3,
         slow_disk=0,
     ),
+    "lost": replace(MIXED, majorities_lost=1.0, duration_ms=800, full_for_long=0),
     "liveness": replace(MIXED, core_first=1.0, duration_ms=800, partitions=1.5, one_way_cuts=1.0),
 }
 """By name; `swarm`, not listed, picks one by the seed and switches kinds of fault off at random."""
@@ -149,7 +153,7 @@ def profile_for(name: str, rng: random.Random) -> Profile:
     """Return the named profile, or for "swarm" one drawn with `rng`."""
     if name != "swarm":
         return PROFILES[name]
-    profile = PROFILES[rng.choice([known for known in PROFILES if known != "calm"])]
+    profile = PROFILES[rng.choice([known for known in PROFILES if known not in ("calm", "lost")])]
     changes: dict[str, float | int] = {}
     for kind in _SWITCHES:
         drawn = rng.random()

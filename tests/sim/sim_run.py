@@ -16,6 +16,7 @@ from tests.sim.sim_clients import LIST_KEYS, VALUE_KEYS
 from tests.sim.sim_network import two_way
 from tests.sim.sim_node import SimNode
 from tests.sim.sim_profiles import CALM
+from tests.sim.sim_recovery import Recovery
 from tests.sim.sim_service import Answered, Outcome
 from tests.sim.sim_store import Request
 from tests.sim.sim_time import Trace, Violation, check
@@ -66,6 +67,9 @@ class Run:
         world.begin()
         world.weather.begin()
         self._storm()
+        if world.rngs.losses.random() < world.profile.majorities_lost:
+            world.weather.end()
+            Recovery(world).go()
         if world.rngs.room.random() < world.profile.full_for_long:
             self._fill_for_long()
         if world.rngs.faults.random() < world.profile.core_first:

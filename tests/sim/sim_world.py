@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from streammeta.controller.errors import NewerLogError
+from streammeta.controller.errors import LogOfBeforeError, NewerLogError
 from streammeta.controller.features import BASE_LEVEL, SUPPORTED, Levels
 from streammeta.controller.ids import NodeId
 from streammeta.controller.journal.errors import (
@@ -65,6 +65,7 @@ class Streams:
     loops: random.Random
     followers: random.Random
     room: random.Random
+    losses: random.Random
 
     @classmethod
     def of(cls, seed: int, profile: str) -> Streams:
@@ -196,6 +197,10 @@ class World:
             if isinstance(error, NewerVersionError):
                 node.levels = SUPPORTED
             self.crash(node, power=False)
+        except LogOfBeforeError:
+            self.counts["disks of before refused"] += 1
+            self.crash(node, power=False)
+            node.renew(VoterSet())
         except OSError:
             self.counts["sync errors"] += 1
             self.crash(node, power=self.rngs.faults.random() < 0.3)
