@@ -66,6 +66,7 @@ def open_journal(
         "cluster_id": CLUSTER,
         "node_id": NODE,
         "read_snapshot_voters": check_snapshot,
+        "room_bytes": 0,
         "reserve_bytes": 0,
     }
     return Journal.open(path, segment_bytes=segment_bytes, files=files, **{**options, **more})

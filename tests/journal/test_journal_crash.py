@@ -38,6 +38,8 @@ from tests.journal.journal_tools import (
 from tests.kit.crash_disk import CrashDisk, Left, PowerFailure, crashes, flipped
 
 SEGMENT_BYTES = 200
+ROOM_BYTES = 120
+"""Room for one small batch and part of the next."""
 BATCHES = [
     batch(0, 1, b"leads", control=True),
     batch(1, 1, b"x" * 90, b"y" * 40),
@@ -58,7 +60,7 @@ def started() -> CrashDisk:
 
 
 def reopen(disk: CrashDisk) -> Journal:
-    return open_journal(DIRECTORY, SEGMENT_BYTES, disk)
+    return open_journal(DIRECTORY, SEGMENT_BYTES, disk, room_bytes=ROOM_BYTES)
 
 
 def recover(disk: CrashDisk) -> None:

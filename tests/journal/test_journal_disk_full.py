@@ -50,7 +50,7 @@ AHEAD_DATA = snapshot_bytes(AHEAD)
 
 
 def reopen(disk: CrashDisk) -> Journal:
-    return open_journal(DIRECTORY, SEGMENT_BYTES, disk)
+    return open_journal(DIRECTORY, SEGMENT_BYTES, disk, room_bytes=100)
 
 
 @pytest.fixture

@@ -21,6 +21,9 @@ from streammeta.storage.durable_files import (
     PosixFileSystem,
 )
 
+SECTOR = 64
+"""Bytes that are written over as a whole or not at all; few, so that small batches tear."""
+
 
 class PowerFailure(BaseException):
     """The machine stopped at the ordered call."""
@@ -44,7 +47,16 @@ class Inode:
     def left(self, what: str) -> bytes:
         if what == "half" and len(self.content) > len(self.durable):
             return self.content[: (len(self.content) + len(self.durable)) // 2]
+        if what == "half" and len(self.content) == len(self.durable):
+            return self._half_overwritten()
         return self.durable if what == "lost" else self.content
+
+    def _half_overwritten(self) -> bytes:
+        """Return the durable bytes with the first half of those that differ written over."""
+        both = enumerate(zip(self.content, self.durable, strict=True))
+        changed = [at for at, (now, before) in both if now != before]
+        middle = changed[len(changed) // 2] // SECTOR * SECTOR if changed else 0
+        return self.content[:middle] + self.durable[middle:]
 
 
 @dataclass

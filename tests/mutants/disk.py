@@ -98,6 +98,32 @@ DISK = (
         Tested("tests/journal/test_journal_damage.py::test_a_tail_torn_at_any_byte_is_cut"),
     ),
     Mutant(
+        "room-left-in-a-full-segment",
+        "A segment keeps the zeros behind its last batch when the next one begins.",
+        "possible since batches are written over room",
+        """
+        streammeta.controller.journal.journal:
+        - self._segments[-1].seal()
+        + pass
+        """,
+        Tested("tests/journal/test_journal_room.py::test_the_last_segment_alone_has_room"),
+    ),
+    Mutant(
+        "room-cut-by-a-dead-process-trusted",
+        "Room that a killed process had cut off, unflushed, counts as gone.",
+        "found here by the walk through all crashes",
+        """
+        streammeta.controller.journal.segment:
+        - self.cut(self.size)
+        + if self.file.size() > self.size:
+        +     self.cut(self.size)
+        """,
+        Tested(
+            "tests/journal/test_journal_crash.py"
+            "::test_what_a_killed_process_left_is_durable_before_it_counts"
+        ),
+    ),
+    Mutant(
         "checksum-not-compared",
         "A batch is read without a look at its checksum.",
         "KAFKA-14104",

@@ -180,6 +180,7 @@ class SimNode:
             directory_id=self._key.directory_id,
             read_snapshot_voters=partial(read_snapshot_voters, self.levels),
             segment_bytes=self.world.segment_bytes,
+            room_bytes=self.world.segment_bytes // 2,
             reserve_bytes=_RESERVE_BYTES,
             files=self.disk,
             monotonic=lambda: self.world.timeline.now / 1000,

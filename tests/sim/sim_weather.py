@@ -254,7 +254,8 @@ class Weather:
         ]
         path = self._rng.choice(paths) if paths else None
         data = None if path is None else node.disk.durable(path)
-        if path is None or not data:
+        # Room for batches to come holds nothing that could be missed.
+        if path is None or not (data := (data or b"").rstrip(b"\0")):
             return
         self._count(f"bits turned over: {path.suffix or path.name}")
         node.disk.flip(path, self._rng.randrange(len(data)), self._rng.randrange(8))

@@ -188,13 +188,13 @@ class Segment:
         self.header_size = header_size
         self.size = header_size
 
-    def append(self, frame: bytes) -> None:
-        """Write a frame at the end; durable after `sync`.
+    def append(self, frame: bytes, room: int = 0) -> None:
+        """Write a frame at the end, and `room` bytes of zero behind it; durable after `sync`.
 
         Raises DiskFullError with the half-written frame taken back.
         """
         try:
-            self.file.write(self.size, frame)
+            self.file.write(self.size, frame + bytes(room) if room else frame)
         except DiskFullError:
             self.cut_tail()
             raise

@@ -25,7 +25,13 @@ from streammeta.controller.journal.segment import JournalSegment, SegmentFile, o
 from streammeta.controller.journal.snapshots import SnapshotCheck, parse_snapshot_name
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.log_view import EpochStart
-from streammeta.storage.durable_files import FileSystem, PosixFileSystem, as_binary_io
+from streammeta.storage.durable_files import (
+    File,
+    FileSystem,
+    PosixFileSystem,
+    as_binary_io,
+    pieces_of,
+)
 from streammeta.storage.segmented_log import Damage, FrameHeader
 
 _T = TypeVar("_T")
@@ -76,7 +82,8 @@ class Inspection:
 
     `state` and `flushed_end` are None where they can't be read. `reserve_bytes` is the room kept
     for a full disk: less than the whole once that was needed. `findings` are all damages; bytes
-    behind the last good batch that were never flushed are no damage but `torn_bytes`.
+    behind the last good batch that were never flushed are no damage but `torn_bytes`; zeros at the
+    end are room for the next batches and neither.
     """
 
     path: Path
@@ -173,7 +180,7 @@ class Inspection:
             if isinstance(frame, Damage):
                 segment.size = position
                 if is_last and self._is_torn(segment, end):
-                    self.torn_bytes = segment.file.size() - position
+                    self.torn_bytes = _without_room(segment.file, position) - position
                     break
                 what = f"the batch at offset {end}: {frame.problem}"
                 self._note(segment.path.name, position, EndOffset(end), what)
@@ -219,6 +226,16 @@ class Inspection:
 
     def _note(self, file: str, byte: int, offset: EndOffset, what: str) -> None:
         self.findings.append(state_files.Finding(file, byte, offset, what))
+
+
+def _without_room(file: File, position: int) -> int:
+    """Return where the bytes of a file end, from a position on, that are not zero to its end."""
+    end = position
+    for piece in pieces_of(file, position):
+        if used := len(piece.rstrip(b"\0")):
+            end = position + used
+        position += len(piece)
+    return end
 
 
 def _size(files: FileSystem, path: Path) -> int:

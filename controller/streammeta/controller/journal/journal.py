@@ -21,7 +21,7 @@ from streammeta.controller.journal.directory import (
 )
 from streammeta.controller.journal.recovery import Recovery
 from streammeta.controller.journal.reserve import DEFAULT_RESERVE_BYTES, RESERVE_NAME, Reserve
-from streammeta.controller.journal.segment import JournalSegment
+from streammeta.controller.journal.segment import ROOM_BYTES, JournalSegment
 from streammeta.controller.journal.snapshots import SnapshotCheck, SnapshotStore, SnapshotWriter
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.messages import Batch
@@ -41,6 +41,7 @@ class Journal:
         identity: DirectoryIdentity,
         lock: Lock,
         segment_bytes: int,
+        room_bytes: int,
         snapshots: SnapshotStore,
         reserve: Reserve,
     ) -> None:
@@ -49,6 +50,7 @@ class Journal:
         self._files = files
         self._lock = lock
         self._segment_bytes = segment_bytes
+        self._room_bytes = room_bytes
         self.snapshots = snapshots
         """Snapshots beside the log; the journal itself finishes, installs and removes them."""
         self.reserve = reserve
@@ -77,6 +79,7 @@ class Journal:
         read_snapshot_voters: SnapshotCheck,
         directory_id: DirectoryId | None = None,
         segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+        room_bytes: int = ROOM_BYTES,
         reserve_bytes: int = DEFAULT_RESERVE_BYTES,
         files: FileSystem | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -86,7 +89,8 @@ class Journal:
         A torn tail, which was never flushed, is cut. `quorum_state` and `log_start` hold the
         result. A log that lost flushed batches is opened with `log_start.lost` set, the damaged
         files put aside. With `directory_id`, the directory must be that one. A directory without
-        its reserve of `reserve_bytes` gets it, as far as there is room.
+        its reserve of `reserve_bytes` gets it, as far as the disk has it. Small batches are
+        written over zeros that are made ahead, `room_bytes` at a time; 0 for none.
 
         Raises:
             DirectoryNotFormattedError: it is empty or missing.
@@ -104,7 +108,9 @@ class Journal:
             files.sync_directory(directory)
             snapshots = SnapshotStore(directory, files, read_snapshot_voters, monotonic)
             reserve = Reserve(files, directory / RESERVE_NAME, reserve_bytes)
-            journal = cls(directory, files, identity, lock, segment_bytes, snapshots, reserve)
+            journal = cls(
+                directory, files, identity, lock, segment_bytes, room_bytes, snapshots, reserve
+            )
             reserve.refill()
             return journal
         except BaseException:
@@ -143,11 +149,11 @@ class Journal:
                     f"that ends at {self.end_offset} in epoch {self._last_epoch}"
                 )
             try:
-                self._segment_for_append().append_batch(batch, self.flushed_end)
+                self._append_one(batch)
             except DiskFullError as error:
                 if not self.reserve.release_for_log(error):
                     raise
-                self._segment_for_append().append_batch(batch, self.flushed_end)
+                self._append_one(batch)
             self.end_offset = batch.end_offset
             self._last_epoch = batch.epoch
 
@@ -259,9 +265,16 @@ class Journal:
 
     # -- parts
 
+    def _append_one(self, batch: Batch) -> None:
+        segment = self._segment_for_append()
+        room = max(0, min(self._room_bytes, self._segment_bytes - segment.size))
+        segment.append_batch(batch, self.flushed_end, room)
+
     def _segment_for_append(self) -> JournalSegment:
         if not self._segments or self._segments[-1].size >= self._segment_bytes:
             self.sync()
+            if self._segments:
+                self._segments[-1].seal()
             segment = JournalSegment.create(
                 self._files,
                 self._directory,

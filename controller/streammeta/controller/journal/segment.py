@@ -4,7 +4,8 @@ A segment appears under its name only once its header is durable, so a bad heade
 Header, big-endian: magic `SMS2` · log id of 16 bytes · base offset u64 · epoch of the batch before
 the segment u64 (for a log that begins here) · CRC-32C u32 of all that. A batch is a frame of
 `streammeta.storage.segmented_log` with the magic `SMB1` and its epoch before its flushed end; the
-body is one u32 length for each payload, then the payloads.
+body is one u32 length for each payload, then the payloads. Behind the last batch of the last
+segment there may be room: bytes of zero, over which the next small batches are written.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import google_crc32c
 from streammeta.controller.ids import EndOffset, Epoch
 from streammeta.controller.journal.errors import RESTART_REPAIRS, JournalDamagedError
 from streammeta.controller.quorum.messages import Batch, BatchKind
-from streammeta.storage.durable_files import File, FileSystem, replace_file
+from streammeta.storage.durable_files import DiskFullError, File, FileSystem, replace_file
 from streammeta.storage.segmented_log import (
     FRAME_HEADER_SIZE,
     BadFrameError,
@@ -40,6 +41,15 @@ _CHECKSUM = struct.Struct(">I")
 SEGMENT_HEADER_SIZE = _FIELDS.size + _CHECKSUM.size
 _HEADER_MAGIC = b"SMS2"
 _INDEX_INTERVAL = 16 << 10
+
+ROOM_BYTES = 256 << 10
+"""Room that is made at once, in bytes: for a thousand and more lone commits."""
+
+SMALL_BYTES = 8 << 10
+"""Maximum size of a batch that asks for room, in bytes.
+
+The flush of a larger one takes its time for the bytes, and room would double them.
+"""
 
 
 class BadSegmentError(Exception):
@@ -64,6 +74,8 @@ class JournalSegment(Segment):
     ) -> None:
         super().__init__(path, file, codec, base_offset, SEGMENT_HEADER_SIZE)
         self.previous_epoch = previous_epoch
+        self._room_end = 0
+        """End of the room that was made; nothing depends on it but the time that a flush takes."""
         self._offsets = array("Q")
         self._positions = array("Q")
 
@@ -113,29 +125,49 @@ class JournalSegment(Segment):
         del self._offsets[keep:], self._positions[keep:]
         self.size = size
 
-    def append_batch(self, batch: Batch, flushed_end: EndOffset) -> None:
+    def append_batch(self, batch: Batch, flushed_end: EndOffset, room: int = 0) -> None:
         """Write a batch at the end; durable after `sync`.
+
+        A small batch that finds no room left makes `room` bytes of it, if the disk has them: as
+        long as a batch lengthens no file, its flush has no metadata to write.
 
         Raises DiskFullError with the half-written batch taken back.
         """
         position = self.size
-        self.append(
-            self.codec.encode(
-                encode_body(batch.payloads),
-                base_offset=batch.base_offset,
-                epoch=batch.epoch,
-                flushed_end=flushed_end,
-                kind=batch.kind,
-                count=len(batch.payloads),
-            )
+        frame = self.codec.encode(
+            encode_body(batch.payloads),
+            base_offset=batch.base_offset,
+            epoch=batch.epoch,
+            flushed_end=flushed_end,
+            kind=batch.kind,
+            count=len(batch.payloads),
         )
+        if room and len(frame) <= SMALL_BYTES and position + len(frame) > self._room_end:
+            self._append_with_room(frame, room)
+        else:
+            self.append(frame)
         self._note(batch.base_offset, position)
+
+    def _append_with_room(self, frame: bytes, room: int) -> None:
+        self._room_end = self.size + len(frame) + room
+        try:
+            self.append(frame, room)
+        except DiskFullError:
+            self.append(frame)  # and no room is asked for until the log has grown by that much
+
+    def seal(self) -> None:
+        """Cut off the room that is left, durably: a tail is sound in a log's last segment only.
+
+        Without a look at the file's length, to which a killed process may have cut it unflushed.
+        """
+        self.cut(self.size)
 
     def cut(self, size: int) -> None:
         """Cut the file after `size` bytes, durably."""
         self.file.truncate(size)
         self.sync()
         self.rewind(size)
+        self._room_end = size
 
     def position_of(self, offset: EndOffset) -> int | None:
         """Return where the batch that begins at `offset` begins, None if none does."""
