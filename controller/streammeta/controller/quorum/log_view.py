@@ -173,7 +173,7 @@ class LogView:
         if start < self.tail_start:
             return None
         limit = self.end_offset if end is None else end
-        index = bisect_left(self._tail, start, key=lambda batch: batch.base_offset)
+        index = self._index_of(start)
         chosen: list[Batch] = []
         size = 0
         while index < len(self._tail) and self._tail[index].end_offset <= limit:
@@ -183,6 +183,12 @@ class LogView:
             chosen.append(self._tail[index])
             index += 1
         return tuple(chosen)
+
+    def _index_of(self, start: EndOffset) -> int:
+        """Return the place in the tail of the first batch at or behind `start`."""
+        if self._tail and self._tail[-1].base_offset == start:
+            return len(self._tail) - 1  # the newest, which is read by far the most often
+        return bisect_left(self._tail, start, key=lambda batch: batch.base_offset)
 
     def trim_tail(self, high_watermark: EndOffset) -> None:
         """Drop the oldest committed batches from memory when there are too many."""
