@@ -22,6 +22,7 @@ from scripts.benchmarks.figures import Outcome, Table, Target, median, targets_t
 from scripts.benchmarks.latency_load import Member
 from scripts.benchmarks.peers.servers import missing, running_peer
 from streammeta.cli.local_cluster import Child, ChildFailedError, start_child
+from streammeta.cli.main import GRPC_SETTINGS
 
 OURS = "streammeta"
 OVER_TLS = "streammeta over TLS"
@@ -157,7 +158,7 @@ async def _start_floor(
 ) -> tuple[Child, int]:
     log = str(place.with_name(f"{place.name}-{number}.data"))
     command = [sys.executable, "-m", "scripts.benchmarks.floor", log, *words]
-    child = start_child(f"floor {number}", command, _log(place, str(number)))
+    child = start_child(f"floor {number}", command, _log(place, str(number)), GRPC_SETTINGS)
     stack.callback(child.stop)
     return child, int(await asyncio.to_thread(child.wait_ready))
 

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from streammeta.cli.main import main as streammeta
+from streammeta.cli import main as entry
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum.messages import Batch
-from streammeta.controller.server import ControllerNode
 
 _LAYOUT = struct.Struct("<6q")
 _FLUSHES, _STALL = struct.Struct("<5q"), struct.Struct("<q")
@@ -70,12 +69,15 @@ class _Counting:
     """
 
     def __init__(self, path: Path) -> None:
+        from streammeta.controller.server import ControllerNode  # which loads gRPC
+
         path.write_bytes(bytes(_LAYOUT.size))
         with path.open("r+b") as file:
             self._shared = mmap.mmap(file.fileno(), _LAYOUT.size)
         self._flushes = self._flush_ns = self._batches = self._payloads = self._bytes = 0
         self._stall_max_ns = 0
         self._fdatasync = os.fdatasync
+        self._node = ControllerNode
         self._run = ControllerNode.run
         self._append = Journal.append
 
@@ -91,11 +93,11 @@ class _Counting:
                 len(payload) + _LENGTH_BYTES for batch in batches for payload in batch.payloads
             )
 
-        async def run(node: ControllerNode) -> None:
+        async def run(node: Any) -> None:
             counting._watch_loop(asyncio.get_running_loop(), time.perf_counter_ns())
             await counting._run(node)
 
-        ControllerNode.run = run  # type: ignore[assignment, method-assign]
+        self._node.run = run  # type: ignore[assignment, method-assign]
         os.fdatasync = self._timed_fdatasync
         Journal.append = append  # type: ignore[assignment, method-assign]
 
@@ -119,6 +121,7 @@ class _Counting:
 def main() -> int:
     """Run the controller named on the command line; return its exit code."""
     _, counters, profile_path, *arguments = sys.argv
+    set_up_grpc()
     _Counting(Path(counters)).install()
     if profile_path == "-":
         return run_product(arguments)
@@ -131,11 +134,19 @@ def main() -> int:
         profile.dump_stats(profile_path)
 
 
+def set_up_grpc() -> None:
+    """Give gRPC the settings that the product gives it; before any module loads gRPC.
+
+    An earlier commit may have none, or others.
+    """
+    os.environ.update(getattr(entry, "GRPC_SETTINGS", {}) | os.environ)
+
+
 def run_product(arguments: Sequence[str]) -> int:
     """Run `streammeta` with these words in this process; return its exit code."""
     sys.argv = ["streammeta", *arguments]
     try:
-        streammeta()
+        entry.main()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     return 0

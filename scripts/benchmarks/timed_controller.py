@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from scripts.benchmarks.observed_controller import run_product
+from scripts.benchmarks.observed_controller import run_product, set_up_grpc
 from streammeta.controller.quorum import events, messages
 
 PRODUCT = "streammeta.controller."
@@ -220,6 +220,7 @@ def _replace(owner: Any, name: str, function: Any, replacement: Callable[..., An
 def main() -> int:
     """Run the controller named on the command line; return its exit code."""
     _, path, *arguments = sys.argv
+    set_up_grpc()
     stamps = _Stamps()
     stamps.install()
     try:

@@ -6,20 +6,23 @@ import sys
 from streammeta.storage.errors import MissingPackageError
 from streammeta.storage.installation import optional_packages
 
-_GRPC_SETTINGS = {
+GRPC_SETTINGS = {
     # gRPC prints a line of its own on standard error for each handshake that fails: a stranger
     # could fill a log.
     "GRPC_VERBOSITY": "NONE",
     # Only ciphers of older versions than TLS 1.3 can be set: this one needs a secret that is
     # never there, so that there is no older version.
     "GRPC_SSL_CIPHER_SUITES": "ECDHE-PSK-CHACHA20-POLY1305",
+    # A server's sockets are read by the thread that hands calls over to Python, and not by threads
+    # of the event engine, each of which would have to wake the next.
+    "GRPC_EXPERIMENTS": "-event_engine_listener",
 }
 """Settings of gRPC that it takes from the environment alone, when it is loaded."""
 
 
 def main() -> None:
     """Run the command line and exit: 0 done, 1 failed, 2 called the wrong way or not installed."""
-    os.environ.update(_GRPC_SETTINGS | os.environ)
+    os.environ.update(GRPC_SETTINGS | os.environ)
     try:
         with optional_packages("the command line"):
             from streammeta.cli.output import run_cli
