@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from scripts.benchmarks import (
     appending,
+    backup,
     brokers,
     commits,
     compaction_settings,
@@ -51,7 +52,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     kinds = parser.add_subparsers(
         dest="benchmark",
         metavar="failover|commits|timeline|latency|peers|map|objects|appending|reading|compaction"
-        "|watches|brokers|simulator|all",
+        "|watches|brokers|backup|simulator|all",
         parser_class=_Parser,
     )
     kinds.required = True
@@ -76,6 +77,11 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         ("compaction", [_compaction(), common], "its requests and bytes, what it brings, speed"),
         ("watches", [_watches(), common], "a bystander's commits beside watches and pipelines"),
         ("brokers", [_brokers(), common], "what 300 brokers cost, and how late they have news"),
+        (
+            "backup",
+            [_backup(), common],
+            "its lag and cost under load; time and memory of a restore",
+        ),
         ("simulator", [simulator, common], "events a second of the quorum's simulator"),
         (
             "all",
@@ -386,6 +392,30 @@ def _brokers() -> _Parser:
     parser.add_argument(
         "--seconds", type=_seconds, default=defaults.seconds, help="default: %(default)s"
     )
+    return parser
+
+
+def _backup() -> _Parser:
+    parser = _options()
+    defaults = backup.Settings()
+    for name, value, text in (
+        ("--commits-per-s", defaults.commits_per_s, "pipelined, of one range"),
+        ("--interval-ms", defaults.interval_ms, "between two copies"),
+    ):
+        parser.add_argument(
+            name, type=_positive, default=value, metavar="N", help=f"{text}; default: %(default)s"
+        )
+    parser.add_argument(
+        "--seconds", type=_seconds, default=defaults.seconds, help="of a turn; default: %(default)s"
+    )
+    parser.add_argument(
+        "--sizes",
+        type=_numbers,
+        default=defaults.sizes,
+        metavar="N,N,...",
+        help="streams, and as many objects, to restore; default: 1000000",
+    )
+    parser.add_argument("--large", action="store_true", help=f"restore {backup.LARGE:,} too")
     return parser
 
 

@@ -123,6 +123,7 @@ async def _measure(arguments: argparse.Namespace, place: Path, reporter: Reporte
         (("compaction",), _compaction),
         (("watches",), _watches),
         (("brokers",), _brokers),
+        (("backup",), _backup),
     ):
         if arguments.benchmark in names:
             outcomes += await measured(arguments, place, say)
@@ -262,6 +263,20 @@ async def _brokers(arguments: argparse.Namespace, place: Path, say: Say) -> list
         seconds=arguments.seconds,
     )
     return [await brokers.measure(place / "brokers", settings, say)]
+
+
+async def _backup(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:
+    from scripts.benchmarks import backup
+
+    settings = backup.Settings(
+        commits_per_s=arguments.commits_per_s,
+        seconds=arguments.seconds,
+        rounds=arguments.rounds,
+        interval_ms=arguments.interval_ms,
+        sizes=arguments.sizes,
+        large=arguments.large,
+    )
+    return [await backup.measure(place / "backup", settings, say)]
 
 
 def _failovers(arguments: argparse.Namespace) -> list[tuple[faults.Kind, int]]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
+from structlog.testing import capture_logs
 
 from streammeta.controller.backup import uploader
-from streammeta.controller.backup.chains import chain_to
+from streammeta.controller.backup.chains import chain_to, spans
 from streammeta.storage.backup_files import SegmentName
 from tests.backup.backup_world import FOLDER
 from tests.backup.upload_world import DAY_MS, DOWN, FlakyStore, UploadWorld
+from tests.monitoring.sampled import SOURCES, registry_of
+from tests.monitoring.test_alerts import ALERTS
 
 
 async def test_everything_committed_is_there_after_each_interval() -> None:
@@ -82,6 +86,42 @@ async def test_a_bucket_that_was_away_is_caught_up_without_a_gap(
     await world.step()
     assert world.restorable_end() == world.committed
     assert len(world.archive.inventory().segments) > 5, "in pieces"
+
+
+async def test_a_bucket_that_is_away_for_30_s_raises_the_alert_and_leaves_no_gap() -> None:
+    store = FlakyStore()
+    world = await UploadWorld(store).start()
+    await world.write(3)
+    await world.step()
+    store.down_for = "backup"
+    with capture_logs() as logs:
+        for _ in range(4):
+            assert not is_late(world), "not before 30 s"
+            await world.write(5)
+            await world.step()
+        assert is_late(world)
+        before = world.restorable_end()
+        store.down_for = ""
+        await world.step()
+    assert not is_late(world)
+    assert world.restorable_end() == world.committed > before
+    (span,) = spans(world.archive.inventory())
+    assert span == (0, world.committed), "no gap"
+    events = [one["event"] for one in logs]
+    assert [one for one in events if one.startswith("backup_")] == [
+        *("backup_failed", "backup_late", "backup_works_again"),
+    ]
+
+
+def is_late(world: UploadWorld) -> bool:
+    """Evaluate the rule of the alert on the leader's metrics."""
+    (rule,) = [one for one in ALERTS if one["alert"] == "StreammetaBackupLate"]
+    name, above, limit = rule["expr"].split()
+    assert above == ">"
+    registry = registry_of(replace(SOURCES, backup=lambda: world.backup.status))
+    value = registry.get_sample_value(name)
+    assert value is not None
+    return value > float(limit)
 
 
 async def test_a_log_that_was_trimmed_meanwhile_begins_a_new_chain_with_a_checkpoint() -> None:

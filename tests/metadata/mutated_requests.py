@@ -65,7 +65,9 @@ class Mutations:
         self._earlier.append(request)
 
     def mutated(self, request: Any, state: State) -> Any:
-        """Return the request with one to three changes."""
+        """Return the request with one to three changes; as it is if it has no fields."""
+        if not dataclasses.fields(request):
+            return request
         self._state, self._mentioned = state, list(_numbers(request))
         for _ in range(self._rng.choice((1, 1, 1, 2, 3))):
             request = self._one_change(request)
@@ -74,7 +76,7 @@ class Mutations:
     def repeated(self, state: State) -> Any:
         """Return an earlier request, often with other content under the same id."""
         request = self._rng.choice(self._earlier)
-        if self._rng.random() < 0.3:
+        if self._rng.random() < 0.3 or not dataclasses.fields(request):
             return request
         self._state, self._mentioned = state, list(_numbers(request))
         names = [field.name for field in dataclasses.fields(request)]

@@ -1,7 +1,8 @@
 """Mutants of backups and restores: order, gaps, what is removed, what is issued again."""
 
-from tests.mutants.mutant import Mutant, Tested
+from tests.mutants.mutant import Mutant, Simulated, Tested
 
+_SIMULATED = Simulated("backup", range(40))
 _UPLOAD = "tests/backup/test_backup_upload.py"
 _CHAINS = "tests/backup/test_backup_chains.py"
 _DELETION = "tests/backup/test_backup_deletion.py"
@@ -40,6 +41,83 @@ BACKUPS = (
         -     break
         """,
         Tested(f"{_CHAINS}::test_a_missing_segment_ends_the_chain_and_is_named"),
+    ),
+    Mutant(
+        "segment-before-commit",
+        "The leader copies up to the end of its log, and not of what is committed.",
+        "the two ends of a log taken for one another; KAFKA-7415 is of this family",
+        """
+        streammeta.controller.backup.uploader:
+        - now_ms, wanted = self._clock.monotonic_ms(), self._controller.committed_end
+        + now_ms, wanted = self._clock.monotonic_ms(), self._controller._bound_log().next_offset
+        """,
+        _SIMULATED,
+    ),
+    Mutant(
+        "gap-taken-for-reach",
+        "Points behind a missing segment are offered for a restore.",
+        "Litestream issue 930, in the search for a chain",
+        """
+        streammeta.controller.backup.chains:
+        - if self._ends and segment.start_offset <= self._ends[-1]:
+        + if self._ends:
+        """,
+        _SIMULATED,
+    ),
+    Mutant(
+        "contradictions-not-looked-for",
+        "Segments that overlap and disagree are all taken for good.",
+        "two writers to one path made backups unrestorable: Litestream issue 224",
+        """
+        streammeta.controller.backup.verification:
+        - if wrong:
+        + if False:
+        """,
+        _SIMULATED,
+    ),
+    Mutant(
+        "trimmed-log-waited-for",
+        "A backup whose next entries were trimmed from the log waits for them for ever.",
+        "Litestream issue 781: a restored system stored nothing until it passed its old end",
+        """
+        streammeta.controller.backup.uploader:
+          _log.warning("backup_interrupted", end_offset=step.start.end_offset)
+        - term.position = None
+        """,
+        _SIMULATED,
+    ),
+    Mutant(
+        "overlap-replayed-twice",
+        "A restore applies the entries again that two overlapping segments hold.",
+        "idempotence taken for granted",
+        """
+        streammeta.controller.backup.replaying:
+        - if batch.base_offset >= replayed.position.end_offset
+        + if batch.base_offset >= 0
+        """,
+        _SIMULATED,
+    ),
+    Mutant(
+        "retention-cuts-the-chain",
+        "A segment that reaches beyond the oldest checkpoint that is kept is removed with the old.",
+        "retention by where a file begins",
+        """
+        streammeta.controller.backup.chains:
+        - *(one for one in inventory.segments if one.end_offset <= keep_from),
+        + *(one for one in inventory.segments if one.start_offset <= keep_from),
+        """,
+        _SIMULATED,
+    ),
+    Mutant(
+        "file-removed-before-its-manifest",
+        "Old files are removed from the backup before their manifests.",
+        "the order of a put, repeated where it must be turned round",
+        """
+        streammeta.controller.backup.archive:
+          \"\"\"Delete files, manifests first; return how many are gone.\"\"\"
+        + self._store.delete_many(self.folder.key(name) for name in names)
+        """,
+        _SIMULATED,
     ),
     Mutant(
         "deletion-ahead-of-the-backup",

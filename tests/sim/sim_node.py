@@ -24,6 +24,7 @@ from streammeta.controller.quorum.events import Event
 from streammeta.controller.quorum.messages import Batch, Message
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.runtime import level_check
+from tests.sim.sim_backup import SimBackup
 from tests.sim.sim_disk import SimDisk
 from tests.sim.sim_driver import SimDriver
 from tests.sim.sim_loop import SimLoop
@@ -157,6 +158,8 @@ class SimNode:
         )
         self.service.controller.bind(self.driver)
         self.core = self.driver.core
+        if self.world.backups is not None:
+            self.loop.create_task(SimBackup(self).run())
         self.driver.start_now()
 
     def configure(self) -> QuorumConfig:

@@ -59,6 +59,8 @@ class Profile:
     """Moments at which a leader may be asked for a read."""
     offsets_between_snapshots: int = 12
     """0 for no snapshots."""
+    backups: float = 0.0
+    """Above 0 the log is backed up, to a bucket that fails and goes away."""
     # the end
     full_for_long: float = 0.05
     """Share of runs in which the disks of a majority, at least, then fill and stay full."""
@@ -75,7 +77,7 @@ class Profile:
 
 _KEPT = {
     *("duration_ms", "long_delay_ms", "latency_ms", "disk_ms", "clients", "think_ms"),
-    *("disks_return", "spare_nodes", "probes", "full_for_long", "core_first"),
+    *("disks_return", "spare_nodes", "probes", "full_for_long", "core_first", "backups"),
     "majorities_lost",
     "offsets_between_snapshots",
 }
@@ -144,16 +146,21 @@ PROFILES = {
         slow_disk=0,
     ),
     "lost": replace(MIXED, majorities_lost=1.0, duration_ms=800, full_for_long=0),
+    "backup": replace(
+        MIXED, backups=1.0, leader_crashes=1.5, partitions=1.0, offsets_between_snapshots=8
+    ),
     "liveness": replace(MIXED, core_first=1.0, duration_ms=800, partitions=1.5, one_way_cuts=1.0),
 }
-"""By name; `swarm`, not listed, picks one by the seed and switches kinds of fault off at random."""
+"""By name; `swarm`, not listed, picks one but `_APART` by the seed and switches some faults off."""
+
+_APART = ("calm", "backup", "lost")
 
 
 def profile_for(name: str, rng: random.Random) -> Profile:
     """Return the named profile, or for "swarm" one drawn with `rng`."""
     if name != "swarm":
         return PROFILES[name]
-    profile = PROFILES[rng.choice([known for known in PROFILES if known not in ("calm", "lost")])]
+    profile = PROFILES[rng.choice([known for known in PROFILES if known not in _APART])]
     changes: dict[str, float | int] = {}
     for kind in _SWITCHES:
         drawn = rng.random()

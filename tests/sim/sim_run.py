@@ -12,6 +12,7 @@ from streammeta.controller.quorum.roles import Leader
 from streammeta.controller.quorum.voters import VoterSet
 from tests.linearizability.models import MODELS, Get, ReadObjects
 from tests.linearizability.report import assert_linearizable
+from tests.sim.sim_backup import Backups
 from tests.sim.sim_clients import LIST_KEYS, VALUE_KEYS
 from tests.sim.sim_network import two_way
 from tests.sim.sim_node import SimNode
@@ -193,6 +194,15 @@ class Run:
         self._await_progress(world.nodes, "all catch up in the end")
         known = world.timeline.run_until(self._are_voters_known, self._within_ms)
         check(known, "voters make themselves known", f"{world.ghost.ledger.voters}")
+        if world.backups is not None:
+            self._await_backup(world.backups)
+
+    def _await_backup(self, backups: Backups) -> None:
+        """The backup catches up with a bucket that is well, and is whole."""
+        world, goal = self.world, self.world.ghost.ledger.end
+        done = world.timeline.run_until(lambda: backups.end >= goal, self._within_ms)
+        check(done, "the backup catches up", f"at {backups.end}, committed was {goal}")
+        backups.check_finally()
 
     def _calm_down(self, nodes: list[SimNode]) -> None:
         world = self.world

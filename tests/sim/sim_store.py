@@ -119,6 +119,11 @@ class Store:
         """The feature level of the map."""
         return BASE_LEVEL if self._map is None else self._map.feature_level
 
+    @property
+    def feature_level(self) -> int:
+        """The level, by the map's own name."""
+        return self.level
+
     def _of_version(self, cluster_map: ClusterMap) -> ClusterMap:
         """Let a map be that of this node's version."""
         cluster_map._feature_level._levels = self._levels

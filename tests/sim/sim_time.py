@@ -5,6 +5,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 EVENTS_MAX = 100_000
 """More events than any run needs: something goes round in circles."""
@@ -64,7 +65,7 @@ def check(condition: object, invariant: str, detail: str) -> None:
         violated(invariant, detail)
 
 
-def violated(invariant: str, detail: str) -> None:
+def violated(invariant: str, detail: str) -> NoReturn:
     raise Violation(f"{invariant}: {detail}")
 
 

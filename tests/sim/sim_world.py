@@ -26,6 +26,7 @@ from streammeta.controller.quorum.messages import Message, RequestHeader
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.storage.durable_files import DiskFullError
 from tests.linearizability.history import Recorder
+from tests.sim.sim_backup import Backups
 from tests.sim.sim_clients import Client
 from tests.sim.sim_disk import StoppedError
 from tests.sim.sim_followers import Auditor, Follower
@@ -43,6 +44,7 @@ POOL_MAX = 7
 """Nodes at most."""
 _SHARE_WITH_A_MAP = 1 / 14
 """Share of the runs in which the real map is replicated too, which takes time."""
+_SHARE_WITH_A_MAP_AND_BACKUPS = 1 / 4
 _SHARE_WITH_TWO_VERSIONS = 0.4
 """Share of those in which some nodes lack the level that is in force later."""
 OLDER_LEVELS = Levels(BASE_LEVEL, BASE_LEVEL)
@@ -66,6 +68,7 @@ class Streams:
     followers: random.Random
     room: random.Random
     losses: random.Random
+    backup: random.Random
 
     @classmethod
     def of(cls, seed: int, profile: str) -> Streams:
@@ -106,12 +109,14 @@ class World:
         self.nodes = [
             SimNode(self, node, bootstrap if node < voters else VoterSet()) for node in range(pool)
         ]
+        self.backups = Backups(self) if self.profile.backups else None
         self.weather = Weather(self)
         self.counts["clocks that drift"] += sum(node.clock.rate != 1000 for node in self.nodes)
         self.clients: list[Client | MapClient] = [
             Client(self, number) for number in range(self.profile.clients)
         ]
-        if random.Random(f"{seed}/{profile_name}/map").random() < _SHARE_WITH_A_MAP:
+        share = _SHARE_WITH_A_MAP_AND_BACKUPS if self.backups else _SHARE_WITH_A_MAP
+        if random.Random(f"{seed}/{profile_name}/map").random() < share:
             Store.maps.clear()
             self.counts["runs with a map"] += 1
             self.clients += [*(MapClient(self) for _ in range(_MAP_CLIENTS)), Compactor(self)]
@@ -124,6 +129,8 @@ class World:
             client.think()
         Follower(self).begin()
         Auditor(self).begin()
+        if self.backups is not None:
+            self.backups.begin()
 
     def _make_some_older(self, rng: random.Random) -> None:
         """Let some nodes run a version that lacks the level which clients of the map ask for."""
@@ -137,6 +144,8 @@ class World:
         for node in self.nodes:
             if node.core is not None:
                 node.loop.close()
+        if self.backups is not None:
+            self.backups.close()
 
     def next_number(self) -> int:
         """A number never given before, for values and objects."""
