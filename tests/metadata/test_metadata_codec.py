@@ -83,6 +83,13 @@ def test_bytes_that_are_no_record_set_are_refused(payload: bytes) -> None:
         decode_records(payload)
 
 
+def test_a_record_without_a_kind_is_refused_by_its_place() -> None:
+    record_set = RecordSet.FromString(encode_records(RECORDS[:1]))
+    record_set.records.add()
+    with pytest.raises(RecordCodecError, match="record 1 is empty"):
+        decode_records(record_set.SerializeToString())
+
+
 def test_an_unknown_kind_of_record_is_refused_by_name() -> None:
     unknown = bytes.fromhex("0a05" + "a206" + "02" + "0801")  # field 100 of Record
     with pytest.raises(NewerLogError, match="does not know"):

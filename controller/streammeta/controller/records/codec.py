@@ -79,9 +79,9 @@ def _unknown_fields(message: Message, path: str) -> Iterator[tuple[str, int]]:
 def _decode(index: int, message: Any) -> rec.Record:
     name = message.WhichOneof("kind")
     layout = _LAYOUTS_BY_NAME.get(name)
-    if not message.ByteSize():
-        raise RecordCodecError(f"record {index} is empty")
     if layout is None:
+        if not message.ByteSize():
+            raise RecordCodecError(f"record {index} is empty")
         raise NewerLogError(
             f"record {index} is of a kind this version does not know; "
             "a newer controller wrote it, upgrade this one"
