@@ -60,7 +60,7 @@ def prepared(cluster: LocalCluster, node_id: int) -> int:
 class Restoring:
     """A restore over the bucket of a cluster, into the directories of a new one."""
 
-    def __init__(self, root: Path, name: str) -> None:
+    def __init__(self, root: Path, name: str, count: int = 3) -> None:
         self.root = root
         self.at = ("--from", f"file://{root}/backups", "--store", f"file://{root}/bucket")
         self.plan = root / f"{name}.json"
@@ -68,7 +68,7 @@ class Restoring:
             root / name,
             name,
             f"file://{root}/bucket",
-            free_ports(3),
+            free_ports(count),
             (*options(root), "--namespace", NAMESPACE),
         )
 
@@ -159,7 +159,9 @@ def finish(cluster: LocalCluster) -> None:
     """End recovery mode, twice."""
     assert describe(cluster).HasField("undecided")
     for was_recovering in (True, False):
-        finished = streammeta("restore", "finish", "--connect", cluster.connect)
+        finished = streammeta(
+            *("restore", "finish", "--connect", cluster.connect, "--store", cluster.store_uri)
+        )
         assert (finished["exit_code"], finished["was_recovering"]) == (0, was_recovering)
 
 

@@ -13,6 +13,7 @@ from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.values import NodeIdentity, ObjectState, PageRequest, column
 from tests.metadata.random_commits import NODE_IDS, RandomCommits, RandomDraws, range_columns
 from tests.metadata.slow_model import Model
+from tests.metadata.slow_model_adoption import epoch_owed
 from tests.metadata.slow_model_state import State
 from tests.metadata.slow_model_uploads import Row
 
@@ -231,16 +232,18 @@ class RandomRequests(RandomCommits):
         for stream_id in ids:
             stream = state.streams.get(stream_id)
             start = ends.get(stream_id, 0 if stream is None else stream.end)
-            owed = [state.owed(*key) for key in state.pending if key[1] == stream_id]
-            spans = [span for span in owed if span is not None]
+            debtors = [key[0] for key in state.pending if key[1] == stream_id]
+            debtors = [node for node in debtors if state.owed(node, stream_id) is not None]
             end = start + self._rng.randint(1, 9)
-            if spans and self._chance(60):
-                start, end = self._one(spans)
+            epoch = 0 if stream is None else stream.epoch
+            if debtors and self._chance(60):
+                debtor = self._one(debtors)
+                start, end = state.owed(debtor, stream_id) or (start, end)
+                epoch = epoch_owed(state, debtor, stream_id) - self._one((0, 0, 1))
             elif self._chance(8):
                 start, end = start + 1, end + 1
             else:
                 ends[stream_id] = end
-            epoch = 0 if stream is None else stream.epoch
             rows.append(Row(stream_id, start, end, max(0, epoch + self._one((0, 0, 0, 1))), -1))
         return rows
 

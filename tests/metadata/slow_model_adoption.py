@@ -109,7 +109,8 @@ def _judge_row(
     for (node, of_stream), span in sorted(owed.items()):
         if of_stream != row.stream or span is None or span[0] == span[1]:
             continue
-        if row.start == span[0] and row.end <= span[1]:
+        fits = row.start == span[0] and row.end <= span[1]
+        if fits and row.epoch == epoch_owed(state, node, row.stream):
             owed[(node, of_stream)] = (row.end, span[1])
             return ErrorCode.NONE
     end, epoch = ends.get(row.stream, (stream.end, stream.epoch))
@@ -120,6 +121,22 @@ def _judge_row(
         return ErrorCode.STREAM_FENCED
     ends[row.stream] = (row.end, row.epoch)
     return ErrorCode.NONE
+
+
+def epoch_owed(state: State, node_id: int, stream_id: int) -> int:
+    """The epoch under which a node acknowledged what it owes of a stream, -1 if none is known."""
+    span, stream = state.owed(node_id, stream_id), state.streams[stream_id]
+    if span is None:
+        return -1
+    ranges = [(one.node, one.start, one.end, one.epoch) for one in stream.past]
+    if stream.index >= 0:
+        ranges.append((stream.node, stream.range_start, stream.end, stream.epoch))
+    found = [
+        epoch
+        for owner, start, end, epoch in ranges
+        if owner == node_id and start <= span[0] and end == span[1]
+    ]
+    return max(found, default=-1)
 
 
 def _owner(state: State, item: _Item) -> int:

@@ -125,6 +125,7 @@ def test_what_a_node_owes_is_adopted_below_the_end_of_its_stream() -> None:
     sections = recovering(world.map.freeze().sections(), (FIRST, BELOW))
     world.map = ClusterMap.from_sections(sections, world.map.applied_end_offset)
     assert errors(world.write(adopt((60, (0, 5, 10))))) == [GAP]
+    assert errors(world.write(adopt((60, (0, 5, 7)), epoch=2))) == [GAP], "of another writer"
     assert (
         errors(world.write(adopt((60, (0, 5, 7)), (61, (0, 9, 12)), (62, (0, 7, 9))))) == [NONE] * 3
     )

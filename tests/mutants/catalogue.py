@@ -1,5 +1,6 @@
 """All mutants, by name."""
 
+from tests.mutants.adoptions import ADOPTIONS
 from tests.mutants.backups import BACKUPS
 from tests.mutants.commits import COMMITS
 from tests.mutants.controllers import CONTROLLERS
@@ -29,6 +30,7 @@ _ALL = (
     *PEERS,
     *MONITORING,
     *BACKUPS,
+    *ADOPTIONS,
     *OVERLOAD,
 )
 

@@ -1,30 +1,309 @@
-"""`streammeta restore finish`: the end of a restored cluster's recovery mode."""
+"""`streammeta restore adopt` and `finish`: what the bucket holds beyond the backup, and its end.
+
+Reads the map by a snapshot and the bucket; what is adopted is decided by the planner in `storage`
+and judged again by the leader.
+"""
 
 from __future__ import annotations
 
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
 import click
 
-from streammeta.cli.client import ControllerClient
+from streammeta.cli.backup_command import opened_backup
+from streammeta.cli.client import ControllerClient, store_option
 from streammeta.cli.connecting import with_client
-from streammeta.cli.output import Output, with_output
-from streammeta.v1 import admin_pb2
+from streammeta.cli.output import CommandError, Output, with_output
+from streammeta.cli.snapshot_command import DOWNLOAD_TIMEOUT_S, download
+from streammeta.controller.config import ConfigError
+from streammeta.storage.adoption.planner import HARMLESS, Adopted, AdoptionPlan, LeftBehind
+from streammeta.storage.bucket_marker import check_marker, read_marker
+from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store.base import ObjectStore
+from streammeta.v1 import admin_pb2, common_pb2
 from streammeta.v1.admin_pb2_grpc import AdminServiceStub
+
+if TYPE_CHECKING:
+    from streammeta.cli.adoption_survey import Missing
+
+BACKUP_WAIT_S = 60.0
+"""Time that `finish` waits for the first backup of the new cluster, in seconds."""
+
+_LEFT = ("object_id", "stream_id", "start_offset", "end_offset", "why")
 
 
 @click.command()
-@with_client()
+@with_client(DOWNLOAD_TIMEOUT_S)
+@store_option
+@click.option("--dry-run", is_flag=True, help="Tell what would be adopted; change nothing.")
+@click.option("--yes", is_flag=True, help="Adopt it.")
 @with_output
-def finish(client: ControllerClient, output: Output) -> None:
-    """End recovery mode: brokers may write again, from the streams' ends as they are now.
+def adopt(
+    *, client: ControllerClient, store: str, dry_run: bool, yes: bool, output: Output
+) -> None:
+    """Take what brokers wrote after the backup from the bucket into the restored map.
 
-    What lies in the bucket and is not in the map stays there, and is not taken back any more.
-    Harmless if recovery mode is over.
+    Every undecided object is read. `lost` is what can't be adopted and may have been acknowledged:
+    behind a gap, of a stream that the map does not know, damaged, or in conflict. `missing` are
+    objects of the map that the bucket lacks. Can be interrupted and repeated.
 
     \b
     Example:
-      streammeta restore finish --connect 127.0.0.1:9091
+      streammeta restore adopt --connect 127.0.0.1:9091 --store file:///objects --dry-run
     """
+    if dry_run == yes:
+        raise click.UsageError("give either --dry-run or --yes")
+    cluster = _described(client)
+    surveyed = _surveyed(client, cluster, store)
+    if surveyed is None:
+        raise CommandError(
+            "NOT_RECOVERING",
+            f"cluster {cluster.cluster_id!r} is not in recovery mode",
+            "objects are adopted after `streammeta restore apply`, before `streammeta restore "
+            "finish`",
+        )
+    if yes:
+        for number, batch in enumerate(surveyed.plan.batches, 1):
+            _adopt(client, batch)
+            _say(f"adopted batch {number} of {len(surveyed.plan.batches)}")
+    _report(output, surveyed)
+    output.summary({"adopted": len(surveyed.plan.objects) if yes else 0})
+
+
+@click.command()
+@with_client(DOWNLOAD_TIMEOUT_S)
+@store_option
+@click.option(
+    "--leave-behind",
+    is_flag=True,
+    help="Although objects are left that could be adopted, or that may have been acknowledged.",
+)
+@click.option(
+    "--from",
+    "backups",
+    metavar="URI",
+    help="The new cluster's --backup-store: wait until it holds the end of recovery mode.",
+)
+@with_output
+def finish(
+    *,
+    client: ControllerClient,
+    store: str,
+    leave_behind: bool,
+    backups: str | None,
+    output: Output,
+) -> None:
+    """End recovery mode: brokers may write again, from the streams' ends as they are now.
+
+    What is left behind stays in the bucket and is not taken into the map any more; offsets that it
+    holds are issued again. Harmless if recovery mode is over.
+
+    \b
+    Example:
+      streammeta restore finish --connect 127.0.0.1:9091 --store file:///objects --from file:///backups
+    """
+    cluster = _described(client)
+    surveyed = _surveyed(client, cluster, store)
+    if surveyed is not None:
+        _require_settled(surveyed, leave_behind=leave_behind)
     answer = client.call(
         lambda channel: AdminServiceStub(channel).FinishRestore, admin_pb2.FinishRestoreRequest()
     )
     output.summary({"was_recovering": answer.was_recovering})
+    if backups is not None:
+        output.summary({"backup_end": _backed_up(client, backups)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Surveyed:
+    """What the bucket holds and lacks, against the map."""
+
+    undecided: range
+    objects: int
+    bytes: int
+    plan: AdoptionPlan
+    missing: tuple[Missing, ...]
+
+
+def _described(client: ControllerClient) -> admin_pb2.DescribeClusterResponse:
+    return client.call(
+        lambda channel: AdminServiceStub(channel).DescribeCluster,
+        admin_pb2.DescribeClusterRequest(),
+    )
+
+
+def _surveyed(
+    client: ControllerClient, cluster: admin_pb2.DescribeClusterResponse, address: str
+) -> _Surveyed | None:
+    """Compare the leader's map with the bucket; None if it is not in recovery mode."""
+    from streammeta.cli.adoption_survey import missing_objects, read_map_state
+    from streammeta.storage.adoption.planner import plan_adoption
+    from streammeta.storage.adoption.survey import list_stored, read_candidates
+
+    with _opened(address) as store, tempfile.TemporaryFile() as copy:
+        check_marker(
+            read_marker(store, cluster.object_namespace),
+            cluster_id=cluster.cluster_id,
+            cluster_uuid=cluster.cluster_uuid,
+            namespace=cluster.object_namespace,
+        )
+        download(client, copy)
+        state = read_map_state(copy)
+        if state is None:
+            return None
+        stored = list(list_stored(store, cluster.object_namespace))
+        undecided = [one for one in stored if state.is_candidate(one.object_id)]
+        found = list(
+            read_candidates(
+                store,
+                cluster.object_namespace,
+                undecided,
+                lambda count: _say(f"read {count} of {len(undecided)} objects", ends="\r"),
+            )
+        )
+    unusable = [one for one in found if isinstance(one, LeftBehind)]
+    candidates = [one for one in found if not isinstance(one, LeftBehind)]
+    plan = plan_adoption(state.streams, state.next_stream_id, candidates)
+    return _Surveyed(
+        state.undecided,
+        len(undecided),
+        sum(one.size for one in undecided),
+        AdoptionPlan(plan.batches, (*plan.left, *unusable)),
+        tuple(missing_objects(state, stored)),
+    )
+
+
+def to_request(batch: Sequence[Adopted]) -> admin_pb2.AdoptObjectsRequest:
+    """Return the request that adopts some objects."""
+    request = admin_pb2.AdoptObjectsRequest()
+    for one in batch:
+        item = request.objects.add(object_id=one.object_id, object_size=one.size)
+        for part in one.ranges:
+            item.ranges.add(
+                stream_id=part.stream_id,
+                stream_epoch=part.epoch,
+                start_offset=part.start,
+                end_offset=part.end,
+            )
+    return request
+
+
+def _adopt(client: ControllerClient, batch: Sequence[Adopted]) -> None:
+    answer = client.call(lambda channel: AdminServiceStub(channel).AdoptObjects, to_request(batch))
+    for one, result in zip(batch, answer.results, strict=True):
+        if result.error != common_pb2.ERROR_CODE_NONE:
+            name = common_pb2.ErrorCode.Name(result.error).removeprefix("ERROR_CODE_")
+            raise CommandError(
+                name,
+                f"object {one.object_id} and those with it were not adopted: {name}",
+                "batches before are adopted; repeat the command: it plans anew. If no node is "
+                "known (NODE_EPOCH_NOT_EXIST), start a broker first",
+            )
+
+
+def _report(output: Output, surveyed: _Surveyed) -> None:
+    plan = surveyed.plan
+    left = Counter(str(one.why) for one in plan.left if one.why in HARMLESS)
+    ranges = [part for one in plan.objects for part in one.ranges]
+    output.summary(
+        {
+            "undecided_from": surveyed.undecided.start,
+            "undecided_below": surveyed.undecided.stop,
+            "objects": surveyed.objects,
+            "bytes": surveyed.bytes,
+            "adoptable": len(plan.objects),
+            "streams": len({part.stream_id for part in ranges}),
+            "offsets": sum(part.end - part.start for part in ranges),
+            "not_needed": sum(left.values()),
+        }
+    )
+    columns = ("object_id", "ranges", "bytes")
+    adopted = [(one.object_id, len(one.ranges), one.size) for one in plan.objects]
+    output.rows("adopt", columns, adopted)
+    output.rows("not_needed_by", ("why", "ranges"), sorted(left.items()))
+    output.rows("lost", _LEFT, [_cells(one) for one in plan.lost])
+    missing = [(one.object_id, one.stream_id, one.start, one.end) for one in surveyed.missing]
+    output.rows("missing", _LEFT[:-1], missing)
+
+
+def _cells(one: LeftBehind) -> tuple[int, int, int, int, str]:
+    return one.object_id, one.stream_id, one.start, one.end, str(one.why)
+
+
+def _require_settled(surveyed: _Surveyed, *, leave_behind: bool) -> None:
+    adoptable, lost = len(surveyed.plan.objects), len(surveyed.plan.lost)
+    if leave_behind or not (adoptable or lost):
+        return
+    raise CommandError(
+        "LEFT_BEHIND",
+        f"objects that can be adopted: {adoptable}; ranges that can't and may have been "
+        f"acknowledged: {lost}; recovery mode goes on",
+        "`streammeta restore adopt` lists them, with --yes it adopts; give --leave-behind to do "
+        "without them",
+    )
+
+
+def _backed_up(client: ControllerClient, address: str) -> int:
+    """Wait until the backup holds the log up to here, verify it, and return its end."""
+    from streammeta.controller.backup.verification import newest_file, verify
+
+    cluster = _described(client)
+    deadline = time.monotonic() + BACKUP_WAIT_S
+    end_offset = 0
+    while end_offset < cluster.high_watermark:
+        if time.monotonic() > deadline:
+            raise CommandError(
+                "NO_BACKUP",
+                f"recovery mode is over, and the backup reaches {end_offset}, not "
+                f"{cluster.high_watermark}, after {BACKUP_WAIT_S:.0f} s",
+                "see `backup_failed` in the leader's log, and start the controllers with "
+                "--backup-store",
+            )
+        end_offset = _end_of_backup(address, cluster, newest_file)
+    with opened_backup(address, cluster.cluster_id, cluster.cluster_uuid) as archive:
+        if verify(archive.inventory(), archive, is_all=False).damages:
+            raise CommandError(
+                "DAMAGED",
+                "recovery mode is over, and the new cluster's backup is damaged",
+                "`streammeta backup verify` tells where",
+            )
+    return end_offset
+
+
+def _end_of_backup(
+    address: str,
+    cluster: admin_pb2.DescribeClusterResponse,
+    newest_file: Callable[..., Any],
+) -> int:
+    try:
+        with opened_backup(address, cluster.cluster_id, cluster.cluster_uuid) as archive:
+            newest = newest_file(archive.inventory(), archive)
+    except CommandError as error:
+        if error.code != "NO_BACKUP":
+            raise
+        newest = None
+    return 0 if newest is None else newest.end_offset
+
+
+@contextmanager
+def _opened(address: str) -> Iterator[ObjectStore]:
+    try:
+        store = open_object_store(address)
+    except ValueError as error:
+        raise ConfigError(f"store: {error}") from error
+    with closing(store):
+        store.check()
+        yield store
+
+
+def _say(line: str, ends: str = "\n") -> None:
+    """Progress is for people at a terminal alone."""
+    if sys.stderr.isatty():
+        click.echo(line + ends, err=True, nl=False)

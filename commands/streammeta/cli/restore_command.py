@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streammeta.cli.adoption_command import finish
+from streammeta.cli.adoption_command import adopt, finish
 from streammeta.cli.backup_command import cluster_options, opened_backup
 from streammeta.cli.client import store_option
 from streammeta.cli.output import CommandError, Output, with_output
@@ -72,6 +72,7 @@ def restore() -> None:
     """
 
 
+restore.add_command(adopt)
 restore.add_command(finish)
 
 

@@ -44,8 +44,8 @@ class _Stream:
 
     end_offset: int
     epoch: int
-    owed: dict[int, tuple[int, int]]
-    """By node, what it still owes: the next offset to commit, and the end."""
+    owed: dict[int, tuple[int, int, int]]
+    """By node, what it still owes: the next offset to commit, the end, and their epoch."""
     filled: set[int] = field(default_factory=set)
     """Nodes that owe less than before."""
 
@@ -128,9 +128,9 @@ class Adoption:
         if stream_id not in ahead:
             ahead[stream_id] = self._as_it_is(stream_id, head)
         stream = ahead[stream_id]
-        for node_id, (first, owed_end) in stream.owed.items():
-            if start == first and end <= owed_end:
-                stream.owed[node_id] = (end, owed_end)
+        for node_id, (first, owed_end, owed_epoch) in stream.owed.items():
+            if start == first and end <= owed_end and epoch == owed_epoch:
+                stream.owed[node_id] = (end, owed_end, owed_epoch)
                 stream.filled.add(node_id)
                 return ErrorCode.NONE
         if start != stream.end_offset:
@@ -146,8 +146,20 @@ class Adoption:
         for node_id in self._streams.nodes_with_pending():
             spans = self._streams.active_uploads(node_id).of_streams(column([stream_id]))
             for _, start, end in spans.rows():
-                owed[node_id] = (start, end)
+                owed[node_id] = (start, end, self._epoch_of(stream_id, node_id, start, end))
         return _Stream(head.end_offset, head.epoch, owed)
+
+    def _epoch_of(self, stream_id: int, node_id: int, start: int, end: int) -> int:
+        """Return the epoch under which a node acknowledged what it owes, -1 if that is not known.
+
+        Another's records at these offsets are those of a writer that was fenced.
+        """
+        epochs = [
+            one.epoch
+            for one in self._streams.ranges(stream_id)
+            if one.node_id == node_id and one.start_offset <= start and one.end_offset == end
+        ]
+        return max(epochs, default=-1)
 
     def _owners(self, request: AdoptObjects) -> Int64Column:
         """Return the node that each object is to belong to, -1 if no node is known."""
@@ -194,7 +206,8 @@ def _owed_changes(ahead: _Ahead) -> Iterator[rec.PendingUploadsSet]:
     by_node: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for stream_id, stream in sorted(ahead.items()):
         for node_id in stream.filled:
-            by_node[node_id].append((stream_id, *stream.owed[node_id]))
+            start, end, _ = stream.owed[node_id]
+            by_node[node_id].append((stream_id, start, end))
     for node_id, rows in sorted(by_node.items()):
         ids, starts, ends = (column(values) for values in zip(*rows, strict=True))
         yield rec.PendingUploadsSet(

@@ -1,0 +1,124 @@
+"""The restored map as the planner of adoptions sees it, from a copy of the leader's map."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from streammeta.controller.backup.restoring import STREAM_ID_JUMP
+from streammeta.controller.metadata.values import Int64Column, ObjectState
+from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
+from streammeta.storage.adoption.planner import StreamHead
+from streammeta.storage.adoption.survey import StoredObject
+
+_SPAN = ("stream_id", "start_offset", "end_offset")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Missing:
+    """A range of an object that the map has and the bucket lacks."""
+
+    object_id: int
+    stream_id: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class MapState:
+    """Streams, undecided ids and objects of a restored map.
+
+    Streams from `next_stream_id` on were not created at the restored point. `object_ids` are all
+    that the map knows, sorted; `held` are the ranges of those whose bytes are needed, by id.
+    """
+
+    streams: dict[int, StreamHead]
+    next_stream_id: int
+    undecided: range
+    object_ids: Int64Column
+    held: dict[int, list[Missing]]
+
+    def is_candidate(self, object_id: int) -> bool:
+        """Return whether an object in the bucket may be adopted."""
+        if object_id not in self.undecided:
+            return False
+        place = int(self.object_ids.searchsorted(object_id))
+        return place == len(self.object_ids) or self.object_ids[place] != object_id
+
+
+def read_map_state(copy: BinaryIO) -> MapState | None:
+    """Read a copy of a map; None if it is not in recovery mode.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    with CheckpointReader(copy, "the copy of the map") as reader:
+        if "recovery" not in reader.entries:
+            return None
+        objects = reader.columns("objects")
+        counters, window = reader.columns("counters"), reader.columns("recovery")
+        return MapState(
+            streams=_streams(reader),
+            next_stream_id=int(counters["next_stream_id"][0]) - STREAM_ID_JUMP,
+            undecided=range(int(window["undecided_from"][0]), int(window["undecided_below"][0])),
+            object_ids=np.asarray(objects["object_id"], dtype=np.int64),
+            held=_held(objects, reader.columns("object_ranges")),
+        )
+
+
+def missing_objects(state: MapState, stored: Iterable[StoredObject]) -> Iterator[Missing]:
+    """Yield what the map has and the bucket lacks, by object."""
+    there = {one.object_id for one in stored}
+    for object_id, ranges in sorted(state.held.items()):
+        if object_id not in there:
+            yield from ranges
+
+
+def _streams(reader: CheckpointReader) -> dict[int, StreamHead]:
+    owed = _owed(reader)
+    streams = {}
+    columns = ("stream_id", "start_offset", "end_offset", "epoch")
+    for stream_id, start, end, epoch in _rows(reader.columns("streams"), *columns):
+        spans = [(max(start, low), high, by) for low, high, by in owed[stream_id] if high > start]
+        streams[stream_id] = StreamHead(end, epoch, tuple(sorted(spans)))
+    return streams
+
+
+def _owed(reader: CheckpointReader) -> dict[int, list[tuple[int, int, int]]]:
+    """Return what nodes owe of each stream, with the epoch of the range that it lies in."""
+    pending = list(_rows(reader.columns("pending_uploads"), "node_id", *_SPAN))
+    concerned = {stream_id for _, stream_id, _, _ in pending}
+    ranges = [
+        row
+        for row in _rows(reader.columns("ranges"), "node_id", *_SPAN, "epoch")
+        if row[1] in concerned
+    ]
+    owed: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for node_id, stream_id, start, end in pending:
+        epochs = [
+            epoch
+            for owner, of_stream, first, last, epoch in ranges
+            if (owner, of_stream, last) == (node_id, stream_id, end) and first <= start
+        ]
+        owed[stream_id].append((start, end, max(epochs, default=-1)))
+    return owed
+
+
+def _held(objects: dict[str, Any], ranges: dict[str, Any]) -> dict[int, list[Missing]]:
+    states = np.asarray(objects["state"])
+    needed = (states == ObjectState.COMMITTED) | (states == ObjectState.LINKED)
+    held: dict[int, list[Missing]] = {
+        object_id: [] for object_id in np.asarray(objects["object_id"])[needed].tolist()
+    }
+    for row in _rows(ranges, "object_id", "stream_id", "start_offset", "end_offset"):
+        if row[0] in held:
+            held[row[0]].append(Missing(*row))
+    return held
+
+
+def _rows(section: dict[str, Any], *names: str) -> Iterator[tuple[int, ...]]:
+    return zip(*(np.asarray(section[name]).tolist() for name in names), strict=True)

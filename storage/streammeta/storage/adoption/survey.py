@@ -1,0 +1,108 @@
+"""Survey of a bucket after a restore: which objects it has, and the records of undecided ones.
+
+Reads whole objects: the epoch of each record is in its header, and two objects are told apart by
+their records. Judges nothing, see `planner`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from streammeta.storage.adoption.planner import (
+    Candidate,
+    Entry,
+    LeftBehind,
+    StoredRecord,
+    StoredRun,
+    Why,
+)
+from streammeta.storage.errors import CorruptObjectError
+from streammeta.storage.object_format.composite import decode_composite
+from streammeta.storage.object_format.object_key import OwnKey, key_for, parse_key
+from streammeta.storage.object_format.object_reader import ObjectReader
+from streammeta.storage.object_format.record import RecordBatch
+from streammeta.storage.object_store.base import ObjectStore
+
+READERS = 8
+"""Objects that are read at a time."""
+
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object of the cluster in the bucket; `size` in bytes."""
+
+    object_id: int
+    size: int
+
+
+def list_stored(store: ObjectStore, namespace: str) -> Iterator[StoredObject]:
+    """Yield all objects of a namespace, in no order."""
+    for info in store.list_objects():
+        owner = parse_key(info.key, namespace)
+        if isinstance(owner, OwnKey):
+            yield StoredObject(owner.object_id, info.size)
+
+
+def read_candidates(
+    store: ObjectStore,
+    namespace: str,
+    stored: Iterable[StoredObject],
+    on_read: Callable[[int], None],
+) -> Iterator[Candidate | LeftBehind]:
+    """Yield each object with its records, or why it has none; `on_read` is told how many were.
+
+    Raises:
+        StorageError: the store can't be read.
+    """
+    with ThreadPoolExecutor(READERS, "adoption") as pool:
+        found = pool.map(lambda one: _read(store, namespace, one), stored)
+        for count, one in enumerate(found, 1):
+            on_read(count)
+            yield one
+
+
+def _read(store: ObjectStore, namespace: str, stored: StoredObject) -> Candidate | LeftBehind:
+    key = key_for(stored.object_id, namespace)
+    data = memoryview(store.get_range(key))
+    try:
+        return Candidate(stored.object_id, len(data), tuple(_runs(stored.object_id, key, data)))
+    except CorruptObjectError:
+        why = Why.COMPOSITE if _is_composite(key, data) else Why.UNREADABLE
+        return LeftBehind(stored.object_id, -1, -1, -1, why)
+
+
+def _runs(object_id: int, key: str, data: memoryview) -> Iterator[StoredRun]:
+    """Yield the runs of an object's records, by stream, then offset."""
+    reader = ObjectReader(key, len(data))
+    while (wanted := reader.needed) is not None:
+        reader.receive(data[wanted.start : wanted.end])
+    run: list[Entry] = []
+    stream_id = -1
+    for entry in reader.index:
+        if run and (entry.stream_id, entry.start_offset) != (stream_id, run[-1][-1].end):
+            yield StoredRun(object_id, stream_id, tuple(run))
+            run = []
+        stream_id = entry.stream_id
+        place = reader.block_range(entry)
+        records = reader.records(entry, data[place.start : place.end])
+        run.append(tuple(map(_stored, records)))
+    if run:
+        yield StoredRun(object_id, stream_id, tuple(run))
+
+
+def _stored(batch: RecordBatch) -> StoredRecord:
+    digest = blake2b(batch.payload, digest_size=_DIGEST_BYTES).digest()
+    return StoredRecord(batch.base_offset, batch.end_offset, batch.epoch, digest)
+
+
+def _is_composite(key: str, data: memoryview) -> bool:
+    try:
+        decode_composite(data, source=key)
+    except CorruptObjectError:
+        return False
+    return True

@@ -1,0 +1,139 @@
+"""Adoption by real controllers and brokers: what was acknowledged after the backup is read."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streammeta.cli.client import CallError, ControllerClient
+from streammeta.cli.local_cluster import LocalCluster
+from streammeta.client import StreamClient
+from tests.backup.test_restore_process import Restoring, is_copied, options
+from tests.kit.real_cluster import (
+    describe,
+    leader_of,
+    put,
+    running_cluster,
+    streammeta,
+    wait_until,
+)
+
+pytestmark = pytest.mark.process
+
+KEPT = ("--delete-delay-ms", "3600000")
+RECORDS = 20
+
+
+async def written(
+    cluster: LocalCluster, node_id: int, stream_ids: list[int], text: str
+) -> dict[int, list[bytes]]:
+    """Let a broker of its own append to streams, new ones if none are named; close them."""
+    async with await StreamClient.open(
+        cluster.endpoints, cluster.store_uri, node_id=node_id
+    ) as streams:
+        if not stream_ids:
+            stream_ids = list(await streams.create_streams([{"topic": text}, {"topic": text}]))
+        (await streams.open_streams(stream_ids)).require_all()
+        payloads = [f"{text} {number}".encode() for number in range(RECORDS)]
+        for half in (payloads[: RECORDS // 2], payloads[RECORDS // 2 :]):
+            for stream_id in stream_ids:
+                await streams.append_many(stream_id, half)
+            await streams.flush()
+        await streams.compact()
+        await streams.close_streams(stream_ids)
+    return {stream_id: [*payloads] for stream_id in stream_ids}
+
+
+async def read_back(cluster: LocalCluster, stream_ids: list[int]) -> dict[int, list[bytes]]:
+    """Read streams from their start, whose offsets must follow each other."""
+    found: dict[int, list[bytes]] = {}
+    async with await StreamClient.open(cluster.endpoints, cluster.store_uri) as streams:
+        for stream_id in stream_ids:
+            records = [one async for one in streams.iterate(stream_id)]
+            assert [one.base_offset for one in records] == list(range(len(records)))
+            found[stream_id] = [one.payload for one in records]
+    return found
+
+
+def run(work: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(work, 120))
+
+
+def restore(*words: str, cluster: LocalCluster) -> dict[str, Any]:
+    return streammeta("restore", *words, "--connect", cluster.connect, "--store", cluster.store_uri)
+
+
+def test_what_was_acknowledged_after_the_backup_is_adopted_and_read(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, 1, options=(*options(tmp_path), *KEPT)) as old:
+        wait_until(lambda: not describe(old).bucket_problem, "ids to be issued")
+        wanted = run(written(old, 1007, [], "before"))
+        ids = sorted(wanted)
+        wait_until(lambda: is_copied(old, tmp_path), "all to be copied")
+        point = describe(old).high_watermark
+        # The same broker goes on; then another one, under larger epochs.
+        for node_id, text in ((1007, "after"), (1008, "after that")):
+            for stream_id, payloads in run(written(old, node_id, ids, text)).items():
+                wanted[stream_id] += payloads
+        new = run(written(old, 1008, [], "created since"))
+        wait_until(lambda: is_copied(old, tmp_path), "all to be copied")
+        early = restore("adopt", "--dry-run", cluster=old)
+        assert (early["exit_code"], early["error"]["code"]) == (1, "NOT_RECOVERING")
+
+    restoring = Restoring(tmp_path, "second", 1)
+    planned = restoring.make_plan("--to-offset", str(point))
+    assert planned["exit_code"] == 0, planned
+    restoring.applied()
+    cluster = restoring.cluster
+    try:
+        cluster.start_all()
+        leader_of(cluster)
+        wait_until(lambda: not describe(cluster).bucket_problem, "ids to be issued")
+        adopt_all(cluster, set(new))
+        end_recovery(cluster, tmp_path)
+        assert run(read_back(cluster, ids)) == wanted
+        for stream_id, payloads in run(written(cluster, 1007, ids, "again")).items():
+            wanted[stream_id] += payloads
+        assert run(read_back(cluster, ids)) == wanted
+    finally:
+        cluster.stop_all()
+
+
+def adopt_all(cluster: LocalCluster, unknown: set[int]) -> None:
+    """Adopt in two runs; only what was created since is lost, and the second finds nothing."""
+    asked = restore("adopt", cluster=cluster)
+    assert asked["exit_code"] == 2, "neither --dry-run nor --yes"
+    planned = restore("adopt", "--dry-run", cluster=cluster)
+    assert planned["exit_code"] == 0, planned
+    assert (planned["adopted"], planned["missing"]) == (0, [])
+    assert planned["adoptable"] == len(planned["adopt"]) > 0
+    refused = restore("finish", cluster=cluster)
+    assert (refused["exit_code"], refused["error"]["code"]) == (1, "LEFT_BEHIND")
+    done = restore("adopt", "--yes", cluster=cluster)
+    assert done["exit_code"] == 0, done
+    assert done["adopted"] == planned["adoptable"]
+    again = restore("adopt", "--yes", cluster=cluster)
+    assert (again["exit_code"], again["adopted"]) == (0, 0)
+    assert {(one["stream_id"], one["why"]) for one in again["lost"]} == {
+        (stream_id, "new-stream") for stream_id in unknown
+    }
+
+
+def end_recovery(cluster: LocalCluster, root: Path) -> None:
+    """What can't be adopted has to be left behind expressly; until then no broker writes."""
+    with (
+        ControllerClient(cluster.endpoints, timeout_s=1) as client,
+        pytest.raises(CallError) as refused,
+    ):
+        put(client, "key", "value")
+    assert refused.value.code == "RECOVERING"
+    left = restore("finish", cluster=cluster)
+    assert (left["exit_code"], left["error"]["code"]) == (1, "LEFT_BEHIND")
+    where = ("--from", f"file://{root}/backups")
+    finished = restore("finish", "--leave-behind", *where, cluster=cluster)
+    assert finished["exit_code"] == 0, finished
+    assert finished["was_recovering"]
+    assert finished["backup_end"] > describe(cluster).high_watermark - 10
+    assert not restore("finish", cluster=cluster)["was_recovering"]
