@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from streammeta.reconcile import deletion
 from streammeta.reconcile.deletion import Candidate, Deleter, DeletionOrder, Judged, Outcome, Pacer
 from streammeta.reconcile.errors import ControllerError
 from streammeta.reconcile.leader import LeaderClient
@@ -51,6 +52,17 @@ class BusyStore(MemoryObjectStore):
     def __init__(self) -> None:
         super().__init__(now_ms=lambda: 5000)
         self.busy: dict[tuple[str, int], int] = {}
+        self.refuse_lookups: StorageError | None = None
+        self.lookups = 0
+
+    def list_objects(
+        self, prefix: str = "", start_after: str | None = None
+    ) -> Iterator[ObjectInfo]:
+        if start_after is not None:  # not the listing of the marker's claims
+            self.lookups += 1
+            if self.refuse_lookups is not None:
+                raise self.refuse_lookups
+        return super().list_objects(prefix, start_after)
 
     def head(self, key: str) -> ObjectInfo:
         if self._is_busy("head", key):
@@ -126,7 +138,21 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
+def heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let candidates lie so far apart that each is looked up by a HEAD request."""
+    monkeypatch.setattr(deletion, "find_by_listing", lambda *_: ({}, 0))
+
+
+@pytest.fixture(params=["listing", "heads"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
+    """Both ways to look candidates up; what uses it holds for each."""
+    if request.param == "heads":
+        request.getfixturevalue("heads")
+    return Bench(tmp_path)
+
+
+@pytest.fixture
+def bench_of_heads(heads: None, tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
@@ -218,7 +244,6 @@ def test_losing_the_leader_stops_the_task(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("operation", "error"),
     [
-        ("head", AccessDeniedError("told to refuse")),
         ("delete_many", AccessDeniedError("told to refuse")),
         ("delete_many", StoreUnavailableError("told to fail")),
         ("get_range", StoreUnavailableError("no marker to be had")),
@@ -228,15 +253,31 @@ def test_losing_the_leader_stops_the_task(bench: Bench) -> None:
 def test_a_store_that_serves_nobody_stops_the_task(
     bench: Bench, operation: str, error: StorageError
 ) -> None:
-    bench.order = replace(bench.order, keys_per_s=2)
     bench.store.fail_next(operation, error)
+    check_that_the_task_stops(bench)
+
+
+def test_a_head_that_is_refused_stops_the_task(bench_of_heads: Bench) -> None:
+    bench_of_heads.store.fail_next("head", AccessDeniedError("told to refuse"))
+    check_that_the_task_stops(bench_of_heads)
+
+
+def test_a_lookup_that_is_refused_stops_the_task(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.store.refuse_lookups = AccessDeniedError("told to refuse")
+    check_that_the_task_stops(bench)
+
+
+def check_that_the_task_stops(bench: Bench) -> None:
+    bench.order = replace(bench.order, keys_per_s=2)
     assert list(bench.run().values()) == [Outcome.FAILED] * 2 + [Outcome.SKIPPED] * 3
     assert bench.stored() == set(range(5))
     assert bench.pauses == []
 
 
 @pytest.mark.parametrize("call", ["head", "delete"])
-def test_a_key_that_the_store_is_too_busy_for_comes_again(bench: Bench, call: str) -> None:
+def test_a_key_that_the_store_is_too_busy_for_comes_again(bench_of_heads: Bench, call: str) -> None:
+    bench = bench_of_heads
     bench.store.busy = {(call, 1): 1, (call, 3): 3}
     bench.order = replace(bench.order, keys_per_s=2)
     assert bench.run() == dict.fromkeys(range(5), Outcome.DELETED)
@@ -245,7 +286,8 @@ def test_a_key_that_the_store_is_too_busy_for_comes_again(bench: Bench, call: st
 
 
 @pytest.mark.parametrize("call", ["head", "delete"])
-def test_a_key_that_stays_throttled_fails_alone(bench: Bench, call: str) -> None:
+def test_a_key_that_stays_throttled_fails_alone(bench_of_heads: Bench, call: str) -> None:
+    bench = bench_of_heads
     bench.store.busy = {(call, 3): 1000}
     bench.order = replace(bench.order, keys_per_s=1)
     expected = dict.fromkeys(range(5), Outcome.DELETED) | {3: Outcome.FAILED}
@@ -254,6 +296,22 @@ def test_a_key_that_stays_throttled_fails_alone(bench: Bench, call: str) -> None
     assert [one.detail for one in judged if "SlowDown" in one.detail] != []
     assert bench.stored() == {3}
     assert bench.pauses == [0.5, 1.0, 2.0, 4.0, 8.0]
+
+
+def test_a_listing_that_the_store_is_too_busy_for_comes_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.store.refuse_lookups = StoreUnavailableError("SlowDown", throttled=True)
+
+    def relent(pause_s: float) -> None:
+        bench.pauses.append(pause_s)
+        if pause_s == 2.0:
+            bench.store.refuse_lookups = None
+
+    bench.on_pause = relent
+    assert bench.run() == dict.fromkeys(range(5), Outcome.DELETED)
+    assert bench.pauses == [0.5, 1.0, 2.0]
+    assert bench.store.lookups == 4
+    assert len(bench.leader.announced) == 1, "nothing is announced before it was looked up"
 
 
 def test_a_repeated_key_is_checked_anew(bench: Bench) -> None:
@@ -281,10 +339,18 @@ def test_a_deletion_whose_answer_was_slow_down_counts_as_deleted(
     assert bench.stored() == set()
 
 
-def test_a_store_that_is_busy_for_long_ends_the_task(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["listing", "heads"])
+def test_a_store_that_is_busy_for_long_ends_the_task(
+    request: pytest.FixtureRequest, tmp_path: Path, way: str
+) -> None:
     bench = Bench(tmp_path, count=60)
     bench.order = replace(bench.order, keys_per_s=10)
-    bench.store.fail_next("head", StoreUnavailableError("SlowDown", throttled=True), times=10_000)
+    slow_down = StoreUnavailableError("SlowDown", throttled=True)
+    if way == "heads":
+        request.getfixturevalue("heads")
+        bench.store.fail_next("head", slow_down, times=10_000)
+    else:
+        bench.store.refuse_lookups = slow_down
     outcomes = list(bench.run().values())
     assert outcomes == [Outcome.FAILED] * 20 + [Outcome.SKIPPED] * 40
     assert len(bench.stored()) == 60
@@ -374,6 +440,29 @@ def test_the_pacer_keeps_the_budget() -> None:
     pacer.wait_for(50)
     pacer.wait_for(50)
     assert slept == [1.0, 1.0, 1.0, 1.0]
+
+
+def test_a_store_that_asks_for_fewer_requests_gets_half_as_many_and_slowly_more_again() -> None:
+    pacer = Pacer(800)
+    for expected in (400, 200):
+        pacer.slow_down()
+        assert pacer.batch_size == expected
+    pacer.speed_up()
+    assert pacer.batch_size == 250
+    for _ in range(20):
+        pacer.speed_up()
+    assert pacer.batch_size == 800
+    for _ in range(20):
+        pacer.slow_down()
+    assert pacer.batch_size == 1
+
+
+def test_throttled_keys_slow_the_task_down(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, count=40)
+    bench.order = replace(bench.order, keys_per_s=16)
+    bench.store.busy = {("delete", 0): 1}
+    bench.run()
+    assert bench.paced[:4] == [16, 1, 9, 10], "one again, then half of 16, and 1 more each time"
 
 
 @pytest.mark.parametrize(("rate", "size"), [(0.5, 1), (1, 1), (99.9, 99), (100_000, 1000)])

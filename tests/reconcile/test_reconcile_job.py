@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +31,7 @@ from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import MultipartUpload
 from streammeta.v1 import common_pb2
-from tests.kit.real_cluster import streammeta
+from tests.kit.real_cluster import streammeta, wait_until
 from tests.reconcile.fake_controller import (
     COMMITTED,
     OTHER,
@@ -167,6 +169,40 @@ def test_when_the_leader_refuses_during_apply_nothing_is_deleted(
     assert set(done.outcomes) <= {Outcome.FAILED, Outcome.SKIPPED}
     assert "told to refuse" in done.problems[0]
     assert bucket.keys() == before
+
+
+@pytest.mark.process
+def test_apply_that_was_killed_is_finished_by_the_next_one(
+    bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
+) -> None:
+    state.objects = {i: MapObject(COMMITTED, size=10) for i in range(40)}
+    live = {bucket.put(own(i)) for i in range(40)}
+    orphans = {bucket.put(own(i)) for i in range(100, 140)}
+    folder = tmp_path / "p"
+    plan(PlanConfig(store=bucket.uri, connect=(endpoint,), folder=folder, max_share=0.5))
+    words = ["reconcile", "apply", "--plan", str(folder), "--yes", "--rate", "4"]
+    child = subprocess.Popen([sys.executable, "-m", "streammeta.cli.main", *words])
+    try:
+        wait_until(lambda: len(bucket.keys()) < 80, "the first batch is deleted")
+    finally:
+        child.kill()
+        child.wait()
+
+    left = bucket.keys() & orphans
+    assert left, "killed on the way"
+    recorded = {
+        json.loads(line)["key"]
+        for path in folder.glob("runs/*/undo/*.jsonl")
+        for line in path.read_text().splitlines()
+    }
+    assert orphans - left <= recorded, "what was deleted is on record"
+    done = apply(ApplyConfig(folder, delete=True))
+    assert done.complete
+    assert {outcome: tally.keys for outcome, tally in done.outcomes.items()} == {
+        Outcome.DELETED: len(left),
+        Outcome.GONE: len(orphans) - len(left),
+    }
+    assert bucket.keys() == live
 
 
 @pytest.mark.s3

@@ -25,13 +25,14 @@ import pyarrow as pa
 
 from streammeta.reconcile.identity import ClusterIdentity, check_bucket, check_standing
 from streammeta.reconcile.leader import LeaderClient, state_name
+from streammeta.reconcile.lookup import find_by_listing
 from streammeta.reconcile.tables import OUTCOME_COLUMNS, record_batch
 from streammeta.rpc.tls import CallerFiles
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.errors import ObjectNotFoundError, StorageError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.address import open_object_store
-from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.base import ObjectInfo, ObjectStore
 from streammeta.v1 import common_pb2
 
 _HEADS_AT_ONCE = 8
@@ -98,7 +99,11 @@ class Judged:
 
 
 class Pacer:
-    """Rate limiter: at most `keys_per_s` keys on average over any time."""
+    """Rate limiter: at most `keys_per_s` keys on average over any time.
+
+    The rate is halved, to one key a second at least, each time the store asks for fewer requests,
+    and grows back by a sixteenth of the whole with each batch that it takes.
+    """
 
     def __init__(
         self,
@@ -106,6 +111,7 @@ class Pacer:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        self._whole = keys_per_s
         self._keys_per_s = keys_per_s
         self._clock = clock
         self._sleep = sleep
@@ -115,6 +121,14 @@ class Pacer:
     def batch_size(self) -> int:
         """Largest batch in keys: those of one second."""
         return max(1, min(_LARGEST_BATCH, int(self._keys_per_s)))
+
+    def slow_down(self) -> None:
+        """Halve the rate."""
+        self._keys_per_s = max(min(1.0, self._whole), self._keys_per_s / 2)
+
+    def speed_up(self) -> None:
+        """Raise the rate again, up to the whole."""
+        self._keys_per_s = min(self._whole, self._keys_per_s + self._whole / 16)
 
     def wait_for(self, keys: int) -> None:
         """Wait until the rate limit allows more keys, and count these."""
@@ -174,7 +188,9 @@ class Deleter:
         for pause_s in _PAUSES_S:
             busy = [one.candidate for one in judged if one.is_busy]
             if not busy or self._is_over:
+                self._pacer.speed_up()
                 break
+            self._pacer.slow_down()
             self._sleep(pause_s)
             judged = [one for one in judged if not one.is_busy] + self._attempt(busy)
         return judged
@@ -206,10 +222,7 @@ class Deleter:
             else:
                 judged.append(Judged(one, Outcome.REFUSED, f"not the key of {one.object_id}"))
         forgotten, known = self._forgotten(asked)
-        judged += known
-        with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
-            judged += pool.map(self._look_at, forgotten)
-        return judged
+        return judged + known + self._look_at_all(forgotten)
 
     def _announced(self, free: Sequence[Candidate]) -> tuple[list[Candidate], list[Judged]]:
         """Have the leader put on record what is deleted next; return that, and what is kept.
@@ -250,16 +263,34 @@ class Deleter:
         )
         return standing.states
 
-    def _look_at(self, one: Candidate) -> Judged:
-        """Compare with what lies in the bucket now."""
+    def _look_at_all(self, candidates: Sequence[Candidate]) -> list[Judged]:
+        """Compare with what lies in the bucket now.
+
+        No other object can be live under the key, since ids are never issued twice: this keeps what
+        somebody put there by hand, and tells what is gone already.
+        """
+        in_order = sorted(candidates, key=lambda one: one.key)
         try:
-            info = self._store.head(one.key)
+            found, settled = find_by_listing(self._store, [one.key for one in in_order])
+        except StoreUnavailableError as error:
+            return [_not_deleted(one, error) for one in in_order]
+        by_listing = [self._compared(one, found.get(one.key)) for one in in_order[:settled]]
+        with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
+            return by_listing + list(pool.map(self._look_at, in_order[settled:]))
+
+    def _look_at(self, one: Candidate) -> Judged:
+        try:
+            return self._compared(one, self._store.head(one.key))
         except ObjectNotFoundError:
+            return self._compared(one, None)
+        except StoreUnavailableError as error:
+            return _not_deleted(one, error)
+
+    def _compared(self, one: Candidate, info: ObjectInfo | None) -> Judged:
+        if info is None:
             if one.key in self._asked_for:
                 return Judged(one, Outcome.DELETED, "the request that failed had deleted it")
             return Judged(one, Outcome.GONE)
-        except StoreUnavailableError as error:
-            return Judged(one, Outcome.FAILED, f"not deleted: {error}", error.throttled)
         # HEAD and list may tell the time with different precision: whole seconds must agree.
         same_time = info.last_modified_ms // 1000 == one.modified_ms // 1000
         if same_time and (info.size, info.etag) == (one.size, one.etag):
@@ -294,6 +325,10 @@ class Deleter:
             else Judged(one, Outcome.DELETED)
             for one in free
         ]
+
+
+def _not_deleted(one: Candidate, error: StoreUnavailableError) -> Judged:
+    return Judged(one, Outcome.FAILED, f"not deleted: {error}", error.throttled)
 
 
 def carry_out(
