@@ -48,6 +48,7 @@ class MapObject:
     size: int = 0
     time_ms: int = 1_000_000
     attributes: int = 0
+    node: int = 7
 
 
 @dataclass(slots=True)
@@ -113,6 +114,7 @@ class FakeMap:
             "state": np.array([row.state for row in rows], dtype=np.int8),
             "kind": np.zeros(len(rows), dtype=np.int8),
             "attributes": np.array([row.attributes for row in rows], dtype=np.int32),
+            "node_id": np.array([row.node for row in rows], dtype=np.int32),
             "object_size": np.array([row.size for row in rows], dtype=np.int64),
             "timestamp_ms": np.array([row.time_ms for row in rows], dtype=np.int64),
         }

@@ -365,7 +365,11 @@ def test_what_can_t_be_read_after_the_listing_makes_a_report_of_the_rest(
     ]
     listed = pq.read_table(tmp_path / "q" / "listing")["key"].to_pylist()
     assert set(listed) == bucket.keys() | {marker_key(OWN)}
-    assert {path.name for path in (tmp_path / "q").iterdir()} == {"plan.json", "listing"}
+    assert {path.name for path in (tmp_path / "q").iterdir()} == {
+        "plan.json",
+        "report.html",
+        "listing",
+    }
     with pytest.raises(PlanError, match=r"report only.*map_copied"):
         apply(ApplyConfig(tmp_path / "q", engine=engine))
 

@@ -216,6 +216,7 @@ def _show_plan(output: Output, folder: Path, result: "PlanResult") -> None:
     output.summary(
         {
             "plan": str(folder),
+            "report": str(folder / "report.html"),
             "cluster_id": result.cluster_id,
             "cluster_uuid": result.cluster_uuid,
             "store": result.store,

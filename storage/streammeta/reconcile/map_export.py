@@ -29,6 +29,7 @@ _COLUMN_NAMES = {
     "object_size": "map_size",
     "timestamp_ms": "map_time_ms",
     "attributes": "map_attributes",
+    "node_id": "map_node",
 }
 _CHECKPOINT = "map.checkpoint"
 _OBJECTS = "objects.parquet"

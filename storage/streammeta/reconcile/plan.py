@@ -35,8 +35,10 @@ from streammeta.reconcile.leader import LeaderClient
 from streammeta.reconcile.listing import shards_of, write_uploads
 from streammeta.reconcile.map_export import MapExport, export_map
 from streammeta.reconcile.plan_folder import CLOCK_SKEW_MS, PlanResult, check_grace
+from streammeta.reconcile.report_figures import Figures, figures_of
+from streammeta.reconcile.report_page import report_page
 from streammeta.reconcile.session import SparkConfig
-from streammeta.reconcile.tables import Tally
+from streammeta.reconcile.tables import VERDICT_COLUMNS, Tally, read_batches
 from streammeta.reconcile.verdicts import (
     WITHOUT_MAP,
     Evidence,
@@ -135,6 +137,7 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
                 )
             else:
                 result = _report_without_map(engine, draft, result, exported)
+            _write_report(draft, result)
             plan_folder.write_plan_file(draft, result)
     return result
 
@@ -243,6 +246,15 @@ def _report_without_map(engine: Engine, draft: Path, basis: PlanResult, reason: 
         unknown=(*basis.unknown, reason),
         guards=without_map(reason),
     )
+
+
+def _write_report(draft: Path, result: PlanResult) -> None:
+    figures: Figures | None = None
+    if result.next_object_id is not None:
+        verdicts = read_batches(draft / plan_folder.VERDICTS, VERDICT_COLUMNS)
+        figures = figures_of(verdicts, result.listing_started_ms)
+    path = draft / plan_folder.REPORT_FILE
+    path.write_text(report_page(result, figures), encoding="utf-8")
 
 
 def _in_order(found: Mapping[Verdict, Tally]) -> dict[Verdict, Tally]:

@@ -3,6 +3,7 @@
     plan.json      what was compared, the counts, the findings of the guards
     candidates/    Parquet: the keys that apply may delete
     verdicts/      Parquet: every key of the bucket and every missing object, with its verdict
+    report.html    the findings for a browser; nothing reads it
     uploads/       Parquet: unfinished multipart uploads; missing if they could not be listed
     map/           Parquet: the objects of the map that the listing was compared with
     listing/       Parquet: every key of the bucket; instead of candidates, verdicts and map, if
@@ -35,6 +36,7 @@ from streammeta.storage.object_store.address import without_secrets
 
 FORMAT_VERSION = 2
 PLAN_FILE = "plan.json"
+REPORT_FILE = "report.html"
 CANDIDATES = "candidates"
 VERDICTS = "verdicts"
 UPLOADS = "uploads"

@@ -20,10 +20,13 @@ LISTING_COLUMNS = (
     "key string, size long, modified_ms long, etag string, owner long, object_id long, note string"
 )
 UPLOAD_COLUMNS = "key string, upload_id string, started_ms long"
-MAP_COLUMNS = "object_id long, map_state long, map_size long, map_time_ms long, map_attributes long"
+MAP_COLUMNS = (
+    "object_id long, map_state long, map_size long, map_time_ms long, map_attributes long,"
+    " map_node long"
+)
 VERDICT_COLUMNS = (
     "key string, object_id long, verdict string, note string, size long, modified_ms long,"
-    " etag string, map_state long, map_size long"
+    " etag string, map_state long, map_size long, map_node long"
 )
 CANDIDATE_COLUMNS = "key string, object_id long, size long, modified_ms long, etag string"
 OUTCOME_COLUMNS = "key string, object_id long, size long, outcome string, detail string"

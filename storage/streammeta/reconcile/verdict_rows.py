@@ -32,7 +32,7 @@ def _columns_of(batch: pa.RecordBatch) -> JoinedColumns:
 
 def _verdict_rows(batch: pa.RecordBatch, verdicts: list[str], namespace: str) -> pa.RecordBatch:
     """The report's rows; an object that the bucket lacks is given the key it should have."""
-    copied = ("note", "size", "modified_ms", "etag", "map_state", "map_size")
+    copied = ("note", "size", "modified_ms", "etag", "map_state", "map_size", "map_node")
     values: dict[str, Any] = {name: batch.column(name) for name in copied}
     values |= {"object_id": batch.column("object_id"), "verdict": verdicts}
     unnamed = batch.column("key").null_count > 0
