@@ -60,7 +60,7 @@ def unlisted(row: Row) -> Row:
 
 TABLE = [
     ("committed", known(COMMITTED), Verdict.LIVE),
-    ("linked", known(LINKED), Verdict.LIVE),
+    ("linked", known(LINKED), Verdict.LINKED),
     ("live is live however young", replace(known(COMMITTED), modified_ms=99_999), Verdict.LIVE),
     ("prepared", known(PREPARED, size=0), Verdict.IN_FLIGHT),
     ("mark destroyed", known(MARK_DESTROYED, size=99), Verdict.DELETING),
@@ -151,7 +151,8 @@ def model(world: World) -> dict[str, set[int]]:
         return {i for i in stored & mapped if world.objects[i][0] == state}
 
     return {
-        Verdict.LIVE: (wanted & stored) - differs,
+        Verdict.LIVE: {i for i in (wanted & stored) - differs if world.objects[i][0] == COMMITTED},
+        Verdict.LINKED: in_state(LINKED) - differs,
         Verdict.SIZE_MISMATCH: differs,
         Verdict.MISSING: wanted - stored - late,
         Verdict.UNLISTED: (wanted - stored) & late,

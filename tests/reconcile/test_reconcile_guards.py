@@ -72,6 +72,8 @@ def many(**keys: int) -> dict[Verdict, int]:
             id="candidates at their limit",
         ),
         pytest.param(many(missing=1, live=99), 100, {}, set(), id="1 % missing"),
+        pytest.param(many(missing=1, linked=99), 100, {}, set(), id="1 % beside linked ones"),
+        pytest.param(many(linked=1), 0, {"max_share": 1.0}, {"empty_map"}, id="linked by no map"),
         pytest.param(many(size_mismatch=1, live=99), 100, {}, set(), id="1 % of another size"),
         pytest.param(
             many(missing=1, size_mismatch=1, live=98), 100, {}, {"missing_objects"}, id="2 %"

@@ -77,10 +77,11 @@ def plant(bucket: LocalBucket, state: FakeMap) -> dict[str, Verdict]:
         141: MapObject(common_pb2.OBJECT_STATE_PREPARED),
         142: MapObject(COMMITTED, size=10, time_ms=2**52),
     }
-    expected = {bucket.put(own(i)): Verdict.LIVE for i in range(100, 131)}
+    expected = {bucket.put(own(i)): Verdict.LIVE for i in range(100, 130)}
     expected |= {bucket.put(own(i), size=1): Verdict.LIVE for i in range(300, 500)}
     expected |= {
         marker_key(OWN): Verdict.MARKER,
+        bucket.put(own(130)): Verdict.LINKED,
         bucket.put(own(131)): Verdict.IN_FLIGHT,
         bucket.put(own(132)): Verdict.DELETING,
         bucket.put(own(133)): Verdict.SIZE_MISMATCH,

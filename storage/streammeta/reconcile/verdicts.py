@@ -45,6 +45,7 @@ class Verdict(enum.StrEnum):
     """The verdict on one key; only `ORPHAN` makes it a candidate for deletion."""
 
     LIVE = "live"
+    LINKED = "linked"  # live too: a composite object links it, and nothing else names it
     IN_FLIGHT = "in_flight"  # prepared, not committed yet: a writer may be at work
     DELETING = "deleting"  # the controller itself deletes it, or just has
     ORPHAN = "orphan"  # issued once, forgotten by the map, older than the grace period
@@ -125,6 +126,7 @@ def judge(rows: JoinedColumns, rules: Rules) -> VerdictColumn:
         (rows.owner == Owner.MARKER, Verdict.MARKER),
         (~own, Verdict.FOREIGN),
         (wanted & wrong_size, Verdict.SIZE_MISMATCH),
+        (rows.map_state == common_pb2.OBJECT_STATE_LINKED, Verdict.LINKED),
         (wanted, Verdict.LIVE),
         (rows.map_state == common_pb2.OBJECT_STATE_PREPARED, Verdict.IN_FLIGHT),
         (rows.map_state == common_pb2.OBJECT_STATE_MARK_DESTROYED, Verdict.DELETING),
@@ -149,6 +151,7 @@ MISSING_SHARE = 0.01
 
 _IN_BUCKET_AND_OURS = (
     Verdict.LIVE,
+    Verdict.LINKED,
     Verdict.IN_FLIGHT,
     Verdict.DELETING,
     Verdict.ORPHAN,
@@ -223,7 +226,7 @@ def _empty_map(found: Evidence, allow_empty_map: bool) -> GuardResult:
 def _missing_objects(found: Evidence) -> GuardResult:
     missing = found.keys(Verdict.MISSING)
     mismatched = found.keys(Verdict.SIZE_MISMATCH)
-    expected = missing + mismatched + found.keys(Verdict.LIVE)
+    expected = missing + mismatched + found.keys(Verdict.LIVE, Verdict.LINKED)
     share = (missing + mismatched) / expected if expected else 0.0
     return _finding(
         "missing_objects",
