@@ -52,7 +52,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     kinds = parser.add_subparsers(
         dest="benchmark",
         metavar="failover|commits|timeline|latency|peers|map|objects|appending|reading|compaction"
-        "|watches|brokers|backup|simulator|all",
+        "|watches|brokers|backup|reconcile|simulator|all",
         parser_class=_Parser,
     )
     kinds.required = True
@@ -82,6 +82,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
             [_backup(), common],
             "its lag and cost under load; time and memory of a restore",
         ),
+        ("reconcile", [_reconcile(), common], "a plan's time on each engine, by keys"),
         ("simulator", [simulator, common], "events a second of the quorum's simulator"),
         (
             "all",
@@ -416,6 +417,28 @@ def _backup() -> _Parser:
         help="streams, and as many objects, to restore; default: 1000000",
     )
     parser.add_argument("--large", action="store_true", help=f"restore {backup.LARGE:,} too")
+    return parser
+
+
+def _reconcile() -> _Parser:
+    parser = _options()
+    parser.add_argument(
+        "--keys",
+        type=_numbers,
+        default=(6, 1_000_000),
+        metavar="N,N,...",
+        help="sizes of the bucket; default: 6,1000000",
+    )
+    parser.add_argument(
+        "--engines",
+        type=lambda given: _names(given, ("local", "spark")),
+        default=("local", "spark"),
+        metavar="NAME,...",
+        help="local, spark; default: both, in turns",
+    )
+    parser.add_argument(
+        "--runs", type=_positive, default=3, help="of each engine and size; default: %(default)s"
+    )
     return parser
 
 

@@ -24,6 +24,7 @@ from scripts.benchmarks import (
     faults,
     latency,
     map_growth,
+    reconciling,
     simulator,
     timeline,
 )
@@ -52,6 +53,7 @@ EXPECTED_ERRORS = (
     PlotError,
     UnhealthyError,
     failover.FailoverError,
+    reconciling.ReconcilingError,
     simulator.SimulatorError,
     baseline.BaselineError,
     OSError,
@@ -124,6 +126,7 @@ async def _measure(arguments: argparse.Namespace, place: Path, reporter: Reporte
         (("watches",), _watches),
         (("brokers",), _brokers),
         (("backup",), _backup),
+        (("reconcile",), _reconcile),
     ):
         if arguments.benchmark in names:
             outcomes += await measured(arguments, place, say)
@@ -249,6 +252,11 @@ async def _watches(arguments: argparse.Namespace, place: Path, say: Say) -> list
         seconds=arguments.seconds,
     )
     return [await watches.measure(place / "watches", settings, say)]
+
+
+async def _reconcile(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:
+    settings = reconciling.Settings(arguments.keys, arguments.engines, arguments.runs)
+    return [await asyncio.to_thread(reconciling.measure, place / "reconcile", settings, say)]
 
 
 async def _brokers(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:

@@ -12,12 +12,21 @@ from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.session import SparkConfig, spark_session
 from tests.reconcile.fake_controller import FakeMap, LocalBucket, serving
 
+_FOR_SHORT_JOBS = """\
+spark.sql.codegen.wholeStage   false
+spark.sql.codegen.factoryMode  NO_CODEGEN
+spark.sql.adaptive.enabled     false
+"""
+
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[None]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep a session running, which plan and apply then use."""
-    # Jobs this short end before the JVM's optimizing compiler pays off.
+    # Jobs this short end before compilers pay off, the JVM's or Spark's own.
     os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    defaults = tmp_path_factory.mktemp("spark") / "spark-defaults.conf"
+    defaults.write_text(_FOR_SHORT_JOBS)
+    os.environ.setdefault("SPARK_CONF_DIR", str(defaults.parent))
     with spark_session(SparkConfig(shuffle_partitions=2)):
         yield
 

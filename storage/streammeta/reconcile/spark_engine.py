@@ -25,6 +25,7 @@ from streammeta.reconcile.tables import (
     OUTCOME_COLUMNS,
     VERDICT_COLUMNS,
     Tally,
+    count_rows,
 )
 from streammeta.reconcile.verdict_rows import judged_rows
 from streammeta.reconcile.verdicts import Owner, Rules, Verdict
@@ -63,7 +64,7 @@ class SparkEngine:
             plan = self._spark.createDataFrame(cut, "after string, last string").repartition(tasks)
             listed = plan.mapInArrow(_lister(uri, namespace), LISTING_COLUMNS)
             listed.write.parquet(str(listing))
-            return int(self._read(listing, LISTING_COLUMNS).count())
+        return count_rows(listing)
 
     def count_owners(self, listing: Path) -> Mapping[Owner, Tally]:
         """See `Engine.count_owners`."""

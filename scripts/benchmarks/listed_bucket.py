@@ -1,0 +1,74 @@
+"""A bucket of any size that can only be listed, served over HTTP by a process of its own.
+
+It stands in for S3 where the cost of the caller is the matter: it answers ListObjectsV2 alone, with
+keys made on the fly, and costs little itself. It checks no signature.
+
+Usage: python -m scripts.benchmarks.listed_bucket KEYS; its ready line has its port.
+"""
+
+import bisect
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+from streammeta.cli.local_cluster import READY_PREFIX
+from streammeta.storage.object_format.object_key import cluster_namespace, key_for
+
+NAMESPACE = cluster_namespace("bench")
+OBJECT_BYTES = 1000
+MODIFIED_MS = 1_700_000_000_000
+_PAGE = 1000
+_ENTRY = (
+    "<Contents><Key>{}</Key><LastModified>2023-11-14T22:13:20.000Z</LastModified>"
+    f"<ETag>&quot;d41d8cd98f00b204e9800998ecf8427e&quot;</ETag><Size>{OBJECT_BYTES}</Size>"
+    "<StorageClass>STANDARD</StorageClass></Contents>"
+)
+
+
+class Listing:
+    """The keys of objects 0 to `keys` - 1, in the order of a bucket."""
+
+    def __init__(self, keys: int) -> None:
+        self._keys = sorted(key_for(object_id, NAMESPACE) for object_id in range(keys))
+
+    def page(self, query: str) -> bytes:
+        """Answer the query of a ListObjectsV2 request."""
+        options = {name: values[0] for name, values in parse_qs(query).items()}
+        token, after = options.get("continuation-token"), options.get("start-after", "")
+        start = int(token) if token else bisect.bisect_right(self._keys, after)
+        end = min(start + _PAGE, len(self._keys))
+        more = f"<NextContinuationToken>{end}</NextContinuationToken>"
+        is_truncated = end < len(self._keys)
+        return (
+            "<?xml version='1.0' encoding='UTF-8'?><ListBucketResult"
+            ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><EncodingType>url</EncodingType>'
+            f"<IsTruncated>{str(is_truncated).lower()}</IsTruncated>{more * is_truncated}"
+            f"{''.join(map(_ENTRY.format, self._keys[start:end]))}</ListBucketResult>"
+        ).encode()
+
+
+def serve(keys: int) -> None:
+    """Serve until the process is ended."""
+    listing = Listing(keys)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            """Answer with a page."""
+            body = listing.page(urlsplit(self.path).query)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_message: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    print(f"{READY_PREFIX}{server.server_port}", flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

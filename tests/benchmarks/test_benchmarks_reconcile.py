@@ -1,0 +1,35 @@
+"""The benchmark of plans: real work against a bucket that only lists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts.benchmarks import reconciling
+from scripts.benchmarks.arguments import parse
+
+
+@pytest.mark.process
+def test_a_plan_is_measured_from_the_start_of_its_process(tmp_path: Path) -> None:
+    settings = reconciling.Settings(keys=(6, 2500), engines=("local",), runs=1)
+    outcome = reconciling.measure(tmp_path / "place", settings, lambda _: None)
+    assert [row[:2] for row in outcome.tables[0].rows] == [(6, "local"), (2500, "local")]
+    for keys in (6, 2500):
+        whole_s = outcome.figures[f"local_{keys}_whole_s"]
+        parts = ("start_s", "listing_s", "join_s")
+        assert 0 < sum(outcome.figures[f"local_{keys}_{part}"] for part in parts) < whole_s
+    assert outcome.figures["local_2500_listing_cpu_us_a_key"] > 0
+
+
+def test_a_run_that_fails_says_so(tmp_path: Path) -> None:
+    settings = reconciling.Settings(keys=(6,), engines=("none",), runs=1)
+    with pytest.raises(reconciling.ReconcilingError, match=r"none with 6 keys failed: .*'none'"):
+        reconciling.measure(tmp_path / "place", settings, lambda _: None)
+
+
+def test_engines_and_sizes_are_options() -> None:
+    arguments = parse(["reconcile", "--keys", "5,70", "--engines", "spark"])
+    assert (arguments.keys, arguments.engines) == ((5, 70), ("spark",))
+    with pytest.raises(SystemExit):
+        parse(["reconcile", "--engines", "flink"])
