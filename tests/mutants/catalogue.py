@@ -12,6 +12,7 @@ from tests.mutants.monitoring import MONITORING
 from tests.mutants.overload import OVERLOAD
 from tests.mutants.peers import PEERS
 from tests.mutants.reads import READS
+from tests.mutants.reconciling import RECONCILING
 from tests.mutants.replication import REPLICATION
 from tests.mutants.snapshots import SNAPSHOTS
 from tests.mutants.state import STATE
@@ -32,6 +33,7 @@ _ALL = (
     *BACKUPS,
     *ADOPTIONS,
     *OVERLOAD,
+    *RECONCILING,
 )
 
 MUTANTS = {mutant.name: mutant for mutant in _ALL}

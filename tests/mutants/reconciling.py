@@ -1,0 +1,74 @@
+"""Mutants of reconciliation: what is listed, joined, judged, looked up, and shown."""
+
+from tests.mutants.mutant import Mutant, Tested
+
+_RECONCILE = "tests/reconcile/test_reconcile"
+
+RECONCILING = (
+    Mutant(
+        "young-orphan-deleted",
+        "The grace period saves nothing: what a broker is about to commit is deleted.",
+        "Amoro issue 2925: the time of access, 0 on some stores, stood in for that of the change",
+        """
+        streammeta.reconcile.verdicts:
+        - (rows.modified_ms >= rules.young_from_ms, Verdict.TOO_YOUNG),
+        """,
+        Tested(f"{_RECONCILE}_classify.py::test_agrees_with_a_model_over_sets"),
+    ),
+    Mutant(
+        "other-cluster-s-key-joined",
+        "A key of another cluster takes the place of the object of the same id in the join.",
+        "Iceberg pull request 12254: a sibling's files under a prefix that fits both",
+        """
+        streammeta.reconcile.local_engine:
+        - inside = np.flatnonzero(is_own & (at < len(self._ids)))
+        + inside = np.flatnonzero(at < len(self._ids))
+        """,
+        Tested(f"{_RECONCILE}_engines.py::test_the_join_agrees_with_a_dictionary"),
+    ),
+    Mutant(
+        "listing-ends-with-its-first-page",
+        "A page without the token of the next is taken for the last one.",
+        "servers that answer a listing in part; what is missing then looks lost",
+        """
+        streammeta.storage.object_store.listing_page:
+        - raise _refusal("it is not the last, but has no NextContinuationToken")
+        + return None
+        """,
+        Tested("tests/storage/test_storage_listing_page.py::test_what_is_no_page_is_refused"),
+    ),
+    Mutant(
+        "replaced-object-deleted",
+        "An object that somebody put in the place of an orphan is deleted with it.",
+        "plans that are applied to another state than they were made of",
+        """
+        streammeta.reconcile.deletion:
+        - if same_time and (info.size, info.etag) == (one.size, one.etag):
+        + if same_time:
+        """,
+        Tested(f"{_RECONCILE}_deletion.py::test_an_object_replaced_since_the_plan_is_kept"),
+    ),
+    Mutant(
+        "absent-key-behind-the-page",
+        "A lookup that gives up calls the keys that it has not reached absent.",
+        "lists that are cut off and taken for whole",
+        """
+        streammeta.reconcile.lookup:
+          if settled == len(keys) or passed >= page + _OTHERS_A_KEY * settled:
+        -     return found, settled
+        +     return found, len(keys)
+        """,
+        Tested(f"{_RECONCILE}_lookup.py::test_keys_far_apart_are_left_alone_after_a_page"),
+    ),
+    Mutant(
+        "key-written-into-the-page",
+        "A key of the bucket becomes a part of the report's page.",
+        "stored cross-site scripting by file names",
+        """
+        streammeta.reconcile.report_page:
+        - return html.escape("".join(spelled))
+        + return "".join(spelled)
+        """,
+        Tested(f"{_RECONCILE}_report.py::test_a_hostile_key_is_text_and_nothing_else"),
+    ),
+)
