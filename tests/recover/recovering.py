@@ -66,7 +66,8 @@ class Recovering:
 
     def finish(self) -> None:
         """End the recovery mode of the cluster that the survivor leads."""
-        finished = streammeta("restore", "finish", "--connect", self.cluster.connect)
+        where = ("--connect", self.cluster.connect, "--store", self.cluster.store_uri)
+        finished = streammeta("restore", "finish", *where, "--leave-behind")
         assert finished["exit_code"] == 0, finished
         assert finished["was_recovering"]
 

@@ -56,18 +56,18 @@ def read_map_state(copy: BinaryIO) -> MapState | None:
     Raises:
         CheckpointError: it is damaged.
     """
-    with CheckpointReader(copy, "the copy of the map") as reader:
-        if "recovery" not in reader.entries:
-            return None
-        objects = reader.columns("objects")
-        counters, window = reader.columns("counters"), reader.columns("recovery")
-        return MapState(
-            streams=_streams(reader),
-            next_stream_id=int(counters["next_stream_id"][0]) - STREAM_ID_JUMP,
-            undecided=range(int(window["undecided_from"][0]), int(window["undecided_below"][0])),
-            object_ids=np.asarray(objects["object_id"], dtype=np.int64),
-            held=_held(objects, reader.columns("object_ranges")),
-        )
+    reader = CheckpointReader(copy, "the copy of the map")
+    if "recovery" not in reader.entries:
+        return None
+    objects = reader.columns("objects")
+    counters, window = reader.columns("counters"), reader.columns("recovery")
+    return MapState(
+        streams=_streams(reader),
+        next_stream_id=int(counters["next_stream_id"][0]) - STREAM_ID_JUMP,
+        undecided=range(int(window["undecided_from"][0]), int(window["undecided_below"][0])),
+        object_ids=np.asarray(objects["object_id"], dtype=np.int64),
+        held=_held(objects, reader.columns("object_ranges")),
+    )
 
 
 def missing_objects(state: MapState, stored: Iterable[StoredObject]) -> Iterator[Missing]:
