@@ -65,4 +65,32 @@ OVERLOAD = (
         """,
         Tested(_PINGS),
     ),
+    Mutant(
+        "too-many-calls-taken-for-one-too-large",
+        "A call that gRPC refuses for the number under way is final: the client gives up.",
+        "our own: both come as RESOURCE_EXHAUSTED without a reason",
+        """
+        streammeta.rpc.failures:
+        - return RpcFailure(call.code(), message, Reason.BUSY)
+        + return RpcFailure(call.code(), message)
+        """,
+        Tested(
+            "tests/broker_client/test_refused_unread.py::"
+            "test_a_call_above_the_number_that_may_be_under_way_is_repeated_until_there_is_room"
+        ),
+    ),
+    Mutant(
+        "each-call-taken-for-a-connection",
+        "Every call counts as a connection of its own: no connection without a call is told of.",
+        "counters of connections that count requests",
+        """
+        streammeta.controller.rpc.uncalled:
+        - if peer in self._known:
+        + if not peer:
+        """,
+        Tested(
+            "tests/server/test_uncalled.py::"
+            "test_connections_without_a_call_are_counted_and_others_are_not"
+        ),
+    ),
 )
