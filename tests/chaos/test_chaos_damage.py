@@ -21,7 +21,7 @@ def flip_a_byte(directory: Path) -> tuple[Path, int]:
     """Flip one bit in the middle of the log; return the file and the byte's position."""
     path = max(directory.glob("*.log"), key=lambda log: log.stat().st_size)
     data = bytearray(path.read_bytes())
-    position = len(data) // 2
+    position = len(data.rstrip(b"\0")) // 2  # behind what was written is room made ahead, zeros
     data[position] ^= 0x10
     path.write_bytes(data)
     return path, position
