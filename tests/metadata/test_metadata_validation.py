@@ -201,7 +201,7 @@ INVALID: list[tuple[Any, str]] = [
     ),
     (r.DeleteKVs(keys=(r.KVKey(key="k"),) * 2), "keys.key"),
     (r.SetFeatureLevel(level=0), "level"),
-    (r.SetFeatureLevel(level=3), "level"),
+    (r.SetFeatureLevel(level=4), "level"),
     (r.ClaimBucket(cluster_uuid="", issued_below=0), "cluster_uuid"),
     (r.ClaimBucket(cluster_uuid="u" * 65, issued_below=0), "cluster_uuid"),
     (r.ClaimBucket(cluster_uuid="u", issued_below=-1), "issued_below"),

@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from streammeta.client import StreamTrim, Upload, UploadWithEffects, ValueToPut
+from streammeta.client.commit_effects import EffectsCommit
 from streammeta.client.errors import ProtocolViolationError
 from streammeta.controller.metadata.requests import SetFeatureLevel
 from streammeta.rpc.failures import read_failure
@@ -36,6 +37,10 @@ async def begin(rpcs: Rpcs) -> tuple[int, int]:
     return stream_id, first
 
 
+def effects(*parts: Any, **others: Any) -> EffectsCommit:
+    return EffectsCommit(UploadWithEffects(*parts, **others))
+
+
 def upload(object_id: int, stream_id: int, start: int) -> Upload:
     return Upload(object_id, 100, [stream_id], [start], [start + 10], [1])
 
@@ -58,7 +63,7 @@ async def through_pipeline(
 
 async def test_a_unary_commit_and_its_repeat(rpcs: Rpcs) -> None:
     stream_id, first = await begin(rpcs)
-    commit = UploadWithEffects(upload(first, stream_id, 0), [KEY], [StreamTrim(stream_id, 1, 4)])
+    commit = effects(upload(first, stream_id, 0), [KEY], [StreamTrim(stream_id, 1, 4)])
     request = commit.request(NODE)
     verdict = commit.verdict(await rpcs.ask(request))
     assert (verdict.error, list(verdict.trim_errors)) == (ERROR_CODE_NONE, [ERROR_CODE_NONE])
@@ -69,12 +74,10 @@ async def test_a_unary_commit_and_its_repeat(rpcs: Rpcs) -> None:
 
 async def test_commits_of_a_message_are_judged_in_order(rpcs: Rpcs) -> None:
     stream_id, first = await begin(rpcs)
-    own = UploadWithEffects(upload(first, stream_id, 0), [KEY])
-    taken = UploadWithEffects(upload(first + 1, stream_id, 10), [KEY])
-    fenced = UploadWithEffects(
-        upload(first + 1, stream_id, 10), trims=[StreamTrim(stream_id, 2, 4)]
-    )
-    plain = UploadWithEffects(upload(first + 2, stream_id, 10))
+    own = effects(upload(first, stream_id, 0), [KEY])
+    taken = effects(upload(first + 1, stream_id, 10), [KEY])
+    fenced = effects(upload(first + 1, stream_id, 10), trims=[StreamTrim(stream_id, 2, 4)])
+    plain = effects(upload(first + 2, stream_id, 10))
     commits = (own, taken, fenced, plain)
     answers = await through_pipeline(rpcs, *(one.request(NODE) for one in commits))
     verdicts = [one.verdict(answer) for one, answer in zip(commits, answers, strict=True)]
@@ -87,7 +90,7 @@ async def test_commits_of_a_message_are_judged_in_order(rpcs: Rpcs) -> None:
 
 async def test_below_the_feature_level_a_commit_with_effects_is_refused(rpcs: Rpcs) -> None:
     (stream_id,), first = await rpcs.begin(streams=1, objects=5)
-    request = UploadWithEffects(upload(first, stream_id, 0), [KEY]).request(NODE)
+    request = effects(upload(first, stream_id, 0), [KEY]).request(NODE)
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await rpcs.ask(request)
     failure = read_failure(raised.value)
@@ -126,17 +129,17 @@ async def test_a_merge_of_stream_objects_puts_values(rpcs: Rpcs) -> None:
 
 async def test_a_bad_part_is_named(rpcs: Rpcs) -> None:
     stream_id, first = await begin(rpcs)
-    request = UploadWithEffects(upload(first, stream_id, 0), [KEY, KEY]).request(NODE)
+    request = effects(upload(first, stream_id, 0), [KEY, KEY]).request(NODE)
     refused = await rpcs.refusal("ObjectService/CommitStreamSetObject", request)
     assert refused == ("INVALID_ARGUMENT", "INVALID_FIELD", {"field": "kv_puts.key"})
-    request = UploadWithEffects(upload(first, stream_id, 0), [], []).request(NODE)
+    request = effects(upload(first, stream_id, 0), [], []).request(NODE)
     request.trims.add(stream_id=stream_id, new_start_offset=1)
     refused = await rpcs.refusal("ObjectService/CommitStreamSetObject", request)
     assert refused == ("INVALID_ARGUMENT", "INVALID_FIELD", {"field": "trims[0].stream_epoch"})
 
 
 def test_an_answer_of_a_leader_that_knows_no_effects_is_not_taken_for_done() -> None:
-    commit = UploadWithEffects(upload(1, 1, 0), [KEY])
+    commit = effects(upload(1, 1, 0), [KEY])
     with pytest.raises(ProtocolViolationError, match="feature level 3"):
         commit.verdict(objects_pb2.CommitStreamSetObjectResponse(error=ERROR_CODE_NONE))
     refused = objects_pb2.CommitStreamSetObjectResponse(error=ERROR_CODE_STREAM_INNER_ERROR)

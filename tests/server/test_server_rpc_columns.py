@@ -69,11 +69,11 @@ def assert_read(data: bytes) -> None:
 def plain(value: Any, like: Message) -> dict[str, Any]:
     """Return the fields of `value` that a message has, columns as lists.
 
-    A commit is known again by its object: its request id is not read.
+    A commit is known again by its object: its request id is not read. No recoverer is sent.
     """
     found: dict[str, Any] = {}
     for field in like.DESCRIPTOR.fields:
-        if field.name == "request_id":
+        if field.name == "request_id" or field.name == "recoverer":
             continue
         part = getattr(value, field.name)
         if field.is_repeated:

@@ -1,7 +1,7 @@
 """Uploads with effects: values put and streams trimmed if and only if the upload is committed.
 
-For `CommitPipeline.commit`. The cluster must be at feature level 3: leaders of older versions
-commit the upload and know nothing of the rest, which shows in their answer.
+For `CommitPipeline.upload_with_effects`. The cluster must be at feature level 3: leaders of older
+versions commit the upload and know nothing of the rest, which shows in their answer.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class EffectsVerdict:
 
 @dataclass(frozen=True, slots=True)
 class UploadWithEffects:
-    """A commit: an upload, values to put and streams of the node to trim."""
+    """An upload, values to put and streams of the node to trim: all of it, or nothing."""
 
     upload: Upload
     puts: Sequence[ValueToPut] = ()
@@ -75,9 +75,16 @@ class UploadWithEffects:
     def __post_init__(self) -> None:
         check_kind("upload", self.upload, Upload, "an Upload")
 
+
+@dataclass(frozen=True, slots=True)
+class EffectsCommit:
+    """The commit of an upload with effects."""
+
+    asked: UploadWithEffects
+
     def request(self, node: common_pb2.NodeIdentity) -> objects_pb2.CommitStreamSetObjectRequest:
         """Make the request; one bad row, value or trim rejects all."""
-        upload = self.upload
+        upload = self.asked.upload
         request = objects_pb2.CommitStreamSetObjectRequest(
             node=node,
             object_id=upload.object_id,
@@ -89,8 +96,8 @@ class UploadWithEffects:
                 end_offset=upload.end_offsets,
             ),
             on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
-            kv_puts=map(_put_message, self.puts),
-            trims=map(_trim_message, self.trims),
+            kv_puts=map(_put_message, self.asked.puts),
+            trims=map(_trim_message, self.asked.trims),
         )
         if upload.min_timestamp_ms >= 0:
             request.min_timestamp_ms = upload.min_timestamp_ms
@@ -105,10 +112,10 @@ class UploadWithEffects:
         Raises `ProtocolViolationError` if the upload is committed and the rest was not looked at.
         """
         got = (len(answer.kv_results), len(answer.trim_errors))
-        wanted = (len(self.puts), len(self.trims))
+        wanted = (len(self.asked.puts), len(self.asked.trims))
         if got != wanted and (answer.error == ERROR_CODE_NONE or got != (0, 0)):
             raise ProtocolViolationError(
-                f"commit of object {self.upload.object_id}",
+                f"commit of object {self.asked.upload.object_id}",
                 detail=f"{got} verdicts answer {wanted} values and trims; the leader's version may "
                 "not know them, as before the cluster is at feature level 3",
             )

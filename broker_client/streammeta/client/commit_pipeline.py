@@ -17,6 +17,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from streammeta.client.arguments import check_client, check_kind, check_offers, check_seconds
+from streammeta.client.commit_effects import EffectsCommit, EffectsVerdict, UploadWithEffects
 from streammeta.client.commit_messages import (
     Commit,
     CommitMessage,
@@ -114,6 +115,11 @@ class CommitPipeline(ClosedAtExit):
         request, expires = commit.request(self._node), loop.time() + self._deadline
         self._add(PendingCommit(request, commit.verdict, done, expires))
         return done
+
+    async def upload_with_effects(self, asked: UploadWithEffects) -> asyncio.Future[EffectsVerdict]:
+        """Hand in an upload with values to put and streams to trim; all else as `upload`."""
+        check_kind("asked", asked, UploadWithEffects, "an UploadWithEffects")
+        return await self.commit(EffectsCommit(asked))
 
     async def close(self, deadline_s: float | None = None) -> None:
         """Wait until everything handed in is answered or has failed, then stop.
