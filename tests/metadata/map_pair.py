@@ -23,7 +23,7 @@ from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.answers import ObjectLists, ObjectSlices
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.frozen import FrozenMap
-from streammeta.controller.metadata.values import ObjectState, PageRequest, column
+from streammeta.controller.metadata.values import ObjectKind, ObjectState, PageRequest, column
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import ObjectsDestroyed, Record
 from tests.metadata.random_requests import RandomRequests
@@ -165,6 +165,7 @@ class Pair:
             for record in records
             if isinstance(record, ObjectsDestroyed)
             for object_id in record.object_id.tolist()
+            if self.model.state.objects[object_id].kind is not ObjectKind.NAMED
         ]
         sweepable = swept(self.model.state, streams)
         assert len(named) == len(set(named)), f"swept twice: {named}"
@@ -290,6 +291,8 @@ def compare(cluster_map: ClusterMap, model: Model, now: int) -> None:
         r.CheckObjects(object_ids=tuple(range(state.next_object + 2))),
         r.GetNodes(include_stream_set_objects=True),
         r.ListKVs(namespace="n"),
+        r.DescribeNamedObjects(),
+        r.DescribeNamedObjects(prefix="b", page=PageRequest(1)),
         *(
             r.ListStreamSetObjects(node_id=node_id, page=page)
             for node_id in (*state.nodes, 5)

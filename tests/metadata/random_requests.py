@@ -314,7 +314,7 @@ class RandomRequests(RandomCommits):
         )
 
     def _delete_keys(self, state: State) -> Any:
-        known = sorted(state.kvs)
+        known = sorted(key for key in state.kvs if key[0] in "mn")
         if not known or self._chance(20):
             known = [("m", "a"), ("n", "b")]
         keys = tuple(
@@ -325,6 +325,53 @@ class RandomRequests(RandomCommits):
         )
         return r.DeleteKVs(keys=keys)
 
+    # ---- named objects ----
+
+    def _commit_named(self, state: State) -> Any:
+        if state.feature_level < 3:
+            return self._put(state)
+        node = self._node(state)
+        names = self._some(NAMES, 2)
+        owners = [self._owner_of_named(state) for _ in names]
+        return r.CommitNamedObjects(
+            node=node,
+            objects=tuple(
+                r.NamedObjectToCommit(
+                    object_id=object_id,
+                    name=name,
+                    object_size=self._one((0, 7)),
+                    crc32c=self._one((-1, 0, 5)),
+                    metadata=self._tags(),
+                    **owner,
+                )
+                for name, owner, object_id in zip(
+                    names, owners, self._prepared(state, len(names)), strict=True
+                )
+            ),
+        )
+
+    def _owner_of_named(self, state: State) -> dict[str, Any]:
+        keys = [key for key in sorted(state.kvs) if key[0] in "mn"]
+        if keys and self._chance(50):
+            return {"owner_key": r.OwnerKey(*self._one(keys))}
+        if self._chance(5):
+            return {"owner_key": r.OwnerKey("n", "absent")}
+        return {"owner_stream_id": self._stream(state)}
+
+    def _delete_named(self, state: State) -> Any:
+        known = [name for name in NAMES if ("_streammeta/named", name) in state.kvs] or NAMES
+        items = tuple(
+            r.NamedObjectToDelete(
+                name=name,
+                object_id=self._one((None, None, None, self._rng.randrange(state.next_object + 1))),
+            )
+            for name in self._some(known, 2)
+        )
+        return r.DeleteNamedObjects(node=self._node(state), objects=items)
+
+
+NAMES = ("a", "b", "b/1", "b/2", "c")
+"""Names of objects."""
 
 _WEIGHTS = {
     "upload": 24,
@@ -355,6 +402,8 @@ _WEIGHTS = {
     "assign": 1,
     "put": 3,
     "delete_keys": 2,
+    "commit_named": 3,
+    "delete_named": 1,
 }
 _COMMITS = ("upload", "compact_set", "compact_stream")
 """Commits that values to put and streams to trim may come with."""
@@ -419,6 +468,13 @@ class RandomReads(RandomDraws):
         keys = self._some("abc", 2)
         return r.GetKVs(keys=tuple(r.KVKey(key=key, namespace=self._one("mn")) for key in keys))
 
+    def _named(self, _state: State) -> Any:
+        return r.DescribeNamedObjects(
+            names=tuple(self._some(NAMES, 3)) if self._chance(50) else (),
+            prefix=self._one(("", "b", "b/")),
+            page=PageRequest(self._one((0, 1, 2)), self._one(("", "", "a", "b/1"))),
+        )
+
     def _keys(self, _state: State) -> Any:
         return r.ListKVs(
             namespace=self._one("mn"),
@@ -438,4 +494,5 @@ _MAKERS: dict[type, Callable[[RandomReads, State], Any]] = {
     r.ListStreamSetObjects: RandomReads._set_objects,
     r.GetKVs: RandomReads._values,
     r.ListKVs: RandomReads._keys,
+    r.DescribeNamedObjects: RandomReads._named,
 }

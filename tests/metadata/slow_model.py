@@ -14,6 +14,7 @@ from streammeta.controller.metadata.answers import SweepAnswer
 from tests.metadata import slow_model_adoption as adoption
 from tests.metadata import slow_model_commits as commits
 from tests.metadata import slow_model_compactions as compactions
+from tests.metadata import slow_model_named as named
 from tests.metadata import slow_model_reads as reads
 from tests.metadata import slow_model_streams as streams
 from tests.metadata import slow_model_uploads as uploads
@@ -46,6 +47,12 @@ class Model:
             return commits.with_effects(
                 self.state, request, offset, lambda state: rule(state, request, now)
             )
+        if isinstance(request, r.CommitNamedObjects):
+            return named.commit(self.state, request, now, offset)
+        if isinstance(request, r.DeleteStreams | r.DeleteKVs):
+            answer = _TIMELESS[type(request)](self.state, request)
+            named.go_with_owners(self.state, now)
+            return answer
         if type(request) in _TIMED:
             return _TIMED[type(request)](self.state, request, now)
         if isinstance(request, r.PutKVs):
@@ -74,6 +81,7 @@ REPEATED = (
     r.CommitStreamSetObject,
     r.CommitUploads,
     r.CommitStreamObject,
+    r.CommitNamedObjects,
     r.CreateStreams,
     r.PrepareObjects,
     r.AdoptObjects,
@@ -87,6 +95,7 @@ _TIMED: dict[type, Callable[..., Any]] = {
     r.DestroyDeadSetObjects: uploads.destroy_dead,
     r.HoldDeletions: uploads.hold,
     r.AdoptObjects: adoption.adopt,
+    r.DeleteNamedObjects: named.delete,
 }
 _TIMELESS: dict[type, Callable[..., Any]] = {
     r.CreateStreams: streams.create,
@@ -117,4 +126,5 @@ _READS: dict[type, Callable[..., Any]] = {
     r.ListStreamSetObjects: reads.list_set_objects,
     r.GetKVs: reads.get_kvs,
     r.ListKVs: reads.list_kvs,
+    r.DescribeNamedObjects: named.describe,
 }

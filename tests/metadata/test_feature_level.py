@@ -44,25 +44,25 @@ def test_a_level_is_raised_once_and_undone_with_its_entry() -> None:
 def test_a_level_is_lowered_where_none_between_has_changed_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(feature_level, "SUPPORTED", features.Levels(1, 4))
+    monkeypatch.setattr(feature_level, "SUPPORTED", features.Levels(1, 6))
     world = World()
-    for level in (4, 2):
+    for level in (6, 4):
         world.map.apply(world.map.applied_end_offset, [FeatureLevelSet(level=level)])
         assert world.map.feature_level == level
     end = world.map.applied_end_offset
     lower: Any = world.write(SetFeatureLevel(level=1))
-    assert (lower.before, lower.level, world.map.applied_end_offset) == (2, 2, end)
-    with pytest.raises(InvariantError, match="sets feature level 1, but it is 2"):
+    assert (lower.before, lower.level, world.map.applied_end_offset) == (4, 4, end)
+    with pytest.raises(InvariantError, match="sets feature level 1, but it is 4"):
         world.map.apply(end, [FeatureLevelSet(level=1)])
 
 
 def test_levels_that_changed_data_are_those_of_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert features.data_changes(1, 2) == [2]
     assert features.data_changes(2, 2) == []
-    monkeypatch.setattr(features, "FIELDS", {("KVsPut", "colour"): 4})
-    monkeypatch.setattr(features, "SECTIONS", {"links": 3})
-    assert features.data_changes(1, 4) == [2, 3, 4]
-    assert features.data_changes(3, 4) == [4]
+    monkeypatch.setattr(features, "FIELDS", {("KVsPut", "colour"): 5})
+    monkeypatch.setattr(features, "SECTIONS", {"links": 4})
+    assert features.data_changes(1, 5) == [2, 3, 4, 5]
+    assert features.data_changes(4, 5) == [5]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant, Tested
 
 _TESTS = "tests/metadata/test_commit_effects.py::"
 
+_NAMED = "tests/metadata/test_named_objects.py::"
 _RECOVERERS = "tests/metadata/test_recoverers.py::"
 
 COMMITS = (
@@ -41,6 +42,28 @@ COMMITS = (
         Tested(
             _TESTS + "test_a_repeat_puts_nothing_again_and_tells_the_version_that_is_still_there"
         ),
+    ),
+    Mutant(
+        "named-objects-outlive-their-key",
+        "A key is deleted, and the objects that it owns keep their names and bytes for ever.",
+        "what an offloaded ledger leaves behind when its ledger is gone",
+        """
+        streammeta.controller.metadata.cluster_map:
+        - return (record, *self._named.gone_with_keys(gone, now_ms)), answer
+        + return (record,), answer
+        """,
+        Tested(_NAMED + "test_named_objects_go_with_their_owner_and_no_others"),
+    ),
+    Mutant(
+        "named-object-is-of-a-stream",
+        "A compaction takes a named object for a stream object, and destroys it.",
+        "the table of ranges is asked for the first range of an object that has none",
+        """
+        streammeta.controller.metadata.object_queries:
+        - fit[fit] = (kinds != _STREAM_SET) & (kinds != _NAMED)
+        + fit[fit] = kinds != _STREAM_SET
+        """,
+        Tested(_NAMED + "test_compactions_take_no_named_object_for_a_source"),
     ),
     Mutant(
         "effects-are-no-content",

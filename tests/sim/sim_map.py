@@ -212,7 +212,7 @@ def state_of(cluster_map: ClusterMap) -> State:
     objects: Any = cluster_map.query(r.DescribeObjects())
     nodes: Any = cluster_map.query(r.GetNodes())
     checked: Any = cluster_map.query(r.CheckObjects(object_ids=(0,)))
-    state = State(next_object=checked.next_object_id)
+    state = State(next_object=checked.next_object_id, feature_level=cluster_map.feature_level)
     for one in streams.streams:
         state.streams[one.stream_id] = Stream(
             epoch=one.epoch,

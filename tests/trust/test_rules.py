@@ -70,6 +70,9 @@ WHO_MAY = {
     "GetObjects": "bcrxa",
     "DescribeObjects": "bcrxa",
     "CheckObjects": "bcxa",
+    "CommitNamedObjects": "b",
+    "DeleteNamedObjects": "ba",
+    "DescribeNamedObjects": "bcrxa",
     "GetKVs": "bra",
     "ListKVs": "bra",
     "PutKVs": "ba",
@@ -82,7 +85,7 @@ EVERY_CALLER = "".join(CALLERS)
 HELD_TO_A_NODE = {
     "RegisterNode", "Heartbeat", "UnregisterNode", "CreateStreams", "OpenStreams", "CloseStreams",
     "TrimStreams", "DeleteStreams", "GetOpeningStreams", "PrepareObjects", "CommitStreamSetObject",
-    "CommitStreamObject", "CommitPipeline",
+    "CommitStreamObject", "CommitPipeline", "CommitNamedObjects", "DeleteNamedObjects",
 }  # fmt: skip
 
 

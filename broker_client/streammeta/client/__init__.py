@@ -68,6 +68,10 @@ from streammeta.client.model import NodeIdentity as NodeIdentity
 from streammeta.client.model import Recovery as Recovery
 from streammeta.client.model import StreamDescription as StreamDescription
 from streammeta.client.model import StreamRange as StreamRange
+from streammeta.client.named_objects import NamedObject as NamedObject
+from streammeta.client.named_objects import NamedObjects as NamedObjects
+from streammeta.client.named_objects import OwnerKey as OwnerKey
+from streammeta.client.named_objects import OwnerStream as OwnerStream
 from streammeta.client.reader import StreamReader as StreamReader
 from streammeta.client.reading.lookups import Located as Located
 from streammeta.client.reading.lookups import Slice as Slice

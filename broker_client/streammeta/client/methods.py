@@ -55,6 +55,15 @@ COMMIT_STREAM_OBJECT = Method(
 )
 GET_OBJECTS = Method(objects_pb2.GetObjectsRequest, objects_pb2.GetObjectsResponse)
 DESCRIBE_OBJECTS = Method(objects_pb2.DescribeObjectsRequest, objects_pb2.DescribeObjectsResponse)
+COMMIT_NAMED_OBJECTS = Method(
+    objects_pb2.CommitNamedObjectsRequest, objects_pb2.CommitNamedObjectsResponse
+)
+DELETE_NAMED_OBJECTS = Method(
+    objects_pb2.DeleteNamedObjectsRequest, objects_pb2.DeleteNamedObjectsResponse
+)
+DESCRIBE_NAMED_OBJECTS = Method(
+    objects_pb2.DescribeNamedObjectsRequest, objects_pb2.DescribeNamedObjectsResponse
+)
 REGISTER_NODE = Method(nodes_pb2.RegisterNodeRequest, nodes_pb2.RegisterNodeResponse)
 HEARTBEAT = Method(nodes_pb2.HeartbeatRequest, nodes_pb2.HeartbeatResponse)
 GET_NODES = Method(nodes_pb2.GetNodesRequest, nodes_pb2.GetNodesResponse)

@@ -52,7 +52,7 @@ ADDED: Mapping[int, str] = {
     1: "everything up to feature levels",
     2: "the level itself: record FeatureLevelSet; recovery after a restore: section recovery, "
     "records ObjectsReclaimed and RestoreFinished",
-    3: "values put and streams trimmed with a commit",
+    3: "values put and streams trimmed with a commit; named objects: NamedObjectsCommitted",
 }
 """Additions of each level."""
 
@@ -60,6 +60,7 @@ RECORDS: Mapping[str, int] = {
     "FeatureLevelSetRecord": 2,
     "ObjectsReclaimedRecord": 2,
     "RestoreFinishedRecord": 2,
+    "NamedObjectsCommittedRecord": 3,
 }
 """Levels of the messages of records.proto that came after level 1."""
 
@@ -67,6 +68,7 @@ FIELDS: Mapping[tuple[str, str], int] = {
     ("Record", "feature_level_set"): 2,
     ("Record", "objects_reclaimed"): 2,
     ("Record", "restore_finished"): 2,
+    ("Record", "named_objects_committed"): 3,
 }
 """Levels of the fields, by message and name, that older messages got after level 1."""
 

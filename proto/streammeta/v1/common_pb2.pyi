@@ -189,6 +189,8 @@ class _ObjectKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ObjectKind
     """one stream (SO)"""
     OBJECT_KIND_COMPOSITE: _ObjectKind.ValueType  # 3
     """one stream, a link table over other objects"""
+    OBJECT_KIND_NAMED: _ObjectKind.ValueType  # 4
+    """bytes of a broker's own, found by name"""
 
 class ObjectKind(_ObjectKind, metaclass=_ObjectKindEnumTypeWrapper):
     """Form of an object."""
@@ -201,6 +203,8 @@ OBJECT_KIND_STREAM: ObjectKind.ValueType  # 2
 """one stream (SO)"""
 OBJECT_KIND_COMPOSITE: ObjectKind.ValueType  # 3
 """one stream, a link table over other objects"""
+OBJECT_KIND_NAMED: ObjectKind.ValueType  # 4
+"""bytes of a broker's own, found by name"""
 Global___ObjectKind: _TypeAlias = ObjectKind  # noqa: Y015
 
 class _StreamState:

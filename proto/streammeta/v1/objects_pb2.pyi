@@ -1186,3 +1186,341 @@ class CheckObjectsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CheckObjectsResponse: _TypeAlias = CheckObjectsResponse  # noqa: Y015
+
+@_typing.final
+class CommitNamedObjectsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    OBJECTS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """for tracing; commits are idempotent by object id"""
+    @_builtins.property
+    def node(self) -> _common_pb2.NodeIdentity:
+        """the writer"""
+
+    @_builtins.property
+    def objects(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedObjectToCommit]:
+        """1..1000, no id and no name twice"""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        node: _common_pb2.NodeIdentity | None = ...,
+        objects: _abc.Iterable[Global___NamedObjectToCommit] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "objects", b"objects", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitNamedObjectsRequest: _TypeAlias = CommitNamedObjectsRequest  # noqa: Y015
+
+@_typing.final
+class NamedObjectToCommit(_message.Message):
+    """The object's bytes lie under the key of its id, as those of all objects do. It is destroyed with its
+    owner: the stream when it is deleted, or the key when it is.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECT_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    OBJECT_SIZE_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
+    OWNER_STREAM_ID_FIELD_NUMBER: _builtins.int
+    OWNER_KEY_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    object_id: _builtins.int
+    """a prepared object"""
+    name: _builtins.str
+    """chosen by the caller, 1..512 bytes, without control characters; unique"""
+    object_size: _builtins.int
+    """bytes, 0..2^46"""
+    crc32c: _builtins.int
+    """CRC-32C of its bytes; absent: unknown"""
+    owner_stream_id: _builtins.int
+    """the stream that owns it; absent: owner_key does"""
+    @_builtins.property
+    def owner_key(self) -> Global___OwnerKey:
+        """the key that owns it; exactly one of the two. An owner has 1000 at most"""
+
+    @_builtins.property
+    def metadata(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Tag]:
+        """at most 16, as the tags of streams"""
+
+    def __init__(
+        self,
+        *,
+        object_id: _builtins.int | None = ...,
+        name: _builtins.str = ...,
+        object_size: _builtins.int = ...,
+        crc32c: _builtins.int | None = ...,
+        owner_stream_id: _builtins.int | None = ...,
+        owner_key: Global___OwnerKey | None = ...,
+        metadata: _abc.Iterable[_common_pb2.Tag] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_object_id", b"_object_id", "_owner_stream_id", b"_owner_stream_id", "crc32c", b"crc32c", "object_id", b"object_id", "owner_key", b"owner_key", "owner_stream_id", b"owner_stream_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_object_id", b"_object_id", "_owner_stream_id", b"_owner_stream_id", "crc32c", b"crc32c", "metadata", b"metadata", "name", b"name", "object_id", b"object_id", "object_size", b"object_size", "owner_key", b"owner_key", "owner_stream_id", b"owner_stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
+    _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
+    _WhichOneofReturnType__object_id: _TypeAlias = _typing.Literal["object_id"]  # noqa: Y015
+    _WhichOneofArgType__object_id: _TypeAlias = _typing.Literal["_object_id", b"_object_id"]  # noqa: Y015
+    _WhichOneofReturnType__owner_stream_id: _TypeAlias = _typing.Literal["owner_stream_id"]  # noqa: Y015
+    _WhichOneofArgType__owner_stream_id: _TypeAlias = _typing.Literal["_owner_stream_id", b"_owner_stream_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__crc32c) -> _WhichOneofReturnType__crc32c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__object_id) -> _WhichOneofReturnType__object_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__owner_stream_id) -> _WhichOneofReturnType__owner_stream_id | None: ...
+
+Global___NamedObjectToCommit: _TypeAlias = NamedObjectToCommit  # noqa: Y015
+
+@_typing.final
+class OwnerKey(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """empty: the default namespace"""
+    key: _builtins.str
+    """not empty"""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "namespace", b"namespace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OwnerKey: _TypeAlias = OwnerKey  # noqa: Y015
+
+@_typing.final
+class CommitNamedObjectsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERRORS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def errors(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.ErrorCode.ValueType]:
+        """in request order; all NONE: committed, else nothing is"""
+
+    def __init__(
+        self,
+        *,
+        errors: _abc.Iterable[_common_pb2.ErrorCode.ValueType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitNamedObjectsResponse: _TypeAlias = CommitNamedObjectsResponse  # noqa: Y015
+
+@_typing.final
+class DeleteNamedObjectsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    OBJECTS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """for tracing"""
+    @_builtins.property
+    def node(self) -> _common_pb2.NodeIdentity:
+        """the caller"""
+
+    @_builtins.property
+    def objects(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedObjectToDelete]:
+        """1..1000, no name twice"""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        node: _common_pb2.NodeIdentity | None = ...,
+        objects: _abc.Iterable[Global___NamedObjectToDelete] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "objects", b"objects", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteNamedObjectsRequest: _TypeAlias = DeleteNamedObjectsRequest  # noqa: Y015
+
+@_typing.final
+class NamedObjectToDelete(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    OBJECT_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """whose name is taken away"""
+    object_id: _builtins.int
+    """only if it names this object; absent: whichever"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        object_id: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_object_id", b"_object_id", "object_id", b"object_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_object_id", b"_object_id", "name", b"name", "object_id", b"object_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__object_id: _TypeAlias = _typing.Literal["object_id"]  # noqa: Y015
+    _WhichOneofArgType__object_id: _TypeAlias = _typing.Literal["_object_id", b"_object_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__object_id) -> _WhichOneofReturnType__object_id | None: ...
+
+Global___NamedObjectToDelete: _TypeAlias = NamedObjectToDelete  # noqa: Y015
+
+@_typing.final
+class DeleteNamedObjectsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERRORS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def errors(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.ErrorCode.ValueType]:
+        """in request order"""
+
+    def __init__(
+        self,
+        *,
+        errors: _abc.Iterable[_common_pb2.ErrorCode.ValueType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteNamedObjectsResponse: _TypeAlias = DeleteNamedObjectsResponse  # noqa: Y015
+
+@_typing.final
+class DescribeNamedObjectsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    PAGE_FIELD_NUMBER: _builtins.int
+    prefix: _builtins.str
+    """those whose names begin with it; empty: all"""
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """these, at most 10000; unknown ones are left out. Empty: by prefix"""
+
+    @_builtins.property
+    def page(self) -> _common_pb2.PageRequest:
+        """pages are in name order"""
+
+    def __init__(
+        self,
+        *,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+        prefix: _builtins.str = ...,
+        page: _common_pb2.PageRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["page", b"page"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names", "page", b"page", "prefix", b"prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeNamedObjectsRequest: _TypeAlias = DescribeNamedObjectsRequest  # noqa: Y015
+
+@_typing.final
+class DescribeNamedObjectsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """empty on the last page"""
+    @_builtins.property
+    def objects(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedObject]:
+        """in name order"""
+
+    def __init__(
+        self,
+        *,
+        objects: _abc.Iterable[Global___NamedObject] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "objects", b"objects"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeNamedObjectsResponse: _TypeAlias = DescribeNamedObjectsResponse  # noqa: Y015
+
+@_typing.final
+class NamedObject(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    OBJECT_ID_FIELD_NUMBER: _builtins.int
+    OBJECT_SIZE_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
+    COMMITTED_AT_MS_FIELD_NUMBER: _builtins.int
+    OWNER_STREAM_ID_FIELD_NUMBER: _builtins.int
+    OWNER_KEY_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """as committed"""
+    object_id: _builtins.int
+    """see object key rules in docs/format.md"""
+    object_size: _builtins.int
+    """bytes"""
+    crc32c: _builtins.int
+    """CRC-32C of its bytes; absent: unknown"""
+    committed_at_ms: _builtins.int
+    """leader's clock at its commit"""
+    owner_stream_id: _builtins.int
+    """the stream that owns it"""
+    @_builtins.property
+    def owner_key(self) -> Global___OwnerKey:
+        """or the key that does"""
+
+    @_builtins.property
+    def metadata(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Tag]:
+        """sorted by key"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        object_id: _builtins.int = ...,
+        object_size: _builtins.int = ...,
+        crc32c: _builtins.int | None = ...,
+        committed_at_ms: _builtins.int = ...,
+        owner_stream_id: _builtins.int | None = ...,
+        owner_key: Global___OwnerKey | None = ...,
+        metadata: _abc.Iterable[_common_pb2.Tag] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_owner_stream_id", b"_owner_stream_id", "crc32c", b"crc32c", "owner_key", b"owner_key", "owner_stream_id", b"owner_stream_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_owner_stream_id", b"_owner_stream_id", "committed_at_ms", b"committed_at_ms", "crc32c", b"crc32c", "metadata", b"metadata", "name", b"name", "object_id", b"object_id", "object_size", b"object_size", "owner_key", b"owner_key", "owner_stream_id", b"owner_stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
+    _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
+    _WhichOneofReturnType__owner_stream_id: _TypeAlias = _typing.Literal["owner_stream_id"]  # noqa: Y015
+    _WhichOneofArgType__owner_stream_id: _TypeAlias = _typing.Literal["_owner_stream_id", b"_owner_stream_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__crc32c) -> _WhichOneofReturnType__crc32c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__owner_stream_id) -> _WhichOneofReturnType__owner_stream_id | None: ...
+
+Global___NamedObject: _TypeAlias = NamedObject  # noqa: Y015

@@ -69,6 +69,21 @@ class ObjectServiceStub:
                 request_serializer=streammeta_dot_v1_dot_objects__pb2.CheckObjectsRequest.SerializeToString,
                 response_deserializer=streammeta_dot_v1_dot_objects__pb2.CheckObjectsResponse.FromString,
                 _registered_method=True)
+        self.CommitNamedObjects = channel.unary_unary(
+                '/streammeta.v1.ObjectService/CommitNamedObjects',
+                request_serializer=streammeta_dot_v1_dot_objects__pb2.CommitNamedObjectsRequest.SerializeToString,
+                response_deserializer=streammeta_dot_v1_dot_objects__pb2.CommitNamedObjectsResponse.FromString,
+                _registered_method=True)
+        self.DeleteNamedObjects = channel.unary_unary(
+                '/streammeta.v1.ObjectService/DeleteNamedObjects',
+                request_serializer=streammeta_dot_v1_dot_objects__pb2.DeleteNamedObjectsRequest.SerializeToString,
+                response_deserializer=streammeta_dot_v1_dot_objects__pb2.DeleteNamedObjectsResponse.FromString,
+                _registered_method=True)
+        self.DescribeNamedObjects = channel.unary_unary(
+                '/streammeta.v1.ObjectService/DescribeNamedObjects',
+                request_serializer=streammeta_dot_v1_dot_objects__pb2.DescribeNamedObjectsRequest.SerializeToString,
+                response_deserializer=streammeta_dot_v1_dot_objects__pb2.DescribeNamedObjectsResponse.FromString,
+                _registered_method=True)
 
 
 class ObjectServiceServicer:
@@ -152,6 +167,39 @@ class ObjectServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CommitNamedObjects(self, request, context):
+        """Gives names to prepared objects that hold no stream: what a broker keeps for itself. All or none.
+        Retry: safe by object id: the same content gets the first answer.
+        Errors: for each object OBJECT_NOT_EXIST, OBJECT_CONTENT_MISMATCH, KEY_EXIST for a name that is taken,
+        STREAM_NOT_EXIST or KEY_NOT_EXIST for an owner that there is not, and those of the node check;
+        status FEATURE_LEVEL below feature level 3.
+        Roles: broker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteNamedObjects(self, request, context):
+        """Takes names away and destroys their objects.
+        Retry: safe; a repeat that comes after the first took effect is answered OBJECT_NOT_EXIST.
+        Errors: OBJECT_NOT_EXIST, KEY_EXIST for a name of another object than the expected one, and those of
+        the node check.
+        Roles: broker, admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeNamedObjects(self, request, context):
+        """Describes named objects by name, or those with a prefix, in name order, page by page. Linearizable.
+        Retry: safe, a read.
+        Errors: none of its own.
+        Roles: broker, compactor, reader, reconciler, admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ObjectServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -189,6 +237,21 @@ def add_ObjectServiceServicer_to_server(servicer, server):
                     servicer.CheckObjects,
                     request_deserializer=streammeta_dot_v1_dot_objects__pb2.CheckObjectsRequest.FromString,
                     response_serializer=streammeta_dot_v1_dot_objects__pb2.CheckObjectsResponse.SerializeToString,
+            ),
+            'CommitNamedObjects': grpc.unary_unary_rpc_method_handler(
+                    servicer.CommitNamedObjects,
+                    request_deserializer=streammeta_dot_v1_dot_objects__pb2.CommitNamedObjectsRequest.FromString,
+                    response_serializer=streammeta_dot_v1_dot_objects__pb2.CommitNamedObjectsResponse.SerializeToString,
+            ),
+            'DeleteNamedObjects': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteNamedObjects,
+                    request_deserializer=streammeta_dot_v1_dot_objects__pb2.DeleteNamedObjectsRequest.FromString,
+                    response_serializer=streammeta_dot_v1_dot_objects__pb2.DeleteNamedObjectsResponse.SerializeToString,
+            ),
+            'DescribeNamedObjects': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeNamedObjects,
+                    request_deserializer=streammeta_dot_v1_dot_objects__pb2.DescribeNamedObjectsRequest.FromString,
+                    response_serializer=streammeta_dot_v1_dot_objects__pb2.DescribeNamedObjectsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -380,6 +443,87 @@ class ObjectService:
             '/streammeta.v1.ObjectService/CheckObjects',
             streammeta_dot_v1_dot_objects__pb2.CheckObjectsRequest.SerializeToString,
             streammeta_dot_v1_dot_objects__pb2.CheckObjectsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CommitNamedObjects(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/streammeta.v1.ObjectService/CommitNamedObjects',
+            streammeta_dot_v1_dot_objects__pb2.CommitNamedObjectsRequest.SerializeToString,
+            streammeta_dot_v1_dot_objects__pb2.CommitNamedObjectsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteNamedObjects(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/streammeta.v1.ObjectService/DeleteNamedObjects',
+            streammeta_dot_v1_dot_objects__pb2.DeleteNamedObjectsRequest.SerializeToString,
+            streammeta_dot_v1_dot_objects__pb2.DeleteNamedObjectsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeNamedObjects(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/streammeta.v1.ObjectService/DescribeNamedObjects',
+            streammeta_dot_v1_dot_objects__pb2.DescribeNamedObjectsRequest.SerializeToString,
+            streammeta_dot_v1_dot_objects__pb2.DescribeNamedObjectsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -83,6 +83,27 @@ class ObjectServiceStub:
     Errors: none of its own.
     Roles: reconciler, broker, compactor, admin.
     """
+    CommitNamedObjects: _grpc.UnaryUnaryMultiCallable[_objects_pb2.CommitNamedObjectsRequest, _objects_pb2.CommitNamedObjectsResponse]
+    """Gives names to prepared objects that hold no stream: what a broker keeps for itself. All or none.
+    Retry: safe by object id: the same content gets the first answer.
+    Errors: for each object OBJECT_NOT_EXIST, OBJECT_CONTENT_MISMATCH, KEY_EXIST for a name that is taken,
+      STREAM_NOT_EXIST or KEY_NOT_EXIST for an owner that there is not, and those of the node check;
+      status FEATURE_LEVEL below feature level 3.
+    Roles: broker.
+    """
+    DeleteNamedObjects: _grpc.UnaryUnaryMultiCallable[_objects_pb2.DeleteNamedObjectsRequest, _objects_pb2.DeleteNamedObjectsResponse]
+    """Takes names away and destroys their objects.
+    Retry: safe; a repeat that comes after the first took effect is answered OBJECT_NOT_EXIST.
+    Errors: OBJECT_NOT_EXIST, KEY_EXIST for a name of another object than the expected one, and those of
+      the node check.
+    Roles: broker, admin.
+    """
+    DescribeNamedObjects: _grpc.UnaryUnaryMultiCallable[_objects_pb2.DescribeNamedObjectsRequest, _objects_pb2.DescribeNamedObjectsResponse]
+    """Describes named objects by name, or those with a prefix, in name order, page by page. Linearizable.
+    Retry: safe, a read.
+    Errors: none of its own.
+    Roles: broker, compactor, reader, reconciler, admin.
+    """
 
 @_typing.type_check_only
 class ObjectServiceAsyncStub(ObjectServiceStub):
@@ -136,6 +157,27 @@ class ObjectServiceAsyncStub(ObjectServiceStub):
     Retry: safe, a read.
     Errors: none of its own.
     Roles: reconciler, broker, compactor, admin.
+    """
+    CommitNamedObjects: _aio.UnaryUnaryMultiCallable[_objects_pb2.CommitNamedObjectsRequest, _objects_pb2.CommitNamedObjectsResponse]  # type: ignore[assignment]
+    """Gives names to prepared objects that hold no stream: what a broker keeps for itself. All or none.
+    Retry: safe by object id: the same content gets the first answer.
+    Errors: for each object OBJECT_NOT_EXIST, OBJECT_CONTENT_MISMATCH, KEY_EXIST for a name that is taken,
+      STREAM_NOT_EXIST or KEY_NOT_EXIST for an owner that there is not, and those of the node check;
+      status FEATURE_LEVEL below feature level 3.
+    Roles: broker.
+    """
+    DeleteNamedObjects: _aio.UnaryUnaryMultiCallable[_objects_pb2.DeleteNamedObjectsRequest, _objects_pb2.DeleteNamedObjectsResponse]  # type: ignore[assignment]
+    """Takes names away and destroys their objects.
+    Retry: safe; a repeat that comes after the first took effect is answered OBJECT_NOT_EXIST.
+    Errors: OBJECT_NOT_EXIST, KEY_EXIST for a name of another object than the expected one, and those of
+      the node check.
+    Roles: broker, admin.
+    """
+    DescribeNamedObjects: _aio.UnaryUnaryMultiCallable[_objects_pb2.DescribeNamedObjectsRequest, _objects_pb2.DescribeNamedObjectsResponse]  # type: ignore[assignment]
+    """Describes named objects by name, or those with a prefix, in name order, page by page. Linearizable.
+    Retry: safe, a read.
+    Errors: none of its own.
+    Roles: broker, compactor, reader, reconciler, admin.
     """
 
 class ObjectServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -229,6 +271,45 @@ class ObjectServiceServicer(metaclass=_abc_1.ABCMeta):
         Retry: safe, a read.
         Errors: none of its own.
         Roles: reconciler, broker, compactor, admin.
+        """
+
+    @_abc_1.abstractmethod
+    def CommitNamedObjects(
+        self,
+        request: _objects_pb2.CommitNamedObjectsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_objects_pb2.CommitNamedObjectsResponse, _abc.Awaitable[_objects_pb2.CommitNamedObjectsResponse]]:
+        """Gives names to prepared objects that hold no stream: what a broker keeps for itself. All or none.
+        Retry: safe by object id: the same content gets the first answer.
+        Errors: for each object OBJECT_NOT_EXIST, OBJECT_CONTENT_MISMATCH, KEY_EXIST for a name that is taken,
+          STREAM_NOT_EXIST or KEY_NOT_EXIST for an owner that there is not, and those of the node check;
+          status FEATURE_LEVEL below feature level 3.
+        Roles: broker.
+        """
+
+    @_abc_1.abstractmethod
+    def DeleteNamedObjects(
+        self,
+        request: _objects_pb2.DeleteNamedObjectsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_objects_pb2.DeleteNamedObjectsResponse, _abc.Awaitable[_objects_pb2.DeleteNamedObjectsResponse]]:
+        """Takes names away and destroys their objects.
+        Retry: safe; a repeat that comes after the first took effect is answered OBJECT_NOT_EXIST.
+        Errors: OBJECT_NOT_EXIST, KEY_EXIST for a name of another object than the expected one, and those of
+          the node check.
+        Roles: broker, admin.
+        """
+
+    @_abc_1.abstractmethod
+    def DescribeNamedObjects(
+        self,
+        request: _objects_pb2.DescribeNamedObjectsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_objects_pb2.DescribeNamedObjectsResponse, _abc.Awaitable[_objects_pb2.DescribeNamedObjectsResponse]]:
+        """Describes named objects by name, or those with a prefix, in name order, page by page. Linearizable.
+        Retry: safe, a read.
+        Errors: none of its own.
+        Roles: broker, compactor, reader, reconciler, admin.
         """
 
 def add_ObjectServiceServicer_to_server(servicer: ObjectServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -86,6 +86,7 @@ class Record(_message.Message):
     FEATURE_LEVEL_SET_FIELD_NUMBER: _builtins.int
     OBJECTS_RECLAIMED_FIELD_NUMBER: _builtins.int
     RESTORE_FINISHED_FIELD_NUMBER: _builtins.int
+    NAMED_OBJECTS_COMMITTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def streams_created(self) -> Global___StreamsCreatedRecord:
         """new streams"""
@@ -210,6 +211,10 @@ class Record(_message.Message):
     def restore_finished(self) -> Global___RestoreFinishedRecord:
         """the end of recovery mode"""
 
+    @_builtins.property
+    def named_objects_committed(self) -> Global___NamedObjectsCommittedRecord:
+        """objects that hold no stream"""
+
     def __init__(
         self,
         *,
@@ -244,12 +249,13 @@ class Record(_message.Message):
         feature_level_set: Global___FeatureLevelSetRecord | None = ...,
         objects_reclaimed: Global___ObjectsReclaimedRecord | None = ...,
         restore_finished: Global___RestoreFinishedRecord | None = ...,
+        named_objects_committed: Global___NamedObjectsCommittedRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_claimed", b"bucket_claimed", "commit_rows_rejected", b"commit_rows_rejected", "deletions_held", b"deletions_held", "feature_level_set", b"feature_level_set", "kind", b"kind", "kvs_deleted", b"kvs_deleted", "kvs_put", b"kvs_put", "node_epoch_set", b"node_epoch_set", "node_id_issued", b"node_id_issued", "node_locked", b"node_locked", "node_registered", b"node_registered", "node_supervised", b"node_supervised", "node_unregistered", b"node_unregistered", "object_attributes_set", b"object_attributes_set", "objects_destroyed", b"objects_destroyed", "objects_linked", b"objects_linked", "objects_prepared", b"objects_prepared", "objects_reclaimed", b"objects_reclaimed", "objects_removed", b"objects_removed", "pending_uploads_set", b"pending_uploads_set", "ranges_removed", b"ranges_removed", "recovery_assigned", b"recovery_assigned", "restore_finished", b"restore_finished", "stream_objects_committed", b"stream_objects_committed", "stream_set_objects_committed", b"stream_set_objects_committed", "streams_closed", b"streams_closed", "streams_created", b"streams_created", "streams_deleted", b"streams_deleted", "streams_opened", b"streams_opened", "streams_reopened", b"streams_reopened", "streams_trimmed", b"streams_trimmed", "uploads_abandoned", b"uploads_abandoned"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_claimed", b"bucket_claimed", "commit_rows_rejected", b"commit_rows_rejected", "deletions_held", b"deletions_held", "feature_level_set", b"feature_level_set", "kind", b"kind", "kvs_deleted", b"kvs_deleted", "kvs_put", b"kvs_put", "named_objects_committed", b"named_objects_committed", "node_epoch_set", b"node_epoch_set", "node_id_issued", b"node_id_issued", "node_locked", b"node_locked", "node_registered", b"node_registered", "node_supervised", b"node_supervised", "node_unregistered", b"node_unregistered", "object_attributes_set", b"object_attributes_set", "objects_destroyed", b"objects_destroyed", "objects_linked", b"objects_linked", "objects_prepared", b"objects_prepared", "objects_reclaimed", b"objects_reclaimed", "objects_removed", b"objects_removed", "pending_uploads_set", b"pending_uploads_set", "ranges_removed", b"ranges_removed", "recovery_assigned", b"recovery_assigned", "restore_finished", b"restore_finished", "stream_objects_committed", b"stream_objects_committed", "stream_set_objects_committed", b"stream_set_objects_committed", "streams_closed", b"streams_closed", "streams_created", b"streams_created", "streams_deleted", b"streams_deleted", "streams_opened", b"streams_opened", "streams_reopened", b"streams_reopened", "streams_trimmed", b"streams_trimmed", "uploads_abandoned", b"uploads_abandoned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_claimed", b"bucket_claimed", "commit_rows_rejected", b"commit_rows_rejected", "deletions_held", b"deletions_held", "feature_level_set", b"feature_level_set", "kind", b"kind", "kvs_deleted", b"kvs_deleted", "kvs_put", b"kvs_put", "node_epoch_set", b"node_epoch_set", "node_id_issued", b"node_id_issued", "node_locked", b"node_locked", "node_registered", b"node_registered", "node_supervised", b"node_supervised", "node_unregistered", b"node_unregistered", "object_attributes_set", b"object_attributes_set", "objects_destroyed", b"objects_destroyed", "objects_linked", b"objects_linked", "objects_prepared", b"objects_prepared", "objects_reclaimed", b"objects_reclaimed", "objects_removed", b"objects_removed", "pending_uploads_set", b"pending_uploads_set", "ranges_removed", b"ranges_removed", "recovery_assigned", b"recovery_assigned", "restore_finished", b"restore_finished", "stream_objects_committed", b"stream_objects_committed", "stream_set_objects_committed", b"stream_set_objects_committed", "streams_closed", b"streams_closed", "streams_created", b"streams_created", "streams_deleted", b"streams_deleted", "streams_opened", b"streams_opened", "streams_reopened", b"streams_reopened", "streams_trimmed", b"streams_trimmed", "uploads_abandoned", b"uploads_abandoned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_claimed", b"bucket_claimed", "commit_rows_rejected", b"commit_rows_rejected", "deletions_held", b"deletions_held", "feature_level_set", b"feature_level_set", "kind", b"kind", "kvs_deleted", b"kvs_deleted", "kvs_put", b"kvs_put", "named_objects_committed", b"named_objects_committed", "node_epoch_set", b"node_epoch_set", "node_id_issued", b"node_id_issued", "node_locked", b"node_locked", "node_registered", b"node_registered", "node_supervised", b"node_supervised", "node_unregistered", b"node_unregistered", "object_attributes_set", b"object_attributes_set", "objects_destroyed", b"objects_destroyed", "objects_linked", b"objects_linked", "objects_prepared", b"objects_prepared", "objects_reclaimed", b"objects_reclaimed", "objects_removed", b"objects_removed", "pending_uploads_set", b"pending_uploads_set", "ranges_removed", b"ranges_removed", "recovery_assigned", b"recovery_assigned", "restore_finished", b"restore_finished", "stream_objects_committed", b"stream_objects_committed", "stream_set_objects_committed", b"stream_set_objects_committed", "streams_closed", b"streams_closed", "streams_created", b"streams_created", "streams_deleted", b"streams_deleted", "streams_opened", b"streams_opened", "streams_reopened", b"streams_reopened", "streams_trimmed", b"streams_trimmed", "uploads_abandoned", b"uploads_abandoned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["streams_created", "streams_opened", "streams_reopened", "streams_closed", "streams_trimmed", "ranges_removed", "streams_deleted", "objects_prepared", "stream_objects_committed", "commit_rows_rejected", "objects_destroyed", "objects_removed", "node_registered", "node_epoch_set", "kvs_put", "kvs_deleted", "stream_set_objects_committed", "objects_linked", "pending_uploads_set", "uploads_abandoned", "node_locked", "node_unregistered", "node_id_issued", "recovery_assigned", "deletions_held", "node_supervised", "object_attributes_set", "bucket_claimed", "feature_level_set", "objects_reclaimed", "restore_finished"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["streams_created", "streams_opened", "streams_reopened", "streams_closed", "streams_trimmed", "ranges_removed", "streams_deleted", "objects_prepared", "stream_objects_committed", "commit_rows_rejected", "objects_destroyed", "objects_removed", "node_registered", "node_epoch_set", "kvs_put", "kvs_deleted", "stream_set_objects_committed", "objects_linked", "pending_uploads_set", "uploads_abandoned", "node_locked", "node_unregistered", "node_id_issued", "recovery_assigned", "deletions_held", "node_supervised", "object_attributes_set", "bucket_claimed", "feature_level_set", "objects_reclaimed", "restore_finished", "named_objects_committed"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1184,3 +1190,43 @@ class RestoreFinishedRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RestoreFinishedRecord: _TypeAlias = RestoreFinishedRecord  # noqa: Y015
+
+@_typing.final
+class NamedObjectsCommittedRecord(_message.Message):
+    """Their names, owners and labels are in keys of the namespaces _streammeta/named and
+    _streammeta/named-owners, put and deleted in the same set.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMITTED_AT_MS_FIELD_NUMBER: _builtins.int
+    OBJECT_ID_FIELD_NUMBER: _builtins.int
+    OBJECT_SIZE_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
+    CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
+    committed_at_ms: _builtins.int
+    """leader's clock"""
+    object_id: _builtins.bytes
+    """column; prepared ids"""
+    object_size: _builtins.bytes
+    """column; bytes"""
+    crc32c: _builtins.bytes
+    """column; CRC-32C of the object's bytes; -1: unknown; empty: all are -1"""
+    content_digest: _builtins.bytes
+    """column; of the commit each came with, to know its repeat"""
+    def __init__(
+        self,
+        *,
+        committed_at_ms: _builtins.int = ...,
+        object_id: _builtins.bytes = ...,
+        object_size: _builtins.bytes = ...,
+        crc32c: _builtins.bytes = ...,
+        content_digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_at_ms", b"committed_at_ms", "content_digest", b"content_digest", "crc32c", b"crc32c", "object_id", b"object_id", "object_size", b"object_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NamedObjectsCommittedRecord: _TypeAlias = NamedObjectsCommittedRecord  # noqa: Y015

@@ -14,6 +14,7 @@ import numpy as np
 from streammeta.controller.errors import LimitExceededError
 from streammeta.controller.metadata.answers import (
     KVEntry,
+    NamedObject,
     NodeDescription,
     ObjectDescription,
     ObjectList,
@@ -133,6 +134,12 @@ def lists_that_fit(slices: Int64Column) -> int:
 def entry_bytes(one: KVEntry) -> int:
     """Return the size of a listed key."""
     return _LISTED_BYTES + text_bytes(one.key) + len(one.value)
+
+
+def named_bytes(one: NamedObject) -> int:
+    """Return the size of a described named object."""
+    owner = 0 if one.owner_key is None else len(one.owner_key.namespace) + len(one.owner_key.key)
+    return _LISTED_BYTES + text_bytes(one.name) + 4 * owner + _tags_bytes(one.metadata)
 
 
 def name_bytes(name: str) -> int:

@@ -23,6 +23,7 @@ from streammeta.controller.metadata.feature_level import FeatureLevel
 from streammeta.controller.metadata.frozen import FrozenMap, FrozenParts
 from streammeta.controller.metadata.kv import KVs
 from streammeta.controller.metadata.maintenance import BucketClaim, Claim, ObjectUpkeep
+from streammeta.controller.metadata.named_objects import NamedObjects
 from streammeta.controller.metadata.nodes import Node, Nodes
 from streammeta.controller.metadata.object_indexes import NodeObjects
 from streammeta.controller.metadata.objects import Objects
@@ -80,6 +81,14 @@ class ClusterMap:
         self._recovery = Recovery()
         self._adoption = Adoption(
             self._nodes, self._streams, self._objects, self._repeats, self._recovery
+        )
+        self._named = NamedObjects(
+            self._nodes,
+            self._streams,
+            self._objects,
+            self._kvs,
+            self._repeats,
+            self._feature_level,
         )
         self._upkeep = ObjectUpkeep(self._streams, self._objects)
         self._reads = Reads(self._streams, self._objects, self._nodes, self._bucket_claim)
@@ -307,7 +316,7 @@ class ClusterMap:
             requests.OpenStreams: _without_time(streams.open),
             requests.CloseStreams: _without_time(streams.close),
             requests.TrimStreams: _without_time(streams.trim),
-            requests.DeleteStreams: _with_time(streams.delete),
+            requests.DeleteStreams: _with_time(self._decide_delete_streams),
             requests.AbandonUploads: _without_time(streams.abandon),
             requests.GetOpeningStreams: _without_time(self._decide_opening),
             requests.PrepareObjects: _with_time(self._decide_prepare),
@@ -330,7 +339,9 @@ class ClusterMap:
             requests.SuperviseNode: _without_time(_one(nodes.decide_supervise)),
             requests.AssignRecoveries: _without_time(nodes.decide_recoveries),
             requests.PutKVs: lambda request, _, offset: _one(self._kvs.decide_put)(request, offset),
-            requests.DeleteKVs: _without_time(_one(self._kvs.decide_delete)),
+            requests.DeleteKVs: _with_time(self._decide_delete_keys),
+            requests.CommitNamedObjects: _with_time(self._named.decide_commit),
+            requests.DeleteNamedObjects: _with_time(self._named.decide_delete),
         }
 
     def _decide_opening(
@@ -366,6 +377,27 @@ class ClusterMap:
             return (), answers.PrepareObjectsAnswer(error=error)
         return self._objects.decide_prepare(request, now_ms)
 
+    def _decide_delete_streams(
+        self, request: requests.DeleteStreams, now_ms: int
+    ) -> tuple[Sequence[Record], answers.Answer]:
+        records, answer = self._stream_decisions.delete(request, now_ms)
+        gone = [
+            stream_id
+            for record in records
+            if isinstance(record, rec.StreamsDeleted)
+            for stream_id in record.stream_id.tolist()
+        ]
+        return (*records, *self._named.gone_with_streams(gone, now_ms)), answer
+
+    def _decide_delete_keys(
+        self, request: requests.DeleteKVs, now_ms: int
+    ) -> tuple[Sequence[Record], answers.Answer]:
+        record, answer = self._kvs.decide_delete(request)
+        if record is None:
+            return (), answer
+        gone = zip(record.namespaces, record.keys, strict=True)
+        return (record, *self._named.gone_with_keys(gone, now_ms)), answer
+
     def _decide_set_object(
         self, request: requests.CommitStreamSetObject, now_ms: int, offset: int
     ) -> Decided:
@@ -393,6 +425,7 @@ class ClusterMap:
             requests.ListStreamSetObjects: self._reads.list_set_objects,
             requests.GetKVs: self._kvs.get,
             requests.ListKVs: self._kvs.list,
+            requests.DescribeNamedObjects: self._named.describe,
         }
 
     def _make_replayers(self) -> dict[type, Callable[[Any, int, Undo], None]]:
@@ -408,6 +441,7 @@ class ClusterMap:
             rec.ObjectsPrepared: objects.replay_prepared,
             rec.StreamSetObjectsCommitted: uploads.replay_set_objects,
             rec.StreamObjectsCommitted: uploads.replay_stream_objects,
+            rec.NamedObjectsCommitted: objects.replay_named,
             rec.CommitRowsRejected: self._repeats.replay_rejected,
             rec.PendingUploadsSet: streams.replay_pending_set,
             rec.UploadsAbandoned: streams.replay_abandoned,

@@ -49,6 +49,22 @@ class KVs:
         stored = self._values.get((namespace, key))
         return -1 if stored is None else kv_bytes(namespace, key, stored.value)
 
+    def value_of(self, namespace: str, key: str) -> bytes | None:
+        """Return the value of a key, None if there is no such key."""
+        stored = self._values.get((namespace, key))
+        return None if stored is None else stored.value
+
+    def keys_from(self, namespace: str, key: str, prefix: str) -> Iterator[str]:
+        """Yield the keys of a namespace that have a prefix, in order, from one on."""
+        for found in self._keys.at_or_above((namespace, key)):
+            if found[0] != namespace or not found[1].startswith(prefix):
+                return
+            yield found[1]
+
+    def has_any(self, namespace: str) -> bool:
+        """Return whether a namespace has keys."""
+        return next(self.keys_from(namespace, "", ""), None) is not None
+
     def snapshot(self) -> SharedDictView[tuple[str, str], StoredValue]:
         """Return an immutable view of all values as they are now."""
         return self._values.view()
@@ -158,13 +174,13 @@ class KVs:
         if request.namespaces:
             return self._list_namespaces(request)
         size, token = page_size(request.page), request.page.page_token
-        found = self._keys.at_or_above((request.namespace, max(request.prefix, token)))
-        matching = itertools.takewhile(
-            lambda key: key[0] == request.namespace and key[1].startswith(request.prefix), found
-        )
+        after = max(request.prefix, token)
+        matching = self.keys_from(request.namespace, after, request.prefix)
         # Only the token's own key was on the page before; there is no key without a name.
         listed = (
-            self._entry(key, keys_only=request.keys_only) for key in matching if key[1] != token
+            self._entry((request.namespace, key), keys_only=request.keys_only)
+            for key in matching
+            if key != token
         )
         entries, following = budget.page_of(listed, size, budget.entry_bytes)
         last = "" if following is None else entries[-1].key

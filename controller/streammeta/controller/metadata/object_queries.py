@@ -67,6 +67,7 @@ _COMMITTED = int(ObjectState.COMMITTED)
 _DESTROYED = int(ObjectState.MARK_DESTROYED)
 _STREAM_SET = int(ObjectKind.STREAM_SET)
 _COMPOSITE = int(ObjectKind.COMPOSITE)
+_NAMED = int(ObjectKind.NAMED)
 _SET_OBJECT_COLUMNS = ("object_id", "order_id", "data_time_ms", "object_size", "range_count")
 _SPANS_AT_ONCE = 32
 """Spans of ids that are looked at in one step of a listing."""
@@ -197,7 +198,8 @@ class ObjectQueries:
     def are_objects_of_stream(self, rows: Int64Column, stream_id: int) -> Mask:
         """Say which rows are committed stream objects or composites of a stream."""
         fit = self.are_in_state(rows, ObjectState.COMMITTED)
-        fit[fit] = self._table["kind"][rows[fit]] != _STREAM_SET
+        kinds = self._table["kind"][rows[fit]]
+        fit[fit] = (kinds != _STREAM_SET) & (kinds != _NAMED)
         streams, _, _ = self._ranges.columns(self._table["first_range"][rows[fit]])
         fit[fit] = streams == stream_id
         return fit

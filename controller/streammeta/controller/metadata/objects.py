@@ -45,6 +45,7 @@ _LINKED = int(ObjectState.LINKED)
 _STREAM_SET = int(ObjectKind.STREAM_SET)
 _STREAM = int(ObjectKind.STREAM)
 _COMPOSITE = int(ObjectKind.COMPOSITE)
+_NAMED = int(ObjectKind.NAMED)
 _UNCOMMITTED_CELLS = {
     "state": _PREPARED,
     "kind": int(ObjectKind.UNKNOWN),
@@ -176,6 +177,21 @@ class Objects(ObjectQueries):
         self._facts.put(rows, record)
         self._count_commit(rows, deadlines_ms, record.object_size, undo)
         return range_rows_
+
+    def replay_named(self, record: rec.NamedObjectsCommitted, undo: Undo) -> None:
+        """See `NamedObjectsCommitted`."""
+        rows = self._rows_of_record(record.object_id)
+        deadlines_ms = self._table["timestamp_ms"][rows]
+        cells: dict[str, int | Int64Column] = {
+            "state": _COMMITTED,
+            "kind": _NAMED,
+            "object_size": record.object_size,
+            "timestamp_ms": record.committed_at_ms,
+            "content_digest": record.content_digest,
+        }
+        self._table.write_cells(rows, cells)
+        self._facts.put(rows, Facts(crc32c=record.crc32c))
+        self._count_commit(rows, deadlines_ms, record.object_size, undo)
 
     def link_ranges(
         self,

@@ -32,6 +32,7 @@ _DESTROYED = int(ObjectState.MARK_DESTROYED)
 _LINKED = int(ObjectState.LINKED)
 _SET = int(ObjectKind.STREAM_SET)
 _COMPOSITE = int(ObjectKind.COMPOSITE)
+_NAMED = int(ObjectKind.NAMED)
 _OPENED = int(StreamState.OPENED)
 _CLOSED = int(StreamState.CLOSED)
 
@@ -54,6 +55,9 @@ class RecordChecks:
             rec.ObjectsPrepared: self._prepared,
             rec.StreamSetObjectsCommitted: self._set_objects,
             rec.StreamObjectsCommitted: self._stream_objects,
+            rec.NamedObjectsCommitted: lambda record: self._committable(
+                record.object_id, record.object_size
+            ),
             rec.ObjectsDestroyed: lambda record: self._in_state(
                 record.object_id, _PREPARED, _COMMITTED, _LINKED
             ),
@@ -188,7 +192,8 @@ class RecordChecks:
     def _linked(self, record: rec.ObjectsLinked) -> None:
         self._in_state(record.object_id, _COMMITTED, _LINKED)
         kinds = self._objects.kinds(self._objects.rows(record.object_id))
-        _require("object_id", kinds != _SET, record.object_id, "a stream object")
+        of_stream = (kinds != _SET) & (kinds != _NAMED)
+        _require("object_id", of_stream, record.object_id, "a stream object")
         row = self._objects.rows(np.array([record.composite_id]))
         committed = self._objects.are_in_state(row, ObjectState.COMMITTED)[0]
         if not committed or self._objects.kinds(row)[0] != _COMPOSITE:

@@ -240,6 +240,60 @@ class CommitStreamObject(WriteRequest):
     trims: tuple[StreamToTrim, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class OwnerKey:
+    """A key that owns named objects."""
+
+    namespace: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedObjectToCommit:
+    """A prepared object and its name; a stream or a key owns it, and it goes with that."""
+
+    object_id: int
+    name: str
+    object_size: int
+    crc32c: int = -1
+    owner_stream_id: int = -1
+    owner_key: OwnerKey | None = None
+    metadata: Tags = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitNamedObjects(WriteRequest):
+    """Give names to objects that hold no stream: all of them, or none."""
+
+    node: NodeIdentity
+    objects: tuple[NamedObjectToCommit, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedObjectToDelete:
+    """A name to take away; `object_id` None: whichever object has it."""
+
+    name: str
+    object_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteNamedObjects(WriteRequest):
+    """Take names away and destroy their objects."""
+
+    node: NodeIdentity
+    objects: tuple[NamedObjectToDelete, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeNamedObjects(ReadRequest):
+    """Read named objects by name, or those with a prefix, page by page in name order."""
+
+    names: tuple[str, ...] = ()
+    prefix: str = ""
+    page: PageRequest = field(default_factory=PageRequest)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonUploads(WriteRequest):
     """Give up what a node owes of these streams, or with none of all."""

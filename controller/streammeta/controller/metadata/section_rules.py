@@ -45,6 +45,7 @@ _LINKED = int(ObjectState.LINKED)
 _UNKNOWN = int(ObjectKind.UNKNOWN)
 _SET = int(ObjectKind.STREAM_SET)
 _COMPOSITE = int(ObjectKind.COMPOSITE)
+_NAMED = int(ObjectKind.NAMED)
 _REMOVED = int(ObjectState.REMOVED)
 _ERRORS = tuple(int(code) for code in ErrorCode if code is not ErrorCode.NONE)
 _COUNTERS = {
@@ -176,8 +177,8 @@ def _ranges_follow(ranges: Columns, _: Loaded) -> Mask:
 
 def _kind_fits(objects: Columns, _: Loaded) -> Mask:
     state, kind = objects["state"], objects["kind"]
-    known, in_set = kind != _UNKNOWN, kind == _SET
-    found: Mask = np.where(state == _LINKED, known & ~in_set, (state != _COMMITTED) | known) & ~(
+    known, of_stream = kind != _UNKNOWN, (kind != _SET) & (kind != _NAMED)
+    found: Mask = np.where(state == _LINKED, known & of_stream, (state != _COMMITTED) | known) & ~(
         (state == _PREPARED) & known
     )
     return found
@@ -185,7 +186,7 @@ def _kind_fits(objects: Columns, _: Loaded) -> Mask:
 
 def _holds_as_many_as_its_kind(objects: Columns, _: Loaded) -> Mask:
     state, count = objects["state"], objects["range_count"]
-    holds = (state == _COMMITTED) | (state == _LINKED)
+    holds = ((state == _COMMITTED) | (state == _LINKED)) & (objects["kind"] != _NAMED)
     of_one = holds & (objects["kind"] != _SET)
     found: Mask = (count >= 0) & np.where(of_one, count == 1, holds | (count == 0))
     return found
@@ -408,7 +409,7 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
             Ascending(("object_id",)),
             Between("state", _PREPARED, _LINKED),
             Holds("state", "no number of a removed one", lambda one, _: one["state"] != _REMOVED),
-            Between("kind", _UNKNOWN, _COMPOSITE),
+            Between("kind", _UNKNOWN, _NAMED),
             Holds("kind", "0 if and only if it was never committed", _kind_fits),
             Between("attributes", -(2**31), INT32_MAX),
             Between("node_id", -1, INT32_MAX),

@@ -15,6 +15,7 @@ from streammeta.controller.ids import NONE_ID
 from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.commit_validation import (
     BATCH_MAX,
+    OBJECT_SIZE_MAX,
     check_adoption,
     check_batch,
     check_between,
@@ -25,6 +26,8 @@ from streammeta.controller.metadata.commit_validation import (
     check_node,
     fail,
 )
+from streammeta.controller.metadata.named_objects import OWN_NAMESPACES
+from streammeta.controller.metadata.object_facts import CRC32C_MAX
 from streammeta.controller.metadata.values import (
     INT32_MAX,
     INT64_MAX,
@@ -42,6 +45,8 @@ REQUEST_ID_LENGTH_MAX = 64
 CLUSTER_UUID_LENGTH_MAX = 64
 KEY_BYTES_MAX = 1_024
 VALUE_BYTES_MAX = 1 << 20
+NAME_BYTES_MAX = 512
+NAMED_MAX = 1_000
 WAL_CONFIG_BYTES_MAX = 16_384
 _ID_DIGITS_MAX = len(str(INT64_MAX))
 
@@ -224,6 +229,7 @@ def _check_put_kvs(request: requests.PutKVs) -> None:
 def _check_puts(field: str, items: Sequence[requests.KVToPut]) -> None:
     check_batch(field, items)
     for index, item in enumerate(items):
+        _check_no_name(f"{field}[{index}]", item.namespace)
         _check_key(f"{field}[{index}]", item.namespace, item.key)
         if len(item.value) > VALUE_BYTES_MAX:
             raise LimitExceededError(f"{field}[{index}].value: over {VALUE_BYTES_MAX} bytes")
@@ -280,6 +286,66 @@ def _check_effects(
         _check_trims("trims", request.trims)
 
 
+def _check_no_name(field: str, namespace: str) -> None:
+    """Check that keys are none of those that lead to named objects."""
+    if namespace in OWN_NAMESPACES:
+        raise InvalidRequestError(
+            f"{field}.namespace",
+            f"{namespace!r} changes with named objects alone; commit or delete those",
+        )
+
+
+def _check_name(field: str, name: str) -> None:
+    if not 1 <= len(name.encode()) <= NAME_BYTES_MAX:
+        raise fail(field, f"{len(name.encode())} bytes", f"1 to {NAME_BYTES_MAX} bytes")
+    if any(letter < " " or letter == "\x7f" for letter in name):
+        raise fail(field, repr(name), "without control characters")
+
+
+def _check_named(field: str, items: Sequence[Any]) -> None:
+    check_batch(field, items)
+    if len(items) > NAMED_MAX:
+        raise LimitExceededError(f"{field}: got {len(items)}, at most {NAMED_MAX} in one request")
+    for index, item in enumerate(items):
+        _check_name(f"{field}[{index}].name", item.name)
+        if item.object_id is not None:
+            check_between(f"{field}[{index}].object_id", item.object_id, 0, INT64_MAX)
+    check_no_repeat(f"{field}.name", [item.name for item in items])
+
+
+def _check_commit_named(request: requests.CommitNamedObjects) -> None:
+    check_node(request.node)
+    _check_named("objects", request.objects)
+    check_no_repeat("objects.object_id", [item.object_id for item in request.objects])
+    for index, item in enumerate(request.objects):
+        field = f"objects[{index}]"
+        check_between(f"{field}.object_size", item.object_size, 0, OBJECT_SIZE_MAX)
+        check_between(f"{field}.crc32c", item.crc32c, -1, CRC32C_MAX)
+        check_between(f"{field}.owner_stream_id", item.owner_stream_id, -1, INT64_MAX)
+        _check_tags(f"{field}.metadata", item.metadata)
+        if (item.owner_key is None) == (item.owner_stream_id < 0):
+            raise InvalidRequestError(
+                f"{field}.owner_key", "wanted it or owner_stream_id, and not both"
+            )
+        if item.owner_key is not None:
+            owner = item.owner_key
+            _check_key(f"{field}.owner_key", owner.namespace, owner.key)
+            _check_no_name(f"{field}.owner_key", owner.namespace)
+
+
+def _check_delete_named(request: requests.DeleteNamedObjects) -> None:
+    check_node(request.node)
+    _check_named("objects", request.objects)
+
+
+def _check_describe_named(request: requests.DescribeNamedObjects) -> None:
+    _check_page(request.page)
+    if len(request.names) > BATCH_MAX:
+        raise LimitExceededError(
+            f"names: got {len(request.names)}, at most {BATCH_MAX} in one request"
+        )
+
+
 def _check_version(field: str, expected_version: int | None) -> None:
     if expected_version is not None:
         check_between(f"{field}.expected_version", expected_version, 0, INT64_MAX)
@@ -291,6 +357,8 @@ def _check_kv_keys(request: requests.GetKVs | requests.DeleteKVs) -> None:
         _check_key(f"keys[{index}]", key.namespace, key.key)
         _check_version(f"keys[{index}]", key.expected_version)
     if isinstance(request, requests.DeleteKVs):
+        for index, key in enumerate(request.keys):
+            _check_no_name(f"keys[{index}]", key.namespace)
         check_no_repeat("keys.key", [(key.namespace, key.key) for key in request.keys])
 
 
@@ -377,5 +445,8 @@ _CHECKS: dict[type, Callable[..., None]] = {
     requests.GetObjects: _check_get_objects,
     requests.CheckObjects: _check_object_ids,
     requests.GetKVs: _check_kv_keys,
+    requests.CommitNamedObjects: _check_commit_named,
+    requests.DeleteNamedObjects: _check_delete_named,
+    requests.DescribeNamedObjects: _check_describe_named,
     requests.ListKVs: _check_list_kvs,
 }

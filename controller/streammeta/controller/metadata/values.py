@@ -46,6 +46,7 @@ class ObjectKind(IntEnum):
     STREAM_SET = 1
     STREAM = 2
     COMPOSITE = 3
+    NAMED = 4
 
 
 class StreamState(IntEnum):

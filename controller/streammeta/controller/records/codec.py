@@ -161,6 +161,7 @@ _MAY_BE_EMPTY: dict[type[Any], tuple[str, ...]] = {
     rec.StreamsClosed: ("end_offset",),
     rec.StreamSetObjectsCommitted: (*rec.FACT_COLUMNS, "content_digest"),
     rec.StreamObjectsCommitted: rec.FACT_COLUMNS,
+    rec.NamedObjectsCommitted: ("crc32c",),
 }
 
 

@@ -165,6 +165,20 @@ class StreamObjectsCommitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NamedObjectsCommitted:
+    """Makes prepared objects COMMITTED that hold no stream; their names are in keys.
+
+    `crc32c` may be empty: all are unknown, -1.
+    """
+
+    committed_at_ms: int
+    object_id: Int64Column
+    object_size: Int64Column
+    crc32c: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    content_digest: Int64Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CommitRowsRejected:
     """Remembers the verdicts of rows a commit left out, so that its repeat is answered alike."""
 
@@ -362,6 +376,7 @@ Record: TypeAlias = (
     | ObjectsPrepared
     | StreamSetObjectsCommitted
     | StreamObjectsCommitted
+    | NamedObjectsCommitted
     | CommitRowsRejected
     | ObjectsDestroyed
     | ObjectsRemoved

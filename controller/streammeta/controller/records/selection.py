@@ -281,6 +281,7 @@ _RULES: dict[type, _Rule] = {
     # Commits move the ends of streams.
     rec.StreamSetObjectsCommitted: _Rule(frozenset({Kind.STREAM, Kind.OBJECT}), _cut_set_objects),
     rec.StreamObjectsCommitted: _Rule(frozenset({Kind.STREAM, Kind.OBJECT}), _cut_rows),
+    rec.NamedObjectsCommitted: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
     rec.CommitRowsRejected: _Rule(frozenset({Kind.OBJECT}), _cut_rows),
     rec.ObjectsPrepared: _Rule(frozenset({Kind.OBJECT}), _of_node),
     rec.ObjectsReclaimed: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),

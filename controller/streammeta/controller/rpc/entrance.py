@@ -41,7 +41,7 @@ LARGE_ANSWERS = frozenset(
         *("NodeService.GetNodes", "NodeService.ListStreamSetObjects"),
         *("StreamService.DescribeStreams", "StreamService.GetOpeningStreams"),
         *("ObjectService.GetObjects", "ObjectService.DescribeObjects"),
-        "ObjectService.CheckObjects",
+        *("ObjectService.CheckObjects", "ObjectService.DescribeNamedObjects"),
     )
 )
 """Unary methods whose answers may be megabytes for a request of a few bytes."""

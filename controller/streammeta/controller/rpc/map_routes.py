@@ -59,6 +59,12 @@ ROUTES: Mapping[str, tuple[type, type]] = {
     "CommitStreamObject": (requests.CommitStreamObject, answers.CommitStreamObjectAnswer),
     "GetObjects": (requests.GetObjects, answers.GetObjectsAnswer),
     "DescribeObjects": (requests.DescribeObjects, answers.DescribeObjectsAnswer),
+    "CommitNamedObjects": (requests.CommitNamedObjects, answers.ObjectErrorsAnswer),
+    "DeleteNamedObjects": (requests.DeleteNamedObjects, answers.ObjectErrorsAnswer),
+    "DescribeNamedObjects": (
+        requests.DescribeNamedObjects,
+        answers.DescribeNamedObjectsAnswer,
+    ),
     "CheckObjects": (requests.CheckObjects, answers.CheckObjectsAnswer),
     "RegisterNode": (requests.RegisterNode, answers.ErrorAnswer),
     "UnregisterNode": (requests.UnregisterNode, answers.ErrorAnswer),
@@ -86,6 +92,7 @@ PIECE_ITEMS = 250
 _LISTS: Mapping[str, str] = {
     "DescribeStreams": "streams",
     "DescribeObjects": "objects",
+    "DescribeNamedObjects": "objects",
     "GetNodes": "nodes",
     "ListStreamSetObjects": "objects",
     "GetKVs": "results",

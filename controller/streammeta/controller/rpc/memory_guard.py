@@ -37,6 +37,7 @@ _VITAL = (
     *("NodeService.LockNode", "NodeService.UnlockNode"),
     *("StreamService.CloseStreams", "StreamService.TrimStreams", "StreamService.DeleteStreams"),
     *("StreamService.AbandonUploads", "KVService.DeleteKVs"),
+    "ObjectService.DeleteNamedObjects",
 )
 _COMMITS = (
     *("ObjectService.CommitStreamSetObject", "ObjectService.CommitStreamObject"),
@@ -47,6 +48,7 @@ _BULK = (
     *("AdminService.StateHash", "AdminService.TakeSnapshot"),
     *("NodeService.ListStreamSetObjects", "StreamService.DescribeStreams"),
     *("ObjectService.DescribeObjects", "ObjectService.CheckObjects", "KVService.ListKVs"),
+    "ObjectService.DescribeNamedObjects",
 )
 _HEALTH = "grpc.health.v1.Health."
 USES = {

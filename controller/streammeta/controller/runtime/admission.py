@@ -25,6 +25,7 @@ from streammeta.controller.metadata.requests import (
     CommitStreamObject,
     CommitStreamSetObject,
     CommitUploads,
+    DescribeNamedObjects,
     DescribeObjects,
     DescribeStreams,
     GetKVs,
@@ -80,7 +81,14 @@ QUERIES_OF_A_READ = 500
 """Queries of a GetObjects, or keys of a GetKVs, beyond which it costs as much as a scan."""
 
 _COMMITS = (CommitStreamSetObject, CommitUploads, CommitStreamObject)
-_SCANS = (DescribeStreams, DescribeObjects, ListStreamSetObjects, ListKVs, GetOpeningStreams)
+_SCANS = (
+    DescribeStreams,
+    DescribeObjects,
+    DescribeNamedObjects,
+    ListStreamSetObjects,
+    ListKVs,
+    GetOpeningStreams,
+)
 _PATIENT = (RequestClass.SCAN, RequestClass.SNAPSHOT)
 
 

@@ -150,6 +150,12 @@ RULES: Mapping[str, AuditRule] = {
         "ObjectService.CommitPipeline": SUMMED,
         "ObjectService.GetObjects": SUMMED,
         "ObjectService.DescribeObjects": SUMMED,
+        "ObjectService.CommitNamedObjects": AuditRule(
+            Recorded.EACH,
+            asked={"node": "node.node_id", "names": "objects.name", "objects": "objects.object_id"},
+        ),
+        "ObjectService.DeleteNamedObjects": _guarded(node="node.node_id", names="objects.name"),
+        "ObjectService.DescribeNamedObjects": SUMMED,
         "ObjectService.CheckObjects": AuditRule(
             Recorded.SUMMED, when=(("deleting",), _guarded(objects="object_ids"))
         ),

@@ -88,6 +88,9 @@ _BY_SERVICE: Mapping[str, Mapping[str, Rule]] = {
         "CommitPipeline": _WRITER,
         "GetObjects": _LOOK,
         "DescribeObjects": _LOOK,
+        "CommitNamedObjects": _OWNER,
+        "DeleteNamedObjects": _OWNER_OR_ADMIN,
+        "DescribeNamedObjects": _LOOK,
         "CheckObjects": _may(BROKER, COMPACTOR, RECONCILER, ADMIN),
     },
     "streammeta.v1.KVService": {

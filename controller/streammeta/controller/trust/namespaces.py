@@ -35,6 +35,8 @@ def _namespaces(request: object) -> Iterable[str]:
             return {item.namespace for item in request.items}
         case requests.CommitStreamSetObject() | requests.CommitStreamObject():
             return {item.namespace for item in request.kv_puts}
+        case requests.CommitNamedObjects():
+            return {item.owner_key.namespace for item in request.objects if item.owner_key}
         case requests.GetKVs() | requests.DeleteKVs():
             return {key.namespace for key in request.keys}
         case requests.ListKVs() if not request.namespaces:
