@@ -229,7 +229,7 @@ class RandomCommits(RandomDraws):
                 {"object_size": request.object_size + 1},
                 {"attributes": request.attributes ^ 8},
                 {},
-                {"failover": not request.failover},
+                {"failover": not request.failover, "recoverer": None},
                 {"on_conflict": v.OnConflict(3 - request.on_conflict)},
                 {"kv_puts": request.kv_puts[1:], "trims": request.trims[:1]},
             )
