@@ -50,11 +50,11 @@ if TYPE_CHECKING:
 
 FOLDER = Folder(CLUSTER, "8f14e45f-ceea-467f-a0e6-0f1e2d3c4b5a")
 INTERVAL_MS = 40
-_KEEP_MS = 700
+_KEEP_MS = (500, 10_000)
 _SEGMENT_BYTES = 250
 _READ_BYTES = 100
 _LOOK_MS = 150
-_AWAY_MS = 700
+_AWAY_MS, _THERE_MS = 900, 400
 _FAILS = 0.04
 _POINTS = 4
 _SLOW = 0.05
@@ -124,7 +124,7 @@ class SimBackup(Backup):
             cluster_uuid=lambda: FOLDER.cluster_uuid,
             writer_version="0",
             interval_ms=INTERVAL_MS,
-            keep_ms=_KEEP_MS,
+            keep_ms=backups.keep_ms,
         )
         self._node = node
         self._rng = node.world.rngs.backup
@@ -158,6 +158,7 @@ class Backups:
         self._world = world
         self._rng = world.rngs.backup
         self.bucket = Bucket(world)
+        self.keep_ms = self._rng.choice(_KEEP_MS)
         self._reached = 0
         self._patches = ExitStack()
         self._patches.enter_context(patch.object(uploader, "SEGMENT_BYTES", _SEGMENT_BYTES))
@@ -174,13 +175,14 @@ class Backups:
 
     def begin(self) -> None:
         """Let the bucket come and go, and restore now and then."""
-        self._world.timeline.later(1 + self._rng.randrange(_AWAY_MS), self._come_or_go)
+        self._world.timeline.later(1 + self._rng.randrange(_THERE_MS), self._come_or_go)
         self._world.timeline.later(_LOOK_MS, self._look)
 
     def _come_or_go(self) -> None:
         self.bucket.is_away = not self.bucket.is_away and bool(self._world.profile.backups)
         if self._world.profile.backups:
-            self._world.timeline.later(1 + self._rng.randrange(_AWAY_MS), self._come_or_go)
+            longest_ms = _AWAY_MS if self.bucket.is_away else _THERE_MS
+            self._world.timeline.later(1 + self._rng.randrange(longest_ms), self._come_or_go)
 
     def _look(self) -> None:
         if self._world.clients_may_go_on:

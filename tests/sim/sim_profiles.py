@@ -147,7 +147,7 @@ PROFILES = {
     ),
     "lost": replace(MIXED, majorities_lost=1.0, duration_ms=800, full_for_long=0),
     "backup": replace(
-        MIXED, backups=1.0, leader_crashes=1.5, partitions=1.0, offsets_between_snapshots=8
+        MIXED, backups=1.0, leader_crashes=1.5, partitions=1.0, offsets_between_snapshots=4
     ),
     "liveness": replace(MIXED, core_first=1.0, duration_ms=800, partitions=1.5, one_way_cuts=1.0),
 }

@@ -29,6 +29,8 @@ _WITHIN_ELECTIONS = 80
 _FOR_GOOD = 1 << 40
 _BRIDGE = "cut off from some"
 _ASK_AGAIN_MS = 50
+_BACKED_UP_AFTER = 4
+"""Entries more that the backup must have once it has caught up."""
 _WATCHED_LONGER = 0.5
 """Share of the cores whose leader is watched for a while."""
 
@@ -198,11 +200,15 @@ class Run:
             self._await_backup(world.backups)
 
     def _await_backup(self, backups: Backups) -> None:
-        """The backup catches up with a bucket that is well, and is whole."""
-        world, goal = self.world, self.world.ghost.ledger.end
-        done = world.timeline.run_until(lambda: backups.end >= goal, self._within_ms)
-        check(done, "the backup catches up", f"at {backups.end}, committed was {goal}")
+        """The backup catches up with a bucket that is well, goes on, and is whole."""
+        ledger = self.world.ghost.ledger
+        self._await_backup_of(backups, ledger.end)
+        self._await_backup_of(backups, ledger.end + _BACKED_UP_AFTER)
         backups.check_finally()
+
+    def _await_backup_of(self, backups: Backups, end_offset: int) -> None:
+        done = self.world.timeline.run_until(lambda: backups.end >= end_offset, self._within_ms)
+        check(done, "the backup catches up", f"at {backups.end}, wanted {end_offset}")
 
     def _calm_down(self, nodes: list[SimNode]) -> None:
         world = self.world
