@@ -115,13 +115,16 @@ ADOPTIONS = (
     Mutant(
         "entry-over-a-later-writer",
         "An entry is adopted although a writer of a larger epoch began within it.",
-        "found at random: a leftover hid what was acknowledged behind its first record",
+        "a leftover that hides what was acknowledged behind its first record",
         """
         streammeta.storage.adoption.planner:
         - offers = [offer for offer in open_ones if not self._is_fenced_within(offer[1])]
         + offers = open_ones
         """,
-        Tested(_DISASTER),
+        Tested(
+            "tests/storage/test_storage_adoption_planner.py"
+            "::test_an_entry_is_not_taken_if_a_later_writer_began_within_it"
+        ),
     ),
     Mutant(
         "owed-taken-of-any-epoch",

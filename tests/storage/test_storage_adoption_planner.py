@@ -1,0 +1,134 @@
+"""The planner of adoptions: chains, epochs, gaps and conflicts, each by a few records."""
+
+from __future__ import annotations
+
+from streammeta.storage.adoption.planner import (
+    AdoptedRange,
+    AdoptionPlan,
+    Candidate,
+    Entry,
+    StoredRecord,
+    StoredRun,
+    StreamHead,
+    Why,
+    plan_adoption,
+)
+
+Part = tuple[int, int, int, str]
+"""Start, end, epoch and content of a record."""
+
+
+def entry(*parts: Part) -> Entry:
+    return tuple(StoredRecord(start, end, by, text.encode()) for start, end, by, text in parts)
+
+
+def stored(object_id: int, *entries: Entry, stream_id: int = 0) -> Candidate:
+    return Candidate(object_id, 10, (StoredRun(object_id, stream_id, entries),))
+
+
+def plan(*candidates: Candidate, head: StreamHead | None = None) -> AdoptionPlan:
+    """Plan for stream 0, of which the map holds what lies below 10 under epoch 5."""
+    return plan_adoption({0: head or StreamHead(10, 5)}, 7, candidates)
+
+
+def adopted(found: AdoptionPlan) -> dict[int, tuple[int, int, int]]:
+    """Start, end and epoch by object."""
+    return {
+        one.object_id: (part.start, part.end, part.epoch)
+        for one in found.objects
+        for part in one.ranges
+    }
+
+
+def left(found: AdoptionPlan) -> set[tuple[int, int, Why]]:
+    return {(one.object_id, one.start, one.why) for one in found.left}
+
+
+def test_objects_are_chained_by_offsets_whatever_their_ids() -> None:
+    found = plan(
+        stored(9, entry((10, 12, 5, "a"))),
+        stored(3, entry((12, 15, 6, "b"), (15, 16, 6, "c"))),
+        stored(5, entry((16, 17, 6, "d"))),
+    )
+    assert adopted(found) == {9: (10, 12, 5), 3: (12, 16, 6), 5: (16, 17, 6)}
+    assert [one.object_id for one in found.objects] == [9, 3, 5]
+    assert not found.left
+
+
+def test_what_lies_behind_a_gap_or_below_the_end_is_left() -> None:
+    found = plan(
+        stored(1, entry((4, 10, 5, "known"))),
+        stored(2, entry((11, 12, 5, "behind"))),
+        stored(3, entry((8, 12, 5, "across"))),
+    )
+    assert adopted(found) == {}
+    assert left(found) == {(1, 4, Why.KNOWN), (2, 11, Why.GAP), (3, 8, Why.CONFLICT)}
+    assert {one.object_id for one in found.lost} == {2, 3}
+
+
+def test_a_part_is_cut_between_entries_and_never_within_one() -> None:
+    two = stored(1, entry((8, 10, 5, "a")), entry((10, 12, 5, "b")))
+    assert adopted(plan(two)) == {1: (10, 12, 5)}
+    one = stored(1, entry((8, 10, 5, "a"), (10, 12, 5, "b")))
+    assert adopted(plan(one)) == {}
+
+
+def test_the_larger_epoch_wins_and_the_other_is_a_leftover() -> None:
+    found = plan(stored(1, entry((10, 12, 5, "old"))), stored(2, entry((10, 11, 6, "new"))))
+    assert adopted(found) == {2: (10, 11, 6)}
+    assert left(found) == {(1, 10, Why.FENCED)}
+    below = plan(stored(1, entry((10, 12, 4, "older than the stream"))))
+    assert left(below) == {(1, 10, Why.FENCED)}
+
+
+def test_an_entry_is_not_taken_if_a_later_writer_began_within_it() -> None:
+    found = plan(
+        stored(1, entry((10, 12, 5, "a"), (12, 14, 5, "never committed"))),
+        stored(2, entry((10, 12, 5, "a"))),
+        stored(3, entry((12, 13, 6, "b"))),
+    )
+    assert adopted(found) == {2: (10, 12, 5), 3: (12, 13, 6)}
+    assert not found.lost
+
+
+def test_equal_epochs_must_agree() -> None:
+    same = plan(stored(1, entry((10, 12, 5, "a"))), stored(2, entry((10, 12, 5, "a"))))
+    assert adopted(same) == {1: (10, 12, 5)}
+    assert left(same) == {(2, 10, Why.DUPLICATE)}
+    other = plan(stored(1, entry((10, 12, 5, "a"))), stored(2, entry((10, 12, 5, "b"))))
+    assert adopted(other) == {}
+    assert {one.why for one in other.lost} == {Why.CONFLICT}
+
+
+def test_what_is_owed_is_taken_of_its_own_epoch_alone() -> None:
+    head = StreamHead(10, 6, ((7, 10, 5),))
+    found = plan(
+        stored(1, entry((7, 10, 4, "of a fenced writer"))),
+        stored(2, entry((7, 10, 5, "owed"))),
+        stored(3, entry((10, 11, 6, "behind"))),
+        head=head,
+    )
+    assert adopted(found) == {2: (7, 10, 5), 3: (10, 11, 6)}
+    assert left(found) == {(1, 7, Why.FENCED)}
+
+
+def test_streams_that_the_map_does_not_know_are_told_apart() -> None:
+    found = plan(
+        stored(1, entry((0, 1, 1, "a")), stream_id=6), stored(2, entry((0, 1, 1, "b")), stream_id=7)
+    )
+    assert left(found) == {(1, 0, Why.DELETED_STREAM), (2, 0, Why.NEW_STREAM)}
+    assert [one.object_id for one in found.lost] == [2]
+
+
+def test_objects_that_wait_for_each_other_come_in_one_request() -> None:
+    def crossing(object_id: int, first: int, second: int) -> Candidate:
+        runs = (
+            StoredRun(object_id, 0, (entry((first, first + 1, 5, f"{first}")),)),
+            StoredRun(object_id, 1, (entry((second, second + 1, 5, f"{second}")),)),
+        )
+        return Candidate(object_id, 10, runs)
+
+    heads = {0: StreamHead(10, 5), 1: StreamHead(10, 5)}
+    found = plan_adoption(heads, 7, [crossing(1, 10, 11), crossing(2, 11, 10)])
+    assert [[one.object_id for one in batch] for batch in found.batches] == [[1, 2]]
+    assert found.objects[0].ranges == (AdoptedRange(0, 10, 11, 5), AdoptedRange(1, 11, 12, 5))
