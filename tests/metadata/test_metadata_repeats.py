@@ -27,7 +27,7 @@ from tests.metadata import small_world as uploads
 from tests.metadata.small_world import NODE, World, batch, stream_objects, upload
 
 MISMATCH = ErrorCode.OBJECT_CONTENT_MISMATCH
-JUDGING_ONLY = {"failover", "on_conflict"}
+JUDGING_ONLY = {"failover", "on_conflict", "recoverer"}
 """Fields of commits that say whether and how it is judged, and nothing of what it commits."""
 
 
@@ -121,7 +121,9 @@ def test_other_content_under_a_committed_id_is_refused(
 def test_every_field_of_a_commit_is_content_or_says_how_it_is_judged() -> None:
     named = {name.split(".")[0] for name, _ in other_contents()}
     names = {field.name for field in fields(r.CommitStreamSetObject)}
-    assert names == named | JUDGING_ONLY | {"node", "object_id", "compacted_object_ids"}
+    effects = {"kv_puts", "trims"}  # content, see test_commit_effects
+    others = {"node", "object_id", "compacted_object_ids"}
+    assert names == named | JUDGING_ONLY | effects | others
 
 
 def test_what_says_only_how_a_commit_is_judged_may_differ_in_its_repeat() -> None:

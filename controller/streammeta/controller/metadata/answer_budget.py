@@ -14,12 +14,12 @@ import numpy as np
 from streammeta.controller.errors import LimitExceededError
 from streammeta.controller.metadata.answers import (
     KVEntry,
-    NamedObject,
     NodeDescription,
     ObjectDescription,
     ObjectList,
     StreamDescription,
 )
+from streammeta.controller.metadata.named_answers import NamedObject
 from streammeta.controller.metadata.values import Int64Column, Tags
 
 ANSWER_BYTES = 4 << 20

@@ -17,14 +17,14 @@ from typing import Any
 from streammeta.controller.errors import ErrorCode, LimitExceededError
 from streammeta.controller.metadata import answer_budget as budget
 from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.answers import (
+from streammeta.controller.metadata.commit_rules import REFUSED, Repeat, Repeats
+from streammeta.controller.metadata.feature_level import FeatureLevel
+from streammeta.controller.metadata.kv import KVs
+from streammeta.controller.metadata.named_answers import (
     DescribeNamedObjectsAnswer,
     NamedObject,
     ObjectErrorsAnswer,
 )
-from streammeta.controller.metadata.commit_rules import REFUSED, Repeat, Repeats
-from streammeta.controller.metadata.feature_level import FeatureLevel
-from streammeta.controller.metadata.kv import KVs
 from streammeta.controller.metadata.nodes import Nodes
 from streammeta.controller.metadata.object_queries import ObjectQueries
 from streammeta.controller.metadata.streams import Streams

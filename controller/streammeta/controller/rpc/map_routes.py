@@ -19,7 +19,7 @@ from google.protobuf.message_factory import GetMessageClass
 from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.ids import NONE_ID
 from streammeta.controller.lifecycle.sessions import NodeState
-from streammeta.controller.metadata import answers, requests
+from streammeta.controller.metadata import answers, named_answers, requests
 from streammeta.controller.metadata.values import Int64Column, ObjectState, Tags, column
 from streammeta.controller.rpc import wire_columns
 from streammeta.controller.rpc.conversion import Conversion, Write, not_set
@@ -59,11 +59,11 @@ ROUTES: Mapping[str, tuple[type, type]] = {
     "CommitStreamObject": (requests.CommitStreamObject, answers.CommitStreamObjectAnswer),
     "GetObjects": (requests.GetObjects, answers.GetObjectsAnswer),
     "DescribeObjects": (requests.DescribeObjects, answers.DescribeObjectsAnswer),
-    "CommitNamedObjects": (requests.CommitNamedObjects, answers.ObjectErrorsAnswer),
-    "DeleteNamedObjects": (requests.DeleteNamedObjects, answers.ObjectErrorsAnswer),
+    "CommitNamedObjects": (requests.CommitNamedObjects, named_answers.ObjectErrorsAnswer),
+    "DeleteNamedObjects": (requests.DeleteNamedObjects, named_answers.ObjectErrorsAnswer),
     "DescribeNamedObjects": (
         requests.DescribeNamedObjects,
-        answers.DescribeNamedObjectsAnswer,
+        named_answers.DescribeNamedObjectsAnswer,
     ),
     "CheckObjects": (requests.CheckObjects, answers.CheckObjectsAnswer),
     "RegisterNode": (requests.RegisterNode, answers.ErrorAnswer),
