@@ -15,12 +15,14 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from scripts.demonstration.narrator import Narrator
-from scripts.drills import disaster, upgrade
+from scripts.drills import disaster, majority, upgrade
 from streammeta.cli.local_cluster import ChildFailedError
 
 Drill: TypeAlias = Callable[[Path, Narrator], Mapping[str, object]]
 
-DRILLS: Mapping[str, Drill] = MappingProxyType({"disaster": disaster.run, "upgrade": upgrade.run})
+DRILLS: Mapping[str, Drill] = MappingProxyType(
+    {"disaster": disaster.run, "majority": majority.run, "upgrade": upgrade.run}
+)
 """Drills by name. Each returns its figures, and raises if what it practises does not succeed."""
 
 

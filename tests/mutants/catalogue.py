@@ -13,6 +13,7 @@ from tests.mutants.overload import OVERLOAD
 from tests.mutants.peers import PEERS
 from tests.mutants.reads import READS
 from tests.mutants.reconciling import RECONCILING
+from tests.mutants.recovery import RECOVERY
 from tests.mutants.replication import REPLICATION
 from tests.mutants.snapshots import SNAPSHOTS
 from tests.mutants.state import STATE
@@ -32,6 +33,7 @@ _ALL = (
     *MONITORING,
     *BACKUPS,
     *ADOPTIONS,
+    *RECOVERY,
     *OVERLOAD,
     *RECONCILING,
 )

@@ -1,0 +1,116 @@
+"""Drill of the loss of a majority: two of three disks are thrown away under load, one goes on.
+
+What the survivor had flushed is read from its directory before anything is recovered, apart from
+the commands that are practised.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from scripts.demonstration.narrator import Narrator
+from streammeta.cli.client import ControllerClient
+from streammeta.controller.journal.inspection import stopped_directory
+from streammeta.controller.recover.survivor import read_survivor
+from tests.kit.real_cluster import Writes, leader_of, running_cluster, streammeta, values
+from tests.recover.recovering import DEAD, SURVIVOR, Recovering
+
+
+def run(root: Path, narrator: Narrator) -> Mapping[str, object]:
+    """Carry out the drill in `root`; return its figures, times in seconds.
+
+    Raises:
+        AssertionError: a step failed, or something that the survivor had is lost.
+    """
+    with running_cluster(root) as cluster:
+        narrator.step("three controllers run; one client writes on and on")
+        leader_of(cluster)
+        writes = Writes(cluster)
+        writes.start()
+        try:
+            writes.expect_progress()
+            figures = _lose_and_recover(Recovering(cluster), writes, narrator)
+        finally:
+            writes.stop()
+        acknowledged = set(writes.acknowledged)
+        with ControllerClient(cluster.endpoints, timeout_s=30) as client:
+            missing = acknowledged - values(client).keys()
+        hashes = streammeta("cluster", "hash", "--connect", cluster.connect)
+        assert hashes["exit_code"] == 0, hashes
+    known_lost = figures.pop("_lost")
+    assert missing <= known_lost, f"lost though the survivor had them: {missing - known_lost}"
+    narrator.step("everything that the survivor had is there, and all that was written since")
+    return {
+        **figures,
+        "writes_acknowledged": len(acknowledged),
+        "acknowledged_only_by_the_lost": len(known_lost),
+        "longest_wait_of_a_write_s": round(writes.longest_wait_s, 3),
+    }
+
+
+def _lose_and_recover(recovering: Recovering, writes: Writes, narrator: Narrator) -> dict[str, Any]:
+    cluster = recovering.cluster
+    narrator.step("controllers 1 and 2 are killed (kill -9), their disks are thrown away")
+    began = time.monotonic()
+    recovering.lose(*DEAD)
+    cluster.children[SURVIVOR].kill()
+    acknowledged = set(writes.acknowledged)
+    lost = acknowledged - _keys_of(cluster.data_dir(SURVIVOR))
+    narrator.show(f"{len(acknowledged)} writes were acknowledged; the survivor lacks {len(lost)}")
+    figures: dict[str, Any] = {"_lost": lost}
+    steps: Mapping[str, Callable[[], object]] = {
+        "inspect": recovering.inspect,
+        "plan": recovering.plan,
+        "apply": lambda: recovering.apply("--yes"),
+    }
+    for name, step in steps.items():
+        narrator.step(f"streammeta recover {name}")
+        figures[f"{name}_s"], answer = _timed(step)
+        assert isinstance(answer, dict)
+        assert answer["exit_code"] == 0, answer
+    figures["start_s"], _ = _timed(lambda: _start(recovering))
+    narrator.step("streammeta restore finish")
+    recovering.finish()
+    writes.expect_progress()
+    figures["without_writes_s"] = round(time.monotonic() - began, 1)
+    narrator.step(f"controller {SURVIVOR} leads alone and takes writes")
+    _return_old_disk(recovering, narrator)
+    for node_id in DEAD:
+        narrator.step(f"controller {node_id} gets an empty disk and a vote")
+        figures[f"add_voter_{node_id}_s"], _ = _timed(
+            lambda node_id=node_id: recovering.add_voter(node_id)  # type: ignore[misc]
+        )
+    writes.expect_progress()
+    return figures
+
+
+def _start(recovering: Recovering) -> None:
+    recovering.cluster.start(SURVIVOR)
+    leader_of(recovering.cluster)
+
+
+def _return_old_disk(recovering: Recovering, narrator: Narrator) -> None:
+    cluster, node_id = recovering.cluster, DEAD[0]
+    shutil.copytree(recovering.lost(node_id), cluster.data_dir(node_id))
+    cluster.spawn(node_id)
+    told = recovering.end_of(node_id)
+    assert "is of before that" in told, told
+    narrator.step(f"controller {node_id} returns with its old disk and is refused")
+    cluster.wipe(node_id)
+
+
+def _keys_of(directory: Path) -> set[str]:
+    """Return the keys in a stopped controller's map, all of its log applied."""
+    with stopped_directory(directory) as (files, identity):
+        survivor = read_survivor(directory, files, identity)
+    return set(survivor.replayed.cluster_map.freeze().sections()["kvs"]["key"])
+
+
+def _timed(work: Callable[[], object]) -> tuple[float, object]:
+    began = time.monotonic()
+    result = work()
+    return round(time.monotonic() - began, 1), result
