@@ -74,6 +74,14 @@ def test_a_calm_quorum_meets_no_fault_and_answers_everyone() -> None:
     assert not summary.counts["power failures"]
 
 
+def test_lost_majorities_are_recovered_and_disks_of_before_stop() -> None:
+    summary = run_seeds(range(30), "lost")
+    assert_none_failed(summary)
+    recovered = summary.counts["majorities lost and recovered"]
+    assert 2 * recovered > summary.seeds, summary.counts
+    assert summary.counts["disks of before refused"] > 5, summary.counts
+
+
 @pytest.mark.parametrize("seed", [3, 17, 40])
 def test_a_seed_replays_the_same_run(seed: int) -> None:
     first, second = simulate(seed, traced=True), simulate(seed, traced=True)

@@ -173,12 +173,13 @@ class BucketRefusedError(ApiError):
 
 
 class SupersededError(ApiError):
-    """Another cluster was restored from this one's backup and has taken its bucket over."""
+    """Another cluster, restored or recovered from this one, has taken its bucket over."""
 
     def __init__(self, cluster_id: str) -> None:
         super().__init__(
             f"nothing is written or deleted: cluster {cluster_id!r} was restored from a backup of "
-            "this one and owns the bucket now; connect to its controllers, and stop these"
+            "this one, or recovered from one of its disks, and owns the bucket now; connect to its "
+            "controllers, and stop these"
         )
         self.cluster_id = cluster_id
 
