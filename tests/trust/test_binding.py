@@ -79,6 +79,13 @@ NAMING_A = (
     requests.GetOpeningStreams(node=NodeIdentity(A.node_id, 2)),
     recovery(A),
     requests.PrepareObjects(request_id="new", node=A, count=1, ttl_ms=60_000),
+    requests.CommitNamedObjects(
+        node=A,
+        objects=(
+            requests.NamedObjectToCommit(object_id=0, name="n", object_size=0, owner_stream_id=0),
+        ),
+    ),
+    requests.DeleteNamedObjects(node=A, objects=(requests.NamedObjectToDelete(name="n"),)),
     requests.CommitStreamSetObject(node=A, object_id=0, order_id=0, object_size=1),
     requests.CommitStreamSetObject(node=A, object_id=0, order_id=0, object_size=1, failover=True),
     requests.CommitStreamObject(node=A, object_size=0, stream_id=0, stream_epoch=0),
