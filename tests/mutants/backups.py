@@ -62,7 +62,7 @@ BACKUPS = (
         - if self._ends and segment.start_offset <= self._ends[-1]:
         + if self._ends:
         """,
-        _SIMULATED,
+        Tested(f"{_CHAINS}::test_the_newest_chain_is_that_which_reaches_furthest"),
     ),
     Mutant(
         "contradictions-not-looked-for",
