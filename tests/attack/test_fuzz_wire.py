@@ -126,7 +126,8 @@ class _Wire:
         try:
             if call.method.client_streaming:
                 pipeline = channel.stream_stream(path)(iter([call.payload]), timeout=_TIMEOUT_S)
-                await pipeline.read()
+                while await pipeline.read() is not grpc.aio.EOF:
+                    pass  # what is left of its message may still change the map
             elif call.method.server_streaming:
                 timeout = _WATCHED_S if waits else _TIMEOUT_S
                 await channel.unary_stream(path)(call.payload, timeout=timeout).read()
