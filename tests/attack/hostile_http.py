@@ -13,6 +13,8 @@ _LINE = b"GET /metrics HTTP/1.1\r\n"
 _REQUEST = _LINE + b"host: x\r\n\r\n"
 _LETTER_S = 0.05
 """Pause between two bytes of a slow request, in seconds."""
+_BREATH_S = 0.001
+"""Pause between two pieces of a large request, in seconds."""
 _READ_S = 0.5
 """Time for an answer, in seconds."""
 
@@ -49,8 +51,10 @@ async def large_requests(target: Target) -> None:
     )
     async with target.connection() as (_, writer):
         await target.send(writer, first)
-        while await target.send(writer, more):
-            pass
+        is_taken = True
+        while is_taken:
+            is_taken = await target.send(writer, more)
+            await asyncio.sleep(_BREATH_S)  # a send may not wait: the end must be noticed
 
 
 async def pipelined(target: Target) -> None:
