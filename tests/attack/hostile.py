@@ -158,14 +158,15 @@ async def _speaking(
     """Connect as an HTTP/2 client that reads what comes."""
     async with target.connection() as (reader, writer):
         await target.send(writer, PREFACE + frame(SETTINGS, 0, 0, settings))
-        reading = asyncio.create_task(_read_all(reader))
+        reading = asyncio.create_task(read_all(reader))
         try:
             yield reader, writer
         finally:
             reading.cancel()
 
 
-async def _read_all(reader: asyncio.StreamReader) -> None:
+async def read_all(reader: asyncio.StreamReader) -> None:
+    """Read to the end of a connection, keeping nothing."""
     with contextlib.suppress(OSError):
         while await reader.read(1 << 16):
             pass

@@ -7,7 +7,7 @@ import contextlib
 import ssl
 from collections.abc import Sequence
 
-from tests.attack.hostile import Attack, Target, garbage, half_handshakes
+from tests.attack.hostile import Attack, Target, garbage, half_handshakes, read_all
 
 _LINE = b"GET /metrics HTTP/1.1\r\n"
 _REQUEST = _LINE + b"host: x\r\n\r\n"
@@ -60,7 +60,7 @@ async def large_requests(target: Target) -> None:
 async def pipelined(target: Target) -> None:
     """Requests for the largest page, one behind the other on one connection."""
     async with target.connection() as (reader, writer):
-        reading = asyncio.create_task(reader.read())
+        reading = asyncio.create_task(read_all(reader))
         try:
             is_taken = True
             while is_taken:
