@@ -14,7 +14,7 @@ LEVELS = (
         - if not self._levels.include(record.level):
         + if False:
         """,
-        Simulated("swarm", range(60, 260)),
+        Simulated("swarm", range(272, 300)),
     ),
     Mutant(
         "absent-voter-not-asked",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from streammeta.cli.client import CallError, ControllerClient
+from streammeta.controller.features import SUPPORTED
 from streammeta.controller.trust.audit_rules import RULES
 from streammeta.v1 import (
     admin_pb2,
@@ -62,8 +63,24 @@ def change_the_map(client: ControllerClient) -> None:
     ask(client, kv_pb2.DeleteKVsRequest(keys=[kv_pb2.KVKey(key="k")]))
     ask(client, nodes_pb2.LockNodeRequest(node_id=1000))
     ask(client, nodes_pb2.UnlockNodeRequest(node_id=1000))
+    commit_and_delete_a_named_object(client)
     answer = ask(client, nodes_pb2.UnregisterNodeRequest(node=NODE))
     assert answer.error == common_pb2.ERROR_CODE_NONE
+
+
+def commit_and_delete_a_named_object(client: ControllerClient) -> None:
+    ask(client, kv_pb2.PutKVsRequest(items=[kv_pb2.KVToPut(key="owner")]))
+    prepare = objects_pb2.PrepareObjectsRequest(request_id="p", node=NODE, count=1, ttl_ms=60_000)
+    named = objects_pb2.NamedObjectToCommit(
+        object_id=ask(client, prepare).first_object_id,
+        name="n",
+        owner_key=objects_pb2.OwnerKey(key="owner"),
+    )
+    commit = objects_pb2.CommitNamedObjectsRequest(request_id="n", node=NODE, objects=[named])
+    assert list(ask(client, commit).errors) == [common_pb2.ERROR_CODE_NONE]
+    deleted = [objects_pb2.NamedObjectToDelete(name="n")]
+    answer = ask(client, objects_pb2.DeleteNamedObjectsRequest(node=NODE, objects=deleted))
+    assert list(answer.errors) == [common_pb2.ERROR_CODE_NONE]
 
 
 def change_the_voters(cluster: AuditedCluster) -> None:
@@ -82,9 +99,9 @@ def test_every_guarded_call_is_recorded_once_with_its_offset(tmp_path: Path) -> 
     with audited_cluster(tmp_path, 1) as cluster:
         assert leader_of(cluster) == 1
         with ControllerClient(cluster.endpoints, timeout_s=30) as client:
+            ask(client, admin_pb2.UpdateFeatureLevelRequest(level=SUPPORTED.highest))
             change_the_map(client)
             ask(client, admin_pb2.TakeSnapshotRequest())
-            ask(client, admin_pb2.UpdateFeatureLevelRequest(level=2))
             ask(client, admin_pb2.FinishRestoreRequest())
             ask(client, admin_pb2.AdoptObjectsRequest(objects=[OF_NO_RESTORE]))
             ask(client, objects_pb2.CheckObjectsRequest(object_ids=[0, 7], deleting=True))

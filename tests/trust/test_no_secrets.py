@@ -81,13 +81,15 @@ WAYS = [(method, way) for method in METHODS for way in texts_in(method.input_typ
 def is_name(method: MethodDescriptor, way: tuple[FieldDescriptor, ...]) -> bool:
     """Whether the rule of a method names a text, or it is the id of the request."""
     path = ".".join(one.name for one in way)
+    rule = RULES[method.full_name]
+    if rule.when is not None:
+        _, rule = rule.when  # every field is filled, those that it depends on too
     named = {
         ".".join((*asked.split(".")[:-1], name))
-        for asked in RULES[method.full_name].asked.values()
+        for asked in rule.asked.values()
         for name in asked.split(".")[-1].split("/")
     }
-    is_summed = RULES[method.full_name].recorded is Recorded.SUMMED
-    return path in named or (path == "request_id" and not is_summed)
+    return path in named or (path == "request_id" and rule.recorded is not Recorded.SUMMED)
 
 
 async def said_of(
