@@ -53,7 +53,7 @@ class PutResult:
 
 @dataclass(frozen=True, slots=True)
 class EffectsVerdict:
-    """What became of the upload and all that came with it: all is done, or nothing.
+    """Outcome of the upload and all that came with it: all is done, or nothing.
 
     `put_results` and `trim_errors` are empty if the upload was refused for its own sake.
     """

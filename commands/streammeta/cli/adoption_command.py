@@ -123,7 +123,7 @@ def finish(
 
 @dataclass(frozen=True, slots=True)
 class _Surveyed:
-    """What the bucket holds and lacks, against the map."""
+    """Contents of the bucket compared with the map."""
 
     undecided: range
     objects: int
