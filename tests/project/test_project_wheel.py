@@ -121,7 +121,7 @@ def test_the_wheel_claims_one_name(wheel: Path) -> None:
     assert "streammeta/__init__.py" not in names  # a namespace that further wheels may extend
     packages = {name.split("/")[1] for name in names if name.startswith("streammeta/")}
     assert packages == {
-        *("v1", "rpc", "storage", "reconcile", "controller", "client", "cli", "shell")
+        *("v1", "rpc", "storage", "reconcile", "controller", "client", "brokers", "cli", "shell")
     }
     assert {f"streammeta/{package}/py.typed" for package in packages} <= set(names)
     assert "streammeta/v1/common.proto" in names
