@@ -1,22 +1,25 @@
 """Rules for all tests: selection of the slow ones, and order of those that start processes.
 
-Slow tests (long simulations, storms of faults) run with `--slow`. Tests that start processes stay
-together on one worker, so that a machine of two cores never has two clusters to carry. Those whose
-processes only compute, and wait for no clock, stay together apart from them. Generated
-examples have no time limit, since machines are held up, and a failure prints its replay. The
-user's own settings do not count.
+Slow tests (long simulations, storms of faults) run with `--slow`. Tests that start processes are of
+two groups by their files, each on one worker, so that a machine of two cores never has more than
+two clusters to carry: most of their time is waiting. Those whose processes only compute, and wait
+for no clock, stay together apart from them. Generated examples have no time limit, since machines
+are held up, and a failure prints its replay. The user's own settings do not count.
 """
 
 from __future__ import annotations
 
 import os
+import zlib
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-_GROUPS = {"spark": "computations", "process": "processes", "s3": "processes"}
+_GROUPS = {"spark": "computations", "process": "processes {}", "s3": "processes {}"}
 """Worker group by mark; the first mark that a test has decides, unless it names a group itself."""
+
+_GROUPS_OF_PROCESSES = 2
 
 settings.register_profile(
     "held-up machines",
@@ -39,6 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         groups = [group for mark, group in _GROUPS.items() if item.get_closest_marker(mark)]
         if groups and not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(groups[0]))
+            number = zlib.crc32(item.path.name.encode()) % _GROUPS_OF_PROCESSES
+            item.add_marker(pytest.mark.xdist_group(groups[0].format(number)))
         if item.get_closest_marker("slow") and not config.getoption("slow"):
             item.add_marker(pytest.mark.skip(reason="slow; run with --slow"))

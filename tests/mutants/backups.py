@@ -84,7 +84,7 @@ BACKUPS = (
           _log.warning("backup_interrupted", end_offset=step.start.end_offset)
         - term.position = None
         """,
-        _SIMULATED,
+        Simulated("backup", range(40), is_rare=True),
     ),
     Mutant(
         "overlap-replayed-twice",

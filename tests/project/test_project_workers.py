@@ -1,5 +1,6 @@
-"""A run on several workers never has two clusters of processes at a time."""
+"""A run on several workers never has more than two clusters of processes at a time."""
 
+import itertools
 import shutil
 import subprocess
 import sys
@@ -19,17 +20,21 @@ def test_tells_its_worker(number):
         log.write(os.environ["PYTEST_XDIST_WORKER"] + "\\n")
 """
 
+FILES = 6
+WORKERS = 4
+
 
 # xdist stops grouping, without a word, when pytest has changed the way it names tests.
-def test_tests_that_start_processes_share_a_worker(tmp_path: Path) -> None:
+def test_tests_that_start_processes_share_two_workers(tmp_path: Path) -> None:
     shutil.copy(ROOT / "tests/conftest.py", tmp_path)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     log = tmp_path / "workers"
-    for mark in MARKS:
-        (tmp_path / f"test_{mark}.py").write_text(MODULE.format(mark=mark, log=str(log)))
+    for number, mark in itertools.product(range(FILES), MARKS):
+        module = MODULE.format(mark=mark, log=str(log))
+        (tmp_path / f"test_{mark}_{number}.py").write_text(module)
 
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup", "."],
+        [sys.executable, "-m", "pytest", "-n", str(WORKERS), "--dist", "loadgroup", "."],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -39,5 +44,5 @@ def test_tests_that_start_processes_share_a_worker(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stdout + done.stderr
     workers = log.read_text().split()
-    assert len(workers) == 4 * len(MARKS)
-    assert len(set(workers)) == 1, workers
+    assert len(workers) == 4 * FILES * len(MARKS)
+    assert len(set(workers)) == 2, workers
