@@ -19,6 +19,7 @@ from tests.conformance.conformance_report import Mismatch, ScenarioResult
 from tests.conformance.format_scenarios import FIELDS as FORMAT_FIELDS
 from tests.conformance.format_scenarios import check_format
 from tests.conformance.image_scenarios import check_codec, check_image
+from tests.conformance.kafka_scenarios import is_kafka, run_kafka
 from tests.conformance.layout_tables import KEY_TABLES, NOT_OFFERED, SENTENCES, check_layout
 from tests.conformance.query_scenarios import SECTIONS as QUERY_SECTIONS
 from tests.conformance.query_scenarios import check_queries
@@ -55,6 +56,9 @@ def load_file(path: Path) -> dict[str, Any]:
 
 def run_file(path: Path) -> Iterator[ScenarioResult]:
     content = load_file(path)
+    if is_kafka(content):
+        yield from run_kafka(path.name, content)
+        return
     for section, entries in content.items():
         if section in (*_REMARKS, *_INPUTS, *_named(content)) or str(section).startswith("derived"):
             continue

@@ -1,0 +1,111 @@
+"""The small map that a MetaStream holds: the newest value of each key, and what compaction does.
+
+Owns the frame of a record (u8 magic 0, i32 key length, key in UTF-8, value) and the bytes of the
+values PARTITION and PRODUCER_SNAPSHOTS. Keys that are not known are kept as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from streammeta.brokers.partition.errors import DamagedPartitionError
+from streammeta.storage.errors import PayloadError
+from streammeta.storage.inspection.meta_stream import (
+    META_MAGIC,
+    SNAPSHOTS_MAGIC,
+    MetaEntry,
+    decode_meta_entry,
+)
+
+PARTITION = "PARTITION"
+LOG = "LOG"
+PRODUCER_SNAPSHOTS = "PRODUCER_SNAPSHOTS"
+LEADER_EPOCHS = "LEADER_EPOCH_CHECKPOINT"
+
+COMPACT_SHARE = 0.6
+"""Share of superseded records from which compaction is worth its writes."""
+
+_FRAME = struct.Struct(">Bi")
+_SNAPSHOT = struct.Struct(">qi")
+
+
+def encode_entry(key: str, value: bytes) -> bytes:
+    """Return the payload of a record."""
+    name = key.encode()
+    return _FRAME.pack(META_MAGIC, len(name)) + name + value
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """The value PARTITION: offsets, and whether the owner has closed the log in order."""
+
+    start_offset: int = 0
+    cleaner_offset: int = 0
+    recovery_offset: int = 0
+    is_clean: bool = False
+
+    def encode(self) -> bytes:
+        """Return the value's JSON."""
+        value = {
+            "s": self.start_offset,
+            "c": self.cleaner_offset,
+            "r": self.recovery_offset,
+            "cs": self.is_clean,
+        }
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def encode_snapshots(snapshots: Mapping[int, bytes]) -> bytes:
+    """Return the value PRODUCER_SNAPSHOTS of snapshots by the next offset of each."""
+    rows = [_SNAPSHOT.pack(at, len(raw)) + raw for at, raw in sorted(snapshots.items())]
+    return bytes([SNAPSHOTS_MAGIC]) + b"".join(rows)
+
+
+class MetaMap:
+    """Newest record of each key, with its offset, and the number of records there are."""
+
+    def __init__(self) -> None:
+        self.live: dict[str, tuple[int, MetaEntry]] = {}
+        self.start_offset = 0
+        self.end_offset = 0
+
+    def apply(self, offset: int, payload: bytes) -> None:
+        """Take the record at `offset`. Raises `DamagedPartitionError` if it can't be read."""
+        try:
+            entry = decode_meta_entry(payload)
+        except PayloadError as error:
+            raise DamagedPartitionError(
+                f"record {offset} of a MetaStream can't be read: {error}; keep its object, and"
+                " restore it from a copy of the bucket"
+            ) from error
+        self.live[entry.key] = (offset, entry)
+        self.end_offset = max(self.end_offset, offset + 1)
+
+    def entry(self, key: str) -> MetaEntry | None:
+        """Return the newest record of a key."""
+        found = self.live.get(key)
+        return None if found is None else found[1]
+
+    @property
+    def is_worth_compacting(self) -> bool:
+        """Whether most of the records are superseded."""
+        count = self.end_offset - self.start_offset
+        return count > 0 and (count - len(self.live)) / count >= COMPACT_SHARE
+
+    @property
+    def has_superseded(self) -> bool:
+        """Whether there are records that do not count any more."""
+        return self.end_offset - self.start_offset > len(self.live)
+
+    def to_rewrite(self) -> list[bytes]:
+        """Return the records to append again: all live ones but the newest."""
+        by_offset = sorted(self.live.values(), key=lambda found: found[0])
+        return [encode_entry(entry.key, entry.raw) for _, entry in by_offset[:-1]]
+
+    @property
+    def first_live_offset(self) -> int:
+        """Offset below which nothing counts any more."""
+        return min((offset for offset, _ in self.live.values()), default=self.end_offset)

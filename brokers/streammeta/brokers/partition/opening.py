@@ -1,0 +1,145 @@
+"""Opening of a partition log: creation, replay of its map, and recovery behind the last checkpoint.
+
+The streams of a partition are opened at the leader epoch, which fences every earlier owner, before
+anything of them is read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from streammeta.brokers.partition.errors import DamagedPartitionError
+from streammeta.brokers.partition.leader_epochs import LeaderEpochs
+from streammeta.brokers.partition.log import LogConfig, PartitionLog
+from streammeta.brokers.partition.meta_map import LEADER_EPOCHS, LOG, PARTITION, PRODUCER_SNAPSHOTS
+from streammeta.brokers.partition.meta_stream import MetaStream
+from streammeta.brokers.partition.producer_state import ProducerStates
+from streammeta.brokers.partition.record_batch import read_batches
+from streammeta.brokers.partition.segments import Segment, decode_log, encode_log
+from streammeta.brokers.partition.state import LogState
+from streammeta.brokers.partition.streams import Streams
+from streammeta.brokers.partition.time_index import Entry, decode_entries
+from streammeta.client import OpenedStream
+from streammeta.storage.inspection.meta_stream import LeaderEpochs as EpochsValue
+
+_RECOVERY_BYTES = 8 * 1024 * 1024
+
+
+def wall_clock_ms() -> int:
+    """Return the time in ms since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+async def create_meta_stream(streams: Streams, topic_id: str, partition: int) -> int:
+    """Create the stream of a new partition's map; return its id."""
+    (stream_id,) = await streams.create_streams([partition_tags(topic_id, partition)])
+    return stream_id
+
+
+def partition_tags(topic_id: str, partition: int) -> Mapping[str, str]:
+    """Return the tags of a partition's streams: topic id, and partition in hex."""
+    return {"0": topic_id, "1": f"{partition:x}"}
+
+
+async def open_log(
+    streams: Streams,
+    meta_id: int,
+    epoch: int,
+    tags: Mapping[str, str],
+    config: LogConfig | None = None,
+    now_ms: Callable[[], int] = wall_clock_ms,
+) -> PartitionLog:
+    """Open the partition whose map is in stream `meta_id`, at a leader epoch of this process.
+
+    Its other streams are created with `tags` when it is opened for the first time. Raises what
+    opening a stream raises, such as `StreamFencedError` for an epoch that is not the newest, and
+    `DamagedPartitionError`.
+    """
+    config = LogConfig() if config is None else config
+    opened = (await streams.open_streams({meta_id: epoch})).require_all()[meta_id]
+    meta = await MetaStream.replay(streams, meta_id, opened.start_offset, opened.next_offset)
+    names, segments = await _layout(streams, meta, tags, now_ms)
+    ids = [names["log"], names["tim"]]
+    both = (await streams.open_streams(dict.fromkeys(ids, epoch))).require_all()
+    state = await _recovered(streams, meta, both[ids[0]], both[ids[1]], segments)
+    log = PartitionLog(streams, meta, meta_id, state, epoch, config, now_ms)
+    await log.start_epoch()
+    return log
+
+
+async def _layout(
+    streams: Streams, meta: MetaStream, tags: Mapping[str, str], now_ms: Callable[[], int]
+) -> tuple[Mapping[str, int], list[Segment]]:
+    """Return the streams by name and the segments; both are made, durably, if there are none."""
+    value = _value(meta, LOG)
+    if value is not None:
+        try:
+            return decode_log(value)
+        except (KeyError, TypeError) as error:
+            raise DamagedPartitionError(f"the value LOG lacks a field: {error!r}") from error
+    log_id, time_id = await streams.create_streams([tags, tags])
+    names = {"log": log_id, "tim": time_id, "txn": -1}
+    segments = [Segment(base_offset=0, created_ms=now_ms())]
+    await (await meta.put({LOG: encode_log(names, segments)}))
+    return names, segments
+
+
+def _value(meta: MetaStream, key: str) -> Any:
+    entry = meta.entry(key)
+    return None if entry is None else entry.value
+
+
+async def _recovered(
+    streams: Streams,
+    meta: MetaStream,
+    log: OpenedStream,
+    times: OpenedStream,
+    segments: list[Segment],
+) -> LogState:
+    epochs: EpochsValue | None = _value(meta, LEADER_EPOCHS)
+    partition = _value(meta, PARTITION) or {"s": 0, "r": 0}
+    active = segments[-1]
+    state = LogState(
+        log_id=log.stream_id,
+        time_id=times.stream_id,
+        start_offset=max(log.start_offset, partition["s"]),
+        end_offset=log.next_offset,
+        segments=segments,
+        times=await _saved_times(streams, times, active),
+        producers=_newest_snapshot(meta, log.next_offset),
+        epochs=LeaderEpochs(() if epochs is None else epochs.entries),
+    )
+    await _read_tail(streams, state, max(partition["r"], log.start_offset))
+    return state
+
+
+def _newest_snapshot(meta: MetaStream, end: int) -> ProducerStates:
+    snapshots = _value(meta, PRODUCER_SNAPSHOTS) or ()
+    fitting = [one for one in snapshots if one.offset <= end]
+    if not fitting:
+        return ProducerStates()
+    newest = max(fitting, key=lambda one: one.offset)
+    return ProducerStates.of_snapshot(newest.offset, newest.producers)
+
+
+async def _saved_times(streams: Streams, opened: OpenedStream, active: Segment) -> list[Entry]:
+    rows = bytearray()
+    at = max(active.time_start, opened.start_offset)
+    while at < opened.next_offset:
+        fetched = await streams.fetch(opened.stream_id, at, _RECOVERY_BYTES)
+        rows.extend(b"".join(record.payload for record in fetched.records))
+        at = fetched.next_offset
+    return decode_entries(bytes(rows), active.base_offset)
+
+
+async def _read_tail(streams: Streams, state: LogState, offset: int) -> None:
+    """Take the batches from `offset` on into the state, as their appends did."""
+    while offset < state.end_offset:
+        fetched = await streams.fetch(state.log_id, offset, _RECOVERY_BYTES)
+        for record in fetched.records:
+            for batch in read_batches(record.payload):
+                state.take(batch, batch.base_offset, batch.max_timestamp)
+                state.epochs.assign(batch.partition_leader_epoch, batch.base_offset)
+        offset = fetched.next_offset

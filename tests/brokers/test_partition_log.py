@@ -1,0 +1,276 @@
+"""A partition log: offsets, durability, recovery, fencing, segments, retention, offsets by time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from streammeta.brokers.partition.errors import (
+    BatchTooLargeError,
+    CorruptBatchError,
+    DamagedPartitionError,
+    InvalidBatchError,
+    InvalidProducerEpochError,
+    OffsetOutOfRangeError,
+    OutOfOrderSequenceError,
+    PartitionClosedError,
+    PartitionFailedError,
+    UnsupportedBatchError,
+)
+from streammeta.brokers.partition.log import LogConfig, PartitionLog
+from streammeta.brokers.partition.opening import create_meta_stream, open_log, partition_tags
+from streammeta.brokers.partition.record_batch import read_batches
+from streammeta.brokers.partition.segments import Retention, SegmentLimits
+from streammeta.brokers.partition.time_search import offset_by_time
+from streammeta.client import StreamFencedError
+from streammeta.storage.inspection.kafka_batch import decode_kafka_records
+from streammeta.storage.inspection.meta_stream import decode_meta_entry
+from tests.kit.kafka_batches import Rec, make_batch, plain, sequenced
+from tests.kit.memory_streams import MemoryStreams
+
+TAGS = partition_tags("topic", 11)
+NOW = 1_700_000_100_000
+
+
+async def _open(
+    streams: MemoryStreams, meta_id: int | None = None, epoch: int = 0, **config: object
+) -> PartitionLog:
+    if meta_id is None:
+        meta_id = await create_meta_stream(streams, "topic", 11)
+    settings = replace(LogConfig(), **config)  # type: ignore[arg-type]
+    return await open_log(streams, meta_id, epoch, TAGS, settings, lambda: NOW)
+
+
+async def _append(log: PartitionLog, payload: bytes) -> int:
+    appended = await log.append(payload)
+    await appended.durable
+    return appended.base_offset
+
+
+async def _values(log: PartitionLog, offset: int = 0) -> list[tuple[int, bytes | None]]:
+    found = []
+    while data := await log.read(offset, 1):
+        for batch in read_batches(data):
+            found += [(one.offset, one.value) for one in decode_kafka_records(batch)]
+        offset = found[-1][0] + 1
+    return found
+
+
+async def test_offsets_and_leader_epoch_are_put_into_batches() -> None:
+    log = await _open(MemoryStreams(), epoch=3)
+    assert await _append(log, plain("a", "b")) == 0
+    assert await _append(log, plain("c")) == 2
+    (batch,) = read_batches(await log.read(2, 1000))
+    assert (batch.base_offset, batch.partition_leader_epoch, batch.is_intact) == (2, 3, True)
+    assert await _values(log) == [(0, b"a"), (1, b"b"), (2, b"c")]
+    assert await _values(log, 1) == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+
+async def test_streams_carry_topic_and_partition_as_tags() -> None:
+    streams = MemoryStreams()
+    await _open(streams)
+    assert [one.tags for one in streams.table.streams.values()] == [{"0": "topic", "1": "b"}] * 3
+
+
+@pytest.mark.parametrize(
+    ("payload", "error"),
+    [
+        (b"", CorruptBatchError),
+        (plain("a")[:-1], CorruptBatchError),
+        (plain("a")[:-1] + b"!", CorruptBatchError),
+        (plain("a") + plain("b"), InvalidBatchError),
+        (make_batch([Rec(1)], attributes=0x20), InvalidBatchError),
+        (make_batch([Rec(1)], attributes=0x10), UnsupportedBatchError),
+        (make_batch([Rec(1)], producer_id=3), InvalidBatchError),
+        (plain("a" * 2000), BatchTooLargeError),
+    ],
+    ids=["none", "cut", "checksum", "two", "control", "transaction", "no sequence", "large"],
+)
+async def test_bad_batch_changes_nothing(payload: bytes, error: type[Exception]) -> None:
+    log = await _open(MemoryStreams(), max_batch_bytes=1000)
+    with pytest.raises(error):
+        await log.append(payload)
+    assert await _append(log, plain("good")) == 0
+    assert await _values(log) == [(0, b"good")]
+
+
+async def test_batch_shows_once_it_is_durable() -> None:
+    streams = MemoryStreams()
+    log = await _open(streams)
+    streams.holds_back = True
+    first, second = await log.append(plain("a")), await log.append(plain("b"))
+    assert log.high_watermark == 0
+    assert await log.read(0, 1000) == b""
+    with pytest.raises(OffsetOutOfRangeError):
+        await log.read(1, 1000)
+    streams.settle(1)
+    await first.durable
+    assert (log.high_watermark, second.durable.done()) == (1, False)
+    assert await _values(log) == [(0, b"a")]
+
+
+async def test_repeated_batch_is_answered_with_its_offset_once_it_is_durable() -> None:
+    streams = MemoryStreams()
+    log = await _open(streams)
+    await _append(log, plain("before"))
+    streams.holds_back = True
+    first = await log.append(sequenced(7, 0, 0))
+    repeated = await log.append(sequenced(7, 0, 0))
+    assert (repeated.base_offset, repeated.durable.done()) == (first.base_offset, False)
+    streams.settle()
+    await repeated.durable
+    assert log.high_watermark == 2
+
+
+async def test_sequence_of_producer_is_checked() -> None:
+    log = await _open(MemoryStreams())
+    await _append(log, sequenced(7, 1, 0, 3))
+    with pytest.raises(OutOfOrderSequenceError, match="with sequence 4, wanted 3"):
+        await log.append(sequenced(7, 1, 4))
+    with pytest.raises(InvalidProducerEpochError):
+        await log.append(sequenced(7, 0, 3))
+    assert await _append(log, sequenced(7, 1, 3)) == 3
+
+
+@pytest.mark.parametrize("is_clean", [True, False], ids=["closed", "killed"])
+async def test_all_five_batches_of_a_producer_are_known_to_the_next_owner(is_clean: bool) -> None:
+    streams = MemoryStreams()
+    log = await _open(streams)
+    for sequence in range(0, 12, 2):
+        await _append(log, sequenced(7, 0, sequence, 2, time=NOW))
+    if is_clean:
+        await log.close()
+    successor = await _open(MemoryStreams(streams.table), log.stream_ids[0], epoch=1)
+    assert [await _append(successor, sequenced(7, 0, at, 2)) for at in (2, 4, 10)] == [2, 4, 10]
+    with pytest.raises(OutOfOrderSequenceError):
+        await successor.append(sequenced(7, 0, 0, 2))
+    assert await _append(successor, sequenced(7, 0, 12)) == 12
+
+
+async def test_late_append_of_a_former_owner_fails_and_reaches_nobody() -> None:
+    streams = MemoryStreams()
+    former = await _open(streams)
+    await _append(former, plain("a"))
+    streams.holds_back = True
+    late = await former.append(plain("late"))
+    present = await _open(MemoryStreams(streams.table), former.stream_ids[0], epoch=1)
+    await _append(present, plain("b"))
+    streams.settle()
+    with pytest.raises(PartitionFailedError):
+        await late.durable
+    with pytest.raises(PartitionFailedError):
+        await former.append(plain("later"))
+    assert await _values(present) == [(0, b"a"), (1, b"b")]
+    assert present.end_of_epoch(0) == (0, 1)
+    assert present.end_of_epoch(1) == (1, 2)
+    assert present.end_of_epoch(2) == (-1, -1)
+
+
+async def test_old_epoch_opens_nothing() -> None:
+    streams = MemoryStreams()
+    log = await _open(streams, epoch=5)
+    with pytest.raises(StreamFencedError):
+        await _open(MemoryStreams(streams.table), log.stream_ids[0], epoch=4)
+
+
+async def test_recovery_reads_only_behind_the_last_checkpoint() -> None:
+    streams = MemoryStreams()
+    log = await _open(streams, checkpoint_bytes=1000)
+    for number in range(40):
+        await _append(log, plain(f"{number:04}" * 20))
+    successor_streams = MemoryStreams(streams.table)
+    successor = await _open(successor_streams, log.stream_ids[0], epoch=1)
+    reads = [offset for stream, offset in successor_streams.fetches if stream == log.stream_ids[1]]
+    assert reads == [] or min(reads) > 20
+    assert successor.segments[-1].size == log.segments[-1].size
+    assert len(await _values(successor)) == 40
+
+
+async def test_closed_log_takes_no_more_and_says_so() -> None:
+    log = await _open(MemoryStreams())
+    await log.close()
+    with pytest.raises(PartitionClosedError):
+        await log.append(plain("a"))
+
+
+async def test_unreadable_value_fails_the_opening_and_names_its_offset() -> None:
+    streams = MemoryStreams()
+    log = await _open(streams)
+    await streams.append(log.stream_ids[0], b"\x00\x00\x00\x00\x03LOG{")
+    with pytest.raises(DamagedPartitionError, match="record 5 of a MetaStream"):
+        await _open(MemoryStreams(streams.table), log.stream_ids[0], epoch=1)
+
+
+async def test_segments_end_at_their_size_and_outlive_a_restart() -> None:
+    streams = MemoryStreams()
+    log = await _open(streams, segment=SegmentLimits(bytes=500))
+    for number in range(9):
+        await _append(log, plain(str(number) * 100))
+    assert len(log.segments) > 2
+    assert [one.end_offset for one in log.segments[:-1]] == [
+        one.base_offset for one in log.segments[1:]
+    ]
+    successor = await _open(MemoryStreams(streams.table), log.stream_ids[0], epoch=1)
+    assert [one.base_offset for one in successor.segments] == [
+        one.base_offset for one in log.segments
+    ]
+
+
+async def test_retention_by_bytes_and_by_time() -> None:
+    streams = MemoryStreams()
+    log = await _open(
+        streams, segment=SegmentLimits(bytes=500), retention=Retention(age_ms=-1, bytes=800)
+    )
+    for number in range(20):
+        await _append(log, plain(str(number % 10) * 100, timestamp=NOW - 1000))
+    start = await log.retain()
+    assert 0 < start < 20
+    kept = sum(one.size for one in log.segments)
+    assert kept >= 800
+    assert kept - log.segments[0].size < 800
+    with pytest.raises(OffsetOutOfRangeError):
+        await log.read(start - 1, 100)
+    log.config = replace(log.config, retention=Retention(age_ms=500))
+    assert await log.retain() == 20
+    assert await _append(log, plain("next")) == 20
+
+
+async def test_deleted_records_stay_deleted_and_producers_stay_known() -> None:
+    streams = MemoryStreams()
+    log = await _open(streams)
+    await _append(log, sequenced(7, 0, 0, 4, time=NOW))
+    assert await log.trim(3) == 3
+    with pytest.raises(OffsetOutOfRangeError):
+        await log.trim(5)
+    successor = await _open(MemoryStreams(streams.table), log.stream_ids[0], epoch=1)
+    assert successor.start_offset == 3
+    assert await _append(successor, sequenced(7, 0, 0, 4)) == 0
+    assert successor.high_watermark == 4
+
+
+async def test_offset_by_time_finds_the_first_record_that_is_not_older() -> None:
+    streams = MemoryStreams()
+    log = await _open(streams, segment=SegmentLimits(bytes=10_000))
+    times = [100 * at if at % 7 else 100 * at - 350 for at in range(400)]
+    for at in range(0, 400, 4):
+        records = [Rec(time, None, b"v" * 200) for time in times[at : at + 4]]
+        await _append(log, make_batch(records, attributes=at % 8 == 0))
+    assert len(log.segments) > 3
+    successor = await _open(MemoryStreams(streams.table), log.stream_ids[0], epoch=1)
+    for asked in (0, 1, 5_050, 14_000, 27_777, 39_899, 39_900, 39_901, 50_000):
+        wanted = next(((time, at) for at, time in enumerate(times) if time >= asked), None)
+        assert await offset_by_time(log, asked) == wanted
+        assert await offset_by_time(successor, asked) == wanted
+
+
+async def test_map_of_a_partition_stays_small() -> None:
+    streams = MemoryStreams()
+    log = await _open(streams, checkpoint_bytes=1)
+    for number in range(100):
+        await _append(log, plain(str(number)))
+    await log.housekeep()
+    meta = streams.table.streams[log.stream_ids[0]]
+    assert meta.end - meta.start <= 8
+    keys = {decode_meta_entry(one.payload).key for one in meta.records}
+    assert keys == {"LOG", "PARTITION", "PRODUCER_SNAPSHOTS", "LEADER_EPOCH_CHECKPOINT"}
