@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
 
 import click
 import grpc
@@ -13,6 +15,7 @@ from streammeta.cli.local_cluster import PROGRAM
 from streammeta.cli.output import CommandError, Output, run_cli, with_output
 from streammeta.cli.root import cli
 from streammeta.controller.errors import ApiError, InvalidRequestError
+from streammeta.controller.features import SUPPORTED
 from streammeta.rpc.connections import operator_channel
 from streammeta.storage import installation
 from streammeta.storage.errors import BucketNotFoundError
@@ -351,6 +354,48 @@ def test_raw_grpc_failure_is_explained(
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["code"], error["message"]) == (reason, "a controller: too much")
     assert hint in error["hint"]
+
+
+COMPLETE = """
+source <("$1" completion bash)
+COMP_WORDS=({words}) COMP_CWORD={at}
+_streammeta_completion "$1"
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("streammeta quo", "quorum"),
+        ("streammeta quorum desc", "describe"),
+        ("streammeta version --format j", "json"),
+        ("streammeta completion z", "zsh"),
+    ],
+)
+def test_bash_completes_words_by_the_script(words: str, found: str) -> None:
+    script = COMPLETE.format(words=words, at=len(words.split()) - 1)
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", str(Path(sys.executable).parent / "streammeta")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [found], "")
+
+
+def test_the_version_is_told_with_the_levels_that_it_can_run_at(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_cli(cli, ["version", "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["version"] == metadata.version("streammeta")
+    assert (told["lowest_feature_level"], told["highest_feature_level"]) == (
+        SUPPORTED.lowest,
+        SUPPORTED.highest,
+    )
 
 
 NUMBERS = (1_795_345_586_511, -1, 9_223_372_036_854_775_807)

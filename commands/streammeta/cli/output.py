@@ -195,6 +195,13 @@ class Output:
         else:
             _print_table(columns, rows)
 
+    def text(self, name: str, text: str) -> None:
+        """Print text as it is; in json it is a member called `name`."""
+        if self.format is OutputFormat.JSON:
+            self.collected[name] = text
+        else:
+            click.echo(text)
+
     def note(self, text: str) -> None:
         """Print a line for people; json leaves it out."""
         if self.format is not OutputFormat.JSON:

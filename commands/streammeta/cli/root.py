@@ -35,6 +35,10 @@ COMMANDS = {
         "streammeta.cli.compact_command:compact",
         "Merge many small set objects into few large ones, or show what that would save.",
     ),
+    "completion": Entry(
+        "streammeta.cli.completion_command:completion",
+        "Print the script that makes a shell complete commands, options and their values.",
+    ),
     "config": Entry(
         "streammeta.cli.config_command:config", "Look at the settings of a controller."
     ),
@@ -91,6 +95,10 @@ COMMANDS = {
     "storage": Entry(
         "streammeta.cli.storage_command:storage",
         "Format a controller's data directory, and look into that of a stopped controller.",
+    ),
+    "version": Entry(
+        "streammeta.cli.version_command:version",
+        "Show the version, the feature levels that it can run at, and what it runs on.",
     ),
 }
 

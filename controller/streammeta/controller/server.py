@@ -71,6 +71,7 @@ from streammeta.controller.runtime.map_checkpoint import EarlyReading, snapshot_
 from streammeta.controller.runtime.object_id_gate import ObjectIdGate
 from streammeta.controller.runtime.process_memory import ProcessMemory, default_limit
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
+from streammeta.controller.service_manager import ServiceManager
 from streammeta.controller.trust.auditor import Office
 from streammeta.controller.trust.policy import Policy
 from streammeta.controller.trust.rates import Rates
@@ -142,6 +143,15 @@ def check(config: ControllerConfig) -> None:
 
 
 async def _serve(config: ControllerConfig) -> None:
+    manager = ServiceManager(os.environ)
+    telling = asyncio.create_task(manager.run())
+    try:
+        await _serve_watched(config, manager)
+    finally:
+        telling.cancel()
+
+
+async def _serve_watched(config: ControllerConfig, manager: ServiceManager) -> None:
     _log_start(config)
     warn_of_advertised(config)
     store = _open_store("store", config.store_uri)
@@ -159,7 +169,7 @@ async def _serve(config: ControllerConfig) -> None:
             kept = journal.snapshots.kept
             early.settle(kept[-1] if kept else None)
             controller_node = ControllerNode(config, journal, store, backup_store, early)
-            await controller_node.run()
+            await controller_node.run(manager)
         finally:
             journal.close()
             _log.info("controller_stopped", node_id=config.node_id)
@@ -343,12 +353,12 @@ class ControllerNode:
             keep_ms=config.backup_keep_ms,
         )
 
-    async def run(self) -> None:
+    async def run(self, manager: ServiceManager) -> None:
         """Serve until a signal asks to stop or the quorum can't go on."""
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop_asked, stop, number)
+            loop.add_signal_handler(number, self._stop_asked, stop, number, manager)
         loop.add_signal_handler(signal.SIGHUP, self._look_again)
         self._tls.tell(self._auditing.changed)
         if self._doors.policy is not None:
@@ -362,6 +372,7 @@ class ControllerNode:
             self._phase = Phase.SERVING
             # The supervisor of this process reads this line; everything else goes to the log.
             print(f"ready endpoint={self._config.listen}", flush=True)
+            manager.ready(f"serves {self._config.listen}")
             _log.info(
                 "controller_ready",
                 **self._tls.describe(),
@@ -393,9 +404,12 @@ class ControllerNode:
             if files is not None:
                 files.look_now()
 
-    def _stop_asked(self, stop: asyncio.Event, number: signal.Signals) -> None:
+    def _stop_asked(
+        self, stop: asyncio.Event, number: signal.Signals, manager: ServiceManager
+    ) -> None:
         _log.info("controller_stopping", signal=number.name)
         self._phase = Phase.STOPPING
+        manager.stopping("hands over leadership and answers calls in flight")
         stop.set()
 
     @contextlib.asynccontextmanager

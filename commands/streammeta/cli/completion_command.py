@@ -1,0 +1,27 @@
+"""`streammeta completion`: scripts by which a shell completes the words of commands."""
+
+import click
+from click.shell_completion import get_completion_class
+
+from streammeta.cli.output import Output, with_output
+
+_PROGRAM = "streammeta"
+_VARIABLE = "_STREAMMETA_COMPLETE"
+"""Where the scripts ask for completions; click's own name for it."""
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@with_output
+def completion(shell: str, output: Output) -> None:
+    """Print the script that makes a shell complete commands, options and their values.
+
+    \b
+    Example, for bash in this session, and for all of a user's later ones:
+      source <(streammeta completion bash)
+      streammeta completion bash > ~/.local/share/bash-completion/completions/streammeta
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    root = click.get_current_context().find_root().command
+    output.text("script", kind(root, {}, _PROGRAM, _VARIABLE).source())
