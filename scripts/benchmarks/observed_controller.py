@@ -93,9 +93,9 @@ class _Counting:
                 len(payload) + _LENGTH_BYTES for batch in batches for payload in batch.payloads
             )
 
-        async def run(node: Any) -> None:
+        async def run(node: Any, *arguments: Any) -> None:
             counting._watch_loop(asyncio.get_running_loop(), time.perf_counter_ns())
-            await counting._run(node)
+            await counting._run(node, *arguments)
 
         self._node.run = run  # type: ignore[assignment, method-assign]
         os.fdatasync = self._timed_fdatasync
