@@ -156,7 +156,7 @@ OF_EXTRAS = {
     "s3": ("boto3", "botocore"),
     "cli": ("click", "grpc_health", "prompt_toolkit", "rich"),
     "controller": ("grpc_reflection", "pyarrow", "structlog", "uvloop"),
-    "reconcile": ("pandas", "psutil", "py4j", "pyspark"),
+    "reconcile-spark": ("pandas", "psutil", "py4j", "pyspark"),
 }
 CHECK_CONFIG = [
     *("controller", "--check-config", "--node-id", "1", "--cluster-id", "c"),
@@ -199,11 +199,11 @@ def test_storage_and_client_need_no_extra_and_an_s3_address_names_its_own() -> N
     ("missing", "words", "code", "said"),
     [
         (tuple(OF_EXTRAS), [], 2, "streammeta: the command line needs the package"),
-        (("s3", "controller", "reconcile"), ["quorum", "--help"], 0, ""),
-        (("s3", "controller", "reconcile"), ["s3", "url", "--bucket", "b"], 0, ""),
+        (("s3", "controller", "reconcile-spark"), ["quorum", "--help"], 0, ""),
+        (("s3", "controller", "reconcile-spark"), ["s3", "url", "--bucket", "b"], 0, ""),
         (("controller",), CHECK_CONFIG, 1, "install streammeta[controller]: "),
         (
-            ("controller", "reconcile"),
+            ("controller", "reconcile-spark"),
             ["reconcile", "apply", "--plan", "/none"],
             1,
             "install streammeta[reconcile]: ",

@@ -20,7 +20,8 @@ def reconcile() -> None:
     """Compare the bucket with the map, and delete what the map has forgotten.
 
     Needs the extra `reconcile`; without it it says which command installs it. Spark, which works
-    on the largest buckets or when asked for, needs a Java 17+ runtime too.
+    on the largest buckets or when asked for, needs the extra `reconcile-spark` and a Java 17+
+    runtime.
     """
 
 
@@ -133,10 +134,12 @@ def plan_command(
           --connect 127.0.0.1:9091 --plan ./plan-1
     """
     with optional_packages("reconciliation", "reconcile"):
+        from streammeta.reconcile.arrow_start import start_arrow
         from streammeta.reconcile.engine import EngineName
         from streammeta.reconcile.plan import PlanConfig, plan
         from streammeta.reconcile.session import SparkConfig
 
+    start_arrow()
     config = PlanConfig(
         folder=folder,
         grace_ms=grace_ms if unsafe_grace_ms is None else unsafe_grace_ms,
@@ -189,9 +192,11 @@ def apply_command(
     """
     with optional_packages("reconciliation", "reconcile"):
         from streammeta.reconcile.apply import ApplyConfig, apply
+        from streammeta.reconcile.arrow_start import start_arrow
         from streammeta.reconcile.engine import EngineName
         from streammeta.reconcile.session import SparkConfig
 
+    start_arrow()
     config = ApplyConfig(
         delete=yes,
         engine=EngineName(engine),

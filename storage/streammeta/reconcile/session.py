@@ -47,11 +47,11 @@ def spark_session(config: SparkConfig) -> Iterator[SparkSession]:
     """Give the process's running session, or else a new one that is stopped at the end.
 
     Raises:
-        MissingPackageError: a package of the extra `reconcile` is not installed.
+        MissingPackageError: a package of the extra `reconcile-spark` is not installed.
         ConfigurationError: there is no Java.
         SparkJobError: the session does not start.
     """
-    with optional_packages("reconciliation"):
+    with optional_packages("reconciliation on Spark"):
         for name in ("pyspark", "pandas", "psutil"):
             importlib.import_module(name)
     from pyspark.sql import SparkSession

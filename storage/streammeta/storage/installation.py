@@ -19,7 +19,7 @@ _EXTRA_OF = {
     **dict.fromkeys(("boto3", "botocore"), "s3"),
     **dict.fromkeys(("click", "cryptography", "grpc_health", "prompt_toolkit", "rich"), "cli"),
     **dict.fromkeys(("grpc_reflection", "pyarrow", "structlog", "uvloop"), "controller"),
-    **dict.fromkeys(("pandas", "psutil", "py4j", "pyspark"), "reconcile"),
+    **dict.fromkeys(("pandas", "psutil", "py4j", "pyspark"), "reconcile-spark"),
 }
 """Extra (a table name of pyproject.toml) by the top-level module that it brings."""
 
