@@ -80,7 +80,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         (
             "backup",
             [_backup(), common],
-            "its lag and cost under load; time and memory of a restore",
+            "its lag and cost under load; time and memory of restores and adoptions",
         ),
         ("reconcile", [_reconcile(), common], "a plan's time on each engine, by keys"),
         ("simulator", [simulator, common], "events a second of the quorum's simulator"),
@@ -415,6 +415,13 @@ def _backup() -> _Parser:
         default=defaults.sizes,
         metavar="N,N,...",
         help="streams, and as many objects, to restore; default: 1000000",
+    )
+    parser.add_argument(
+        "--adoptions",
+        type=_numbers,
+        default=defaults.adoptions,
+        metavar="N,N,...",
+        help="objects to adopt after a restore; default: 10000",
     )
     parser.add_argument("--large", action="store_true", help=f"restore {backup.LARGE:,} too")
     return parser

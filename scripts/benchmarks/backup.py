@@ -2,7 +2,8 @@
 
 Two clusters of three controllers, one with a backup store in a directory and one without, take the
 same load in alternating turns: commits of one range on one stream of messages, at a fixed rate. The
-lag is what the leader's metrics say, read twenty times a second. Restores are in `backup_restore`.
+lag is what the leader's metrics say, read twenty times a second. Restores are in `backup_restore`,
+adoptions in `backup_adoption`.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from scripts.benchmarks import backup_restore
+from scripts.benchmarks import backup_adoption, backup_restore
 from scripts.benchmarks.bench_cluster import in_thread, restart_changed, running_cluster
 from scripts.benchmarks.commits import PATIENT, client_result, find_leader
 from scripts.benchmarks.figures import Outcome, Table, Target, median, percentile, targets_table
@@ -41,6 +42,8 @@ class Settings:
     """Between two copies; the product's own is ten times that."""
     sizes: Sequence[int] = (1_000_000,)
     """Streams, and as many objects, that are restored."""
+    adoptions: Sequence[int] = (10_000,)
+    """Objects that are adopted."""
     large: bool = False
     """Whether to restore `LARGE` too."""
 
@@ -73,6 +76,12 @@ async def measure(root: Path, settings: Settings, progress: Callable[[str], None
         place = root / f"restore-{size}"
         place.mkdir(parents=True)
         restores.append(await asyncio.to_thread(backup_restore.measure, place, size))
+    adoptions = []
+    for count in sorted({*settings.adoptions}):
+        progress(f"backup: an adoption of {count} objects")
+        place = root / f"adoption-{count}"
+        place.mkdir(parents=True)
+        adoptions.append(await asyncio.to_thread(backup_adoption.measure, place, count))
     with _side(root / "without", None) as without, _side(root / "with", settings) as with_backup:
         sides = (without, with_backup)
         for side in sides:
@@ -81,7 +90,7 @@ async def measure(root: Path, settings: Settings, progress: Callable[[str], None
             for side in sides:
                 progress(f"backup: turn {turn + 1}, {'with' if side.has_backup else 'without'}")
                 await _turn(side, settings, root)
-    return _outcome(settings, without, with_backup, restores)
+    return _outcome(settings, without, with_backup, restores, adoptions)
 
 
 @contextlib.contextmanager
@@ -155,6 +164,7 @@ def _outcome(
     without: _Side,
     with_backup: _Side,
     restores: Sequence[backup_restore.Restore],
+    adoptions: Sequence[backup_adoption.Adoption],
 ) -> Outcome:
     lags = with_backup.lags_s
     ratio = _median(with_backup, "p99_ms") / _median(without, "p99_ms")
@@ -167,6 +177,8 @@ def _outcome(
         figures |= {f"{name}_{what}": _median(side, what) for what in side.turns[0]}
     for each in restores:
         figures |= {f"restore_{each.entities}_{name}": value for name, value in each.figures()}
+    for one in adoptions:
+        figures |= {f"adoption_{one.objects}_{name}": value for name, value in one.figures()}
     load = Table(
         title=f"Commits with and without a backup every {settings.interval_ms} ms, medians",
         columns=("backup", "commits/s", "p50 ms", "p99 ms", "lag p50 s", "lag p99 s"),
@@ -185,8 +197,12 @@ def _outcome(
             "with": with_backup.turns,
             "lags_s": lags,
             "restores": [asdict(each) for each in restores],
+            "adoptions": [asdict(one) for one in adoptions],
         },
-        tables=(load, backup_restore.table(restores), *targets_table([target])),
+        tables=(
+            *(load, backup_restore.table(restores), backup_adoption.table(adoptions)),
+            *targets_table([target]),
+        ),
     )
 
 

@@ -68,13 +68,13 @@ def measure(root: Path, entities: int) -> Restore:
         ChildFailedError: a command failed.
     """
     commits = min(COMMITS, entities)
-    _make_backup(root, entities, commits)
+    make_backup(root, entities, commits=commits)
     at = ("--from", f"file://{root / 'backups'}", "--store", f"file://{root / 'bucket'}")
     plan = str(root / "plan.json")
     new = ("--new-cluster-id", "restored", "--voters", "1@127.0.0.1:9", "--plan", plan)
-    _, plan_s, plan_mb = _command("plan", *at, *new)
+    _, plan_s, plan_mb = restore_command("plan", *at, *new)
     made = ("--plan", plan, "--node-id", "1", "--data-dir", str(root / "data"))
-    _, apply_s, apply_mb = _command("apply", *at, *made)
+    _, apply_s, apply_mb = restore_command("apply", *at, *made)
     size = sum(file.stat().st_size for file in (root / "backups").rglob("*") if file.is_file())
     return Restore(
         entities=entities,
@@ -123,7 +123,11 @@ class _Recorded(MapDriver):
         return decision.answer
 
 
-def _make_backup(root: Path, entities: int, commits: int) -> None:
+def make_backup(root: Path, streams: int, *, commits: int, has_objects: bool = True) -> int:
+    """Make a backup and the bucket it belongs to below `root`; blocks.
+
+    Each stream has an object if `has_objects`. Return the next object id of the map.
+    """
     for name in ("backups", "bucket"):
         (root / name).mkdir()
     bucket = open_object_store(f"file://{root / 'bucket'}")
@@ -137,10 +141,13 @@ def _make_backup(root: Path, entities: int, commits: int) -> None:
     create_marker(bucket, marker)
     archive = Archive(open_object_store(f"file://{root / 'backups'}"), FOLDER)
     driver = _Recorded(ClusterMap())
-    driver.add_streams(entities)
-    driver.add_stream_objects(entities)
+    driver.add_streams(streams)
+    if has_objects:
+        driver.add_stream_objects(streams)
     _put_checkpoint(archive, driver.map)
     start = Position(driver.map.applied_end_offset, EMPTY_LOG_HASH)
+    if not commits:
+        return driver.map.next_object_id
     driver.entries = []
     for stream_id in range(commits):
         driver.commit(driver.upload(stream_id, 1))
@@ -152,6 +159,7 @@ def _make_backup(root: Path, entities: int, commits: int) -> None:
         folder=FOLDER, first_ms=NOW_MS, last_ms=NOW_MS, feature_level=1, writer_version="0"
     )
     archive.put(*new_segment(batches, start, writing))
+    return driver.map.next_object_id
 
 
 def _put_checkpoint(archive: Archive, cluster_map: ClusterMap) -> None:
@@ -164,7 +172,7 @@ def _put_checkpoint(archive: Archive, cluster_map: ClusterMap) -> None:
     archive.put(*made)
 
 
-def _command(*words: str) -> tuple[dict[str, Any], float, float]:
+def restore_command(*words: str) -> tuple[dict[str, Any], float, float]:
     """Run `streammeta restore`; return its answer, its seconds, and its peak of memory in MB."""
     command = [sys.executable, "-m", "streammeta.cli.main", "restore", *words, "--format", "json"]
     began = time.monotonic()

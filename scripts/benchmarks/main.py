@@ -282,6 +282,7 @@ async def _backup(arguments: argparse.Namespace, place: Path, say: Say) -> list[
         rounds=arguments.rounds,
         interval_ms=arguments.interval_ms,
         sizes=arguments.sizes,
+        adoptions=arguments.adoptions,
         large=arguments.large,
     )
     return [await backup.measure(place / "backup", settings, say)]

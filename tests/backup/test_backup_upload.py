@@ -65,6 +65,23 @@ async def test_a_segment_is_put_before_its_manifest_and_a_lone_one_is_no_harm() 
         assert [key for key in store.put_keys if key in keys] == keys
 
 
+@pytest.mark.parametrize("part", ["log/", ".json", "checkpoints/"])
+async def test_a_put_whose_answer_was_lost_is_repeated(part: str) -> None:
+    store = FlakyStore()
+    world = await UploadWorld(store).start()
+    await world.write(3)
+    if part == "checkpoints/":
+        world.checkpoint()
+    store.down_for, store.is_late = part, True
+    await world.step()
+    assert world.backup.status is not None
+    assert world.backup.status.problem == str(DOWN)
+    store.down_for = ""
+    await world.step()
+    assert world.backup.status.problem == ""
+    assert world.restorable_end() == world.committed
+
+
 async def test_a_bucket_that_was_away_is_caught_up_without_a_gap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -186,6 +203,67 @@ async def test_a_backup_of_another_history_is_left_alone() -> None:
     assert other.backup.status is not None
     assert "another history" in other.backup.status.problem
     assert world.store.objects() == before
+
+
+async def only_a_checkpoint(entries: int) -> UploadWorld:
+    """A backup that ends with a checkpoint: the log before it was trimmed ahead of the copy."""
+    world = await UploadWorld().start()
+    await world.write(entries)
+    world.checkpoint()
+    world.trim()
+    await world.step()
+    assert not world.archive.inventory().segments
+    return world
+
+
+@pytest.mark.parametrize("own_checkpoint", ["none", "before", "same", "behind"])
+async def test_a_newest_checkpoint_of_another_history_is_left_alone(own_checkpoint: str) -> None:
+    world = await only_a_checkpoint(5)
+    other = await UploadWorld(world.store).start()
+    other._written = 100
+    await other.write(3)
+    if own_checkpoint == "before":
+        other.checkpoint()
+        other.trim()
+    await other.write(2)
+    assert other.committed == world.committed
+    if own_checkpoint == "same":
+        other.checkpoint()
+    await other.write(5)
+    if own_checkpoint == "behind":
+        other.checkpoint()
+    before = world.store.objects()
+    await other.step()
+    assert other.backup.status is not None
+    assert "another history" in other.backup.status.problem
+    assert world.store.objects() == before
+
+
+@pytest.mark.parametrize("own_checkpoint", ["same", "behind"])
+async def test_a_newest_checkpoint_of_this_log_is_gone_on_from(own_checkpoint: str) -> None:
+    world = await only_a_checkpoint(5)
+    world.change_leader()
+    await world.write(5)
+    if own_checkpoint == "behind":
+        world.checkpoint()
+    await world.step()
+    assert world.backup.status is not None
+    assert world.backup.status.problem == ""
+    assert world.restorable_end() == world.committed
+
+
+async def test_a_log_whose_batches_end_elsewhere_is_another_history() -> None:
+    world = await UploadWorld().start()
+    await world.write(5)
+    await world.step()
+    other = await UploadWorld(world.store).start()
+    await other.write(3)
+    await other.write_together(3)
+    assert world.committed not in [one.end_offset for one in other.world.log.batches]
+    assert world.committed < other.committed
+    await other.step()
+    assert other.backup.status is not None
+    assert "another history" in other.backup.status.problem
 
 
 async def test_a_checkpoint_that_was_removed_meanwhile_is_tried_again() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 from streammeta.controller.backup.archive import Archive
@@ -117,15 +117,23 @@ class UploadWorld:
     async def write(self, count: int = 1) -> None:
         """Commit some entries, each in a batch."""
         for _ in range(count):
-            self._written += 1
-            await self.world.write(requests.RegisterNode(node=NodeIdentity(2_000, self._written)))
+            await self.world.write(self._registration())
+
+    async def write_together(self, count: int) -> None:
+        """Commit some entries in one batch."""
+        await self.write(count)
+        batches = self.world.log.batches
+        payloads = tuple(payload for one in batches[-count:] for payload in one.payloads)
+        batches[-count:] = [replace(batches[-count], payloads=payloads)]
 
     def append_uncommitted(self) -> None:
         """Append an entry that no majority has."""
-        self._written += 1
         self.world.log.is_held = True
-        request = requests.RegisterNode(node=NodeIdentity(2_000, self._written))
-        self.world.controller.submit((request,))
+        self.world.controller.submit((self._registration(),))
+
+    def _registration(self) -> requests.RegisterNode:
+        self._written += 1
+        return requests.RegisterNode(node=NodeIdentity(2_000, self._written))
 
     def change_leader(self) -> None:
         """Let another controller lead, which has what was committed."""

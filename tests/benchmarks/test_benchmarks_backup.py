@@ -1,4 +1,4 @@
-"""The backup benchmark: both clusters take their turns, and the restore is one."""
+"""The backup benchmark: both clusters take their turns, and restore and adoption are ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks import backup, backup_restore
+from scripts.benchmarks import backup, backup_adoption, backup_restore
 
 
 @pytest.mark.process
@@ -22,12 +22,21 @@ def test_a_small_backup_is_restored_in_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_all_objects_since_the_backup_are_adopted(tmp_path: Path) -> None:
+    found = backup_adoption.measure(tmp_path, 120)
+    assert found.objects == 120, "or it would have failed: it compares what was adopted"
+    assert found.mb > 0
+    assert min(value for _, value in found.figures()) > 0
+
+
+@pytest.mark.process
 def test_both_clusters_take_their_turns(tmp_path: Path) -> None:
     settings = backup.Settings(
-        commits_per_s=100, seconds=1.0, rounds=1, interval_ms=100, sizes=(100,)
+        commits_per_s=100, seconds=1.0, rounds=1, interval_ms=100, sizes=(100,), adoptions=(20,)
     )
     outcome = asyncio.run(backup.measure(tmp_path / "place", settings, lambda _: None))
     assert outcome.figures["with_commits_per_s"] > 0
     assert outcome.figures["without_commits_per_s"] > 0
     assert outcome.details["lags_s"]
     assert outcome.figures["restore_100_plan_s"] > 0
+    assert outcome.figures["adoption_20_adopt_s"] > 0

@@ -142,6 +142,28 @@ BACKUPS = (
         Tested(f"{_DELETION}::test_a_new_leader_waits_until_it_knows_the_end_of_the_backup"),
     ),
     Mutant(
+        "own-file-taken-for-anothers",
+        "A file that was put by a call whose answer was lost counts as another history's.",
+        "a conditional put that is repeated finds what it has put itself",
+        """
+        streammeta.controller.backup.archive:
+        - if self._store.get_range(self.folder.key(name)) != data:
+        + if True:
+        """,
+        Tested(f"{_UPLOAD}::test_a_put_whose_answer_was_lost_is_repeated[log/]"),
+    ),
+    Mutant(
+        "foreign-checkpoint-gone-on-from",
+        "A backup that ends with a checkpoint of another history is continued.",
+        "two writers to one path made backups unrestorable: Litestream issue 224",
+        """
+        streammeta.controller.backup.uploader:
+        - return low == high
+        + return low.end_offset == high.end_offset
+        """,
+        Tested(f"{_UPLOAD}::test_a_newest_checkpoint_of_another_history_is_left_alone[behind]"),
+    ),
+    Mutant(
         "retention-removes-the-base",
         "The checkpoint that the oldest kept chain begins with is removed with those before it.",
         "retention by age of each file alone, as bucket rules do it",

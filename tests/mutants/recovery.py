@@ -1,6 +1,6 @@
 """Mutants of recoveries from the loss of a majority: the survivor, the jumps, the marker."""
 
-from tests.mutants.mutant import Mutant, Tested
+from tests.mutants.mutant import Mutant, Simulated, Tested
 
 _PLAN = "tests/recover/test_recover_plan.py"
 _CASES = f"{_PLAN}::test_the_survivor_that_goes_on_or_the_refusal"
@@ -31,6 +31,28 @@ RECOVERY = (
         + best = min(reports, key=lambda one: (one.progress, -one.node_id))
         """,
         Tested(_CASES),
+    ),
+    Mutant(
+        "any-survivor-goes-on",
+        "Of several survivors the one with the lowest id goes on, whatever its log holds.",
+        "etcd --force-new-cluster takes the member that it is called on",
+        """
+        streammeta.controller.recover.planning:
+        - best = max(reports, key=lambda one: (one.progress, -one.node_id))
+        + best = max(reports, key=lambda one: -one.node_id)
+        """,
+        Simulated("lost", range(47, 87)),
+    ),
+    Mutant(
+        "own-marker-taken-for-anothers",
+        "A takeover whose answer was lost finds its own marker, and gives up.",
+        "a conditional put that is repeated finds what it has put itself",
+        """
+        streammeta.cli.restore_command:
+        - if found != wanted or read_generations(objects, plan.namespace)[-1] != wanted:
+        + if found is not wanted or read_generations(objects, plan.namespace)[-1] != wanted:
+        """,
+        Tested(f"{_COMMAND}::test_a_takeover_whose_answer_was_lost_is_repeated"),
     ),
     Mutant(
         "longest-log-of-any-epoch",

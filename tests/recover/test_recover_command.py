@@ -10,7 +10,9 @@ import pytest
 from streammeta.controller.journal.directory import read_identity
 from streammeta.storage.bucket_marker import BucketMarker, create_marker, read_generations
 from streammeta.storage.durable_files import PosixFileSystem
+from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store.local import LocalObjectStore
 from tests.kit.real_cluster import streammeta
 from tests.recover.recover_world import CLUSTER, UUID, Writing, put_on_disk, written
 
@@ -147,3 +149,22 @@ def test_an_empty_directory_is_no_survivor(place: Place) -> None:
     assert place.planned("a.json", "1,2", place.inspected(3))["exit_code"] == 0
     assert error_of(place.applied("a.json", 7, "--yes")) == "DATA_DIRECTORY"
     assert not (place.root / "node7").exists()
+
+
+def test_a_takeover_whose_answer_was_lost_is_repeated(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.survivor(4, five())
+    assert place.planned("a.json", "1,2,3,5", place.inspected(4))["exit_code"] == 0
+    put = LocalObjectStore.put
+
+    def lost(store: LocalObjectStore, *words: Any, **options: Any) -> None:
+        put(store, *words, **options)
+        raise StoreUnavailableError("the answer was lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalObjectStore, "put", lost)
+        assert error_of(place.applied("a.json", 4, "--yes")) == "STORAGE"
+    assert (place.generations(), place.disk_of(4)) == ([2], "disk4")
+    assert place.applied("a.json", 4, "--yes")["done"]
+    assert place.generations() == [2]

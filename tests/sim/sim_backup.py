@@ -164,6 +164,9 @@ class Backups:
         self._patches.enter_context(patch.object(uploader, "SEGMENT_BYTES", _SEGMENT_BYTES))
         self._patches.enter_context(patch.object(uploader, "READ_BYTES", _READ_BYTES))
         self._patches.enter_context(patch.object(uploader, "checkpoint_file", checkpoint_file))
+        self._patches.enter_context(
+            patch.object(uploader, "checkpoint_log_hash", checkpoint_log_hash)
+        )
 
     def close(self) -> None:
         """Leave the product as it was."""
@@ -328,15 +331,24 @@ def _load_checkpoint(
     return _Loaded(_Restored.of(image), image.log_hash), manifest
 
 
+def checkpoint_log_hash(file: BinaryIO) -> bytes:
+    """Stand in for the product's, which reads real checkpoints."""
+    return _image(file.read()).log_hash
+
+
+def _image(data: bytes) -> StoreImage:
+    try:
+        return decode_image(data)
+    except BadSnapshotError as error:
+        raise BackupError(f"a checkpoint can't be backed up: {error}") from error
+
+
 def checkpoint_file(
     file: BinaryIO, folder: Folder, *, created_ms: int, feature_level: int, writer_version: str
 ) -> tuple[bytes, CheckpointManifest]:
     """Stand in for the product's, which reads real checkpoints."""
     data = file.read()
-    try:
-        image: StoreImage = decode_image(data)
-    except BadSnapshotError as error:
-        raise BackupError(f"a checkpoint can't be backed up: {error}") from error
+    image = _image(data)
     return data, CheckpointManifest(
         cluster_id=folder.cluster_id,
         cluster_uuid=folder.cluster_uuid,

@@ -41,3 +41,15 @@ def checkpoint_file(
         writer_version=writer_version,
     )
     return data, manifest
+
+
+def checkpoint_log_hash(file: BinaryIO) -> bytes:
+    """Return the rolling hash of the log below the end of a checkpoint file; blocks.
+
+    Raises:
+        BackupError: it is damaged.
+    """
+    try:
+        return log_hash_of(CheckpointReader(file))
+    except CheckpointError as error:
+        raise BackupError(f"a checkpoint can't be compared with the backup: {error}") from error

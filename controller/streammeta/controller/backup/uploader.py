@@ -1,6 +1,6 @@
 """Continuous backup: the leader's task that copies the committed log to a bucket.
 
-At the start of a term it looks up how far the backup is, checks that its last segment is this
+At the start of a term it looks up how far the backup is, checks that its last file is this
 log's, and goes on from there; see `planning` for the order of steps. Nothing is collected while the
 bucket is away: what is missing is read from the log again when it is back, and where the log was
 trimmed meanwhile a checkpoint begins a new chain. Calls of the bucket run in threads.
@@ -17,7 +17,7 @@ import structlog
 
 from streammeta.controller.backup.archive import Archive
 from streammeta.controller.backup.chains import dispensable
-from streammeta.controller.backup.checkpoints import checkpoint_file
+from streammeta.controller.backup.checkpoints import checkpoint_file, checkpoint_log_hash
 from streammeta.controller.backup.errors import BackupDivergedError, BackupError
 from streammeta.controller.backup.planning import (
     Progress,
@@ -25,7 +25,7 @@ from streammeta.controller.backup.planning import (
     PutSegment,
     next_step,
 )
-from streammeta.controller.backup.segments import Position, Writing, encode, new_segment
+from streammeta.controller.backup.segments import Position, Writing, advanced, encode, new_segment
 from streammeta.controller.backup.verification import newest_file
 from streammeta.controller.ids import ClusterId, SnapshotId
 from streammeta.controller.lifecycle.tasks import PeriodicTask, T
@@ -33,7 +33,8 @@ from streammeta.controller.lifecycle.term_work import CALL_TIMEOUT_S, TermOverEr
 from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.controller import MetadataController
-from streammeta.storage.backup_files import Folder, SegmentManifest
+from streammeta.controller.runtime.state_hashes import EMPTY_LOG_HASH, UNKNOWN_LOG_HASH
+from streammeta.storage.backup_files import CheckpointManifest, Folder, Manifest, SegmentManifest
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_store.base import ObjectStore
 
@@ -85,6 +86,10 @@ class BackupStatus:
 
 class _TrimmedError(Exception):
     """The log begins above the entries that were to be read."""
+
+
+class _OtherBoundsError(_TrimmedError):
+    """The log has no batch that begins, or ends, where one was to be read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -201,8 +206,7 @@ class Backup(PeriodicTask, TermWork[_Term]):
         newest = await self._with_archive(term, lambda archive: newest_file(inventory, archive))
         if newest is not None:
             self._require_not_ahead(newest.end_offset)
-            if isinstance(newest, SegmentManifest):
-                await self._require_own(term, newest)
+            await self._require_own(term, newest)
             term.position = Position(newest.end_offset, bytes.fromhex(newest.log_hash))
             term.last_ms = newest.last_ms
             term.copied_at_ms -= max(0, self._clock.wall_ms() - newest.last_ms)
@@ -220,19 +224,57 @@ class Backup(PeriodicTask, TermWork[_Term]):
                 "writes to the backup; restore from it, or give another --backup-store"
             )
 
-    async def _require_own(self, term: _Term, manifest: SegmentManifest) -> None:
-        """Require that the newest segment is of this log, as far as the log reaches back."""
-        start = Position(manifest.start_offset, bytes.fromhex(manifest.log_hash_before))
+    async def _require_own(self, term: _Term, newest: Manifest) -> None:
+        """Require that the newest file is of this log, as far as the log reaches back."""
         try:
-            batches = await self._read(term, start.end_offset, manifest.end_offset, manifest.size)
+            if isinstance(newest, SegmentManifest):
+                is_own = await self._holds_segment(term, newest)
+            else:
+                is_own = await self._holds_point(term, newest)
+        except _OtherBoundsError:
+            is_own = False
         except _TrimmedError:
             return
-        data = encode(batches, manifest.cluster_uuid)
-        if hashlib.sha256(data).hexdigest() != manifest.sha256:
+        if not is_own:
             raise BackupDivergedError(
-                f"{manifest.name} of the backup is not what this log holds there: another history "
+                f"{newest.name} of the backup is not what this log holds there: another history "
                 "of the cluster writes to the backup; give this cluster a --backup-store of its own"
             )
+
+    async def _holds_segment(self, term: _Term, manifest: SegmentManifest) -> bool:
+        start, end = manifest.start_offset, manifest.end_offset
+        data = encode(await self._read(term, start, end, manifest.size), manifest.cluster_uuid)
+        return hashlib.sha256(data).hexdigest() == manifest.sha256
+
+    async def _holds_point(self, term: _Term, manifest: CheckpointManifest) -> bool:
+        """Compare a file's hash of the log with that of this controller's newest checkpoint.
+
+        What the log has between the two carries the hash of the lower one on to the higher.
+        """
+        here = await self._own_position(term)
+        there = Position(manifest.end_offset, bytes.fromhex(manifest.log_hash))
+        if UNKNOWN_LOG_HASH in (here.log_hash, there.log_hash):
+            return True
+        low, high = sorted((here, there), key=lambda one: one.end_offset)
+        while low.end_offset < high.end_offset:
+            batches = await self._read(term, low.end_offset, high.end_offset, SEGMENT_BYTES)
+            low = await self._advanced(term, low, batches)
+        return low == high
+
+    async def _advanced(self, term: _Term, before: Position, batches: list[Batch]) -> Position:
+        return await self._call(term, lambda _: advanced(before, batches), CALL_TIMEOUT_S)
+
+    async def _own_position(self, term: _Term) -> Position:
+        """Return the position of this controller's newest checkpoint, or the origin of the log."""
+        newest = self._source.newest_checkpoint
+        if newest is None:
+            return Position(0, EMPTY_LOG_HASH)
+
+        def log_hash(_: ObjectStore) -> bytes:
+            with self._source.open_checkpoint(newest) as file:
+                return checkpoint_log_hash(file)
+
+        return Position(newest.end_offset, await self._call(term, log_hash, CALL_TIMEOUT_S))
 
     async def _put_segment(self, term: _Term, step: PutSegment) -> None:
         try:
@@ -299,15 +341,18 @@ class Backup(PeriodicTask, TermWork[_Term]):
 
         Raises:
             _TrimmedError: the log begins above `start_offset`.
+            _OtherBoundsError: no batch begins there, or the last one ends elsewhere.
         """
         batches: list[Batch] = []
         at, size = start_offset, 0
         while at < end_offset and size < max_bytes:
             read = await self._source.read(at, READ_BYTES)
             self._require(term)
+            if not read:
+                raise _TrimmedError
             fit = [one for one in read if one.end_offset <= end_offset]
             if not fit or fit[0].base_offset != at:
-                raise _TrimmedError
+                raise _OtherBoundsError
             batches += fit
             at, size = fit[-1].end_offset, size + sum(one.size for one in fit)
         return batches

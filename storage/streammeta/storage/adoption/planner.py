@@ -13,7 +13,7 @@ an entry of its index begins or ends: readers take whole entries. Pure.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -354,9 +354,9 @@ def _batches(
             waits_for[object_id].add(piece.before.run.object_id)
             wanted_by[piece.before.run.object_id].add(object_id)
     ordered: list[int] = []
-    ready = sorted(one for one in of_object if not waits_for[one])
+    ready = deque(sorted(one for one in of_object if not waits_for[one]))
     while ready:
-        ordered.append(ready.pop(0))
+        ordered.append(ready.popleft())
         for waiting in sorted(wanted_by[ordered[-1]]):
             waits_for[waiting].discard(ordered[-1])
             if not waits_for[waiting]:
