@@ -43,7 +43,7 @@ class Served(grpc.GenericRpcHandler):
 
 @asynccontextmanager
 async def served(
-    certificates: ServerCertificates, connections: UncalledConnections
+    certificates: ServerCertificates | None, connections: UncalledConnections
 ) -> AsyncIterator[str]:
     server = new_server()
     server.add_generic_rpc_handlers([Served(connections)])
@@ -91,6 +91,22 @@ async def test_connections_without_a_call_are_counted_and_others_are_not(
             with pytest.raises(grpc.aio.AioRpcError):
                 await call(b"")
         assert connections.look() == certificates.handshakes - 5
+
+
+async def test_calls_in_plain_text_make_up_for_no_connection_over_tls(authority: Authority) -> None:
+    """A controller that is moved to TLS listens for both for a while."""
+    certificates = ServerCertificates(authority.issue("controller/1").load())
+    connections = UncalledConnections(lambda: certificates.handshakes)
+    async with (
+        served(None, connections) as plain,
+        served(certificates, connections) as encrypted,
+        client_channel(plain) as channel,
+    ):
+        call: Any = channel.unary_unary("/streammeta.v1.KVService/GetKVs")
+        await call(b"")
+        await sent(encrypted, client_hello())
+        await until(lambda: certificates.handshakes == 1, "a handshake")
+        assert connections.look() == 1
 
 
 def test_a_connection_whose_call_comes_late_makes_up_for_one_that_has_none() -> None:

@@ -73,7 +73,8 @@ class Entrance:
         """Without an `auditor` no call is recorded; without a `guard` memory refuses none.
 
         `memory` is the budget of requests, `answers` that of answers that are not sent.
-        `connections` hears of the connection of each call.
+        `connections` hears of the connection of each call that does not come in plain text: only
+        over TLS are those counted that have begun.
         """
         self._door = door
         self._auditor = auditor
@@ -97,8 +98,6 @@ class Entrance:
         answers_much = method in LARGE_ANSWERS
 
         async def call(data: _Input, context: Context) -> _Result:
-            if connections is not None:
-                connections.called(context.peer())
             try:
                 try:
                     caller = self._door.enter(method, context)
@@ -106,9 +105,13 @@ class Entrance:
                     await self._door.learn_keys()
                     caller = self._door.enter(method, context)
             except ApiError as error:
+                if connections is not None:
+                    connections.called(context.peer())
                 if self._auditor is not None:
                     note_caller(getattr(error, "principal", ""), fingerprint_shown(context))
                 await abort(context, error)
+            if connections is not None and caller.principal is not None:
+                connections.called(context.peer())
             note_caller(caller.name, caller.fingerprint)
             if answers_much:
                 await self._require_read(caller, context)
