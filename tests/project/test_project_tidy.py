@@ -186,12 +186,13 @@ def test_no_function_is_longer_than_the_limit() -> None:
     assert too_long == [], f"split functions of more than {FUNCTION_LINES_MAX} lines"
 
 
-def test_ports_are_opened_by_the_factory_of_connections_alone() -> None:
-    """A method of a server, which no ban of a name finds."""
+def test_ports_and_channels_are_opened_by_the_factory_of_connections_alone() -> None:
+    """Ports by a method of a server, which no ban of a name finds."""
     openers = {
         name_of(path)
         for path in PYTHON
         for node in nodes(path)
-        if isinstance(node, ast.Attribute) and re.fullmatch("add_(in)?secure_port", node.attr)
+        if isinstance(node, ast.Attribute)
+        and re.fullmatch("add_(in)?secure_port|(in)?secure_channel", node.attr)
     }
     assert openers == {"proto/streammeta/rpc/connections.py"}
