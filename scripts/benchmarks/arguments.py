@@ -17,6 +17,7 @@ from scripts.benchmarks import (
     latency,
     map_growth,
     object_format,
+    overload,
     reading,
     timeline,
     watches,
@@ -52,7 +53,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     kinds = parser.add_subparsers(
         dest="benchmark",
         metavar="failover|commits|timeline|latency|peers|map|objects|appending|reading|compaction"
-        "|watches|brokers|backup|reconcile|simulator|all",
+        "|watches|brokers|overload|backup|reconcile|simulator|all",
         parser_class=_Parser,
     )
     kinds.required = True
@@ -77,6 +78,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         ("compaction", [_compaction(), common], "its requests and bytes, what it brings, speed"),
         ("watches", [_watches(), common], "a bystander's commits beside watches and pipelines"),
         ("brokers", [_brokers(), common], "what 300 brokers cost, and how late they have news"),
+        ("overload", [_overload(), common], "calls served at four times a leader's capacity"),
         (
             "backup",
             [_backup(), common],
@@ -392,6 +394,22 @@ def _brokers() -> _Parser:
     )
     parser.add_argument(
         "--seconds", type=_seconds, default=defaults.seconds, help="default: %(default)s"
+    )
+    return parser
+
+
+def _overload() -> _Parser:
+    parser = _options()
+    defaults = overload.Settings()
+    for name, value, text in (
+        ("--times", defaults.times, "calls that come, as a multiple of the capacity"),
+        ("--turns", defaults.turns, "of each load"),
+    ):
+        parser.add_argument(
+            name, type=_positive, default=value, metavar="N", help=f"{text}; default: %(default)s"
+        )
+    parser.add_argument(
+        "--seconds", type=_seconds, default=defaults.seconds, help="of a turn; default: %(default)s"
     )
     return parser
 

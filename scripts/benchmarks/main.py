@@ -125,6 +125,7 @@ async def _measure(arguments: argparse.Namespace, place: Path, reporter: Reporte
         (("compaction",), _compaction),
         (("watches",), _watches),
         (("brokers",), _brokers),
+        (("overload",), _overload),
         (("backup",), _backup),
         (("reconcile",), _reconcile),
     ):
@@ -271,6 +272,15 @@ async def _brokers(arguments: argparse.Namespace, place: Path, say: Say) -> list
         seconds=arguments.seconds,
     )
     return [await brokers.measure(place / "brokers", settings, say)]
+
+
+async def _overload(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:
+    from scripts.benchmarks import overload
+
+    settings = overload.Settings(
+        times=arguments.times, turns=arguments.turns, seconds=arguments.seconds
+    )
+    return [await overload.measure(place / "overload", settings, say)]
 
 
 async def _backup(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:

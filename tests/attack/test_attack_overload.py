@@ -2,7 +2,7 @@
 
 Heartbeats go on, leadership stays, and what the leader spends on a call that it serves is not much
 more than before, however many it refuses. Shares of its processor's time are compared, and no
-times: others may use the machine.
+times: others may use the machine. Calls served a second: `./scripts/bench overload`.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ import grpc
 import psutil
 import pytest
 
-from scripts.benchmarks.http2 import Http2Connection, Http2Error
+from scripts.benchmarks.overload_load import Load, connected
 from streammeta.cli.client import ControllerClient
 from streammeta.cli.local_cluster import LocalCluster
 from streammeta.rpc.connections import operator_channel
-from streammeta.v1 import admin_pb2, columns_pb2, common_pb2, kv_pb2, nodes_pb2
+from streammeta.v1 import admin_pb2, columns_pb2, common_pb2, nodes_pb2
 from streammeta.v1.nodes_pb2_grpc import NodeServiceStub
 from tests.kit.real_cluster import leader_of, running_cluster
 from tests.trust.audited_cluster import ask
@@ -30,17 +30,13 @@ from tests.trust.audited_cluster import ask
 pytestmark = pytest.mark.process
 
 NODE = common_pb2.NodeIdentity(node_id=1007, node_epoch=1)
-_PUT = "/streammeta.v1.KVService/PutKVs"
 _PIPELINE = "/streammeta.v1.ObjectService/CommitPipeline"
 _OPTIONS = ("--election-timeout-ms", "1000", "--fetch-timeout-ms", "8000")
-_CONNECTIONS = 16
-_CALLERS = 64
 _TIMES = 4
 _SECONDS, _SLOW_SECONDS = 3.0, 20.0
 _MEASURED_S = 1.5
 _REFUSED_MIN = 2_000
-_AT_ONCE_MAX = 200
-"""Calls made in one turn: the heartbeats share the interpreter."""
+_SLICE_S = 0.1
 _BEATS_MIN = 5
 _GOODPUT_MIN = 0.7
 _GROWTH_MAX = 150 << 20
@@ -74,11 +70,8 @@ class Leader:
     cluster: LocalCluster
     node_id: int
     process: psutil.Process
-    connections: list[Http2Connection] = field(default_factory=list)
-    served: int = 0
-    refused: int = 0
-    waiting: int = 0
-    sent: int = 0
+    load: Load
+    """Connected while the block of `connected` runs."""
 
     @property
     def endpoint(self) -> str:
@@ -101,76 +94,41 @@ class Leader:
     async def connected(self) -> AsyncIterator[Heartbeats]:
         """Connect, and send heartbeats meanwhile; they, and leadership, must not suffer."""
         epoch = self.epoch()
-        self.connections = [
-            await Http2Connection.connect(self.endpoint) for _ in range(_CONNECTIONS)
-        ]
         heartbeats = Heartbeats(self.endpoint)
         stop = threading.Event()
         beating = threading.Thread(target=heartbeats.run, args=(stop,), name="heartbeats")
         beating.start()
         try:
-            yield heartbeats
+            async with connected(self.endpoint) as self.load:
+                yield heartbeats
         finally:
             stop.set()
-            for connection in self.connections:
-                connection.close()
             await asyncio.to_thread(beating.join)
         assert not heartbeats.failures, heartbeats.failures[:3]
         assert self.epoch() == epoch
 
-    def fire(self) -> None:
-        """Make a call, and count how it ends."""
-        self.sent += 1
-        self.waiting += 1
-        request = kv_pb2.PutKVsRequest(
-            items=[kv_pb2.KVToPut(key=f"k{self.sent % 100}", value=bytes(50), overwrite=True)]
-        )
-        connection = self.connections[self.sent % _CONNECTIONS]
-        connection.call(_PUT, request.SerializeToString()).add_done_callback(self._ended)
-
-    def _ended(self, call: "asyncio.Future[bytes]") -> None:
-        self.waiting -= 1
-        if call.exception() is None:
-            self.served += 1
-        else:
-            assert isinstance(call.exception(), Http2Error)
-            self.refused += 1
-
-    async def loaded(self, seconds: float) -> tuple[float, float]:
-        """Call as fast as it answers; return calls a second, by the clock and by its processor."""
-        served, spent, began = self.served, self.cpu_s(), time.monotonic()
-        while time.monotonic() - began < seconds:
-            while self.waiting < _CALLERS:
-                self.fire()
-            await asyncio.sleep(0.001)
-        count = self.served - served
-        return count / (time.monotonic() - began), count / (self.cpu_s() - spent)
+    async def loaded(self, seconds: float) -> float:
+        """Call as fast as it answers; return calls served a second of its processor."""
+        served, spent = self.load.served, self.cpu_s()
+        await self.load.as_answered(seconds)
+        return (self.load.served - served) / (self.cpu_s() - spent)
 
     async def overloaded(self, rate: float, seconds: float) -> float:
         """Call at a rate, whatever it answers; return calls served a second of its processor.
 
         The rate grows until calls are refused: it was found while others used the machine.
         """
-        served, refused, spent = self.served, self.refused, self.cpu_s()
-        began = now = time.monotonic()
-        due = 0.0
-        while now - began < seconds or self.refused - refused < _REFUSED_MIN:
-            assert now - began < 60, f"{self.refused - refused} calls are refused"
-            await asyncio.sleep(0.001)
-            passed, now = time.monotonic() - now, time.monotonic()
-            if self.refused == refused:
-                rate *= 1 + passed
-            due = min(due + passed * rate, _AT_ONCE_MAX)
-            for _ in range(int(due)):
-                self.fire()
-            due %= 1
-        return (self.served - served) / (self.cpu_s() - spent)
-
-    async def drained(self) -> None:
-        """Wait until every call has ended."""
-        async with asyncio.timeout(30):
-            while self.waiting:  # noqa: ASYNC110 (a number, not an event)
-                await asyncio.sleep(0.01)
+        load = self.load
+        served, refused, spent = load.served, load.refused, self.cpu_s()
+        began = time.monotonic()
+        while (passed := time.monotonic() - began) < seconds or (
+            load.refused - refused < _REFUSED_MIN
+        ):
+            assert passed < 60, f"{load.refused - refused} calls are refused"
+            await load.at_rate(rate, _SLICE_S)
+            if load.refused == refused:
+                rate *= 1 + _SLICE_S
+        return (load.served - served) / (self.cpu_s() - spent)
 
 
 @pytest.fixture
@@ -179,7 +137,7 @@ def leader(tmp_path: Path) -> Iterator[Leader]:
         node_id = leader_of(cluster)
         with ControllerClient(cluster.endpoints, timeout_s=30) as client:
             ask(client, nodes_pb2.RegisterNodeRequest(node=NODE))
-        yield Leader(cluster, node_id, psutil.Process(cluster.children[node_id].pid))
+        yield Leader(cluster, node_id, psutil.Process(cluster.children[node_id].pid), Load(()))
 
 
 def seconds(request: pytest.FixtureRequest) -> float:
@@ -191,17 +149,18 @@ async def test_calls_beyond_what_a_leader_can_serve_cost_it_little(
 ) -> None:
     async with leader.connected() as heartbeats:
         await leader.loaded(0.5)
-        rate, before = await leader.loaded(_MEASURED_S)
+        served, before = leader.load.served, await leader.loaded(_MEASURED_S)
+        rate = (leader.load.served - served) / _MEASURED_S
         memory, beats = leader.memory(), heartbeats.done
         amid = await leader.overloaded(_TIMES * rate, seconds(request))
         assert heartbeats.done >= beats + _BEATS_MIN
         assert amid >= _GOODPUT_MIN * before
         assert leader.memory() - memory < _GROWTH_MAX
-        await leader.drained()
-        refused = leader.refused
+        await leader.load.drained()
+        refused = leader.load.refused
         await leader.loaded(0.5)
-        await leader.drained()
-        assert leader.refused == refused, "calls are refused although the load is over"
+        await leader.load.drained()
+        assert leader.load.refused == refused, "calls are refused although the load is over"
 
 
 async def test_pipelines_that_send_more_than_is_answered_are_held_up_and_nothing_else(
@@ -220,7 +179,7 @@ async def test_pipelines_that_send_more_than_is_answered_are_held_up_and_nothing
     async with leader.connected() as heartbeats:
         memory = leader.memory()
         pipelines = [
-            (each, each.open(_PIPELINE, on_message, on_end)) for each in leader.connections
+            (each, each.open(_PIPELINE, on_message, on_end)) for each in leader.load.connections
         ]
         began = time.monotonic()
         while time.monotonic() - began < seconds(request) or answered < _ANSWERED_MIN:
@@ -232,6 +191,6 @@ async def test_pipelines_that_send_more_than_is_answered_are_held_up_and_nothing
                     connection.send(stream_id, message.SerializeToString())
             await asyncio.sleep(0)
         assert heartbeats.done >= _BEATS_MIN
-        assert sequence * _CONNECTIONS > answered
+        assert sequence * len(pipelines) > answered
         assert ended == 0
         assert leader.memory() - memory < _GROWTH_MAX
