@@ -25,6 +25,9 @@ from tests.conformance.query_scenarios import SECTIONS as QUERY_SECTIONS
 from tests.conformance.query_scenarios import check_queries
 from tests.conformance.scenario_args import Args, Check, run_entry
 from tests.conformance.scenario_steps import check_steps
+from tests.conformance.shape_answers import check_answer
+from tests.conformance.shape_layouts import SHAPE_LAYOUTS, check_shape_layout
+from tests.conformance.shape_scenarios import SHAPE_RUNNERS
 from tests.conformance.stream_object_scenarios import check_stream_compaction, is_stream_compaction
 
 _REMARKS = ("rules", "skipped", "code_facts_without_test", "notes")
@@ -81,7 +84,11 @@ def _run_section(
         result.deviate(0, section, "feature-not-offered")
         yield result
     elif section == "layout":
-        for table in [name for name in entries if name not in SENTENCES]:
+        for table in [name for name in entries if name in SHAPE_LAYOUTS]:
+            result = ScenarioResult(file, f"layout {table}")
+            result.fail(0, section, check_shape_layout(table, entries[table]))
+            yield result
+        for table in [name for name in entries if name not in (*SENTENCES, *SHAPE_LAYOUTS)]:
             check = partial(check_layout, table)
             yield run_entry(file, entries[table], section, check, name=f"layout {table}")
     elif section == "scenarios":
@@ -109,6 +116,10 @@ def run_scenario(
 def _kind_of(scenario: Mapping[str, Any], content: Mapping[str, Any]) -> tuple[str, Check]:
     """Return what a scenario is about, by its fields, and what checks it."""
     steps = scenario.get("steps") or []
+    runner = SHAPE_RUNNERS.get(str(scenario.get("name")))
+    if runner is not None:
+        inputs = {one.get("name"): one.get("input") for one in content.get("scenarios") or []}
+        return "scenario", partial(check_answer, runner, inputs)
     if is_stream_compaction(scenario):
         return scenario["kind"], partial(check_stream_compaction, scenario, content)
     if is_set_compaction(scenario):

@@ -1,0 +1,283 @@
+"""A flat file: segments that follow each other, of which the last one takes appends.
+
+Knows nothing of messages. Every change of the segments is in the metadata before it is relied on;
+the size of the last segment is the backend's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from streammeta.brokers.rocketmq.file_segment import (
+    AppendResult,
+    FileSegment,
+    SegmentReadError,
+)
+from streammeta.brokers.rocketmq.metadata import (
+    MetadataTable,
+    SegmentMetadata,
+    SegmentStatus,
+)
+from streammeta.brokers.rocketmq.names import SegmentType
+from streammeta.brokers.rocketmq.storage import SegmentStore
+
+
+class SizeUnknownError(Exception):
+    """The backend does not say how large the last segment is."""
+
+    def __init__(self, path: str, base_offset: int) -> None:
+        super().__init__(
+            f"size of the segment at {base_offset} of {path} is not known now; open it again"
+        )
+
+
+class NoSegmentError(Exception):
+    """The flat file has no segment yet."""
+
+    code = "IllegalState"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} has no segment; set its first offset before appending")
+
+
+class MetadataKeeper(Protocol):
+    """Keeps the metadata of a broker durably."""
+
+    table: MetadataTable
+
+    async def save(self) -> None:
+        """Make the table durable as it is now."""
+        ...
+
+
+@dataclass(slots=True)
+class MemoryKeeper:
+    """Metadata in memory, for tests and trials."""
+
+    table: MetadataTable = field(default_factory=MetadataTable)
+    saves: int = 0
+
+    async def save(self) -> None:
+        """Count the call: the table is all there is."""
+        self.saves += 1
+
+
+@dataclass(frozen=True, slots=True)
+class FlatFilePlace:
+    """What flat files of a broker share."""
+
+    store: SegmentStore
+    keeper: MetadataKeeper
+    now_ms: Callable[[], int]
+    max_buffers: int = 10_000
+
+
+class FlatFile:
+    """Segments of one kind of a queue; offsets are bytes."""
+
+    def __init__(
+        self, place: FlatFilePlace, path: str, kind: SegmentType, max_size: int | None
+    ) -> None:
+        self._place = place
+        self.path = path
+        self.kind = kind
+        self.max_size = max_size
+        self.segments: list[FileSegment] = []
+        self._resume_offset = 0
+        """Where a file without segments goes on."""
+
+    async def open(self) -> None:
+        """Take over the segments of the metadata.
+
+        Raises:
+            SizeUnknownError: the backend does not say the size of the last one.
+        """
+        listed = self._place.keeper.table.segments_of(self.path, self.kind)
+        for number, one in enumerate(listed, start=1):
+            segment = self._segment(one.base_offset)
+            size: int | None = one.size
+            if number == len(listed) and one.status is SegmentStatus.NEW:
+                size = await segment.storage.size()
+            if size is None:
+                raise SizeUnknownError(self.path, one.base_offset)
+            segment.commit_position = segment.append_position = size
+            segment.min_timestamp_ms, segment.max_timestamp_ms = one.begin_ms, one.end_ms
+            if size != one.size:  # times of the rest were never noted: as late as they can be
+                segment.max_timestamp_ms = self._place.now_ms()
+                segment.min_timestamp_ms = min(one.begin_ms, segment.max_timestamp_ms)
+            segment.closed = one.status is SegmentStatus.SEALED
+            self.segments.append(segment)
+
+    def _segment(self, base_offset: int) -> FileSegment:
+        storage = self._place.store.segment(self.path, self.kind, base_offset)
+        return FileSegment(self.kind, base_offset, storage, self.max_size, self._place.max_buffers)
+
+    @property
+    def min_offset(self) -> int:
+        """First offset that a segment has."""
+        return self.segments[0].base_offset if self.segments else self._resume_offset
+
+    @property
+    def commit_offset(self) -> int:
+        """End of what is committed."""
+        return self.segments[-1].commit_offset if self.segments else self._resume_offset
+
+    @property
+    def append_offset(self) -> int:
+        """End of what was appended."""
+        return self.segments[-1].append_offset if self.segments else self._resume_offset
+
+    @property
+    def min_timestamp_ms(self) -> int:
+        """Time of the first message, -1 without segments."""
+        return self.segments[0].min_timestamp_ms if self.segments else -1
+
+    @property
+    def max_timestamp_ms(self) -> int:
+        """Latest time of the last segment, -1 without segments."""
+        return self.segments[-1].max_timestamp_ms if self.segments else -1
+
+    def writable(self) -> FileSegment:
+        """Return the segment that takes appends; raise `NoSegmentError` without one."""
+        if not self.segments:
+            raise NoSegmentError(self.path)
+        return self.segments[-1]
+
+    async def init_offset(self, offset: int) -> None:
+        """Begin a file without segments at this offset."""
+        if not self.segments:
+            await self.roll(offset)
+
+    async def roll(self, base_offset: int) -> None:
+        """Add a segment that begins here; raise `ValueError` if it would overlap the last one."""
+        if base_offset < self.append_offset:
+            raise ValueError(
+                f"segment of {self.path} begins at {base_offset}, wanted {self.append_offset} or"
+                " more"
+            )
+        segment = self._segment(base_offset)
+        self._place.keeper.table.put_segment(
+            SegmentMetadata(self.path, self.kind, base_offset, create_ms=self._place.now_ms())
+        )
+        await self._place.keeper.save()
+        self.segments.append(segment)
+
+    async def append(self, data: bytes, timestamp_ms: int) -> AppendResult:
+        """Append bytes, in a new segment if the last one is full.
+
+        UNKNOWN_ERROR: the last one is full and can't be committed now; FILE_FULL: no segment takes
+        so much. Raises `NoSegmentError`.
+        """
+        if not self.segments and self._resume_offset:
+            await self.roll(self._resume_offset)
+        result = self.writable().append(data, timestamp_ms)
+        if result not in (AppendResult.FILE_FULL, AppendResult.FILE_CLOSED):
+            return result
+        if self.max_size is not None and len(data) > self.max_size:
+            return AppendResult.FILE_FULL
+        if not self.writable().closed and not await self.seal():
+            return AppendResult.UNKNOWN_ERROR
+        await self.roll(self.append_offset)
+        return self.writable().append(data, timestamp_ms)
+
+    async def seal(self) -> bool:
+        """Commit the last segment and let it take nothing more; False if it can't be committed."""
+        segment = self.writable()
+        while segment.needs_commit:
+            if not await segment.commit():
+                return False
+        segment.close()
+        self._note(segment)
+        await self._place.keeper.save()
+        return True
+
+    async def commit(self) -> bool:
+        """Upload what waits, then note the sizes; False: not all of it is committed."""
+        if not self.segments:
+            return True
+        segment = self.segments[-1]
+        if segment.closed:
+            return True
+        before = segment.commit_position
+        done = await segment.commit()
+        if segment.commit_position != before:
+            self._note(segment)
+            await self._place.keeper.save()
+        return done
+
+    def _note(self, segment: FileSegment) -> None:
+        table = self._place.keeper.table
+        known = table.segments[self.path, self.kind, segment.base_offset]
+        noted = SegmentMetadata(
+            self.path,
+            self.kind,
+            segment.base_offset,
+            known.status,
+            segment.commit_position,
+            known.create_ms,
+            segment.min_timestamp_ms,
+            segment.max_timestamp_ms,
+            known.seal_ms,
+        )
+        is_new = known.status is SegmentStatus.NEW
+        table.put_segment(
+            noted.sealed(self._place.now_ms()) if segment.closed and is_new else noted
+        )
+
+    async def read(self, offset: int, length: int) -> bytes:
+        """Return committed bytes from an offset on, over as many segments as they lie in.
+
+        Raises:
+            SegmentReadError: the offset is not committed, or no byte is asked for.
+        """
+        parts: list[bytes] = []
+        for segment in self.segments:
+            if offset < segment.base_offset or offset >= segment.commit_offset:
+                continue
+            part = await segment.read(offset - segment.base_offset, length)
+            parts.append(part)
+            offset, length = offset + len(part), length - len(part)
+            if length <= 0:
+                break
+        if not parts:
+            raise SegmentReadError(offset, length, self.commit_offset)
+        return b"".join(parts)
+
+    def next_offset(self, offset: int) -> int:
+        """Return the smallest committed offset from `offset` on, behind a hole; or the end."""
+        for segment in self.segments:
+            if offset < segment.commit_offset:
+                return max(offset, segment.base_offset)
+        return self.commit_offset
+
+    async def expire(self, before_ms: int) -> int:
+        """Delete head segments whose newest message is older; return the number of them.
+
+        The last one goes too if it is old enough and holds nothing that waits.
+        """
+        dropped = 0
+        while self.segments:
+            head = self.segments[0]
+            is_last = len(self.segments) == 1
+            if head.max_timestamp_ms >= before_ms or (is_last and head.needs_commit):
+                break
+            self._resume_offset = head.append_offset
+            await self._drop(head)
+            dropped += 1
+        return dropped
+
+    async def destroy(self) -> None:
+        """Delete all segments, and what waits with them."""
+        self._resume_offset = 0
+        while self.segments:
+            await self._drop(self.segments[0])
+
+    async def _drop(self, segment: FileSegment) -> None:
+        """Delete the first segment: from the metadata last, so that a crash leaves it to repeat."""
+        segment.close()
+        await segment.storage.destroy()
+        self._place.keeper.table.delete_segments(self.path, self.kind, segment.base_offset)
+        await self._place.keeper.save()
+        del self.segments[0]
