@@ -21,7 +21,7 @@ import yaml
 
 from streammeta.cli.root import cli
 from streammeta.controller.listener import ListenerTls
-from streammeta.controller.monitoring.plane import HttpPlane, Page
+from streammeta.controller.monitoring.plane import HttpPlane, Page, Route
 from streammeta.controller.trust.door import Door
 from streammeta.controller.trust.method_rules import HTTP_RULES
 from streammeta.storage.object_store.address import S3Config
@@ -135,10 +135,11 @@ async def test_health_check_asks_the_listener_that_the_image_opens(
     at = IMAGE_ENVIRONMENT["STREAMMETA_CONTROLLER_HTTP_LISTEN"]
     assert f"http://{at}/readyz" in program
 
-    async def readyz() -> Page:
+    async def readyz(_: object) -> Page:
         return Page(b"", status)
 
-    served = HttpPlane(ListenerTls(), Door("test", rules=HTTP_RULES), {"/readyz": readyz})
+    pages = {"/readyz": Route("readyz", readyz)}
+    served = HttpPlane(ListenerTls(), Door("test", rules=HTTP_RULES), pages)
     port = await served.start("127.0.0.1:0")
     try:
         program = program.replace(at, f"127.0.0.1:{port}")

@@ -177,3 +177,15 @@ def test_loaded_lists_are_those_that_were_appended(seed: int) -> None:
     index.load(len(streams), lambda part: (streams[part].astype(np.int32), rows[part]))
     for stream_id in range(31):
         assert index.rows(stream_id).tolist() == rows[streams == stream_id].tolist()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_ranges_of_all_streams_are_counted(seed: int) -> None:
+    cluster_map: Any = _random_pair(Random(seed)).map
+    ranges = cluster_map._objects._ranges
+    counts = cluster_map.ranges_of_streams().tolist()
+    listed = [len(ranges.rows_of_stream(each)) for each in range(len(cluster_map._streams))]
+    covered = min(len(counts), len(listed))
+    assert sum(listed) > 0, "the history commits"
+    assert counts[:covered] == listed[:covered]
+    assert not any(counts[covered:] + listed[covered:])

@@ -31,6 +31,7 @@ async def test_single_commits_are_counted_by_verdict() -> None:
         ]
     assert [answer.error == common_pb2.ERROR_CODE_NONE for answer in answers] == [True, True, False]
     assert rpcs.controller.commits == CommitTally(accepted=2, refused=1)
+    assert sum(rpcs.controller.commits.times) == 3
 
 
 async def test_calls_that_end_with_an_error_are_counted_by_reason() -> None:

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from streammeta.controller.listener import ListenerTls
 from streammeta.controller.monitoring import plane
-from streammeta.controller.monitoring.plane import HttpPlane, Page
+from streammeta.controller.monitoring.plane import HttpPlane, Page, Route
 from streammeta.controller.own_tls import OwnTls
 from streammeta.controller.trust.door import Door
 from streammeta.controller.trust.method_rules import HTTP_RULES
@@ -27,11 +27,11 @@ from tests.trust.test_tls_settings import config
 PAGE_BYTES = 8 << 20
 
 
-async def _alive() -> Page:
+async def _alive(_: object) -> Page:
     return Page(b"ok\n")
 
 
-async def _numbers() -> Page:
+async def _numbers(_: object) -> Page:
     return Page(b"x" * PAGE_BYTES)
 
 
@@ -39,7 +39,11 @@ async def _broken(*_: object) -> Page:
     raise RuntimeError("a defect")
 
 
-PAGES = {"/livez": _alive, "/metrics": _numbers, "/readyz": _broken}
+PAGES = {
+    "/livez": Route("livez", _alive),
+    "/metrics": Route("metrics", _numbers),
+    "/readyz": Route("readyz", _broken),
+}
 
 
 @asynccontextmanager

@@ -25,8 +25,8 @@ MONITORING = (
         "a door that is left open when a second listener is added",
         """
         streammeta.controller.monitoring.plane:
-        - self._door.enter(
-        + self._door.staying(
+        - self._door.enter(f"streammeta.http.{route.rule}", HttpContext(request.transport))
+        + self._door.staying(f"streammeta.http.{route.rule}", HttpContext(request.transport))
         """,
         Tested(_PLANE + "test_pages_are_for_roles"),
     ),

@@ -160,6 +160,7 @@ async def test_a_bad_upload_rejects_itself_alone(scene: Scene) -> None:
     answer = await scene.committed_answer()
     assert list(answer.uploads.errors) == [NONE, NOT_MATCHED, NONE]
     assert scene.controller.commits == CommitTally(accepted=2, refused=1)
+    assert sum(scene.controller.commits.times) >= 1
     assert list(answer.uploads.range_errors) == [NONE, NOT_MATCHED, NONE]
 
 

@@ -127,6 +127,12 @@ class OwnTls:
         return listeners
 
     @property
+    def contents_for_calls(self) -> TlsContents | None:
+        """Contents for calls to other controllers as their client; None: plain text."""
+        used = self._planes.get("clients")
+        return None if used is None else used.contents
+
+    @property
     def handshakes(self) -> int:
         """TLS handshakes that clients have begun."""
         return 0 if self.clients is None else self.clients.handshakes

@@ -445,7 +445,18 @@ class ControllerNode:
             yield
             return
         from streammeta.controller.monitoring.monitoring import Monitoring, Parts
+        from streammeta.controller.monitoring.status_api import StatusParts
 
+        config = self._config
+        status = StatusParts(
+            cluster_id=config.cluster_id,
+            bucket=self._bucket,
+            view=LeaderView(self._sessions.state, self._heartbeats.compacted_by),
+            versions=self._peers.versions,
+            cluster_map=lambda: self._controller.cluster_map,
+            memory_bytes=lambda: self._memory.rss_bytes,
+            tls=lambda: self._tls.contents_for_calls,
+        )
         parts = Parts(
             phase=lambda: self._phase,
             driver=self._driver,
@@ -457,6 +468,8 @@ class ControllerNode:
             audit=self._auditing.writer,
             backup=self._backup,
             deletion=self._deletion,
+            # Names and tags of streams are not for every caller that reaches a port in plain text.
+            status=None if config.http_plain_text else status,
         )
         monitoring = Monitoring(parts, self._doors.of_pages())
         try:

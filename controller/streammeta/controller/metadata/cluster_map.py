@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from streammeta.controller.errors import ErrorCode, InvariantError, NewerLogError
 from streammeta.controller.metadata import answers, requests
 from streammeta.controller.metadata.adoption import Adoption
@@ -246,6 +249,13 @@ class ClusterMap:
             "kv_bytes": self._kvs.nbytes,
             "tag_bytes": self._streams.tag_bytes,
         }
+
+    def ranges_of_streams(self) -> npt.NDArray[np.int32]:
+        """Return the number of ranges that objects hold of each stream, by stream id.
+
+        Streams beyond the end have none. Takes milliseconds for millions of streams.
+        """
+        return self._objects.ranges_of_streams()
 
     def has_node(self, node_id: int) -> bool:
         """Return whether a node is known, departed ones included."""

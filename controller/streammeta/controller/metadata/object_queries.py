@@ -327,6 +327,10 @@ class ObjectQueries:
             facts.crc32c,
         )
 
+    def ranges_of_streams(self) -> npt.NDArray[np.int32]:
+        """Return each stream's number of ranges in objects; see `ObjectRanges.counts`."""
+        return self._ranges.counts()
+
     def stream_objects(self, stream_id: int) -> tuple[Int64Column, Int64Column, Int64Column]:
         """Return (ids, starts, ends) of a stream's stream objects and composites, by end offset."""
         rows = self._ranges.rows_of_stream(stream_id)

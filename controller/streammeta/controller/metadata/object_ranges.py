@@ -225,6 +225,10 @@ class ObjectRanges:
         left = np.bincount(owners[kept], minlength=len(streams))
         self._index.replace(streams, left, listed[kept], undo)
 
+    def counts(self) -> npt.NDArray[np.int32]:
+        """Return each stream's number of ranges, by stream id; streams beyond have none."""
+        return self._index.lengths()
+
     def rows_of_stream(self, stream_id: int) -> Int64Column:
         """Return a stream's rows, by end offset."""
         return self._index.rows(stream_id).astype(np.int64)

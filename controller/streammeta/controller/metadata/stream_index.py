@@ -154,6 +154,12 @@ class StreamIndex:
         oldest = self._slots[end - held : stop]
         return np.concatenate((oldest, *reversed(parts))) if parts else oldest
 
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """Return the lengths of all lists, by stream id; streams beyond have none."""
+        held, ends = self._held[: self._covered], self._end[: self._covered]
+        lengths: npt.NDArray[np.int32] = held - (ends - self._next[: self._covered])
+        return lengths
+
     def lists(self, streams: Int64Column) -> tuple[Int64Column, Slots]:
         """Return the lengths of streams' lists, and the lists one behind the other."""
         if len(streams):

@@ -23,6 +23,12 @@ class LoopLag:
             buckets=BUCKETS,
             registry=registry,
         )
+        self._worst_s = 0.0
+
+    def take_worst_s(self) -> float:
+        """Return the largest lag since the last call, in seconds."""
+        worst, self._worst_s = self._worst_s, 0.0
+        return worst
 
     async def run(self) -> None:
         """Measure until cancelled."""
@@ -30,4 +36,6 @@ class LoopLag:
         while True:
             due = loop.time() + INTERVAL_S
             await asyncio.sleep(INTERVAL_S)
-            self._seen.observe(max(0.0, loop.time() - due))
+            late_s = max(0.0, loop.time() - due)
+            self._worst_s = max(self._worst_s, late_s)
+            self._seen.observe(late_s)

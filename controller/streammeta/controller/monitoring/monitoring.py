@@ -13,8 +13,10 @@ from streammeta.controller.metadata.answers import MapSize
 from streammeta.controller.monitoring.exposition import CONTENT_TYPE, Exposition, new_registry
 from streammeta.controller.monitoring.loop_lag import LoopLag
 from streammeta.controller.monitoring.metrics import ControllerCollector, Sources
-from streammeta.controller.monitoring.plane import HttpPlane, Page
+from streammeta.controller.monitoring.plane import HttpPlane, Page, Route
 from streammeta.controller.monitoring.probes import Condition, Phase, report, unready
+from streammeta.controller.monitoring.sampling import Sampler
+from streammeta.controller.monitoring.status_api import StatusApi, StatusParts
 from streammeta.controller.own_tls import OwnTls
 from streammeta.controller.peers.server import PeerServer
 from streammeta.controller.rpc import request_guard
@@ -42,6 +44,8 @@ class Parts:
     audit: AuditWriter | None
     backup: Backup | None
     deletion: Deletion
+    status: StatusParts | None
+    """None: the status is not served."""
 
 
 class Monitoring:
@@ -49,12 +53,27 @@ class Monitoring:
 
     def __init__(self, parts: Parts, door: Door) -> None:
         self._parts = parts
-        pages = {"/livez": self._livez, "/readyz": self._readyz, "/metrics": self._metrics}
+        pages = {
+            "/livez": Route("livez", self._livez),
+            "/readyz": Route("readyz", self._readyz),
+            "/metrics": Route("metrics", self._metrics),
+        }
         self._plane = HttpPlane(parts.tls.http, door, pages)
-        registry = new_registry(ControllerCollector(self._sources()))
+        sources = self._sources()
+        registry = new_registry(ControllerCollector(sources))
         self._loop_lag = LoopLag(registry)
         self._exposition = Exposition(registry)
-        self._measuring: asyncio.Task[None] | None = None
+        self._measuring: list[asyncio.Task[None]] = []
+        self._status: StatusApi | None = None
+        if parts.status is not None:
+            self._sampler = Sampler(
+                sources,
+                loop_lag=self._loop_lag.take_worst_s,
+                memory=lambda: parts.memory.rss_bytes,
+            )
+            self._status = StatusApi(sources, parts.status, self._sampler)
+            pages["/api/status.json"] = Route("status", self._status.status)
+            pages["/api/series.json"] = Route("status", self._status.series)
 
     async def start(self, address: str) -> int:
         """Serve at HOST:PORT; return the port, chosen if it is 0.
@@ -63,19 +82,23 @@ class Monitoring:
             OSError: the address is taken, or is none of this host's.
         """
         port = await self._plane.start(address)
-        self._measuring = asyncio.create_task(self._loop_lag.run())
+        self._measuring.append(asyncio.create_task(self._loop_lag.run()))
+        if self._status is not None:
+            self._measuring.append(asyncio.create_task(self._sampler.run()))
         return port
 
     async def stop(self) -> None:
         """Stop listening, once the last answers have left."""
-        if self._measuring is not None:
-            self._measuring.cancel()
+        for task in self._measuring:
+            task.cancel()
         await self._plane.stop()
+        if self._status is not None:
+            await self._status.close()
 
-    async def _livez(self) -> Page:
+    async def _livez(self, _: Mapping[str, str]) -> Page:
         return Page(b"ok\n")
 
-    async def _readyz(self) -> Page:
+    async def _readyz(self, _: Mapping[str, str]) -> Page:
         condition = Condition(
             phase=self._parts.phase(),
             quorum=self._parts.driver.describe(),
@@ -84,7 +107,7 @@ class Monitoring:
         is_ready, text = report(unready(condition))
         return Page(text.encode(), 200 if is_ready else 503)
 
-    async def _metrics(self) -> Page:
+    async def _metrics(self, _: Mapping[str, str]) -> Page:
         return Page(await self._exposition.text(), content_type=CONTENT_TYPE)
 
     def _sources(self) -> Sources:

@@ -59,10 +59,23 @@ class Page:
     body: bytes
     status: int = 200
     content_type: str = "text/plain; charset=utf-8"
+    kept_s: int = 0
+    """Time for which the caller may keep it, in seconds."""
 
 
-Pages: TypeAlias = Mapping[str, Callable[[], Awaitable[Page]]]
-"""Makers of pages by path, such as `/livez`."""
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Maker of a page, given the query of the request, and the name of its rule at the door."""
+
+    rule: str
+    make: Callable[[Mapping[str, str]], Awaitable[Page]]
+
+
+Pages: TypeAlias = Mapping[str, Route]
+"""Routes by path, such as `/livez`."""
+
+CONTENT_POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+"""What a browser may load for a page: what this listener serves, and no script within a page."""
 
 
 class HttpPlane:
@@ -138,7 +151,9 @@ class HttpPlane:
             status=page.status,
             headers={
                 "Content-Type": page.content_type,
-                "Cache-Control": "no-store",
+                "Cache-Control": f"private, max-age={page.kept_s}" if page.kept_s else "no-store",
+                "Content-Security-Policy": CONTENT_POLICY,
+                "Referrer-Policy": "no-referrer",
                 "X-Content-Type-Options": "nosniff",
             },
         )
@@ -148,18 +163,16 @@ class HttpPlane:
     async def _page(self, request: web.BaseRequest) -> Page:
         if request.method not in ("GET", "HEAD"):
             return Page(b"this listener is read only: GET and HEAD\n", 405)
-        make = self._pages.get(request.path)
-        if make is None:
+        route = self._pages.get(request.path)
+        if route is None:
             return Page(f"there are {', '.join(self._pages)}\n".encode(), 404)
         assert request.transport is not None
         try:
-            self._door.enter(
-                f"streammeta.http{request.path.replace('/', '.')}", HttpContext(request.transport)
-            )
+            self._door.enter(f"streammeta.http.{route.rule}", HttpContext(request.transport))
         except ApiError as error:
             return Page(f"{error}\n".encode(), 403)
         try:
-            return await make()
+            return await route.make(request.query)
         except Exception as error:  # noqa: BLE001 - the one place that answers for every defect
             _log.error("http_request_failed", path=request.path, exc_info=error)
             return Page(b"defect in the controller; see its log\n", 500)

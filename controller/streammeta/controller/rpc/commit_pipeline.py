@@ -10,6 +10,7 @@ idempotent by object id.
 
 import asyncio
 import contextlib
+import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NamedTuple, TypeAlias, cast
@@ -111,6 +112,8 @@ class _Decided(NamedTuple):
     commits: Sequence[Answer]
     uploads: Answer | None
     with_effects: Sequence[tuple[int, pb.PackedCommitStreamSetObjectRequest]] = ()
+    decided_at: float = 0.0
+    """Time of the decision, in seconds of `time.perf_counter`."""
 
     def verdicts(self) -> tuple[int, int]:
         """Return (commits, commits refused)."""
@@ -352,7 +355,8 @@ class CommitPipeline:
 
     def _record(self, message: _Decided | _Refused) -> None:
         if isinstance(message, _Decided):
-            self._controller.commits.add(*message.verdicts())
+            took_s = time.perf_counter() - message.decided_at
+            self._controller.commits.add(*message.verdicts(), took_s)
             if (record := current_record()) is not None:
                 tally = message.tally()
                 record.counted(*tally)
@@ -457,8 +461,9 @@ class CommitPipeline:
         except Exception:  # noqa: BLE001 - whose fault it is shows when each is decided alone
             return None
         answers = split_answers(cast(CommitUploadsAnswer, submission.answers[0]), uploads)
+        now = time.perf_counter()
         return [
-            _Decided(message.sequence, (submission,), (), answer)
+            _Decided(message.sequence, (submission,), (), answer, (), now)
             for message, answer in zip(messages, answers, strict=True)
         ]
 
@@ -484,7 +489,8 @@ class CommitPipeline:
             submissions.append(self._controller.submit(part, held_to))
         answers = [answer for submission in submissions for answer in submission.answers]
         uploads = answers.pop() if message.uploads is not None else None
-        return _Decided(message.sequence, submissions, answers, uploads, message.with_effects)
+        effects, now = message.with_effects, time.perf_counter()
+        return _Decided(message.sequence, submissions, answers, uploads, effects, now)
 
 
 def _read(data: bytes, refusal: Exception | None) -> _Message | _Refused:

@@ -6,6 +6,7 @@ are written by hand.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -204,10 +205,12 @@ def routed(route: Route, controller: MetadataController) -> UnaryHandler:
         kind = class_of(decoded, writes=route.writes)
         async with controller.gate.admitted(kind, context.time_remaining()):
             if route.writes:
+                began = time.perf_counter()
                 answered = await write(decoded, caller.held_to)
                 if route.joins:
                     answer = cast(answers.CommitStreamSetObjectAnswer, answered.answer)
-                    controller.commits.add(1, bool(answer.error))
+                    took_s = time.perf_counter() - began
+                    controller.commits.add(1, bool(answer.error), took_s)
             else:
                 answered = await controller.read(
                     decoded, at_least=read_after(context), timeout_ms=longest_wait_ms(context)

@@ -118,6 +118,7 @@ HTTP_RULES: Mapping[str, Rule] = {
     "streammeta.http.livez": _ALL,
     "streammeta.http.readyz": _ALL,
     "streammeta.http.metrics": _may(PEER, READER, ADMIN, Role.MONITOR),
+    "streammeta.http.status": _may(PEER, READER, ADMIN, Role.MONITOR),
 }
 """The rules of pages of the listener for HTTP; a controller's own certificate reads all of them."""
 

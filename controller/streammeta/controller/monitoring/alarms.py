@@ -1,0 +1,97 @@
+"""Alarms of the status page: conditions of its document that an operator must know of. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+Document: TypeAlias = Mapping[str, Any]
+
+LAG_MS_MAX = 30_000
+"""Time since a voter had all of the log from which on it is behind, in milliseconds."""
+
+BACKUP_LATE_S = 300
+"""Lag of the backup from which on it is late, in seconds."""
+
+EXPIRES_SOON_S = 14 * 24 * 3600
+"""Time before the end of a certificate from which on it is an alarm, in seconds."""
+
+MEMORY_SHARE = 0.9
+"""Share of the limit of memory from which on it is an alarm."""
+
+
+class Alarm(NamedTuple):
+    """Severity, `critical` or `warning`, a name for programs, and a sentence for people."""
+
+    severity: str
+    name: str
+    text: str
+
+
+def alarms(document: Document) -> Sequence[Alarm]:
+    """Return the alarms of a status document, critical ones first."""
+    found = [
+        *_of_quorum(document),
+        *_of_controllers(document["controllers"]),
+        *_of_data(document),
+        *_of_process(document),
+    ]
+    return sorted(found, key=lambda alarm: alarm.severity)
+
+
+def _of_quorum(document: Document) -> Iterator[Alarm]:
+    quorum = document["quorum"]
+    if not quorum["has_leader"]:
+        yield Alarm("critical", "no_leader", "No leader answers this controller: writes wait.")
+    for voter in quorum["voters"]:
+        age_ms = voter["last_caught_up_age_ms"]
+        if age_ms is not None and age_ms > LAG_MS_MAX:
+            text = f"Controller {voter['node_id']} has been behind for {age_ms // 1000} s."
+            yield Alarm("warning", "voter_behind", text)
+
+
+def _of_controllers(controllers: Sequence[Document]) -> Iterator[Alarm]:
+    voters = [each for each in controllers if each["votes"]]
+    silent = [each for each in voters if not each["answers"]]
+    has_majority = 2 * len(silent) < len(voters)
+    for each in silent:
+        severity = "warning" if has_majority else "critical"
+        text = f"Controller {each['node_id']} does not answer: {each['reason']}"
+        yield Alarm(severity, "controller_silent", text)
+    for each in controllers:
+        if each["disk_full"]:
+            text = f"The disk of controller {each['node_id']} is full: it takes no writes."
+            yield Alarm("critical", "disk_full", text)
+        if each["repairing"]:
+            text = f"Controller {each['node_id']} lost entries, and copies them from the others."
+            yield Alarm("warning", "repairing", text)
+
+
+def _of_data(document: Document) -> Iterator[Alarm]:
+    if problem := document["bucket"]["problem"]:
+        yield Alarm("critical", "bucket", f"No object ids are issued: {problem}")
+    if stuck := document["deletions"]["stuck"]:
+        text = f"{stuck} objects can't be deleted; they are tried again, ever more rarely."
+        yield Alarm("warning", "deletions_stuck", text)
+    if fenced := document["brokers"]["sessions"].get("fenced"):
+        yield Alarm("warning", "brokers_fenced", f"{fenced} brokers are silent, and fenced.")
+    backup = document["backup"]
+    if backup is not None and backup["problem"]:
+        yield Alarm("critical", "backup_failing", f"The backup fails: {backup['problem']}")
+    elif backup is not None and backup["behind_s"] > BACKUP_LATE_S:
+        text = f"The backup is {backup['behind_s']:.0f} s behind."
+        yield Alarm("warning", "backup_late", text)
+
+
+def _of_process(document: Document) -> Iterator[Alarm]:
+    process = document["process"]
+    if process["memory_bytes"] > MEMORY_SHARE * process["memory_limit_bytes"]:
+        yield Alarm("warning", "memory", "Memory is near the limit at which calls are refused.")
+    if process["audit_failing"]:
+        yield Alarm("critical", "audit_failing", "The audit log can't be written.")
+    for each in document["certificates"]:
+        left_s = each["not_after_s"] - document["at_s"]
+        if left_s < EXPIRES_SOON_S:
+            days = f"{left_s / 86_400:.1f}"
+            text = f"The certificate for {each['plane']} ends in {days} days."
+            yield Alarm("critical" if left_s < 0 else "warning", "certificate", text)

@@ -1,0 +1,78 @@
+"""Alarms of the status page, each by the condition that it tells of."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from streammeta.controller.monitoring.alarms import alarms
+
+VOTER = {"node_id": 1, "last_caught_up_age_ms": 0}
+CONTROLLER = {
+    "node_id": 1,
+    "votes": True,
+    "answers": True,
+    "reason": "",
+    "disk_full": False,
+    "repairing": False,
+}
+SOUND: dict[str, Any] = {
+    "at_s": 1_000.0,
+    "quorum": {"has_leader": True, "voters": [VOTER]},
+    "controllers": [{**CONTROLLER, "node_id": node_id} for node_id in (1, 2, 3)],
+    "bucket": {"problem": ""},
+    "deletions": {"stuck": 0},
+    "brokers": {"sessions": {"active": 3}},
+    "backup": {"problem": "", "behind_s": 2.0},
+    "certificates": [{"plane": "http", "not_after_s": 1_000.0 + 15 * 86_400}],
+    "process": {"memory_bytes": 10, "memory_limit_bytes": 100, "audit_failing": False},
+}
+
+
+def changed(path: str, value: object) -> dict[str, Any]:
+    """Return the sound document with one value changed, e.g. at `quorum.voters.0.node_id`."""
+    document = copy.deepcopy(SOUND)
+    place: Any = document
+    *parents, last = path.split(".")
+    for part in parents:
+        place = place[int(part) if part.isdigit() else part]
+    place[last] = value
+    return document
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("quorum.has_leader", False, ("critical", "no_leader")),
+        ("quorum.voters.0.last_caught_up_age_ms", 31_000, ("warning", "voter_behind")),
+        ("controllers.2.answers", False, ("warning", "controller_silent")),
+        ("controllers.1.disk_full", True, ("critical", "disk_full")),
+        ("controllers.1.repairing", True, ("warning", "repairing")),
+        ("bucket.problem", "another cluster's", ("critical", "bucket")),
+        ("deletions.stuck", 3, ("warning", "deletions_stuck")),
+        ("brokers.sessions", {"fenced": 1}, ("warning", "brokers_fenced")),
+        ("backup.problem", "away", ("critical", "backup_failing")),
+        ("backup.behind_s", 301.0, ("warning", "backup_late")),
+        ("process.memory_bytes", 91, ("warning", "memory")),
+        ("process.audit_failing", True, ("critical", "audit_failing")),
+        ("certificates.0.not_after_s", 2_000.0, ("warning", "certificate")),
+        ("certificates.0.not_after_s", 999.0, ("critical", "certificate")),
+    ],
+)
+def test_each_condition_has_its_alarm_alone(
+    path: str, value: object, told: tuple[str, str]
+) -> None:
+    assert alarms(SOUND) == []
+    assert [each[:2] for each in alarms(changed(path, value))] == [told]
+
+
+def test_without_a_majority_silence_is_critical() -> None:
+    document = changed("controllers.2.answers", False)
+    document["controllers"][0]["answers"] = False
+    assert [each.severity for each in alarms(document)] == ["critical", "critical"]
+
+
+def test_without_a_backup_none_is_late() -> None:
+    assert alarms({**SOUND, "backup": None}) == []

@@ -1,0 +1,127 @@
+"""Samples of a controller: rates, quantiles and values of its parts."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from streammeta.controller.monitoring.kept import Kept
+from streammeta.controller.monitoring.sampling import SERIES, Sampler, voter_lag
+from streammeta.controller.monitoring.top_streams import TopStreams, largest
+from streammeta.controller.runtime.commit_tally import CommitTally, quantile_s
+from tests.monitoring.sampled import LEADING, SOURCES
+from tests.monitoring.test_probes import QUORUM
+
+
+def test_rates_are_of_what_happened_since_the_sample_before() -> None:
+    tally, calls = CommitTally(accepted=1_000, refused=50), Counter(BUSY=7)
+    clock = iter((100.0, 101.0, 102.0))
+    sampler = Sampler(
+        replace(SOURCES, commits=tally, refused_calls=calls),
+        loop_lag=lambda: 0.25,
+        memory=lambda: 1 << 20,
+        wall_s=lambda: next(clock),
+    )
+    sampler.sample()
+    tally.add(30, 10, took_s=0.004)
+    calls["BUSY"] += 1
+    sampler.sample()
+    sampler.sample()
+    seen = sampler.history.since(0, [each.name for each in SERIES]).columns
+
+    assert [value > 0 for value in seen["commits_accepted"].tolist()] == [False, True, False]
+    accepted, refused = (seen[f"commits_{verdict}"][1] for verdict in ("accepted", "refused"))
+    assert accepted == pytest.approx(2 * refused)
+    assert seen["calls_refused"][1] > 0 == seen["calls_refused"][2]
+    assert seen["commit_p99"][1] == pytest.approx(4, rel=0.2)
+    assert math.isnan(seen["commit_p99"][2]), "without commits there is no time"
+    assert seen["objects_destroyed"].tolist() == [4, 4, 4]
+    assert seen["voter_lag"].tolist() == [10, 10, 10]
+    assert seen["loop_lag"].tolist() == [250, 250, 250]
+    assert {name for name, values in seen.items() if np.isnan(values[1]).any()} == set()
+
+
+def test_only_a_leader_knows_lags() -> None:
+    assert voter_lag(LEADING) == 10
+    assert math.isnan(voter_lag(QUORUM))
+
+
+@pytest.mark.parametrize("took_s", [0.0, 2e-7, 1e-6, 3.3e-5, 0.004, 1.0, 29.0])
+def test_a_quantile_is_never_less_than_the_time_and_a_fifth_more_at_most(took_s: float) -> None:
+    tally = CommitTally()
+    tally.add(1, 0, took_s)
+    told = quantile_s(tally.times, 0.5)
+    assert took_s <= told <= max(1e-6, 1.2 * took_s)
+
+
+def test_quantiles_are_of_the_share_of_answers() -> None:
+    tally = CommitTally()
+    for _ in range(98):
+        tally.add(1, 0, 0.001)
+    for _ in range(2):
+        tally.add(1, 0, 3_600)
+    assert quantile_s(tally.times, 0.5) < 0.0012
+    assert quantile_s(tally.times, 0.99) > 20
+    assert math.isnan(quantile_s(CommitTally().times, 0.5))
+
+
+def test_the_streams_with_the_most_ranges_come_first() -> None:
+    counts = np.array([0, 3, 9, 0, 3, 1], dtype=np.int32)
+    assert largest(counts, 3) == [(2, 9), (1, 3), (4, 3)]
+    assert largest(counts) == [(2, 9), (1, 3), (4, 3), (5, 1)]
+    assert largest(counts[:0]) == []
+
+
+async def test_the_map_is_not_looked_at_for_every_question() -> None:
+    looks = 0
+
+    def counts() -> np.typing.NDArray[np.int32]:
+        nonlocal looks
+        looks += 1
+        return np.array([1], dtype=np.int32)
+
+    top = TopStreams(counts)
+    assert [await top.known() for _ in range(3)] == [[(0, 1)]] * 3
+    assert looks == 1
+
+
+async def test_answers_are_shared_for_a_moment_and_failures_are_not_kept() -> None:
+    kept: Kept[int] = Kept(kept_s=3_600)
+    made = 0
+
+    async def make() -> int:
+        nonlocal made
+        made += 1
+        if made == 1:
+            raise RuntimeError("a defect")
+        return made
+
+    failed = await asyncio.gather(*(kept.get("a", make) for _ in range(3)), return_exceptions=True)
+    assert [type(each) for each in failed] == [RuntimeError] * 3
+    assert await asyncio.gather(*(kept.get("a", make) for _ in range(3))) == [2, 2, 2]
+    assert await kept.get("b", make) == 3
+
+
+async def test_few_answers_are_made_at_a_time() -> None:
+    kept: Kept[None] = Kept()
+    running, most, go_on = 0, 0, asyncio.Event()
+
+    async def make() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await go_on.wait()
+        running -= 1
+
+    asked = [asyncio.create_task(kept.get(number, make)) for number in range(10)]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert running == 4
+    go_on.set()
+    await asyncio.gather(*asked)
+    assert most == 4
