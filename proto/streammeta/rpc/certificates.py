@@ -18,8 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from streammeta.rpc.identity import IdentityError, Principal, principal_of
-
-_READABLE_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+from streammeta.rpc.secret_files import is_open_to_others
 
 
 class CertificateError(Exception):
@@ -48,13 +47,13 @@ def read_key(path: Path) -> PrivateKeyTypes:
             owner may read the file.
     """
     try:
-        data, mode = path.read_bytes(), path.stat().st_mode
+        data, status = path.read_bytes(), path.stat()
     except OSError as error:
         raise CertificateError(f"{path}: {_told(error)}; must hold a private key") from error
-    if mode & _READABLE_BY_OTHERS:
+    if is_open_to_others(status):
+        mode = stat.S_IMODE(status.st_mode)
         raise CertificateError(
-            f"{path}: mode {stat.S_IMODE(mode):04o} lets others than its owner at the key; "
-            f"run `chmod 600 {path}`"
+            f"{path}: mode {mode:04o} lets others than its owner at the key; run `chmod 600 {path}`"
         )
     try:
         return serialization.load_pem_private_key(data, password=None)

@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from streammeta.rpc.identity import Principal
+from streammeta.rpc.secret_files import is_open_to_others
 
 if TYPE_CHECKING:
     from streammeta.rpc.certificates import CertificateFacts
-
-_READABLE_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class TlsError(ValueError):
@@ -298,10 +297,11 @@ def _as_file(data: bytes) -> Iterator[str]:
 
 def _check_mode(option: str, path: Path, what: str) -> None:
     try:
-        mode = stat.S_IMODE(path.stat().st_mode)
+        status = path.stat()
     except OSError as error:
         raise TlsError(f"{option}: can't read {path}: {error.strerror}") from error
-    if mode & _READABLE_BY_OTHERS:
+    if is_open_to_others(status):
+        mode = stat.S_IMODE(status.st_mode)
         raise TlsError(
             f"{option}: {path} has mode {mode:04o}, which lets others than its owner at the "
             f"{what}; run `chmod 600 {path}`"
