@@ -140,6 +140,7 @@ async def prepare(controller: Controller) -> None:
         assert await controller.call(by_name[name], data, context) is not None, context.message
 
 
+@pytest.mark.timeout(120 + _CALLS // 500)
 @pytest.mark.parametrize("seed", range(_FIRST, _LAST))
 async def test_no_caller_does_what_its_role_may_not(seed: int) -> None:
     controller, fuzz = Controller(), Fuzz(seed)

@@ -192,6 +192,7 @@ async def wired(root: Path, authority: Authority) -> AsyncIterator[_Wire]:
         await asyncio.to_thread(cluster.stop_all)
 
 
+@pytest.mark.timeout(120 + _CALLS // 200)
 async def test_no_certificate_at_real_controllers_does_what_its_role_may_not(
     authority: Authority, tmp_path: Path
 ) -> None:
