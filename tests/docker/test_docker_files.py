@@ -108,6 +108,16 @@ def test_last_stage_is_the_controller_and_no_image_runs_as_root() -> None:
     assert all("\nUSER 10001\n" in image for image in started)
 
 
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_container_writes_to_its_volumes_alone_and_gains_no_rights(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["tmpfs"] == ["/tmp"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["init"] is True
+
+
 def test_command_line_of_the_compactor_is_valid() -> None:
     words = list(SERVICES["compactor"]["command"])
     command: click.Command | None = cli
