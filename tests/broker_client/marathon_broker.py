@@ -20,7 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from streammeta.client import StreamClient, StreamClientConfig, StreamWriter, WriterConfig
+from streammeta.client import (
+    ObjectLogConfig,
+    StreamClient,
+    StreamClientConfig,
+    StreamWriter,
+    WriterConfig,
+)
 from streammeta.storage.object_store.local import LocalObjectStore
 
 RECORD_BYTES = 100
@@ -35,7 +41,8 @@ _MIB = 1024 * 1024
 class Settings:
     """One process: its node, how many streams the node has, and how many records they are to hold.
 
-    `durability` is that of the writer; the write-ahead log lies beside the notes.
+    `durability` is that of the writer; the write-ahead log lies beside the notes, or, for
+    "object_log", in the bucket. The last two are bounds of the writer.
     """
 
     endpoints: list[str]
@@ -44,7 +51,9 @@ class Settings:
     node_epoch: int
     streams: int
     records: int
-    durability: Literal["object", "wal"]
+    durability: Literal["object", "wal", "object_log"]
+    upload_bytes: int = _MIB // 4
+    linger_s: float = 0.25
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -74,15 +83,19 @@ async def live(settings: Settings) -> None:
     """Take over what an earlier process left, and write until the quota is reached."""
     root = Path(settings.root)
     bounds = WriterConfig(
-        upload_bytes=_MIB // 4, max_buffer_bytes=32 * _MIB, durability=settings.durability
+        upload_bytes=settings.upload_bytes,
+        linger_s=settings.linger_s,
+        max_buffer_bytes=32 * _MIB,
+        durability="object" if settings.durability == "object" else "wal",
     )
+    in_bucket = ObjectLogConfig(linger_s=0.02) if settings.durability == "object_log" else None
     log = root / f"log-{settings.node_id}" if settings.durability == "wal" else None
     async with await StreamClient.open(
         settings.endpoints,
         LocalObjectStore(root / "bucket"),
         node_id=settings.node_id,
         node_epoch=settings.node_epoch,
-        config=StreamClientConfig(writer=bounds, wal_directory=log),
+        config=StreamClientConfig(writer=bounds, wal_directory=log, object_log=in_bucket),
     ) as client:
         streams = [stream.stream_id for stream in client.inherited]
         if not streams:

@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -29,7 +30,14 @@ PROGRESS_S = 120.0
 class Brokers:
     """The brokers of one run, the even ones with a write-ahead log; each is started again."""
 
-    def __init__(self, cluster: LocalCluster, streams: int, records: int, count: int) -> None:
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        streams: int,
+        records: int,
+        count: int,
+        log: Literal["wal", "object_log"],
+    ) -> None:
         self._root = cluster.root
         self._settings = [
             Settings(
@@ -39,7 +47,7 @@ class Brokers:
                 node_epoch=1,
                 streams=streams // count,
                 records=records // count,
-                durability="object" if number % 2 else "wal",
+                durability="object" if number % 2 else log,
             )
             for number in range(count)
         ]
@@ -113,21 +121,28 @@ async def read_all(cluster: LocalCluster, ends: dict[int, int]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("records", "streams", "kills"),
+    ("records", "streams", "kills", "log"),
     [
-        (80_000, 40, 3),
-        pytest.param(*(10_000_000, 1000, 40), marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+        (80_000, 40, 3, "wal"),
+        (80_000, 40, 3, "object_log"),
+        *(
+            pytest.param(
+                *(10_000_000, 1000, 40, log),
+                marks=[pytest.mark.slow, pytest.mark.timeout(1800)],
+            )
+            for log in ("wal", "object_log")
+        ),
     ],
 )
 def test_brokers_killed_at_random_lose_nothing_that_was_acknowledged(
-    tmp_path: Path, records: int, streams: int, kills: int
+    tmp_path: Path, records: int, streams: int, kills: int, log: Literal["wal", "object_log"]
 ) -> None:
     seed = int(os.environ.get("STREAMMETA_SEED", "1"))
     rng = random.Random(seed)
     appends = records // ((MANY + 1) // 2)
     moments = sorted(rng.randrange(appends * 9 // 10) for _ in range(kills))
     with running_cluster(tmp_path, 3) as cluster:
-        brokers = Brokers(cluster, streams, records, 4)
+        brokers = Brokers(cluster, streams, records, 4, log)
         try:
             killed = 0
             for moment in moments:

@@ -9,6 +9,7 @@ from tests.mutants.elections import ELECTIONS
 from tests.mutants.levels import LEVELS
 from tests.mutants.membership import MEMBERSHIP
 from tests.mutants.monitoring import MONITORING
+from tests.mutants.object_logs import OBJECT_LOGS
 from tests.mutants.overload import OVERLOAD
 from tests.mutants.peers import PEERS
 from tests.mutants.reads import READS
@@ -36,6 +37,7 @@ _ALL = (
     *RECOVERY,
     *OVERLOAD,
     *RECONCILING,
+    *OBJECT_LOGS,
 )
 
 MUTANTS = {mutant.name: mutant for mutant in _ALL}

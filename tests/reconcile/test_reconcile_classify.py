@@ -80,6 +80,7 @@ TABLE = [
     ("id not issued", Row(object_id=NEXT_ID), Verdict.NOT_ISSUED),
     ("another cluster's", Row(owner=Owner.OTHER_CLUSTER), Verdict.OTHER_CLUSTER),
     ("not a key of ours", Row(owner=Owner.FOREIGN, object_id=ABSENT), Verdict.FOREIGN),
+    ("write-ahead log", Row(owner=Owner.LOG, object_id=ABSENT), Verdict.LOG),
     ("marker or claim", Row(owner=Owner.MARKER, object_id=ABSENT), Verdict.MARKER),
     ("committed, gone", unlisted(known(COMMITTED)), Verdict.MISSING),
     ("linked, gone", unlisted(known(LINKED)), Verdict.MISSING),
@@ -176,7 +177,9 @@ worlds = st.builds(
     World,
     listed=st.dictionaries(ids, st.tuples(sizes, around_young)),
     objects=st.dictionaries(ids, map_rows),
-    strangers=st.lists(st.sampled_from([Owner.FOREIGN, Owner.OTHER_CLUSTER, Owner.MARKER])),
+    strangers=st.lists(
+        st.sampled_from([Owner.FOREIGN, Owner.OTHER_CLUSTER, Owner.MARKER, Owner.LOG])
+    ),
 )
 
 

@@ -14,6 +14,7 @@ from streammeta.reconcile.listing import list_shard, owner_of, shards_of
 from streammeta.reconcile.verdicts import Owner
 from streammeta.storage.errors import BucketNotFoundError
 from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_log.slot_keys import LogName
 from streammeta.storage.object_store.address import without_secrets
 from tests.kit.memory_store import MemoryObjectStore
 
@@ -126,6 +127,11 @@ NAMESPACE = "_streammeta_c1"
         (f"{NAMESPACE}/claims/1000.json", Owner.FOREIGN, None),
         (f"{NAMESPACE}/claims", Owner.FOREIGN, None),
         (f"{NAMESPACE}/other.json", Owner.FOREIGN, None),
+        (LogName(NAMESPACE, 7, 3).slot_key(5), Owner.LOG, None),
+        (LogName(NAMESPACE, 7, 3).recovered_key, Owner.LOG, None),
+        (LogName(NAMESPACE, 7, 3).aside_key("0" * 32), Owner.LOG, None),
+        (f"{NAMESPACE}/wal/7/3/5", Owner.FOREIGN, None),
+        (LogName("_streammeta_c2", 7, 3).slot_key(5), Owner.OTHER_CLUSTER, None),
         ("_streammeta_c2/cluster.json", Owner.OTHER_CLUSTER, None),
         ("_streammeta_c/claims/1", Owner.OTHER_CLUSTER, None),
         ("cluster.json", Owner.FOREIGN, None),

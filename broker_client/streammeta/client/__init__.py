@@ -72,6 +72,19 @@ from streammeta.client.named_objects import NamedObject as NamedObject
 from streammeta.client.named_objects import NamedObjects as NamedObjects
 from streammeta.client.named_objects import OwnerKey as OwnerKey
 from streammeta.client.named_objects import OwnerStream as OwnerStream
+from streammeta.client.object_log.config import ObjectLogConfig as ObjectLogConfig
+from streammeta.client.object_log.errors import DamagedSlotError as DamagedSlotError
+from streammeta.client.object_log.errors import LogSealedError as LogSealedError
+from streammeta.client.object_log.errors import ObjectLogFailedError as ObjectLogFailedError
+from streammeta.client.object_log.errors import UnfitStoreError as UnfitStoreError
+from streammeta.client.object_log.failover import FailoverReport as FailoverReport
+from streammeta.client.object_log.failover import (
+    FailoverSupersededError as FailoverSupersededError,
+)
+from streammeta.client.object_log.failover import FailoverUnsettledError as FailoverUnsettledError
+from streammeta.client.object_log.failover import FailoverWorker as FailoverWorker
+from streammeta.client.object_log.log import ObjectLog as ObjectLog
+from streammeta.client.object_log.setting_aside import read_aside as read_aside
 from streammeta.client.reader import StreamReader as StreamReader
 from streammeta.client.reading.lookups import Located as Located
 from streammeta.client.reading.lookups import Slice as Slice

@@ -248,7 +248,7 @@ class Heartbeat(ClosedAtExit):
 
     `on_taken_over` is called with the refusal when this process no longer holds its node id. The
     last answer says whose data this node is to recover (`recoveries`), and which departed nodes'
-    objects it is to compact (`compactions`).
+    objects it is to compact (`compactions`). Each answer that names recoveries sets `assigned`.
     """
 
     def __init__(
@@ -267,6 +267,7 @@ class Heartbeat(ClosedAtExit):
         self._interval_s = FIRST_INTERVAL_S
         self.recoveries: tuple[Recovery, ...] = ()
         self.compactions: tuple[NodeIdentity, ...] = ()
+        self.assigned = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
 
@@ -324,4 +325,6 @@ class Heartbeat(ClosedAtExit):
                 self._interval_s = answer.session_timeout_s / HEARTBEATS_PER_SESSION
             self.recoveries = answer.recoveries
             self.compactions = answer.compactions
+            if answer.recoveries:
+                self.assigned.set()
         return True

@@ -20,6 +20,7 @@ from streammeta.client.arguments import (
     check_ints,
     check_store,
 )
+from streammeta.client.bucket_check import BucketCheck
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
 from streammeta.client.compaction.report import CompactionReport, GroupReport
 from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
@@ -27,6 +28,9 @@ from streammeta.client.compaction.stream_object_compactor import StreamObjectCom
 from streammeta.client.config import ReaderConfig, UploadObserver, WriterConfig
 from streammeta.client.controller_client import DEFAULT_DEADLINE_S, ControllerClient
 from streammeta.client.errors import StreamNotFoundError, StreamNotOpenedError
+from streammeta.client.object_log.config import WAL_CONFIG, ObjectLogConfig
+from streammeta.client.object_log.failover import FailoverReport, FailoverWorker
+from streammeta.client.object_log.log import ObjectLog
 from streammeta.client.reader import DEFAULT_READ_BYTES, StreamReader
 from streammeta.client.reading.map_follower import StreamTail
 from streammeta.client.reading.range_reader import Fetched
@@ -34,6 +38,7 @@ from streammeta.client.resources import ClosedAtExit
 from streammeta.client.session import BrokerSession, OpenedStream, Outcomes, Tags
 from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
+from streammeta.client.write_ahead_log.record_log import RecordLog
 from streammeta.client.write_ahead_log.recovery import RecoveryReport
 from streammeta.client.writer import StreamWriter
 from streammeta.rpc.tls import TlsFiles
@@ -47,7 +52,8 @@ class StreamClientConfig:
     """Configurations of the parts; None stands for the defaults of a part.
 
     `deadline_s` bounds a call to the controllers, in seconds. A `wal_directory` makes the writer
-    acknowledge appends from a write-ahead log there (`durability="wal"`).
+    acknowledge appends from a write-ahead log there (`durability="wal"`), an `object_log` from one
+    in the bucket, which other brokers recover if this one is gone for good.
     """
 
     deadline_s: float = DEFAULT_DEADLINE_S
@@ -55,7 +61,18 @@ class StreamClientConfig:
     reader: ReaderConfig | None = None
     wal_directory: str | os.PathLike[str] | None = None
     wal: LogConfig | None = None
+    object_log: ObjectLogConfig | None = None
     compaction: CompactionConfig | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse two logs."""
+        if self.wal_directory is not None and self.object_log is not None:
+            raise ValueError("wal_directory and object_log are both given, wanted at most one")
+
+    @property
+    def has_log(self) -> bool:
+        """True if appends are acknowledged from a write-ahead log."""
+        return self.wal_directory is not None or self.object_log is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +107,7 @@ class StreamClient(ClosedAtExit):
     _epochs: dict[int, int]
     _closing: AsyncExitStack
     _compactors: tuple[SetObjectCompactor, StreamObjectCompactor] | None = None
+    _failovers: FailoverWorker | None = None
     recovery: RecoveryReport | None = None
 
     @classmethod
@@ -120,33 +138,40 @@ class StreamClient(ClosedAtExit):
         config = StreamClientConfig() if config is None else config
         store = open_object_store(bucket) if isinstance(bucket, str) else bucket
         check_store(store)
-        if node_id is None and config.wal_directory is not None:
-            raise ValueError("wal_directory needs a node_id: a write-ahead log belongs to a node")
+        if node_id is None and config.has_log:
+            name = "wal_directory" if config.object_log is None else "object_log"
+            raise ValueError(f"{name} needs a node_id: a write-ahead log belongs to a node")
         async with AsyncExitStack() as closing:
             controllers = await closing.enter_async_context(
                 ControllerClient(endpoints, deadline_s=config.deadline_s, tls=tls)
             )
-            session = writer = None
+            session = writer = failovers = None
             if node_id is None:
                 namespace = await controllers.object_namespace()
             else:
                 check_int("node_id", node_id, 0, INT32_MAX)
                 epoch = time.time_ns() // 1_000_000 if node_epoch is None else node_epoch
-                session = await BrokerSession.open(controllers, node_id, epoch, tags=tags)
+                wal_config = WAL_CONFIG if config.object_log is not None else ""
+                session = await BrokerSession.open(
+                    controllers, node_id, epoch, wal_config=wal_config, tags=tags
+                )
                 namespace = session.namespace
-                log = await _open_log(session, epoch, config, closing)
+                log = await _open_log(session, store, epoch, config, closing)
                 bounds = config.writer or WriterConfig(
                     durability="object" if log is None else "wal"
                 )
                 writer = StreamWriter(session, store, bounds, observer, log)
                 await closing.enter_async_context(writer)
                 writer.attach(session.inherited)
+                failovers = FailoverWorker(session, store, writer.heartbeat)
+                await closing.enter_async_context(failovers)
             reader = StreamReader(controllers, store, namespace, config.reader)
             await closing.enter_async_context(reader)
             inherited = () if session is None else session.inherited
             epochs = {one.stream_id: one.epoch for one in inherited}
             client = cls(controllers, store, reader, writer, session, config, epochs, closing)
-            if writer is not None and config.wal_directory is not None:
+            client._failovers = failovers
+            if writer is not None and config.has_log:
                 client.recovery = await writer.recover()
             client._closing = closing.pop_all()
             return client
@@ -179,6 +204,11 @@ class StreamClient(ClosedAtExit):
     def inherited(self) -> tuple[OpenedStream, ...]:
         """Streams that an earlier process of the node left open; they take appends at once."""
         return self.session.inherited
+
+    @property
+    def failovers(self) -> tuple[FailoverReport, ...]:
+        """Results of the failovers that this process has carried out for others, oldest first."""
+        return () if self._failovers is None else tuple(self._failovers.reports)
 
     # -- streams
 
@@ -317,10 +347,18 @@ class StreamClient(ClosedAtExit):
 
 
 async def _open_log(
-    session: BrokerSession, node_epoch: int, config: StreamClientConfig, closing: AsyncExitStack
-) -> WriteAheadLog | None:
+    session: BrokerSession,
+    store: ObjectStore,
+    node_epoch: int,
+    config: StreamClientConfig,
+    closing: AsyncExitStack,
+) -> RecordLog | None:
+    identity = LogIdentity(session.namespace, session.node.node_id, node_epoch)
+    if config.object_log is not None:
+        await BucketCheck(session.client, store, session.namespace).passed()
+        in_bucket = await ObjectLog.open(store, identity, config.object_log)
+        return await closing.enter_async_context(in_bucket)
     if config.wal_directory is None:
         return None
-    identity = LogIdentity(session.namespace, session.node.node_id, node_epoch)
     log = await WriteAheadLog.open(config.wal_directory, identity, config.wal)
     return await closing.enter_async_context(log)

@@ -46,7 +46,7 @@ from streammeta.client.record_buffer import (
 from streammeta.client.resources import ClosedAtExit, StoreThreads, warn_unclosed
 from streammeta.client.session import BrokerSession, Heartbeat, OpenedStream
 from streammeta.client.uploader import Uploader, is_fencing
-from streammeta.client.write_ahead_log.log import WriteAheadLog
+from streammeta.client.write_ahead_log.record_log import RecordLog
 from streammeta.client.write_ahead_log.recovery import RecoveryReport, recover_into
 from streammeta.client.writer_log import LoggedAcks, LogTrimmer
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch
@@ -74,7 +74,7 @@ class StreamWriter(ClosedAtExit):
         store: ObjectStore,
         config: WriterConfig | None = None,
         observer: UploadObserver | None = None,
-        log: WriteAheadLog | None = None,
+        log: RecordLog | None = None,
     ) -> None:
         check_session(session)
         check_store(store)

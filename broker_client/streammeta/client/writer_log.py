@@ -25,7 +25,7 @@ from streammeta.client.errors import (
 )
 from streammeta.client.record_buffer import StreamRun
 from streammeta.client.write_ahead_log.errors import WriteAheadLogFullError
-from streammeta.client.write_ahead_log.log import WriteAheadLog
+from streammeta.client.write_ahead_log.record_log import RecordLog
 from streammeta.storage.object_format.record import RecordBatch
 
 
@@ -47,7 +47,7 @@ class LoggedAcks:
 
     def __init__(
         self,
-        log: WriteAheadLog,
+        log: RecordLog,
         on_durable: Callable[[int], None],
         on_broken: Callable[[Exception], None],
     ) -> None:
@@ -116,7 +116,7 @@ class LogTrimmer:
     A batch that was dealt with has no `log_end` any more.
     """
 
-    def __init__(self, log: WriteAheadLog) -> None:
+    def __init__(self, log: RecordLog) -> None:
         self._log = log
         self._has_stopped = False
 

@@ -29,6 +29,7 @@ from streammeta.storage.object_format.object_key import (
     cluster_namespace,
     parse_key,
 )
+from streammeta.storage.object_log.slot_keys import parse_log_key
 from streammeta.storage.object_store.base import ObjectInfo, ObjectStore
 
 _NAMESPACE_PREFIX = cluster_namespace("x")[:-1]
@@ -100,6 +101,8 @@ def owner_of(key: str, namespace: str) -> tuple[Owner, int | None, str]:
     """Owner of `key`, the object id it names, and a note for the report."""
     if is_own_key(key, namespace):
         return Owner.MARKER, None, ""
+    if parse_log_key(key, namespace) is not None:
+        return Owner.LOG, None, ""
     other = key.partition("/")[0]
     if other.startswith(_NAMESPACE_PREFIX) and other != namespace:
         return Owner.OTHER_CLUSTER, None, other

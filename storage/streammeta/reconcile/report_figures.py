@@ -80,7 +80,8 @@ def figures_of(verdicts: Iterable[pa.RecordBatch], at_ms: int) -> Figures:
     for rows in verdicts:
         _add_ages(sums, _of(rows, Verdict.ORPHAN), at_ms)
         _add_nodes(sums, rows)
-        _add_prefixes(sums, _of(rows, Verdict.FOREIGN, Verdict.OTHER_CLUSTER, Verdict.MARKER))
+        unowned = (Verdict.FOREIGN, Verdict.OTHER_CLUSTER, Verdict.MARKER, Verdict.LOG)
+        _add_prefixes(sums, _of(rows, *unowned))
         for verdict in SHOWN_VERDICTS:
             keys = sums.examples.setdefault(verdict, [])
             if len(keys) < KEYS_SHOWN:

@@ -39,6 +39,7 @@ class Owner(enum.IntEnum):
     OTHER_CLUSTER = 1
     FOREIGN = 2
     MARKER = 3
+    LOG = 4
 
 
 class Verdict(enum.StrEnum):
@@ -55,6 +56,7 @@ class Verdict(enum.StrEnum):
     OTHER_CLUSTER = "other_cluster"
     FOREIGN = "foreign"
     MARKER = "marker"  # the cluster's marker in its bucket, and its claims on object ids
+    LOG = "log"  # of a broker's write-ahead log: brokers delete what is past
     MISSING = "missing"  # the map wants it, the bucket does not have it
     UNLISTED = "unlisted"  # the same, but committed so late that the listing may have passed it
     SIZE_MISMATCH = "size_mismatch"  # live, with another size than the map recorded
@@ -101,6 +103,7 @@ WITHOUT_MAP = {
     Owner.OTHER_CLUSTER: Verdict.OTHER_CLUSTER,
     Owner.FOREIGN: Verdict.FOREIGN,
     Owner.MARKER: Verdict.MARKER,
+    Owner.LOG: Verdict.LOG,
 }
 """The verdict on a listed key when there is no copy of the map."""
 
@@ -124,6 +127,7 @@ def judge(rows: JoinedColumns, rules: Rules) -> VerdictColumn:
         (~listed, ""),
         (rows.owner == Owner.OTHER_CLUSTER, Verdict.OTHER_CLUSTER),
         (rows.owner == Owner.MARKER, Verdict.MARKER),
+        (rows.owner == Owner.LOG, Verdict.LOG),
         (~own, Verdict.FOREIGN),
         (wanted & wrong_size, Verdict.SIZE_MISMATCH),
         (rows.map_state == common_pb2.OBJECT_STATE_LINKED, Verdict.LINKED),

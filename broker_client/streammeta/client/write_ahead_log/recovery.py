@@ -16,7 +16,7 @@ from pathlib import Path
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.model import StreamDescription
 from streammeta.client.session import BrokerSession, OpenedStream
-from streammeta.client.write_ahead_log.log import WriteAheadLog
+from streammeta.client.write_ahead_log.record_log import RecordLog
 from streammeta.storage.object_format.record import RecordBatch
 
 _DESCRIBED_AT_ONCE = 1_000
@@ -56,13 +56,13 @@ class AsideRun:
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """Records by verdict, the runs set aside in log order, and the file they are in."""
+    """Records by verdict, the runs set aside in log order, and the file, or key, they are in."""
 
     committed: int = 0
     uploaded: int = 0
     set_aside: int = 0
     aside: list[AsideRun] = field(default_factory=list)
-    file: Path | None = None
+    file: Path | str | None = None
 
 
 class RecoveryPlan:
@@ -77,7 +77,7 @@ class RecoveryPlan:
     ) -> None:
         self._held = {stream.stream_id: stream for stream in held}
         self._next = {stream_id: stream.next_offset for stream_id, stream in self._held.items()}
-        self._histories = histories or {}
+        self._histories = {} if histories is None else histories
         self.report = RecoveryReport()
 
     def judge(self, record: RecordBatch) -> Verdict:
@@ -138,7 +138,7 @@ class RecoveryPlan:
 
 
 async def recover_into(
-    log: WriteAheadLog,
+    log: RecordLog,
     session: BrokerSession,
     upload: Callable[[RecordBatch], Awaitable[object]],
 ) -> RecoveryReport:

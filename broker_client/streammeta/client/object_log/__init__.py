@@ -1,0 +1,1 @@
+"""A broker's write-ahead log in the bucket: it outlives the broker's machine."""

@@ -1,0 +1,190 @@
+"""Bytes of a slot of a write-ahead log in a bucket.
+
+A slot is a header of 84 bytes and a body, integers big endian:
+
+| at | field | |
+|---|---|---|
+| 0 | `SMOS` | magic |
+| 4 | u8 version, u8 kind, u16 0 | version 1 |
+| 8 | i32 node id, i64 node epoch | the process whose log it is |
+| 20 | i64 sequence | number of the slot in its log, from 0 on |
+| 28 | i64 first needed | all slots below it are past: nothing in them need be recovered |
+| 36 | i64 durable below | all slots below it were in the bucket when this one was made |
+| 44 | i32 records, i64 body length | |
+| 56 | 16 bytes | id of the log, drawn by its process |
+| 72 | u32 CRC-32C of the body | |
+| 76 | u32 0 | |
+| 80 | u32 CRC-32C of bytes 0 to 79 | |
+
+The body of kind 1, records, has the records of an object one behind the other (`record.py`); that
+of kind 2, a seal, i32 id and i64 epoch of the node that sealed; that of kind 3, the mark of a log
+that was recovered, the same; that of kind 4, records set aside, u32 length and text of the reason
+before the records. Pure.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import google_crc32c
+
+from streammeta.storage.errors import CorruptObjectError, Source
+from streammeta.storage.object_format.checksum import ObjectChecksum
+from streammeta.storage.object_format.record import (
+    RecordBatch,
+    decode_records,
+)
+from streammeta.storage.object_log.slot_keys import LogName
+
+SLOT_HEADER_SIZE = 84
+LOG_ID_SIZE = 16
+
+_MAGIC = b"SMOS"
+_VERSION = 1
+_FIELDS = struct.Struct(">4sBBHiqqqqiq16sII")
+_CRC = struct.Struct(">I")
+_SEALER = struct.Struct(">iq")
+_TEXT_LENGTH = struct.Struct(">I")
+
+assert _FIELDS.size + _CRC.size == SLOT_HEADER_SIZE
+
+
+SEAL_SIZE = SLOT_HEADER_SIZE + _SEALER.size
+"""Bytes of a seal; no slot of records has so many: the smallest record takes more."""
+
+
+class SlotKind(IntEnum):
+    """Contents of a slot's body."""
+
+    RECORDS = 1
+    SEAL = 2
+    RECOVERED = 3
+    ASIDE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Sealer:
+    """The process that sealed a log, or recovered it."""
+
+    node_id: int
+    node_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A slot: its place, what is past before it, and its body; `count` is that of its records."""
+
+    log: LogName
+    log_id: bytes
+    sequence: int
+    first_needed: int
+    durable_below: int
+    kind: SlotKind
+    count: int = 0
+    body: bytes = b""
+
+    def encode(self) -> bytes:
+        """Return the bytes of the slot."""
+        return b"".join(self.encode_around([self.body]))
+
+    def encode_around(self, pieces: Sequence[bytes]) -> list[bytes]:
+        """Return header and body, the body being `pieces` in place of the slot's own."""
+        checksum = ObjectChecksum()
+        for piece in pieces:
+            checksum.update(piece)
+        fields = _FIELDS.pack(
+            _MAGIC,
+            _VERSION,
+            self.kind,
+            0,
+            self.log.node_id,
+            self.log.node_epoch,
+            self.sequence,
+            self.first_needed,
+            self.durable_below,
+            self.count,
+            checksum.size,
+            self.log_id,
+            checksum.value,
+            0,
+        )
+        return [fields, _CRC.pack(google_crc32c.value(fields)), *pieces]
+
+    def records(self, source: str) -> list[RecordBatch]:
+        """Decode the records of the body; those of a seal or a mark are none.
+
+        Raises `CorruptObjectError` unless the body is `count` records; `source` is its key.
+        """
+        at = 0
+        if self.kind in (SlotKind.SEAL, SlotKind.RECOVERED):
+            return []
+        if self.kind is SlotKind.ASIDE:
+            at = _TEXT_LENGTH.size + _TEXT_LENGTH.unpack_from(self.body)[0]
+        found: list[RecordBatch] = []
+        named = Source(source, SLOT_HEADER_SIZE)
+        end = decode_records(memoryview(self.body), at, self.count, found, named)
+        if end != len(self.body):
+            raise CorruptObjectError(
+                source, SLOT_HEADER_SIZE + end, "the end of the last record", end, len(self.body)
+            )
+        return found
+
+    def reason(self) -> str:
+        """Return the text before records set aside."""
+        (length,) = _TEXT_LENGTH.unpack_from(self.body)
+        return self.body[_TEXT_LENGTH.size :][:length].decode()
+
+    def sealer(self) -> Sealer:
+        """Return the process that sealed or recovered the log."""
+        return Sealer(*_SEALER.unpack(self.body))
+
+
+def sealer_body(sealer: Sealer) -> bytes:
+    """Return the body of a seal, or of the mark of a log that was recovered."""
+    return _SEALER.pack(sealer.node_id, sealer.node_epoch)
+
+
+def aside_body(reason: str, records: bytes) -> bytes:
+    """Return the body of records set aside, `records` being them encoded."""
+    text = reason.encode()
+    return _TEXT_LENGTH.pack(len(text)) + text + records
+
+
+def decode_slot(data: bytes, key: str, namespace: str) -> Slot:
+    """Read a whole slot; `key` names it in errors.
+
+    Raises `CorruptObjectError` for bytes that are no slot, or not all of one.
+    """
+    if len(data) < SLOT_HEADER_SIZE:
+        raise CorruptObjectError(key, 0, "the length", len(data), f"{SLOT_HEADER_SIZE} or more")
+    fields = data[: _FIELDS.size]
+    (crc,) = _CRC.unpack_from(data, _FIELDS.size)
+    magic, version, kind, _, node_id, node_epoch, *numbers, log_id, body_crc, _ = _FIELDS.unpack(
+        fields
+    )
+    sequence, first_needed, durable_below, count, length = numbers
+    if magic != _MAGIC:
+        raise CorruptObjectError(key, 0, "the magic", magic, _MAGIC)
+    if crc != google_crc32c.value(fields):
+        raise CorruptObjectError(
+            key, 0, "the header's CRC-32C", google_crc32c.value(fields), f"{crc}, which it holds"
+        )
+    if version != _VERSION:
+        raise CorruptObjectError(key, 4, "the version", version, _VERSION)
+    if kind not in tuple(SlotKind):
+        raise CorruptObjectError(key, 5, "the kind", kind, "1 to 4")
+    body = data[SLOT_HEADER_SIZE:]
+    if len(body) != length:
+        raise CorruptObjectError(key, SLOT_HEADER_SIZE, "the body's length", len(body), length)
+    if google_crc32c.value(body) != body_crc:
+        raise CorruptObjectError(
+            key, SLOT_HEADER_SIZE, "the body's CRC-32C", google_crc32c.value(body), body_crc
+        )
+    if not 0 <= first_needed <= durable_below <= sequence or count < 0:
+        place = (first_needed, durable_below, sequence)
+        raise CorruptObjectError(key, 20, "its place", place, "ascending numbers")
+    log = LogName(namespace, node_id, node_epoch)
+    return Slot(log, log_id, sequence, first_needed, durable_below, SlotKind(kind), count, body)

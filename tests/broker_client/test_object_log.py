@@ -1,0 +1,498 @@
+"""A write-ahead log in a bucket, over a store in memory: slots, order, bounds, damage, fences."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from streammeta.client import StreamClient, StreamClientConfig, StreamWriter, WriterConfig
+from streammeta.client.object_log.bucket_slots import BucketSlots
+from streammeta.client.object_log.config import ObjectLogConfig
+from streammeta.client.object_log.errors import (
+    DamagedSlotError,
+    LogSealedError,
+    ObjectLogFailedError,
+    UnfitStoreError,
+)
+from streammeta.client.object_log.log import ObjectLog
+from streammeta.client.object_log.reading import (
+    discard_log,
+    list_logs,
+    read_log,
+    seal_log,
+    sweep_logs,
+)
+from streammeta.client.object_log.setting_aside import read_aside
+from streammeta.client.object_log.slot_queue import SlotQueue
+from streammeta.client.write_ahead_log.config import LogIdentity
+from streammeta.client.write_ahead_log.errors import WriteAheadLogClosedError, WrongLogError
+from streammeta.storage.errors import AccessDeniedError, StoreUnavailableError
+from streammeta.storage.object_format.record import RecordBatch
+from streammeta.storage.object_log.slot import Sealer, SlotKind, decode_slot
+from streammeta.storage.object_log.slot_keys import LogName
+from streammeta.storage.object_store.base import Body
+from tests.broker_client.wal_tools import encoded, record_at, sequences_of
+from tests.kit.fake_broker import broker, until
+from tests.kit.fake_cluster import NAMESPACE
+from tests.kit.memory_store import MemoryObjectStore
+
+NODE = 7
+QUICK = ObjectLogConfig(linger_s=0.001, slot_bytes=1000, max_bytes=20_000)
+BY = Sealer(8, 1)
+
+
+def name_of(epoch: int = 1) -> LogName:
+    return LogName(NAMESPACE, NODE, epoch)
+
+
+@asynccontextmanager
+async def opened(
+    store: MemoryObjectStore, epoch: int = 1, config: ObjectLogConfig = QUICK
+) -> AsyncIterator[ObjectLog]:
+    log = await ObjectLog.open(store, LogIdentity(NAMESPACE, NODE, epoch), config)
+    async with log:
+        yield log
+
+
+@pytest.fixture
+def store() -> MemoryObjectStore:
+    return MemoryObjectStore()
+
+
+@pytest.fixture
+def slots(store: MemoryObjectStore) -> Iterator[BucketSlots]:
+    found = BucketSlots(store, 2)
+    yield found
+    found.close()
+
+
+async def appended(log: ObjectLog, first: int, end: int, size: int = 20) -> None:
+    """Append records and wait until each is acknowledged."""
+    acks = [log.append(*encoded(record_at(one, size))) for one in range(first, end)]
+    await asyncio.gather(*map(asyncio.shield, acks))
+
+
+def slot_keys(store: MemoryObjectStore, epoch: int = 1) -> list[int]:
+    prefix = name_of(epoch).prefix
+    names = [key.removeprefix(prefix) for key in store.objects() if key.startswith(prefix)]
+    return sorted(int(name, 16) for name in names if name != "recovered")
+
+
+async def all_of(slots: BucketSlots, epoch: int = 1) -> list[RecordBatch]:
+    sealed = await seal_log(slots, name_of(epoch), BY)
+    assert sealed is not None
+    return [one async for some in read_log(slots, sealed) for one in some]
+
+
+async def test_what_is_acknowledged_is_in_the_bucket_in_order(
+    store: MemoryObjectStore, slots: BucketSlots
+) -> None:
+    async with opened(store) as log:
+        await appended(log, 0, 100)
+        assert (log.end, log.trimmed, log.recovered_end) == (100, 0, 0)
+        assert slot_keys(store) == list(range(len(slot_keys(store))))
+        assert sequences_of(await all_of(slots)) == list(range(100))
+
+
+async def test_a_record_larger_than_a_slot_has_one_of_its_own(
+    store: MemoryObjectStore, slots: BucketSlots
+) -> None:
+    async with opened(store) as log:
+        await appended(log, 0, 1)
+        await appended(log, 1, 2, size=5000)
+        await appended(log, 2, 3)
+        assert sequences_of(await all_of(slots)) == [0, 1, 2]
+
+
+async def test_the_next_process_has_what_was_not_trimmed_until_it_trims(
+    store: MemoryObjectStore, slots: BucketSlots
+) -> None:
+    config = replace(QUICK, slot_bytes=84 + 53)  # one record a slot
+    async with opened(store, 1, config) as log:
+        await appended(log, 0, 10)
+        log.trim(4)
+        await appended(log, 10, 12)
+    async with opened(store, 2, config) as log:
+        assert sequences_of(log.recover()) == list(range(4, 12))
+        assert (log.recovered_end, log.end, log.used_bytes) == (8, 8, 8 * 53)
+        await appended(log, 12, 14)
+    async with opened(store, 3, config) as log:  # nothing was trimmed: all of it, in order
+        assert sequences_of(log.recover()) == list(range(4, 14))
+        log.trim(log.recovered_end)
+        assert list(log.recover()) == []
+        await until(lambda: not slot_keys(store, 1)[:-1], "deletion of the first log")
+        assert (await list_logs(slots, NAMESPACE, NODE))[1].is_recovered
+    async with opened(store, 4, config) as log:
+        assert list(log.recover()) == []
+
+
+async def test_a_log_that_is_closed_with_all_settled_leaves_one_seal(
+    store: MemoryObjectStore,
+) -> None:
+    async with opened(store) as log:
+        await appended(log, 0, 50)
+        log.trim(50)
+    (sequence,) = slot_keys(store)
+    key = name_of().slot_key(sequence)
+    slot = decode_slot(store.objects()[key], key, NAMESPACE)
+    assert (slot.kind, slot.sealer()) == (SlotKind.SEAL, Sealer(NODE, 1))
+
+
+async def test_a_sealed_log_acknowledges_nothing_more(
+    store: MemoryObjectStore, slots: BucketSlots
+) -> None:
+    async with opened(store) as log:
+        await appended(log, 0, 5)
+        found = await all_of(slots)
+        with pytest.raises(LogSealedError, match="taken by process 1 of node 8"):
+            await appended(log, 5, 6)
+        assert sequences_of(found) == [0, 1, 2, 3, 4]
+        with pytest.raises(LogSealedError):
+            log.has_room(1)
+        with pytest.raises(LogSealedError):
+            log.append(*encoded(record_at(6)))
+    assert sequences_of(await all_of(slots)) == [0, 1, 2, 3, 4]
+
+
+class _SlowStore(MemoryObjectStore):
+    """Holds the creation of chosen slots until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: set[str] = set()
+
+    def put(self, key: str, data: Body, **options: Any) -> None:
+        if key in self.held:
+            raise StoreUnavailableError("held")
+        super().put(key, data, **options)
+
+
+async def test_a_slot_is_acknowledged_only_when_all_before_it_are_stored(
+    slots: BucketSlots,
+) -> None:
+    store = _SlowStore()
+    store.held = {name_of().slot_key(2)}
+    async with opened(store) as log:
+        await appended(log, 0, 1)
+        second = log.append(*encoded(record_at(1, 1000)))
+        third = log.append(*encoded(record_at(2, 1000)))
+        await until(lambda: 3 in slot_keys(store), "the third slot")
+        assert not second.done()
+        assert not third.done()
+        store.held.clear()
+        await asyncio.gather(second, third)
+
+
+async def test_behind_a_seal_slots_count_for_nothing() -> None:
+    store = _SlowStore()
+    slots = BucketSlots(store, 2)
+    store.held = {name_of().slot_key(2)}
+    async with opened(store) as log:
+        await appended(log, 0, 1)
+        acks = [log.append(*encoded(record_at(one, 1000))) for one in (1, 2, 3)]
+        await until(lambda: 4 in slot_keys(store), "slots behind the one that is held")
+        store.held.clear()
+        sealed = await seal_log(slots, name_of(), BY)
+        assert sealed is not None
+        results = await asyncio.gather(*acks, return_exceptions=True)
+        was_first = not isinstance(results[0], Exception)
+        assert [isinstance(one, LogSealedError) for one in results] == [not was_first] * 3
+        expected = [0, 1, 2, 3] if was_first else [0]
+        assert sequences_of([one async for some in read_log(slots, sealed) for one in some]) == (
+            expected
+        )
+        again = await seal_log(slots, name_of(), Sealer(9, 1))
+        assert again == sealed
+    slots.close()
+
+
+async def test_a_seal_in_the_place_of_a_deleted_slot_is_no_seal(store: MemoryObjectStore) -> None:
+    """The process stores, trims and deletes the slot that a slow recoverer is about to create."""
+    config = replace(QUICK, slot_bytes=84 + 53)
+
+    class Late(BucketSlots):
+        """Creates the first seal when the process has gone on for long."""
+
+        async def create(self, key: str, pieces: Sequence[bytes]) -> bool:
+            if not raced:
+                raced.append(key)
+                await appended(log, 5, 200)
+                log.trim(190)
+                await appended(log, 200, 201)
+                await until(lambda: slot_keys(store)[0] > 10, "deletion of the slot")
+            return await super().create(key, pieces)
+
+    raced: list[str] = []
+    slots = Late(store, 2)
+    async with opened(store, 1, config) as log:
+        await appended(log, 0, 5)
+        found = sequences_of(await all_of(slots))
+        assert raced == [name_of().slot_key(6)]
+        assert found == list(range(190, 201))
+        with pytest.raises(LogSealedError):
+            await appended(log, 201, 202)
+    slots.close()
+
+
+async def test_the_log_pushes_back_and_goes_on_after_a_trim(store: MemoryObjectStore) -> None:
+    config = replace(QUICK, max_bytes=3000, max_unflushed_bytes=1500)
+    async with opened(store, 1, config) as log:
+        assert log.max_record_bytes == 3000 - 84
+        assert log.has_room(2916)
+        log.append(*encoded(record_at(0, 1400)))
+        assert not log.has_room(100)  # too much that is not stored
+        await log.flush()
+        assert log.has_room(1300)
+        log.append(*encoded(record_at(1, 1260)))
+        await log.flush()
+        assert not log.has_room(300)
+        assert log.has_room(0)
+        log.trim(1)
+        assert log.has_room(300)
+        with pytest.raises(ValueError, match="position is 3, wanted at most the end, 2"):
+            log.trim(3)
+
+
+async def test_past_slots_are_deleted_and_the_others_are_found(
+    store: MemoryObjectStore, slots: BucketSlots
+) -> None:
+    config = replace(QUICK, slot_bytes=84 + 53)
+    async with opened(store, 1, config) as log:
+        await appended(log, 0, 150)
+        log.trim(100)
+        await appended(log, 150, 151)
+        await until(lambda: slot_keys(store)[0] == 101, "deletion of what is past")
+        assert sequences_of(await all_of(slots)) == list(range(100, 151))
+
+
+def test_no_slot_under_way_is_past_though_its_records_are_settled() -> None:
+    """In its place there may be a seal, which must never be deleted."""
+    queue: SlotQueue[None] = SlotQueue(name_of(), bytes(16), replace(QUICK, slot_bytes=84))
+    for number in range(3):
+        queue.append(encoded(record_at(number)), None)
+    assert [one.sequence for one in queue.take_uploads()] == [1, 2, 3]
+    queue.trim(2)
+    queue.append(encoded(record_at(3)), None)
+    queue.cut()
+    (upload,) = queue.take_uploads()
+    assert queue.stored(upload.sequence) == []
+    assert queue.past_below <= 1
+    slot = decode_slot(b"".join(upload.pieces), upload.key, NAMESPACE)
+    assert slot.first_needed <= slot.durable_below == 1
+
+
+def test_no_more_slots_are_under_way_than_allowed() -> None:
+    config = replace(QUICK, slot_bytes=84, parallel_uploads=3)
+    queue: SlotQueue[int] = SlotQueue(name_of(), bytes(16), config)
+    groups = [queue.append(encoded(record_at(number)), number) for number in range(6)]
+    assert [one.sequence for one in queue.take_uploads()] == [1, 2, 3]
+    assert queue.stored(3) == []
+    assert list(queue.take_uploads()) == []
+    assert queue.stored(1) == groups[:1]
+    assert [one.sequence for one in queue.take_uploads()] == [4]
+    assert queue.stored(2) == groups[1:3]
+
+
+async def test_a_lost_answer_is_no_fence(store: MemoryObjectStore) -> None:
+    class Forgetful(MemoryObjectStore):
+        def put(self, key: str, data: Body, **options: Any) -> None:
+            super().put(key, data, **options)
+            if key.endswith("3") and key not in lost:
+                lost.append(key)
+                raise StoreUnavailableError("no answer")
+
+    lost: list[str] = []
+    async with opened(Forgetful()) as log:
+        await appended(log, 0, 200)
+        assert lost
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed", "another's"])
+async def test_records_before_damage_are_given_and_then_an_error(
+    store: MemoryObjectStore, slots: BucketSlots, damage: str
+) -> None:
+    config = replace(QUICK, slot_bytes=84 + 53)
+    async with opened(store, 1, config) as log:
+        await appended(log, 0, 8)
+    key, held = name_of().slot_key(5), store.objects()
+    sealed = await seal_log(slots, name_of(), BY)
+    assert sealed is not None
+    if damage == "missing":
+        store.delete_many([key])
+    elif damage == "changed":
+        store.put(key, held[key][:-1] + b"?")
+    else:
+        store.put(key, held[name_of().slot_key(4)])
+    found: list[RecordBatch] = []
+
+    async def read() -> None:
+        async for some in read_log(slots, sealed):
+            found.extend(some)
+
+    with pytest.raises(DamagedSlotError, match=key):
+        await read()
+    assert sequences_of(found) == [0, 1, 2, 3]
+    with pytest.raises(DamagedSlotError, match=key):
+        async with opened(store, 2):
+            pass
+
+
+async def test_a_hole_below_what_was_stored_is_damage_and_seals_nothing(
+    store: MemoryObjectStore, slots: BucketSlots
+) -> None:
+    async with opened(store, 1, replace(QUICK, slot_bytes=84 + 53)) as log:
+        for number in range(8):
+            await appended(log, number, number + 1)
+        store.delete_many([name_of().slot_key(4)])
+        before = store.objects()
+        with pytest.raises(DamagedSlotError, match="missing, though the slots below 8 were there"):
+            await seal_log(slots, name_of(), BY)
+        assert store.objects() == before
+
+
+async def test_a_log_that_was_never_begun_is_sealed_before_its_first_slot(
+    store: MemoryObjectStore, slots: BucketSlots
+) -> None:
+    assert await all_of(slots) == []
+    with pytest.raises(WrongLogError, match="there already"):
+        async with opened(store):
+            pass
+
+
+async def test_an_older_process_finds_the_newer_and_gives_up(store: MemoryObjectStore) -> None:
+    async with opened(store, 5) as log:
+        await appended(log, 0, 1)
+        with pytest.raises(WrongLogError, match="newer process 5"):
+            async with opened(store, 4):
+                pass
+        with pytest.raises(WrongLogError, match="there already"):
+            async with opened(store, 5):
+                pass
+        await appended(log, 1, 2)
+
+
+async def test_a_store_that_creates_twice_is_refused(store: MemoryObjectStore) -> None:
+    class Careless(MemoryObjectStore):
+        def put(self, key: str, data: Body, **options: Any) -> None:
+            super().put(key, data)
+
+    with pytest.raises(UnfitStoreError, match="If-None-Match"):
+        async with opened(Careless()):
+            pass
+
+
+async def test_a_store_that_refuses_for_good_ends_the_log(store: MemoryObjectStore) -> None:
+    async with opened(store) as log:
+        await appended(log, 0, 1)
+        store.fail_next("put", AccessDeniedError("no right to write"))
+        with pytest.raises(ObjectLogFailedError, match="no right to write"):
+            await appended(log, 1, 2)
+        with pytest.raises(ObjectLogFailedError):
+            log.has_room(1)
+
+
+async def test_a_closed_log_takes_no_records(store: MemoryObjectStore) -> None:
+    async with opened(store) as log:
+        with pytest.raises(ValueError, match="header of 33 bytes for a payload of 3"):
+            log.append(encoded(record_at(0))[0], b"abc")
+    await log.close()
+    with pytest.raises(WriteAheadLogClosedError):
+        log.append(*encoded(record_at(0)))
+
+
+async def test_records_set_aside_are_read_back_and_kept(store: MemoryObjectStore) -> None:
+    records = [record_at(number) for number in range(5)]
+    async with opened(store) as log:
+        assert await log.set_aside([], "nothing") is None
+        key = await log.set_aside(records, "the stream is gone")
+        assert key is not None
+        assert await log.set_aside(records, "the stream is gone") == key
+    assert read_aside(store, key, NAMESPACE) == ("the stream is gone", records)
+
+
+async def test_seals_of_recovered_logs_go_after_the_retention(
+    store: MemoryObjectStore, slots: BucketSlots
+) -> None:
+    async with opened(store) as log:
+        await appended(log, 0, 3)
+    assert await all_of(slots)
+    await discard_log(slots, name_of(), BY)
+    (seal,) = slot_keys(store)
+    found = await list_logs(slots, NAMESPACE, NODE)
+    marked_ms = found[1].recovered_ms
+    assert marked_ms is not None
+    store.put(name_of().slot_key(0), b"something that came late")
+    found = await list_logs(slots, NAMESPACE, NODE)
+    await sweep_logs(slots, found.values(), marked_ms + 1000, 1000)
+    assert slot_keys(store) == [seal]
+    found = await list_logs(slots, NAMESPACE, NODE)
+    await sweep_logs(slots, found.values(), marked_ms + 1001, 1000)
+    assert await list_logs(slots, NAMESPACE, NODE) == {}
+
+
+async def test_a_discarded_log_keeps_its_seals_and_fences_its_process_still() -> None:
+    store = MemoryObjectStore()
+    slots = BucketSlots(store, 2)
+    async with opened(store) as log:
+        await appended(log, 0, 3)
+        await all_of(slots)
+        await discard_log(slots, name_of(), BY)
+        assert await seal_log(slots, name_of(), BY) is None
+        with pytest.raises(LogSealedError):
+            await appended(log, 3, 4)
+    slots.close()
+
+
+async def test_a_writer_on_such_a_log_recovers_what_was_not_committed() -> None:
+    bounds = WriterConfig(durability="wal", linger_s=3600)
+    async with broker() as b:
+        (stream,) = await b.opened(1)
+        identity = LogIdentity(NAMESPACE, b.session.node.node_id, 1)
+        log = await ObjectLog.open(b.store, identity, QUICK)
+        writer = StreamWriter(b.session, b.store, bounds, log=log)
+        writer.attach([stream])
+        acks = [await writer.append(stream.stream_id, b"%d" % number) for number in range(5)]
+        assert await asyncio.gather(*acks) == list(range(5))
+        await log.close()
+        await writer.close(0)
+        assert b.cluster.map.streams[stream.stream_id].end == 0
+        again = tuple(await b.reopened([stream.stream_id], stream.epoch))
+        session = replace(b.session, inherited=again)
+        async with (
+            await ObjectLog.open(b.store, replace(identity, node_epoch=2), QUICK) as log,
+            StreamWriter(session, b.store, bounds, log=log) as writer,
+        ):
+            writer.attach(again)
+            report = await writer.recover()
+            assert (report.committed, report.uploaded, report.set_aside) == (0, 5, 0)
+            assert b.cluster.map.streams[stream.stream_id].end == 5
+
+
+async def test_two_logs_or_a_log_without_a_node_are_refused() -> None:
+    with pytest.raises(ValueError, match="both given, wanted at most one"):
+        StreamClientConfig(wal_directory="/tmp/x", object_log=ObjectLogConfig())
+    with pytest.raises(ValueError, match="object_log needs a node_id"):
+        await StreamClient.open(
+            ["127.0.0.1:1"],
+            MemoryObjectStore(),
+            config=StreamClientConfig(object_log=ObjectLogConfig()),
+        )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"slot_bytes": 0}, "slot_bytes"),
+        ({"parallel_uploads": 65}, "parallel_uploads"),
+        ({"linger_s": -1.0}, "linger_s"),
+        ({"max_bytes": 10, "slot_bytes": 11}, "max_bytes is 10, wanted at least slot_bytes, 11"),
+    ],
+)
+def test_bounds_that_can_not_be_met_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ObjectLogConfig(**wrong)

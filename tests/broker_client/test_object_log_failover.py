@@ -1,0 +1,203 @@
+"""A failover's verdicts and order, over a store in memory and a departed node in the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from streammeta.client import NodeIdentity
+from streammeta.client.errors import NodeFencedError
+from streammeta.client.object_log.bucket_slots import BucketSlots
+from streammeta.client.object_log.config import ObjectLogConfig
+from streammeta.client.object_log.departed_node import OwedStream
+from streammeta.client.object_log.errors import DamagedSlotError
+from streammeta.client.object_log.failover import (
+    FailoverReport,
+    FailoverSupersededError,
+    FailoverUnsettledError,
+    recover_node,
+)
+from streammeta.client.object_log.log import ObjectLog
+from streammeta.client.object_log.setting_aside import read_aside
+from streammeta.client.write_ahead_log.config import LogIdentity
+from streammeta.client.write_ahead_log.recovery import StreamHistory
+from streammeta.storage.object_format.record import RecordBatch
+from streammeta.storage.object_log.slot import Sealer
+from streammeta.storage.object_log.slot_keys import LogName
+from tests.broker_client.wal_tools import encoded
+from tests.kit.memory_store import MemoryObjectStore
+
+NAMESPACE = "_streammeta_test"
+NODE, EPOCH = 7, 3
+ONE_EACH = ObjectLogConfig(linger_s=0.001, slot_bytes=1)
+
+
+@dataclass
+class Node:
+    """A departed node: each refusal is one upload refused, after which `then` are the ends."""
+
+    streams: list[OwedStream]
+    refusals: int = 0
+    then: list[OwedStream] | None = None
+    is_assigned: bool = True
+    node: NodeIdentity = field(default_factory=lambda: NodeIdentity(NODE, 1))
+    uploads: list[RecordBatch] = field(default_factory=list)
+    closed: list[int] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+
+    async def owed(self) -> list[OwedStream]:
+        self.calls.append("owed")
+        if not self.is_assigned:
+            raise NodeFencedError("a recovery")
+        return self.streams
+
+    async def histories(self, stream_ids: Iterable[int]) -> Mapping[int, StreamHistory]:
+        return {one: StreamHistory(0, {EPOCH: 2}) for one in stream_ids if one < 9}
+
+    async def upload(self, records: Mapping[int, Sequence[RecordBatch]]) -> bool:
+        self.calls.append("upload")
+        if self.refusals:
+            self.refusals -= 1
+            self.streams = self.then or self.streams
+            return False
+        self.uploads += [one for some in records.values() for one in some]
+        return True
+
+    async def close(self, streams: Sequence[OwedStream]) -> None:
+        self.calls.append("close")
+        self.closed += [one.stream_id for one in streams]
+
+
+def record(stream_id: int, offset: int, epoch: int = EPOCH) -> RecordBatch:
+    return RecordBatch(stream_id, epoch, offset, 1, b"%d.%d" % (stream_id, offset))
+
+
+async def logged(
+    store: MemoryObjectStore, records: Sequence[RecordBatch], node_epoch: int = 1
+) -> None:
+    """Leave a log with these records, acknowledged and not trimmed, one a slot."""
+    log = await ObjectLog.open(store, LogIdentity(NAMESPACE, NODE, node_epoch), ONE_EACH)
+    async with log:
+        await asyncio.gather(*(asyncio.shield(log.append(*encoded(one))) for one in records))
+
+
+async def recovered(store: MemoryObjectStore, node: Node) -> FailoverReport:
+    slots = BucketSlots(store, 2)
+    try:
+        return await recover_node(slots, NAMESPACE, node, Sealer(8, 1), chunk_bytes=100)
+    finally:
+        slots.close()
+
+
+def is_discarded(store: MemoryObjectStore, node_epoch: int = 1) -> bool:
+    return LogName(NAMESPACE, NODE, node_epoch).recovered_key in store.objects()
+
+
+def owed(stream_id: int, next_offset: int, owed_to: int | None = None) -> OwedStream:
+    return OwedStream(stream_id, EPOCH, 0, next_offset, owed_to)
+
+
+async def test_what_continues_a_stream_is_uploaded_and_the_rest_is_set_aside() -> None:
+    store = MemoryObjectStore()
+    records = [record(1, 4), record(1, 5), record(2, 8), record(1, 6), record(1, 8), record(9, 0)]
+    await logged(store, [*records, record(3, 1), record(3, 2)])
+    node = Node([owed(1, 5), owed(2, 8)])
+    report = await recovered(store, node)
+    assert {one.payload for one in node.uploads} == {b"1.5", b"2.8", b"1.6"}
+    assert (report.committed, report.uploaded, report.set_aside) == (2, 3, 3)
+    aside = [one for key in report.aside_keys for one in read_aside(store, key, NAMESPACE)[1]]
+    assert aside == [records[4], records[5], record(3, 2)]
+    assert node.closed == [1, 2]
+    assert node.calls[-1] == "close"
+    assert is_discarded(store)
+
+
+async def test_a_stream_closed_before_its_last_upload_is_recovered_up_to_its_end() -> None:
+    store = MemoryObjectStore()
+    await logged(store, [record(1, offset) for offset in range(5)])
+    node = Node([owed(1, 1, owed_to=3)])
+    report = await recovered(store, node)
+    assert node.uploads == [record(1, 1), record(1, 2)]
+    assert (report.committed, report.set_aside) == (1, 2)
+    assert node.closed == []
+
+
+async def test_after_a_refused_upload_everything_is_judged_anew() -> None:
+    store = MemoryObjectStore()
+    await logged(store, [record(1, 0), record(1, 1), record(2, 0)])
+    node = Node([owed(1, 0), owed(2, 0)], refusals=1, then=[owed(1, 1), owed(2, 0)])
+    report = await recovered(store, node)
+    assert sorted(one.payload for one in node.uploads) == [b"1.1", b"2.0"]
+    assert (report.committed, report.uploaded, report.set_aside) == (1, 2, 0)
+
+
+async def test_uploads_that_are_refused_again_and_again_leave_everything_as_it_is() -> None:
+    store = MemoryObjectStore()
+    await logged(store, [record(1, 0)])
+    node = Node([owed(1, 0)], refusals=100)
+    with pytest.raises(FailoverUnsettledError):
+        await recovered(store, node)
+    assert node.closed == []
+    assert not is_discarded(store)
+    node.refusals = 0
+    assert (await recovered(store, node)).uploaded == 1
+
+
+async def test_who_is_not_assigned_seals_nothing() -> None:
+    store = MemoryObjectStore()
+    log = await ObjectLog.open(store, LogIdentity(NAMESPACE, NODE, 1), ONE_EACH)
+    async with log:
+        with pytest.raises(NodeFencedError):
+            await recovered(store, Node([owed(1, 0)], is_assigned=False))
+        await asyncio.shield(log.append(*encoded(record(1, 0))))
+
+
+async def test_damage_closes_and_deletes_nothing_and_commits_what_is_before_it() -> None:
+    store = MemoryObjectStore()
+    await logged(store, [record(1, offset) for offset in range(6)])
+    key = LogName(NAMESPACE, NODE, 1).slot_key(5)
+    good = store.objects()[key]
+    store.put(key, good[:-1])
+    node = Node([owed(1, 0)])
+    with pytest.raises(DamagedSlotError, match=key):
+        await recovered(store, node)
+    assert node.closed == []
+    assert not is_discarded(store)
+    assert node.uploads == [record(1, offset) for offset in range(len(node.uploads))]
+    store.put(key, good)
+    node.streams, before = [owed(1, len(node.uploads))], list(node.uploads)
+    await recovered(store, node)
+    assert node.uploads == [record(1, offset) for offset in range(6)]
+    assert len(before) < 5
+
+
+async def test_logs_of_earlier_processes_are_recovered_first() -> None:
+    store = MemoryObjectStore()
+    await logged(store, [record(1, 0)], 1)
+    await logged(store, [record(1, 1)], 2)
+    node = Node([owed(1, 0)], node=NodeIdentity(NODE, 2))
+    await recovered(store, node)
+    assert node.uploads == [record(1, 0), record(1, 1)]
+    assert is_discarded(store, 1)
+    assert is_discarded(store, 2)
+
+
+async def test_a_newer_process_recovers_by_itself() -> None:
+    store = MemoryObjectStore()
+    await logged(store, [record(1, 0)], 2)
+    before = store.objects()
+    with pytest.raises(FailoverSupersededError, match="its newer process 2"):
+        await recovered(store, Node([owed(1, 0)]))
+    assert store.objects() == before
+
+
+async def test_a_recovery_that_is_repeated_has_nothing_left_to_do() -> None:
+    store = MemoryObjectStore()
+    await logged(store, [record(1, 0)])
+    node = Node([owed(1, 0)])
+    await recovered(store, node)
+    node.streams = []
+    assert (await recovered(store, node)).is_empty

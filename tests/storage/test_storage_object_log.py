@@ -1,0 +1,145 @@
+"""Bytes and keys of slots of write-ahead logs in a bucket: golden, round trips, every damage."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streammeta.storage.errors import CorruptObjectError
+from streammeta.storage.object_format.record import RecordBatch, encode_record
+from streammeta.storage.object_log.slot import (
+    SEAL_SIZE,
+    SLOT_HEADER_SIZE,
+    Sealer,
+    Slot,
+    SlotKind,
+    aside_body,
+    decode_slot,
+    sealer_body,
+)
+from streammeta.storage.object_log.slot_keys import (
+    AsideKey,
+    LogName,
+    RecoveredKey,
+    SlotKey,
+    parse_log_key,
+)
+
+NAMESPACE = "_streammeta_demo"
+LOG = LogName(NAMESPACE, 7, 1_700_000_000_000)
+LOG_ID = bytes(range(16))
+RECORDS = [RecordBatch(3, 5, 40, 2, b"two"), RecordBatch(4, 1, 0, 1, b"")]
+BODY = b"".join(map(encode_record, RECORDS))
+
+RECORDS_HEX = (
+    "534d4f53 01 01 0000 00000007 0000018bcfe56800 0000000000000012 0000000000000003"
+    " 0000000000000011 00000002 0000000000000045 000102030405060708090a0b0c0d0e0f 32185cef 00000000"
+    " baf7fe7b"
+    " 22 0000000000000003 0000000000000005 0000000000000028 00000002 00000003 74776f"
+    " 22 0000000000000004 0000000000000001 0000000000000000 00000001 00000000"
+)
+
+
+def slot(kind: SlotKind = SlotKind.RECORDS, count: int = 2, body: bytes = BODY) -> Slot:
+    return Slot(LOG, LOG_ID, 18, 3, 17, kind, count, body)
+
+
+def test_the_bytes_of_a_slot_of_records_are_those_of_the_format() -> None:
+    assert slot().encode() == bytes.fromhex(RECORDS_HEX)
+
+
+def test_the_bytes_of_a_seal_are_those_of_the_format() -> None:
+    data = slot(SlotKind.SEAL, 0, sealer_body(Sealer(8, 9))).encode()
+    assert len(data) == SEAL_SIZE == 96
+    assert data[SLOT_HEADER_SIZE:].hex() == "000000080000000000000009"
+    assert decode_slot(data, "k", NAMESPACE).sealer() == Sealer(8, 9)
+
+
+def test_what_is_encoded_is_read_back() -> None:
+    one = slot()
+    found = decode_slot(one.encode(), "k", NAMESPACE)
+    assert found == one
+    assert found.records("k") == RECORDS
+    aside = slot(SlotKind.ASIDE, 2, aside_body("it ended", BODY))
+    found = decode_slot(aside.encode(), "k", NAMESPACE)
+    assert (found.reason(), found.records("k")) == ("it ended", RECORDS)
+    assert slot(SlotKind.RECOVERED, 0, sealer_body(Sealer(1, 1))).records("k") == []
+
+
+def test_pieces_are_joined_to_the_same_bytes() -> None:
+    pieces = [BODY[:5], BODY[5:40], BODY[40:]]
+    assert b"".join(slot(body=b"").encode_around(pieces)) == slot().encode()
+
+
+def test_no_changed_bit_and_no_cut_passes() -> None:
+    data = slot().encode()
+    for at in range(len(data) * 8):
+        damaged = bytearray(data)
+        damaged[at // 8] ^= 1 << at % 8
+        with pytest.raises(CorruptObjectError, match="object k is corrupt"):
+            decode_slot(bytes(damaged), "k", NAMESPACE)
+    for end in range(len(data)):
+        with pytest.raises(CorruptObjectError):
+            decode_slot(data[:end], "k", NAMESPACE)
+    with pytest.raises(CorruptObjectError):
+        decode_slot(data + b"\0", "k", NAMESPACE)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_another_number_of_records_than_the_header_says_is_refused(count: int) -> None:
+    with pytest.raises(CorruptObjectError):
+        decode_slot(slot(count=count).encode(), "k", NAMESPACE).records("k")
+
+
+def test_a_place_that_does_not_ascend_is_refused() -> None:
+    for numbers in [(5, 6, 7), (5, -1, 3), (5, 4, 3)]:
+        data = Slot(LOG, LOG_ID, *numbers, SlotKind.RECORDS).encode()
+        with pytest.raises(CorruptObjectError, match="its place"):
+            decode_slot(data, "k", NAMESPACE)
+
+
+def test_keys_are_those_of_the_format() -> None:
+    assert LOG.slot_key(0x2A) == (
+        "_streammeta_demo/wal/0000000007/0000001700000000000/000000000000002a"
+    )
+    assert LOG.recovered_key == "_streammeta_demo/wal/0000000007/0000001700000000000/recovered"
+
+
+@given(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
+def test_keys_are_read_back_in_the_order_of_their_numbers(
+    node_id: int, node_epoch: int, sequence: int
+) -> None:
+    log = LogName(NAMESPACE, node_id, node_epoch)
+    assert parse_log_key(log.slot_key(sequence), NAMESPACE) == SlotKey(log, sequence)
+    assert parse_log_key(log.recovered_key, NAMESPACE) == RecoveredKey(log)
+    assert parse_log_key(log.aside_key("0f" * 16), NAMESPACE) == AsideKey(node_id)
+    if sequence:
+        assert log.slot_key(sequence - 1) < log.slot_key(sequence)
+    if node_epoch:
+        assert LogName(NAMESPACE, node_id, node_epoch - 1).prefix < log.prefix
+
+
+def test_keys_that_would_not_be_made_belong_to_no_log() -> None:
+    good = LOG.slot_key(5)
+    rng = random.Random(5)
+    for _ in range(2000):
+        at = rng.randrange(len(good) + 1)
+        cut = rng.randrange(2)
+        changed = good[:at] + rng.choice(["", "0", "f", "g", "/", "A", "é", "٣"]) + good[at + cut :]
+        found = parse_log_key(changed, NAMESPACE)
+        if found is not None:
+            assert isinstance(found, SlotKey)
+            assert found.log.slot_key(found.sequence) == changed
+    for key in [
+        "",
+        f"{NAMESPACE}/wal/",
+        good.upper(),
+        f"{LOG.prefix}recovered/x",
+        f"{NAMESPACE}/wal/0000000007/9999999999999999999/0000000000000000",
+        f"{LOG.prefix}ffffffffffffffff",
+        good.replace(NAMESPACE, "_streammeta_other"),
+    ]:
+        assert parse_log_key(key, NAMESPACE) is None
