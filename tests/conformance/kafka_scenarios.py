@@ -31,13 +31,15 @@ from streammeta.brokers.partition.segments import Segment, decode_log, rolled
 from streammeta.brokers.partition.time_index import encode_entries, lookup
 from streammeta.brokers.partition.time_search import offset_by_time
 from streammeta.storage.inspection.kafka_batch import decode_kafka_records
+from tests.conformance.automq_log_scenarios import AUTOMQ_LOG_CHECKS
 from tests.conformance.conformance_report import Mismatch, ScenarioResult, compare
 from tests.conformance.scenario_args import Args, run_entry
 from tests.kit.kafka_batches import Rec, make_batch, sequenced
 from tests.kit.memory_streams import MemoryStreams
 
 _NOT_OFFERED = (
-    "wal_",
+    "wal_recover_over_epochs",
+    "wal_read_skips_",
     "failover_context_",
     "remote_segment_",
     "txn_index_",
@@ -57,7 +59,7 @@ _NOT_OFFERED = (
     "producer_snapshot_merges_",
 )
 """Beginnings of names: transactions, compaction of logs, snapshots of which several are kept,
-AutoMQ's write-ahead log and hand-over, KIP-405, messages that a library encodes."""
+AutoMQ's running write-ahead log and hand-over, KIP-405, messages that a library encodes."""
 
 
 def is_kafka(content: Mapping[str, Any]) -> bool:
@@ -395,5 +397,6 @@ _CHECKS: Mapping[str, Callable[[Any, Any], Any]] = {
     "segment_offset_by_time": _run(_offset_by_time),
     "segment_recovers_epochs": _epochs_rebuilt,
     "records_read_across_batches": _run(_read_across),
+    **AUTOMQ_LOG_CHECKS,
 }
 """Checks by the beginning of a name; the longest that fits counts."""

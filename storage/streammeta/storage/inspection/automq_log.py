@@ -141,12 +141,12 @@ def recoverable(
 ) -> dict[int, list[int]]:
     """Return the base offsets that a recovery keeps of records (stream, offset) of one offset each.
 
-    `ends` are the end offsets of the streams that the node has open; records of others, those below
-    the ends, and those behind a gap are left out.
+    `records` are in the order of the log, `ends` the end offsets of the streams that the node has
+    open. Records of others, those below the ends, and those behind a gap are left out.
     """
     expected = dict(ends)
     kept: dict[int, list[int]] = {}
-    for stream_id, offset in sorted(records):
+    for stream_id, offset in records:
         if offset == expected.get(stream_id):
             kept.setdefault(stream_id, []).append(offset)
             expected[stream_id] = offset + 1
