@@ -63,6 +63,8 @@ def check_answer(
 
 def _given(args: Args, others: Mapping[str, Any]) -> Any:
     value = args.take("input", {})
+    if isinstance(value, str):  # the input of another scenario, with a change said in words
+        value = others.get(value.split()[0], value)
     if not isinstance(value, Mapping):
         return value
     named = {key: others.get(one, one) for key, one in value.items() if isinstance(one, str)}

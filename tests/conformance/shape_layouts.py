@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from streammeta.brokers.pulsar import blocks
+from streammeta.brokers.pulsar.blocks import BlockHeader
 from streammeta.brokers.rocketmq import key_index, message, names, tiered_view
 from streammeta.brokers.rocketmq.consume_queue import ConsumeQueueItem, encode_item
 from streammeta.brokers.rocketmq.dispatch import GroupCommit
@@ -15,6 +17,7 @@ from streammeta.brokers.rocketmq.key_index_service import IndexSizes
 from streammeta.brokers.rocketmq.message_file import FileSizes
 from streammeta.brokers.rocketmq.names import SegmentType
 from streammeta.brokers.rocketmq.storage import MemorySegment
+from tests.conformance import pulsar_layouts
 from tests.conformance.conformance_report import Mismatch, compare
 from tests.conformance.rocketmq_formats import plain
 
@@ -148,7 +151,7 @@ def _defaults(stated: Mapping[str, Any]) -> Iterator[Mismatch]:
             "cache_heap_share": 0.3,  # the share of a Java heap; here the bound is in bytes
         },
     }
-    yield from compare(stated, found, "defaults")
+    yield from compare(stated, {**found, **pulsar_layouts.defaults()}, "defaults")
 
 
 _INDEX = key_index.IndexHeader(key_index.BEGIN_MAGIC, 1, 2, 3, 4)
@@ -163,4 +166,11 @@ SHAPE_LAYOUTS: dict[str, Callable[[Any], Iterator[Mismatch]]] = {
     "segment_file_name": _file_name,
     "segment_path": _path,
     "defaults": _defaults,
+    "data_block_header": fields_check(
+        BlockHeader(2, 3).encode(), [blocks.MAGIC, 128, 2, 3, bytes(100)]
+    ),
+    "streaming_data_block_header": fields_check(
+        BlockHeader(2, 3, 4).encode(), [blocks.STREAMING_MAGIC, 128, 2, 3, 4, bytes(92)]
+    ),
+    **pulsar_layouts.LAYOUTS,
 }

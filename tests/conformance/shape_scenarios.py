@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.conformance import rocketmq_files, rocketmq_formats, rocketmq_index, rocketmq_store
+from tests.conformance import (
+    pulsar_formats,
+    pulsar_ledgers,
+    pulsar_offload,
+    rocketmq_files,
+    rocketmq_formats,
+    rocketmq_index,
+    rocketmq_store,
+)
 from tests.conformance.shape_answers import Runner
 
 SHAPE_RUNNERS: Mapping[str, Runner] = {
@@ -16,4 +24,7 @@ SHAPE_RUNNERS: Mapping[str, Runner] = {
     **rocketmq_index.RUNNERS,
     **rocketmq_files.RUNNERS,
     **rocketmq_store.RUNNERS,
+    **pulsar_formats.RUNNERS,
+    **pulsar_offload.RUNNERS,
+    **pulsar_ledgers.RUNNERS,
 }

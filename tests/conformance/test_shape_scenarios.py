@@ -14,7 +14,7 @@ from tests.conformance.conformance_files import run_file, run_scenario
 from tests.conformance.shape_scenarios import SHAPE_RUNNERS
 
 VECTORS = Path(__file__).parent.parent / "vectors"
-FILES = ("rocketmq.yaml",)
+FILES = ("rocketmq.yaml", "pulsar.yaml")
 CONTENTS: dict[str, Any] = {name: yaml.safe_load((VECTORS / name).read_text()) for name in FILES}
 SCENARIOS = {
     scenario["name"]: (content, scenario)

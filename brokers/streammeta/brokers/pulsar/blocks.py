@@ -1,0 +1,153 @@
+"""Blocks of a data object: a header of 128 bytes, whole entries, and padding up to the length.
+
+An entry never spans blocks. Padding read as a length is negative, which sends a reader to the next
+block. Source: `DataBlockHeaderImpl` and `BlockAwareSegmentInputStreamImpl` of Pulsar.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from streammeta.storage.errors import PayloadError
+
+_HEADER = struct.Struct(">Iqqq")
+_STREAMING_HEADER = struct.Struct(">Iqqqq")
+_ENTRY = struct.Struct(">iq")
+HEADER_SIZE = 128
+ENTRY_HEADER_SIZE = _ENTRY.size
+MAGIC = 0xFBDBABCB
+STREAMING_MAGIC = 0x26A66D32
+PADDING = bytes.fromhex("fedcdead")
+DEFAULT_MAX_BLOCK_SIZE = 64 << 20
+MIN_BLOCK_SIZE = 5 << 20
+"""Smallest part of an upload that S3 takes in bytes, the last one excepted."""
+
+
+class EntryTooLargeError(ValueError):
+    """An entry does not fit into an empty block."""
+
+    def __init__(self, entry_id: int, size: int, block_size: int) -> None:
+        super().__init__(
+            f"entry {entry_id} has {size} bytes, wanted at most"
+            f" {block_size - HEADER_SIZE - ENTRY_HEADER_SIZE} in blocks of {block_size}; raise"
+            " max_block_size"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry of a ledger."""
+
+    entry_id: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHeader:
+    """Header of a block; with a ledger id, that of a streaming offload."""
+
+    block_length: int
+    first_entry_id: int
+    ledger_id: int | None = None
+
+    def encode(self) -> bytes:
+        """Return the 128 bytes."""
+        fields = (HEADER_SIZE, self.block_length, self.first_entry_id)
+        if self.ledger_id is None:
+            return _HEADER.pack(MAGIC, *fields).ljust(HEADER_SIZE, b"\0")
+        packed = _STREAMING_HEADER.pack(STREAMING_MAGIC, *fields, self.ledger_id)
+        return packed.ljust(HEADER_SIZE, b"\0")
+
+    @classmethod
+    def decode(cls, data: bytes) -> BlockHeader:
+        """Return a header of either kind.
+
+        Raises:
+            EOFError: there are fewer than 128 bytes.
+            PayloadError: they are no header.
+        """
+        if len(data) < HEADER_SIZE:
+            raise EOFError(f"block header has {len(data)} bytes, wanted {HEADER_SIZE}")
+        magic, size, length, first, ledger_id = _STREAMING_HEADER.unpack_from(data)
+        if magic not in (MAGIC, STREAMING_MAGIC):
+            raise PayloadError(0, "magic of the data block", f"{magic:#x}", f"{MAGIC:#x}")
+        if size != HEADER_SIZE:
+            raise PayloadError(4, "header length", size, HEADER_SIZE)
+        return cls(length, first, ledger_id if magic == STREAMING_MAGIC else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """An encoded block; `end_entry` is the last entry's id, -1 without entries."""
+
+    data: bytes
+    first_entry: int
+    end_entry: int
+    entries: int
+    entry_bytes: int
+    padding: int
+
+
+def block_size(max_size: int, entries_left: int, bytes_left: int) -> int:
+    """Return the length of the next block: what is left, or the maximum."""
+    return min(max_size, ENTRY_HEADER_SIZE * entries_left + bytes_left + HEADER_SIZE)
+
+
+def encode_block(
+    entries: Iterable[Entry], size: int, first_entry: int, ledger_id: int | None = None
+) -> Block:
+    """Return a block of this length with as many entries as fit, in their order."""
+    parts = [BlockHeader(size, first_entry, ledger_id).encode()]
+    room, end, count, total = size - HEADER_SIZE, -1, 0, 0
+    for entry in entries:
+        wanted = ENTRY_HEADER_SIZE + len(entry.data)
+        if wanted > room:
+            break
+        parts += (_ENTRY.pack(len(entry.data), entry.entry_id), entry.data)
+        room, end, count, total = room - wanted, entry.entry_id, count + 1, total + len(entry.data)
+    parts.append((PADDING * (room // len(PADDING) + 1))[:room])
+    return Block(b"".join(parts), first_entry, end, count, total, room)
+
+
+def encode_blocks(
+    entries: Sequence[Entry], max_size: int = DEFAULT_MAX_BLOCK_SIZE
+) -> Iterator[Block]:
+    """Yield the blocks of entries that follow each other.
+
+    Raises:
+        EntryTooLargeError: an entry fits into no block; nothing is yielded then.
+    """
+    for entry in entries:
+        if len(entry.data) + ENTRY_HEADER_SIZE + HEADER_SIZE > max_size:
+            raise EntryTooLargeError(entry.entry_id, len(entry.data), max_size)
+    at, left = 0, sum(len(entry.data) for entry in entries)
+    while at < len(entries):
+        size = block_size(max_size, len(entries) - at, left)
+        block = encode_block(entries[at:], size, entries[at].entry_id)
+        at, left = at + block.entries, left - block.entry_bytes
+        yield block
+
+
+def decode_block(data: bytes) -> Iterator[Entry]:
+    """Yield the entries of a block.
+
+    Raises:
+        EOFError: the block is cut.
+        PayloadError: it is no block.
+    """
+    header = BlockHeader.decode(data)
+    if len(data) < header.block_length:
+        raise EOFError(f"block has {len(data)} bytes, wanted {header.block_length}")
+    at = HEADER_SIZE
+    while at + 4 <= header.block_length:
+        (length,) = struct.unpack_from(">i", data, at)
+        if length < 0:
+            return
+        end = at + ENTRY_HEADER_SIZE + length
+        if end > header.block_length:
+            raise PayloadError(at, "entry length", length, f"an end in {header.block_length}")
+        (_, entry_id) = _ENTRY.unpack_from(data, at)
+        yield Entry(entry_id, bytes(data[at + ENTRY_HEADER_SIZE : end]))
+        at = end

@@ -1,0 +1,46 @@
+"""Names of the objects of an offloaded ledger, and the metadata that marks them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+VERSION_KEY = "s3managedledgeroffloaderformatversion"
+VERSION = "1"
+_UUID_SIZE = 36
+_NAME = re.compile(r".*-ledger-(\d+)(?:-index)?", re.DOTALL)
+
+
+def data_name(uuid: str, ledger_id: int) -> str:
+    """Return the name of a ledger's data object."""
+    return f"{uuid}-ledger-{ledger_id}"
+
+
+def index_name(uuid: str, ledger_id: int) -> str:
+    """Return the name of a ledger's index object."""
+    return f"{data_name(uuid, ledger_id)}-index"
+
+
+def ledger_id_of(name: str | None) -> int | None:
+    """Return the ledger that an object's name is of, None if it is another object's."""
+    match = _NAME.fullmatch(name or "")
+    return int(match[1]) if match else None
+
+
+def uuid_of(name: str | None, ledger_id: int | None) -> str | None:
+    """Return the uuid in the name of an object of a ledger, None if it is another object's."""
+    if name is None or ledger_id is None or ledger_id_of(name) != ledger_id:
+        return None
+    uuid = name[:_UUID_SIZE]
+    return uuid if name[_UUID_SIZE:].startswith("-ledger-") else None
+
+
+def object_metadata(role: str, extra: Mapping[str, str]) -> dict[str, str]:
+    """Return the user metadata of an object; `role` is data or index."""
+    return {**extra, "role": role, VERSION_KEY: VERSION}
+
+
+def is_known_version(metadata: Mapping[str, str]) -> bool:
+    """Whether an object has the known format version; keys are compared in lower case."""
+    found = {key.lower(): value for key, value in metadata.items()}
+    return found.get(VERSION_KEY) == VERSION

@@ -1,0 +1,266 @@
+"""Offload of closed ledgers to two objects each, reads of them, and deletion.
+
+The index object is written after the data object is whole, so an index never names bytes that are
+not there. A failed offload leaves neither object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from streammeta.brokers.pulsar.blobs import BlobError, Blobs, NoSuchBlobError
+from streammeta.brokers.pulsar.blocks import (
+    DEFAULT_MAX_BLOCK_SIZE,
+    ENTRY_HEADER_SIZE,
+    HEADER_SIZE,
+    Entry,
+    EntryTooLargeError,
+    block_size,
+    encode_block,
+)
+from streammeta.brokers.pulsar.index_block import IndexBlock, LedgerIndex, placed
+from streammeta.brokers.pulsar.ledger_values import LedgerMetadata
+from streammeta.brokers.pulsar.object_names import (
+    data_name,
+    index_name,
+    is_known_version,
+    object_metadata,
+)
+from streammeta.brokers.pulsar.range_stream import DEFAULT_BUFFER_SIZE, RangeStream
+from streammeta.storage.errors import PayloadError
+
+READ_ENTRIES = 100
+"""Entries that are read of a ledger at once."""
+_ENTRY = struct.Struct(">iq")
+
+
+class IncorrectParameterError(ValueError):
+    """A read names entries that the ledger does not have."""
+
+    code = "IncorrectParameter"
+
+
+class NoSuchLedgerError(Exception):
+    """An object of the ledger does not exist."""
+
+    code = "NoSuchLedgerExists"
+
+
+class OffloadReadHandleClosedError(Exception):
+    """A read came after the handle was closed."""
+
+    code = "OffloadReadHandleClosed"
+
+
+class NotAppendableError(Exception):
+    """An offload was asked of an offloader that only reads."""
+
+    def __init__(self) -> None:
+        super().__init__("the offloader does not support offload: it is read only")
+
+
+class LedgerSource(Protocol):
+    """A ledger to offload."""
+
+    @property
+    def ledger_id(self) -> int:
+        """Id of the ledger."""
+        ...
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """Its metadata."""
+        ...
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is appended to it any more."""
+        ...
+
+    async def read(self, first: int, last: int) -> Sequence[Entry]:
+        """Return entries, both ends included."""
+        ...
+
+
+class Offloader:
+    """Writes, opens and deletes the objects of ledgers."""
+
+    def __init__(
+        self,
+        blobs: Blobs,
+        max_block_size: int = DEFAULT_MAX_BLOCK_SIZE,
+        buffer_size: int = DEFAULT_BUFFER_SIZE,
+        *,
+        is_appendable: bool = True,
+    ) -> None:
+        self._blobs = blobs
+        self._max_block_size = max_block_size
+        self._buffer_size = buffer_size
+        self.is_appendable = is_appendable
+
+    async def offload(self, ledger: LedgerSource, uuid: str, extra: Mapping[str, str]) -> None:
+        """Copy a closed ledger to two objects under a uuid of its own.
+
+        Raises:
+            NotAppendableError: this offloader only reads.
+            ValueError: the ledger is open or empty, or an entry is too large for a block.
+            BlobError: the store failed; neither object is left, unless it can't be deleted either.
+        """
+        if not self.is_appendable:
+            raise NotAppendableError
+        last = ledger.metadata.last_entry
+        if not ledger.is_closed or last < 0 or ledger.metadata.length <= 0:
+            raise ValueError(f"ledger {ledger.ledger_id} is open or empty, wanted a closed one")
+        names = data_name(uuid, ledger.ledger_id), index_name(uuid, ledger.ledger_id)
+        try:
+            index = await self._write_data(ledger, names[0], extra)
+            await self._blobs.put(names[1], index.encode(), object_metadata("index", extra))
+        except BaseException:
+            with contextlib.suppress(BlobError):
+                await self._blobs.delete(names)
+            raise
+
+    async def _write_data(
+        self, ledger: LedgerSource, name: str, extra: Mapping[str, str]
+    ) -> IndexBlock:
+        upload = await self._blobs.begin(name, object_metadata("data", extra))
+        blocks: list[tuple[int, int, int]] = []
+        last, left = ledger.metadata.last_entry, ledger.metadata.length
+        first, waiting = 0, list[Entry]()
+        try:
+            while first <= last:
+                size = block_size(self._max_block_size, last - first + 1, left)
+                await self._gather(ledger, waiting, first, size)
+                block = encode_block(waiting, size, first)
+                if not block.entries:
+                    raise EntryTooLargeError(first, len(waiting[0].data), size)
+                number = len(blocks) + 1
+                await upload.part(number, block.data)
+                blocks.append((first, number, size))
+                del waiting[: block.entries]
+                first, left = block.end_entry + 1, left - block.entry_bytes
+            await upload.complete()
+        except BaseException:
+            await upload.abort()
+            raise
+        entries = placed(blocks, HEADER_SIZE)
+        size = sum(size for _, _, size in blocks)
+        return IndexBlock(ledger.metadata, size, HEADER_SIZE, LedgerIndex(entries, last))
+
+    async def _gather(
+        self, ledger: LedgerSource, waiting: list[Entry], first: int, size: int
+    ) -> None:
+        """Read entries until they fill a block or the ledger ends."""
+        last = ledger.metadata.last_entry
+        held = sum(ENTRY_HEADER_SIZE + len(one.data) for one in waiting)
+        following = first + len(waiting)
+        while following <= last and held < size:
+            read = await ledger.read(following, min(following + READ_ENTRIES - 1, last))
+            if not read:
+                raise ValueError(f"ledger {ledger.ledger_id} has no entry {following}")
+            waiting += read
+            held += sum(ENTRY_HEADER_SIZE + len(one.data) for one in read)
+            following += len(read)
+
+    async def open(self, ledger_id: int, uuid: str) -> OffloadedLedger:
+        """Return a handle that reads an offloaded ledger.
+
+        Raises:
+            NoSuchLedgerError: there is no index object.
+            OSError: the index object has a format that is not known.
+            PayloadError: it is damaged.
+            BlobError: the store failed.
+        """
+        name = index_name(uuid, ledger_id)
+        try:
+            metadata = await self._blobs.metadata(name)
+            if not is_known_version(metadata):
+                raise OSError(f"Invalid object version of {name}")
+            index = IndexBlock.decode(await self._blobs.read(name, 0, 1 << 31))
+        except NoSuchBlobError as error:
+            raise NoSuchLedgerError(str(error)) from error
+        except EOFError as error:
+            raise PayloadError(0, "index object", error, "a whole index") from error
+        return OffloadedLedger(self._blobs, data_name(uuid, ledger_id), index, self._buffer_size)
+
+    async def delete(self, ledger_id: int, uuid: str) -> None:
+        """Delete both objects; raise `BlobError` if one may be left. May be repeated."""
+        await self._blobs.delete([index_name(uuid, ledger_id), data_name(uuid, ledger_id)])
+
+
+class OffloadedLedger:
+    """A handle that reads an offloaded ledger."""
+
+    def __init__(self, blobs: Blobs, name: str, block: IndexBlock, buffer_size: int) -> None:
+        self._blobs = blobs
+        self._name = name
+        self._block = block
+        self._buffer_size = buffer_size
+        self._is_checked = False
+        self.is_closed = False
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """Metadata of the ledger as it was offloaded."""
+        return self._block.metadata
+
+    async def read(self, first: int, last: int) -> list[Entry]:
+        """Return entries, both ends included.
+
+        Raises:
+            OffloadReadHandleClosedError: the handle is closed.
+            IncorrectParameterError: the ledger does not have them all.
+            NoSuchLedgerError: the data object is gone.
+            OSError: the data object has a format that is not known, or can't be read.
+            PayloadError: it is damaged.
+        """
+        if self.is_closed:
+            raise OffloadReadHandleClosedError(f"{self._name} is closed; open it again")
+        if not 0 <= first <= last <= self.metadata.last_entry:
+            raise IncorrectParameterError(
+                f"entries are {first}..{last}, wanted some of 0..{self.metadata.last_entry}"
+            )
+        try:
+            await self._check_version()
+            return await self._entries(first, last)
+        except NoSuchBlobError as error:
+            raise NoSuchLedgerError(str(error)) from error
+        except BlobError as error:
+            raise OSError(f"Error reading from BlobStore: {error}") from error
+
+    async def _check_version(self) -> None:
+        if not self._is_checked and not is_known_version(await self._blobs.metadata(self._name)):
+            raise OSError(f"Error reading from BlobStore: format version of {self._name}")
+        self._is_checked = True
+
+    async def _entries(self, first: int, last: int) -> list[Entry]:
+        async def read(start: int, length: int) -> bytes:
+            return await self._blobs.read(self._name, start, length)
+
+        index, found = self._block.index, list[Entry]()
+        start = index.find(first).data_offset
+        size = self._block.data_object_length
+        stream = RangeStream(read, size, self._buffer_size, start)
+        wanted = index.find(first).first_entry
+        while wanted <= last:
+            place = index.find(wanted)
+            if place.first_entry == wanted:
+                stream.seek_forward(max(stream.position, place.data_offset))
+            at = stream.position
+            head = await stream.read(ENTRY_HEADER_SIZE)
+            length, entry_id = _ENTRY.unpack(head.ljust(ENTRY_HEADER_SIZE, b"\xff"))
+            if length < 0 or entry_id != wanted:
+                raise PayloadError(at, "entry", entry_id if length >= 0 else "padding", wanted)
+            if wanted < first:
+                stream.seek_forward(stream.position + length)
+            else:
+                found.append(Entry(entry_id, await stream.read(length)))
+            wanted += 1
+        return found
+
+    def close(self) -> None:
+        """Refuse reads from now on."""
+        self.is_closed = True
