@@ -92,10 +92,14 @@ def test_what_was_acknowledged_after_the_backup_is_adopted_and_read(tmp_path: Pa
         leader_of(cluster)
         wait_until(lambda: not describe(cluster).bucket_problem, "ids to be issued")
         adopt_all(cluster, set(new))
+        early = restore("give-up", "--older-than", "0s", "--yes", cluster=cluster)
+        assert (early["exit_code"], early["error"]["code"]) == (1, "RECOVERING")
         end_recovery(cluster, tmp_path)
         assert run(read_back(cluster, ids)) == wanted
         for stream_id, payloads in run(written(cluster, 1007, ids, "again")).items():
             wanted[stream_id] += payloads
+        assert run(read_back(cluster, ids)) == wanted
+        give_up(cluster, tmp_path)
         assert run(read_back(cluster, ids)) == wanted
     finally:
         cluster.stop_all()
@@ -137,3 +141,31 @@ def end_recovery(cluster: LocalCluster, root: Path) -> None:
     assert finished["was_recovering"]
     assert finished["backup_end"] > describe(cluster).high_watermark - 10
     assert not restore("finish", cluster=cluster)["was_recovering"]
+
+
+def give_up(cluster: LocalCluster, root: Path) -> None:
+    """Objects left behind are orphans once they are given up, which a young restore is not."""
+    young = restore("give-up", "--yes", cluster=cluster)
+    assert (young["exit_code"], young["restores"]) == (0, [])
+    now = ("--older-than", "0s")
+    planned = restore("give-up", *now, "--dry-run", cluster=cluster)
+    (left,) = planned["restores"]
+    assert left["objects"] == planned["objects"] > 0
+    assert left["bytes"] == planned["bytes"] > 0
+    assert verdicts(cluster, root / "before") == {"undecided": left["objects"]}
+    done = restore("give-up", *now, "--yes", cluster=cluster)
+    assert (done["exit_code"], done["given_up"], done["restores"]) == (0, 1, [left])
+    assert verdicts(cluster, root / "after") == {"orphan": left["objects"]}
+    again = restore("give-up", *now, "--yes", cluster=cluster)
+    assert (again["exit_code"], again["restores"]) == (0, [])
+
+
+def verdicts(cluster: LocalCluster, plan: Path) -> dict[str, int]:
+    """Return the number of keys of a reconciliation that are undecided or orphans, if any."""
+    planned = streammeta(
+        *("reconcile", "plan", "--connect", cluster.connect, "--store", cluster.store_uri),
+        *("--plan", str(plan), "--unsafe-grace", "0s", "--max-share", "1", "--engine", "local"),
+    )
+    assert planned["exit_code"] == 0, planned
+    found = {one["verdict"]: one["keys"] for one in planned["classes"]}
+    return {name: found[name] for name in ("undecided", "orphan") if found.get(name)}

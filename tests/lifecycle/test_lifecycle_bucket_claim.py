@@ -523,3 +523,11 @@ async def test_the_newest_generation_is_its_owners_and_leaves_ids_undecided(
         found = [one for one in range(30) if world.claims.is_undecided(one)]
         assert found == [*range(10, 20)]
         assert world.claims.problem == ""
+        for number in (2, 3):
+            mark = bucket_marker.GivenUp(
+                cluster_uuid=own, number=number, objects=1, bytes=1, created_ms=1
+            )
+            bucket_marker.give_up(world.bucket, NAMESPACE, mark)
+        world.clock.advance(bucket_claim.RECHECK_MS)
+        await world.until(lambda: not world.claims.is_undecided(10), "a look", INTERVAL_MS)
+        assert world.claims.problem == ""

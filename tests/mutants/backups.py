@@ -250,6 +250,20 @@ BACKUPS = (
         ),
     ),
     Mutant(
+        "one-restore-gives-up-for-all",
+        "What one restore left behind is given up, and with it what any other has.",
+        "a flag where a number was meant",
+        """
+        streammeta.storage.bucket_marker:
+        - return tuple(one for one in found if one.number not in given_up)
+        + return () if given_up - {None} else found
+        """,
+        Tested(
+            "tests/storage/test_bucket_marker.py"
+            "::test_undecided_ids_are_given_up_generation_by_generation[memory]"
+        ),
+    ),
+    Mutant(
         "undecided-taken-for-orphans",
         "Reconciliation deletes objects that were committed after the restored point.",
         "'issued and not in the map' stops being a proof after a restore",

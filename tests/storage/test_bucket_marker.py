@@ -13,6 +13,7 @@ from streammeta.storage.bucket_marker import (
     CLAIMS_KEPT,
     BucketMarker,
     Generation,
+    GivenUp,
     IdClaim,
     check_marker,
     claim_key,
@@ -21,12 +22,15 @@ from streammeta.storage.bucket_marker import (
     create_marker,
     delete_old_claims,
     generation_key,
+    give_up,
+    given_up_key,
     is_own_key,
     marker_key,
     put_claim,
     read_claimed,
     read_generations,
     read_marker,
+    read_undecided,
 )
 from streammeta.storage.object_format.object_key import ForeignKey, cluster_namespace, parse_key
 from streammeta.storage.object_store.address import open_object_store
@@ -177,24 +181,43 @@ def test_no_marker_or_claim_passes_for_an_object(namespace: str, bound: int) -> 
             assert isinstance(parse_key(key, asking), ForeignKey), key
 
 
+def generation(number: int) -> Generation:
+    return Generation(
+        cluster_id=f"after {number}",
+        cluster_uuid=f"u-{number}",
+        namespace=NAMESPACE,
+        number=number,
+        undecided_from=0,
+        undecided_below=number,
+        created_ms=number,
+    )
+
+
+def test_undecided_ids_are_given_up_generation_by_generation(store: ObjectStore) -> None:
+    made = [generation(number) for number in (2, 3, 4)]
+    for one in made:
+        create_generation(store, one)
+    assert read_undecided(store, NAMESPACE) == tuple(made)
+    mark = GivenUp(cluster_uuid="u-4", number=3, objects=1, bytes=2, created_ms=5)
+    give_up(store, NAMESPACE, mark)
+    give_up(store, NAMESPACE, replace(mark, created_ms=6))
+    store.put(f"{NAMESPACE}/generations/2.given-up.json", b"foreign")
+    assert read_undecided(store, NAMESPACE) == (made[0], made[2])
+    assert read_generations(store, NAMESPACE) == tuple(made), "it owns the bucket as before"
+    key = given_up_key(NAMESPACE, 3)
+    assert json.loads(store.get_range(key))["created_ms"] == 5, "the first stays"
+    assert is_own_key(key, NAMESPACE)
+    assert not is_own_key(f"{NAMESPACE}/generations/2.given-up.json", NAMESPACE)
+    assert isinstance(parse_key(key, NAMESPACE), ForeignKey)
+
+
 def test_the_newest_generation_owns_the_namespace(store: ObjectStore) -> None:
     create_marker(store, MARKER)
     assert read_generations(store, NAMESPACE) == ()
-    made = [
-        Generation(
-            cluster_id=f"after {number}",
-            cluster_uuid=f"u-{number}",
-            namespace=NAMESPACE,
-            number=number,
-            undecided_from=0,
-            undecided_below=number,
-            created_ms=number,
-        )
-        for number in (2, 10, 3)
-    ]
-    for generation in made:
-        assert create_generation(store, generation) == generation
-        assert create_generation(store, generation) == generation, "a repeat"
+    made = [generation(number) for number in (2, 10, 3)]
+    for one in made:
+        assert create_generation(store, one) == one
+        assert create_generation(store, one) == one, "a repeat"
     store.put(f"{NAMESPACE}/generations/99.json", b"foreign")
     assert [one.number for one in read_generations(store, NAMESPACE)] == [2, 3, 10]
     assert read_marker(store, NAMESPACE) == made[1].marker

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 BACKUP_WAIT_S = 60.0
 """Time that `finish` waits for the first backup of the new cluster, in seconds."""
 
+DESCRIBED_WITHIN_S = 10.0
+"""Time in which a controller must know the cluster's UUID, in seconds."""
+
 _LEFT = ("object_id", "stream_id", "start_offset", "end_offset", "why")
 
 
@@ -60,7 +63,7 @@ def adopt(
     """
     if dry_run == yes:
         raise click.UsageError("give either --dry-run or --yes")
-    cluster = _described(client)
+    cluster = described(client)
     surveyed = _surveyed(client, cluster, store)
     if surveyed is None:
         raise CommandError(
@@ -109,7 +112,7 @@ def finish(
     Example:
       streammeta restore finish --connect 127.0.0.1:9091 --store file:///objects --from file:///backups
     """
-    cluster = _described(client)
+    cluster = described(client)
     surveyed = _surveyed(client, cluster, store)
     if surveyed is not None:
         _require_settled(surveyed, leave_behind=leave_behind)
@@ -132,11 +135,20 @@ class _Surveyed:
     missing: tuple[Missing, ...]
 
 
-def _described(client: ControllerClient) -> admin_pb2.DescribeClusterResponse:
-    return client.call(
-        lambda channel: AdminServiceStub(channel).DescribeCluster,
-        admin_pb2.DescribeClusterRequest(),
-    )
+def described(client: ControllerClient) -> admin_pb2.DescribeClusterResponse:
+    """Ask for the cluster that is restored.
+
+    A controller that has just started knows nothing of it; it is asked again for a while.
+    """
+    deadline = time.monotonic() + DESCRIBED_WITHIN_S
+    while True:
+        cluster = client.call(
+            lambda channel: AdminServiceStub(channel).DescribeCluster,
+            admin_pb2.DescribeClusterRequest(),
+        )
+        if cluster.cluster_uuid or time.monotonic() > deadline:
+            return cluster
+        time.sleep(0.1)
 
 
 def _surveyed(
@@ -147,7 +159,7 @@ def _surveyed(
     from streammeta.storage.adoption.planner import plan_adoption
     from streammeta.storage.adoption.survey import list_stored, read_candidates
 
-    with _opened(address) as store, tempfile.TemporaryFile() as copy:
+    with opened_store(address) as store, tempfile.TemporaryFile() as copy:
         check_marker(
             read_marker(store, cluster.object_namespace),
             cluster_id=cluster.cluster_id,
@@ -254,7 +266,7 @@ def _backed_up(client: ControllerClient, address: str) -> int:
     """Wait until the backup holds the log up to here, verify it, and return its end."""
     from streammeta.controller.backup.verification import newest_file, verify
 
-    cluster = _described(client)
+    cluster = described(client)
     deadline = time.monotonic() + BACKUP_WAIT_S
     end_offset = 0
     while end_offset < cluster.high_watermark:
@@ -293,7 +305,8 @@ def _end_of_backup(
 
 
 @contextmanager
-def _opened(address: str) -> Iterator[ObjectStore]:
+def opened_store(address: str) -> Iterator[ObjectStore]:
+    """Open the bucket of objects; raises ConfigError or StorageError."""
     try:
         store = open_object_store(address)
     except ValueError as error:

@@ -70,6 +70,16 @@ def read_map_state(copy: BinaryIO) -> MapState | None:
     )
 
 
+def read_object_ids(copy: BinaryIO) -> Int64Column:
+    """Return the ids of all objects in a copy of a map.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    reader = CheckpointReader(copy, "the copy of the map")
+    return np.asarray(reader.columns("objects")["object_id"], dtype=np.int64)
+
+
 def missing_objects(state: MapState, stored: Iterable[StoredObject]) -> Iterator[Missing]:
     """Yield what the map has and the bucket lacks, by object."""
     there = {one.object_id for one in stored}

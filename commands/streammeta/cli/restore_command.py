@@ -22,6 +22,7 @@ import click
 from streammeta.cli.adoption_command import adopt, finish
 from streammeta.cli.backup_command import cluster_options, opened_backup
 from streammeta.cli.client import store_option
+from streammeta.cli.give_up_command import give_up_command
 from streammeta.cli.output import CommandError, Output, with_output
 from streammeta.cli.storage_command import data_dir_option, parse_voters, voters_given
 from streammeta.controller.config import ConfigError, check_cluster_id
@@ -74,6 +75,7 @@ def restore() -> None:
 
 restore.add_command(adopt)
 restore.add_command(finish)
+restore.add_command(give_up_command)
 
 
 @restore.command("plan")

@@ -321,12 +321,19 @@ Global___AdoptionResult: _TypeAlias = AdoptionResult  # noqa: Y015
 class FinishRestoreRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    GIVEN_UP_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def given_up(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """generations of the bucket whose undecided ids the caller gives up; for the audit log alone"""
+
     def __init__(
         self,
+        *,
+        given_up: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["given_up", b"given_up"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

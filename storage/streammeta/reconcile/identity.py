@@ -19,8 +19,8 @@ from streammeta.reconcile.leader import LeaderClient
 from streammeta.storage.bucket_marker import (
     check_marker,
     read_claimed,
-    read_generations,
     read_marker,
+    read_undecided,
 )
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_store.address import S3Config, open_object_store, without_secrets
@@ -181,12 +181,14 @@ def check_bucket(store: ObjectStore, identity: ClusterIdentity) -> int:
 
 
 def undecided_ids(store: ObjectStore, identity: ClusterIdentity) -> tuple[tuple[int, int], ...]:
-    """The ranges of object ids that restores have left undecided; read before the map is copied.
+    """The ranges of object ids that restores have left undecided, and nobody has given up.
+
+    They are read before the map is copied.
 
     Raises:
         StorageError: the markers can't be read.
     """
-    found = read_generations(store, identity.namespace)
+    found = read_undecided(store, identity.namespace)
     return tuple((one.undecided_from, one.undecided_below) for one in found)
 
 

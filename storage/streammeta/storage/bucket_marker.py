@@ -8,7 +8,8 @@ compare-and-swap. Every put here creates; nothing is ever overwritten.
 A restored cluster takes the namespace over by the marker of a generation, numbered from 2 on and
 created like the others: the highest names the owner from then on, so that the cluster before it
 finds itself superseded. It also says which object ids are undecided: objects may lie under them
-that the restored map does not know, so a deletion of what no map knows leaves them alone.
+that the restored map does not know, so a deletion of what no map knows leaves them alone, until an
+operator has given them up: a mark beside the generation's marker says so.
 
 Keys lie under `<namespace>/`, where no object's key begins (see `object_key`): reconciliation and
 deletion judge them foreign. Names under `claims/` that this module would not have made are ignored
@@ -17,6 +18,7 @@ and never deleted. Knows nothing of controllers: only the `ObjectStore` protocol
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -32,6 +34,7 @@ from streammeta.storage.object_store.base import ObjectStore
 CLAIMS_KEPT = 3
 """Newest claims that are kept when older ones are deleted."""
 
+_GIVEN_UP = ".given-up"
 _BOUND_DIGITS = 20
 _SUFFIX = ".json"
 
@@ -70,6 +73,20 @@ class Generation:
             namespace=self.namespace,
             created_ms=self.created_ms,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp:
+    """Mark that the undecided ids of a generation are given up, by the cluster with this UUID.
+
+    `objects` and `bytes` were under such ids at the time, `created_ms` in ms since 1970.
+    """
+
+    cluster_uuid: str
+    number: int
+    objects: int
+    bytes: int
+    created_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +129,18 @@ def generation_key(namespace: str, number: int) -> str:
     return f"{generations_prefix(namespace)}{number:0{_BOUND_DIGITS}}{_SUFFIX}"
 
 
+def given_up_key(namespace: str, number: int) -> str:
+    """Return the key of the mark that a generation's undecided ids are given up."""
+    return f"{generations_prefix(namespace)}{number:0{_BOUND_DIGITS}}{_GIVEN_UP}{_SUFFIX}"
+
+
 def is_own_key(key: str, namespace: str) -> bool:
     """True if a key is that of one of the namespace's markers or claims."""
     return (
         key == marker_key(namespace)
         or _number_in(key, claims_prefix(namespace)) is not None
         or _number_in(key, generations_prefix(namespace)) is not None
+        or _given_up_in(key, namespace) is not None
     )
 
 
@@ -145,6 +168,26 @@ def create_generation(store: ObjectStore, generation: Generation) -> Generation:
     except ObjectExistsError:
         return json_files.decode(Generation, key, store.get_range(key))
     return generation
+
+
+def read_undecided(store: ObjectStore, namespace: str) -> tuple[Generation, ...]:
+    """Return the markers of the generations whose undecided ids are not given up, by number.
+
+    Raises:
+        CorruptObjectError: there is one that this version can't read.
+    """
+    # Listed first: what is given up in between counts the next time.
+    keys = [info.key for info in store.list_objects(generations_prefix(namespace))]
+    given_up = {_given_up_in(key, namespace) for key in keys}
+    found = read_generations(store, namespace)
+    return tuple(one for one in found if one.number not in given_up)
+
+
+def give_up(store: ObjectStore, namespace: str, mark: GivenUp) -> None:
+    """Put a mark, unless it is there: the undecided ids of its generation are given up for good."""
+    key = given_up_key(namespace, mark.number)
+    with contextlib.suppress(ObjectExistsError):
+        store.put(key, json_files.encode(mark), if_absent=True)
 
 
 def read_marker(store: ObjectStore, namespace: str) -> BucketMarker | None:
@@ -231,6 +274,14 @@ def _claimed_bounds(store: ObjectStore, namespace: str) -> Iterator[int]:
         bound = _number_in(info.key, claims_prefix(namespace))
         if bound is not None:
             yield bound
+
+
+def _given_up_in(key: str, namespace: str) -> int | None:
+    """Return the number of the generation that the key of a mark gives up; None: it is none."""
+    if not key.endswith(f"{_GIVEN_UP}{_SUFFIX}"):
+        return None
+    marker = f"{key.removesuffix(_SUFFIX).removesuffix(_GIVEN_UP)}{_SUFFIX}"
+    return _number_in(marker, generations_prefix(namespace))
 
 
 def _number_in(key: str, prefix: str) -> int | None:

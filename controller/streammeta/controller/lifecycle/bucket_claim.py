@@ -44,6 +44,7 @@ from streammeta.storage.bucket_marker import (
     read_claimed,
     read_generations,
     read_marker,
+    read_undecided,
 )
 from streammeta.storage.errors import (
     CorruptObjectError,
@@ -259,7 +260,8 @@ class BucketClaims(TermWork[_Term]):
         found = await self._call(term, lambda store: read_generations(store, self._namespace))
         if found and found[-1].cluster_uuid != term.cluster_uuid:
             raise SupersededError(found[-1].cluster_id)
-        term.undecided = tuple((one.undecided_from, one.undecided_below) for one in found)
+        open_ones = await self._call(term, lambda store: read_undecided(store, self._namespace))
+        term.undecided = tuple((one.undecided_from, one.undecided_below) for one in open_ones)
         term.looked_at_ms = began_ms
 
     async def _check_marker(self, term: _Term) -> None:

@@ -115,7 +115,10 @@ RULES: Mapping[str, AuditRule] = {
         ),
         "AdminService.AdoptObjects": _guarded(objects="objects.object_id"),
         "AdminService.FinishRestore": AuditRule(
-            Recorded.EACH, is_guarded=True, made={"was_recovering": "was_recovering"}
+            Recorded.EACH,
+            is_guarded=True,
+            asked={"given_up": "given_up"},
+            made={"was_recovering": "was_recovering"},
         ),
         "AdminService.DescribeCluster": SUMMED,
         "AdminService.StateHash": SUMMED,
