@@ -168,7 +168,7 @@ def test_a_deviation_belongs_to_operations_that_are_named() -> None:
     known = (
         OPERATIONS.keys()
         | sections
-        | {"codecs", "parse_object_id", "composites", *KINDS, *STREAM_KINDS}
+        | {"codecs", "parse_object_id", "composites", "kafka", *KINDS, *STREAM_KINDS}
     )
     assert {op for rule in rules().values() for op in rule.ops} <= known
 
