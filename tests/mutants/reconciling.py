@@ -49,6 +49,31 @@ RECONCILING = (
         Tested(f"{_RECONCILE}_deletion.py::test_an_object_replaced_since_the_plan_is_kept"),
     ),
     Mutant(
+        "two-runs-hold-the-lease",
+        "A run that created a term is sure of the lease, though a higher term is there.",
+        "locks by creation of a name that its holder deletes: a late creation succeeds again",
+        """
+        streammeta.reconcile.lease:
+              )
+        - check_held(self._store, self._namespace, self._run)
+          self._number = number
+        """,
+        Tested(
+            f"{_RECONCILE}_lease.py"
+            "::test_whatever_comes_between_the_requests_of_a_take_one_run_has_the_lease"
+        ),
+    ),
+    Mutant(
+        "lost-lease-not-noticed",
+        "A run that another has followed goes on deleting.",
+        "leases that are only looked at when they are taken: a machine that stood still goes on",
+        """
+        streammeta.reconcile.deletion:
+        - check_held(self._store, self._order.identity.namespace, self._order.run)
+        """,
+        Tested(f"{_RECONCILE}_deletion.py::test_losing_the_lease_stops_the_task"),
+    ),
+    Mutant(
         "absent-key-behind-the-page",
         "A lookup that gives up calls the keys that it has not reached absent.",
         "lists that are cut off and taken for whole",

@@ -195,8 +195,8 @@ LONG_AGO_S = 1_700_000_000
 
 
 def is_marker(key: str) -> bool:
-    """Whether it is the marker of any cluster."""
-    return key.endswith("/cluster.json")
+    """Whether it is the marker of any cluster, or a term of the lease."""
+    return key.endswith("/cluster.json") or "/leases/" in key
 
 
 class LocalBucket:

@@ -14,6 +14,7 @@ from streammeta.reconcile import deletion
 from streammeta.reconcile.deletion import Candidate, Deleter, DeletionOrder, Judged, Outcome, Pacer
 from streammeta.reconcile.errors import ControllerError
 from streammeta.reconcile.leader import LeaderClient
+from streammeta.reconcile.lease import Lease, is_lease_key
 from streammeta.storage.bucket_marker import marker_key
 from streammeta.storage.errors import AccessDeniedError, StorageError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
@@ -93,6 +94,7 @@ class Bench:
         self.pauses: list[float] = []
         self.on_pause: Callable[[float], None] = self.pauses.append
         self.on_announced: Callable[[], None] = lambda: None
+        self.on_paced: Callable[[int], None] = self.paced.append
         self.leader = FakeLeader(self.state)
         for object_id in range(count):
             self.store.put(key_for(object_id, NAMESPACE), b"x" * object_id)
@@ -110,7 +112,10 @@ class Bench:
             undo_folder=str(self.undo),
             keys_per_s=1_000_000,
             delete=True,
+            run="r1",
         )
+        self.lease = Lease(self.store, NAMESPACE, "r1")
+        self.lease.take()
 
     def run(self, fail_at: int | None = None) -> dict[int, Outcome]:
         """Work through all candidates; outcomes by object id."""
@@ -123,13 +128,13 @@ class Bench:
         self.leader = FakeLeader(self.state, fail_at)
         self.leader.on_announced = self.on_announced
         work = Deleter(self.order, "t", self.store, self.leader, sleep=self.on_pause)
-        work._pacer.wait_for = self.paced.append  # type: ignore[assignment, method-assign]
+        work._pacer.wait_for = self.on_paced  # type: ignore[assignment, method-assign]
         return [one for batch in work.run(self.candidates) for one in batch]
 
     def stored(self) -> set[int]:
         """The ids of the objects still in the store."""
         keys = self.store.objects().keys() - {marker_key(NAMESPACE)}
-        return {int(key.split("/")[2]) for key in keys}
+        return {int(key.split("/")[2]) for key in keys if not is_lease_key(key, NAMESPACE)}
 
     def undo_records(self) -> list[dict[str, object]]:
         """All undo records, in file order."""
@@ -233,6 +238,22 @@ def test_a_bucket_without_the_marker_of_the_cluster_keeps_everything(bench: Benc
     outcomes = list(bench.run().values())
     assert outcomes == [Outcome.FAILED] * 2 + [Outcome.SKIPPED] * 3
     assert bench.stored() == set(range(5))
+
+
+def test_losing_the_lease_stops_the_task(bench: Bench) -> None:
+    bench.order = replace(bench.order, keys_per_s=2)
+
+    def lose(_keys: int) -> None:
+        if len(bench.stored()) == 3:
+            bench.lease.release()
+            Lease(bench.store, NAMESPACE, "r2").take()
+
+    bench.on_paced = lose
+    outcomes = [one.outcome for one in bench.judged()]
+
+    assert outcomes == [Outcome.DELETED] * 2 + [Outcome.FAILED] * 2 + [Outcome.SKIPPED]
+    assert bench.stored() == {2, 3, 4}
+    assert len(bench.undo_records()) == 2
 
 
 def test_losing_the_leader_stops_the_task(bench: Bench) -> None:

@@ -20,7 +20,8 @@ from streammeta.reconcile import plan_folder
 from streammeta.reconcile.apply import ApplyConfig, apply
 from streammeta.reconcile.deletion import Outcome
 from streammeta.reconcile.engine import EngineName
-from streammeta.reconcile.errors import PlanError, ReconcileError
+from streammeta.reconcile.errors import LeaseError, PlanError, ReconcileError
+from streammeta.reconcile.lease import held_lease, is_lease_key
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.plan_folder import read_plan_file
 from streammeta.reconcile.tables import Tally
@@ -172,6 +173,23 @@ def test_when_the_leader_refuses_during_apply_nothing_is_deleted(
     assert bucket.keys() == before
 
 
+def test_while_another_run_deletes_nothing_is_deleted_by_this_one(
+    engine: EngineName, bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
+) -> None:
+    plant(bucket, state)
+    before = bucket.keys()
+    plan(PlanConfig(store=bucket.uri, connect=(endpoint,), folder=tmp_path / "p", engine=engine))
+
+    with held_lease(bucket.store, OWN, "another"):
+        with pytest.raises(LeaseError, match="run another of process"):
+            apply(ApplyConfig(tmp_path / "p", engine=engine, delete=True))
+        dry = apply(ApplyConfig(tmp_path / "p", engine=engine))
+        assert set(dry.outcomes) == {Outcome.WOULD_DELETE}
+        assert bucket.keys() == before
+
+    assert apply(ApplyConfig(tmp_path / "p", engine=engine, delete=True)).complete
+
+
 @pytest.mark.process
 def test_apply_that_was_killed_is_finished_by_the_next_one(
     bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
@@ -257,7 +275,7 @@ def test_a_random_bucket_in_s3_agrees_with_the_map_it_was_made_from(
         assert uploads["key"].to_pylist() == [own(2000)]
         done = apply(ApplyConfig(tmp_path / "p", engine=engine, store=uri, delete=True))
         assert done.outcomes[Outcome.DELETED].keys == len(orphans)
-        left = {info.key for info in store.list_objects()}
+        left = {key for info in store.list_objects() if not is_lease_key(key := info.key, OWN)}
         assert left == {own(i) for i in known & stored} | {own(late), marker_key(OWN)}
         for path in (tmp_path / "p").rglob("*"):
             if path.is_file():

@@ -183,7 +183,8 @@ def apply_command(
 
     Refuses a plan whose guards failed, that is older than 24 h, or that is of another cluster,
     bucket or endpoint than it is applied to. Writes what is known of an object to the plan's folder
-    before deleting it. May be repeated. Exits with 1, INCOMPLETE, if a key failed or was skipped.
+    before deleting it. Refuses to delete while another run does. May be repeated. Exits with 1,
+    INCOMPLETE, if a key failed or was skipped.
 
     \b
     Examples:

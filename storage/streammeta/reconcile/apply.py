@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from streammeta.reconcile.engine_choice import AUTO_KEYS, open_engine
 from streammeta.reconcile.errors import ConfigurationError, PlanError
 from streammeta.reconcile.identity import check_bucket, check_standing, identify, open_store
 from streammeta.reconcile.leader import LeaderClient
+from streammeta.reconcile.lease import held_lease
 from streammeta.reconcile.plan_folder import (
     PlanResult,
     check_identity,
@@ -91,6 +92,7 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
     Raises:
         PlanError: there is no such plan, its guards failed, it is too old, or it is of another
             cluster, bucket or endpoint.
+        LeaseError: another run deletes in the bucket.
         ReconcileError: the controllers do not answer, or Spark failed. Keys may have been deleted
             before a Spark failure, each of them after an undo record was written.
         StorageError: the bucket can't be reached, or has no marker of the plan's cluster.
@@ -116,8 +118,12 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
         undo_folder=str((run_folder / _UNDO).absolute()),
         keys_per_s=config.keys_per_s,
         delete=config.delete,
+        run=run_folder.name,
     )
-    with open_engine(config.engine, config.spark, progress, config.auto_keys) as engine:
+    with (
+        _lease(order),
+        open_engine(config.engine, config.spark, progress, config.auto_keys) as engine,
+    ):
         seconds = math.ceil(plan.candidates.keys / config.keys_per_s) if config.delete else 0
         progress(
             f"checking {plan.candidates.keys} candidates"
@@ -138,6 +144,19 @@ def _check_cluster(store_uri: str, leader: LeaderClient, plan: PlanResult) -> No
         claimed_below=claimed_below,
         next_object_id=plan.next_object_id or 0,
     )
+
+
+@contextmanager
+def _lease(order: DeletionOrder) -> Iterator[None]:
+    """Hold the lease of the bucket's namespace, unless nothing is to be deleted."""
+    if not order.delete:
+        yield
+        return
+    with (
+        closing(open_store(order.store)) as store,
+        held_lease(store, order.identity.namespace, order.run),
+    ):
+        yield
 
 
 def _candidates(folder: Path, plan: PlanResult) -> Path:

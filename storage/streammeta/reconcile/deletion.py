@@ -3,10 +3,10 @@
 A key is deleted only if the bucket bears the marker of the plan's cluster, the key is still the
 object of the plan, and the leader of that cluster says, just before, that the map issued its id
 once and has forgotten it; that it is deleted is in the leader's audit log first. An error of the
-marker, the leader, its audit log or the disk of the undo records spares the whole batch and ends
-the task. A key that the store is too busy for is tried again from the start, after a pause; what
-the store refuses of one key concerns no other. Before a batch is deleted, what is known of its
-objects is on disk.
+marker, the lease, the leader, its audit log or the disk of the undo records spares the whole batch
+and ends the task. A key that the store is too busy for is tried again from the start, after a
+pause; what the store refuses of one key concerns no other. Before a batch is deleted, what is known
+of its objects is on disk.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from streammeta.reconcile.identity import ClusterIdentity, check_bucket, check_standing
 from streammeta.reconcile.leader import LeaderClient, state_name
+from streammeta.reconcile.lease import check_held
 from streammeta.reconcile.lookup import find_by_listing
 from streammeta.reconcile.tables import OUTCOME_COLUMNS, record_batch
 from streammeta.rpc.tls import CallerFiles
@@ -74,7 +75,8 @@ class DeletionOrder:
     """Parameters of every task of a run. `keys_per_s` is one task's share of the rate limit.
 
     The files of `tls` are read where the task runs. `identity` and `next_object_id` are those of
-    the plan. With `delete` False nothing is deleted and no undo record is written.
+    the plan. With `delete` False nothing is deleted and no undo record is written. `run` is the one
+    that has to hold the lease when something is deleted.
     """
 
     store: str
@@ -85,6 +87,7 @@ class DeletionOrder:
     undo_folder: str
     keys_per_s: float
     delete: bool
+    run: str
     tls: CallerFiles | None = None
 
 
@@ -204,6 +207,7 @@ class Deleter:
             if not free or not self._order.delete:
                 return judged
             self._pacer.wait_for(len(free))
+            check_held(self._store, self._order.identity.namespace, self._order.run)
             self._write_undo(free)
             free, known = self._announced(free)
         except (StorageError, OSError) as error:

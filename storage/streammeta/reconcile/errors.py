@@ -25,6 +25,10 @@ class PlanError(ReconcileError):
     """A plan directory can't be written, can't be read, or must not be applied."""
 
 
+class LeaseError(ReconcileError):
+    """Another run deletes in the bucket, or has taken over from this one."""
+
+
 class MapExportError(ReconcileError):
     """The copy of the map can't be fetched or read, so nothing can be compared with it."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from streammeta.reconcile.lease import is_lease_key
 from streammeta.reconcile.tables import (
     LISTING_COLUMNS,
     UPLOAD_COLUMNS,
@@ -99,7 +100,7 @@ def _listing_rows(page: list[ObjectInfo], namespace: str) -> pa.RecordBatch:
 
 def owner_of(key: str, namespace: str) -> tuple[Owner, int | None, str]:
     """Owner of `key`, the object id it names, and a note for the report."""
-    if is_own_key(key, namespace):
+    if is_own_key(key, namespace) or is_lease_key(key, namespace):
         return Owner.MARKER, None, ""
     if parse_log_key(key, namespace) is not None:
         return Owner.LOG, None, ""

@@ -55,7 +55,7 @@ class Verdict(enum.StrEnum):
     UNDECIDED = "undecided"  # unknown, and perhaps of before a restore: never a candidate
     OTHER_CLUSTER = "other_cluster"
     FOREIGN = "foreign"
-    MARKER = "marker"  # the cluster's marker in its bucket, and its claims on object ids
+    MARKER = "marker"  # the cluster's marker, its claims on object ids, and reconciliation's lease
     LOG = "log"  # of a broker's write-ahead log: brokers delete what is past
     MISSING = "missing"  # the map wants it, the bucket does not have it
     UNLISTED = "unlisted"  # the same, but committed so late that the listing may have passed it

@@ -1,0 +1,185 @@
+"""The lease: one run at a time has it, whatever the others do in between."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from streammeta.reconcile import lease
+from streammeta.reconcile.errors import LeaseError
+from streammeta.reconcile.lease import (
+    LEASE_MS,
+    Lease,
+    Term,
+    check_held,
+    held_lease,
+    is_lease_key,
+    lease_prefix,
+)
+from streammeta.storage import json_files
+from streammeta.storage.errors import CorruptObjectError
+from streammeta.storage.object_store.base import Body, DeleteResult, ObjectInfo, Tags
+from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.real_cluster import wait_until
+
+OWN = "_streammeta_c1"
+PREFIX = lease_prefix(OWN)
+ELSEWHERE = Term(run="other", machine="elsewhere", process=1, expires_ms=LEASE_MS)
+
+
+class Clock:
+    """Seconds since 1970, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def has_it(store: MemoryObjectStore, run: str) -> bool:
+    """Whether a run may go on."""
+    with suppress(LeaseError):
+        check_held(store, OWN, run)
+        return True
+    return False
+
+
+def put_term(store: MemoryObjectStore, number: int, term: Term) -> None:
+    store.put(f"{PREFIX}{number:020}.json", json_files.encode(term))
+
+
+def test_a_second_run_is_refused_until_the_first_has_ended() -> None:
+    store = MemoryObjectStore()
+    with held_lease(store, OWN, "one"):
+        with pytest.raises(LeaseError, match=r"run one of process \d+ on .*; wait for its end"):
+            Lease(store, OWN, "two").take()
+        check_held(store, OWN, "one")
+    with held_lease(store, OWN, "two"):
+        assert not has_it(store, "one")
+        check_held(store, OWN, "two")
+    assert len(store.objects()) == 1, "old terms are deleted"
+
+
+def test_a_lease_that_is_not_renewed_can_be_taken_when_it_is_over() -> None:
+    store, clock = MemoryObjectStore(), Clock()
+    one, two = (Lease(store, OWN, run, clock) for run in ("one", "two"))
+    one.take()
+    clock.now_s = LEASE_MS / 1000 - 0.001
+    with pytest.raises(LeaseError):
+        two.take()
+    one.renew()
+    clock.now_s = LEASE_MS / 1000 + 1
+    with pytest.raises(LeaseError):
+        two.take()
+    clock.now_s = 2 * LEASE_MS / 1000
+    two.take()
+    with pytest.raises(LeaseError, match="run two on"):
+        one.renew()
+    one.release()
+    check_held(store, OWN, "two")
+
+
+def test_a_run_that_was_killed_on_this_machine_is_followed_at_once() -> None:
+    store, clock = MemoryObjectStore(), Clock()
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    Lease(store, OWN, "other", clock).take()
+    (killed,) = (json_files.decode(Term, "", data) for data in store.objects().values())
+    put_term(store, 2, replace(killed, process=child.pid))
+    Lease(store, OWN, "one", clock).take()
+    check_held(store, OWN, "one")
+
+
+def test_a_process_of_another_machine_is_waited_for() -> None:
+    store = MemoryObjectStore()
+    put_term(store, 1, ELSEWHERE)
+    with pytest.raises(LeaseError, match=r"on elsewhere deletes in this bucket; .* or 61 s if"):
+        Lease(store, OWN, "one", Clock()).take()
+
+
+def test_a_term_of_another_version_is_refused_and_strange_names_are_passed_over() -> None:
+    store = MemoryObjectStore()
+    store.put(f"{PREFIX}latest.json", b"{}")
+    Lease(store, OWN, "one", Clock()).take()
+    assert f"{PREFIX}latest.json" in store.objects()
+    assert not is_lease_key(f"{PREFIX}latest.json", OWN)
+    store.put(f"{PREFIX}{9:020}.json", b'{"version": 2}')
+    with pytest.raises(CorruptObjectError):
+        Lease(store, OWN, "two", Clock()).take()
+
+
+class InterruptedStore(MemoryObjectStore):
+    """Calls `interrupt` before the call of number `at`."""
+
+    def __init__(self, at: int, interrupt: Callable[[], None]) -> None:
+        super().__init__()
+        self._left = at
+        self._interrupt = interrupt
+
+    def list_objects(
+        self, prefix: str = "", start_after: str | None = None
+    ) -> Iterator[ObjectInfo]:
+        self._count()
+        return super().list_objects(prefix, start_after)
+
+    def put(
+        self, key: str, data: Body, *, if_absent: bool = False, tags: Tags | None = None
+    ) -> None:
+        self._count()
+        super().put(key, data, if_absent=if_absent, tags=tags)
+
+    def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        self._count()
+        return super().get_range(key, start, end)
+
+    def delete_many(self, keys: Iterable[str]) -> DeleteResult:
+        self._count()
+        return super().delete_many(keys)
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._interrupt()
+
+
+@pytest.mark.parametrize(
+    ("at", "steps"), [*itertools.product(range(1, 9), [["take"] + ["renew"] * n for n in range(4)])]
+)
+def test_whatever_comes_between_the_requests_of_a_take_one_run_has_the_lease(
+    at: int, steps: list[str]
+) -> None:
+    def interrupt() -> None:
+        with suppress(LeaseError):
+            for step in steps:
+                getattr(other, step)()
+
+    store, clock = InterruptedStore(at, interrupt), Clock()
+    other = Lease(store, OWN, "other", clock)
+    put_term(store, 5, replace(ELSEWHERE, expires_ms=0))
+    store._left = at
+    took = True
+    try:
+        Lease(store, OWN, "one", clock).take()
+    except LeaseError:
+        took = False
+
+    assert [has_it(store, "one"), has_it(store, "other")] == [took, not took]
+
+
+def test_a_held_lease_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "LEASE_MS", 30)
+    store = MemoryObjectStore()
+
+    def newest() -> int:
+        return max(int(key[-25:-5]) for key in store.objects())
+
+    with held_lease(store, OWN, "one"):
+        wait_until(lambda: newest() >= 4, "the lease is renewed")
+    check_held(store, OWN, "one")
