@@ -135,6 +135,13 @@ class MemoryObjectStore:
             if info.key.startswith(prefix) and info.key.encode() > after:
                 yield info
 
+    def copy(self, source_key: str, target_key: str) -> None:
+        check_key(source_key)
+        check_key(target_key)
+        with self._call("copy"):
+            found = self._find(source_key)
+            self._store(target_key, found.data, found.tags)
+
     def delete_many(self, keys: Iterable[str]) -> DeleteResult:
         wanted = tuple(keys)
         for key in wanted:

@@ -74,6 +74,31 @@ RECONCILING = (
         Tested(f"{_RECONCILE}_deletion.py::test_losing_the_lease_stops_the_task"),
     ),
     Mutant(
+        "deleted-without-its-copy",
+        "An object that could not be copied to quarantine is deleted all the same.",
+        "moves that are made of a copy and a deletion, as renames on S3 are",
+        """
+        streammeta.reconcile.deletion:
+        - free = [one.candidate for one in saved if one.outcome is self._done]
+        + free = [one.candidate for one in saved]
+        """,
+        Tested(f"{_RECONCILE}_quarantine.py::test_what_can_t_be_copied_is_not_deleted"),
+    ),
+    Mutant(
+        "undo-takes-another-object-for-its-own",
+        "Of an object that lies under its key meanwhile, only the size is compared with the copy.",
+        "copies that are skipped because the size is the same, as by rsync --size-only",
+        """
+        streammeta.reconcile.undo:
+        - if there.size == copy.size and _are_equal(store, key, copy):
+        + if there.size == copy.size:
+        """,
+        Tested(
+            f"{_RECONCILE}_quarantine.py"
+            "::test_an_undo_that_was_cut_off_is_finished_and_nothing_is_replaced"
+        ),
+    ),
+    Mutant(
         "absent-key-behind-the-page",
         "A lookup that gives up calls the keys that it has not reached absent.",
         "lists that are cut off and taken for whole",

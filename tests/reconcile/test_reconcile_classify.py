@@ -82,6 +82,7 @@ TABLE = [
     ("not a key of ours", Row(owner=Owner.FOREIGN, object_id=ABSENT), Verdict.FOREIGN),
     ("write-ahead log", Row(owner=Owner.LOG, object_id=ABSENT), Verdict.LOG),
     ("marker or claim", Row(owner=Owner.MARKER, object_id=ABSENT), Verdict.MARKER),
+    ("in quarantine", Row(owner=Owner.QUARANTINED, object_id=ABSENT), Verdict.QUARANTINED),
     ("committed, gone", unlisted(known(COMMITTED)), Verdict.MISSING),
     ("linked, gone", unlisted(known(LINKED)), Verdict.MISSING),
     (
@@ -177,9 +178,7 @@ worlds = st.builds(
     World,
     listed=st.dictionaries(ids, st.tuples(sizes, around_young)),
     objects=st.dictionaries(ids, map_rows),
-    strangers=st.lists(
-        st.sampled_from([Owner.FOREIGN, Owner.OTHER_CLUSTER, Owner.MARKER, Owner.LOG])
-    ),
+    strangers=st.lists(st.sampled_from([owner for owner in Owner if owner is not Owner.OWN])),
 )
 
 

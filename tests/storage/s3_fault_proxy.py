@@ -202,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
             case "PUT" if "partNumber" in query:
                 return "copy_part" if self.headers.get("x-amz-copy-source") else "upload_part"
             case "PUT":
-                return "put"
+                return "copy" if self.headers.get("x-amz-copy-source") else "put"
             case "POST" if "delete" in query:
                 return "delete_many"
             case "POST":

@@ -286,6 +286,27 @@ def test_parts_that_make_no_object_are_refused_before_anything_is_sent(store: Ob
     assert list(store.list_objects()) == []
 
 
+def test_a_copy_is_the_equal_of_its_source(store: ObjectStore) -> None:
+    store.put("from/a", bytes(range(256)), tags={"kind": "x"})
+    store.put("to/a", b"replaced")
+    store.copy("from/a", "to/a")
+    store.copy("from/a", "to/deep/er")
+    store.delete_many(["from/a"])
+    for key in ("to/a", "to/deep/er"):
+        assert store.get_range(key) == bytes(range(256))
+        assert store.head(key).size == 256
+        assert tags_of(store, key) == {"kind": "x"}
+    store.put("empty", b"")
+    store.copy("empty", "to/empty")
+    assert store.get_range("to/empty") == b""
+
+
+def test_copying_nothing_is_an_error_and_makes_nothing(store: ObjectStore) -> None:
+    with pytest.raises(errors.ObjectNotFoundError, match="absent"):
+        store.copy("absent", "target")
+    assert list(store.list_objects()) == []
+
+
 def test_copying_a_part_from_nothing_is_an_error(store: ObjectStore) -> None:
     unfinished = store.start_multipart("m/copy")
     with pytest.raises(errors.ObjectNotFoundError, match="absent"):
@@ -374,6 +395,7 @@ def test_nothing_begins_after_its_deadline(store: ObjectStore) -> None:
         lambda: late.put("other", b"y"),
         lambda: late.get_range("key"),
         lambda: late.head("key"),
+        lambda: late.copy("key", "other"),
         lambda: list(late.list_objects()),
         lambda: late.delete_many(["key"]),
         lambda: late.start_multipart("other"),

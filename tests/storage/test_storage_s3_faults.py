@@ -81,7 +81,7 @@ def scene(shared_scene: Scene) -> Iterator[Scene]:
 @pytest.mark.parametrize("fault", list(Fault))
 def test_one_fault_in_every_operation_is_got_over(scene: Scene, fault: Fault) -> None:
     operations = (
-        *("put", "get_range", "head", "list_objects", "delete_many"),
+        *("put", "get_range", "head", "list_objects", "copy", "delete_many"),
         *("start_multipart", "upload_part", "copy_part", "complete_multipart", "abort_multipart"),
     )
     scene.proxy.plan = scripted(*((operation, fault) for operation in operations))
@@ -99,7 +99,9 @@ def test_one_fault_in_every_operation_is_got_over(scene: Scene, fault: Fault) ->
     store.complete_multipart(unfinished, parts)
     assert scene.direct.get_range("m") == bytes(MIN_PART_SIZE) + b"234"
     store.abort_multipart(store.start_multipart("dropped"))
-    assert store.delete_many(["a", "m"]).failed == {}
+    store.copy("a", "b")
+    assert scene.direct.get_range("b") == b"0123456789"
+    assert store.delete_many(["a", "b", "m"]).failed == {}
     assert list(scene.direct.list_objects()) == []
     assert scene.proxy.broken[fault] == len(operations)
     metrics = store.metrics()

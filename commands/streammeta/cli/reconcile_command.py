@@ -164,6 +164,9 @@ def plan_command(
 @connecting(Endpoints.KNOWN)
 @click.option("--yes", is_flag=True, help="Delete; without it, only say what would be deleted.")
 @click.option(
+    "--quarantine", is_flag=True, help="Keep a copy in the bucket, which `undo` brings back."
+)
+@click.option(
     "--rate",
     "keys_per_s",
     type=click.IntRange(min=1),
@@ -190,6 +193,7 @@ def apply_command(
     Examples:
       streammeta reconcile apply --plan ./plan-1          # says what it would do
       streammeta reconcile apply --plan ./plan-1 --yes    # does it
+      streammeta reconcile apply --plan ./plan-1 --yes --quarantine
     """
     with optional_packages("reconciliation", "reconcile"):
         from streammeta.reconcile.apply import ApplyConfig, apply
@@ -211,6 +215,39 @@ def apply_command(
             "INCOMPLETE",
             "; ".join(result.problems) or "some candidates were not settled",
             "nothing is lost by running apply again once this is mended",
+        )
+
+
+@reconcile.command("undo")
+@_plan_folder_option
+@click.option(
+    "--store", metavar="URI", help="The plan's bucket again, if its URI has to carry credentials."
+)
+@with_output
+def undo_command(*, folder: Path, store: str | None, output: Output) -> None:
+    """Bring back all that `apply --quarantine` of this plan has taken away.
+
+    Bytes, metadata and tags are those that they were; the time of change is new. What lies under a
+    key meanwhile is never replaced. Needs no controller, and works for a plan of any age. May be
+    repeated. Exits with 1, INCOMPLETE, if an object is still in quarantine.
+
+    \b
+    Example:
+      streammeta reconcile undo --plan ./plan-1
+    """
+    with optional_packages("reconciliation", "reconcile"):
+        from streammeta.reconcile.arrow_start import start_arrow
+        from streammeta.reconcile.undo import undo
+
+    start_arrow()
+    result = undo(folder, store, _progress)
+    outcomes = [(str(outcome), t.keys, t.size) for outcome, t in sorted(result.outcomes.items())]
+    output.rows("outcomes", ("outcome", "keys", "bytes"), outcomes)
+    if not result.complete:
+        raise CommandError(
+            "INCOMPLETE",
+            "; ".join(result.problems),
+            "nothing is lost by running undo again once this is mended",
         )
 
 

@@ -7,7 +7,6 @@ objects that were deleted are found absent.
 from __future__ import annotations
 
 import math
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -24,7 +23,7 @@ from streammeta.reconcile.engine_choice import AUTO_KEYS, open_engine
 from streammeta.reconcile.errors import ConfigurationError, PlanError
 from streammeta.reconcile.identity import check_bucket, check_standing, identify, open_store
 from streammeta.reconcile.leader import LeaderClient
-from streammeta.reconcile.lease import held_lease
+from streammeta.reconcile.lease import held_lease, new_run
 from streammeta.reconcile.plan_folder import (
     PlanResult,
     check_identity,
@@ -46,17 +45,19 @@ class ApplyConfig:
     """Plan to apply, and options.
 
     `store` and `connect` None mean those of the plan; a store that needs credentials in its URI
-    has to be given again. `delete` False is a dry run. `keys_per_s` is the
-    budget of the whole run, >= 1; `patience_s` how long to wait for a leader, each time. The files
-    of `tls` must be at the same paths wherever an executor runs; without, controllers are asked in
-    plain text. `auto_keys` is the largest number of candidates that the automatic choice of the
-    engine leaves to this process; `spark` is used by the other engine alone.
+    has to be given again. `delete` False is a dry run. `quarantine` keeps copies of what is deleted
+    for `undo`. `keys_per_s` is the budget of the whole run, >= 1; `patience_s` how long to wait for
+    a leader, each time. The files of `tls` must be at the same paths wherever an executor runs;
+    without, controllers are asked in plain text. `auto_keys` is the largest number of candidates
+    that the automatic choice of the engine leaves to this process; `spark` is used by the other
+    engine alone.
     """
 
     folder: Path
     store: str | None = None
     connect: tuple[str, ...] | None = None
     delete: bool = False
+    quarantine: bool = False
     keys_per_s: int = 500
     patience_s: float = 15.0
     tls: CallerFiles | None = None
@@ -107,7 +108,7 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
     with LeaderClient(connect, config.patience_s, config.tls) as leader:
         _check_cluster(store, leader, plan)
     candidates = _candidates(config.folder, plan)
-    run_folder = config.folder / plan_folder.RUNS / _run_name(config.delete)
+    run_folder = config.folder / plan_folder.RUNS / new_run(_kind(config))
     order = DeletionOrder(
         store=store,
         connect=connect,
@@ -118,6 +119,7 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
         undo_folder=str((run_folder / _UNDO).absolute()),
         keys_per_s=config.keys_per_s,
         delete=config.delete,
+        quarantine=config.quarantine,
         run=run_folder.name,
     )
     with (
@@ -146,6 +148,12 @@ def _check_cluster(store_uri: str, leader: LeaderClient, plan: PlanResult) -> No
     )
 
 
+def _kind(config: ApplyConfig) -> str:
+    if not config.delete:
+        return "dry"
+    return "quarantine" if config.quarantine else "delete"
+
+
 @contextmanager
 def _lease(order: DeletionOrder) -> Iterator[None]:
     """Hold the lease of the bucket's namespace, unless nothing is to be deleted."""
@@ -172,20 +180,15 @@ def _candidates(folder: Path, plan: PlanResult) -> Path:
     return path
 
 
-def _run_name(delete: bool) -> str:
-    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    return f"{now}-{'delete' if delete else 'dry'}-{secrets.token_hex(2)}"
-
-
 def _summary(run_folder: Path, deleted: bool) -> ApplyResult:
-    done = Outcome.DELETED if deleted else Outcome.WOULD_DELETE
+    done = (Outcome.DELETED, Outcome.QUARANTINED) if deleted else (Outcome.WOULD_DELETE,)
     counts = Counts("outcome")
     examples: list[str] = []
     problems: dict[str, None] = {}
     for rows in read_batches(run_folder / _OUTCOMES, OUTCOME_COLUMNS):
         counts.add(rows)
         if len(examples) < _EXAMPLES:
-            examples += _values(rows, "key", done)
+            examples += _values(rows, "key", *done)
         if len(problems) < _EXAMPLES:
             problems |= dict.fromkeys(_values(rows, "detail", Outcome.FAILED, Outcome.REFUSED))
     return ApplyResult(

@@ -27,6 +27,7 @@ from streammeta.reconcile.identity import ClusterIdentity, check_bucket, check_s
 from streammeta.reconcile.leader import LeaderClient, state_name
 from streammeta.reconcile.lease import check_held
 from streammeta.reconcile.lookup import find_by_listing
+from streammeta.reconcile.quarantine import quarantined_key
 from streammeta.reconcile.tables import OUTCOME_COLUMNS, record_batch
 from streammeta.rpc.tls import CallerFiles
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
@@ -50,6 +51,7 @@ class Outcome(enum.StrEnum):
     """Outcome of one candidate."""
 
     DELETED = "deleted"
+    QUARANTINED = "quarantined"  # deleted, with a copy in quarantine
     WOULD_DELETE = "would_delete"  # a dry run; with --yes it would be gone
     KEPT = "kept"  # the map still knows it
     CHANGED = "changed"  # the key holds another object than the plan recorded
@@ -76,7 +78,8 @@ class DeletionOrder:
 
     The files of `tls` are read where the task runs. `identity` and `next_object_id` are those of
     the plan. With `delete` False nothing is deleted and no undo record is written. `run` is the one
-    that has to hold the lease when something is deleted.
+    that has to hold the lease when something is deleted. With `quarantine` an object is copied to
+    quarantine before it is deleted.
     """
 
     store: str
@@ -89,6 +92,7 @@ class DeletionOrder:
     delete: bool
     run: str
     tls: CallerFiles | None = None
+    quarantine: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,7 @@ class Deleter:
         self._asked_for: set[str] = set()
         self._failed_in_a_row = 0
         self._is_over = False
+        self._done = Outcome.QUARANTINED if order.quarantine else Outcome.DELETED
 
     def run(self, candidates: Iterable[Candidate]) -> Iterator[list[Judged]]:
         """Yield the outcomes of every batch; candidates not tried are `SKIPPED`."""
@@ -214,7 +219,7 @@ class Deleter:
             self._is_over = True
             return [Judged(one, Outcome.FAILED, f"nothing deleted: {error}") for one in batch]
         kept = [one for one in judged if one.outcome is not Outcome.WOULD_DELETE]
-        return kept + known + (self._delete(free) if free else [])
+        return kept + known + self._removed(free)
 
     def _sift(self, batch: Sequence[Candidate]) -> list[Judged]:
         """Judge every candidate: one that is free to delete is `WOULD_DELETE`."""
@@ -293,7 +298,7 @@ class Deleter:
     def _compared(self, one: Candidate, info: ObjectInfo | None) -> Judged:
         if info is None:
             if one.key in self._asked_for:
-                return Judged(one, Outcome.DELETED, "the request that failed had deleted it")
+                return Judged(one, self._done, "the request that failed had deleted it")
             return Judged(one, Outcome.GONE)
         # HEAD and list may tell the time with different precision: whole seconds must agree.
         same_time = info.last_modified_ms // 1000 == one.modified_ms // 1000
@@ -312,6 +317,28 @@ class Deleter:
         path = folder / f"{self._task}-{number:06d}.jsonl"
         replace_file(PosixFileSystem(), path, map(str.encode, lines))
 
+    def _removed(self, free: Sequence[Candidate]) -> list[Judged]:
+        """Delete candidates, those of which a copy is in quarantine if that is the order."""
+        unsaved: list[Judged] = []
+        if self._order.quarantine:
+            with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
+                saved = list(pool.map(self._save, free))
+            unsaved = [one for one in saved if one.outcome is not self._done]
+            free = [one.candidate for one in saved if one.outcome is self._done]
+        return unsaved + (self._delete(free) if free else [])
+
+    def _save(self, one: Candidate) -> Judged:
+        """Copy an object to quarantine; any error but its absence keeps it."""
+        try:
+            self._store.copy(one.key, quarantined_key(one.key, self._order.identity.namespace))
+        except ObjectNotFoundError:
+            return Judged(one, Outcome.GONE)
+        except StoreUnavailableError as error:
+            return _not_deleted(one, error)
+        except StorageError as error:
+            return Judged(one, Outcome.FAILED, f"not deleted, as it can't be copied: {error}")
+        return Judged(one, self._done)
+
     def _delete(self, free: Sequence[Candidate]) -> list[Judged]:
         try:
             result = self._store.delete_many([one.key for one in free])
@@ -326,7 +353,7 @@ class Deleter:
         return [
             Judged(one, Outcome.FAILED, f"the store kept it: {why}", one.key in result.throttled)
             if (why := result.failed.get(one.key)) is not None
-            else Judged(one, Outcome.DELETED)
+            else Judged(one, self._done)
             for one in free
         ]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import socket
 import threading
 import time
@@ -41,6 +42,12 @@ class Term:
     machine: str
     process: int
     expires_ms: int
+
+
+def new_run(kind: str) -> str:
+    """Make the name of a run that begins now: unlike any other, and in the order of time."""
+    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return f"{now}-{kind}-{secrets.token_hex(2)}"
 
 
 def lease_prefix(namespace: str) -> str:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streammeta.reconcile.lease import is_lease_key
+from streammeta.reconcile.quarantine import is_quarantined
 from streammeta.reconcile.tables import (
     LISTING_COLUMNS,
     UPLOAD_COLUMNS,
@@ -104,6 +105,8 @@ def owner_of(key: str, namespace: str) -> tuple[Owner, int | None, str]:
         return Owner.MARKER, None, ""
     if parse_log_key(key, namespace) is not None:
         return Owner.LOG, None, ""
+    if is_quarantined(key, namespace):
+        return Owner.QUARANTINED, None, ""
     other = key.partition("/")[0]
     if other.startswith(_NAMESPACE_PREFIX) and other != namespace:
         return Owner.OTHER_CLUSTER, None, other

@@ -40,6 +40,7 @@ class Owner(enum.IntEnum):
     FOREIGN = 2
     MARKER = 3
     LOG = 4
+    QUARANTINED = 5
 
 
 class Verdict(enum.StrEnum):
@@ -57,6 +58,7 @@ class Verdict(enum.StrEnum):
     FOREIGN = "foreign"
     MARKER = "marker"  # the cluster's marker, its claims on object ids, and reconciliation's lease
     LOG = "log"  # of a broker's write-ahead log: brokers delete what is past
+    QUARANTINED = "quarantined"  # moved by an earlier run, which can be undone
     MISSING = "missing"  # the map wants it, the bucket does not have it
     UNLISTED = "unlisted"  # the same, but committed so late that the listing may have passed it
     SIZE_MISMATCH = "size_mismatch"  # live, with another size than the map recorded
@@ -104,6 +106,7 @@ WITHOUT_MAP = {
     Owner.FOREIGN: Verdict.FOREIGN,
     Owner.MARKER: Verdict.MARKER,
     Owner.LOG: Verdict.LOG,
+    Owner.QUARANTINED: Verdict.QUARANTINED,
 }
 """The verdict on a listed key when there is no copy of the map."""
 
@@ -128,6 +131,7 @@ def judge(rows: JoinedColumns, rules: Rules) -> VerdictColumn:
         (rows.owner == Owner.OTHER_CLUSTER, Verdict.OTHER_CLUSTER),
         (rows.owner == Owner.MARKER, Verdict.MARKER),
         (rows.owner == Owner.LOG, Verdict.LOG),
+        (rows.owner == Owner.QUARANTINED, Verdict.QUARANTINED),
         (~own, Verdict.FOREIGN),
         (wanted & wrong_size, Verdict.SIZE_MISMATCH),
         (rows.map_state == common_pb2.OBJECT_STATE_LINKED, Verdict.LINKED),

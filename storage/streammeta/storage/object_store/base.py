@@ -138,6 +138,15 @@ class ObjectStore(Protocol):
         """
         ...
 
+    def copy(self, source_key: str, target_key: str) -> None:
+        """Make `target_key` the equal of another object: bytes, tags and what else the store keeps.
+
+        The target appears all at once and durably, replacing what was there; its time is new, and
+        its etag may be. Raises `ObjectNotFoundError` for the source; stores may refuse to copy more
+        than `MAX_PART_SIZE` bytes, with `StoreRejectedError`.
+        """
+        ...
+
     def delete_many(self, keys: Iterable[str]) -> DeleteResult:
         """Delete objects, 1000 a request; an absent key counts as deleted.
 

@@ -140,6 +140,13 @@ class LocalObjectStore:
         after = b"" if start_after is None else os.fsencode(start_after)
         return self._walk(self._objects, "", os.fsencode(prefix), after)
 
+    def copy(self, source_key: str, target_key: str) -> None:
+        """See `ObjectStore.copy`."""
+        path, target = self._path_of(source_key), self._path_of(target_key)
+        with self._call("copy"), self._opened(source_key, path) as source:
+            size = os.fstat(source).st_size
+            self._write_file(target, lambda fd: copy_bytes(source, fd, 0, size), read_tags(source))
+
     def delete_many(self, keys: Iterable[str]) -> DeleteResult:
         """See `ObjectStore.delete_many`."""
         paths = {key: self._path_of(key) for key in keys}

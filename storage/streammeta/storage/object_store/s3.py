@@ -184,6 +184,20 @@ class S3ObjectStore:
                 return
             options = {"ContinuationToken": page.next_token}
 
+    def copy(self, source_key: str, target_key: str) -> None:
+        """See `ObjectStore.copy`; the bucket copies user metadata and headers too."""
+        check_key(source_key)
+        check_key(target_key)
+        self._call(
+            "copy",
+            lambda: self._client.copy_object(
+                Bucket=self._bucket,
+                Key=target_key,
+                CopySource={"Bucket": self._bucket, "Key": source_key},
+            ),
+            key=source_key,
+        )
+
     def delete_many(self, keys: Iterable[str]) -> DeleteResult:
         """See `ObjectStore.delete_many`."""
         wanted = list(keys)
