@@ -13,6 +13,7 @@ from streammeta.controller.metadata.answers import MapSize
 from streammeta.controller.monitoring.exposition import CONTENT_TYPE, Exposition, new_registry
 from streammeta.controller.monitoring.loop_lag import LoopLag
 from streammeta.controller.monitoring.metrics import ControllerCollector, Sources
+from streammeta.controller.monitoring.pages import StatusPages
 from streammeta.controller.monitoring.plane import HttpPlane, Page, Route
 from streammeta.controller.monitoring.probes import Condition, Phase, report, unready
 from streammeta.controller.monitoring.sampling import Sampler
@@ -74,6 +75,7 @@ class Monitoring:
             self._status = StatusApi(sources, parts.status, self._sampler)
             pages["/api/status.json"] = Route("status", self._status.status)
             pages["/api/series.json"] = Route("status", self._status.series)
+            pages.update(StatusPages(self._status, parts.controller, parts.status.view).routes())
 
     async def start(self, address: str) -> int:
         """Serve at HOST:PORT; return the port, chosen if it is 0.

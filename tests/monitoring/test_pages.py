@@ -1,0 +1,127 @@
+"""Status pages of real controllers: as text, and in a browser where there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streammeta.client import StreamClient
+from tests.kit.certificates import Authority
+from tests.kit.real_cluster import FAST, wait_until
+from tests.monitoring.browser import PROGRAM, browsing
+from tests.monitoring.http_calls import get
+from tests.monitoring.planes import Planed, Planes, running
+
+pytestmark = pytest.mark.process
+
+PATHS = ("/", "/quorum", "/nodes", "/streams", "/deletions", "/compaction", "/build")
+SCRIPT = "<script>document.title='owned'</script>"
+
+needs_browser = pytest.mark.skipif(
+    PROGRAM is None, reason="no chromium on PATH; on Debian: apt-get install chromium"
+)
+
+
+@pytest.fixture(scope="module")
+def written(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planed]:
+    """Give controllers in plain text, with a stream whose tag is a script."""
+    root = tmp_path_factory.mktemp("pages")
+    with running(root, authority, Planes(False, False, False), FAST) as planed:
+        planed.wait_ready()
+
+        async def write() -> None:
+            bucket = f"file://{root / 'bucket'}"
+            async with await StreamClient.open(
+                planed.cluster.endpoints, bucket, node_id=1007
+            ) as client:
+                (stream,) = await client.create_streams([{"topic": SCRIPT}])
+                (await client.open_streams([stream])).require_all()
+                await client.append_many(stream, [b"a", b"b"])
+
+        asyncio.run(write())
+        yield planed
+
+
+def leader_of(planed: Planed) -> int:
+    found = [n for n in planed.cluster.node_ids if planed.metrics(n)["streammeta_quorum_is_leader"]]
+    return found[0]
+
+
+def test_every_page_is_there_and_a_script_in_a_tag_is_text(written: Planed) -> None:
+    for path in PATHS:
+        status, text = written.page(path)
+        assert status == 200
+        assert "<main" in text
+        assert SCRIPT not in text
+    for path in ("/streams", "/stream?id=0"):
+        wait_until(lambda: "&lt;script&gt;" in written.page(path)[1], "it is shown")  # noqa: B023
+    objects = "<caption>Objects to read from"
+    wait_until(lambda: objects in written.page("/stream?id=0")[1], "its object is shown")
+    assert "There is no stream 77" in written.page("/stream?id=77")[1]
+
+
+@pytest.mark.parametrize("query", ["id=x", "id=-1", "id=" + 30 * "9", "id=%D9%A1"])
+def test_ids_are_numbers(written: Planed, query: str) -> None:
+    assert written.page(f"/stream?{query}")[0] == 400
+
+
+def test_pages_are_read_only_and_say_what_a_browser_may_load(written: Planed) -> None:
+    at = written.http_endpoints[0]
+    for method, status in (("HEAD", 200), ("POST", 405), ("DELETE", 405), ("PUT", 405)):
+        assert get(at, "/", None, method)[0] == status
+    connection = http.client.HTTPConnection(at, timeout=10)
+    connection.request("GET", "/streams")
+    answer = connection.getresponse()
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'self';")
+    assert "unsafe" not in answer.headers["Content-Security-Policy"]
+    assert b"<script>" not in answer.read(), "no script stands in a page"
+    connection.close()
+
+
+@needs_browser
+async def test_a_browser_shows_pages_without_errors_and_asks_no_other_host(
+    written: Planed, tmp_path: Path
+) -> None:
+    at = written.http_endpoints[0]
+    async with browsing(tmp_path) as tab:
+        for path in (*PATHS, "/stream?id=0"):
+            await tab.open(f"http://{at}{path}", width=375, scheme="dark")
+            there = f"location.pathname == '{path.partition('?')[0]}' && document.readyState"
+            await tab.until(f"{there} == 'complete' && !!document.querySelector('h1')", path)
+            wide = await tab.value("document.documentElement.scrollWidth")
+            assert wide <= 375, f"{path} fits a phone"
+            assert "owned" not in await tab.value("document.title")
+        await tab.open(f"http://{at}/")
+        await tab.until("document.querySelectorAll('canvas').length == 4", "charts are drawn")
+        await tab.press("Tab")
+        assert await tab.value("document.activeElement.className") == "skip"
+    assert tab.errors == []
+    assert tab.hosts == {at}
+
+
+@needs_browser
+async def test_an_open_page_shows_the_loss_of_the_leader_and_of_the_majority(
+    authority: Authority, tmp_path: Path
+) -> None:
+    with running(tmp_path, authority, Planes(False, False, False), FAST) as planed:
+        await asyncio.to_thread(planed.wait_ready)
+        leader = leader_of(planed)
+        left = [node_id for node_id in planed.cluster.node_ids if node_id != leader]
+        alarms = "document.getElementById('alarms').innerText"
+        async with browsing(tmp_path / "profile") as tab:
+            await tab.open(f"http://{planed.http_endpoints[left[0] - 1]}/")
+            await tab.until(f"{alarms} == ''", "all is well")
+            planed.cluster.children[leader].kill()
+            silent = f"Controller {leader} does not answer"
+            await tab.until(f"{alarms}.includes('{silent}')", "the dead one is named")
+            leads = "document.getElementById('cards').innerText.includes('controller %d')"
+            await tab.until(" || ".join(leads % each for each in left), "another leads")
+            planed.cluster.children[left[1]].kill()
+            await tab.until(f"{alarms}.includes('No leader answers')", "the loss is told")
+            planed.cluster.children[left[0]].kill()
+            gone = "!document.getElementById('offline').hidden"
+            await tab.until(gone, "what is shown is old")
