@@ -72,6 +72,8 @@ LIST_STREAM_SET_OBJECTS = Method(
 )
 PUT_KVS = Method(kv_pb2.PutKVsRequest, kv_pb2.PutKVsResponse)
 GET_KVS = Method(kv_pb2.GetKVsRequest, kv_pb2.GetKVsResponse)
+DELETE_KVS = Method(kv_pb2.DeleteKVsRequest, kv_pb2.DeleteKVsResponse)
+LIST_KVS = Method(kv_pb2.ListKVsRequest, kv_pb2.ListKVsResponse)
 DESCRIBE_CLUSTER = Method(
     admin_pb2.DescribeClusterRequest, admin_pb2.DescribeClusterResponse, leader_only=False
 )

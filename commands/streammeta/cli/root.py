@@ -56,6 +56,10 @@ COMMANDS = {
     "health": Entry(
         "streammeta.cli.cluster_command:health", "Exit 0 if a controller is healthy, 1 if not."
     ),
+    "kafka": Entry(
+        "streammeta.cli.kafka_command:kafka",
+        "Run a broker that Kafka's clients accept, until Ctrl-C.",
+    ),
     "node": Entry(
         "streammeta.cli.node_command:node", "Look at brokers, and settle what one has left behind."
     ),

@@ -1,0 +1,225 @@
+"""A broker's part in the cluster: it knows the view, leads partitions, and moves those of the dead.
+
+Owns the loop that reads the view, recovers nodes that the controllers name, appoints leaders where
+this broker is the one to do so, and opens and closes logs accordingly. A log that has failed is
+opened again under the next epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from streammeta.brokers.kafka.cluster import ClusterView, Leader, Topic, read_view
+from streammeta.brokers.kafka.codes import Code, KafkaError
+from streammeta.brokers.kafka.keys import PRODUCER_BLOCK, Keys, leader_key, meta_key
+from streammeta.brokers.kafka.takeover import close_streams_of
+from streammeta.brokers.kafka.topic_configs import log_config
+from streammeta.brokers.partition.errors import PartitionError
+from streammeta.brokers.partition.log import PartitionLog
+from streammeta.brokers.partition.opening import create_meta_stream, open_log, partition_tags
+from streammeta.client import (
+    BrokerClientError,
+    ControllerUnavailableError,
+    StorageError,
+    StreamClient,
+    StreamEpochMismatchError,
+    StreamFencedError,
+)
+
+VIEW_INTERVAL_S = 0.3
+HOUSEKEEPING_S = 30.0
+
+_log = logging.getLogger(__name__)
+
+Place = tuple[str, int]
+"""Topic id and partition."""
+
+
+@dataclass
+class Broker:
+    """One broker of a Kafka cluster. Make it with `open`; `close` hands its partitions over."""
+
+    client: StreamClient
+    keys: Keys
+    cluster_id: str
+    node_id: int
+    default_partitions: int = 1
+    creates_topics: bool = True
+    view: ClusterView = field(default_factory=ClusterView)
+    logs: dict[Place, PartitionLog] = field(default_factory=dict)
+    _opening: dict[Place, asyncio.Task[None]] = field(default_factory=dict)
+    _loop_task: asyncio.Task[None] | None = None
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _producer_ids: range = range(0)
+    _producer_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _housekept_at: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    async def open(cls, client: StreamClient, host: str, port: int) -> Broker:
+        """Join the cluster at the address that clients are told. `client` has a node id."""
+        described = await client.controllers.describe_cluster()
+        keys = Keys(client.controllers, described.cluster_id)
+        node = client.session.node
+        broker = cls(client, keys, described.cluster_id, node.node_id)
+        inherited = [one.stream_id for one in client.inherited]
+        if inherited:
+            await client.close_streams(inherited)
+        address = {"host": host, "port": port, "node_epoch": node.node_epoch}
+        await keys.put({f"broker/{node.node_id}": address})
+        await broker.refresh()
+        broker._loop_task = asyncio.create_task(broker._run())
+        return broker
+
+    async def close(self) -> None:
+        """Leave in good order: others may open the partitions at once."""
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+            await asyncio.wait([self._loop_task])
+        for task in self._opening.values():
+            task.cancel()
+        if self._opening:
+            await asyncio.wait(self._opening.values())
+        for log in self.logs.values():
+            with contextlib.suppress(BrokerClientError, PartitionError, StorageError):
+                await log.close()
+        self.logs.clear()
+        with contextlib.suppress(BrokerClientError):
+            await self.keys.delete([f"broker/{self.node_id}"])
+
+    # -- what requests need
+
+    def topic(self, name: str) -> Topic:
+        """Return a topic of the view. Raises `KafkaError`."""
+        found = self.view.topics.get(name)
+        if found is None:
+            raise KafkaError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+        return found
+
+    def log_of(self, name: str, partition: int, leader_epoch: int = -1) -> PartitionLog:
+        """Return the log of a partition that this broker leads. Raises `KafkaError`."""
+        topic = self.topic(name)
+        if not 0 <= partition < topic.partitions:
+            raise KafkaError(Code.UNKNOWN_TOPIC_OR_PARTITION)
+        log = self.logs.get((topic.topic_id, partition))
+        if log is None or not log.is_writable:
+            raise KafkaError(Code.NOT_LEADER_OR_FOLLOWER)
+        if 0 <= leader_epoch < log.epoch:
+            raise KafkaError(Code.FENCED_LEADER_EPOCH)
+        if leader_epoch > log.epoch:
+            raise KafkaError(Code.UNKNOWN_LEADER_EPOCH)
+        return log
+
+    async def next_producer_id(self) -> int:
+        """Return a producer id that no broker of the cluster gives out again."""
+        async with self._producer_lock:
+            if not self._producer_ids:
+                first = await self.keys.reserve_producer_ids()
+                self._producer_ids = range(first, first + PRODUCER_BLOCK)
+            taken, self._producer_ids = self._producer_ids[0], self._producer_ids[1:]
+            return taken
+
+    # -- the view
+
+    async def refresh(self) -> None:
+        """Read the view, and do what it asks for: appoint, open, close."""
+        async with self._reading:
+            self.view = await read_view(self.keys, self.client.controllers)
+            if self.view.controller == self.node_id and await self._appoint():
+                self.view = await read_view(self.keys, self.client.controllers)
+            await self._close_lost()
+            self._open_gained()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(VIEW_INTERVAL_S)
+            try:
+                heartbeat = self.client.writer.heartbeat
+                await close_streams_of(
+                    self.client.controllers, self.client.session.node, heartbeat.recoveries
+                )
+                await self.refresh()
+                if time.monotonic() - self._housekept_at > HOUSEKEEPING_S:
+                    self._housekept_at = time.monotonic()
+                    await self._housekeep()
+            except ControllerUnavailableError as error:
+                _log.warning("the view is not renewed: %s", error)
+            except (BrokerClientError, PartitionError, StorageError):
+                _log.exception("the view is not acted upon")
+
+    async def _appoint(self) -> bool:
+        """Name leaders for partitions without one; return whether anything may have changed."""
+        appointed = self.view.appointments()
+        for (topic_id, partition), leader in appointed.items():
+            key = leader_key(topic_id, partition)
+            await self.keys.put({key: leader.document()}, expected=leader.version)
+        return bool(appointed)
+
+    def _led(self) -> Mapping[Place, tuple[Topic, Leader]]:
+        return {
+            (topic.topic_id, partition): (topic, leader)
+            for topic, partition in self.view.partitions()
+            if (leader := self.view.leader(topic, partition)) and leader.node_id == self.node_id
+        }
+
+    async def _close_lost(self) -> None:
+        led = self._led()
+        for place, log in list(self.logs.items()):
+            topic_and_leader = led.get(place)
+            if topic_and_leader is None or topic_and_leader[1].epoch != log.epoch:
+                del self.logs[place]
+                log.give_up()
+                await self._close_streams(log)
+
+    async def _close_streams(self, log: PartitionLog) -> None:
+        with contextlib.suppress(BrokerClientError):
+            await self.client.close_streams(log.stream_ids)
+
+    def _open_gained(self) -> None:
+        for place, (topic, leader) in self._led().items():
+            log = self.logs.get(place)
+            if place not in self._opening and (log is None or log.failure is not None):
+                task = asyncio.create_task(self._open(topic, place, leader))
+                self._opening[place] = task
+                task.add_done_callback(lambda _, at=place: self._opening.pop(at, None))  # type: ignore[misc]
+
+    async def _open(self, topic: Topic, place: Place, leader: Leader) -> None:
+        """Open a log under its epoch; one that has failed, or an epoch that was used, moves on."""
+        try:
+            failed = self.logs.pop(place, None)
+            if failed is not None:
+                await self._close_streams(failed)
+                await self._next_epoch(place, leader)
+                return
+            tags = partition_tags(*place)
+            config = log_config(topic.configs)
+            meta_id = await self._meta_stream(*place)
+            self.logs[place] = await open_log(self.client, meta_id, leader.epoch, tags, config)
+        except (StreamFencedError, StreamEpochMismatchError):
+            await self._next_epoch(place, leader)
+        except (BrokerClientError, PartitionError, StorageError) as error:
+            _log.warning("%s-%d is not open yet: %s", topic.name, place[1], error)
+
+    async def _next_epoch(self, place: Place, leader: Leader) -> None:
+        following = Leader(self.node_id, leader.epoch + 1)
+        with contextlib.suppress(BrokerClientError):
+            await self.keys.put({leader_key(*place): following.document()}, leader.version)
+
+    async def _meta_stream(self, topic_id: str, partition: int) -> int:
+        key = meta_key(topic_id, partition)
+        known = await self.keys.stream_id(key)
+        if known is not None:
+            return known
+        created = await create_meta_stream(self.client, topic_id, partition)
+        return await self.keys.claim_stream_id(key, created)
+
+    async def _housekeep(self) -> None:
+        for place, log in list(self.logs.items()):
+            try:
+                await log.housekeep()
+            except (BrokerClientError, PartitionError, StorageError) as error:
+                _log.warning("retention of %s-%d: %s", *place, error)

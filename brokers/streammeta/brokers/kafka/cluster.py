@@ -1,0 +1,147 @@
+"""View of a Kafka cluster: live brokers, topics, leaders, and appointments where there are none.
+
+A view is read from keys and from the controllers' sessions, and is a moment old. Nothing relies on
+its being right: a leader is fenced by the epoch of its streams, a change by the version it read.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streammeta.brokers.kafka.keys import Keys
+from streammeta.client import ControllerClient
+from streammeta.client.methods import GET_NODES
+from streammeta.v1 import nodes_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Address at which clients reach a broker, and the epoch of its process."""
+
+    host: str
+    port: int
+    node_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    configs: Mapping[str, str]
+    version: int = 0
+
+    def document(self) -> Mapping[str, Any]:
+        """Return the JSON value of its key."""
+        return {"id": self.topic_id, "partitions": self.partitions, "configs": dict(self.configs)}
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Leader of a partition since an epoch; `version` is that of its key."""
+
+    node_id: int
+    epoch: int
+    version: int = 0
+
+    def document(self) -> Mapping[str, Any]:
+        """Return the JSON value of its key."""
+        return {"leader": self.node_id, "epoch": self.epoch}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """Live brokers by node id, topics by name, leaders by topic id and partition."""
+
+    brokers: Mapping[int, Endpoint] = field(default_factory=dict)
+    topics: Mapping[str, Topic] = field(default_factory=dict)
+    leaders: Mapping[tuple[str, int], Leader] = field(default_factory=dict)
+
+    def partitions(self) -> Iterator[tuple[Topic, int]]:
+        """Iterate over all partitions of all topics."""
+        for topic in self.topics.values():
+            for partition in range(topic.partitions):
+                yield topic, partition
+
+    def leader(self, topic: Topic, partition: int) -> Leader | None:
+        """Return the leader of a partition if it has one that lives."""
+        found = self.leaders.get((topic.topic_id, partition))
+        return found if found is not None and found.node_id in self.brokers else None
+
+    @property
+    def controller(self) -> int:
+        """Node id of the broker that names leaders: the smallest that lives, -1 for none."""
+        return min(self.brokers, default=-1)
+
+    def coordinator(self, group: str) -> int:
+        """Node id of the broker that coordinates a group, -1 for none."""
+        nodes = sorted(self.brokers)
+        return nodes[zlib.crc32(group.encode()) % len(nodes)] if nodes else -1
+
+    def appointments(self) -> dict[tuple[str, int], Leader]:
+        """Return a leader for each partition without one: brokers that lead least come first.
+
+        Each is one epoch above the former leader, with the version that its key has now.
+        """
+        if not self.brokers:
+            return {}
+        load: Counter[int] = Counter(dict.fromkeys(self.brokers, 0))
+        vacant = []
+        for topic, partition in self.partitions():
+            leader = self.leader(topic, partition)
+            if leader is None:
+                vacant.append((topic.topic_id, partition))
+            else:
+                load[leader.node_id] += 1
+        chosen = {}
+        for place in vacant:
+            node_id = min(load, key=lambda one: (load[one], one))
+            load[node_id] += 1
+            former = self.leaders.get(place)
+            epoch = 0 if former is None else former.epoch + 1
+            chosen[place] = Leader(node_id, epoch, 0 if former is None else former.version)
+        return chosen
+
+
+async def read_view(keys: Keys, controllers: ControllerClient) -> ClusterView:
+    """Read the view of now."""
+    listed = await keys.list("broker/")
+    topics = await keys.list("topic/")
+    leaders = await keys.list("leader/")
+    alive = await _living(controllers)
+    brokers = {
+        int(node): Endpoint(value["host"], value["port"], value["node_epoch"])
+        for node, (value, _) in listed.items()
+    }
+    return ClusterView(
+        {node: one for node, one in brokers.items() if alive.get(node) == one.node_epoch},
+        {
+            name: Topic(name, value["id"], value["partitions"], value["configs"], version)
+            for name, (value, version) in topics.items()
+        },
+        {_place(key): Leader(v["leader"], v["epoch"], at) for key, (v, at) in leaders.items()},
+    )
+
+
+def _place(key: str) -> tuple[str, int]:
+    topic_id, _, partition = key.partition("/")
+    return topic_id, int(partition)
+
+
+_GONE = (nodes_pb2.NODE_STATE_FENCED, nodes_pb2.NODE_STATE_CONTROLLED_SHUTDOWN)
+
+
+async def _living(controllers: ControllerClient) -> dict[int, int]:
+    """Return the epochs of nodes that no leader knows to be gone."""
+    answer = await controllers.call(GET_NODES, nodes_pb2.GetNodesRequest())
+    return {
+        one.node_id: one.node_epoch
+        for one in answer.nodes
+        if one.state not in _GONE and not one.failover and not one.departed
+    }

@@ -1,0 +1,75 @@
+"""Error codes of Kafka's protocol that this broker answers, and errors that carry one."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from streammeta.brokers.partition import errors as partition
+
+
+class Code(IntEnum):
+    """Error codes, by Kafka's names."""
+
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
+    MESSAGE_TOO_LARGE = 10
+    COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
+    INVALID_TOPIC = 17
+    INVALID_REQUIRED_ACKS = 21
+    ILLEGAL_GENERATION = 22
+    INCONSISTENT_GROUP_PROTOCOL = 23
+    INVALID_GROUP_ID = 24
+    UNKNOWN_MEMBER_ID = 25
+    INVALID_SESSION_TIMEOUT = 26
+    REBALANCE_IN_PROGRESS = 27
+    UNSUPPORTED_VERSION = 35
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    INVALID_REPLICATION_FACTOR = 38
+    INVALID_CONFIG = 40
+    INVALID_REQUEST = 42
+    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    INVALID_PRODUCER_EPOCH = 47
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    STORAGE_ERROR = 56
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 75
+    MEMBER_ID_REQUIRED = 79
+    FENCED_INSTANCE_ID = 82
+    INVALID_RECORD = 87
+
+
+class KafkaError(Exception):
+    """A request, or an item of one, is answered with `code`."""
+
+    def __init__(self, code: Code, message: str = "") -> None:
+        super().__init__(message or code.name)
+        self.code = code
+        self.message = message
+
+
+_CODES: tuple[tuple[type[Exception], Code], ...] = (
+    (partition.CorruptBatchError, Code.CORRUPT_MESSAGE),
+    (partition.BatchTooLargeError, Code.MESSAGE_TOO_LARGE),
+    (partition.UnsupportedBatchError, Code.INVALID_RECORD),
+    (partition.InvalidBatchError, Code.INVALID_RECORD),
+    (partition.OutOfOrderSequenceError, Code.OUT_OF_ORDER_SEQUENCE_NUMBER),
+    (partition.InvalidProducerEpochError, Code.INVALID_PRODUCER_EPOCH),
+    (partition.OffsetOutOfRangeError, Code.OFFSET_OUT_OF_RANGE),
+    (partition.PartitionFailedError, Code.NOT_LEADER_OR_FOLLOWER),
+    (partition.PartitionClosedError, Code.NOT_LEADER_OR_FOLLOWER),
+)
+
+
+def code_of(error: Exception) -> Code:
+    """Return the code for an error; what is not known is a failure of the storage."""
+    if isinstance(error, KafkaError):
+        return error.code
+    return next((code for kind, code in _CODES if isinstance(error, kind)), Code.STORAGE_ERROR)

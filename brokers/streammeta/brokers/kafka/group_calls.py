@@ -1,0 +1,325 @@
+"""Calls of consumer groups: the coordinator around the state machine, and offsets in keys.
+
+A group is coordinated by the broker that the view names; another answers NOT_COORDINATOR. Offsets
+are committed when their keys are, so they outlive their coordinator; members join its successor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streammeta.brokers.kafka.broker import Broker
+from streammeta.brokers.kafka.codes import Code
+from streammeta.brokers.kafka.groups import Group, Join, Reply, State, failed_join
+from streammeta.brokers.kafka.keys import offset_key
+from streammeta.brokers.kafka.record_calls import Answer
+from streammeta.brokers.kafka.wire import Request, Tree
+
+_TICK_S = 0.1
+_METADATA_MAX = 4096
+_NEEDS_ID_FROM = 4
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def _new_member_id(prefix: str) -> str:
+    return f"{prefix or 'member'}-{secrets.token_hex(8)}"
+
+
+@dataclass
+class Groups:
+    """The groups that a broker coordinates. Use it as an async context manager."""
+
+    broker: Broker
+    groups: dict[str, Group] = field(default_factory=dict)
+    _waiting: dict[object, asyncio.Future[Tree]] = field(default_factory=dict)
+    _ticking: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Groups:
+        self._ticking = asyncio.create_task(self._tick())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
+            await asyncio.wait([self._ticking])
+        for group in self.groups.values():
+            self._send(group.end(Code.NOT_COORDINATOR))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now = _now_ms()
+            for name, group in list(self.groups.items()):
+                if self._refusal(name) is Code.NOT_COORDINATOR:
+                    del self.groups[name]
+                    self._send(group.end(Code.NOT_COORDINATOR))
+                    continue
+                self._send(group.tick(now))
+
+    def _send(self, replies: Iterable[Reply]) -> None:
+        for token, answer in replies:
+            future = self._waiting.pop(token, None)
+            if future is not None and not future.done():
+                future.set_result(answer)
+
+    def _refusal(self, name: str) -> Code:
+        """Return why this broker does not speak for a group, NONE if it does."""
+        if not name:
+            return Code.INVALID_GROUP_ID
+        coordinator = self.broker.view.coordinator(name)
+        if coordinator == -1:
+            return Code.COORDINATOR_NOT_AVAILABLE
+        return Code.NONE if coordinator == self.broker.node_id else Code.NOT_COORDINATOR
+
+    def _group(self, name: str) -> Group:
+        return self.groups.setdefault(name, Group(_new_member_id))
+
+    def _token(self) -> tuple[object, asyncio.Future[Tree]]:
+        token = object()
+        self._waiting[token] = asyncio.get_running_loop().create_future()
+        return token, self._waiting[token]
+
+    # -- membership
+
+    async def find_coordinator(self, request: Request) -> Tree:
+        """Return the broker that coordinates a group; transactions have none."""
+        body = request.body
+        node_id = self.broker.view.coordinator(body.key)
+        found = self.broker.view.brokers.get(node_id)
+        code = Code.NONE
+        if getattr(body, "key_type", 0) != 0:
+            code = Code.INVALID_REQUEST
+        elif found is None:
+            code = Code.COORDINATOR_NOT_AVAILABLE
+        if code is not Code.NONE or found is None:
+            return {
+                "error_code": code,
+                "error_message": None,
+                "node_id": -1,
+                "host": "",
+                "port": -1,
+            }
+        return {
+            "error_code": code,
+            "error_message": None,
+            "node_id": node_id,
+            "host": found.host,
+            "port": found.port,
+        }
+
+    async def join(self, request: Request) -> Answer:
+        """Take a member in; the answer comes with the next generation."""
+        body = request.body
+        refused = self._refusal(body.group_id)
+        token, future = self._token()
+        if refused is not Code.NONE:
+            self._send([(token, failed_join(refused, body.member_id))])
+            return _wait(future)
+        session_ms = _ms(body.session_timeout)
+        asked = Join(
+            member_id=body.member_id,
+            instance_id=getattr(body, "group_instance_id", None),
+            client_id=request.client_id,
+            session_ms=session_ms,
+            rebalance_ms=_ms(getattr(body, "rebalance_timeout", None)) or session_ms,
+            protocol_type=body.protocol_type,
+            protocols=[(one.name, bytes(one.metadata)) for one in body.protocols],
+            needs_id=request.version >= _NEEDS_ID_FROM,
+        )
+        self._send(self._group(body.group_id).join(token, asked, _now_ms()))
+        return _wait(future)
+
+    async def sync(self, request: Request) -> Answer:
+        """Return a member's assignment once the leader has brought it."""
+        body = request.body
+        refused = self._refusal(body.group_id)
+        token, future = self._token()
+        if refused is not Code.NONE:
+            self._send([(token, {"error_code": refused})])
+            return _wait(future)
+        group = self._group(body.group_id)
+        instance = getattr(body, "group_instance_id", None)
+        fenced = group.check(body.member_id, body.generation_id, instance)
+        if fenced is Code.FENCED_INSTANCE_ID:
+            self._send([(token, {"error_code": fenced})])
+            return _wait(future)
+        assignments = {one.member_id: bytes(one.assignment) for one in body.assignments}
+        replies = group.sync(token, body.member_id, body.generation_id, assignments, _now_ms())
+        self._send(replies)
+        return _wait(future)
+
+    async def heartbeat(self, request: Request) -> Tree:
+        """Keep a member in its group."""
+        body = request.body
+        code = self._refusal(body.group_id)
+        if code is Code.NONE:
+            group = self._group(body.group_id)
+            instance = getattr(body, "group_instance_id", None)
+            code = group.check(body.member_id, body.generation_id, instance)
+            if code is Code.NONE:
+                code = group.heartbeat(body.member_id, body.generation_id, _now_ms())
+        return {"error_code": code}
+
+    async def leave(self, request: Request) -> Tree:
+        """Let a member go."""
+        body = request.body
+        code = self._refusal(body.group_id)
+        if code is Code.NONE:
+            code, replies = self._group(body.group_id).leave(body.member_id, _now_ms())
+            self._send(replies)
+        return {"error_code": code}
+
+    # -- offsets
+
+    async def commit(self, request: Request) -> Tree:
+        """Commit offsets."""
+        body = request.body
+        code = self._refusal(body.group_id)
+        if code is Code.NONE:
+            code = self._group(body.group_id).check_commit(
+                body.member_id,
+                body.generation_id_or_member_epoch,
+                getattr(body, "group_instance_id", None),
+            )
+        values = {}
+        rows = []
+        for topic in body.topics:
+            parts = []
+            for item in topic.partitions:
+                one = self._commit_code(code, topic.name, item)
+                if one is Code.NONE:
+                    key = offset_key(body.group_id, topic.name, item.partition_index)
+                    values[key] = _offset_value(item)
+                parts.append({"partition_index": item.partition_index, "error_code": one})
+            rows.append({"name": topic.name, "partitions": parts})
+        if values:
+            await self.broker.keys.put(values)
+        return {"topics": rows}
+
+    def _commit_code(self, code: Code, topic: str, item: Any) -> Code:
+        if code is not Code.NONE:
+            return code
+        known = self.broker.view.topics.get(topic)
+        if known is None or not 0 <= item.partition_index < known.partitions:
+            return Code.UNKNOWN_TOPIC_OR_PARTITION
+        if len(item.committed_metadata or "") > _METADATA_MAX:
+            return Code.INVALID_REQUEST
+        return Code.NONE
+
+    async def fetch_offsets(self, request: Request) -> Tree:
+        """Return committed offsets, -1 where there are none."""
+        body = request.body
+        refused = self._refusal(body.group_id)
+        if refused is not Code.NONE:
+            return {"error_code": refused, "topics": _refused_offsets(body, refused)}
+        stored = await self.broker.keys.list(offset_key(body.group_id))
+        found = {key: value for key, (value, _) in stored.items()}
+        wanted: Mapping[str, Iterable[int]]
+        if body.topics is None:
+            wanted = _by_topic(found)
+        else:
+            wanted = {one.name: one.partition_indexes for one in body.topics}
+        return {
+            "error_code": Code.NONE,
+            "topics": [
+                {
+                    "name": name,
+                    "partitions": [_offset_row(at, found.get(f"{name}/{at}")) for at in places],
+                }
+                for name, places in wanted.items()
+            ],
+        }
+
+    # -- descriptions
+
+    async def describe(self, request: Request) -> Tree:
+        """Describe groups."""
+        return {"groups": [self._description(name) for name in request.body.groups]}
+
+    def _description(self, name: str) -> Tree:
+        code = self._refusal(name)
+        group = self.groups.get(name) or Group(_new_member_id)
+        return {
+            "error_code": code,
+            "group_id": name,
+            "group_state": group.state.value if name in self.groups else "Dead",
+            "protocol_type": group.protocol_type,
+            "protocol_data": group.protocol if group.state is State.STABLE else "",
+            "members": [
+                {
+                    "member_id": one.member_id,
+                    "group_instance_id": one.instance_id,
+                    "client_id": one.client_id,
+                    "client_host": "",
+                    "member_metadata": one.metadata(group.protocol),
+                    "member_assignment": one.assignment,
+                }
+                for one in group.members.values()
+            ],
+        }
+
+    async def list_groups(self, _: Request) -> Tree:
+        """List the groups that this broker coordinates."""
+        return {
+            "error_code": Code.NONE,
+            "groups": [
+                {"group_id": name, "protocol_type": one.protocol_type}
+                for name, one in sorted(self.groups.items())
+            ],
+        }
+
+
+async def _wait(future: asyncio.Future[Tree]) -> Tree:
+    return await future
+
+
+def _ms(duration: Any) -> int:
+    return 0 if duration is None else int(duration.total_seconds() * 1000)
+
+
+def _offset_value(item: Any) -> Mapping[str, Any]:
+    return {
+        "offset": item.committed_offset,
+        "epoch": getattr(item, "committed_leader_epoch", -1),
+        "metadata": item.committed_metadata or "",
+    }
+
+
+def _offset_row(partition: int, value: Mapping[str, Any] | None) -> Tree:
+    value = {"offset": -1, "epoch": -1, "metadata": ""} if value is None else value
+    return {
+        "partition_index": partition,
+        "committed_offset": value["offset"],
+        "committed_leader_epoch": value["epoch"],
+        "metadata": value["metadata"],
+        "error_code": Code.NONE,
+    }
+
+
+def _refused_offsets(body: Any, code: Code) -> list[Tree]:
+    """Return rows that carry a refusal in versions whose answer has no code of its own."""
+    return [
+        {
+            "name": one.name,
+            "partitions": [
+                {**_offset_row(at, None), "error_code": code} for at in one.partition_indexes
+            ],
+        }
+        for one in body.topics or ()
+    ]
+
+
+def _by_topic(found: Mapping[str, Any]) -> dict[str, list[int]]:
+    topics: dict[str, list[int]] = {}
+    for key in sorted(found):
+        name, _, partition = key.rpartition("/")
+        topics.setdefault(name, []).append(int(partition))
+    return topics

@@ -1,0 +1,119 @@
+"""Topics, leaders, brokers and offsets as keys of the controllers, in a namespace of the cluster.
+
+Owns the names of keys, the JSON of their values, and conditional puts: whoever loses a race reads
+what the winner wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from streammeta.client import ControllerClient
+from streammeta.client.methods import DELETE_KVS, GET_KVS, LIST_KVS, PUT_KVS
+from streammeta.v1 import kv_pb2
+from streammeta.v1.common_pb2 import ERROR_CODE_NONE
+
+_ID = struct.Struct(">q")
+_PRODUCER_IDS = "producer-ids"
+PRODUCER_BLOCK = 1000
+"""Producer ids that a broker reserves at once."""
+
+
+def topic_key(name: str) -> str:
+    """Return the key of a topic."""
+    return f"topic/{name}"
+
+
+def leader_key(topic_id: str, partition: int) -> str:
+    """Return the key that names the leader of a partition."""
+    return f"leader/{topic_id}/{partition}"
+
+
+def meta_key(topic_id: str, partition: int) -> str:
+    """Return the key of the stream that holds a partition's map."""
+    return f"{topic_id}/{partition}"
+
+
+def offset_key(group: str, topic: str = "", partition: int | str = "") -> str:
+    """Return the key of a committed offset, or the prefix of all of a group."""
+    return f"offset/{quote(group, safe='')}/" + (f"{topic}/{partition}" if topic else "")
+
+
+class Keys:
+    """The keys of one Kafka cluster."""
+
+    def __init__(self, controllers: ControllerClient, cluster: str) -> None:
+        self._controllers = controllers
+        self._namespace = f"_kafka_{cluster}"
+
+    async def list(self, prefix: str) -> dict[str, tuple[Any, int]]:
+        """Return the JSON values of keys with a prefix, which is cut off, and their versions."""
+        found: dict[str, tuple[Any, int]] = {}
+        request = kv_pb2.ListKVsRequest(namespace=self._namespace, prefix=prefix)
+        async for answer in self._controllers.pages(LIST_KVS, request):
+            for entry in answer.entries:
+                name = entry.key.removeprefix(prefix)
+                found[name] = (json.loads(entry.value), entry.version)
+        return found
+
+    async def put(self, values: Mapping[str, Any], expected: int | None = None) -> bool:
+        """Put JSON values; with `expected` only at that version, 0: if absent. Say if all are."""
+        items = [
+            kv_pb2.KVToPut(
+                namespace=self._namespace,
+                key=key,
+                value=json.dumps(value, separators=(",", ":")).encode(),
+                overwrite=expected is None,
+                expected_version=expected,
+            )
+            for key, value in values.items()
+        ]
+        results = await self._put(items)
+        return all(
+            one.error == ERROR_CODE_NONE or one.value == item.value
+            for item, one in zip(items, results, strict=True)
+        )
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Delete keys; those that are absent are no error."""
+        named = [kv_pb2.KVKey(namespace=self._namespace, key=key) for key in keys]
+        if named:
+            await self._controllers.call(DELETE_KVS, kv_pb2.DeleteKVsRequest(keys=named))
+
+    async def stream_id(self, key: str) -> int | None:
+        """Return the stream id that a key holds, None if it is absent."""
+        named = kv_pb2.KVKey(namespace=self._namespace, key=key)
+        answer = await self._controllers.call(GET_KVS, kv_pb2.GetKVsRequest(keys=[named]))
+        found = answer.results[0]
+        return int(_ID.unpack(found.value)[0]) if found.found else None
+
+    async def claim_stream_id(self, key: str, stream_id: int) -> int:
+        """Put a stream id unless the key holds one; return the one that it holds."""
+        item = kv_pb2.KVToPut(namespace=self._namespace, key=key, value=_ID.pack(stream_id))
+        (result,) = await self._put([item])
+        return int(_ID.unpack(result.value)[0])
+
+    async def reserve_producer_ids(self) -> int:
+        """Reserve `PRODUCER_BLOCK` producer ids; return the first."""
+        named = kv_pb2.KVKey(namespace=self._namespace, key=_PRODUCER_IDS)
+        while True:
+            answer = await self._controllers.call(GET_KVS, kv_pb2.GetKVsRequest(keys=[named]))
+            found = answer.results[0]
+            first = _ID.unpack(found.value)[0] if found.found else 0
+            item = kv_pb2.KVToPut(
+                namespace=self._namespace,
+                key=_PRODUCER_IDS,
+                value=_ID.pack(first + PRODUCER_BLOCK),
+                expected_version=found.version,
+            )
+            (result,) = await self._put([item])
+            if result.error == ERROR_CODE_NONE:
+                return int(first)
+
+    async def _put(self, items: Sequence[kv_pb2.KVToPut]) -> Sequence[kv_pb2.KVResult]:
+        answer = await self._controllers.call(PUT_KVS, kv_pb2.PutKVsRequest(items=items))
+        return answer.results

@@ -1,0 +1,222 @@
+"""Calls about records: Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, DeleteRecords.
+
+A call that takes time comes in two parts: what is done in the order of the connection, and a
+coroutine of the answer, which others need not wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from streammeta.brokers.kafka.broker import Broker
+from streammeta.brokers.kafka.codes import Code, KafkaError, code_of
+from streammeta.brokers.kafka.wire import Request, Tree
+from streammeta.brokers.partition.errors import PartitionError
+from streammeta.brokers.partition.log import Appended, PartitionLog
+from streammeta.brokers.partition.time_search import offset_by_time
+from streammeta.client import BrokerClientError, StorageError
+
+FAILURES = (KafkaError, PartitionError, BrokerClientError, StorageError)
+"""Errors that an item of a request is answered with."""
+
+_LATEST, _EARLIEST = -1, -2
+_FETCH_MAX_BYTES = 55 * 1024 * 1024
+
+Answer = Coroutine[Any, Any, Tree | None]
+
+
+async def produce(broker: Broker, request: Request) -> Answer:
+    """Admit batches in order; the answer comes when they are durable, none for acks 0."""
+    body = request.body
+    admitted = []
+    for topic in body.topic_data:
+        rows: list[tuple[int, PartitionLog | None, Any]] = []
+        for item in topic.partition_data:
+            try:
+                _check_acks(body)
+                log = broker.log_of(topic.name, item.index)
+                rows.append((item.index, log, await log.append(bytes(item.records or b""))))
+            except FAILURES as error:
+                rows.append((item.index, None, error))
+        admitted.append((topic.name, rows))
+    return _produced(body.acks, body.timeout.total_seconds(), admitted)
+
+
+def _check_acks(body: Any) -> None:
+    if body.acks not in (-1, 0, 1):
+        raise KafkaError(Code.INVALID_REQUIRED_ACKS)
+    if body.transactional_id is not None:
+        raise KafkaError(Code.INVALID_REQUEST, "transactions are not offered")
+
+
+async def _produced(acks: int, timeout_s: float, admitted: list[Any]) -> Tree | None:
+    futures = [row[2].durable for _, rows in admitted for row in rows if row[1] is not None]
+    if futures:
+        await asyncio.wait(futures, timeout=max(timeout_s, 0.001))
+    if acks == 0:
+        return None
+    return {
+        "responses": [
+            {"name": name, "partition_responses": [_produce_row(*row) for row in rows]}
+            for name, rows in admitted
+        ]
+    }
+
+
+def _produce_row(index: int, log: PartitionLog | None, outcome: Appended | Exception) -> Tree:
+    if isinstance(outcome, Exception) or log is None:
+        assert isinstance(outcome, Exception)
+        return {
+            "index": index,
+            "error_code": code_of(outcome),
+            "base_offset": -1,
+            "error_message": str(outcome),
+        }
+    code = Code.NONE
+    if not outcome.durable.done():
+        code = Code.REQUEST_TIMED_OUT
+    elif outcome.durable.exception() is not None:
+        code = Code.NOT_LEADER_OR_FOLLOWER
+    return {
+        "index": index,
+        "error_code": code,
+        "base_offset": outcome.base_offset if code is Code.NONE else -1,
+        "log_start_offset": log.start_offset,
+    }
+
+
+async def fetch(broker: Broker, request: Request) -> Answer:
+    """Read from many partitions; wait until there are `min_bytes`, or time is over."""
+    return _fetched(broker, request.body)
+
+
+async def _fetched(broker: Broker, body: Any) -> Tree:
+    changed = asyncio.Event()
+    deadline = asyncio.get_running_loop().time() + body.max_wait.total_seconds()
+    with contextlib.ExitStack() as stack:
+        for log in _logs(broker, body):
+            stack.enter_context(log.watched(changed.set))
+        while True:
+            changed.clear()
+            responses, size, has_error = await _fetch_once(broker, body)
+            if size >= body.min_bytes or has_error:
+                break
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await changed.wait()
+            except TimeoutError:
+                break
+    return {"error_code": Code.NONE, "session_id": 0, "responses": responses}
+
+
+def _logs(broker: Broker, body: Any) -> list[PartitionLog]:
+    found = []
+    for topic in body.topics:
+        for item in topic.partitions:
+            with contextlib.suppress(KafkaError):
+                found.append(broker.log_of(topic.topic, item.partition))
+    return found
+
+
+async def _fetch_once(broker: Broker, body: Any) -> tuple[Sequence[Tree], int, bool]:
+    left = min(body.max_bytes, _FETCH_MAX_BYTES)
+    size, has_error = 0, False
+    responses: list[Tree] = []
+    for topic in body.topics:
+        rows = []
+        for item in topic.partitions:
+            row = await _fetch_row(broker, topic.topic, item, left - size, is_first=size == 0)
+            size += len(row["records"])
+            has_error = has_error or row["error_code"] is not Code.NONE
+            rows.append(row)
+        responses.append({"topic": topic.topic, "partitions": rows})
+    return responses, size, has_error
+
+
+async def _fetch_row(broker: Broker, topic: str, item: Any, left: int, *, is_first: bool) -> Tree:
+    row = {
+        "partition_index": item.partition,
+        "error_code": Code.NONE,
+        "high_watermark": -1,
+        "aborted_transactions": None,
+        "records": b"",
+    }
+    try:
+        epoch = getattr(item, "current_leader_epoch", -1)
+        log = broker.log_of(topic, item.partition, epoch)
+        row |= {
+            "high_watermark": log.high_watermark,
+            "last_stable_offset": log.high_watermark,
+            "log_start_offset": log.start_offset,
+        }
+        wanted = min(item.partition_max_bytes, left)
+        if wanted > 0 or is_first:
+            data = await log.read(item.fetch_offset, max(wanted, 1))
+            row["records"] = data if is_first or len(data) <= left else b""
+    except FAILURES as error:
+        row["error_code"] = code_of(error)
+    return row
+
+
+async def list_offsets(broker: Broker, request: Request) -> Tree:
+    """Return offsets by time, and the first and the next of partitions."""
+    topics = []
+    for topic in request.body.topics:
+        rows = [await _offset_row(broker, topic.name, item) for item in topic.partitions]
+        topics.append({"name": topic.name, "partitions": rows})
+    return {"topics": topics}
+
+
+async def _offset_row(broker: Broker, topic: str, item: Any) -> Tree:
+    row = {"partition_index": item.partition_index, "error_code": Code.NONE}
+    try:
+        epoch = getattr(item, "current_leader_epoch", -1)
+        log = broker.log_of(topic, item.partition_index, epoch)
+        if item.timestamp == _LATEST:
+            time, offset = -1, log.high_watermark
+        elif item.timestamp == _EARLIEST:
+            time, offset = -1, log.start_offset
+        else:
+            time, offset = await offset_by_time(log, item.timestamp) or (-1, -1)
+        return {**row, "timestamp": time, "offset": offset, "leader_epoch": log.epoch}
+    except FAILURES as error:
+        return {**row, "error_code": code_of(error), "timestamp": -1, "offset": -1}
+
+
+async def offset_for_leader_epoch(broker: Broker, request: Request) -> Tree:
+    """Return the ends of leader epochs."""
+    topics = []
+    for topic in request.body.topics:
+        rows = []
+        for item in topic.partitions:
+            row: dict[str, Any] = {"partition": item.partition, "error_code": Code.NONE}
+            try:
+                log = broker.log_of(topic.topic, item.partition, item.current_leader_epoch)
+                epoch, end = log.end_of_epoch(item.leader_epoch)
+                row |= {"leader_epoch": epoch, "end_offset": end}
+            except FAILURES as error:
+                row |= {"error_code": code_of(error), "leader_epoch": -1, "end_offset": -1}
+            rows.append(row)
+        topics.append({"topic": topic.topic, "partitions": rows})
+    return {"topics": topics}
+
+
+async def delete_records(broker: Broker, request: Request) -> Tree:
+    """Delete records below offsets; -1 stands for the high watermark."""
+    topics = []
+    for topic in request.body.topics:
+        rows = []
+        for item in topic.partitions:
+            row: dict[str, Any] = {"partition_index": item.partition_index}
+            try:
+                log = broker.log_of(topic.name, item.partition_index)
+                start = await log.trim(log.high_watermark if item.offset == -1 else item.offset)
+                row |= {"error_code": Code.NONE, "low_watermark": start}
+            except FAILURES as error:
+                row |= {"error_code": code_of(error), "low_watermark": -1}
+            rows.append(row)
+        topics.append({"name": topic.name, "partitions": rows})
+    return {"topics": topics}

@@ -1,0 +1,179 @@
+"""Connections of Kafka clients: bounded frames, answers in the order of requests.
+
+Requests of a connection begin in order; those that wait for something do so side by side, a bounded
+number of them. What can't be read, is too large, or fails unforeseen ends its own connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from streammeta.brokers.kafka import record_calls, topic_calls
+from streammeta.brokers.kafka.broker import Broker
+from streammeta.brokers.kafka.group_calls import Groups
+from streammeta.brokers.kafka.wire import (
+    API_VERSIONS,
+    MalformedRequestError,
+    Request,
+    Tree,
+    api_versions,
+    read_request,
+    write_response,
+)
+
+FRAME_MAX = 32 * 1024 * 1024
+"""Largest request in bytes."""
+PENDING_MAX = 32
+"""Requests of a connection that may wait for their answers."""
+HELD_MAX = 256 * 1024 * 1024
+"""Bytes of requests of all connections that are being read or answered."""
+
+_log = logging.getLogger(__name__)
+
+Call = Callable[[Request], Awaitable[Any]]
+
+
+class KafkaServer:
+    """Serves one broker. Use it as an async context manager around a listening socket."""
+
+    def __init__(self, broker: Broker, groups: Groups) -> None:
+        self._calls = _calls(broker, groups)
+        self._connections: set[asyncio.Task[None]] = set()
+        self._held = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection until it ends; a callback of `asyncio.start_server`."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        answers: asyncio.Queue[Answering] = asyncio.Queue(PENDING_MAX)
+        sending = asyncio.create_task(_send_answers(answers, writer))
+        try:
+            await self._read_requests(reader, answers)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        except MalformedRequestError as error:
+            _log.warning("a connection is closed: %s", error)
+        except asyncio.CancelledError:
+            pass  # the server closes
+        finally:
+            self._connections.discard(task)
+            sending.cancel()
+            await asyncio.wait([sending])
+            while not answers.empty():
+                answers.get_nowait().task.cancel()
+            writer.close()
+            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+                await writer.wait_closed()
+
+    async def close(self) -> None:
+        """End all connections."""
+        for one in tuple(self._connections):
+            one.cancel()
+        if self._connections:
+            await asyncio.wait(tuple(self._connections))
+
+    async def _read_requests(
+        self, reader: asyncio.StreamReader, answers: asyncio.Queue[Answering]
+    ) -> None:
+        while True:
+            size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
+            if not 8 <= size <= FRAME_MAX:
+                raise MalformedRequestError(f"a request has {size} bytes, wanted 8..{FRAME_MAX}")
+            if self._held + size > HELD_MAX:
+                raise MalformedRequestError("requests under way hold too much memory")
+            self._held += size
+            try:
+                request = read_request(await reader.readexactly(size))
+                answer = await self._begin(request)
+            except BaseException:
+                self._held -= size
+                raise
+            task = asyncio.ensure_future(answer)
+            task.add_done_callback(lambda _, size=size: self._release(size))  # type: ignore[misc]
+            await answers.put(Answering(request, task))
+
+    def _release(self, size: int) -> None:
+        self._held -= size
+
+    async def _begin(self, request: Request) -> Awaitable[Tree | None]:
+        """Do what is done in order; return what gives the answer."""
+        if request.api_key == API_VERSIONS:
+            return _given(api_versions(request))
+        try:
+            outcome = await self._calls[request.api_key](request)
+        except Exception as error:
+            _log.exception("API %d failed", request.api_key)
+            raise MalformedRequestError(f"API {request.api_key} failed: {error}") from error
+        return outcome if asyncio.iscoroutine(outcome) else _given(outcome)
+
+
+class Answering:
+    """A request whose answer is on its way."""
+
+    __slots__ = ("request", "task")
+
+    def __init__(self, request: Request, task: asyncio.Future[Tree | None]) -> None:
+        self.request = request
+        self.task = task
+
+
+async def _send_answers(answers: asyncio.Queue[Answering], writer: asyncio.StreamWriter) -> None:
+    """Write answers in order, until cancelled; a failure closes the connection."""
+    try:
+        while True:
+            one = await answers.get()
+            try:
+                tree = await one.task
+            except asyncio.CancelledError:
+                one.task.cancel()
+                raise
+            if tree is not None:
+                writer.write(write_response(one.request, tree))
+                await writer.drain()
+    except ConnectionError:
+        pass
+    except Exception:  # noqa: BLE001 - it is logged, and ends no more than this connection
+        _log.exception("an answer could not be made")
+    writer.close()
+    while True:  # whoever reads requests ends soon, and must not wait for room until then
+        (await answers.get()).task.cancel()
+
+
+async def _given(tree: Tree | None) -> Tree | None:
+    return tree
+
+
+def _calls(broker: Broker, groups: Groups) -> Mapping[int, Call]:
+    """Return the calls by API key."""
+
+    def on(call: Callable[[Broker, Request], Awaitable[Any]]) -> Call:
+        return lambda request: call(broker, request)
+
+    return {
+        0: on(record_calls.produce),
+        1: on(record_calls.fetch),
+        2: on(record_calls.list_offsets),
+        3: on(topic_calls.metadata),
+        8: groups.commit,
+        9: groups.fetch_offsets,
+        10: groups.find_coordinator,
+        11: groups.join,
+        12: groups.heartbeat,
+        13: groups.leave,
+        14: groups.sync,
+        15: groups.describe,
+        16: groups.list_groups,
+        19: on(topic_calls.create_topics),
+        20: on(topic_calls.delete_topics),
+        21: on(record_calls.delete_records),
+        22: on(topic_calls.init_producer_id),
+        23: on(record_calls.offset_for_leader_epoch),
+        32: on(topic_calls.describe_configs),
+        37: on(topic_calls.create_partitions),
+        60: on(topic_calls.describe_cluster),
+    }

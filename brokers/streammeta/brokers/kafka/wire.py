@@ -1,0 +1,188 @@
+"""Requests and answers of Kafka's protocol: which are served, and their bytes by the library `kio`.
+
+Answers are trees of dicts with the field names of the newest version; what an older version does
+not have is left out, and what a tree leaves out is empty.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import io
+import struct
+import typing
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from streammeta.brokers.kafka.codes import Code
+from streammeta.storage.installation import optional_packages
+
+with optional_packages("the Kafka-shaped broker"):
+    from kio.index import load_request_schema, load_response_schema
+    from kio.schema.errors import ErrorCode
+    from kio.serial import entity_reader, entity_writer
+
+API_VERSIONS = 18
+
+SERVED: Mapping[int, tuple[int, int]] = {
+    0: (0, 8),  # Produce; 0 to 2 are named for old clients, which compress only then, and refused
+    1: (4, 11),  # Fetch
+    2: (1, 5),  # ListOffsets
+    3: (0, 8),  # Metadata
+    8: (2, 7),  # OffsetCommit
+    9: (1, 5),  # OffsetFetch
+    10: (0, 2),  # FindCoordinator
+    11: (0, 5),  # JoinGroup
+    12: (0, 3),  # Heartbeat
+    13: (0, 2),  # LeaveGroup
+    14: (0, 3),  # SyncGroup
+    15: (0, 4),  # DescribeGroups
+    16: (0, 2),  # ListGroups
+    18: (0, 3),  # ApiVersions
+    19: (2, 4),  # CreateTopics
+    20: (1, 3),  # DeleteTopics
+    21: (0, 1),  # DeleteRecords
+    22: (0, 1),  # InitProducerId
+    23: (2, 3),  # OffsetForLeaderEpoch
+    32: (1, 3),  # DescribeConfigs
+    37: (0, 1),  # CreatePartitions
+    60: (0, 0),  # DescribeCluster
+}
+"""Lowest and highest version of each API."""
+
+_OLDEST_PRODUCE = 3
+_HEAD = struct.Struct(">hhi")
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+Tree = Mapping[str, Any]
+
+
+class MalformedRequestError(Exception):
+    """A frame is no request that is served; its connection is to be closed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Request:
+    """A request: what it asks for, and how it is to be answered."""
+
+    api_key: int
+    version: int
+    correlation_id: int
+    client_id: str
+    body: Any
+
+
+def read_request(frame: bytes) -> Request:
+    """Read a frame without its length.
+
+    A version of ApiVersions that is not served gives a request without a body. Raises
+    `MalformedRequestError` for anything else that can't be read.
+    """
+    try:
+        api_key, version, correlation_id = _HEAD.unpack_from(frame)
+        lowest, highest = SERVED.get(api_key, (0, -1))
+        if not lowest <= version <= highest or (api_key == 0 and version < _OLDEST_PRODUCE):
+            if api_key == API_VERSIONS:
+                return Request(api_key, version, correlation_id, "", None)
+            raise MalformedRequestError(f"API {api_key} in version {version} is not served")
+        schema: Any = load_request_schema(api_key, version)
+        header, size = entity_reader(schema.__header_schema__)(frame, 0)
+        body, used = entity_reader(schema)(frame, size)
+    except MalformedRequestError:
+        raise
+    except Exception as error:
+        raise MalformedRequestError(f"a request can't be read: {error!r}") from error
+    if size + used != len(frame):
+        raise MalformedRequestError(f"{len(frame) - size - used} bytes are behind a request")
+    return Request(api_key, version, correlation_id, header.client_id or "", body)
+
+
+def write_response(request: Request, tree: Tree) -> bytes:
+    """Return the frame that answers a request, with its length."""
+    version = 0 if request.body is None else request.version
+    schema: Any = load_response_schema(request.api_key, version)
+    out = io.BytesIO()
+    header: Any = schema.__header_schema__
+    entity_writer(header)(out, header(correlation_id=request.correlation_id))
+    entity_writer(schema)(out, _builder(schema)(tree))
+    data = out.getvalue()
+    return len(data).to_bytes(4, "big") + data
+
+
+def api_versions(request: Request) -> Tree:
+    """Return the answer to ApiVersions; an unknown version is told what is known."""
+    code = Code.UNSUPPORTED_VERSION if request.body is None else Code.NONE
+    keys = [
+        {"api_key": key, "min_version": low, "max_version": high}
+        for key, (low, high) in sorted(SERVED.items())
+    ]
+    return {"error_code": code, "api_keys": keys}
+
+
+@cache
+def _builder(schema: Any) -> Callable[[Tree], Any]:
+    """Return what makes a `schema` of a tree."""
+    hints = typing.get_type_hints(schema)
+    makers = [(one.name, *_maker(one, hints[one.name])) for one in dataclasses.fields(schema)]
+
+    def build(tree: Tree) -> Any:
+        values = {}
+        for name, make, default in makers:
+            if name in tree:
+                values[name] = make(tree[name])
+            elif default is not dataclasses.MISSING:
+                values[name] = default
+        return schema(**values)
+
+    return build
+
+
+_EMPTY: Mapping[str, Any] = {
+    "error_code": ErrorCode(0),
+    "timedelta_i32": datetime.timedelta(0),
+    "string": "",
+    "bytes": b"",
+    "records": None,
+}
+
+
+def _maker(field: Any, hint: Any) -> tuple[Callable[[Any], Any], Any]:
+    """Return what converts a value of a tree, and the value of a field that is left out."""
+    has_default = field.default is not dataclasses.MISSING
+    kind = field.metadata.get("kafka_type")
+    item: Any = _item_of(hint)
+    if item is not None:
+        is_struct = hasattr(item, "__dataclass_fields__")
+        build: Callable[[Any], Any] = _builder(item) if is_struct else _same
+        empty = None if type(None) in typing.get_args(hint) else ()
+        default = dataclasses.MISSING if has_default else empty
+        return lambda many: None if many is None else tuple(map(build, many)), default
+    if has_default:
+        return _CONVERSIONS.get(kind, _same), dataclasses.MISSING
+    if kind == "string" and type(None) in typing.get_args(hint):
+        return _same, None
+    return _CONVERSIONS.get(kind, _same), _EMPTY.get(kind, dataclasses.MISSING)
+
+
+def _item_of(hint: Any) -> Any:
+    """Return the type of the items of an array, None if a field is none."""
+    for one in (hint, *typing.get_args(hint)):
+        if typing.get_origin(one) is tuple:
+            return typing.get_args(one)[0]
+    return None
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _time(value: int) -> datetime.datetime | None:
+    return None if value < 0 else _EPOCH + datetime.timedelta(milliseconds=value)
+
+
+_CONVERSIONS: Mapping[Any, Callable[[Any], Any]] = {
+    "error_code": ErrorCode,
+    "timedelta_i32": lambda ms: datetime.timedelta(milliseconds=ms),
+    "datetime_i64": _time,
+}

@@ -1,0 +1,140 @@
+"""`streammeta kafka`: a broker that Kafka's clients accept, until it is asked to end.
+
+Owns options and the line printed once the broker serves. `streammeta.brokers.kafka` does the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+
+import click
+
+from streammeta.cli.client import store_option
+from streammeta.cli.connecting import connecting
+from streammeta.cli.local_cluster import READY_PREFIX
+from streammeta.cli.node_command import NODE_ID_MAX
+from streammeta.cli.output import Duration, OutputFormat, explain, fail, format_option
+from streammeta.rpc.tls import CallerFiles, TlsFiles
+
+
+def _address(
+    _: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[str, int] | None:
+    if value is None:
+        return None
+    host, separator, port = value.rpartition(":")
+    if not (host and separator and port.isascii() and port.isdigit() and int(port) <= 65_535):
+        raise click.BadParameter(f"{value!r} is no HOST:PORT", param=parameter)
+    return host.strip("[]"), int(port)
+
+
+@click.command()
+@connecting()
+@store_option
+@click.option(
+    "--node-id",
+    type=click.IntRange(0, NODE_ID_MAX),
+    required=True,
+    help="Id of this broker; no other broker of the cluster has it.",
+)
+@click.option(
+    "--listen",
+    default="127.0.0.1:9092",
+    show_default=True,
+    metavar="HOST:PORT",
+    callback=_address,
+    help="Where Kafka's clients connect; port 0: a free one.",
+)
+@click.option(
+    "--advertise",
+    metavar="HOST:PORT",
+    callback=_address,
+    help="Address that clients are told to use.  [default: that of --listen]",
+)
+@click.option(
+    "--linger",
+    type=Duration(),
+    default="50ms",
+    show_default=True,
+    help="Time that records wait for others of the same object.",
+)
+@click.option(
+    "--partitions",
+    type=click.IntRange(1, 10_000),
+    default=1,
+    show_default=True,
+    help="Partitions of topics that are created without a number.",
+)
+@click.option(
+    "--auto-create/--no-auto-create",
+    default=True,
+    show_default=True,
+    help="Create topics that producers and consumers name.",
+)
+@format_option
+def kafka(
+    *,
+    connect: tuple[str, ...],
+    tls: CallerFiles | None,
+    store: str,
+    node_id: int,
+    listen: tuple[str, int],
+    advertise: tuple[str, int] | None,
+    linger: int,
+    partitions: int,
+    auto_create: bool,
+    output_format: OutputFormat,
+) -> None:
+    """Run a broker that Kafka's clients accept, until Ctrl-C.
+
+    Partitions are logs on streams: several brokers of a cluster share them, and take over those of
+    one that dies. Records are acknowledged once an object that holds them is committed.
+
+    \b
+    Example:
+      streammeta dev --port 9091
+      streammeta kafka --connect 127.0.0.1:9091 --store file:///tmp/bucket --node-id 1
+    """
+    from streammeta.brokers.kafka.process import KafkaConfig
+
+    if tls is not None and not isinstance(tls, TlsFiles):
+        raise click.UsageError(
+            "token-file: a broker needs a certificate; give --tls-cert and --tls-key"
+        )
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
+    config = KafkaConfig(
+        controllers=connect,
+        store=store,
+        node_id=node_id,
+        host=listen[0],
+        port=listen[1],
+        advertised=advertise,
+        linger_s=linger / 1000,
+        default_partitions=partitions,
+        creates_topics=auto_create,
+        tls=tls,
+    )
+    try:
+        asyncio.run(_run(config, output_format))
+    except Exception as error:  # noqa: BLE001 - whatever ends the broker is told in one form
+        fail(output_format, explain(error))
+
+
+async def _run(config: object, output_format: OutputFormat) -> None:
+    from streammeta.brokers.kafka.process import KafkaConfig, running_broker
+
+    assert isinstance(config, KafkaConfig)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with running_broker(config) as (host, port):
+        if output_format is OutputFormat.JSON:
+            answer = {"ok": True, "bootstrap_servers": f"{host}:{port}", "node_id": config.node_id}
+            click.echo(json.dumps(answer))
+        else:
+            click.echo(f"{READY_PREFIX}bootstrap.servers={host}:{port} node_id={config.node_id}")
+        await stop.wait()

@@ -1,0 +1,97 @@
+"""A producer and a consumer group while a broker is killed: prints one JSON object.
+
+Prints "produced N" lines as acknowledgements come, so that a test can kill a broker in between.
+"""
+
+import json
+import sys
+import time
+from functools import partial
+from typing import Any
+
+from confluent_kafka import Consumer, Producer
+
+SERVERS, TOPIC, COUNT = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+
+def read_as_group() -> list[tuple[Any, Any, int]]:
+    """Read `COUNT` records as two members of a group; give up after a minute."""
+    members = [
+        Consumer(
+            {
+                "bootstrap.servers": SERVERS,
+                "group.id": f"{TOPIC}-group",
+                "auto.offset.reset": "earliest",
+                "session.timeout.ms": 6000,
+                "topic.metadata.refresh.interval.ms": 1000,
+            }
+        )
+        for _ in range(2)
+    ]
+    for one in members:
+        one.subscribe([TOPIC])
+    seen: list[tuple[Any, Any, int]] = []
+    deadline = time.monotonic() + 60
+    while len(seen) < COUNT and time.monotonic() < deadline:
+        for one in members:
+            seen += [
+                (message.partition(), message.offset(), int(message.value() or b""))
+                for message in one.consume(500, 0.1)
+                if message.error() is None
+            ]
+    for one in members:
+        one.close()
+    return seen
+
+
+def main() -> None:
+    """Produce numbers idempotently, then read all of them as a group of two members."""
+    producer = Producer(
+        {
+            "bootstrap.servers": SERVERS,
+            "enable.idempotence": True,
+            "linger.ms": 5,
+            "topic.metadata.refresh.interval.ms": 500,
+            "retry.backoff.max.ms": 500,
+        }
+    )
+    failed: list[str] = []
+    acknowledged: list[tuple[Any, Any, int]] = []
+
+    def done(number: int, error: object, message: Any) -> None:
+        if error is not None:
+            failed.append(str(error))
+            return
+        acknowledged.append((message.partition(), message.offset(), number))
+        if len(acknowledged) % 100 == 0:
+            print(f"produced {len(acknowledged)}", flush=True)
+
+    for number in range(COUNT):
+        producer.produce(
+            TOPIC,
+            key=str(number),
+            value=str(number),
+            on_delivery=partial(done, number),
+        )
+        producer.poll(0.005)
+    left = producer.flush(60)
+    seen = read_as_group()
+    print(
+        json.dumps(
+            {
+                "failed": failed,
+                "left": left,
+                "acknowledged": len(acknowledged),
+                "seen": len(seen),
+                "same": sorted(seen) == sorted(acknowledged),
+                "in_order": all(
+                    [number for where, _, number in seen if where == place]
+                    == sorted(number for where, _, number in seen if where == place)
+                    for place in {where for where, _, _ in seen}
+                ),
+            }
+        )
+    )
+
+
+main()

@@ -1,0 +1,139 @@
+"""Appointments of leaders, settings of topics, and the codec of messages."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from streammeta.brokers.kafka.cluster import ClusterView, Endpoint, Leader, Topic
+from streammeta.brokers.kafka.codes import Code, KafkaError
+from streammeta.brokers.kafka.topic_configs import checked, log_config
+from streammeta.brokers.kafka.wire import (
+    MalformedRequestError,
+    Request,
+    api_versions,
+    read_request,
+    write_response,
+)
+from tests.conformance.test_conformance import VECTORS
+
+_HERE = Endpoint("h", 9092, 1)
+_TOPIC = Topic("t", "id", 4, {})
+
+
+def test_leaderless_partitions_go_to_those_that_lead_least_one_epoch_on() -> None:
+    leaders = {("id", 0): Leader(1, 3, 10), ("id", 1): Leader(9, 5, 11)}
+    view = ClusterView({1: _HERE, 2: _HERE}, {"t": _TOPIC}, leaders)
+    assert view.appointments() == {
+        ("id", 1): Leader(2, 6, 11),
+        ("id", 2): Leader(1, 0, 0),
+        ("id", 3): Leader(2, 0, 0),
+    }
+    assert view.leader(_TOPIC, 1) is None
+    assert ClusterView({}, {"t": _TOPIC}).appointments() == {}
+
+
+def test_group_has_one_coordinator_among_the_living() -> None:
+    view = ClusterView(dict.fromkeys((4, 7, 9), _HERE))
+    assert {view.coordinator(f"group {number}") for number in range(50)} == {4, 7, 9}
+    assert ClusterView().coordinator("g") == -1
+
+
+def test_settings_of_topics_are_checked_and_count() -> None:
+    config = log_config(
+        checked({"retention.ms": "5", "segment.bytes": "100", "retention.bytes": None})
+    )
+    assert (config.retention.age_ms, config.segment.bytes, config.retention.bytes) == (5, 100, -1)
+    for bad in ({"cleanup.policy": "compact"}, {"retention.ms": "soon"}, {"colour": "red"}):
+        with pytest.raises(KafkaError, match=next(iter(bad))) as refused:
+            checked(bad)
+        assert refused.value.code is Code.INVALID_CONFIG
+
+
+def _vectors() -> dict[str, dict[str, dict[str, str]]]:
+    scenarios = yaml.safe_load((VECTORS / "kafka.yaml").read_text())["scenarios"]
+    return {one["name"]: one for one in scenarios}
+
+
+def test_request_of_another_implementation_is_read() -> None:
+    raw = bytes.fromhex(_vectors()["wire_api_versions"]["derived"]["request_hex"])
+    request = read_request(raw)
+    assert (request.api_key, request.version, request.correlation_id) == (18, 3, 1)
+    assert (request.client_id, request.body.client_software_name) == ("c", "test")
+    with pytest.raises(MalformedRequestError):
+        read_request(raw + b"!")
+
+
+def test_unknown_version_of_api_versions_is_answered_in_the_oldest_layout() -> None:
+    wanted = _vectors()["wire_api_versions_unknown_version"]["derived"]["response_hex"]
+    request = Request(18, 9, 1, "", None)
+    answer = write_response(request, {**api_versions(request), "api_keys": [
+        {"api_key": 18, "min_version": 0, "max_version": 3}
+    ]})  # fmt: skip
+    assert answer[4:].hex() == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "api", "tree"),
+    [
+        ("wire_init_producer_id", 22, {"error_code": 0, "producer_id": 1000, "producer_epoch": 0}),
+        (
+            "wire_list_offsets",
+            2,
+            {
+                "topics": [
+                    {
+                        "name": "t",
+                        "partitions": [
+                            {
+                                "partition_index": 0,
+                                "error_code": 0,
+                                "timestamp": -1,
+                                "offset": 42,
+                                "leader_epoch": 4,
+                            }
+                        ],
+                    }
+                ]
+            },
+        ),
+        (
+            "wire_fetch",
+            1,
+            {
+                "error_code": 0,
+                "session_id": 0,
+                "responses": [
+                    {
+                        "topic": "t",
+                        "partitions": [
+                            {
+                                "partition_index": 0,
+                                "error_code": 0,
+                                "high_watermark": 42,
+                                "last_stable_offset": 42,
+                                "log_start_offset": 0,
+                                "aborted_transactions": None,
+                                "records": b"\x01\x02\x03",
+                            }
+                        ],
+                    }
+                ],
+            },
+        ),
+    ],
+)
+def test_answers_have_the_bytes_of_another_implementation(
+    name: str, api: int, tree: dict[str, object]
+) -> None:
+    checked_versions = 0
+    for key, wanted in _vectors()[name]["derived"].items():
+        if not key.endswith("_body_hex"):
+            continue
+        version = int(key.removeprefix("v").removesuffix("_body_hex"))
+        if (api, version) in ((22, 4),):
+            continue  # not served
+        answer = write_response(Request(api, version, 7, "", object()), tree)
+        assert answer[8:].hex() == wanted, key
+        checked_versions += 1
+    assert checked_versions
