@@ -23,6 +23,7 @@ from scripts.demonstration.brokers import BrokerFleet, Event, node_id_of
 from scripts.demonstration.callers import Callers
 from scripts.demonstration.compactor import Compactor
 from scripts.demonstration.dataset import NAMES, Dataset, load
+from scripts.demonstration.kafka import KafkaDemo
 from scripts.demonstration.narrator import Narrator
 from scripts.demonstration.observing_reader import ObservingReader
 from scripts.demonstration.s3_endpoint import S3Endpoint, start_embedded, use_existing
@@ -367,6 +368,9 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--data", choices=NAMES, default=NAMES[0], help="default: %(default)s")
     parser.add_argument("--rows", type=int, metavar="N", help="use the first N rows only")
+    parser.add_argument(
+        "--kafka", action="store_true", help="Kafka's stock clients and two brokers instead"
+    )
     parser.add_argument("--s3", metavar="URL", help="use this S3 server instead of starting one")
     parser.add_argument(
         "--embedded-s3", choices=["ministack", "moto"], default="ministack", help="which to start"
@@ -406,6 +410,8 @@ def _play(arguments: argparse.Namespace, root: Path, narrator: Narrator) -> list
     with contextlib.ExitStack() as stack:
         endpoint = stack.enter_context(_s3(arguments, root))
         os.environ.update(endpoint.env)
+        if arguments.kafka:
+            return _play_kafka(KafkaDemo(arguments, root, narrator, endpoint), narrator)
         demo = Demo(arguments, root, narrator, endpoint)
         stack.callback(demo.cluster.stop_all)
         stack.callback(demo.fleet.stop_all)
@@ -418,6 +424,15 @@ def _play(arguments: argparse.Namespace, root: Path, narrator: Narrator) -> list
             with contextlib.suppress(KeyboardInterrupt):
                 signal.pause()
         return failed
+
+
+def _play_kafka(demo: KafkaDemo, narrator: Narrator) -> list[str]:
+    try:
+        result, failed = demo.run()
+    finally:
+        demo.stop()
+    narrator.summary(result, failed)
+    return failed
 
 
 if __name__ == "__main__":

@@ -1,0 +1,124 @@
+"""The plot of `demo --kafka`: stock clients, two brokers, one of them killed, and nothing lost.
+
+Rows of the demo's data go through a topic of several partitions while a consumer group reads it.
+"""
+
+import json
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from scripts.demonstration import steps
+from scripts.demonstration.callers import Callers
+from scripts.demonstration.narrator import Narrator
+from scripts.demonstration.s3_endpoint import S3Endpoint
+from streammeta.cli.local_cluster import PROGRAM, Child, LocalCluster, free_ports, start_child
+
+BROKERS = (1, 2)
+KILLED = 1
+PARTITIONS = 8
+ROWS = 100_000
+KILL_SHARE = 0.3
+"""Share of the rows that are acknowledged when a broker is killed."""
+TOPIC = "flights"
+
+
+class KafkaDemo:
+    """One run, from an empty bucket to the summary."""
+
+    def __init__(
+        self, arguments: Namespace, root: Path, narrator: Narrator, endpoint: S3Endpoint
+    ) -> None:
+        self._rows = arguments.rows or ROWS
+        self._root = root
+        self._narrator = narrator
+        self._endpoint = endpoint
+        self._children: list[Child] = []
+        self.cluster = LocalCluster(
+            root,
+            "demo",
+            endpoint.store_uri,
+            free_ports(3),
+            options=(
+                *("--election-timeout-ms", "400", "--fetch-timeout-ms", "1000"),
+                *("--lifecycle-interval-ms", "200", "--session-timeout-ms", "1500"),
+            ),
+            env=endpoint.env,
+        )
+        self.callers = Callers(self.cluster)
+
+    def stop(self) -> None:
+        """End every process."""
+        for child in self._children:
+            child.stop()
+        self.cluster.stop_all()
+
+    def run(self) -> tuple[dict[str, object], list[str]]:
+        """Play the whole story; return its figures and the checks that failed."""
+        say = self._narrator.step
+        self.cluster.start_all()
+        leader = steps.wait_for_leader(self.callers.admin)
+        say(f"three controllers run over TLS, controller {leader} leads")
+        brokers = {node_id: self._start_broker(node_id) for node_id in BROKERS}
+        servers = ",".join(address for _, address in brokers.values())
+        say(f"two brokers listen for Kafka's clients: {servers}")
+        clients = self._start(
+            "clients",
+            [sys.executable, "-m", "scripts.demonstration.kafka_clients"],
+            [servers, TOPIC, str(self._rows)],
+        )
+        say(f"confluent-kafka produces {self._rows:,} rows, and a group of two consumes them")
+        self._wait_for(clients, "acknowledged", int(self._rows * KILL_SHARE))
+        brokers[KILLED][0].kill()
+        say(f"broker {KILLED} is killed; broker {BROKERS[-1]} takes its partitions over")
+        done = self._wait_for(clients, "done", 0)
+        silent_s = done["longest_wait_of_a_partition_s"]
+        say(
+            f"{done['consumed']:,} of {done['acknowledged']:,} acknowledged rows are consumed, "
+            f"each stored once; a partition was silent for {silent_s} s"
+        )
+        return _summary(done)
+
+    def _start_broker(self, node_id: int) -> tuple[Child, str]:
+        place = (*self.callers.broker(node_id).words, "--store", self._endpoint.store_uri)
+        child = self._start(
+            f"broker-{node_id}",
+            [*PROGRAM, "kafka", *place],
+            [
+                *("--node-id", str(node_id), "--listen", "127.0.0.1:0"),
+                *("--partitions", str(PARTITIONS)),
+            ],
+        )
+        found = re.search(r"bootstrap\.servers=(\S+)", child.wait_ready())
+        assert found is not None
+        return child, found[1]
+
+    def _start(self, name: str, program: list[str], words: list[str]) -> Child:
+        log = self._root / f"{name}.log"
+        child = start_child(name, [*program, *words], log, self._endpoint.env)
+        self._children.append(child)
+        return child
+
+    def _wait_for(self, clients: Child, name: str, count: int) -> Mapping[str, Any]:
+        """Read events up to one of a name, with a count of so many at least."""
+        while line := clients.read_line():
+            event: dict[str, Any] = json.loads(line)
+            if event["event"] == name and event.get("count", 0) >= count:
+                return event
+        raise RuntimeError(f"the clients ended before they were done:\n{clients.log_tail()}")
+
+
+def _summary(done: Mapping[str, Any]) -> tuple[dict[str, object], list[str]]:
+    checks = {
+        "every row was acknowledged": done["acknowledged"] == done["rows"],
+        f"no row was refused: {done['failures']}": not done["failures"],
+        "every row was consumed": done["consumed"] == done["rows"],
+        "no row was stored twice": done["stored_twice"] == 0,
+        "rows of a key are in their order": done["out_of_order"] == 0,
+    }
+    failed = [check for check, holds in checks.items() if not holds]
+    figures = {name: value for name, value in done.items() if name not in ("event", "failures")}
+    return {**figures, "brokers_killed": 1, "ok": not failed}, failed
