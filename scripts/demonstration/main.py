@@ -29,6 +29,7 @@ from scripts.demonstration.observing_reader import ObservingReader
 from scripts.demonstration.s3_endpoint import S3Endpoint, start_embedded, use_existing
 from scripts.demonstration.story import Bucket, MappedKeys, Reads, Story, summarize
 from streammeta.cli.local_cluster import ChildFailedError, LocalCluster, free_ports
+from streammeta.reconcile.lease import is_lease_key
 from streammeta.storage.bucket_marker import is_own_key
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.v1 import common_pb2
@@ -141,9 +142,13 @@ class Demo:
         )
 
     def _keys_of_objects(self) -> set[str]:
-        """The bucket's keys without the cluster's marker and claims."""
+        """The bucket's keys without the cluster's marker, claims and leases."""
         namespace = steps.describe_cluster(self.callers.admin).object_namespace
-        return {k for k in steps.bucket_keys(self._endpoint) if not is_own_key(k, namespace)}
+        return {
+            key
+            for key in steps.bucket_keys(self._endpoint)
+            if not is_own_key(key, namespace) and not is_lease_key(key, namespace)
+        }
 
     def _mapped_keys(self) -> MappedKeys:
         """The keys of the map's objects: those that are live, and all of them."""
