@@ -175,7 +175,8 @@ async def test_no_write_waits_for_a_checkpoint(
     assert not taking.done()
     slow.go_on.set()
     taken = await taking
-    assert taken.end_offset < answered.offset == frozen.id.end_offset
+    # Voters may tell of their disks meanwhile: such a record can follow the answered one.
+    assert taken.end_offset < answered.offset <= frozen.id.end_offset
 
 
 async def test_a_leaders_view_counts_only_once_it_is_committed(
