@@ -24,6 +24,8 @@ ROWS = 100_000
 KILL_SHARE = 0.3
 """Share of the rows that are acknowledged when a broker is killed."""
 TOPIC = "flights"
+SILENCE_MIN_S = 0.5
+"""Silence of a partition that tells of a takeover: a session of 1.5 s has to end before."""
 
 
 class KafkaDemo:
@@ -118,6 +120,9 @@ def _summary(done: Mapping[str, Any]) -> tuple[dict[str, object], list[str]]:
         "every row was consumed": done["consumed"] == done["rows"],
         "no row was stored twice": done["stored_twice"] == 0,
         "rows of a key are in their order": done["out_of_order"] == 0,
+        "a partition waited for its next leader": (
+            done["longest_wait_of_a_partition_s"] > SILENCE_MIN_S
+        ),
     }
     failed = [check for check, holds in checks.items() if not holds]
     figures = {name: value for name, value in done.items() if name not in ("event", "failures")}

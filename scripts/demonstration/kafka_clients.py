@@ -24,8 +24,9 @@ TOLD_EVERY = 1_000
 """Acknowledged records between two events."""
 PATIENCE_S = 60.0
 """Time that the group has for the rest, when the producer is done."""
-POLLED_EVERY = 50
-POLL_S = 0.0005
+ROWS_A_TURN = 50
+TURN_S = 0.004
+"""Time between two turns of the producer: it must outlive the failover, not break a record."""
 
 
 def tell(event: str, **facts: object) -> None:
@@ -120,8 +121,9 @@ def produce(servers: str, topic: str, rows: list[tuple[str, bytes]]) -> Acknowle
                 break
             except BufferError:  # the producer's own queue is full
                 producer.poll(0.1)
-        if number % POLLED_EVERY == 0:
-            producer.poll(POLL_S)
+        if number % ROWS_A_TURN == 0:
+            time.sleep(TURN_S)
+            producer.poll(0)
     producer.flush(PATIENCE_S)
     return acknowledgements
 
