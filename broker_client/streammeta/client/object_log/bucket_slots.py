@@ -1,7 +1,8 @@
 """The store of a log's slots: creating, reading, listing and deleting them from an event loop.
 
-Owns the threads for blocking calls, and the one meaning that a refused creation has: whoever finds
-its own bytes under the key has created it, perhaps by an attempt of which the answer was lost.
+Owns the threads for blocking calls, and the one meaning that a refused creation has: a caller
+whose own bytes are under the key has created it, perhaps by an attempt of which the answer was
+lost.
 """
 
 from __future__ import annotations

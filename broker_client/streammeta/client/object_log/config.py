@@ -9,7 +9,7 @@ from streammeta.client.arguments import at_least, check_fields, seconds
 _MIB = 1024 * 1024
 
 WAL_CONFIG = "object-log/1"
-"""What a node with such a log registers: others find it in the cluster's bucket by its node."""
+"""Value that a node with such a log registers; the log is found in the bucket by the node's id."""
 
 
 @dataclass(frozen=True, slots=True)

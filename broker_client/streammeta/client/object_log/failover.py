@@ -254,7 +254,7 @@ class FailoverWorker(ClosedAtExit):
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Stop; a failover under way is left to whoever it is assigned to next."""
+        """Stop; a failover under way is left to the broker that is assigned next."""
         self._task.cancel()
         await asyncio.wait([self._task])
         self._slots.close()

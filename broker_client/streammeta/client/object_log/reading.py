@@ -184,7 +184,7 @@ async def read_log(slots: SlotStore, sealed: SealedLog) -> AsyncIterator[list[Re
 async def discard_log(slots: SlotStore, name: LogName, by: Sealer) -> None:
     """Mark a sealed log as recovered, and delete its slots but for the seal; it may be repeated.
 
-    The mark comes first: whoever finds slots missing finds why. The seal stays, since the log's
+    The mark comes first: it explains the slots that are missing. The seal stays, since the log's
     process may not know yet.
     """
     mark = Slot(name, bytes(LOG_ID_SIZE), 0, 0, 0, SlotKind.RECOVERED, body=sealer_body(by))

@@ -3,7 +3,7 @@
 Records are gathered into groups, a group becomes a slot when it has a turn, and groups are
 acknowledged in the order of their slots, each when all before it are in the bucket too. A slot says
 from which one on the log is needed; older ones may be deleted once a slot that says so is in the
-bucket, so whoever finds the log can tell what was deleted from what is missing. Pure: no I/O, no
+bucket, so a finder of the log can tell what was deleted from what is missing. Pure: no I/O, no
 clock, no futures; what it is told comes in by calls, what is to be done goes out as their results.
 """
 
