@@ -1,7 +1,7 @@
 """Lease in the bucket: of the runs that delete in one namespace, one at a time goes on.
 
 The lease is a row of terms, each a small object named by its number. A term is created and never
-replaced, so that no store needs a compare-and-swap; whoever created the highest has the lease until
+replaced, so that no store needs a compare-and-swap; the creator of the highest has the lease until
 the moment that it names, and the highest is never deleted. No deletion is right because of the
 lease, which compares clocks of different machines: it keeps two runs from doing the same work.
 """

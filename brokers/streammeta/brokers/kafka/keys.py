@@ -1,6 +1,6 @@
 """Topics, leaders, brokers and offsets as keys of the controllers, in a namespace of the cluster.
 
-Owns the names of keys, the JSON of their values, and conditional puts: whoever loses a race reads
+Owns the names of keys, the JSON of their values, and conditional puts: the loser of a race reads
 what the winner wrote.
 """
 

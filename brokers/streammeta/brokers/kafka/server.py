@@ -140,7 +140,7 @@ async def _send_answers(answers: asyncio.Queue[Answering], writer: asyncio.Strea
     except Exception:  # noqa: BLE001 - it is logged, and ends no more than this connection
         _log.exception("an answer could not be made")
     writer.close()
-    while True:  # whoever reads requests ends soon, and must not wait for room until then
+    while True:  # the reader of requests ends soon, and must not wait for room until then
         (await answers.get()).task.cancel()
 
 
