@@ -54,8 +54,12 @@ def make_batch(
     producer_id: int = -1,
     producer_epoch: int = -1,
     base_sequence: int = -1,
+    record_count: int | None = None,
 ) -> bytes:
-    """Return the bytes of a batch of `records`, which follow each other without a gap."""
+    """Return the bytes of a batch of `records`, which follow each other without a gap.
+
+    Its header says `record_count` records, by default as many as there are.
+    """
     base_time = records[0].timestamp
     data = b"".join(_record(rec, base_time, delta) for delta, rec in enumerate(records))
     if attributes & 7 == 1:
@@ -68,7 +72,7 @@ def make_batch(
         producer_id,
         producer_epoch,
         base_sequence,
-        len(records),
+        len(records) if record_count is None else record_count,
     )
     crc = google_crc32c.value(body + data)
     return _HEAD.pack(base_offset, 9 + len(body + data), leader_epoch, 2, crc) + body + data

@@ -141,21 +141,24 @@ async def _fetch_row(broker: Broker, topic: str, item: Any, left: int, *, is_fir
         "partition_index": item.partition,
         "error_code": Code.NONE,
         "high_watermark": -1,
+        "last_stable_offset": -1,
+        "log_start_offset": -1,
         "aborted_transactions": None,
         "records": b"",
     }
     try:
         epoch = getattr(item, "current_leader_epoch", -1)
         log = broker.log_of(topic, item.partition, epoch)
+        wanted = min(item.partition_max_bytes, left)
+        data = b""
+        if wanted > 0 or is_first:
+            data = await log.read(item.fetch_offset, max(wanted, 1))
         row |= {
             "high_watermark": log.high_watermark,
             "last_stable_offset": log.high_watermark,
             "log_start_offset": log.start_offset,
+            "records": data if is_first or len(data) <= left else b"",
         }
-        wanted = min(item.partition_max_bytes, left)
-        if wanted > 0 or is_first:
-            data = await log.read(item.fetch_offset, max(wanted, 1))
-            row["records"] = data if is_first or len(data) <= left else b""
     except FAILURES as error:
         row["error_code"] = code_of(error)
     return row
@@ -181,7 +184,7 @@ async def _offset_row(broker: Broker, topic: str, item: Any) -> Tree:
             time, offset = -1, log.start_offset
         else:
             time, offset = await offset_by_time(log, item.timestamp) or (-1, -1)
-        return {**row, "timestamp": time, "offset": offset, "leader_epoch": log.epoch}
+        return {**row, "timestamp": time, "offset": offset, "leader_epoch": log.epoch_at(offset)}
     except FAILURES as error:
         return {**row, "error_code": code_of(error), "timestamp": -1, "offset": -1}
 

@@ -105,9 +105,14 @@ def write_response(request: Request, tree: Tree) -> bytes:
     out = io.BytesIO()
     header: Any = schema.__header_schema__
     entity_writer(header)(out, header(correlation_id=request.correlation_id))
-    entity_writer(schema)(out, _builder(schema)(tree))
+    entity_writer(schema)(out, entity_of(schema, tree))
     data = out.getvalue()
     return len(data).to_bytes(4, "big") + data
+
+
+def entity_of(schema: Any, tree: Tree) -> Any:
+    """Return the entity of a schema of `kio` that a tree describes."""
+    return _builder(schema)(tree)
 
 
 def api_versions(request: Request) -> Tree:

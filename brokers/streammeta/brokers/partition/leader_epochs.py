@@ -47,6 +47,10 @@ class LeaderEpochs:
             found = (known, log_end if is_last else self.entries[index + 1][1])
         return found
 
+    def at(self, offset: int) -> int:
+        """Return the epoch that wrote, or will write, the record at `offset`; -1 for none."""
+        return max((epoch for epoch, start in self.entries if start <= offset), default=-1)
+
     def encode(self) -> bytes:
         """Return the value of LEADER_EPOCH_CHECKPOINT."""
         rows = b"".join(_ENTRY.pack(*entry) for entry in self.entries)

@@ -295,6 +295,10 @@ class PartitionLog:
         """Return the largest leader epoch up to `epoch` and its end offset, -1 for none."""
         return self._state.epochs.end_of(epoch, self.high_watermark)
 
+    def epoch_at(self, offset: int) -> int:
+        """Return the leader epoch of the record at `offset`, -1 if it is not known."""
+        return self._state.epochs.at(offset)
+
     # -- trimming
 
     async def trim(self, new_start: int) -> int:

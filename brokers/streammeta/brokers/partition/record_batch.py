@@ -22,6 +22,7 @@ MAX_BATCH_BYTES = 1_048_588
 
 _BASE_OFFSET = struct.Struct(">q")
 _LEADER_EPOCH = struct.Struct(">i")
+_LENGTH_AT, _LENGTH_END = 8, 12
 _LEADER_EPOCH_AT = 12
 _CODEC_MASK = 0x07
 _CODEC_MAX = 4
@@ -41,12 +42,13 @@ def read_batches(payload: bytes | memoryview) -> list[KafkaBatch]:
 def check_produced(payload: bytes, max_bytes: int = MAX_BATCH_BYTES) -> KafkaBatch:
     """Return the one batch that a producer sent.
 
-    Raises `BatchTooLargeError` above `max_bytes`, `CorruptBatchError` for bytes that are no whole
-    batch or fail their checksum, `UnsupportedBatchError` for one of a transaction, and
-    `InvalidBatchError` for what only brokers may write or what contradicts itself.
+    Raises `BatchTooLargeError` above `max_bytes`, `CorruptBatchError` for bytes that are no batch
+    or fail their checksum, `UnsupportedBatchError` for one of a transaction, and
+    `InvalidBatchError` for less than a batch, what only brokers may write, or a contradiction.
     """
     if len(payload) > max_bytes:
         raise BatchTooLargeError(f"the batch has {len(payload)} bytes, wanted at most {max_bytes}")
+    _require_whole(payload)
     batches = read_batches(payload)
     if len(batches) != 1:
         raise InvalidBatchError(f"{len(batches)} batches for a partition, wanted one")
@@ -73,6 +75,14 @@ def check_produced(payload: bytes, max_bytes: int = MAX_BATCH_BYTES) -> KafkaBat
             f" sequence {batch.base_sequence}, wanted both >= 0"
         )
     return batch
+
+
+def _require_whole(payload: bytes) -> None:
+    size = 0
+    if len(payload) >= _LENGTH_END:
+        size = _LENGTH_END + int.from_bytes(payload[_LENGTH_AT:_LENGTH_END], "big", signed=True)
+    if not _LENGTH_END <= size <= len(payload):
+        raise InvalidBatchError(f"{len(payload)} bytes are no whole batch; send exactly one")
 
 
 def rebased(batch: bytes | memoryview, base_offset: int, leader_epoch: int) -> bytes:

@@ -1,0 +1,62 @@
+"""Kafka-shaped brokers as processes over a cluster of controllers, and scripts of stock clients."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from streammeta.cli.local_cluster import PROGRAM, Child, LocalCluster, start_child
+
+CLIENTS = Path(__file__).parents[1] / "brokers" / "clients"
+"""Folder of the scripts."""
+
+
+class KafkaBrokers:
+    """Brokers by node id over one cluster of controllers."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+        self.children: dict[int, Child] = {}
+        self.addresses: dict[int, str] = {}
+
+    def start(self, node_id: int, *options: str) -> str:
+        """Start a broker with further options; return its address."""
+        child = start_child(
+            f"kafka {node_id}",
+            [
+                *PROGRAM,
+                "kafka",
+                *("--connect", self.cluster.connect, "--store", self.cluster.store_uri),
+                *("--node-id", str(node_id), "--listen", "127.0.0.1:0"),
+                *("--linger", "5ms", "--partitions", "4", *options),
+            ],
+            self.cluster.root / f"kafka-{node_id}.log",
+        )
+        self.children[node_id] = child
+        found = re.search(r"bootstrap\.servers=(\S+)", child.wait_ready())
+        assert found is not None
+        self.addresses[node_id] = found[1]
+        return found[1]
+
+    def run(self, script: str, *words: str) -> Child:
+        """Start a script of a stock client."""
+        command = [sys.executable, str(CLIENTS / script), *words]
+        return start_child(script, command, self.cluster.root / f"{script}.log")
+
+    def stop(self) -> None:
+        """Stop every broker."""
+        for child in self.children.values():
+            child.stop()
+
+
+def result_of(script: Child) -> Any:
+    """Return the JSON value that a script prints last; its exit code has to be 0."""
+    last = ""
+    while line := script.read_line():
+        last = line
+    code = script.stop()
+    assert code == 0, script.log_tail()
+    return json.loads(last)
