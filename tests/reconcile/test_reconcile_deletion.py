@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from streammeta.reconcile import deletion
-from streammeta.reconcile.deletion import Candidate, Deleter, DeletionOrder, Judged, Outcome, Pacer
+from streammeta.reconcile.deletion import Deleter
+from streammeta.reconcile.deletion_order import Candidate, DeletionOrder, Judged, Outcome
 from streammeta.reconcile.errors import ControllerError
 from streammeta.reconcile.leader import LeaderClient
 from streammeta.reconcile.lease import Lease, is_lease_key
+from streammeta.reconcile.pacing import Pacer
 from streammeta.storage.bucket_marker import marker_key
 from streammeta.storage.errors import AccessDeniedError, StorageError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for

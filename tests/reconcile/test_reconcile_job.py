@@ -18,7 +18,7 @@ from streammeta.cli.output import run_cli
 from streammeta.cli.root import cli
 from streammeta.reconcile import plan_folder
 from streammeta.reconcile.apply import ApplyConfig, apply
-from streammeta.reconcile.deletion import Outcome
+from streammeta.reconcile.deletion_order import Outcome
 from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.errors import LeaseError, PlanError, ReconcileError
 from streammeta.reconcile.lease import held_lease, is_lease_key

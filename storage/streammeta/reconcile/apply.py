@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streammeta.reconcile import plan_folder
-from streammeta.reconcile.deletion import DeletionOrder, Outcome
+from streammeta.reconcile.deletion_order import DeletionOrder, Outcome
 from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.engine_choice import AUTO_KEYS, open_engine
 from streammeta.reconcile.errors import ConfigurationError, PlanError

@@ -11,25 +11,25 @@ of its objects is on disk.
 
 from __future__ import annotations
 
-import enum
 import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
 
-from streammeta.reconcile.identity import ClusterIdentity, check_bucket, check_standing
+from streammeta.reconcile.deletion_order import Candidate, DeletionOrder, Judged, Outcome
+from streammeta.reconcile.identity import check_bucket, check_standing
 from streammeta.reconcile.leader import LeaderClient, state_name
 from streammeta.reconcile.lease import check_held
 from streammeta.reconcile.lookup import find_by_listing
+from streammeta.reconcile.pacing import LARGEST_BATCH, Pacer
 from streammeta.reconcile.quarantine import quarantined_key
 from streammeta.reconcile.tables import OUTCOME_COLUMNS, record_batch
-from streammeta.rpc.tls import CallerFiles
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.errors import ObjectNotFoundError, StorageError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
@@ -38,111 +38,12 @@ from streammeta.storage.object_store.base import ObjectInfo, ObjectStore
 from streammeta.v1 import common_pb2
 
 _HEADS_AT_ONCE = 8
-_LARGEST_BATCH = 1000
 _ANNOUNCED_AT_ONCE = 100
 """Ids that a line of the audit log names one by one; of more it has a digest."""
 
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _HOPELESS = 20
 """Consecutive failed keys after which a task ends."""
-
-
-class Outcome(enum.StrEnum):
-    """Outcome of one candidate."""
-
-    DELETED = "deleted"
-    QUARANTINED = "quarantined"  # deleted, with a copy in quarantine
-    WOULD_DELETE = "would_delete"  # a dry run; with --yes it would be gone
-    KEPT = "kept"  # the map still knows it
-    CHANGED = "changed"  # the key holds another object than the plan recorded
-    GONE = "gone"  # absent from the bucket
-    REFUSED = "refused"  # the plan's key is not the key of the plan's id
-    FAILED = "failed"  # an error; not deleted unless `detail` says that deleting began
-    SKIPPED = "skipped"  # not tried, because of an error before
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A key to delete, as recorded in the plan: bytes, Unix ms, the store's etag."""
-
-    key: str
-    object_id: int
-    size: int
-    modified_ms: int
-    etag: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeletionOrder:
-    """Parameters of every task of a run. `keys_per_s` is one task's share of the rate limit.
-
-    The files of `tls` are read where the task runs. `identity` and `next_object_id` are those of
-    the plan. With `delete` False nothing is deleted and no undo record is written. `run` is the one
-    that has to hold the lease when something is deleted. With `quarantine` an object is copied to
-    quarantine before it is deleted.
-    """
-
-    store: str
-    connect: tuple[str, ...]
-    patience_s: float
-    identity: ClusterIdentity
-    next_object_id: int
-    undo_folder: str
-    keys_per_s: float
-    delete: bool
-    run: str
-    tls: CallerFiles | None = None
-    quarantine: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A candidate and its outcome; `is_busy` if the store asked for fewer requests."""
-
-    candidate: Candidate
-    outcome: Outcome
-    detail: str = ""
-    is_busy: bool = False
-
-
-class Pacer:
-    """Rate limiter: at most `keys_per_s` keys on average over any time.
-
-    The rate is halved, to one key a second at least, each time the store asks for fewer requests,
-    and grows back by a sixteenth of the whole with each batch that it takes.
-    """
-
-    def __init__(
-        self,
-        keys_per_s: float,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._whole = keys_per_s
-        self._keys_per_s = keys_per_s
-        self._clock = clock
-        self._sleep = sleep
-        self._free_at = clock()
-
-    @property
-    def batch_size(self) -> int:
-        """Largest batch in keys: those of one second."""
-        return max(1, min(_LARGEST_BATCH, int(self._keys_per_s)))
-
-    def slow_down(self) -> None:
-        """Halve the rate."""
-        self._keys_per_s = max(min(1.0, self._whole), self._keys_per_s / 2)
-
-    def speed_up(self) -> None:
-        """Raise the rate again, up to the whole."""
-        self._keys_per_s = min(self._whole, self._keys_per_s + self._whole / 16)
-
-    def wait_for(self, keys: int) -> None:
-        """Wait until the rate limit allows more keys, and count these."""
-        wait = self._free_at - self._clock()
-        if wait > 0:
-            self._sleep(wait)
-        self._free_at = max(self._free_at, self._clock()) + keys / self._keys_per_s
 
 
 class Deleter:
@@ -182,7 +83,7 @@ class Deleter:
             judged = self._batch(batch)
             self._count_failures(judged)
             yield judged
-        while batch := list(itertools.islice(remaining, _LARGEST_BATCH)):
+        while batch := list(itertools.islice(remaining, LARGEST_BATCH)):
             yield [Judged(one, Outcome.SKIPPED, "an earlier batch failed") for one in batch]
 
     def _count_failures(self, judged: Sequence[Judged]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from streammeta.reconcile.deletion import DeletionOrder
+from streammeta.reconcile.deletion_order import DeletionOrder
 from streammeta.reconcile.listing import Shard
 from streammeta.reconcile.tables import Tally
 from streammeta.reconcile.verdicts import Owner, Rules, Verdict

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from streammeta.reconcile.deletion import DeletionOrder
+from streammeta.reconcile.deletion_order import DeletionOrder
 from streammeta.reconcile.engine import Engine, EngineName
 from streammeta.reconcile.listing import Shard
 from streammeta.reconcile.local_engine import LocalEngine, TooManyKeysError

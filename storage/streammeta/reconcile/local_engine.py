@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from streammeta.reconcile import plan_folder
-from streammeta.reconcile.deletion import DeletionOrder, carry_out
+from streammeta.reconcile.deletion import carry_out
+from streammeta.reconcile.deletion_order import DeletionOrder
 from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.errors import ReconcileError
 from streammeta.reconcile.listing import Shard, listed_rows

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from streammeta.reconcile import plan_folder
-from streammeta.reconcile.deletion import DeletionOrder, carry_out
+from streammeta.reconcile.deletion import carry_out
+from streammeta.reconcile.deletion_order import DeletionOrder
 from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.listing import Shard, listed_rows
 from streammeta.reconcile.session import SparkConfig, job_errors, spark_session

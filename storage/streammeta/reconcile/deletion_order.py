@@ -1,0 +1,70 @@
+"""Order to delete candidates of a plan, and what became of each of them: values alone.
+
+Sent to wherever a task runs, so nothing here is open or connected.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from streammeta.reconcile.identity import ClusterIdentity
+from streammeta.rpc.tls import CallerFiles
+
+
+class Outcome(enum.StrEnum):
+    """Outcome of one candidate."""
+
+    DELETED = "deleted"
+    QUARANTINED = "quarantined"  # deleted, with a copy in quarantine
+    WOULD_DELETE = "would_delete"  # a dry run; with --yes it would be gone
+    KEPT = "kept"  # the map still knows it
+    CHANGED = "changed"  # the key holds another object than the plan recorded
+    GONE = "gone"  # absent from the bucket
+    REFUSED = "refused"  # the plan's key is not the key of the plan's id
+    FAILED = "failed"  # an error; not deleted unless `detail` says that deleting began
+    SKIPPED = "skipped"  # not tried, because of an error before
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A key to delete, as recorded in the plan: bytes, Unix ms, the store's etag."""
+
+    key: str
+    object_id: int
+    size: int
+    modified_ms: int
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionOrder:
+    """Parameters of every task of a run. `keys_per_s` is one task's share of the rate limit.
+
+    The files of `tls` are read where the task runs. `identity` and `next_object_id` are those of
+    the plan. With `delete` False nothing is deleted and no undo record is written. `run` is the one
+    that has to hold the lease when something is deleted. With `quarantine` an object is copied to
+    quarantine before it is deleted.
+    """
+
+    store: str
+    connect: tuple[str, ...]
+    patience_s: float
+    identity: ClusterIdentity
+    next_object_id: int
+    undo_folder: str
+    keys_per_s: float
+    delete: bool
+    run: str
+    tls: CallerFiles | None = None
+    quarantine: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A candidate and its outcome; `is_busy` if the store asked for fewer requests."""
+
+    candidate: Candidate
+    outcome: Outcome
+    detail: str = ""
+    is_busy: bool = False

@@ -1,0 +1,52 @@
+"""Rate of one task's deletions: a limit of the user's, which a busy store lowers for a while.
+
+Reads no clock but the one that it is given.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+LARGEST_BATCH = 1000
+"""Most keys of one request to delete."""
+
+
+class Pacer:
+    """Rate limiter: at most `keys_per_s` keys on average over any time.
+
+    The rate is halved, to one key a second at least, each time the store asks for fewer requests,
+    and grows back by a sixteenth of the whole with each batch that it takes.
+    """
+
+    def __init__(
+        self,
+        keys_per_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._whole = keys_per_s
+        self._keys_per_s = keys_per_s
+        self._clock = clock
+        self._sleep = sleep
+        self._free_at = clock()
+
+    @property
+    def batch_size(self) -> int:
+        """Largest batch in keys: those of one second."""
+        return max(1, min(LARGEST_BATCH, int(self._keys_per_s)))
+
+    def slow_down(self) -> None:
+        """Halve the rate."""
+        self._keys_per_s = max(min(1.0, self._whole), self._keys_per_s / 2)
+
+    def speed_up(self) -> None:
+        """Raise the rate again, up to the whole."""
+        self._keys_per_s = min(self._whole, self._keys_per_s + self._whole / 16)
+
+    def wait_for(self, keys: int) -> None:
+        """Wait until the rate limit allows more keys, and count these."""
+        wait = self._free_at - self._clock()
+        if wait > 0:
+            self._sleep(wait)
+        self._free_at = max(self._free_at, self._clock()) + keys / self._keys_per_s
