@@ -16,6 +16,38 @@ RECONCILING = (
         Tested(f"{_RECONCILE}_classify.py::test_agrees_with_a_model_over_sets"),
     ),
     Mutant(
+        "loss-believed-at-first-sight",
+        "An object that the listing lacked is told as lost without another look.",
+        "listings that end early: consistency checks that cry wolf are switched off",
+        """
+        streammeta.reconcile.losses:
+        - lost = [one for one, still in zip(suspects, is_lost, strict=True) if still]
+        + lost = suspects
+        """,
+        Tested(f"{_RECONCILE}_losses.py::test_what_only_the_listing_lacked_is_not_lost"),
+    ),
+    Mutant(
+        "destroyed-object-told-as-lost",
+        "An object that was destroyed while the bucket was listed is told as lost.",
+        "scrubbers that compare two moments and take the difference for damage",
+        """
+        streammeta.reconcile.losses:
+        - joined = found.join(wanted, "object_id", join_type="inner")
+        + joined = found.join(objects, "object_id", join_type="inner")
+        """,
+        Tested(f"{_RECONCILE}_losses.py::test_what_only_the_listing_lacked_is_not_lost"),
+    ),
+    Mutant(
+        "damaged-bytes-pass-for-live",
+        "A checksum that differs changes no verdict.",
+        "scrubs that count what they read and do not act on it",
+        """
+        streammeta.reconcile.verdicts:
+        - (wanted & (rows.reading == Reading.CHECKSUM_DIFFERS), Verdict.CHECKSUM_MISMATCH),
+        """,
+        Tested(f"{_RECONCILE}_classify.py::test_agrees_with_a_model_over_sets"),
+    ),
+    Mutant(
         "other-cluster-s-key-joined",
         "A key of another cluster takes the place of the object of the same id in the join.",
         "Iceberg pull request 12254: a sibling's files under a prefix that fits both",

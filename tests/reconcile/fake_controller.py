@@ -42,13 +42,20 @@ LINKED = common_pb2.OBJECT_STATE_LINKED
 
 @dataclass(frozen=True, slots=True)
 class MapObject:
-    """An object of the map; `time_ms` is when it was committed."""
+    """An object of the map; `time_ms` is when it was committed.
+
+    `ranges` are (stream, start, end), `crc` the checksum that its commit gave, -1: none.
+    """
 
     state: int
     size: int = 0
     time_ms: int = 1_000_000
     attributes: int = 0
     node: int = 7
+    kind: int = common_pb2.OBJECT_KIND_STREAM_SET
+    crc: int = -1
+    composite: int = -1
+    ranges: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -112,7 +119,8 @@ class FakeMap:
         objects: dict[str, Any] = {
             "object_id": np.array(ids, dtype=np.int64),
             "state": np.array([row.state for row in rows], dtype=np.int8),
-            "kind": np.zeros(len(rows), dtype=np.int8),
+            "kind": np.array([row.kind for row in rows], dtype=np.int8),
+            "order_id": np.array([row.composite for row in rows], dtype=np.int64),
             "attributes": np.array([row.attributes for row in rows], dtype=np.int32),
             "node_id": np.array([row.node for row in rows], dtype=np.int32),
             "object_size": np.array([row.size for row in rows], dtype=np.int64),
@@ -125,7 +133,26 @@ class FakeMap:
             "cluster_uuid": [self.cluster_uuid],
             "issued_below": np.array([self.issued_below], dtype=np.int64),
         }
-        sections = {"counters": counters, "objects": objects, "bucket_claim": claim}
+        known = [(i, row) for i, row in sorted(self.objects.items()) if row.crc >= 0]
+        facts = {
+            "object_id": np.array([i for i, _ in known], dtype=np.int64),
+            "min_timestamp_ms": np.array([100 + i for i, _ in known], dtype=np.int64),
+            "max_timestamp_ms": np.array([-1] * len(known), dtype=np.int64),
+            "crc32c": np.array([row.crc for _, row in known], dtype=np.int64),
+        }
+        held = [(i, *one) for i, row in sorted(self.objects.items()) for one in row.ranges]
+        names = ("object_id", "stream_id", "start_offset", "end_offset")
+        ranges = {
+            name: np.array([one[at] for one in held], dtype=np.int64)
+            for at, name in enumerate(names)
+        }
+        sections = {
+            "counters": counters,
+            "objects": objects,
+            "bucket_claim": claim,
+            "object_facts": facts,
+            "object_ranges": ranges,
+        }
         return checkpoint_of(sections, self.cluster_id)
 
 

@@ -14,6 +14,7 @@ from streammeta.reconcile.verdicts import (
     WITHOUT_MAP,
     JoinedColumns,
     Owner,
+    Reading,
     Rules,
     Verdict,
     judge,
@@ -46,6 +47,7 @@ class Row:
     map_size: int = ABSENT
     map_time_ms: int = ABSENT
     map_attributes: int = 0
+    reading: int = ABSENT
 
 
 def known(state: int, size: int = 100, time_ms: int = 10_000, attributes: int = 0) -> Row:
@@ -71,6 +73,28 @@ TABLE = [
         "a composite records the size of what it links",
         known(COMMITTED, size=5000, attributes=ObjectKind.COMPOSITE | 3 << 2),
         Verdict.LIVE,
+    ),
+    (
+        "other bytes than were committed",
+        replace(known(COMMITTED), reading=Reading.CHECKSUM_DIFFERS),
+        Verdict.CHECKSUM_MISMATCH,
+    ),
+    (
+        "other bytes of a linked object",
+        replace(known(LINKED), reading=Reading.CHECKSUM_DIFFERS),
+        Verdict.CHECKSUM_MISMATCH,
+    ),
+    ("no footer", replace(known(COMMITTED), reading=Reading.MALFORMED), Verdict.MALFORMED),
+    (
+        "cut off",
+        replace(known(COMMITTED, size=101), reading=Reading.MALFORMED),
+        Verdict.SIZE_MISMATCH,
+    ),
+    ("read and sound", replace(known(COMMITTED), reading=Reading.SOUND), Verdict.LIVE),
+    (
+        "read, and destroyed since",
+        replace(known(MARK_DESTROYED), reading=Reading.MALFORMED),
+        Verdict.DELETING,
     ),
     ("forgotten and old", Row(), Verdict.ORPHAN),
     ("last issued id", Row(object_id=NEXT_ID - 1), Verdict.ORPHAN),
@@ -114,7 +138,7 @@ def test_verdict_table(row: Row, verdict: str) -> None:
 
 def test_every_verdict_is_in_the_table() -> None:
     assert {verdict for _, _, verdict in TABLE} == {*Verdict, ""} - {
-        *(Verdict.UNCOMPARED, Verdict.UNDECIDED)
+        *(Verdict.UNCOMPARED, Verdict.UNDECIDED, Verdict.UNFINISHED_UPLOAD)
     }
 
 
@@ -134,7 +158,7 @@ class World:
     """A bucket and a map by object id, and keys that are not ours."""
 
     listed: dict[int, tuple[int, int]]  # id -> size, modified
-    objects: dict[int, tuple[int, int, int, int]]  # id -> state, size, time, attributes
+    objects: dict[int, tuple[int, int, int, int, int]]  # id -> state, size, time, kind, reading
     strangers: list[Owner]
 
 
@@ -144,6 +168,10 @@ def model(world: World) -> dict[str, set[int]]:
     wanted = {i for i, o in world.objects.items() if o[0] in (2, 5)}
     fickle = {i for i in wanted if world.objects[i][3] % 4 != ObjectKind.COMPOSITE}
     differs = {i for i in fickle & stored if world.listed[i][0] != world.objects[i][1]}
+    read = {i: world.objects[i][4] for i in (wanted & stored) - differs}
+    bad_sums = {i for i, reading in read.items() if reading == Reading.CHECKSUM_DIFFERS}
+    formless = {i for i, reading in read.items() if reading == Reading.MALFORMED}
+    whole = set(read) - bad_sums - formless
     late = {i for i in wanted if world.objects[i][2] >= UNLISTED_FROM}
     unknown = stored - mapped
     issued = {i for i in unknown if i < NEXT_ID}
@@ -153,8 +181,10 @@ def model(world: World) -> dict[str, set[int]]:
         return {i for i in stored & mapped if world.objects[i][0] == state}
 
     return {
-        Verdict.LIVE: {i for i in (wanted & stored) - differs if world.objects[i][0] == COMMITTED},
-        Verdict.LINKED: in_state(LINKED) - differs,
+        Verdict.LIVE: {i for i in whole if world.objects[i][0] == COMMITTED},
+        Verdict.LINKED: in_state(LINKED) & whole,
+        Verdict.CHECKSUM_MISMATCH: bad_sums,
+        Verdict.MALFORMED: formless,
         Verdict.SIZE_MISMATCH: differs,
         Verdict.MISSING: wanted - stored - late,
         Verdict.UNLISTED: (wanted - stored) & late,
@@ -172,7 +202,11 @@ sizes = st.integers(0, 2)
 around_young = st.integers(YOUNG_FROM - 2, YOUNG_FROM + 2)
 around_late = st.integers(UNLISTED_FROM - 2, UNLISTED_FROM + 2)
 map_rows = st.tuples(
-    st.sampled_from([0, *STATES]), sizes, around_late, st.sampled_from([0, 1, 8, 9])
+    st.sampled_from([0, *STATES]),
+    sizes,
+    around_late,
+    st.sampled_from([0, 1, 8, 9]),
+    st.sampled_from(Reading),
 )
 worlds = st.builds(
     World,
@@ -186,7 +220,7 @@ worlds = st.builds(
 @given(worlds)
 def test_agrees_with_a_model_over_sets(world: World) -> None:
     rows = [
-        Row(Owner.OWN, i, *world.listed.get(i, (ABSENT,) * 2), *world.objects.get(i, (ABSENT,) * 4))
+        Row(Owner.OWN, i, *world.listed.get(i, (ABSENT,) * 2), *world.objects.get(i, (ABSENT,) * 5))
         for i in sorted(set(world.listed) | set(world.objects))
     ]
     strangers = [Row(owner=owner, object_id=NEXT_ID - 3) for owner in world.strangers]

@@ -199,7 +199,7 @@ def test_the_join_agrees_with_a_dictionary(
     expected = [
         of_map.get(one) if owner is Owner.OWN and one is not None else None for owner, one in keys
     ]
-    for name in ("map_state", "map_size", "map_time_ms", "map_attributes", "map_node"):
+    for name in ("map_state", "map_size", "map_time_ms", "map_attributes", "map_node", "reading"):
         assert joined.column(name).to_pylist() == expected
     met = {one for owner, one in keys if owner is Owner.OWN}
     assert unmet == sorted(set(of_map) - met)

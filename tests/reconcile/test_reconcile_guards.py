@@ -17,6 +17,8 @@ from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.plan_folder import (
     CLOCK_SKEW_MS,
     GRACE_FLOOR_MS,
+    LossCounts,
+    LostRange,
     check_plan,
     check_store,
     new_plan_folder,
@@ -241,25 +243,34 @@ def test_the_same_bucket_at_another_endpoint_is_another_store() -> None:
         check_store("s3://b", plan)
 
 
+RANGE = LostRange("missing", "k", 1, 0, 9, 5, None, None)
+LOST = LossCounts(objects=1, size=9, streams=1, ranges=1, refuted=0, first=(RANGE,))
+REFUTED = LossCounts(objects=0, size=0, streams=0, ranges=0, refuted=1)
+
+
 @pytest.mark.parametrize(
-    ("counts", "unknown", "code"),
+    ("changes", "code", "exit_code"),
     [
-        ({Verdict.LIVE: Tally(5, 5)}, (), None),
-        ({Verdict.MISSING: Tally(1, 0)}, (), "MISSING_OBJECTS"),
-        ({Verdict.SIZE_MISMATCH: Tally(1, 9)}, ("uploads",), "MISSING_OBJECTS"),
-        ({Verdict.UNLISTED: Tally(1, 0)}, ("uploads",), "INCOMPLETE"),
+        ({"classes": {Verdict.LIVE: Tally(5, 5)}}, None, 0),
+        ({"losses": LOST}, "MISSING_OBJECTS", 3),
+        ({"losses": LOST, "unknown": ("uploads",)}, "MISSING_OBJECTS", 3),
+        ({"losses": LOST, "guards": (GuardResult("share", False, "too many"),)}, "GUARD", 3),
+        ({"guards": (GuardResult("share", False, "too many"),)}, "GUARD", 1),
+        ({"losses": REFUTED}, None, 0),
+        ({"losses": REFUTED, "unknown": ("uploads",)}, "INCOMPLETE", 1),
+        ({"unknown": ("losses could not be confirmed",)}, "INCOMPLETE", 1),
     ],
 )
 def test_what_the_exit_code_of_plan_says(
     monkeypatch: pytest.MonkeyPatch,
-    counts: dict[Verdict, Tally],
-    unknown: tuple[str, ...],
+    changes: dict[str, Any],
     code: str | None,
+    exit_code: int,
 ) -> None:
-    made = example_plan(classes=counts, unknown=unknown)
+    made = example_plan(**{"classes": {Verdict.MISSING: Tally(1, 0)}} | changes)
     monkeypatch.setattr("streammeta.reconcile.plan.plan", lambda *_: made)
     said = streammeta("reconcile", "plan", "--store", "s3://b", "--connect", "h:1", "--plan", "p")
-    assert said["exit_code"] == (0 if code is None else 1)
+    assert said["exit_code"] == exit_code
     assert said.get("error", {}).get("code") == code
     assert said["classes"] != []
 

@@ -158,7 +158,7 @@ def exported(state: FakeMap, folder: Path) -> MapExport:
 def test_the_objects_of_the_map_are_exported(tmp_path: Path) -> None:
     objects = {
         3: MapObject(COMMITTED, size=30, time_ms=33, attributes=-7, node=4),
-        5: MapObject(LINKED, size=2**40),
+        5: MapObject(LINKED, size=2**40, crc=2**32 - 1),
         9: MapObject(common_pb2.OBJECT_STATE_PREPARED, node=-1),
     }
     made = exported(FakeMap(objects=objects, next_object_id=10), tmp_path / "map")
@@ -168,9 +168,9 @@ def test_the_objects_of_the_map_are_exported(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "map").iterdir()] == ["objects.parquet"]
     rows = pq.read_table(tmp_path / "map").to_pylist()
     assert [tuple(row.values()) for row in rows] == [
-        (3, 2, 30, 33, -7, 4),
-        (5, 5, 2**40, 1_000_000, 0, 7),
-        (9, 1, 0, 1_000_000, 0, -1),
+        (3, 2, 30, 33, -7, 4, 1, -1, 0),
+        (5, 5, 2**40, 1_000_000, 0, 7, 1, 2**32 - 1, 0),
+        (9, 1, 0, 1_000_000, 0, -1, 1, -1, 0),
     ]
 
 

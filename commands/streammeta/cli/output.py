@@ -5,7 +5,7 @@
 - A failure is `{"ok": false, "error": {"code", "message", "hint"}}` in json, some with `details`
   in the error, beside everything that the command found before it failed; else two lines on
   standard error: `streammeta: <message>` and what to do next.
-- Exit code 0: done; 1: failed; 2: called the wrong way.
+- Exit code 0: done; 1: failed; 2: called the wrong way. Others are a command's own, in its help.
 - Durations and sizes are options such as 30s, 5m, 200MiB.
 """
 

@@ -7,7 +7,7 @@ import click
 
 from streammeta.cli.client import store_option
 from streammeta.cli.connecting import Endpoints, connecting
-from streammeta.cli.output import CommandError, Duration, Output, with_output
+from streammeta.cli.output import EXIT_FAILED, CommandError, Duration, Output, with_output
 from streammeta.storage.installation import optional_packages
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ def reconcile() -> None:
     runtime.
     """
 
+
+EXIT_LOST = 3
+"""Exit code of a plan that has confirmed missing or damaged objects."""
 
 _plan_folder_option = click.option(
     "--plan",
@@ -101,6 +104,15 @@ _memory_option = click.option(
     show_default=True,
     help="How finely to cut the listing; 256 for many millions of keys.",
 )
+@click.option(
+    "--deep",
+    "deep_share",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    show_default=True,
+    metavar="SHARE",
+    help="Read this fraction of the map's objects, and check checksum, footer and index; 1: all.",
+)
 @_wait_option
 @_engine_option
 @_master_option
@@ -123,10 +135,11 @@ def plan_command(
     Refuses to start unless the controllers and the bucket's marker are of one cluster: the same id,
     UUID and namespace.
 
-    Exits with 1, the plan written all the same: GUARD if a guard failed, so that the plan is a
-    report that `apply` refuses; else MISSING_OBJECTS if objects of the map are missing in the
-    bucket or have another size there, though so few that the plan may be applied; else INCOMPLETE
-    if something that the plan does not depend on could not be found out.
+    Exits with 3, the plan written all the same, if objects of the map are missing in the bucket or
+    damaged, by a second look at both; else with 1 if there is another problem: GUARD if a guard
+    failed, so that the plan is a report that `apply` refuses; INCOMPLETE if something that the plan
+    does not depend on could not be found out. A loss alone is MISSING_OBJECTS: the plan may be
+    applied.
 
     \b
     Example:
@@ -271,6 +284,7 @@ def _show_plan(output: Output, folder: Path, result: "PlanResult") -> None:
             "unfinished_uploads": result.unfinished_uploads,
         }
     )
+    _show_losses(output, result)
     classes = [(str(verdict), t.keys, t.size) for verdict, t in result.classes.items()]
     output.rows("classes", ("verdict", "keys", "bytes"), classes)
     guards = [(one.name, "passed" if one.passed else "failed", one.detail) for one in result.guards]
@@ -281,6 +295,19 @@ def _show_plan(output: Output, folder: Path, result: "PlanResult") -> None:
         output.note(f"next: streammeta reconcile apply --plan {folder}")
 
 
+def _show_losses(output: Output, result: "PlanResult") -> None:
+    if result.read:
+        output.rows("read", ("finding", "objects"), result.read.items())
+    if result.losses is None or not result.suspected:
+        return
+    counts = {name: getattr(result.losses, name) for name in ("objects", "streams", "ranges")}
+    output.summary({f"lost_{name}": count for name, count in counts.items()})
+    output.summary({"refuted_losses": result.losses.refuted})
+    columns = ("verdict", "key", "stream_id", "start_offset", "end_offset", "committed_ms")
+    first = [[getattr(one, name) for name in columns] for one in result.losses.first]
+    output.rows("losses", columns, first)
+
+
 def _plan_problem(folder: Path, result: "PlanResult") -> CommandError | None:
     """Return the most serious failure of a written plan, if any."""
     if result.failed_guards:
@@ -289,13 +316,17 @@ def _plan_problem(folder: Path, result: "PlanResult") -> CommandError | None:
             "GUARD",
             f"the plan {folder} can't be applied, guards failed: {names}",
             result.failed_guards[0].detail,
+            exit_code=EXIT_LOST if result.lost else EXIT_FAILED,
         )
-    if result.missing or result.mismatched:
+    if result.losses is not None and result.lost:
         return CommandError(
             "MISSING_OBJECTS",
-            f"of the map's objects, {result.missing} are missing in the bucket and"
-            f" {result.mismatched} have another size there; their rows can't be read",
-            f"restore them; {folder / 'verdicts'} names their keys; the plan may be applied",
+            f"{result.lost} of the map's objects are missing in the bucket or damaged there, with"
+            f" {result.losses.ranges} ranges of {result.losses.streams} streams; their records"
+            " can't be read",
+            f"restore them; {folder / 'losses'} names keys, streams, offsets and times; the plan"
+            " may be applied",
+            exit_code=EXIT_LOST,
         )
     if result.unknown:
         return CommandError(

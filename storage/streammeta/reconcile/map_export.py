@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
@@ -20,7 +22,7 @@ from streammeta.controller.snapshot.checkpoint_file import CheckpointError, Chec
 from streammeta.reconcile.errors import MapExportError
 from streammeta.reconcile.leader import LeaderClient
 from streammeta.reconcile.tables import MAP_COLUMNS, arrow_schema
-from streammeta.reconcile.verdicts import WANTED_STATES
+from streammeta.reconcile.verdicts import ABSENT, WANTED_STATES, Int64Column, Reading
 from streammeta.v1 import metadata_pb2
 
 _COLUMN_NAMES = {
@@ -30,6 +32,7 @@ _COLUMN_NAMES = {
     "timestamp_ms": "map_time_ms",
     "attributes": "map_attributes",
     "node_id": "map_node",
+    "kind": "map_kind",
 }
 _CHECKPOINT = "map.checkpoint"
 _OBJECTS = "objects.parquet"
@@ -61,7 +64,18 @@ def export_map(leader: LeaderClient, folder: Path) -> MapExport:
         MapExportError: the copy is damaged, or of a kind that this version can't read.
     """
     folder.mkdir()
-    path = folder / _CHECKPOINT
+    with copied_map(leader, folder / _CHECKPOINT) as checkpoint:
+        return _write_objects(checkpoint, folder / _OBJECTS)
+
+
+@contextmanager
+def copied_map(leader: LeaderClient, path: Path) -> Iterator[CheckpointReader]:
+    """Give a verified copy of the map, as of this call or later; its file at `path` is deleted.
+
+    Raises:
+        ControllerError: no leader sent a copy of the map.
+        MapExportError: the copy is damaged, or of a kind that this version can't read.
+    """
     end_offset, epoch = fetch_snapshot(leader, path)
     identity = SnapshotId(EndOffset(end_offset), Epoch(epoch))
     try:
@@ -72,7 +86,7 @@ def export_map(leader: LeaderClient, folder: Path) -> MapExport:
                     f"the copy of the map says it is {checkpoint.id}, but was sent as {identity};"
                     " run the command again"
                 )
-            return _write_objects(checkpoint, folder / _OBJECTS)
+            yield checkpoint
     except (CheckpointError, OSError) as error:
         raise MapExportError(
             f"the copy of the map can't be read ({error}); run the command again, with the version"
@@ -129,13 +143,19 @@ def _write_objects(checkpoint: CheckpointReader, path: Path) -> MapExport:
         claim = checkpoint.columns("bucket_claim")
         (cluster_uuid,), (issued_below,) = claim["cluster_uuid"], claim["issued_below"]
         objects = checkpoint.table("objects").select(list(_COLUMN_NAMES))
+        facts = checkpoint.columns("object_facts")
+        checksums = _by_id(objects["object_id"].to_numpy(), facts["object_id"], facts["crc32c"])
     except (KeyError, ValueError) as error:
         raise MapExportError(
             f"the copy of the map has other columns than this version reads ({error}); use the"
             " version of streammeta that the controllers run"
         ) from error
     renamed = objects.rename_columns(list(_COLUMN_NAMES.values()))
-    pq.write_table(renamed.cast(arrow_schema(MAP_COLUMNS)), path)
+    renamed = renamed.append_column("map_crc", pa.array(checksums))
+    unread = np.full(objects.num_rows, Reading.UNREAD, dtype=np.int64)
+    renamed = renamed.append_column("reading", pa.array(unread))
+    schema = arrow_schema(MAP_COLUMNS)
+    pq.write_table(renamed.select(schema.names).cast(schema), path)
     states = renamed.column("map_state").to_numpy()
     return MapExport(
         cluster_id=checkpoint.cluster_id,
@@ -147,3 +167,13 @@ def _write_objects(checkpoint: CheckpointReader, path: Path) -> MapExport:
         objects=objects.num_rows,
         committed_objects=int(np.isin(states, WANTED_STATES).sum()),
     )
+
+
+def _by_id(ids: Int64Column, known: Int64Column, values: Int64Column) -> Int64Column:
+    """The value of each id, `ABSENT` for those that are not among the ascending `known`."""
+    found = np.full(len(ids), ABSENT, dtype=np.int64)
+    at = np.searchsorted(known, ids)
+    inside = np.flatnonzero(at < len(known))
+    hits = inside[known[at[inside]] == ids[inside]]
+    found[hits] = values[at[hits]]
+    return found

@@ -14,7 +14,10 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
+
 from streammeta.reconcile import plan_folder
+from streammeta.reconcile.deep_read import read_objects
 from streammeta.reconcile.engine import Engine, EngineName
 from streammeta.reconcile.engine_choice import AUTO_KEYS, open_engine
 from streammeta.reconcile.errors import (
@@ -33,12 +36,20 @@ from streammeta.reconcile.identity import (
 )
 from streammeta.reconcile.leader import LeaderClient
 from streammeta.reconcile.listing import shards_of, write_uploads
+from streammeta.reconcile.losses import confirm_losses
 from streammeta.reconcile.map_export import MapExport, export_map
 from streammeta.reconcile.plan_folder import CLOCK_SKEW_MS, PlanResult, check_grace
 from streammeta.reconcile.report_figures import Figures, figures_of
 from streammeta.reconcile.report_page import report_page
 from streammeta.reconcile.session import SparkConfig
-from streammeta.reconcile.tables import VERDICT_COLUMNS, Tally, read_batches
+from streammeta.reconcile.tables import (
+    UPLOAD_COLUMNS,
+    VERDICT_COLUMNS,
+    Tally,
+    arrow_schema,
+    read_batches,
+)
+from streammeta.reconcile.verdict_rows import upload_rows
 from streammeta.reconcile.verdicts import (
     WITHOUT_MAP,
     Evidence,
@@ -66,7 +77,8 @@ class PlanConfig:
     `namespace` only confirms the cluster's own. `shard_digits` 1 lists in 17 shards, 2 in 257.
     `patience_s` is how long to wait for a leader. Without `tls` controllers are asked in plain
     text. `auto_keys` is the largest bucket that the automatic choice of the engine leaves to this
-    process; `spark` is used by the other engine alone.
+    process; `spark` is used by the other engine alone. `deep_share` is the fraction of the map's
+    objects to read, 0..1.
     """
 
     store: str
@@ -84,6 +96,7 @@ class PlanConfig:
     engine: EngineName = EngineName.AUTO
     auto_keys: int = AUTO_KEYS
     spark: SparkConfig = field(default_factory=SparkConfig)
+    deep_share: float = 0.0
 
 
 def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanResult:
@@ -131,10 +144,12 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
                 unknown=unlisted,
             )
             if isinstance(exported, MapExport):
+                result = _read(config, store, draft, result, progress)
                 progress(f"comparing with {exported.objects} objects of the map")
                 result = _compared(
                     engine, config, draft, result, exported, claimed_below, undecided
                 )
+                result = _confirmed(config, store, draft, result, progress)
             else:
                 result = _report_without_map(engine, draft, result, exported)
             _write_report(draft, result)
@@ -148,6 +163,8 @@ def _check_config(config: PlanConfig) -> None:
     check_grace(config.grace_ms, is_unsafe=config.unsafe_grace)
     if not 0 <= config.max_share <= 1:
         raise ConfigurationError(f"--max-share is {config.max_share}, wanted 0..1")
+    if not 0 <= config.deep_share <= 1:
+        raise ConfigurationError(f"--deep is {config.deep_share}, wanted 0..1")
     if config.max_candidates < 0:
         raise ConfigurationError(f"--max-candidates is {config.max_candidates}, wanted 0 or more")
 
@@ -213,7 +230,8 @@ def _compared(
         unlisted_from_ms=basis.listing_started_ms - CLOCK_SKEW_MS,
         undecided=undecided,
     )
-    classes = _in_order(engine.judge(draft, rules, basis.namespace))
+    found = engine.judge(draft, rules, basis.namespace)
+    classes = _in_order({**found, **_judge_uploads(draft, basis)})
     shutil.rmtree(draft / plan_folder.LISTING)
     evidence = Evidence(
         counts={verdict: tally.keys for verdict, tally in classes.items()},
@@ -236,6 +254,63 @@ def _compared(
         classes=classes,
         guards=guards,
     )
+
+
+def _judge_uploads(draft: Path, basis: PlanResult) -> Mapping[Verdict, Tally]:
+    if not basis.unfinished_uploads:
+        return {}
+    path = draft / plan_folder.VERDICTS / "unfinished-uploads.parquet"
+    with pq.ParquetWriter(path, arrow_schema(VERDICT_COLUMNS)) as writer:
+        for uploads in read_batches(draft / plan_folder.UPLOADS, UPLOAD_COLUMNS):
+            writer.write_batch(upload_rows(uploads, basis.namespace))
+    return {Verdict.UNFINISHED_UPLOAD: Tally(basis.unfinished_uploads, 0)}
+
+
+def _read(
+    config: PlanConfig, store: ObjectStore, draft: Path, basis: PlanResult, progress: Progress
+) -> PlanResult:
+    """Read objects that the map wants, as many as are asked for."""
+    if config.deep_share == 0:
+        return basis
+    progress(f"reading {config.deep_share:.1%} of the objects of the map")
+    try:
+        found = read_objects(
+            store,
+            draft / plan_folder.MAP,
+            basis.namespace,
+            config.deep_share,
+            basis.listing_started_ms,
+        )
+    except StorageError as error:
+        return _not_found_out(basis, f"objects could not be read: {error}")
+    return replace(basis, read={reading.name.lower(): found[reading] for reading in sorted(found)})
+
+
+def _confirmed(
+    config: PlanConfig, store: ObjectStore, draft: Path, basis: PlanResult, progress: Progress
+) -> PlanResult:
+    """Confirm what is missing or damaged; what is not lost after all was not seen right before."""
+    if basis.suspected:
+        progress(f"looking {basis.suspected} missing or damaged objects up again")
+    try:
+        with LeaderClient(config.connect, config.patience_s, config.tls) as leader:
+            losses = confirm_losses(store, leader, draft)
+    except StorageError as error:
+        return _not_found_out(
+            basis, f"{basis.suspected} missing or damaged objects could not be confirmed: {error}"
+        )
+    confirmed = replace(basis, losses=losses)
+    if losses.objects + losses.refuted < basis.suspected:
+        return _not_found_out(
+            confirmed,
+            f"of {basis.suspected} missing or damaged objects only"
+            f" {losses.objects + losses.refuted} were looked up again",
+        )
+    return confirmed
+
+
+def _not_found_out(basis: PlanResult, sentence: str) -> PlanResult:
+    return replace(basis, unknown=(*basis.unknown, sentence))
 
 
 def _report_without_map(engine: Engine, draft: Path, basis: PlanResult, reason: str) -> PlanResult:

@@ -4,6 +4,8 @@
     candidates/    Parquet: the keys that apply may delete
     verdicts/      Parquet: every key of the bucket and every missing object, with its verdict
     report.html    the findings for a browser; nothing reads it
+    losses/        Parquet: the ranges of streams in what is missing or damaged, confirmed; missing
+                   if it could not be confirmed
     uploads/       Parquet: unfinished multipart uploads; missing if they could not be listed
     map/           Parquet: the objects of the map that the listing was compared with
     listing/       Parquet: every key of the bucket; instead of candidates, verdicts and map, if
@@ -30,7 +32,7 @@ from typing import Any
 from streammeta.reconcile.errors import ConfigurationError, PlanError
 from streammeta.reconcile.identity import ClusterIdentity, place_of
 from streammeta.reconcile.tables import Tally
-from streammeta.reconcile.verdicts import GuardResult, Verdict
+from streammeta.reconcile.verdicts import LOST, GuardResult, Verdict
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.object_store.address import without_secrets
 
@@ -39,12 +41,46 @@ PLAN_FILE = "plan.json"
 REPORT_FILE = "report.html"
 CANDIDATES = "candidates"
 VERDICTS = "verdicts"
+LOSSES = "losses"
 UPLOADS = "uploads"
 MAP = "map"
 LISTING = "listing"
 RUNS = "runs"
 
 _TIMES = ("created_at_ms", "listing_started_ms", "young_from_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class LostRange:
+    """Offsets of a stream in an object that is missing or damaged; None: it holds no range.
+
+    `min_timestamp_ms` and `max_timestamp_ms` bound the times of its records, if they are known.
+    """
+
+    verdict: str
+    key: str
+    stream_id: int | None
+    start_offset: int | None
+    end_offset: int | None
+    committed_ms: int
+    min_timestamp_ms: int | None
+    max_timestamp_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LossCounts:
+    """Confirmed losses: objects, their bytes by the map, streams concerned, and ranges.
+
+    `refuted` were looked up again and found as they should be, or not wanted any more. `first` are
+    a few of the ranges.
+    """
+
+    objects: int
+    size: int
+    streams: int
+    ranges: int
+    refuted: int
+    first: tuple[LostRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +91,9 @@ class PlanResult:
     `map_end_offset` and `map_epoch` name the state of the map that was compared; they,
     `next_object_id` and `map_objects` are None if there was none. `young_from_ms` is when the grace
     period began; `unsafe_grace` that a short one was asked for. `engine` is that which judged the
-    keys. `unfinished_uploads` is None if
-    they could not be listed. `unknown` says in sentences what could not be found out.
+    keys. `unfinished_uploads` is None if they could not be listed. `read` are numbers of objects by
+    what reading them has found, empty if none were to be read. `losses` is None if they could not
+    be confirmed. `unknown` says in sentences what could not be found out.
     """
 
     cluster_id: str
@@ -76,6 +113,8 @@ class PlanResult:
     map_objects: int | None = None
     classes: Mapping[Verdict, Tally] = field(default_factory=dict)
     unfinished_uploads: int | None = None
+    read: Mapping[str, int] = field(default_factory=dict)
+    losses: LossCounts | None = None
     unknown: tuple[str, ...] = ()
     guards: tuple[GuardResult, ...] = ()
 
@@ -90,14 +129,14 @@ class PlanResult:
         return self.classes.get(Verdict.ORPHAN, Tally(0, 0))
 
     @property
-    def missing(self) -> int:
-        """Number of objects that the map expects and the bucket lacks."""
-        return self.classes.get(Verdict.MISSING, Tally(0, 0)).keys
+    def lost(self) -> int:
+        """Number of objects that are missing or damaged, confirmed."""
+        return 0 if self.losses is None else self.losses.objects
 
     @property
-    def mismatched(self) -> int:
-        """Number of objects whose size in the bucket is not that in the map."""
-        return self.classes.get(Verdict.SIZE_MISMATCH, Tally(0, 0)).keys
+    def suspected(self) -> int:
+        """Number of objects that listing and reading have found missing or damaged."""
+        return sum(self.classes[verdict].keys for verdict in LOST if verdict in self.classes)
 
     @property
     def failed_guards(self) -> tuple[GuardResult, ...]:
@@ -176,8 +215,15 @@ def _plan_from(document: dict[str, Any]) -> PlanResult:
     fields["connect"] = tuple(fields["connect"])
     fields["unknown"] = tuple(fields["unknown"])
     fields["classes"] = {Verdict(name): Tally(**tally) for name, tally in fields["classes"].items()}
+    fields["losses"] = _losses_from(fields.get("losses"))
     fields["guards"] = tuple(GuardResult(**guard) for guard in fields["guards"])
     return PlanResult(**fields)
+
+
+def _losses_from(found: dict[str, Any] | None) -> LossCounts | None:
+    if found is None:
+        return None
+    return LossCounts(**found | {"first": tuple(LostRange(**one) for one in found["first"])})
 
 
 GRACE_FLOOR_MS = 15 * 60 * 1000

@@ -10,7 +10,7 @@ import html
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from streammeta.reconcile.plan_folder import PlanResult
+from streammeta.reconcile.plan_folder import LostRange, PlanResult
 from streammeta.reconcile.report_figures import AGES, NO_NODE, Figures
 from streammeta.reconcile.tables import Tally
 
@@ -40,7 +40,7 @@ p.faint { color: var(--faint); }
 
 def report_page(plan: PlanResult, figures: Figures | None) -> str:
     """The page of a plan; `figures` None: its keys were not compared with a map."""
-    sections = [_about(plan), _guards(plan), _classes(plan)]
+    sections = [_about(plan), _guards(plan), _losses(plan), _classes(plan)]
     if figures is not None:
         sections += [
             _bars("Orphans by age", "age", _named_ages(figures)),
@@ -77,7 +77,10 @@ def _size(size: int) -> str:
 
 
 def _moment(at_ms: int) -> str:
-    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    try:
+        return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError):  # a broker's word; no calendar goes that far
+        return f"{at_ms} ms since 1970"
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -123,6 +126,32 @@ def _guards(plan: PlanResult) -> str:
 
     rows = [(_cell(one.name), finding(one.passed), _cell(one.detail)) for one in plan.guards]
     return "<h2>Guards</h2>" + _table(("guard", "finding", "detail"), rows)
+
+
+def _losses(plan: PlanResult) -> str:
+    """What is lost for certain, and the first of its ranges."""
+    title = "<h2>Missing and damaged objects</h2>"
+    if plan.losses is None:
+        return f'{title}<p class="failed">Not confirmed: {plan.suspected:,} suspected.</p>'
+    losses = plan.losses
+    if not losses.objects:
+        return f'{title}<p class="faint">None.</p>'
+    rows = [
+        tuple(_cell("" if value is None else value) for value in (*told, _span(one)))
+        for one in losses.first
+        for told in [(one.verdict, one.stream_id, one.start_offset, one.end_offset, one.key)]
+    ]
+    heads = ("verdict", "stream", "from offset", "to offset", "key", "records of")
+    return (
+        f'{title}<p class="failed">{losses.objects:,} objects, {_size(losses.size)}:'
+        f" {losses.ranges:,} ranges of {losses.streams:,} streams.</p>" + _table(heads, rows)
+    )
+
+
+def _span(one: LostRange) -> str:
+    """The times of the records, as far as they are known, or else of the commit."""
+    known = [at for at in (one.min_timestamp_ms, one.max_timestamp_ms) if at is not None]
+    return " to ".join(map(_moment, known)) or f"committed {_moment(one.committed_ms)}"
 
 
 def _classes(plan: PlanResult) -> str:

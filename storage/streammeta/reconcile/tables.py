@@ -22,13 +22,19 @@ LISTING_COLUMNS = (
 UPLOAD_COLUMNS = "key string, upload_id string, started_ms long"
 MAP_COLUMNS = (
     "object_id long, map_state long, map_size long, map_time_ms long, map_attributes long,"
-    " map_node long"
+    " map_node long, map_kind long, map_crc long, reading long"
 )
 VERDICT_COLUMNS = (
     "key string, object_id long, verdict string, note string, size long, modified_ms long,"
     " etag string, map_state long, map_size long, map_node long"
 )
 CANDIDATE_COLUMNS = "key string, object_id long, size long, modified_ms long, etag string"
+# A row is a range of a stream in an object, or an object that holds none: the range is null then.
+LOSS_COLUMNS = (
+    "key string, object_id long, verdict string, stream_id long, start_offset long,"
+    " end_offset long, committed_ms long, min_timestamp_ms long, max_timestamp_ms long,"
+    " map_size long, map_node long"
+)
 OUTCOME_COLUMNS = "key string, object_id long, size long, outcome string, detail string"
 
 

@@ -10,8 +10,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from streammeta.reconcile.tables import VERDICT_COLUMNS, record_batch
-from streammeta.reconcile.verdicts import ABSENT, Int64Column, JoinedColumns, Rules, judge
+from streammeta.reconcile.listing import owner_of
+from streammeta.reconcile.tables import VERDICT_COLUMNS, arrow_schema, record_batch
+from streammeta.reconcile.verdicts import (
+    ABSENT,
+    Int64Column,
+    JoinedColumns,
+    Rules,
+    Verdict,
+    judge,
+)
 from streammeta.storage.object_format.object_key import key_for
 
 
@@ -20,6 +28,25 @@ def judged_rows(joined: pa.RecordBatch, rules: Rules, namespace: str) -> pa.Reco
     verdicts = judge(_columns_of(joined), rules)
     rows = _verdict_rows(joined, verdicts.tolist(), namespace)
     return rows.filter(pa.array(verdicts != ""))
+
+
+def upload_rows(uploads: pa.RecordBatch, namespace: str) -> pa.RecordBatch:
+    """Return rows of the report on unfinished uploads; their ids are the notes.
+
+    An upload is no key: it never takes the place of the object that it would have become.
+    """
+    count = uploads.num_rows
+    keys = uploads["key"].to_pylist()
+    values: dict[str, Any] = {
+        name: [None] * count for name in arrow_schema(VERDICT_COLUMNS).names
+    } | {
+        "key": keys,
+        "object_id": [owner_of(key, namespace)[1] for key in keys],
+        "verdict": [str(Verdict.UNFINISHED_UPLOAD)] * count,
+        "note": uploads["upload_id"],
+        "modified_ms": uploads["started_ms"],
+    }
+    return record_batch(VERDICT_COLUMNS, values)
 
 
 def _columns_of(batch: pa.RecordBatch) -> JoinedColumns:

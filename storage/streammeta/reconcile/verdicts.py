@@ -43,6 +43,15 @@ class Owner(enum.IntEnum):
     QUARANTINED = 5
 
 
+class Reading(enum.IntEnum):
+    """Finding on the bytes of an object, if a plan read them."""
+
+    UNREAD = 0
+    SOUND = 1
+    CHECKSUM_DIFFERS = 2
+    MALFORMED = 3  # its footer, index or links break the format
+
+
 class Verdict(enum.StrEnum):
     """The verdict on one key; only `ORPHAN` makes it a candidate for deletion."""
 
@@ -62,8 +71,18 @@ class Verdict(enum.StrEnum):
     MISSING = "missing"  # the map wants it, the bucket does not have it
     UNLISTED = "unlisted"  # the same, but committed so late that the listing may have passed it
     SIZE_MISMATCH = "size_mismatch"  # live, with another size than the map recorded
+    CHECKSUM_MISMATCH = "checksum_mismatch"  # live, with other bytes than the map has a sum of
+    MALFORMED = "malformed"  # live, but its footer, index or links can't be read
     UNKNOWN_STATE = "unknown_state"  # the map knows it in a state this version does not
     UNCOMPARED = "uncompared"  # ours by its name; there was no copy of the map to compare with
+    UNFINISHED_UPLOAD = "unfinished_upload"  # begun in parts: no key, though its parts have bytes
+
+
+DAMAGED = (Verdict.SIZE_MISMATCH, Verdict.CHECKSUM_MISMATCH, Verdict.MALFORMED)
+"""Verdicts on objects that are in the bucket, but not as the map has them."""
+
+LOST = (Verdict.MISSING, *DAMAGED)
+"""Verdicts on objects of which records can't be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +90,8 @@ class JoinedColumns:
     """Rows of the listing joined with the map by object id; `ABSENT` where one side has none.
 
     A row with `size` `ABSENT` is an object of the map that no listed key belongs to. Sizes
-    are bytes, times Unix milliseconds. `map_time_ms` is the commit time of a committed object.
+    are bytes, times Unix milliseconds. `map_time_ms` is the commit time of a committed object,
+    `reading` a `Reading`.
     """
 
     owner: Int64Column
@@ -82,6 +102,7 @@ class JoinedColumns:
     map_size: Int64Column
     map_time_ms: Int64Column
     map_attributes: Int64Column
+    reading: Int64Column
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +155,8 @@ def judge(rows: JoinedColumns, rules: Rules) -> VerdictColumn:
         (rows.owner == Owner.QUARANTINED, Verdict.QUARANTINED),
         (~own, Verdict.FOREIGN),
         (wanted & wrong_size, Verdict.SIZE_MISMATCH),
+        (wanted & (rows.reading == Reading.CHECKSUM_DIFFERS), Verdict.CHECKSUM_MISMATCH),
+        (wanted & (rows.reading == Reading.MALFORMED), Verdict.MALFORMED),
         (rows.map_state == common_pb2.OBJECT_STATE_LINKED, Verdict.LINKED),
         (wanted, Verdict.LIVE),
         (rows.map_state == common_pb2.OBJECT_STATE_PREPARED, Verdict.IN_FLIGHT),
@@ -155,7 +178,7 @@ def _is_within(ids: Int64Column, ranges: tuple[tuple[int, int], ...]) -> npt.NDA
 
 
 MISSING_SHARE = 0.01
-"""Largest fraction of the map's objects that may be missing or of another size, 0..1."""
+"""Largest fraction of the map's objects that may be missing or damaged, 0..1."""
 
 _IN_BUCKET_AND_OURS = (
     Verdict.LIVE,
@@ -166,7 +189,7 @@ _IN_BUCKET_AND_OURS = (
     Verdict.TOO_YOUNG,
     Verdict.NOT_ISSUED,
     Verdict.UNDECIDED,
-    Verdict.SIZE_MISMATCH,
+    *DAMAGED,
     Verdict.UNKNOWN_STATE,
 )
 
@@ -233,14 +256,14 @@ def _empty_map(found: Evidence, allow_empty_map: bool) -> GuardResult:
 
 def _missing_objects(found: Evidence) -> GuardResult:
     missing = found.keys(Verdict.MISSING)
-    mismatched = found.keys(Verdict.SIZE_MISMATCH)
-    expected = missing + mismatched + found.keys(Verdict.LIVE, Verdict.LINKED)
-    share = (missing + mismatched) / expected if expected else 0.0
+    damaged = found.keys(*DAMAGED)
+    expected = missing + damaged + found.keys(Verdict.LIVE, Verdict.LINKED)
+    share = (missing + damaged) / expected if expected else 0.0
     return _finding(
         "missing_objects",
         share <= MISSING_SHARE,
         f"of {expected} objects that the map expects, {missing} are missing in the bucket and"
-        f" {mismatched} have another size: {share:.1%}, allowed {MISSING_SHARE:.0%}",
+        f" {damaged} are damaged: {share:.1%}, allowed {MISSING_SHARE:.0%}",
         "nothing may be deleted before this is explained: look the keys up in the plan's verdicts"
         " and restore the objects, or find what else deletes in the bucket",
     )
