@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,13 @@ from hypothesis import strategies as st
 
 from streammeta.reconcile import report_figures
 from streammeta.reconcile.plan import PlanConfig, plan
-from streammeta.reconcile.plan_folder import PlanResult
+from streammeta.reconcile.plan_folder import PlanResult, write_plan_file
+from streammeta.reconcile.plan_history import earlier_plans
 from streammeta.reconcile.report_figures import AGES, Figures, figures_of
 from streammeta.reconcile.report_page import report_page
 from streammeta.reconcile.tables import VERDICT_COLUMNS, Tally, arrow_schema, record_batch
 from streammeta.reconcile.verdicts import GuardResult, Verdict
+from tests.monitoring.browser import PROGRAM, browsing
 from tests.reconcile.fake_controller import (
     COMMITTED,
     FakeMap,
@@ -28,6 +32,7 @@ from tests.reconcile.fake_controller import (
 )
 
 NOW = 10**12
+FIGURES_OF_NOTHING = figures_of([], NOW)
 HOSTILE = (
     "<script>alert(1)</script>",
     "<img src=https://evil.example/x onerror=alert(1)>/a",
@@ -181,3 +186,73 @@ def test_the_page_needs_nothing_else(
     assert "more than 1 y" in page.texts
     assert "<script>x<" in page.texts, "the first segment of the foreign key"
     assert page.texts[page.texts.index("3") + 1] == "9", "keys of node 3"
+
+
+def test_growth_is_told_of_earlier_plans_of_the_same_bucket_alone(tmp_path: Path) -> None:
+    now = example_plan(NOW)
+    beside = {
+        "old": example_plan(NOW - 7_200_000, classes={Verdict.LIVE: Tally(1, 1024)}),
+        "older": example_plan(NOW - 9_000_000, classes={Verdict.ORPHAN: Tally(1, 512)}),
+        "later": example_plan(NOW + 1),
+        "elsewhere": example_plan(NOW - 1, place="s3://c at Amazon S3"),
+        "of-another": example_plan(NOW - 2, cluster_uuid="uuid-2"),
+        "without-map": example_plan(NOW - 3, next_object_id=None),
+    }
+    for name, plan_of in beside.items():
+        (tmp_path / name).mkdir()
+        write_plan_file(tmp_path / name, plan_of)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "plan.json").write_text("{")
+
+    found = earlier_plans(tmp_path / "now", now)
+    assert found == (beside["older"], beside["old"])
+    page = report_page(now, FIGURES_OF_NOTHING, found)
+    growth = page.partition("Growth since earlier plans")[2].partition("<h2>")[0]
+    assert re.findall(r"([-0-9]+ [:0-9]+) UTC", growth) == [
+        "2001-09-08 23:15:40",
+        "2001-09-08 23:45:40",
+        "2001-09-09 01:45:40",
+    ]
+    assert re.findall(r'bar"><div style="width:(\S+)%">.*?width:(\S+)%', growth) == [
+        ("5.1", "100.0"),
+        ("10.2", "0.0"),
+        ("100.0", "20.0"),
+    ]
+
+
+@pytest.mark.process
+@pytest.mark.skipif(PROGRAM is None, reason="no chromium on PATH")
+def test_a_browser_shows_the_report_and_asks_nobody_for_anything(
+    bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
+) -> None:
+    state.objects = {i: MapObject(COMMITTED, size=10, node=i % 3) for i in range(300)}
+    for object_id in range(298):
+        bucket.put(own(object_id))
+    bucket.put(own(700), 500)
+    bucket.put("<script>document.title='owned'</script>")
+    config = PlanConfig(store=bucket.uri, connect=(endpoint,), folder=tmp_path / "plan-1")
+    plan(config)
+    plan(replace(config, folder=tmp_path / "plan-2"))
+
+    async def look() -> None:
+        async with browsing(tmp_path / "profile") as tab:
+            for width, scheme in ((1280, "light"), (900, "dark")):
+                at = (tmp_path / "plan-2" / "report.html").as_uri()
+                await tab.open(at, width=width, scheme=scheme)
+                there = "location.protocol == 'file:' && document.readyState == 'complete'"
+                await tab.until(f"{there} && !!document.querySelector('h1')", "the report")
+                assert await tab.value("document.title") == "Reconciliation of c1"
+                wide = await tab.value("document.documentElement.scrollWidth")
+                assert wide <= width
+                bars = "[...document.querySelectorAll('td.bar > div')].map(b => b.offsetWidth)"
+                drawn = await tab.value(bars)
+                assert len(drawn) >= 8
+                assert min(drawn) >= 1
+                assert len(set(drawn)) >= 3
+                shown = await tab.value("document.body.innerText")
+                for text in ("2 objects, 20 B", "Growth since earlier plans", own(298)):
+                    assert text in shown
+            assert tab.errors == []
+            assert tab.hosts <= {""}
+
+    asyncio.run(look())

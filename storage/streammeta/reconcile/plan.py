@@ -39,6 +39,7 @@ from streammeta.reconcile.listing import shards_of, write_uploads
 from streammeta.reconcile.losses import confirm_losses
 from streammeta.reconcile.map_export import MapExport, export_map
 from streammeta.reconcile.plan_folder import CLOCK_SKEW_MS, PlanResult, check_grace
+from streammeta.reconcile.plan_history import earlier_plans
 from streammeta.reconcile.report_figures import Figures, figures_of
 from streammeta.reconcile.report_page import report_page
 from streammeta.reconcile.session import SparkConfig
@@ -152,7 +153,7 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
                 result = _confirmed(config, store, draft, result, progress)
             else:
                 result = _report_without_map(engine, draft, result, exported)
-            _write_report(draft, result)
+            _write_report(draft, config.folder, result)
             plan_folder.write_plan_file(draft, result)
     return result
 
@@ -323,13 +324,14 @@ def _report_without_map(engine: Engine, draft: Path, basis: PlanResult, reason: 
     )
 
 
-def _write_report(draft: Path, result: PlanResult) -> None:
+def _write_report(draft: Path, folder: Path, result: PlanResult) -> None:
     figures: Figures | None = None
     if result.next_object_id is not None:
         verdicts = read_batches(draft / plan_folder.VERDICTS, VERDICT_COLUMNS)
         figures = figures_of(verdicts, result.listing_started_ms)
     path = draft / plan_folder.REPORT_FILE
-    path.write_text(report_page(result, figures), encoding="utf-8")
+    page = report_page(result, figures, earlier_plans(folder, result))
+    path.write_text(page, encoding="utf-8")
 
 
 def _in_order(found: Mapping[Verdict, Tally]) -> dict[Verdict, Tally]:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from streammeta.reconcile.plan_folder import LostRange, PlanResult
 from streammeta.reconcile.report_figures import AGES, NO_NODE, Figures
 from streammeta.reconcile.tables import Tally
+from streammeta.reconcile.verdicts import IN_BUCKET_AND_OURS, Verdict
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -32,17 +33,24 @@ td.number, th.number { font-variant-numeric: tabular-nums; text-align: right; wh
 td.bar { width: 40%; }
 td.bar div { background: var(--bar); border-radius: 2px; height: .8rem; margin-top: .35rem;
   min-width: 1px; }
+td.bar div.orphans { background: var(--bad); margin-top: 0; min-width: 0; }
 code { overflow-wrap: anywhere; }
 .passed { color: var(--good); } .failed { color: var(--bad); font-weight: 600; }
 p.faint { color: var(--faint); }
 """
 
 
-def report_page(plan: PlanResult, figures: Figures | None) -> str:
-    """The page of a plan; `figures` None: its keys were not compared with a map."""
+def report_page(
+    plan: PlanResult, figures: Figures | None, earlier: Sequence[PlanResult] = ()
+) -> str:
+    """The page of a plan; `figures` None: its keys were not compared with a map.
+
+    `earlier` are plans of the same bucket, the oldest first.
+    """
     sections = [_about(plan), _guards(plan), _losses(plan), _classes(plan)]
     if figures is not None:
         sections += [
+            _growth([*earlier, plan]),
             _bars("Orphans by age", "age", _named_ages(figures)),
             _bars("Objects of the map by node", "node", _named_nodes(figures)),
             _bars("Other keys by first segment", "first segment", _named_prefixes(figures)),
@@ -157,6 +165,37 @@ def _span(one: LostRange) -> str:
 def _classes(plan: PlanResult) -> str:
     classes = [(str(verdict), tally) for verdict, tally in plan.classes.items()]
     return _bars("Bytes by verdict", "verdict", classes)
+
+
+def _growth(plans: Sequence[PlanResult]) -> str:
+    """Bytes of the cluster in the bucket, plan by plan, and those of orphans among them."""
+    title = "Growth since earlier plans"
+    if len(plans) == 1:
+        return f'<h2>{title}</h2><p class="faint">No earlier plan lies beside this one.</p>'
+    held = [_held(plan, *IN_BUCKET_AND_OURS) for plan in plans]
+    largest = max(tally.size for tally in held) or 1
+    rows = [
+        (
+            _cell(_moment(plan.listing_started_ms)),
+            f'<td class="number">{tally.keys:,}</td><td class="number">{_size(tally.size)}</td>',
+            f'<td class="number">{_size(plan.candidates.size)}</td>',
+            '<td class="bar">'
+            + _bar(tally.size / largest, plan.candidates.size / (tally.size or 1)),
+        )
+        for plan, tally in zip(plans, held, strict=True)
+    ]
+    heads = ("listing began", "keys", "bytes", "of them orphans", "")
+    return f"<h2>{title}</h2>" + _table(heads, rows)
+
+
+def _bar(share: float, of_orphans: float) -> str:
+    orphans = f'<div class="orphans" style="width:{of_orphans:.1%}"></div>'
+    return f'<td class="bar"><div style="width:{share:.1%}">{orphans}</div></td>'
+
+
+def _held(plan: PlanResult, *verdicts: Verdict) -> Tally:
+    found = [tally for verdict, tally in plan.classes.items() if verdict in verdicts]
+    return Tally(sum(one.keys for one in found), sum(one.size for one in found))
 
 
 def _bars(title: str, what: str, tallies: Sequence[tuple[str, Tally]]) -> str:

@@ -180,7 +180,7 @@ def _is_within(ids: Int64Column, ranges: tuple[tuple[int, int], ...]) -> npt.NDA
 MISSING_SHARE = 0.01
 """Largest fraction of the map's objects that may be missing or damaged, 0..1."""
 
-_IN_BUCKET_AND_OURS = (
+IN_BUCKET_AND_OURS = (
     Verdict.LIVE,
     Verdict.LINKED,
     Verdict.IN_FLIGHT,
@@ -192,6 +192,7 @@ _IN_BUCKET_AND_OURS = (
     *DAMAGED,
     Verdict.UNKNOWN_STATE,
 )
+"""Verdicts on keys in the bucket that are, or were, objects of this cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +245,7 @@ def _finding(name: str, passed: bool, detail: str, advice: str) -> GuardResult:
 
 
 def _empty_map(found: Evidence, allow_empty_map: bool) -> GuardResult:
-    own = found.keys(*_IN_BUCKET_AND_OURS)
+    own = found.keys(*IN_BUCKET_AND_OURS)
     return _finding(
         "empty_map",
         found.map_objects > 0 or own == 0 or allow_empty_map,
@@ -291,7 +292,7 @@ def _map_age(found: Evidence) -> GuardResult:
 
 
 def _share(found: Evidence, allowed: float) -> GuardResult:
-    own = found.keys(*_IN_BUCKET_AND_OURS)
+    own = found.keys(*IN_BUCKET_AND_OURS)
     candidates = found.keys(Verdict.ORPHAN)
     share = candidates / own if own else 0.0
     return _finding(
