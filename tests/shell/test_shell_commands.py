@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streammeta.shell import paths
-from streammeta.shell.commands import COMMANDS, ShellState, execute
+from streammeta.shell.commands import COMMANDS, execute
 from streammeta.shell.events import Event, Left, Moved, Problem, columns, json_value, text_lines
 from streammeta.shell.prompt import SUGGESTIONS_MAX, suggestions
+from streammeta.shell.state import ShellState
 from streammeta.shell.tree import Child, Directory, Document, File, Node, name_of, text_of
 
 

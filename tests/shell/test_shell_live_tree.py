@@ -12,12 +12,13 @@ import pytest
 
 from streammeta.cli.client import CallError, ControllerClient
 from streammeta.cli.local_cluster import free_ports
-from streammeta.shell.commands import ShellState, execute
+from streammeta.shell.commands import execute
 from streammeta.shell.documents import iso_time
 from streammeta.shell.events import Problem, json_value, text_lines
 from streammeta.shell.live_tree import live_tree
 from streammeta.shell.paths import split_words
 from streammeta.shell.prompt import suggestions
+from streammeta.shell.state import ShellState
 from streammeta.v1 import admin_pb2, admin_pb2_grpc, common_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.shell.fake_cluster import FakeCluster, sample_cluster, serve
 

@@ -140,7 +140,7 @@ def plan_command(
         inventory = archive.inventory()
         if to_time is not None:
             to_offset = _offset_at(archive, inventory, to_time)
-        replayed = _replayed(archive, inventory, to_offset)
+        replayed = replay_backup(archive, inventory, to_offset)
     folder = archive.folder
     if new_cluster_id == folder.cluster_id:
         raise click.UsageError("--new-cluster-id: is that of the old cluster; give another one")
@@ -194,7 +194,7 @@ def apply_command(
         raise click.UsageError(f"--node-id: {node_id} is none of the plan's voters, {plan.voters}")
     check_empty(data_dir, PosixFileSystem())
     with opened_backup(address, plan.from_cluster_id, plan.from_cluster_uuid) as archive:
-        replayed = _replayed(archive, archive.inventory(), plan.from_end_offset)
+        replayed = replay_backup(archive, archive.inventory(), plan.from_end_offset)
         require_same(replayed, plan)
     checkpoint = io.BytesIO()
     write_checkpoint(checkpoint, replayed, plan, voters)
@@ -234,9 +234,10 @@ def _offset_at(archive: Archive | SingleFile, inventory: Inventory, to_time: dat
     return segments[at - 1].end_offset
 
 
-def _replayed(
+def replay_backup(
     archive: Archive | SingleFile, inventory: Inventory, end_offset: int | None
 ) -> Replayed:
+    """Return the map of a backup at an offset, None: at its end; raises `CommandError`."""
     from streammeta.controller.backup.chains import chain_to, newest_chain, spans
     from streammeta.controller.backup.replaying import replay
 

@@ -90,7 +90,7 @@ COMMANDS = {
     ),
     "shell": Entry(
         "streammeta.cli.shell_command:shell",
-        "Walk the map of a running cluster as a tree of files.",
+        "Walk the map of a running cluster, or one in files, as a tree of files.",
     ),
     "snapshot": Entry(
         "streammeta.cli.snapshot_command:snapshot",

@@ -1,13 +1,16 @@
-"""`streammeta shell`: walk the map as a tree, at a prompt or with one command."""
+"""`streammeta shell`: walk a map as a tree, at a prompt or with one command."""
 
+import contextlib
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NoReturn
 
 import click
 
-from streammeta.cli.client import ControllerClient
-from streammeta.cli.connecting import with_client
+from streammeta.cli.client import DEADLINE_S, ControllerClient
+from streammeta.cli.connecting import Endpoints, connecting, timeout_option
+from streammeta.cli.map_sources import MapSources
 from streammeta.cli.output import (
     EXIT_FAILED,
     EXIT_USAGE,
@@ -16,57 +19,116 @@ from streammeta.cli.output import (
     OutputFormat,
     with_output,
 )
-from streammeta.shell.commands import ShellState, execute
+from streammeta.cli.paging import show_lines, write_lines
+from streammeta.rpc.tls import CallerFiles
+from streammeta.shell.commands import COMMANDS, execute
 from streammeta.shell.events import Event, Problem, ProblemCode, json_value, text_lines
 from streammeta.shell.live_tree import live_tree
+from streammeta.shell.state import ShellState
 from streammeta.shell.tree import Directory
 from streammeta.v1.admin_pb2 import DescribeClusterRequest, DescribeClusterResponse
 from streammeta.v1.admin_pb2_grpc import AdminServiceStub
 
-COMMANDS_WITHOUT_CLUSTER = ("help", "history", "pwd", "exit")
+COMMANDS_WITHOUT_MAP = ("help", "history", "pwd", "exit")
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@with_client()
+@click.option(
+    "--file",
+    "address",
+    metavar="MAP",
+    help="Walk this map: a checkpoint file, the folder of a Parquet export, or BACKUP_URI@OFFSET.",
+)
+@connecting(Endpoints.OPTIONAL)
+@timeout_option(DEADLINE_S)
 @with_output
 @click.argument("words", nargs=-1, metavar="[-- COMMAND ARGS...]")
 def shell(
-    client: ControllerClient,
+    *,
+    address: str | None,
+    connect: tuple[str, ...] | None,
+    tls: CallerFiles | None,
+    timeout_s: float,
     output: Output,
     words: tuple[str, ...],
 ) -> None:
-    """Walk the map of a running cluster as a tree of files.
+    """Walk the map of a running cluster, or one in files, as a tree of files.
 
     With COMMAND runs it and ends, with exit code 1 if it failed; without, opens a prompt. Commands
-    are ls, cd, pwd, cat, tree, find, history, help and exit; paths may hold ?, * and {a,b}.
+    are ls, cd, pwd, cat, tree, find, du, diff, tail, history, help and exit; paths may hold ?, *
+    and {a,b}. Output longer than the terminal goes through the pager that PAGER names.
 
     \b
     Examples:
       streammeta shell --connect 127.0.0.1:9091
       streammeta shell --connect 127.0.0.1:9091 -- cat /streams/3
-      streammeta shell --connect 127.0.0.1:9091 --format json -- ls /nodes
+      streammeta shell --connect 127.0.0.1:9091 --format json -- tail 10
+      streammeta shell --file 00000000000000001234-0000000005.checkpoint -- du stream
+      streammeta shell --file ./map --connect 127.0.0.1:9091 -- diff live streams
     """
-    if words and words[0] in COMMANDS_WITHOUT_CLUSTER:
-        _run_once(live_tree(client), list(words), output)
-    elif words:
-        _describe(client)  # a path such as / is listed without asking, with or without cluster
-        _run_once(live_tree(client), list(words), output)
+    if address is None and connect is None:
+        raise click.MissingParameter(
+            "Or give --file.", param_hint="'--connect'", param_type="option"
+        )
+    with contextlib.ExitStack() as parts:
+        client = None
+        if connect is not None:
+            client = parts.enter_context(ControllerClient(connect, timeout_s, tls))
+        sources = parts.enter_context(contextlib.closing(MapSources(client, address)))
+        if words:
+            _run_once(sources, client, words, output)
+        else:
+            _open_prompt(sources, client, output)
+
+
+def _root(sources: MapSources, client: ControllerClient | None) -> Directory:
+    return sources.tree() if sources.address is not None else live_tree(_known(client))
+
+
+def _known(client: ControllerClient | None) -> ControllerClient:
+    assert client is not None, "without a map of its own a shell has a cluster"
+    return client
+
+
+def _run_once(
+    sources: MapSources, client: ControllerClient | None, words: Sequence[str], output: Output
+) -> None:
+    if words[0] in COMMANDS_WITHOUT_MAP:
+        root: Directory = live_tree(_Nobody())
     else:
-        _open_prompt(client, output)
-
-
-def _run_once(root: Directory, words: list[str], output: Output) -> None:
+        if sources.address is None:
+            _describe(_known(client))  # a path such as / is listed without asking
+        root = _root(sources, client)
+    if words[0] == "tail" and len(words) == 1 and output.format is OutputFormat.JSON:
+        raise CommandError(
+            "USAGE",
+            "tail: without a number of changes it never ends, and one JSON object would never come",
+            "give one, as in `tail 10`",
+            exit_code=EXIT_USAGE,
+        )
     problems: list[Problem] = []
-    events = _without_problems(execute(ShellState(root), words), problems)
+    state = ShellState(root, source=sources)
+    events = _without_problems(execute(state, list(words)), problems)
     if output.format is OutputFormat.JSON:
         output.summary({"command": words[0], **json_value(events)})
+    elif output.format is OutputFormat.TABLE:
+        lines = text_lines(events, shutil.get_terminal_size().columns)
+        command = COMMANDS.get(words[0])
+        show = write_lines if command is not None and command.goes_on else show_lines
+        show(lines)
     else:
-        is_table = output.format is OutputFormat.TABLE
-        width = shutil.get_terminal_size().columns if is_table else None
-        for line in text_lines(events, width):
+        for line in text_lines(events):
             output.note(line)
     if problems:
         raise _as_error(problems)
+
+
+class _Nobody:
+    """Answers for commands that ask nothing."""
+
+    def call(self, *_: object) -> NoReturn:
+        """See `live_tree.Caller`."""
+        raise AssertionError("nothing is to be asked")
 
 
 def _without_problems(events: Iterable[Event], problems: list[Problem]) -> Iterator[Event]:
@@ -95,7 +157,7 @@ def _describe(client: ControllerClient) -> DescribeClusterResponse:
     )
 
 
-def _open_prompt(client: ControllerClient, output: Output) -> None:
+def _open_prompt(sources: MapSources, client: ControllerClient | None, output: Output) -> None:
     if output.format is OutputFormat.JSON or not sys.stdin.isatty():
         raise CommandError(
             "USAGE",
@@ -103,8 +165,16 @@ def _open_prompt(client: ControllerClient, output: Output) -> None:
             "give a command, as in `streammeta shell --connect HOST:PORT -- ls /`",
             exit_code=EXIT_USAGE,
         )
-    cluster = _describe(client)
+    if sources.address is None:
+        banner = f"Connected to cluster {_describe(_known(client)).cluster_id}."
+    else:
+        copy = sources.copy()
+        banner = f"Map of cluster {copy.cluster_id} below offset {copy.end_offset}."
     from streammeta.shell.prompt import run_interactive
 
-    banner = f"Connected to cluster {cluster.cluster_id}. Try `help`; Ctrl-D leaves."
-    run_interactive(live_tree(client), banner)
+    run_interactive(
+        _root(sources, client),
+        f"{banner} Try `help`; Ctrl-D leaves.",
+        source=sources,
+        show=show_lines,
+    )

@@ -5,9 +5,7 @@ describes. A failure of the backend passes through as `ApiError`.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TypeAlias
 
 from streammeta.shell.events import (
     Caption,
@@ -20,44 +18,12 @@ from streammeta.shell.events import (
     ProblemCode,
     Text,
 )
+from streammeta.shell.map_commands import MAP_COMMANDS
 from streammeta.shell.paths import absolute, resolve, unescape
+from streammeta.shell.state import Command, Run, ShellState
 from streammeta.shell.tree import Directory, File, Node, Path, path_text
 
 _SUMMARY_FILE = "info"
-
-
-@dataclass(frozen=True, slots=True)
-class ShellState:
-    """Current directory and the lines typed so far, oldest first."""
-
-    root: Directory
-    here: Path = ()
-    history: tuple[str, ...] = ()
-
-
-Run: TypeAlias = Callable[[ShellState, list[str]], Iterator[Event]]
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One command: usage, summary, function, and number of words (None: any number)."""
-
-    usage: str
-    summary: str
-    run: Run
-    words_min: int
-    words_max: int | None
-
-    def takes(self, count: int) -> bool:
-        """Whether it can be called with so many arguments."""
-        return self.words_min <= count and (self.words_max is None or count <= self.words_max)
-
-    @property
-    def wanted(self) -> str:
-        """How many arguments it takes, in words."""
-        if self.words_max is None:
-            return f"{self.words_min} or more"
-        return "none" if self.words_max == 0 else f"at most {self.words_max}"
 
 
 def execute(state: ShellState, words: list[str]) -> Iterator[Event]:
@@ -250,6 +216,7 @@ COMMANDS: dict[str, Command] = {
         0,
         None,
     ),
+    **MAP_COMMANDS,
     "history": Command("history [COUNT]", "print the last lines typed", _history, 0, 1),
     "help": Command("help [COMMAND]", "explain the commands, or one of them", _help, 0, 1),
     "exit": Command("exit", "leave the shell", _exit, 0, 0),

@@ -85,12 +85,15 @@ def stream(described: streams_pb2.StreamDescription, readable: objects_pb2.Objec
 
 
 def stored_object(described: objects_pb2.ObjectDescription, namespace: str) -> Document:
-    """An object of the registry: its life, its place in the bucket, and what it holds."""
+    """An object of the registry: its life, its place in the bucket, and what it holds.
+
+    Without a namespace the place is not known, and left out.
+    """
     crc32c = field_value(described, "crc32c")
     fields = (
         *_facts(described, "object_id", "state", "kind", "object_size"),
         *_facts(described, "deadline_ms", "committed_at_ms", "marked_at_ms"),
-        ("key", key_for(described.object_id, namespace)),
+        *([("key", key_for(described.object_id, namespace))] if namespace else []),
         *_facts(described, "attributes", "node_id", "stream_id"),
         *_facts(described, "min_timestamp_ms", "max_timestamp_ms"),
         *([] if crc32c is None else [("crc32c", f"{crc32c:08x}")]),

@@ -55,6 +55,19 @@ class Content:
     depth: int = 0
 
 
+Fact: TypeAlias = Value | list[int] | list[str]
+"""A fact of a change; a list has one item for each thing that changed alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """One record of the log: what it did, and to what."""
+
+    offset: int
+    kind: str
+    facts: tuple[tuple[str, Fact], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """The command failed, wholly or for one of its arguments; the hint says what to do next."""
@@ -76,10 +89,11 @@ class Left:
     """The user wants to leave the shell."""
 
 
-Event: TypeAlias = Text | Caption | Listed | Content | Problem | Moved | Left
+Event: TypeAlias = Text | Caption | Listed | Content | Changed | Problem | Moved | Left
 
 
 COLUMN_GAP = 2
+FACTS_SHOWN = 5  # items of a list of facts that people are shown; programs get all
 LISTING_CHUNK = 1000  # entries laid out together; a longer listing goes on in further blocks
 
 
@@ -104,11 +118,25 @@ def text_lines(events: Iterable[Event], width: int | None = None) -> Iterator[st
                 yield f"{'  ' * depth}{text}"
             case Content(_, document, depth):
                 yield from (f"{'  ' * depth}{line}".rstrip() for line in document_lines(document))
+            case Changed(offset, kind, facts):
+                yield f"{offset:>10}  {kind}  {_facts_text(facts)}".rstrip()
             case Listed() if width is None or not event.in_columns:
                 yield event.label
             case Listed() | Problem() | Moved() | Left():
                 pass
     yield from columns(labels, width or 0)
+
+
+def _facts_text(facts: Iterable[tuple[str, Fact]]) -> str:
+    return "  ".join(f"{name}={_fact_text(fact)}" for name, fact in facts)
+
+
+def _fact_text(fact: Fact) -> str:
+    if not isinstance(fact, list):
+        return cell(fact)
+    more = len(fact) - FACTS_SHOWN
+    shown = ",".join(map(cell, fact[:FACTS_SHOWN]))
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def columns(labels: list[str], width: int) -> Iterator[str]:
@@ -160,7 +188,11 @@ def cell(value: object) -> str:
 
 
 def json_value(events: Iterable[Event]) -> dict[str, Any]:
-    """All events in one value: lists of `entries`, of `documents` and of lines of `text`."""
+    """All events in one value: lists of `entries`, `documents`, lines of `text`, and `changes`.
+
+    The last is there if a command yields changes alone.
+    """
+    changes: list[dict[str, Any]] = []
     entries: list[dict[str, Value]] = []
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
@@ -172,9 +204,12 @@ def json_value(events: Iterable[Event]) -> dict[str, Any]:
                 entries.append({"path": path_text(path), "directory": is_directory})
             case Content(path, document, _):
                 documents.append({"path": path_text(path), **document_value(document)})
+            case Changed(offset, kind, facts):
+                changes.append({"offset": offset, "kind": kind, **dict(facts)})
             case Caption() | Problem() | Moved() | Left():
                 pass
-    return {"entries": entries, "documents": documents, "text": lines}
+    found = {"entries": entries, "documents": documents, "text": lines}
+    return {**found, "changes": changes} if changes else found
 
 
 def document_value(document: Document) -> dict[str, Any]:

@@ -62,10 +62,21 @@ class Caller(Protocol):
 
 def live_tree(caller: Caller) -> Directory:
     """The root of the tree of the cluster behind `caller`. Sends nothing yet."""
-    objects = _ObjectDirectory(caller)
+    cluster = File(lambda: documents.cluster(_describe_cluster(caller)))
+    return tree_of(caller, cluster, lambda: _describe_cluster(caller).object_namespace)
+
+
+def tree_of(
+    caller: Caller, cluster: File, read_namespace: Callable[[], str] = lambda: ""
+) -> Directory:
+    """The root of the tree of the map that `caller` asks, with a file about the whole of it.
+
+    Without the namespace of object keys, objects are shown without their keys.
+    """
+    objects = _ObjectDirectory(caller, read_namespace)
     return _FixedDirectory(
         {
-            "cluster": File(lambda: documents.cluster(_describe_cluster(caller))),
+            "cluster": cluster,
             "kv": _NamespaceDirectory(caller),
             "nodes": _NodesDirectory(caller, objects),
             "objects": objects,
@@ -258,6 +269,7 @@ class _ObjectDirectory(_IdDirectory):
     """All objects in the registry, in id order."""
 
     caller: Caller
+    read_namespace: Callable[[], str]
     _object_namespace: str = field(default="", init=False)
 
     def list_ids(
@@ -269,7 +281,7 @@ class _ObjectDirectory(_IdDirectory):
     def fetch(self, object_ids: list[int]) -> dict[int, Document]:
         found = list(chain.from_iterable(_pages(partial(self._page_of, object_ids))))
         if found and not self._object_namespace:  # fixed when the cluster is created
-            self._object_namespace = _describe_cluster(self.caller).object_namespace
+            self._object_namespace = self.read_namespace()
         return {
             described.object_id: documents.stored_object(described, self._object_namespace)
             for described in found

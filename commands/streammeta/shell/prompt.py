@@ -15,8 +15,8 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document as Line
 
 from streammeta.controller.errors import ApiError
-from streammeta.shell.commands import COMMANDS, ShellState, execute
-from streammeta.shell.events import Event, Left, Moved, Problem, text_lines
+from streammeta.shell.commands import COMMANDS, execute
+from streammeta.shell.events import Event, Left, Moved, Problem, Text, text_lines
 from streammeta.shell.paths import (
     UnclosedQuoteError,
     absolute,
@@ -25,6 +25,7 @@ from streammeta.shell.paths import (
     resolve,
     split_words,
 )
+from streammeta.shell.state import MapSource, ShellState
 from streammeta.shell.tree import Directory, File, path_text
 
 SUGGESTIONS_MAX = 200
@@ -75,15 +76,27 @@ def _paths(state: ShellState, word: str) -> list[Completion]:
 
 
 Write = Callable[[str], None]
+Show = Callable[[Iterable[str]], None]
 
 
 class Session:
-    """One user's walk through a tree. `write` takes one line of output without its end."""
+    """One user's walk through a tree. `write` takes one line of output without its end.
 
-    def __init__(self, root: Directory, write: Write) -> None:
-        self.state = ShellState(root)
+    `show` takes all lines of a command, as they come; by default they are written one by one.
+    """
+
+    def __init__(
+        self,
+        root: Directory,
+        write: Write,
+        *,
+        source: MapSource | None = None,
+        show: Show | None = None,
+    ) -> None:
+        self.state = ShellState(root, source=source)
         self.has_left = False
         self._write = write
+        self._show = show or self._write_all
 
     def run_line(self, line: str) -> None:
         """Run what was typed and remember it."""
@@ -93,20 +106,25 @@ class Session:
         try:
             words = split_words(line)
             width = shutil.get_terminal_size().columns
-            for text in text_lines(self._followed(execute(self.state, words)), width):
-                self._write(text)
+            command = COMMANDS.get(words[0])
+            show = self._write_all if command is not None and command.goes_on else self._show
+            show(text_lines(self._followed(execute(self.state, words)), width))
         except UnclosedQuoteError as error:
             self._write(f"{error}: close it or write \\ before it")
         except ApiError as error:
             hint = getattr(error, "hint", "")
             self._write(f"{error}" + (f"\n  {hint}" if hint else ""))
 
+    def _write_all(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._write(line)
+
     def _followed(self, events: Iterable[Event]) -> Iterator[Event]:
         """Pass the events on, having done what they ask of the session."""
         for event in events:
             match event:
                 case Problem(_, message, hint):
-                    self._write(message + (f"\n  {hint}" if hint else ""))
+                    yield Text(message + (f"\n  {hint}" if hint else ""))
                 case Moved(path):
                     self.state = replace(self.state, here=path)
                 case Left():
@@ -122,9 +140,16 @@ class _TreeCompleter(Completer):
         yield from suggestions(self._session.state, document.text_before_cursor)
 
 
-def run_interactive(root: Directory, banner: str, write: Write = print) -> None:
-    """Talk to the user until they leave."""
-    session = Session(root, write)
+def run_interactive(
+    root: Directory,
+    banner: str,
+    write: Write = print,
+    *,
+    source: MapSource | None = None,
+    show: Show | None = None,
+) -> None:
+    """Talk to the user until they leave; see `Session`."""
+    session = Session(root, write, source=source, show=show)
     prompt: PromptSession[str] = PromptSession(
         completer=_TreeCompleter(session),
         complete_while_typing=False,

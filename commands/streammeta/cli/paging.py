@@ -1,0 +1,38 @@
+"""Output on a terminal: short output as it is, longer output through the user's pager."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from itertools import chain, islice
+
+import click
+
+_LESS = "FRX"
+"""Options for `less` unless the user has some: it shows colours and leaves the text there."""
+
+
+def show_lines(lines: Iterable[str]) -> None:
+    """Print lines, through a pager if standard output is a terminal that they don't fit on.
+
+    Lines are made as the pager asks for them; what is not looked at is never fetched.
+    """
+    if not sys.stdout.isatty():
+        write_lines(lines)
+        return
+    rest = iter(lines)
+    first = list(islice(rest, shutil.get_terminal_size().lines - 1))
+    following = next(rest, None)
+    if following is None:
+        write_lines(first)
+        return
+    os.environ.setdefault("LESS", _LESS)
+    click.echo_via_pager(f"{line}\n" for line in chain(first, [following], rest))
+
+
+def write_lines(lines: Iterable[str]) -> None:
+    """Print lines as they come."""
+    for line in lines:
+        click.echo(line)

@@ -1,0 +1,94 @@
+"""Tree of a copy of the map: that of a live cluster, over a map in memory that answers its calls.
+
+So a checkpoint has the directories, documents and names that the cluster had. What only a leader
+knows is missing: sessions of nodes are UNKNOWN; and so is the namespace of object keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+import grpc
+from google.protobuf.message import Message
+
+from streammeta.controller.ids import NONE_ID
+from streammeta.controller.lifecycle.sessions import NodeState
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.rpc.map_routes import LeaderView, Route, routes
+from streammeta.shell.live_tree import tree_of
+from streammeta.shell.state import MapCopy
+from streammeta.shell.tree import Directory, Document, File, Value
+
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+
+
+def copy_tree(copy: MapCopy) -> Directory:
+    """Return the root of the tree of a copy.
+
+    Raises:
+        DamagedMapError: its sections contradict each other.
+    """
+    cluster_map = ClusterMap.from_sections(_without_secrets(copy.sections), copy.end_offset)
+    fields: tuple[tuple[str, Value], ...] = (
+        ("cluster_id", copy.cluster_id),
+        ("end_offset", copy.end_offset),
+        ("feature_level", cluster_map.feature_level),
+        *((name, count) for name, count in cluster_map.used().items()),
+    )
+    return tree_of(_MapCaller(copy.cluster_id, cluster_map), File(lambda: Document(fields)))
+
+
+class _MapCaller:
+    """Answers what a tree asks of a leader, from the map."""
+
+    def __init__(self, cluster_id: str, cluster_map: ClusterMap) -> None:
+        self._map = cluster_map
+        view = LeaderView(lambda _: NodeState.UNKNOWN, lambda _: NONE_ID)
+        self._routes = routes(cluster_id, view)
+
+    def call(
+        self,
+        method: Callable[[grpc.Channel], grpc.UnaryUnaryMultiCallable[Request, Response]],
+        request: Request,
+    ) -> Response:
+        """See `live_tree.Caller`."""
+        ask = cast(Callable[[Request], Response], method(cast(grpc.Channel, _Methods(self._ask))))
+        return ask(request)
+
+    def _ask(self, method: str, request: Message) -> Message:
+        route: Route = self._routes[method]
+        encoded = route.encode(self._map.query(route.decode(request)))
+        if isinstance(encoded, Message):
+            return encoded
+        whole = next(encoded)
+        for piece in encoded:
+            whole.MergeFrom(piece)
+        return whole
+
+
+class _Methods:
+    """What a stub takes for a channel: it makes a function of each method's path."""
+
+    def __init__(self, ask: Callable[[str, Message], Message]) -> None:
+        self._ask = ask
+
+    def unary_unary(self, path: str, *_: Any, **__: Any) -> Callable[[Message], Message]:
+        method = path.removeprefix("/").replace("/", ".")
+        return lambda request: self._ask(method, request)
+
+    def unary_stream(self, path: str, *_: Any, **__: Any) -> str:
+        """Return nothing that can be called: the tree asks for no streams."""
+        return path
+
+    stream_unary = stream_stream = unary_stream
+
+
+def _without_secrets(
+    sections: Mapping[str, Mapping[str, Any]],
+) -> Mapping[str, Mapping[str, Any]]:
+    """Return the sections without configurations of write-ahead logs, which may hold secrets."""
+    nodes = sections["nodes"]
+    hidden = {**nodes, "wal_config": [""] * len(nodes["wal_config"])}
+    return {name: hidden if name == "nodes" else sections[name] for name in sections}

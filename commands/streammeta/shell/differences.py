@@ -1,0 +1,201 @@
+"""Differences of two maps, entity by entity and field by field. Pure.
+
+An entity is a row of its kind's main section; what further sections say of it (ranges, tags, what
+an object holds) is compared as a whole. Most of two maps is equal, so columns are compared at once
+and only what differs is looked at by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from streammeta.controller.metadata.values import ObjectKind, ObjectState, StreamState
+from streammeta.shell.state import MapCopy
+from streammeta.shell.tree import Value
+
+Array: TypeAlias = npt.NDArray[Any]
+Section: TypeAlias = Mapping[str, Any]
+Row: TypeAlias = Mapping[str, Any]
+
+ROWS_SHOWN = 10
+"""Rows of a further section that the text of one entity holds; more are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One field of an entity that differs; without a field the entity is in one map alone."""
+
+    change: str
+    """added, removed or changed."""
+    id: int
+    field: str | None = None
+    before: Value | None = None
+    after: Value | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A further section about entities, by the field it is shown as, with the text of a row."""
+
+    field: str
+    section: str
+    text: Callable[[Row], str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    id: str
+    section: str
+    names: Mapping[str, type[Any]]
+    """Columns that are shown by the names of an enum."""
+    parts: tuple[_Part, ...]
+
+
+def _tag(row: Row) -> str:
+    return f"{row['key']}={row['value']}"
+
+
+def _range(row: Row) -> str:
+    span = f"{row['start_offset']}..{row['end_offset']}"
+    return f"{row['range_index']}: {span} node {row['node_id']} epoch {row['epoch']}"
+
+
+def _span(row: Row) -> str:
+    return f"stream {row['stream_id']}: {row['start_offset']}..{row['end_offset']}"
+
+
+def _lost(row: Row) -> str:
+    return f"{row['start_offset']}..{row['end_offset']}"
+
+
+def _facts(row: Row) -> str:
+    return f"{row['min_timestamp_ms']}..{row['max_timestamp_ms']} crc32c {row['crc32c']}"
+
+
+KINDS: Mapping[str, _Kind] = {
+    "streams": _Kind(
+        "stream_id",
+        "streams",
+        {"state": StreamState},
+        (
+            _Part("tags", "stream_tags", _tag),
+            _Part("ranges", "ranges", _range),
+            _Part("lost", "lost_ranges", _lost),
+        ),
+    ),
+    "objects": _Kind(
+        "object_id",
+        "objects",
+        {"state": ObjectState, "kind": ObjectKind},
+        (_Part("holds", "object_ranges", _span), _Part("facts", "object_facts", _facts)),
+    ),
+    "nodes": _Kind(
+        "node_id",
+        "nodes",
+        {},
+        (
+            _Part("tags", "node_tags", _tag),
+            _Part("pending_uploads", "pending_uploads", _span),
+        ),
+    ),
+}
+"""Kinds of entities by name. Columns named like a secret, `wal_config`, are compared, not shown."""
+
+_HIDDEN = frozenset(("wal_config", "content_digest"))
+
+
+def differences(kind: str, before: MapCopy, after: MapCopy) -> list[Difference]:
+    """Return what differs between two maps, in the order of ids."""
+    described = KINDS[kind]
+    old, new = before.sections[described.section], after.sections[described.section]
+    old_ids, new_ids = np.asarray(old[described.id]), np.asarray(new[described.id])
+    found = [
+        *(Difference("added", int(one)) for one in np.setdiff1d(new_ids, old_ids)),
+        *(Difference("removed", int(one)) for one in np.setdiff1d(old_ids, new_ids)),
+        *_changed_columns(described, old, new),
+    ]
+    both = np.intersect1d(old_ids, new_ids, assume_unique=True)
+    for part in described.parts:
+        found.extend(_changed_parts(described.id, part, before, after, both))
+    return sorted(found, key=lambda one: one.id)
+
+
+def _changed_columns(kind: _Kind, old: Section, new: Section) -> Iterator[Difference]:
+    ids, old_rows, new_rows = np.intersect1d(
+        np.asarray(old[kind.id]), np.asarray(new[kind.id]), assume_unique=True, return_indices=True
+    )
+    for name in (name for name in old if name in new and name != kind.id):
+        if name == "range_count":
+            continue  # the ranges themselves are compared
+        left, right = _array(old[name])[old_rows], _array(new[name])[new_rows]
+        for row in np.flatnonzero(left != right):
+            shown = (_shown(kind, name, left[row]), _shown(kind, name, right[row]))
+            yield Difference("changed", int(ids[row]), name, *shown)
+
+
+def _array(values: Any) -> Array:
+    return values if isinstance(values, np.ndarray) else np.array(values, dtype=object)
+
+
+def _shown(kind: _Kind, name: str, value: Any) -> Value | None:
+    if name in _HIDDEN:
+        return "(not shown)"
+    if name in kind.names:
+        return str(kind.names[name](int(value)).name)
+    if isinstance(value, str):
+        return value
+    return bool(value) if isinstance(value, np.bool_) else int(value)
+
+
+def _changed_parts(
+    id_column: str, part: _Part, before: MapCopy, after: MapCopy, among: Array
+) -> Iterator[Difference]:
+    old, new = before.sections.get(part.section, {}), after.sections.get(part.section, {})
+    changed = np.intersect1d(_ids_that_differ(id_column, old, new), among)
+    if not len(changed):
+        return
+    old_texts, new_texts = (_texts(id_column, part, section, changed) for section in (old, new))
+    for one in changed.tolist():
+        shown = (_joined(old_texts.get(one)), _joined(new_texts.get(one)))
+        yield Difference("changed", one, part.field, *shown)
+
+
+def _ids_that_differ(id_column: str, old: Section, new: Section) -> Array:
+    """Return the ids of rows that are in one of two sections alone; rows never occur twice."""
+    if not old or not new:
+        return np.unique(np.asarray((old or new or {id_column: []})[id_column], np.int64))
+    columns = [id_column, *(name for name in old if name in new and name != id_column)]
+    if all(isinstance(part[name], np.ndarray) for part in (old, new) for name in columns):
+        only = np.setxor1d(_packed(old, columns), _packed(new, columns), assume_unique=True)
+        return np.unique(only[columns[0]])
+    left, right = (set(zip(*(part[name] for name in columns), strict=True)) for part in (old, new))
+    return np.array(sorted({int(row[0]) for row in left ^ right}), np.int64)
+
+
+def _packed(section: Section, columns: list[str]) -> Array:
+    rows = np.empty(len(section[columns[0]]), [(name, np.int64) for name in columns])
+    for name in columns:
+        rows[name] = section[name]
+    return rows
+
+
+def _texts(id_column: str, part: _Part, section: Section, ids: Array) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    if not section:
+        return found
+    for at in np.flatnonzero(np.isin(np.asarray(section[id_column]), ids)).tolist():
+        row = {name: values[at] for name, values in section.items()}
+        found.setdefault(int(row[id_column]), []).append(part.text(row))
+    return found
+
+
+def _joined(texts: list[str] | None) -> str | None:
+    if texts is None:
+        return None
+    more = len(texts) - ROWS_SHOWN
+    return ", ".join(texts[:ROWS_SHOWN]) + (f" and {more} more" if more > 0 else "")
