@@ -282,7 +282,7 @@ async def test_small_chunks_are_merged_into_one_object_and_a_crash_is_finished()
     wanted = b""
     for size in (10, 6 << 20, 3, 5 << 20, 7):
         data = bytes([size % 251]) * size
-        await segment.write(len(wanted), data)
+        await segment.write(len(wanted), data, (1, 1))
         wanted += data
     assert await segment.read(5, 20) == wanted[5:25]
     store.fail_next("delete_many", StoreUnavailableError("told to fail"))
@@ -296,7 +296,7 @@ async def test_small_chunks_are_merged_into_one_object_and_a_crash_is_finished()
 async def test_a_merge_that_fails_leaves_the_chunks_and_no_upload() -> None:
     store = MemoryObjectStore()
     segment = await ChunkedSegment.open(store, "s")
-    await segment.write(0, b"abc")
+    await segment.write(0, b"abc", (1, 1))
     store.fail_next("complete_multipart", StoreUnavailableError("told to fail"))
     with pytest.raises(StoreUnavailableError):
         await segment.seal()

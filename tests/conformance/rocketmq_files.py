@@ -26,6 +26,7 @@ from streammeta.brokers.rocketmq.storage import (
     MemorySegment,
     MemorySegmentStore,
     SegmentWriteError,
+    TimeBounds,
 )
 from tests.conformance.rocketmq_formats import plain
 from tests.conformance.scenario_args import Args
@@ -51,12 +52,12 @@ class FailingSegment(MemorySegment):
     async def size(self) -> int | None:
         return await super().size() if self.size_known else None
 
-    async def write(self, position: int, data: bytes) -> None:
+    async def write(self, position: int, data: bytes, times: TimeBounds) -> None:
         self.began.set()
         if self.waits is not None:
             await self.waits.wait()
         if not self.fails or self.keeps_bytes:
-            await super().write(position, data)
+            await super().write(position, data, times)
         if self.fails:
             raise SegmentWriteError("told to fail")
 

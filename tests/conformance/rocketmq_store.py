@@ -42,6 +42,7 @@ from tests.kit.memory_store import MemoryObjectStore
 
 STORED_MS = 11
 """Time at which the messages of these scenarios were stored."""
+_TIMES = (STORED_MS, STORED_MS)
 UNKNOWN = Queue("broker", "Unknown", 0)
 
 
@@ -398,7 +399,7 @@ async def _chunk_commits(given: Args) -> dict[str, Any]:
     store = MemoryObjectStore()
     segment = await ChunkedSegment.open(store, "s")
     facts: dict[str, Any] = {"new_size": await segment.size()}
-    await segment.write(int(match[3]), match[2].encode())
+    await segment.write(int(match[3]), match[2].encode(), _TIMES)
     facts |= await _chunk_facts(segment)
     facts["after_open"] = await _chunk_facts(await ChunkedSegment.open(store, "s"))
     return {"expect": facts}
@@ -428,13 +429,13 @@ async def _two_segments(given: Args) -> dict[str, Any]:
 async def _backward(given: Args) -> dict[str, Any]:
     segment = await ChunkedSegment.open(MemoryObjectStore(), "s")
     for position, text in given.take("commits"):
-        await segment.write(position, text.encode())
+        await segment.write(position, text.encode(), _TIMES)
     facts: dict[str, Any] = {
         "reads": [(await segment.read(*one)).decode() for one in given.take("reads")]
     }
     position, text = given.take("bad_commit")
     try:
-        await segment.write(position, text.encode())
+        await segment.write(position, text.encode(), _TIMES)
     except IllegalOffsetError as error:
         facts |= {"error": error.code, "position": error.position}
     return {"expect": facts}
@@ -446,7 +447,7 @@ async def _seal(given: Args) -> dict[str, Any]:
     wanted = b""
     for at, chunk in enumerate(given.each("chunks")):
         data = bytes([at + 1]) * chunk.take("size")
-        await segment.write(chunk.take("at"), data)
+        await segment.write(chunk.take("at"), data, _TIMES)
         wanted += data
     await segment.seal()
     again = await ChunkedSegment.open(store, "s")
@@ -459,7 +460,7 @@ async def _seal(given: Args) -> dict[str, Any]:
         "size": again.end,
     }
     try:
-        await again.write(again.end, b"x")
+        await again.write(again.end, b"x", _TIMES)
     except SegmentSealedError as error:
         facts["commit_after_seal"] = error.code
     return {"expect": facts}

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from streammeta.brokers.rocketmq.storage import SegmentWriteError
+from streammeta.brokers.rocketmq.storage import SegmentWriteError, TimeBounds
 from streammeta.storage.errors import ObjectExistsError, StorageError, StoreUnavailableError
 from streammeta.storage.object_store.base import (
     MIN_PART_SIZE,
@@ -111,8 +111,8 @@ class ChunkedSegment:
                 return None
         return self.end
 
-    async def write(self, position: int, data: bytes) -> None:
-        """Store a chunk.
+    async def write(self, position: int, data: bytes, times: TimeBounds) -> None:
+        """Store a chunk; `times` are the metadata's to keep.
 
         Raises:
             SegmentSealedError: the segment takes nothing more.

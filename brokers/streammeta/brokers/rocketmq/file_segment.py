@@ -185,7 +185,8 @@ class FileSegment:
         try:
             data = body.rest_from(self.commit_position)
             if data:
-                await self.storage.write(self.commit_position, data)
+                times = (self.min_timestamp_ms, self.max_timestamp_ms)
+                await self.storage.write(self.commit_position, data, times)
         except SegmentWriteError as error:
             if error.position != body.end:
                 return False

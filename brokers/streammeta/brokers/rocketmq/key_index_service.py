@@ -251,6 +251,18 @@ class KeyIndexService:
 
     async def flush(self) -> None:
         """Save the local files, so that the next start finds them."""
-        for one in self._files.values():
+        for one in list(self._files.values()):  # puts may open further ones meanwhile
             if one.local is not None:
                 await self._shelf.save(one.begin_ms, one.local.encode())
+
+    async def compacted(self) -> list[tuple[int, int, bytes]]:
+        """Return begin, end and compacted form of all files that have items, oldest first."""
+        found = []
+        for begin in self.begins_ms:
+            one = self._files[begin]
+            if one.local is not None and one.local.item_count:
+                found.append((begin, one.local.end_ms, one.local.compact()))
+            elif one.segment is not None:
+                data = await one.segment.read(0, one.segment.commit_position)
+                found.append((begin, one.end_ms, data))
+        return found

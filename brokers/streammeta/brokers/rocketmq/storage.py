@@ -19,6 +19,10 @@ class SegmentWriteError(Exception):
         super().__init__(f"segment write failed: {reason}; commit again")
 
 
+TimeBounds = tuple[int, int]
+"""Earliest and latest time of messages, in ms since 1970."""
+
+
 class SegmentStorage(Protocol):
     """The bytes of one segment; positions are bytes from its begin."""
 
@@ -26,10 +30,11 @@ class SegmentStorage(Protocol):
         """Return the number of stored bytes, None if it is not known now."""
         ...
 
-    async def write(self, position: int, data: bytes) -> None:
+    async def write(self, position: int, data: bytes, times: TimeBounds) -> None:
         """Store bytes behind those that are there; `position` is the segment's size.
 
-        Raises `SegmentWriteError`; what has been stored then is not known.
+        `times` bound those of all that was appended to the segment. Raises `SegmentWriteError`;
+        what has been stored then is not known.
         """
         ...
 
@@ -60,7 +65,7 @@ class MemorySegment:
         """Return the number of stored bytes."""
         return len(self.data)
 
-    async def write(self, position: int, data: bytes) -> None:
+    async def write(self, position: int, data: bytes, times: TimeBounds) -> None:
         """Store bytes at the end; raise `SegmentWriteError` elsewhere."""
         if position != len(self.data):
             raise SegmentWriteError(f"position is {position}", len(self.data))

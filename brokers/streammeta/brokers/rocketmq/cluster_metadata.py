@@ -1,0 +1,347 @@
+"""Metadata of a broker as keys of a cluster: one for each topic, queue and segment.
+
+Owns keys, values and their versions, and the streams that segments lie in. A change is a
+compare-and-set, so a process that was replaced changes nothing. What a commit of bytes puts beside
+them is noted here, and not put again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streammeta.brokers.rocketmq.metadata import (
+    MetadataTable,
+    Queue,
+    QueueMetadata,
+    SegmentMetadata,
+    SegmentStatus,
+    TopicMetadata,
+)
+from streammeta.brokers.rocketmq.names import SegmentType
+from streammeta.client import OpenedStream, OwnerKey, StreamClient, ValueToPut
+from streammeta.client.errors import refusal
+from streammeta.client.methods import DELETE_KVS, GET_KVS, LIST_KVS, PUT_KVS
+from streammeta.v1 import kv_pb2
+from streammeta.v1.common_pb2 import (
+    ERROR_CODE_KEY_EXIST,
+    ERROR_CODE_KEY_NOT_EXIST,
+    ERROR_CODE_NONE,
+)
+
+TAG = "rocketmq"
+"""Tag of the streams of segments; its value is cluster and broker."""
+_SERIAL = "serial"
+_BATCH = 1000
+
+SegmentPlace = tuple[str, SegmentType, int]
+"""Path, type and base offset of a segment."""
+
+
+class MetadataFencedError(Exception):
+    """Another process of the broker has changed the metadata."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"key {key!r} was changed by another process of the broker; end this one")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    value: bytes
+    version: int
+
+
+class ClusterKeeper:
+    """Metadata of one broker; make it with `open`. Keys are `<broker>/...` in `namespace`."""
+
+    def __init__(self, client: StreamClient, cluster: str, broker: str) -> None:
+        self._client = client
+        self._namespace = f"_rocketmq_{cluster}"
+        self._prefix = f"{broker}/"
+        self._tag = f"{cluster}/{broker}"
+        self.table = MetadataTable()
+        self.indexed: dict[Queue, int] = {}
+        """End of the messages of each queue whose keys are in saved index files."""
+        self.streams: dict[SegmentPlace, OpenedStream] = {}
+        self._kept: dict[str, _Kept] = {}
+        self._saving = asyncio.Lock()
+
+    @classmethod
+    async def open(cls, client: StreamClient, cluster: str, broker: str) -> ClusterKeeper:
+        """Read the metadata, open the streams it names, and delete those that nothing names.
+
+        A segment whose stream is gone was being deleted when a process ended, and is forgotten.
+        Raises what bars the node or a stream.
+        """
+        keeper = cls(client, cluster, broker)
+        named = await keeper._load()
+        opened = await keeper._open_existing(list(named.values()))
+        for place, stream_id in named.items():
+            if stream_id in opened:
+                keeper.streams[place] = opened[stream_id]
+            else:
+                keeper.table.delete_segments(*place)
+        await keeper._delete_unnamed()
+        await keeper.save()
+        return keeper
+
+    @property
+    def owner(self) -> OwnerKey:
+        """A key that is there as long as the broker has metadata."""
+        return OwnerKey(self._prefix + _SERIAL, self._namespace)
+
+    # -- saving
+
+    async def save(self) -> None:
+        """Put what has changed and delete what is gone; segments that are new get a stream.
+
+        Raises `MetadataFencedError`, and errors of the controllers.
+        """
+        async with self._saving:
+            await self._create_streams()
+            wanted = self._wanted()
+            changed = [
+                kv_pb2.KVToPut(
+                    namespace=self._namespace,
+                    key=key,
+                    value=value,
+                    expected_version=self._version(key),
+                )
+                for key, value in wanted.items()
+                if key not in self._kept or self._kept[key].value != value
+            ]
+            for at in range(0, len(changed), _BATCH):
+                await self._put(changed[at : at + _BATCH])
+            gone = [key for key in self._kept if key not in wanted]
+            for at in range(0, len(gone), _BATCH):
+                await self._delete(gone[at : at + _BATCH])
+
+    def _version(self, key: str) -> int:
+        return self._kept[key].version if key in self._kept else 0
+
+    async def _put(self, items: list[kv_pb2.KVToPut]) -> None:
+        request = kv_pb2.PutKVsRequest(items=items)
+        answer = await self._client.controllers.call(PUT_KVS, request)
+        for item, result in zip(items, answer.results, strict=True):
+            is_own = result.error == ERROR_CODE_KEY_EXIST and result.value == item.value
+            if result.error == ERROR_CODE_KEY_EXIST and not is_own:
+                raise MetadataFencedError(item.key)
+            if result.error != ERROR_CODE_NONE and not is_own:
+                raise refusal(result.error, f"key {item.key!r}")
+            self._kept[item.key] = _Kept(item.value, result.version)
+
+    async def _delete(self, keys: list[str]) -> None:
+        named = [
+            kv_pb2.KVKey(
+                namespace=self._namespace, key=key, expected_version=self._kept[key].version
+            )
+            for key in keys
+        ]
+        request = kv_pb2.DeleteKVsRequest(keys=named)
+        answer = await self._client.controllers.call(DELETE_KVS, request)
+        for key, result in zip(keys, answer.results, strict=True):
+            if result.error == ERROR_CODE_KEY_EXIST:
+                raise MetadataFencedError(key)
+            if result.error not in (ERROR_CODE_NONE, ERROR_CODE_KEY_NOT_EXIST):
+                raise refusal(result.error, f"key {key!r}")
+            del self._kept[key]
+
+    # -- what commits put
+
+    def grown(self, place: SegmentPlace, size: int, times: tuple[int, int]) -> ValueToPut:
+        """Return the value of a segment that has grown to `size`, for the commit of its bytes.
+
+        The commit is refused to a process that was replaced, so no version is compared.
+        """
+        segment = self._grown(place, size, times)
+        key = self._segment_key(place)
+        return ValueToPut(
+            key=key, value=self._segment_value(segment), namespace=self._namespace, overwrite=True
+        )
+
+    def note_grown(
+        self, place: SegmentPlace, size: int, times: tuple[int, int], put: ValueToPut, version: int
+    ) -> None:
+        """Take over what a commit has put."""
+        self.table.put_segment(self._grown(place, size, times))
+        self._kept[put.key] = _Kept(put.value, version)
+
+    def _grown(self, place: SegmentPlace, size: int, times: tuple[int, int]) -> SegmentMetadata:
+        begin_ms, end_ms = times
+        return replace(self.table.segments[place], size=size, begin_ms=begin_ms, end_ms=end_ms)
+
+    async def reload(self, place: SegmentPlace) -> None:
+        """Read the value of a segment again, after a commit whose outcome is not known.
+
+        Only a process that could open the segment's stream again may do so: it was not replaced.
+        """
+        named = kv_pb2.KVKey(namespace=self._namespace, key=self._segment_key(place))
+        request = kv_pb2.GetKVsRequest(keys=[named])
+        (found,) = (await self._client.controllers.call(GET_KVS, request)).results
+        if found.found:
+            self._kept[named.key] = _Kept(found.value, found.version)
+
+    # -- streams
+
+    async def reopened(self, place: SegmentPlace) -> OpenedStream:
+        """Close the stream of a segment and open it under its next epoch; it has its end then.
+
+        Raises `KeyError` if the segment has none, and what bars the node or the stream.
+        """
+        session, known = self._client.session, self.streams[place]
+        (await session.close_streams({known.stream_id: known.epoch})).require_all()
+        found = await self._open_existing([known.stream_id])
+        self.streams[place] = found[known.stream_id]
+        return self.streams[place]
+
+    async def delete_stream(self, place: SegmentPlace) -> None:
+        """Delete the stream of a segment with all its bytes, and forget the segment."""
+        stream = self.streams.get(place)
+        if stream is not None:
+            await self._delete_streams({stream.stream_id: stream.epoch})
+            del self.streams[place]
+        self.table.delete_segments(*place)
+
+    async def _delete_streams(self, epochs: Mapping[int, int]) -> None:
+        session = self._client.session
+        (await session.close_streams(epochs)).require_all()
+        (await session.delete_streams(epochs)).require_all()
+
+    async def _create_streams(self) -> None:
+        """Create and open streams for segments without one; their keys are put afterwards.
+
+        Segments that come while that is under way are taken along.
+        """
+        while new := [place for place in self.table.segments if place not in self.streams]:
+            tags = [
+                {TAG: self._tag, "path": path, "kind": kind.name, "base": str(base)}
+                for path, kind, base in new
+            ]
+            ids = await self._client.create_streams(tags)
+            opened = (await self._client.session.open_streams(dict.fromkeys(ids, 0))).require_all()
+            for place, stream_id in zip(new, ids, strict=True):
+                self.streams[place] = opened[stream_id]
+
+    async def _open_existing(self, stream_ids: list[int]) -> dict[int, OpenedStream]:
+        """Open those of the streams that exist; what an earlier process left open is taken over.
+
+        Raises what bars the node or a stream, such as one that another node has open.
+        """
+        if not stream_ids:
+            return {}
+        inherited = {one.stream_id: one for one in self._client.inherited}
+        opened: dict[int, OpenedStream] = {}
+        epochs: dict[int, int] = {}
+        async for one in self._client.controllers.describe_streams(stream_ids):
+            if one.is_open and one.stream_id in inherited:
+                opened[one.stream_id] = inherited[one.stream_id]
+            else:
+                epochs[one.stream_id] = 0 if one.epoch is None else one.epoch + 1
+        return opened | (await self._client.session.open_streams(epochs)).require_all()
+
+    async def _delete_unnamed(self) -> None:
+        """Delete streams that a process created for a segment whose key it did not live to put."""
+        node_id = self._client.session.node.node_id
+        named = {one.stream_id for one in self.streams.values()}
+        described = self._client.controllers.describe_streams(owner_node_id=node_id)
+        left = [
+            one.stream_id
+            async for one in described
+            if one.tags.get(TAG) == self._tag and one.stream_id not in named
+        ]
+        if left:
+            opened = await self._open_existing(left)
+            await self._delete_streams({one.stream_id: one.epoch for one in opened.values()})
+
+    # -- keys and values
+
+    async def _load(self) -> dict[SegmentPlace, int]:
+        """Read all keys; return the stream ids of segments."""
+        named: dict[SegmentPlace, int] = {}
+        request = kv_pb2.ListKVsRequest(namespace=self._namespace, prefix=self._prefix)
+        async for answer in self._client.controllers.pages(LIST_KVS, request):
+            for entry in answer.entries:
+                self._kept[entry.key] = _Kept(entry.value, entry.version)
+                value = json.loads(entry.value)
+                sort = entry.key[len(self._prefix) :].partition("/")[0]
+                if sort == "segment":
+                    segment = _segment(value)
+                    self.table.put_segment(segment)
+                    named[segment.path, segment.kind, segment.base_offset] = value["stream"]
+                else:
+                    self._take(sort, value)
+        return named
+
+    def _take(self, sort: str, value: Any) -> None:
+        if sort == _SERIAL:
+            self.table.last_topic_id = value
+        elif sort == "topic":
+            topic = TopicMetadata(**value)
+            self.table.topics[topic.topic] = topic
+        elif sort == "queue":
+            queue = Queue(**value["queue"])
+            first, end = value["offsets"]
+            self.table.queues[queue] = QueueMetadata(queue, first, end, value["update_ms"])
+        elif sort == "indexed":
+            self.indexed[Queue(**value["queue"])] = value["end"]
+
+    def _wanted(self) -> dict[str, bytes]:
+        """Return all keys and their values."""
+        table = self.table
+        wanted: dict[str, Any] = {_SERIAL: table.last_topic_id}
+        for topic in table.topics.values():
+            wanted[f"topic/{topic.topic}"] = {
+                name: getattr(topic, name) for name in TopicMetadata.__slots__
+            }
+        for queue, noted in table.queues.items():
+            wanted[f"queue/{queue.path}"] = {
+                "queue": _queue(queue),
+                "offsets": [noted.min_offset, noted.max_offset],
+                "update_ms": noted.update_ms,
+            }
+        for queue, end in self.indexed.items():
+            wanted[f"indexed/{queue.path}"] = {"queue": _queue(queue), "end": end}
+        values = {self._prefix + key: _json(value) for key, value in wanted.items()}
+        for place, segment in table.segments.items():
+            values[self._segment_key(place)] = self._segment_value(segment)
+        return values
+
+    def _segment_key(self, place: SegmentPlace) -> str:
+        path, kind, base_offset = place
+        return f"{self._prefix}segment/{kind.name}/{path}/{base_offset:020}"
+
+    def _segment_value(self, one: SegmentMetadata) -> bytes:
+        stream = self.streams[one.path, one.kind, one.base_offset]
+        return _json(
+            {
+                "path": one.path,
+                "kind": int(one.kind),
+                "base": one.base_offset,
+                "status": int(one.status),
+                "size": one.size,
+                "times": [one.create_ms, one.begin_ms, one.end_ms, one.seal_ms],
+                "stream": stream.stream_id,
+            }
+        )
+
+
+def _segment(value: Mapping[str, Any]) -> SegmentMetadata:
+    return SegmentMetadata(
+        value["path"],
+        SegmentType(value["kind"]),
+        value["base"],
+        SegmentStatus(value["status"]),
+        value["size"],
+        *value["times"],
+    )
+
+
+def _queue(queue: Queue) -> dict[str, Any]:
+    return {"broker": queue.broker, "topic": queue.topic, "queue_id": queue.queue_id}
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()

@@ -1,0 +1,245 @@
+"""Queues of RocketMQ's shape on real controllers: restarts, fences, views."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from streammeta.brokers.rocketmq.cluster_metadata import TAG
+from streammeta.brokers.rocketmq.cluster_store import QueueStore, StoreConfig
+from streammeta.brokers.rocketmq.dispatch import GroupCommit
+from streammeta.brokers.rocketmq.fetch import FetchStatus
+from streammeta.brokers.rocketmq.key_index_service import IndexSizes, IndexStatus
+from streammeta.brokers.rocketmq.message import decode_message, with_physical_offset
+from streammeta.brokers.rocketmq.message_file import FileSizes
+from streammeta.brokers.rocketmq.metadata import METADATA_FILE, MetadataTable, Queue
+from streammeta.brokers.rocketmq.names import SegmentType, segment_path
+from streammeta.brokers.rocketmq.segment_view import render
+from streammeta.brokers.rocketmq.upload_pool import PoolConfig
+from streammeta.cli.local_cluster import LocalCluster
+from streammeta.client import NodeFencedError, StreamClient
+from tests.brokers.rocketmq_messages import STORED_MS, LocalMessages, key, message
+from tests.kit.real_cluster import running_cluster, streammeta
+
+pytestmark = pytest.mark.process
+CONFIG = StoreConfig(
+    files=FileSizes(4000, 20 * 50),
+    index=IndexSizes(50, 500),
+    pool=PoolConfig(linger_s=0.02, record_bytes=700),
+    groups=GroupCommit(count=30),
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with running_cluster(tmp_path_factory.mktemp("rocketmq"), 1) as found:
+        raised = streammeta("features", "upgrade", "--connect", found.connect, "--to", "3")
+        assert raised["exit_code"] == 0, raised
+        yield found
+
+
+@dataclass
+class Broker:
+    """Processes of one broker, one after the other; each fences those before."""
+
+    cluster: LocalCluster
+    node_id: int
+    exits: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    async def start(self, config: StoreConfig = CONFIG) -> QueueStore:
+        client = await self.exits.enter_async_context(
+            await StreamClient.open(
+                self.cluster.endpoints, self.cluster.store_uri, node_id=self.node_id
+            )
+        )
+        store = await QueueStore.open(
+            client, "c", f"b{self.node_id}", config, lambda: STORED_MS + 100
+        )
+        self.exits.push_async_callback(store.close)
+        return store
+
+
+def run(cluster: LocalCluster, node_id: int, scenario: object) -> None:
+    """Run a scenario with a broker, and end all its processes."""
+
+    async def running() -> None:
+        broker = Broker(cluster, node_id)
+        async with broker.exits:
+            await scenario(broker)  # type: ignore[operator]
+
+    asyncio.run(running())
+
+
+async def dispatched(store: QueueStore, ends: Mapping[tuple[str, int], int]) -> None:
+    """Dispatch all messages of local queues, side by side."""
+
+    async def one(topic: str, queue_id: int, end: int) -> None:
+        local = LocalMessages(topic, queue_id, end)
+        dispatcher = await store.dispatcher(topic, queue_id, local)
+        dispatcher.local = local
+        while dispatcher.file.commit_offset < end:
+            await dispatcher.dispatch(force=True)
+
+    await asyncio.gather(*(one(*queue, end) for queue, end in ends.items()))
+
+
+async def assert_readable(store: QueueStore, topic: str, queue_id: int, end: int) -> None:
+    """Assert that every message is there, under its physical offset."""
+    file = store.files[Queue(store.broker, topic, queue_id)]
+    found = await file.read(0, end)
+    assert [one.queue_offset for one in found] == list(range(end))
+    place = 0
+    for one in found:
+        assert one.data == with_physical_offset(message(topic, queue_id, one.queue_offset), place)
+        place += len(one.data)
+
+
+def test_queues_share_commits_and_a_restart_has_all_of_it(cluster: LocalCluster) -> None:
+    async def scenario(broker: Broker) -> None:
+        ends = {(topic, queue_id): 100 for topic in ("T", "U") for queue_id in range(4)}
+        store = await broker.start()
+        await dispatched(store, ends)
+        writes = sum(2 * (end // 30) for end in ends.values())
+        assert store.pool.groups < writes / 2
+        assert store.pool.held_bytes == 0
+        await store.checkpoint()
+        await dispatched(store, dict.fromkeys(ends, 150))
+        again = await broker.start()
+        for topic, queue_id in ends:
+            await assert_readable(again, topic, queue_id, 150)
+        times = (STORED_MS + 100, STORED_MS + 149)
+        queue = Queue(again.broker, "T", 0)
+        segments = again.keeper.table.segments_of(queue.path, SegmentType.COMMIT_LOG)
+        assert len(segments) > 3
+        assert segments[0].begin_ms == STORED_MS
+        assert times[0] < segments[-1].begin_ms <= segments[-1].end_ms == times[1]
+        assert await again.fetcher.offset_at(queue, STORED_MS + 120) == 120
+        with pytest.raises(NodeFencedError):
+            await dispatched(store, {("T", 0): 151})
+
+    run(cluster, 1, scenario)
+
+
+@pytest.mark.parametrize("saved", [0, 40])
+def test_keys_are_found_after_a_restart_whether_they_were_saved_or_not(
+    cluster: LocalCluster, saved: int
+) -> None:
+    async def scenario(broker: Broker) -> None:
+        store = await broker.start()
+        if saved:
+            await dispatched(store, {("K", 0): saved})
+            await store.checkpoint()
+        await dispatched(store, {("K", 0): 90})
+        again = await broker.start()
+        for place in (0, 39, 41, 89):
+            found = await again.fetcher.query("K", key(place), 99)
+            offsets = sorted(decode_message(one).queue_offset for one in found)
+            assert offsets == list(range(place // 10 * 10, place // 10 * 10 + 10))
+
+    run(cluster, 2 + (saved > 0), scenario)
+
+
+def test_full_index_files_are_uploaded_and_asked(cluster: LocalCluster) -> None:
+    async def scenario(broker: Broker) -> None:
+        store = await broker.start()
+        await dispatched(store, {("I", 0): 400})
+        await store.checkpoint()
+        assert store.index.statuses[0] is IndexStatus.UPLOAD
+        again = await broker.start()
+        assert again.index.statuses[0] is IndexStatus.UPLOAD
+        assert len(await again.fetcher.query("I", key(0), 99)) == 10
+
+    run(cluster, 4, scenario)
+
+
+def test_expired_segments_and_destroyed_topics_leave_no_stream(cluster: LocalCluster) -> None:
+    async def scenario(broker: Broker) -> None:
+        store = await broker.start()
+        await dispatched(store, {("E", 0): 100, ("F", 0): 100})
+        before = await _streams(store)
+        await store.expire(STORED_MS + 50)
+        queue = Queue(store.broker, "E", 0)
+        first = await store.files[queue].first_offset()
+        assert 0 < first <= 50
+        assert (await store.fetcher.fetch(queue, 0, 1)).status is FetchStatus.OFFSET_TOO_SMALL
+        await store.destroy("F")
+        again = await broker.start()
+        assert list(again.files) == [queue]
+        assert await again.files[queue].first_offset() == first
+        assert await _streams(again) < before
+        named = {one.stream_id for one in again.keeper.streams.values()}
+        assert await _streams(again) == named
+
+    run(cluster, 5, scenario)
+
+
+async def _streams(store: QueueStore) -> set[int]:
+    tag = f"c/{store.broker}"
+    described = store.client.controllers.describe_streams()
+    return {one.stream_id async for one in described if one.tags.get(TAG) == tag}
+
+
+def test_a_stream_that_no_key_names_is_deleted_and_a_segment_without_one_forgotten(
+    cluster: LocalCluster,
+) -> None:
+    async def scenario(broker: Broker) -> None:
+        store = await broker.start()
+        await dispatched(store, {("S", 0): 60})
+        queue = Queue(store.broker, "S", 0)
+        (stray,) = await store.client.create_streams([{TAG: f"c/{store.broker}"}])
+        (await store.client.open_streams([stray])).require_all()
+        head = store.files[queue].commit_log.segments[0]
+        await head.storage.destroy()  # and dies before the key is deleted
+        again = await broker.start()
+        assert stray not in await _streams(again)
+        log = again.files[queue].commit_log
+        assert log.segments[0].base_offset == head.commit_offset
+        first = await again.files[queue].first_offset()
+        assert first > 0
+        found = await again.files[queue].read(first, 99)
+        assert [one.queue_offset for one in found] == list(range(first, 60))
+
+    run(cluster, 6, scenario)
+
+
+def test_the_view_has_the_peers_files(cluster: LocalCluster, tmp_path: Path) -> None:
+    async def scenario(broker: Broker) -> None:
+        store = await broker.start()
+        await dispatched(store, {("V", 0): 120})
+        table = await render(store, "c", tmp_path / "view")
+        with pytest.raises(FileExistsError):
+            await render(store, "c", tmp_path / "view")
+        text = (tmp_path / "view" / METADATA_FILE).read_text()
+        assert MetadataTable.decode(text) == table
+        path = Queue(store.broker, "V", 0).path
+        log = b""
+        for one in table.segments_of(path, SegmentType.COMMIT_LOG):
+            file = tmp_path / "view/files" / segment_path("c", path, one.kind, one.base_offset)
+            assert file.stat().st_size == one.size
+            log += file.read_bytes()
+        place, wanted = 0, b""
+        for offset in range(120):
+            wanted += with_physical_offset(message("V", 0, offset), place)
+            place = len(wanted)
+        assert log == wanted
+
+    run(cluster, 7, scenario)
+
+
+def test_compaction_merges_the_objects_of_a_segment(cluster: LocalCluster) -> None:
+    async def scenario(broker: Broker) -> None:
+        config = StoreConfig(pool=CONFIG.pool, groups=GroupCommit(count=10))
+        store = await broker.start(config)
+        await dispatched(store, {("C", 0): 200, ("D", 0): 200})
+        report = await store.client.compact()
+        assert [one.failures for one in report.set_objects] == [()]
+        assert report.set_objects[0].groups
+        for topic in ("C", "D"):
+            await assert_readable(store, topic, 0, 200)
+
+    run(cluster, 8, scenario)

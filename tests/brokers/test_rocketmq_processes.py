@@ -1,0 +1,80 @@
+"""A broker of RocketMQ's shape, killed while it dispatches, indexes and compacts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from streammeta.brokers.rocketmq.cluster_store import QueueStore
+from streammeta.brokers.rocketmq.consume_queue import ITEM_SIZE, decode_items
+from streammeta.brokers.rocketmq.message import decode_message, with_physical_offset
+from streammeta.brokers.rocketmq.message_file import MessageFile
+from streammeta.brokers.rocketmq.metadata import Queue
+from streammeta.cli.local_cluster import LocalCluster, start_child
+from streammeta.client import StreamClient
+from tests.brokers.clients.rocketmq_broker import CONFIG, QUEUES
+from tests.brokers.rocketmq_messages import key, message
+from tests.kit.real_cluster import running_cluster, streammeta
+
+pytestmark = pytest.mark.process
+
+_SCRIPT = Path(__file__).parent / "clients" / "rocketmq_broker.py"
+_ROOT = Path(__file__).parent.parent.parent
+
+
+def _killed(cluster: LocalCluster, commits: int) -> dict[tuple[str, int], int]:
+    """Run a broker until it has made so many commits, and kill it; return what it committed."""
+    command = [sys.executable, str(_SCRIPT), ",".join(cluster.endpoints), cluster.store_uri, "9"]
+    env = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    child = start_child("rocketmq", command, cluster.root / "rocketmq.log", env)
+    ends: dict[tuple[str, int], int] = {}
+    try:
+        for _ in range(commits):
+            line = child.read_line()
+            assert line, child.log_tail()
+            _, topic, queue_id, end = line.split()
+            ends[topic, int(queue_id)] = int(end)
+    finally:
+        child.kill()
+    return ends
+
+
+async def _check(cluster: LocalCluster, ends: dict[tuple[str, int], int]) -> None:
+    """Assert that items point at their messages, and that nothing acknowledged is missing."""
+    async with await StreamClient.open(cluster.endpoints, cluster.store_uri, node_id=9) as client:
+        store = await QueueStore.open(client, "c", "b", CONFIG)
+        for (topic, queue_id), acknowledged in ends.items():
+            file = store.files[Queue("b", topic, queue_id)]
+            end = file.commit_offset
+            assert end >= acknowledged
+            items = decode_items(await file.consume_queue.read(0, end * ITEM_SIZE))
+            assert len(items) == end
+            for offset, item in enumerate(items):
+                data = await _message_at(file, item.commit_log_offset, item.message_size)
+                wanted = message(topic, queue_id, offset)
+                assert data == with_physical_offset(wanted, item.commit_log_offset)
+        queue_ends = [store.files[Queue("b", "T", one)].commit_offset for one in (0, 1)]
+        last = min(queue_ends) - 1
+        found = await store.fetcher.query("T", key(last), 999)
+        offsets = {decode_message(one).queue_offset for one in found}
+        assert last in offsets
+        await store.close()
+
+
+async def _message_at(file: MessageFile, place: int, size: int) -> bytes:
+    return await file.commit_log.read(place, size)
+
+
+def test_what_is_dispatched_never_shows_before_its_data_over_kills(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, 1) as cluster:
+        raised = streammeta("features", "upgrade", "--connect", cluster.connect, "--to", "3")
+        assert raised["exit_code"] == 0, raised
+        ends: dict[tuple[str, int], int] = {}
+        for commits in (7, 31, 12):
+            ends |= _killed(cluster, commits)
+        assert set(ends) == set(QUEUES)
+        asyncio.run(_check(cluster, ends))
