@@ -8,7 +8,7 @@ import pytest
 
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.peers.frames import CONTROL_REQUESTS, FrameKind, FrameParser, seal
-from streammeta.controller.peers.hello import Hello, HelloAnswer, Refusal
+from streammeta.controller.peers.hello import VERSION, Hello, HelloAnswer, Refusal
 from streammeta.controller.peers.wire import decode_request, encode_answer, encode_request
 from streammeta.controller.quorum import messages
 from streammeta.controller.runtime.interfaces import Endpoints
@@ -131,6 +131,24 @@ async def test_no_request_is_sent_after_a_wrong_greeting(greeting: bytes) -> Non
         assert caller.lost == []
 
 
+async def test_the_address_for_tokens_is_that_of_the_last_hello_if_it_names_one() -> None:
+    told = iter([("10.0.0.2:3", VERSION), ("10.0.0.2:4", 2), ("10.0.0.2:5", 3), ("nowhere", 3)])
+
+    def greeting(_: bytes) -> bytes:
+        endpoint, version = next(told)
+        answer = HelloAnswer(CLUSTER, PEER, version=version, token_endpoint=endpoint)
+        return seal(FrameKind.HELLO_ANSWER, 0, [answer.encoded()])
+
+    async with (
+        listener_that_sends(greeting, lambda *_: b"nonsense" * 8) as (endpoint, _),
+        caller_with(seed=endpoint) as caller,
+    ):
+        assert caller.transport.endpoints(PEER).tokens is None
+        for number, known in enumerate(("10.0.0.2:3", None, "10.0.0.2:5", None)):
+            assert not await caller.ask(vote(number))
+            assert caller.transport.endpoints(PEER).tokens == known
+
+
 async def test_a_listener_of_version_1_is_dialled_in_its_version_until_it_disconnects() -> None:
     versions: list[int] = []
 
@@ -150,10 +168,10 @@ async def test_a_listener_of_version_1_is_dialled_in_its_version_until_it_discon
     ):
         assert not await caller.ask(vote(1))
         assert await caller.ask(vote(2))
-        assert versions == [2, 1]
+        assert versions == [VERSION, 1]
         assert not await caller.ask(vote(3))
         assert not await caller.ask(vote(4)), "it may be a newer one by now"
-        assert versions == [2, 1, 2]
+        assert versions == [VERSION, 1, VERSION]
         assert caller.lost == []
 
 

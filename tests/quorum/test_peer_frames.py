@@ -170,9 +170,26 @@ def test_a_hello_is_unchanged_by_the_wire_and_short_enough(hello: Hello) -> None
 
 
 @pytest.mark.parametrize("refusal", Refusal)
-def test_an_answer_to_a_hello_is_unchanged_by_the_wire(refusal: Refusal) -> None:
-    answer = HelloAnswer(ClusterId("c"), NodeId(3), refusal)
+@pytest.mark.parametrize("token_endpoint", ["", "h:1"])
+def test_an_answer_to_a_hello_is_unchanged_by_the_wire(
+    refusal: Refusal, token_endpoint: str
+) -> None:
+    answer = HelloAnswer(ClusterId("c"), NodeId(3), refusal, token_endpoint=token_endpoint)
     assert HelloAnswer.decoded(answer.encoded()) == answer
+
+
+def test_an_answer_of_version_2_names_no_address_for_tokens_and_is_read_as_it_was() -> None:
+    encoded = ANSWER_1.replace(b"\0\1", b"\0\2", 1)
+    answer = HelloAnswer(ClusterId("c"), NodeId(3), version=2)
+    assert HelloAnswer.decoded(encoded) == answer
+    assert replace(answer, token_endpoint="h:1").encoded() == encoded
+
+
+@pytest.mark.parametrize("length", [b"", b"\0", b"\0\4"], ids=["none", "half", "too much"])
+def test_an_answer_that_ends_within_its_address_is_refused(length: bytes) -> None:
+    answer = HelloAnswer(ClusterId("c"), NodeId(3), token_endpoint="h:1").encoded()
+    with pytest.raises(HelloError):
+        HelloAnswer.decoded(answer[: -len(b"\0\3h:1")] + length + b"h:1" * (len(length) > 1))
 
 
 def test_a_hello_of_version_1_names_no_software_and_is_read_and_written_as_it_was() -> None:
@@ -214,7 +231,8 @@ def test_of_a_hello_of_a_version_that_is_not_spoken_only_that_is_read() -> None:
         (Hello, HELLO.encoded()[:18] + b"\x07" + HELLO.encoded()[19:], "purpose 7"),
         (HelloAnswer, b"", "0 bytes"),
         (HelloAnswer, GREETED.encoded() + b"x", "1 bytes behind"),
-        (HelloAnswer, GREETED.encoded()[:-1], "bytes of names"),
+        (HelloAnswer, GREETED.encoded()[:-1], "1 bytes of a name"),
+        (HelloAnswer, GREETED.encoded()[:-3], "bytes of names"),
         (HelloAnswer, GREETED.encoded().replace(b"\0\1c", b"\x09\1c"), "refusal 9"),
     ],
 )

@@ -31,7 +31,7 @@ from tests.quorum.fake_replica import FakeReplica
 from tests.quorum.peer_messages import ASK, FETCH, FETCH_SNAPSHOT, VOTE, VOTED, with_field
 
 CLUSTER = ClusterId("c")
-HERE = Identity(CLUSTER, NodeId(2))
+HERE = Identity(CLUSTER, NodeId(2), token_endpoint="h:3")
 HELLO = Hello(CLUSTER, ASK.sender.node_id, HERE.node_id, Purpose.CONTROL)
 
 
@@ -116,7 +116,7 @@ async def connected(port: int) -> AsyncIterator[Peer]:
 
 
 async def test_each_side_learns_who_the_other_is(peer: Peer) -> None:
-    assert await peer.greet() == HelloAnswer(CLUSTER, HERE.node_id)
+    assert await peer.greet() == HelloAnswer(CLUSTER, HERE.node_id, token_endpoint="h:3")
     peer.send(asked(VOTE, 1))
     answer = await peer.frame()
     assert answer is not None
@@ -147,7 +147,8 @@ async def test_a_hello_meant_for_another_is_refused_with_the_reason(
 @pytest.mark.parametrize(("version", "spoken"), [(1, 1), (VERSION, VERSION), (9, VERSION)])
 async def test_the_lower_version_of_both_is_spoken(version: int, spoken: int, peer: Peer) -> None:
     answer = await peer.greet(dataclasses.replace(HELLO, version=version))
-    assert answer == HelloAnswer(CLUSTER, HERE.node_id, version=spoken)
+    tokens = HERE.token_endpoint if spoken > 2 else ""
+    assert answer == HelloAnswer(CLUSTER, HERE.node_id, version=spoken, token_endpoint=tokens)
     peer.send(asked(VOTE, 1))
     assert await peer.frame() is not None
 

@@ -139,11 +139,16 @@ async def test_a_listener_for_certificates_takes_no_token_in_place_of_one(
         assert denied.metadata["principal"] == "reader/spark"
 
 
-async def test_a_follower_does_not_send_a_caller_with_a_token_to_a_port_for_certificates(
-    server: TrustedServer, issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("for_tokens", ["127.0.0.1:9093", ""])
+async def test_a_follower_sends_callers_to_the_port_that_takes_what_they_show(
+    for_tokens: str,
+    server: TrustedServer,
+    issuer: Issuer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     take_tokens(server, issuer)
-    hint = NotLeaderError(2, "127.0.0.1:9091", 7)
+    hint = NotLeaderError(2, "127.0.0.1:9091", 7, for_tokens)
     monkeypatch.setattr(server.log, "leader_hint", lambda: hint)
     server.controller.on_leadership_lost()
     request = nodes_pb2.GetNodesRequest().SerializeToString()
@@ -159,7 +164,7 @@ async def test_a_follower_does_not_send_a_caller_with_a_token_to_a_port_for_cert
             found = await refused(channel, GET_NODES, request=request)
             assert found.reason == "NOT_LEADER"
             told[type(tls)] = found.metadata["leader_endpoint"]
-    assert told == {TokenFiles: "", TlsFiles: "127.0.0.1:9091"}
+    assert told == {TokenFiles: for_tokens, TlsFiles: "127.0.0.1:9091"}
 
 
 async def test_a_huge_token_reaches_nothing(

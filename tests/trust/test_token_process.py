@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,33 +25,38 @@ KEYS = "jwks.json"
 
 
 class TokenCluster(AuditedCluster):
-    """One controller that takes tokens, at `token_endpoint`."""
+    """Controllers that take tokens, at `token_endpoints` in the order of their ids."""
 
-    token_endpoint = ""
+    token_endpoints: Sequence[str] = ()
 
     issuer = ISSUER
 
     def _command(self, node_id: int) -> list[str]:
         keys = ("--oidc-keys", str(self.root / KEYS)) if self.issuer == ISSUER else ()
+        token_endpoint = self.token_endpoints[node_id - 1]
         return [
             *AuditedCluster._command(self, node_id),
-            *("--token-listen", self.token_endpoint, "--policy", str(self.root / "policy.toml")),
+            *("--token-listen", token_endpoint, "--policy", str(self.root / "policy.toml")),
             *("--oidc-issuer", self.issuer, "--oidc-audience", AUDIENCE),
             *(*keys, "--tls-reload-ms", "50"),
         ]
 
 
 @contextmanager
-def token_cluster(root: Path, authority: Authority, issuer: Issuer) -> Iterator[TokenCluster]:
+def token_cluster(
+    root: Path, authority: Authority, issuer: Issuer, count: int = 1
+) -> Iterator[TokenCluster]:
     """Start it; the keys are in a file, or of another issuer, which publishes them."""
     bucket = root / "bucket"
     bucket.mkdir()
     (root / KEYS).write_bytes(issuer.jwks)
     (root / "policy.toml").write_text(POLICY)
-    port, token_port = free_ports(2)
-    cluster = TokenCluster(root, "test", f"file://{bucket}", [port], STEADY)
-    cluster.tls = {1: authority.issue("controller/1")}
-    cluster.token_endpoint = f"127.0.0.1:{token_port}"
+    ports = free_ports(2 * count)
+    cluster = TokenCluster(root, "test", f"file://{bucket}", ports[:count], STEADY)
+    cluster.tls = {
+        node_id: authority.issue(f"controller/{node_id}") for node_id in cluster.node_ids
+    }
+    cluster.token_endpoints = [f"127.0.0.1:{port}" for port in ports[count:]]
     cluster.issuer = issuer.name
     try:
         cluster.start_all()
@@ -67,16 +72,19 @@ class Person:
         self._file = cluster.root / "token"
         self._file.touch(mode=0o600)
         self.shows(token)
-        self._options = (
-            *("--connect", cluster.token_endpoint, "--tls-ca", str(authority.ca)),
-            *("--token-file", str(self._file)),
-        )
+        self._endpoints = cluster.token_endpoints
+        self._options = ("--tls-ca", str(authority.ca), "--token-file", str(self._file))
 
     def shows(self, token: str) -> None:
         self._file.write_text(token)
 
-    def runs(self, *words: str) -> dict[str, Any]:
-        return streammeta(*words, *self._options)
+    def runs(self, *words: str, at: int = 1) -> dict[str, Any]:
+        """Run a command that knows one controller's address alone."""
+        return streammeta(*words, "--connect", self._endpoints[at - 1], *self._options)
+
+    def reaches_the_leader(self, at: int) -> bool:
+        """Whether a linearizable read is answered, by way of one controller."""
+        return bool(self.runs("node", "list", at=at)["exit_code"] == 0)
 
     def is_refused(self) -> bool:
         found = self.runs("node", "list")
@@ -123,6 +131,37 @@ def test_a_person_works_by_token_until_key_or_policy_change(
 
 
 @pytest.mark.process
+def test_a_caller_with_a_token_reaches_the_leader_by_the_address_of_any_controller(
+    tmp_path: Path, authority: Authority
+) -> None:
+    issuer = Issuer()
+    with token_cluster(tmp_path, authority, issuer, count=3) as cluster:
+        root = Person(cluster, authority, issuer.token(groups=["storage-admins"]))
+
+        def is_seen_by_all() -> bool:
+            return all(root.reaches_the_leader(at) for at in cluster.node_ids)
+
+        wait_until(is_seen_by_all, "a leader")
+        leader = root.runs("quorum", "describe")["leader_id"]
+        followers = [each for each in cluster.node_ids if each != leader]
+        for at in followers:
+            described = root.runs("quorum", "describe", at=at)
+            told = {row["node_id"]: row["endpoint"] for row in described["replicas"]}
+            assert told == dict(zip(cluster.node_ids, cluster.token_endpoints, strict=True))
+            assert described["policy"] == "equal"
+            members = root.runs("cluster", "hash", at=at)["members"]
+            assert [each["verdict"] for each in members] == ["ok"] * 3
+        assert root.runs("quorum", "transfer", "--to", str(followers[0]), at=followers[1])["ok"]
+        wait_until(is_seen_by_all, "the leader that was asked for")
+
+        cluster.children[followers[0]].kill()
+        wait_until(lambda: root.reaches_the_leader(leader), "another leader")
+        assert root.reaches_the_leader(followers[1])
+        cluster.start(followers[0])  # a follower that no leader has to connect to
+        wait_until(lambda: root.reaches_the_leader(followers[0]), "the leader to be known")
+
+
+@pytest.mark.process
 def test_keys_come_from_an_issuer_that_publishes_them(tmp_path: Path, authority: Authority) -> None:
     with publishing() as publisher:
         issuer = Issuer(publisher.address)
@@ -142,11 +181,12 @@ def test_keys_come_from_an_issuer_that_publishes_them(tmp_path: Path, authority:
     ("options", "why"),
     [
         ({"token_listen": "127.0.0.1:1"}, "token-listen: needs --tls-ca, --tls-cert and --tls-key"),
+        ({"token_advertise": "h:1"}, "token-advertise: needs --token-listen"),
         ({"oidc_issuer": ISSUER}, "oidc-issuer: needs --token-listen"),
         ({"oidc_audience": "x"}, "oidc-audience: needs --token-listen"),
         ({"oidc_keys": "x"}, "oidc-keys: needs --token-listen"),
     ],
-    ids=["tls", "issuer", "audience", "keys"],
+    ids=["tls", "advertise", "issuer", "audience", "keys"],
 )
 def test_a_setting_for_tokens_alone_is_refused(
     options: dict[str, str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -163,6 +203,9 @@ def test_a_setting_for_tokens_alone_is_refused(
         ({"oidc-issuer": ""}, "token-listen: needs --oidc-issuer"),
         ({"oidc-audience": ""}, "token-listen: needs --oidc-audience"),
         ({"token-listen": "x"}, "token-listen: 'x'; must be HOST:PORT"),
+        ({"token-listen": "0.0.0.0:2"}, "token-advertise: '0.0.0.0:2' is no address that others"),
+        ({"token-advertise": "[::]:2"}, "token-advertise: '[::]:2' is no address that others"),
+        ({"token-advertise": "c1.test:2"}, "is not good for 'c1.test', under which --token-adv"),
         ({"token-listen": "127.0.0.1:1"}, "token-listen: '127.0.0.1:1' is taken by another"),
         ({"oidc-issuer": "http://a.b"}, "oidc-issuer: 'http://a.b'; must begin with https://"),
         ({"oidc-keys": "http://a.b"}, "oidc-keys: 'http://a.b'; must begin with https://"),
@@ -170,7 +213,8 @@ def test_a_setting_for_tokens_alone_is_refused(
         ({"oidc-keys": "missing.json"}, "oidc-keys: missing.json: can't be read: No such file"),
     ],
     ids=[
-        *("good", "no-policy", "no-issuer", "no-audience", "no-address", "taken", "plain-issuer"),
+        *("good", "no-policy", "no-issuer", "no-audience", "no-address", "wildcard", "nowhere"),
+        *("another-name", "taken", "plain-issuer"),
         *("plain-keys", "no-keys", "missing"),
     ],
 )

@@ -25,7 +25,7 @@ from streammeta.cli.output import CommandError, Output, with_output
 from streammeta.cli.quorum_views import QuorumViews, gather_views, leaders_view, live_observers
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
-from streammeta.rpc.tls import CallerFiles, TokenFiles
+from streammeta.rpc.tls import CallerFiles
 from streammeta.v1 import admin_pb2
 from streammeta.v1.admin_pb2_grpc import AdminServiceStub
 
@@ -155,7 +155,7 @@ def compare_members(
     views = gather_views(endpoints, timeout_s, tls)
     with ControllerClient(endpoints, timeout_s, tls) as client:
         silent = _silent_members(views, client)
-        asked = sorted(_answering_endpoints(views, endpoints, tls))
+        asked = sorted(_answering_endpoints(views, endpoints))
         lead_s = FIRST_LEAD_S
         while True:
             at_offset = _choose_offset(client, lead_s)
@@ -215,12 +215,8 @@ def _most_common(hashes: Mapping[int, bytes], leader_id: int) -> bytes:
     return next((value for value, count in counts.items() if count == most), b"")
 
 
-def _answering_endpoints(
-    views: QuorumViews, endpoints: Sequence[str], tls: CallerFiles | None
-) -> set[str]:
+def _answering_endpoints(views: QuorumViews, endpoints: Sequence[str]) -> set[str]:
     given = set(endpoints) - set(views.silent)
-    if isinstance(tls, TokenFiles):
-        return given
     voters = {voter.endpoint for voter in views.newest.voters if voter.endpoint}
     return given | voters - set(views.silent)
 

@@ -150,6 +150,11 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
     help="Listen here for people's tools that show a token in place of a certificate, over TLS.",
 )
 @click.option(
+    "--token-advertise",
+    metavar="HOST:PORT",
+    help="Where these tools reach this controller.  [default: --token-listen]",
+)
+@click.option(
     "--oidc-issuer", default="", metavar="URL", help="Issuer of these tokens, as they name it."
 )
 @click.option("--oidc-audience", default="", help="Audience that they must be for.")

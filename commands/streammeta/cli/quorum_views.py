@@ -11,7 +11,7 @@ from streammeta.cli.client import ControllerClient, no_controller_error
 from streammeta.cli.output import CommandError
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
-from streammeta.rpc.tls import CallerFiles, TokenFiles
+from streammeta.rpc.tls import CallerFiles
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 
@@ -47,8 +47,7 @@ def gather_views(
 ) -> QuorumViews:
     """Ask the given controllers, and the voters they name, all at once.
 
-    With a token only the given ones are asked; without `tls` in plain text. Raises CallError if
-    none answers.
+    Without `tls` in plain text. Raises CallError if none answers.
     """
     views = QuorumViews()
     asked: set[str] = set()
@@ -57,8 +56,7 @@ def gather_views(
         asked |= waiting
         _ask(sorted(waiting), min(timeout_s, ANSWER_TIMEOUT_S), tls, views)
         known = {voter.endpoint for answer in views.answers.values() for voter in answer.voters}
-        # Callers with tokens have ports of their own, which no controller tells of another.
-        waiting = set() if isinstance(tls, TokenFiles) else known - asked - {""}
+        waiting = known - asked - {""}
     if not views.answers:
         raise no_controller_error(
             views.silent, "start one, or correct --connect", over_tls=tls is not None

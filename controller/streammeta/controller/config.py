@@ -96,7 +96,8 @@ class ControllerConfig:
 
     At `token_listen` clients show a token in place of a certificate: one of `oidc_issuer` for
     `oidc_audience`, signed by a key in the file or at the address `oidc_keys`, or that the issuer
-    publishes. What the token's claims stand for is in the policy.
+    publishes. What the token's claims stand for is in the policy. Where these clients reach this
+    controller is `token_advertise`, by default where it listens.
 
     With `http_listen` probes and metrics are served there, by the files `http_tls`, else by `tls`,
     or with `http_plain_text` by none.
@@ -131,6 +132,7 @@ class ControllerConfig:
     tls_reload_ms: int = 5_000
     connection_age_ms: int = 3_600_000
     token_listen: str | None = None
+    token_advertise: str | None = None
     oidc_issuer: str = ""
     oidc_audience: str = ""
     oidc_keys: str = ""
@@ -195,13 +197,19 @@ class ControllerConfig:
         """The files for TLS with peers; None: plain text."""
         return self.peer_tls or self.tls
 
+    @property
+    def token_endpoint(self) -> str | None:
+        """Where clients with tokens reach this controller; None: nowhere."""
+        return self.token_advertise or self.token_listen
+
     def _check_tokens(self) -> None:
         if self.token_listen is None:
-            for option in ("oidc_issuer", "oidc_audience", "oidc_keys"):
+            for option in ("token_advertise", "oidc_issuer", "oidc_audience", "oidc_keys"):
                 if getattr(self, option):
                     raise ConfigError(f"{option.replace('_', '-')}: needs --token-listen")
             return
         check_endpoint("token-listen", self.token_listen)
+        check_reachable("token-advertise", self.token_advertise or self.token_listen)
         if self.token_listen in (self.listen, self.tls_listen, self.peer_listen):
             raise ConfigError(
                 f"token-listen: {self.token_listen!r} is taken by another listener; give a port of "

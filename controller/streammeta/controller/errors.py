@@ -117,14 +117,24 @@ class AuditUnavailableError(ApiError):
 
 
 class NotLeaderError(ApiError):
-    """Another controller leads. `leader_id` is -1 and `leader_endpoint` empty if unknown."""
+    """Another controller leads. `leader_id` is -1 and `leader_endpoint` empty if unknown.
 
-    def __init__(self, leader_id: int = -1, leader_endpoint: str = "", epoch: int = -1) -> None:
+    `token_endpoint` is the leader's address for callers with tokens; empty: none, or unknown.
+    """
+
+    def __init__(
+        self,
+        leader_id: int = -1,
+        leader_endpoint: str = "",
+        epoch: int = -1,
+        token_endpoint: str = "",
+    ) -> None:
         where = f"controller {leader_id} at {leader_endpoint}" if leader_id >= 0 else "unknown yet"
         super().__init__(f"this controller does not lead; the leader is {where}")
         self.leader_id = leader_id
         self.leader_endpoint = leader_endpoint
         self.epoch = epoch
+        self.token_endpoint = token_endpoint
 
 
 class OutcomeUnknownError(ApiError):

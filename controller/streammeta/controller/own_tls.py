@@ -251,7 +251,7 @@ def warn_of_advertised(config: ControllerConfig) -> None:
 
 
 def check_advertised(config: ControllerConfig) -> None:
-    """Check that the certificate is good for the names under which clients are told to connect.
+    """Check that the certificate is good for the names by which clients are told to connect.
 
     Raises:
         ConfigError: a name is not in it, or the files are of no use.
@@ -262,12 +262,16 @@ def check_advertised(config: ControllerConfig) -> None:
         facts = config.tls.load().facts
     except TlsError as error:
         raise ConfigError(str(error)) from error
-    host = config.advertise.rpartition(":")[0].strip("[]")
-    if facts is not None and not any(_covers(name, host) for name in facts.hosts):
-        raise ConfigError(
-            f"tls-cert: {config.tls.certificate} is not good for {host!r}, under which --advertise "
-            f"tells clients to connect; it names {', '.join(facts.hosts) or 'no host'}"
-        )
+    if facts is None:
+        return
+    told = (("--advertise", config.advertise), ("--token-advertise", config.token_endpoint))
+    for option, address in told:
+        host = (address or config.advertise).rpartition(":")[0].strip("[]")
+        if not any(_covers(name, host) for name in facts.hosts):
+            raise ConfigError(
+                f"tls-cert: {config.tls.certificate} is not good for {host!r}, under which "
+                f"{option} tells clients to connect; it names {', '.join(facts.hosts) or 'no host'}"
+            )
 
 
 def _covers(name: str, host: str) -> bool:

@@ -246,7 +246,13 @@ class ControllerNode:
         quorum = _quorum_config(config, journal)
         addresses = _peer_addresses(config)
         software = Software(metadata.version(DISTRIBUTION), SUPPORTED)
-        identity = Identity(config.cluster_id, config.node_id, config.advertise, software)
+        identity = Identity(
+            config.cluster_id,
+            config.node_id,
+            config.advertise,
+            software,
+            config.token_endpoint or "",
+        )
         self._tls = OwnTls(config)
         self._uncalled = UncalledConnections(lambda: self._tls.handshakes)
         self._reloading = Reloading(config.tls_reload_ms, [self._tls.look])
@@ -560,7 +566,7 @@ def _port_in_use(option: str, address: str, error: Exception) -> PortInUseError:
 
 
 def _peer_addresses(config: ControllerConfig) -> PeerAddresses:
-    own = Endpoints(peers=config.peer_advertise, clients=config.advertise)
+    own = Endpoints(config.peer_advertise, config.advertise, config.token_endpoint)
     return PeerAddresses(config.node_id, own, config.seeds, config.peer_overrides)
 
 

@@ -396,7 +396,7 @@ class DescribeClusterResponse(_message.Message):
     leader_id: _builtins.int
     """controller that leads; absent: unknown"""
     leader_endpoint: _builtins.str
-    """host:port of its client listener; empty: unknown"""
+    """host:port of its client listener, for callers with tokens of that for tokens; empty: unknown"""
     epoch: _builtins.int
     """quorum epoch"""
     high_watermark: _builtins.int

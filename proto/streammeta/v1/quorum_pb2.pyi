@@ -256,7 +256,7 @@ class ReplicaStatus(_message.Message):
     LAST_CAUGHT_UP_AGE_MS_FIELD_NUMBER: _builtins.int
     PEER_ENDPOINT_FIELD_NUMBER: _builtins.int
     endpoint: _builtins.str
-    """host:port for clients, empty if unknown"""
+    """host:port for clients, or to callers with tokens that for tokens; empty if unknown"""
     end_offset: _builtins.int
     """end of its log; absent: unknown"""
     last_fetch_age_ms: _builtins.int

@@ -36,6 +36,7 @@ class PeerAddresses:
         self._voters = VoterSet()
         self._leader: tuple[NodeId, Endpoints] | None = None
         self._told_by_hello: dict[NodeId, str] = {}
+        self._for_tokens: dict[NodeId, str] = {}
         self._in_use: dict[NodeId, str] = {}
         self._failed: dict[NodeId, set[str]] = {}
         self._known: dict[NodeId, list[str]] = {}
@@ -63,6 +64,14 @@ class PeerAddresses:
         endpoint = _if_reachable(client_endpoint)
         if endpoint is not None and node_id <= CONTROLLER_ID_MAX:
             self._told_by_hello[node_id] = endpoint
+
+    def answered_hello(self, node_id: NodeId, token_endpoint: str) -> None:
+        """Note where clients with tokens reach a node, by its own word; empty: nowhere."""
+        endpoint = _if_reachable(token_endpoint)
+        if endpoint is None:
+            self._for_tokens.pop(node_id, None)
+        else:
+            self._for_tokens[node_id] = endpoint
 
     def in_use(self, node_id: NodeId) -> str | None:
         """Return the address for requests to this node; None if none is known."""
@@ -95,6 +104,13 @@ class PeerAddresses:
             or (voter.client_endpoint if voter else None)
             or self._told_by_hello.get(node_id)
         )
+
+    def for_tokens(self, node_id: NodeId) -> str | None:
+        """Return where clients with tokens reach this node; None if nowhere, or not known.
+
+        Known of every node that this one has connected to, the leader among them.
+        """
+        return self._own.tokens if node_id == self._local else self._for_tokens.get(node_id)
 
     def is_candidate(self, node_id: NodeId, endpoint: str) -> bool:
         """Return whether this may still be the node's address."""

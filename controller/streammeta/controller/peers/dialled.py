@@ -68,16 +68,24 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Identity of this controller in its hellos; `client_endpoint` is where clients reach it."""
+    """Identity of this controller in its hellos.
+
+    `client_endpoint` is where clients reach it, `token_endpoint` where those with tokens do.
+    """
 
     cluster_id: ClusterId
     node_id: NodeId
     client_endpoint: str = ""
     software: Software = UNTOLD
+    token_endpoint: str = ""
 
 
 class Caller(Protocol):
     """Receiver of the outcomes of a dialled connection."""
+
+    def on_greeted(self, place: Place, token_endpoint: str) -> None:
+        """Take where clients with tokens reach the peer; empty: nowhere, or not told."""
+        ...
 
     def on_answer(self, place: Place, response: Response, leader: Endpoints) -> None:
         """Take an answer."""
@@ -244,6 +252,7 @@ class DialledConnection(FramedConnection):
             self._end(End.MISMATCH)
             return
         self._is_ready = True
+        self._caller.on_greeted(self.place, answer.token_endpoint)
         self.parser.expect(ANSWERS)
         for frame in self._waiting:
             self.write(frame)

@@ -17,10 +17,10 @@ from enum import IntEnum, unique
 from streammeta.controller.features import UNTOLD, Levels, Software
 from streammeta.controller.ids import ClusterId, NodeId
 
-VERSION = 2
+VERSION = 3
 """Version of the protocol between controllers: of frames, hellos and messages.
 
-2 added the dialler's software to its hello.
+2 added the dialler's software to its hello, 3 the address for callers with tokens to the answer.
 """
 
 OLDEST_VERSION = 1
@@ -30,6 +30,7 @@ _MAGIC = b"strmpeer"
 _HELLO = struct.Struct(">8sHiiBBH")
 _SOFTWARE = struct.Struct(">HHB")
 _ANSWER = struct.Struct(">8sHiBB")
+_LENGTH = struct.Struct(">H")
 
 
 @unique
@@ -121,12 +122,14 @@ class HelloAnswer:
     node_id: NodeId
     refusal: Refusal = Refusal.NONE
     version: int = VERSION
+    token_endpoint: str = ""
+    """Where clients with tokens reach the listener; empty: nowhere. Not before version 3."""
 
     def encoded(self) -> bytes:
         """Return the payload of the answer's frame."""
         cluster = self.cluster_id.encode()
         fields = _ANSWER.pack(_MAGIC, self.version, self.node_id, self.refusal, len(cluster))
-        return fields + cluster
+        return fields + cluster + (_encoded_text(self.token_endpoint) if self.version > 2 else b"")
 
     @classmethod
     def decoded(cls, payload: bytes) -> HelloAnswer:
@@ -138,10 +141,11 @@ class HelloAnswer:
         if not OLDEST_VERSION <= version <= VERSION:
             return cls(ClusterId(""), NodeId(0), Refusal.UNKNOWN_VERSION, version)
         (cluster,), rest = _texts(payload[_ANSWER.size :], [length])
+        tokens, rest = _text(rest) if version > 2 else ("", rest)
         _require_end(rest, version)
         if refusal not in tuple(Refusal):
             raise HelloError(f"refusal {refusal} is none that this release knows")
-        return cls(ClusterId(cluster), NodeId(node_id), Refusal(refusal), version)
+        return cls(ClusterId(cluster), NodeId(node_id), Refusal(refusal), version, tokens)
 
 
 def _encoded(software: Software) -> bytes:
@@ -158,6 +162,19 @@ def _software(data: bytes) -> tuple[Software, bytes]:
     if not 0 < lowest <= highest:
         raise HelloError(f"levels {lowest} to {highest}; the lowest is 1 or more, then the highest")
     return Software(version, Levels(lowest, highest)), rest
+
+
+def _encoded_text(text: str) -> bytes:
+    data = text.encode()
+    return _LENGTH.pack(len(data)) + data
+
+
+def _text(data: bytes) -> tuple[str, bytes]:
+    """Return the text behind its length at the start of `data`, and what follows it."""
+    if len(data) < _LENGTH.size:
+        raise HelloError(f"{len(data)} bytes of a name; has at least {_LENGTH.size}")
+    (text,), rest = _texts(data[_LENGTH.size :], list(_LENGTH.unpack_from(data)))
+    return text, rest
 
 
 def _require_magic(magic: bytes) -> None:

@@ -329,7 +329,8 @@ class _AcceptedConnection(FramedConnection):
         refusal = self._refusal(hello)
         identity = self._server.identity
         version = min(hello.version, VERSION)
-        answer = HelloAnswer(identity.cluster_id, identity.node_id, refusal, version)
+        names = identity.cluster_id, identity.node_id
+        answer = HelloAnswer(*names, refusal, version, identity.token_endpoint)
         self.write(seal(FrameKind.HELLO_ANSWER, 0, [answer.encoded()]))
         if refusal is not Refusal.NONE:
             reason = f"{refusal.name}: {hello} {self._stranger}".rstrip()

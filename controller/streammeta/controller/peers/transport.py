@@ -87,7 +87,12 @@ class TcpPeerTransport:
 
     def endpoints(self, node_id: NodeId) -> Endpoints:
         """Return the addresses of this node to publish to others."""
-        return Endpoints(self._addresses.published(node_id), self._addresses.for_clients(node_id))
+        addresses = self._addresses
+        return Endpoints(
+            addresses.published(node_id),
+            addresses.for_clients(node_id),
+            addresses.for_tokens(node_id),
+        )
 
     @property
     def connected_to(self) -> set[tuple[NodeId, str]]:
@@ -116,6 +121,10 @@ class TcpPeerTransport:
         await asyncio.sleep(0)  # a turn in which the sockets are closed
 
     # -- outcomes of connections
+
+    def on_greeted(self, place: Place, token_endpoint: str) -> None:
+        """Note where clients with tokens reach a peer."""
+        self._addresses.answered_hello(place.peer, token_endpoint)
 
     def on_answer(self, place: Place, response: Response, leader: Endpoints) -> None:
         """Pass a peer's answer to the driver, unless another node made it."""

@@ -17,6 +17,7 @@ from streammeta.controller.config import check_reachable
 from streammeta.controller.errors import BusyError, InvalidRequestError
 from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
+from streammeta.controller.rpc.caller_addresses import described
 from streammeta.controller.rpc.conversion import Conversion, checked, not_negative
 from streammeta.controller.rpc.request_guard import UnaryHandler, abort
 from streammeta.controller.runtime.feature_updates import FeatureUpdates
@@ -124,7 +125,7 @@ class QuorumServicer:
         """Return the quorum as this node knows it."""
         if request.leader_only and not self._driver.is_leader:
             await abort(context, self._driver.leader_hint())
-        seen = self._driver.describe()
+        seen = described(self._driver)
         description: pb.DescribeQuorumResponse = _write_description(
             seen,
             cluster_id=self._cluster_id,

@@ -57,8 +57,8 @@ async def abort(
     note_failure(code.name, reason)
     refused[reason] += 1
     metadata = {**metadata, **(extra or {})}
-    if reason == Reason.NOT_LEADER and came_by_token():
-        metadata["leader_endpoint"] = ""  # asks for a certificate
+    if isinstance(error, errors.NotLeaderError) and came_by_token():
+        metadata["leader_endpoint"] = error.token_endpoint  # the other asks for a certificate
     message = str(error) or (_DEADLINE_PASSED if isinstance(error, TimeoutError) else "")
     if code is grpc.StatusCode.INTERNAL:
         _log.error("request_failed", exc_info=error)

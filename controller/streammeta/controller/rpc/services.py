@@ -30,6 +30,7 @@ from streammeta.controller.metadata.answers import (
 from streammeta.controller.metadata.requests import FinishRestore, HoldDeletions
 from streammeta.controller.metadata.values import NodeIdentity
 from streammeta.controller.rpc.adoption_messages import adoption_in, adoption_out
+from streammeta.controller.rpc.caller_addresses import described, leader_endpoint
 from streammeta.controller.rpc.conversion import checked
 from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.map_routes import PLAIN
@@ -143,11 +144,11 @@ class AdminHandlers:
 
     async def _describe_cluster(self, _: Any, __: Context) -> admin_pb2.DescribeClusterResponse:
         leader = self._driver.leader
-        seen = self._driver.describe()
+        seen = described(self._driver)
         return admin_pb2.DescribeClusterResponse(
             cluster_id=self._config.cluster_id,
             leader_id=None if leader is None else leader[0],
-            leader_endpoint="" if leader is None else leader[1],
+            leader_endpoint=leader_endpoint(self._driver),
             epoch=self._driver.epoch,
             high_watermark=self._driver.high_watermark,
             answered_by=self._config.node_id,

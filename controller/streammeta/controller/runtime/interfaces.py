@@ -29,6 +29,8 @@ class Endpoints(NamedTuple):
     """Where the other controllers reach it."""
     clients: str | None = None
     """Where clients reach it."""
+    tokens: str | None = None
+    """Where clients with tokens reach it; not part of answers to peers."""
 
 
 Reply: TypeAlias = Callable[[Response | None], None]

@@ -234,7 +234,7 @@ class QuorumDriver:
         leader = self.leader
         if leader is None or leader[0] == self._config.local.node_id:
             return NotLeaderError(epoch=self._core.epoch)
-        return NotLeaderError(leader[0], leader[1], self._core.epoch)
+        return NotLeaderError(*leader, self._core.epoch, self.endpoints(leader[0]).tokens or "")
 
     async def append_turn(self) -> None:
         """Wait while enough batches are in flight; waiting callers share the next one.
