@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from streammeta.controller.rpc.memory_budget import MemoryBudget
+from streammeta.rpc.connections import REQUEST_BYTES_MAX
 from streammeta.rpc.failures import Reason, read_failure
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2
 from tests.kit.fake_broker import until
@@ -104,3 +105,51 @@ async def test_pipelines_are_read_on_only_while_there_is_memory(
     await asyncio.gather(*sending)
     assert largest <= 2 * _MIB + 10 * (_MIB + 1_000)  # a share, and a message of each pipeline
     await until(lambda: memory.total == 0, "memory given back")
+
+
+def padded(message: objects_pb2.CommitPipelineRequest, size: int) -> bytes:
+    """Return a message of so many bytes; a field that no release knows fills it."""
+    known = message.SerializeToString()
+    tag, length_bytes = b"\xfa\x7f", 4  # field 2047, bytes
+    left = size - len(known) - len(tag) - length_bytes
+    length = bytes(left >> 7 * part & 0x7F | 0x80 * (part < 3) for part in range(length_bytes))
+    return known + tag + length + bytes(left)
+
+
+async def test_a_message_of_a_pipeline_may_be_as_large_as_a_request_and_no_larger() -> None:
+    held: list[int] = []
+    memory = MemoryBudget(64 * _MIB, held.append)
+    async with serving(memory=memory) as rpcs:
+        (stream_id,), first = await rpcs.begin(1, 3)
+
+        def message(number: int, size: int) -> bytes:
+            commit = objects_pb2.CommitStreamSetObjectRequest(
+                node=NODE,
+                object_id=first + number,
+                object_size=1,
+                ranges=objects_pb2.RangeColumns(
+                    stream_id=[stream_id], start_offset=[number], end_offset=[number + 1]
+                ),
+                on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
+            )
+            sent = objects_pb2.CommitPipelineRequest(sequence=number, commits=[commit])
+            made = padded(sent, size)
+            assert len(made) == size
+            return made
+
+        call: Any = rpcs.channel.stream_stream(_PIPELINE)()
+        for number, size in enumerate((REQUEST_BYTES_MAX - 1, REQUEST_BYTES_MAX)):
+            await call.write(message(number, size))
+            answer = objects_pb2.CommitPipelineResponse.FromString(await call.read())
+            assert [one.error for one in answer.commits] == [common_pb2.ERROR_CODE_NONE]
+        state = rpcs.log.next_offset, rpcs.controller.cluster_map.state_hash()
+        await call.write(message(2, REQUEST_BYTES_MAX + 1))
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call.read()
+        failure = read_failure(raised.value)
+        assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "")
+        assert (rpcs.log.next_offset, rpcs.controller.cluster_map.state_hash()) == state
+        assert sorted(held)[-2:] == [REQUEST_BYTES_MAX - 1, REQUEST_BYTES_MAX]
+        await until(lambda: memory.total == 0, "memory given back")
+        again = await rpcs.ask(nodes_pb2.HeartbeatRequest(node=NODE))
+        assert again.error == common_pb2.ERROR_CODE_NONE

@@ -3,7 +3,7 @@
 import asyncio
 import struct
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -59,12 +59,17 @@ class Service:
     async def fill(self, request: bytes, _context: Any) -> bytes:
         return bytes(int(request.lstrip(b"\0") or b"0"))
 
+    async def fill_each(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for request in requests:
+            yield await self.fill(request, context)
+
     def handlers(self) -> grpc.GenericRpcHandler:
         return grpc.method_handlers_generic_handler(
             "test.Service",
             {
                 "Wait": grpc.unary_unary_rpc_method_handler(self.wait),
                 "Fill": grpc.unary_unary_rpc_method_handler(self.fill),
+                "FillEach": grpc.stream_stream_rpc_method_handler(self.fill_each),
                 "Block": grpc.unary_unary_rpc_method_handler(self.block),
             },
         )
@@ -223,6 +228,33 @@ async def test_messages_have_the_size_that_is_said(
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await fill(channel, request)
             assert raised.value.code() is code
+
+
+@pytest.mark.parametrize(
+    ("limit", "size_of"),
+    [
+        (REQUEST_BYTES_MAX, lambda size: b"1".rjust(size, b"\0")),
+        (ANSWER_BYTES_MAX, lambda size: str(size).encode()),
+    ],
+    ids=["requests", "answers"],
+)
+async def test_each_message_of_a_stream_has_the_size_that_is_said(
+    limit: int, size_of: Callable[[int], bytes], service: tuple[Service, str]
+) -> None:
+    sizes, answered = (limit - 1, limit, limit + 1), 0
+
+    async def read(stream: AsyncIterator[bytes]) -> None:
+        nonlocal answered
+        async for _ in stream:
+            answered += 1
+
+    async with client_channel(service[1]) as channel:
+        open_stream: Any = channel.stream_stream("/test.Service/FillEach")
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await read(open_stream(map(size_of, sizes)))
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert answered == 2
+        assert len(await fill(channel, b"7")) == 7, "the connection goes on"
 
 
 def set_option(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:

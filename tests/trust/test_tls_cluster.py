@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.local_cluster import LocalCluster, free_ports
+from streammeta.cli.local_cluster import LocalCluster, free_ports, tls_words
 from streammeta.client import (
     ControllerClient,
     ControllerUnavailableError,
@@ -26,6 +26,7 @@ from streammeta.rpc.tls import TlsFiles
 from tests.kit.certificates import Authority
 from tests.kit.fake_broker import until
 from tests.kit.real_cluster import STEADY, wait_until
+from tests.monitoring.http_calls import got
 from tests.trust.replaced_files import Placed
 
 pytestmark = pytest.mark.process
@@ -239,3 +240,48 @@ async def test_a_cluster_moves_from_plain_text_to_tls_while_brokers_append(
         async with appending(to_tls, cluster.store_uri, broker, node_id=8) as appends:
             await restarted(appends, "taken")
             await restarted(appends, "none")
+
+
+class Ipv6Cluster(LocalCluster):
+    """Controllers at `[::1]`."""
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Addresses of all controllers for clients."""
+        return [f"[::1]:{port}" for port in self.ports]
+
+    @property
+    def peer_endpoints(self) -> list[str]:
+        """Where each controller listens for the others."""
+        return [f"[::1]:{port}" for port in self.peer_ports]
+
+
+async def test_all_planes_speak_tls_over_ipv6(authority: Authority, tmp_path: Path) -> None:
+    """Clients check the address in the certificate; controllers, who may be overridden, do not."""
+    (tmp_path / "bucket").mkdir()
+    tls = {each: authority.issue(f"controller/{each}", hosts=("::1",)) for each in (1, 2, 3)}
+    http = {each: f"[::1]:{port}" for each, port in enumerate(free_ports(3), 1)}
+    cluster = Ipv6Cluster(
+        *(tmp_path, "test", f"file://{tmp_path}/bucket", free_ports(3), STEADY),
+        own_options={
+            each: (
+                *("--http-listen", http[each]),
+                *tls_words(
+                    authority.issue(f"controller/{each}", hosts=("other.test",)), "peer-tls"
+                ),
+            )
+            for each in http
+        },
+        tls=tls,
+    )
+    try:
+        await asyncio.to_thread(cluster.start_all)
+        broker = authority.issue("broker/7")
+        async with appending(cluster.endpoints, cluster.store_uri, broker) as appends:
+            await appends.go_on()
+            cluster.children[1].kill()  # the two others vote, and replicate
+            await appends.go_on()
+        monitor = authority.issue("monitor/m")
+        assert await got(http[2], "/livez", monitor) == (200, "ok\n")
+    finally:
+        cluster.stop_all()

@@ -121,6 +121,7 @@ def test_a_certificate_names_one(
         (("localhost",), "127.0.0.1", False),
         (("127.0.0.2",), "127.0.0.1", False),
         (("other.example",), "localhost", False),
+        (("::2", "127.0.0.1", "localhost"), "[::1]", False),
     ],
 )
 async def test_clients_check_the_name_that_they_connect_to(
