@@ -59,7 +59,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     kinds.required = True
     common, failover, commit, simulator = _common(), _failover(), _commits(), _simulator()
     grown, objects, read = _map(), _objects(), _reading()
-    kind, tls = _options(), _tls()
+    kind, tls, audit = _options(), _tls(), _audit()
     kind.add_argument("--kind", choices=faults.KINDS, default="crash", help="default: %(default)s")
     for name, parents, text in (
         (
@@ -67,9 +67,13 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
             [failover, kind, tls, common],
             "time from the leader's loss to the next write",
         ),
-        ("commits", [commit, tls, common], "commits a second, latency, and what a commit costs"),
+        (
+            "commits",
+            [commit, tls, audit, common],
+            "commits a second, latency, and what a commit costs",
+        ),
         ("timeline", [_timeline(), common], "when the steps of a lone commit happen"),
-        ("latency", [_latency(), tls, _common(latency.ROUNDS_DEFAULT)], _LATENCY),
+        ("latency", [_latency(), tls, audit, _common(latency.ROUNDS_DEFAULT)], _LATENCY),
         ("peers", [_peers(), common], "the same commits on ZooKeeper, etcd and PostgreSQL"),
         ("map", [grown, common], "memory, commits, freezing, checkpoints, restart as it grows"),
         ("objects", [objects, common], "the object format against memcpy; searches in an index"),
@@ -88,7 +92,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         ("simulator", [simulator, common], "events a second of the quorum's simulator"),
         (
             "all",
-            [failover, commit, grown, objects, read, simulator, tls, common],
+            [failover, commit, grown, objects, read, simulator, tls, audit, common],
             "failover of all kinds, commits, map, objects, reading and simulator",
         ),
     ):
@@ -144,6 +148,14 @@ def _tls() -> _Parser:
     return parser
 
 
+def _audit() -> _Parser:
+    parser = _options()
+    parser.add_argument(
+        "--audit", action="store_true", help="measure the same with an audit log too"
+    )
+    return parser
+
+
 def _failover() -> _Parser:
     parser = _options()
     parser.add_argument("--runs", type=_positive, default=30, help="default: %(default)s")
@@ -174,9 +186,6 @@ def _commits() -> _Parser:
         "--seconds", type=_seconds, default=defaults.seconds, help="per level; default: %(default)s"
     )
     parser.add_argument("--profile", action="store_true", help="and profile the event loops")
-    parser.add_argument(
-        "--audit", action="store_true", help="measure the same with an audit log too"
-    )
     return parser
 
 

@@ -26,6 +26,7 @@ from streammeta.cli.main import GRPC_SETTINGS
 
 OURS = "streammeta"
 OVER_TLS = "streammeta over TLS"
+AUDITED = "streammeta audited"
 FLOOR = "floor"
 VOTERS = 3
 TURN_S_DEFAULT = 0.5
@@ -46,6 +47,8 @@ class Settings:
     rounds: int = ROUNDS_DEFAULT
     tls: bool = False
     """Measure our own over TLS too."""
+    audit: bool = False
+    """Measure our own with an audit log too."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,10 +98,10 @@ async def measure(
                     progress(f"latency: {name}, starting")
                     shown = OURS if name == THIS else name
                     members.append(await serve(stack, root / shown, shown, module_of_serving(tree)))
-                if settings.tls:
-                    progress(f"latency: {OVER_TLS}, starting")
+                for name, kind in _variants(settings):
+                    progress(f"latency: {name}, starting")
                     command = module_of_serving(trees[THIS])
-                    members.append(await serve(stack, root / "tls", OVER_TLS, command, "tls"))
+                    members.append(await serve(stack, root / kind, name, command, kind))
             elif system == FLOOR:
                 members.append(await serve_floor(stack, root / FLOOR))
             elif package := missing(system):
@@ -110,6 +113,14 @@ async def measure(
     return outcome(settings, [member.name for member in members], measured, left_out)
 
 
+def _variants(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield our own other clusters: name, and kind for `serve`."""
+    if settings.tls:
+        yield OVER_TLS, "tls"
+    if settings.audit:
+        yield AUDITED, "audited"
+
+
 def module_of_serving(tree: Path, python: str = sys.executable) -> list[str]:
     """Return the words that run the controllers of a tree."""
     return module_of(tree, "scripts.benchmarks.serve_cluster", python)
@@ -118,7 +129,7 @@ def module_of_serving(tree: Path, python: str = sys.executable) -> list[str]:
 async def serve(
     stack: contextlib.ExitStack, place: Path, name: str, command: Sequence[str], *kind: str
 ) -> Member:
-    """Start three controllers, of `kind` "tls" over TLS; they end with `stack`."""
+    """Start three controllers, of `kind` "tls" or "audited" if given; they end with `stack`."""
     child = start_child(
         f"controllers of {name}", [*command, str(place), str(VOTERS), *kind], _log(place, "serving")
     )

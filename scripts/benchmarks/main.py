@@ -168,6 +168,7 @@ async def _latency(
         seconds=arguments.seconds,
         rounds=arguments.rounds,
         tls=arguments.tls,
+        audit=arguments.audit,
     )
     return [await latency.measure(place / "latency", trees, settings, say)]
 

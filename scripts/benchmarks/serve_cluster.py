@@ -1,11 +1,11 @@
 """Runs the controllers of one tree until it is told to end: another tree's, or another Python's.
 
-    python -m scripts.benchmarks.serve_cluster DIRECTORY VOTERS [tls]
+    python -m scripts.benchmarks.serve_cluster DIRECTORY VOTERS [tls|audited]
 
 Started with the tree's folders on the path (`baseline.module_of`), it leaves everything about the
 controllers to that tree's `LocalCluster`. Prints `ready` and a JSON object once a leader serves:
 its `endpoint`, its `leader_pid` and the `pids` of all; over TLS, `tls` has the paths of a caller's
-authority, certificate and key.
+authority, certificate and key. Audited controllers have an audit log each.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ import signal
 import sys
 from pathlib import Path
 
-from scripts.benchmarks.bench_cluster import caller_of, running_cluster
-from scripts.benchmarks.commits import PATIENT, find_leader
+from scripts.benchmarks.bench_cluster import caller_of, restart_changed, running_cluster
+from scripts.benchmarks.commits import PATIENT, find_leader, recorded
 
 
 def main() -> int:
@@ -23,6 +23,8 @@ def main() -> int:
     _, root, voters, *kind = sys.argv
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with running_cluster(Path(root), int(voters), PATIENT, over_tls=kind == ["tls"]) as cluster:
+        if kind == ["audited"]:
+            restart_changed(cluster, recorded(Path(root), lambda _, command: command))
         leader = asyncio.run(find_leader(cluster))
         caller = caller_of(cluster)
         files = () if caller is None else (caller.ca, caller.certificate, caller.key)

@@ -107,6 +107,10 @@ class Scene:
         assert not broker.failures, broker.failures[:3]
         assert self.epoch() == before, "leadership moved"
         grown = self.memory(leader) - memory
+        print(
+            f"{attack.__name__}: {target.made} connections in {seconds:.0f} s, beside "
+            f"{broker.done} writes and heartbeats; {grown / _MIB:.0f} MiB more"
+        )
         assert grown < _GROWTH_MAX + connections * _BYTES_A_CONNECTION, (
             f"{grown / _MIB:.0f} MiB more"
         )

@@ -30,7 +30,9 @@ def test_a_commit_takes_every_step(tmp_path: Path, way: timeline.Way) -> None:
 @pytest.mark.slow
 @pytest.mark.process
 def test_every_load_has_its_turn(tmp_path: Path) -> None:
-    settings = latency.Settings(systems=(latency.OURS,), rounds=1, seconds=0.3, tls=True)
+    settings = latency.Settings(
+        systems=(latency.OURS,), rounds=1, seconds=0.3, tls=True, audit=True
+    )
     trees = {THIS: ROOT}
     outcome = asyncio.run(latency.measure(tmp_path / "place", trees, settings, lambda _: None))
     assert len(outcome.tables[0].rows) == len(latency.FIGURES)
