@@ -83,6 +83,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         ("watches", [_watches(), common], "a bystander's commits beside watches and pipelines"),
         ("brokers", [_brokers(), common], "what 300 brokers cost, and how late they have news"),
         ("overload", [_overload(), common], "calls served at four times a leader's capacity"),
+        ("authorization", [_authorization(), common], "CPU time of letting a caller in"),
         (
             "backup",
             [_backup(), common],
@@ -152,6 +153,14 @@ def _audit() -> _Parser:
     parser = _options()
     parser.add_argument(
         "--audit", action="store_true", help="measure the same with an audit log too"
+    )
+    return parser
+
+
+def _authorization() -> _Parser:
+    parser = _options()
+    parser.add_argument(
+        "--calls", type=_positive, default=2_000, help="in a turn; default: %(default)s"
     )
     return parser
 

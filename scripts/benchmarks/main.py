@@ -126,6 +126,7 @@ async def _measure(arguments: argparse.Namespace, place: Path, reporter: Reporte
         (("watches",), _watches),
         (("brokers",), _brokers),
         (("overload",), _overload),
+        (("authorization",), _authorization),
         (("backup",), _backup),
         (("reconcile",), _reconcile),
     ):
@@ -282,6 +283,13 @@ async def _overload(arguments: argparse.Namespace, place: Path, say: Say) -> lis
         times=arguments.times, turns=arguments.turns, seconds=arguments.seconds
     )
     return [await overload.measure(place / "overload", settings, say)]
+
+
+async def _authorization(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:
+    from scripts.benchmarks import authorization
+
+    settings = authorization.Settings(calls=arguments.calls)
+    return [await authorization.measure(place / "authorization", settings, say)]
 
 
 async def _backup(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:

@@ -1,0 +1,173 @@
+"""The cost of letting a caller in: the leader's CPU time before a handler begins.
+
+A server in this process takes one call of each kind of caller, over real connections, and lets it
+in again and again: by the door alone, and by all that stands before a handler (`Entrance`). Both
+are CPU time of the event loop's thread, so that other work on the machine does not count.
+"""
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import jwt
+from cryptography.hazmat.primitives.asymmetric import ec
+from jwt.algorithms import ECAlgorithm
+
+from scripts.benchmarks.figures import Outcome, Table, median
+from streammeta.cli.local_certificates import LocalCertificates
+from streammeta.controller.rpc.entrance import Entrance
+from streammeta.controller.trust.door import Door
+from streammeta.controller.trust.policy import parse_policy
+from streammeta.controller.trust.tokens import TokenVerifier, parse_keys
+from streammeta.rpc.connections import client_channel, listen, new_server
+from streammeta.rpc.identity import Role
+from streammeta.rpc.tls import TlsFiles
+
+CLUSTER = "bench"
+METHOD = "streammeta.v1.NodeService.GetNodes"
+ISSUER, AUDIENCE = "bench", "streammeta"
+_CALL = "/bench.Authorization/Measure"
+_BROKER, _OTHERS = 7, 1_000
+_TOKEN_S = 3600
+_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How often a caller is let in, and the number of turns, of which the median counts."""
+
+    calls: int = 2_000
+    turns: int = 15
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """A kind of caller: the port it comes to, and what it shows."""
+
+    name: str
+    shows: TlsFiles | None
+    at_tokens: bool = False
+    metadata: Sequence[tuple[str, str]] = ()
+
+
+async def _bare(_: object, __: object) -> bytes:
+    return b""
+
+
+class _Measured:
+    """A handler that lets its caller in again and again."""
+
+    def __init__(self, settings: Settings, door: Door) -> None:
+        self._settings = settings
+        self._door = door
+        self._entered = Entrance(door).wrap(METHOD, _bare)
+        self.found: dict[str, float] = {}
+
+    async def handle(self, _: bytes, context: Any) -> bytes:
+        """Measure; `found` has CPU time in microseconds a call."""
+
+        async def judged() -> None:
+            self._door.enter(METHOD, context)
+
+        bare, judging = await self._cost(lambda: _bare(b"", context)), await self._cost(judged)
+        entering = await self._cost(lambda: self._entered(b"", context))
+        self.found = {"judged_us": judging - bare, "let_in_us": entering - bare}
+        return b""
+
+    async def _cost(self, call: Callable[[], Awaitable[object]]) -> float:
+        """Return the median over the turns, in microseconds."""
+        costs: list[float] = []
+        for _ in range(self._settings.turns):
+            began = time.thread_time_ns()
+            for _ in range(self._settings.calls):
+                await call()
+            costs.append((time.thread_time_ns() - began) / 1000 / self._settings.calls)
+        return median(costs)
+
+
+async def measure(root: Path, settings: Settings, progress: Callable[[str], None]) -> Outcome:
+    """Let each kind of caller in, with a policy of many lines in force."""
+    certificates = LocalCertificates(root, CLUSTER)
+    door = Door(CLUSTER, parse_policy(_policy(), CLUSTER, "policy.toml"))
+    token = _take_tokens(door)
+    measured = _Measured(settings, door)
+    rows: dict[str, Mapping[str, float]] = {}
+    async with AsyncExitStack() as stack:
+        ports = await _serve(stack, measured, certificates.of(Role.CONTROLLER, 1))
+        for caller in _callers(certificates, token):
+            progress(f"authorization: {caller.name}")
+            port = ports["tokens" if caller.at_tokens else "tls" if caller.shows else "plain text"]
+            async with client_channel(f"127.0.0.1:{port}", caller.shows) as channel:
+                call: Any = channel.unary_unary(_CALL)
+                await call(b"", metadata=caller.metadata, timeout=_TIMEOUT_S)
+            rows[caller.name] = measured.found
+    return Outcome(
+        benchmark="authorization",
+        settings=asdict(settings),
+        figures={
+            f"{name}: {part}": cost for name, row in rows.items() for part, cost in row.items()
+        },
+        tables=(
+            Table(
+                title="CPU time of letting a caller in, us a call",
+                columns=("caller", "judged", "all before the handler"),
+                rows=tuple(
+                    (name, *(round(cost, 2) for cost in row.values())) for name, row in rows.items()
+                ),
+            ),
+        ),
+    )
+
+
+def _callers(certificates: LocalCertificates, token: str) -> Iterator[_Caller]:
+    broker = certificates.of(Role.BROKER, _BROKER)
+    yield _Caller("plain text", None)
+    yield _Caller("certificate of a broker", broker)
+    yield _Caller("certificate of a user with a grant", certificates.of(Role.USER, "user-7"))
+    bearer = (("authorization", f"Bearer {token}"),)
+    yield _Caller("token", broker, at_tokens=True, metadata=bearer)
+
+
+def _policy() -> str:
+    """Return a policy of many grants, denials and quotas."""
+    grants = (f'[[grant]]\nprincipal = "user/user-{n}"\nroles = ["reader"]' for n in range(_OTHERS))
+    denied = ", ".join(f'"{number:064x}"' for number in range(_OTHERS))
+    of_tokens = '[[tokens.grant]]\nclaim = "team"\nvalue = "data"\nroles = ["reader"]'
+    return "\n".join((*grants, of_tokens, f"[deny]\nfingerprints = [{denied}]"))
+
+
+def _take_tokens(door: Door) -> str:
+    """Have tokens of an issuer taken; return one."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    public: Mapping[str, Any] = ECAlgorithm.to_jwk(key.public_key(), as_dict=True)
+    keys = json.dumps({"keys": [{"kid": "k", **public}]}).encode()
+
+    async def learn_nothing() -> None:
+        """Know no other key."""
+
+    door.take_tokens(TokenVerifier(ISSUER, AUDIENCE), learn_nothing)
+    door.take_keys(parse_keys(keys, "keys.json"))
+    claims: dict[str, object] = {"iss": ISSUER, "aud": AUDIENCE, "sub": "alice", "team": "data"}
+    claims["exp"] = int(time.time()) + _TOKEN_S
+    return jwt.encode(claims, key, "ES256", {"kid": "k"})
+
+
+async def _serve(stack: AsyncExitStack, measured: _Measured, tls: TlsFiles) -> Mapping[str, int]:
+    """Serve until `stack` ends; return the ports by what they ask for."""
+    server = new_server()
+    handlers: Any = {"Measure": grpc.unary_unary_rpc_method_handler(measured.handle)}
+    service = grpc.method_handlers_generic_handler("bench.Authorization", handlers)
+    server.add_generic_rpc_handlers((service,))
+    ports = {
+        "plain text": listen(server, "127.0.0.1:0"),
+        "tls": listen(server, "127.0.0.1:0", tls),
+        "tokens": listen(server, "127.0.0.1:0", tls, asks_clients=False),
+    }
+    await server.start()
+    stack.push_async_callback(server.stop, None)
+    return ports
