@@ -11,6 +11,7 @@ from streammeta.rpc.failures import Reason, RpcFailure
 from streammeta.rpc.leader_router import (
     LOOK_ROUND,
     REFUSAL_BACKOFF,
+    RETRY_AFTER_S_MAX,
     FailureKind,
     LeaderHint,
     LeaderRouter,
@@ -191,6 +192,17 @@ def test_a_search_gives_up_what_would_fail_again(failure: RpcFailure) -> None:
     search = LeaderSearch(router())
     assert search.failed(failure) is None
     assert not search.tried
+
+
+@pytest.mark.parametrize(("asked_s", "waited_s"), [(7.5, 7.5), (600.0, RETRY_AFTER_S_MAX)])
+def test_a_search_waits_as_long_as_a_controller_says(asked_s: float, waited_s: float) -> None:
+    search = LeaderSearch(router())
+    exhausted = grpc.StatusCode.RESOURCE_EXHAUSTED
+    rate = RpcFailure(exhausted, "too much", Reason.QUOTA_EXCEEDED, retry_after_s=asked_s)
+    assert search.failed(rate) == waited_s
+    assert search.refusal == Reason.QUOTA_EXCEEDED
+    count = RpcFailure(exhausted, "too many", Reason.QUOTA_EXCEEDED)
+    assert search.failed(count) is None, "waiting makes no room"
 
 
 def test_a_search_ends_at_a_failure_that_its_caller_does_not_repeat() -> None:

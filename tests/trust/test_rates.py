@@ -4,12 +4,15 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from streammeta.controller.errors import RateExceededError
+from streammeta.controller.metadata.map_limits import MapLimits
 from streammeta.controller.trust.door import ANONYMOUS, Caller
 from streammeta.controller.trust.policy import Policy, Quota
 from streammeta.controller.trust.rates import BURST_S, ROWS_A_REQUEST, Rates, rows_of
+from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.rpc.identity import Principal, Role
 from streammeta.v1 import kv_pb2, nodes_pb2, objects_pb2
 from tests.kit.certificates import Authority
@@ -78,6 +81,32 @@ async def test_calls_are_refused_with_the_wait_and_heartbeats_and_others_pass(
         assert (metadata["quota"], metadata["limit"]) == ("rows_per_s", "1")
         assert not (await broker.ask(nodes_pb2.HeartbeatRequest(node=NODE))).error
         await admin.ask(get)
+
+
+async def test_a_rate_says_when_to_come_again_and_a_count_does_not(tmp_path: Path) -> None:
+    async with trusting(Authority(tmp_path, "ours")) as server:
+        broker = await server.by("broker/1000")
+
+        async def refused(key: str) -> RpcFailure:
+            request = kv_pb2.PutKVsRequest(items=[kv_pb2.KVToPut(key=key)])
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await broker.ask(request)
+            failure = read_failure(raised.value)
+            assert failure.reason == "QUOTA_EXCEEDED"
+            return failure
+
+        await broker.ask(kv_pb2.PutKVsRequest(items=[kv_pb2.KVToPut(key="a")]))
+        server.controller._limits = MapLimits(kv_keys=1)
+        count = await refused("b")
+        assert (count.metadata, count.retry_after_s) == (
+            {"quota": "kv_keys", "limit": "1", "used": "1"},
+            0.0,
+        )
+        server.door.take(Policy(quotas={"broker/1000": Quota(rows_per_s=1)}))
+        await broker.ask(kv_pb2.GetKVsRequest(keys=[kv_pb2.KVKey(key="a")]))
+        rate = await refused("c")
+        assert rate.metadata["quota"] == "rows_per_s"
+        assert rate.retry_after_s > 0
 
 
 async def test_a_pipeline_is_slowed_and_not_refused(tmp_path: Path) -> None:
