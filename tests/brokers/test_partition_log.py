@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from streammeta.brokers.partition import opening
 from streammeta.brokers.partition.errors import (
     BatchTooLargeError,
     CorruptBatchError,
@@ -185,6 +186,21 @@ async def test_recovery_reads_only_behind_the_last_checkpoint() -> None:
     assert reads == [] or min(reads) > 20
     assert successor.segments[-1].size == log.segments[-1].size
     assert len(await _values(successor)) == 40
+
+
+async def test_recovery_reads_to_the_end_in_several_fetches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(opening, "_RECOVERY_BYTES", 100)
+    streams = MemoryStreams()
+    log = await _open(streams)
+    for number in range(9):
+        await _append(log, sequenced(7, 0, number, time=NOW))
+    again = await _open(streams, log.stream_ids[0], epoch=1)
+    assert again.high_watermark == 9
+    assert len(await _values(again)) == 9
+    assert await _append(again, sequenced(7, 0, 8, time=NOW)) == 8
+    assert await _append(again, sequenced(7, 0, 9, time=NOW)) == 9
 
 
 async def test_closed_log_takes_no_more_and_says_so() -> None:

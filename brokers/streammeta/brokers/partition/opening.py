@@ -136,7 +136,8 @@ async def _saved_times(streams: Streams, opened: OpenedStream, active: Segment) 
 
 async def _read_tail(streams: Streams, state: LogState, offset: int) -> None:
     """Take the batches from `offset` on into the state, as their appends did."""
-    while offset < state.end_offset:
+    end = state.end_offset  # that of the state moves with every batch
+    while offset < end:
         fetched = await streams.fetch(state.log_id, offset, _RECOVERY_BYTES)
         for record in fetched.records:
             for batch in read_batches(record.payload):
