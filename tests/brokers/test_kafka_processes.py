@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
+from streammeta.cli.local_cluster import LocalCluster
+from streammeta.client import ControllerClient
 from tests.kit.kafka_brokers import KafkaBrokers, result_of
 from tests.kit.real_cluster import FAST, running_cluster
 
@@ -75,6 +80,46 @@ def _exchange(address: str, frame: bytes) -> bytes:
 
 def _framed(body: bytes) -> bytes:
     return len(body).to_bytes(4, "big") + body
+
+
+async def _partition_streams(cluster: LocalCluster) -> list[int]:
+    async with ControllerClient(cluster.endpoints) as client:
+        return [one.stream_id async for one in client.describe_streams() if "0" in one.tags]
+
+
+async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(60):
+        while not await condition():  # noqa: ASYNC110 - the cluster tells of none
+            await asyncio.sleep(0.2)
+
+
+async def test_streams_of_a_deleted_topic_are_deleted(brokers: KafkaBrokers) -> None:
+    admin = AdminClient({"bootstrap.servers": brokers.start(1)})
+    for name in ("kept", "gone"):
+        admin.create_topics([NewTopic(name, 2)])[name].result(30)
+
+    async def has_streams(count: int) -> bool:
+        return len(await _partition_streams(brokers.cluster)) == count
+
+    await _until(lambda: has_streams(12))
+    admin.delete_topics(["gone"])["gone"].result(30)
+    await _until(lambda: has_streams(6))
+    assert set(admin.list_topics(timeout=30).topics) == {"kept"}
+
+
+async def test_partitions_move_to_a_broker_that_joins(brokers: KafkaBrokers) -> None:
+    first = brokers.start(1)
+    before = result_of(brokers.run("confluent_script.py", first, "shared"))
+    second = brokers.start(2)
+    admin = AdminClient({"bootstrap.servers": second})
+
+    async def is_shared() -> bool:
+        partitions = admin.list_topics("shared", timeout=30).topics["shared"].partitions
+        return {one.leader for one in partitions.values()} == {1, 2}
+
+    await _until(is_shared)
+    answer = result_of(brokers.run("kept_script.py", second, "shared"))
+    assert answer == {"ends": 500, "committed": before["committed"]}
 
 
 _HOSTILE = {

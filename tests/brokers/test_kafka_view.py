@@ -33,6 +33,21 @@ def test_leaderless_partitions_go_to_those_that_lead_least_one_epoch_on() -> Non
     assert ClusterView({}, {"t": _TOPIC}).appointments() == {}
 
 
+def test_partitions_move_to_brokers_that_lead_less_one_epoch_on() -> None:
+    led = {("id", at): Leader(1, at, 10 + at) for at in range(4)}
+    view = ClusterView({1: _HERE, 2: _HERE}, {"t": _TOPIC}, led)
+    moved = view.moves()
+    assert moved == {("id", 3): Leader(2, 4, 13), ("id", 2): Leader(2, 3, 12)}
+    assert len(view.moves(most=1)) == 1
+    assert ClusterView({1: _HERE, 2: _HERE}, {"t": _TOPIC}, led | moved).moves() == {}
+    three = {place: leader for place, leader in led.items() if place[1] != 1}
+    assert ClusterView({1: _HERE, 2: _HERE}, {"t": _TOPIC}, three).moves() == {}
+    uneven = led | {("id", 0): Leader(2, 1, 1)}
+    view = ClusterView({1: _HERE, 2: _HERE, 3: _HERE}, {"t": _TOPIC}, uneven)
+    assert {place: one.node_id for place, one in view.moves().items()} == {("id", 3): 3}
+    assert ClusterView().moves() == {}
+
+
 def test_group_has_one_coordinator_among_the_living() -> None:
     view = ClusterView(dict.fromkeys((4, 7, 9), _HERE))
     assert {view.coordinator(f"group {number}") for number in range(50)} == {4, 7, 9}

@@ -16,12 +16,18 @@ from dataclasses import dataclass, field
 
 from streammeta.brokers.kafka.cluster import ClusterView, Leader, Topic, read_view
 from streammeta.brokers.kafka.codes import Code, KafkaError
+from streammeta.brokers.kafka.deleted_topics import delete_streams_of_deleted
 from streammeta.brokers.kafka.keys import PRODUCER_BLOCK, Keys, leader_key, meta_key
 from streammeta.brokers.kafka.takeover import close_streams_of
 from streammeta.brokers.kafka.topic_configs import log_config
 from streammeta.brokers.partition.errors import PartitionError
 from streammeta.brokers.partition.log import PartitionLog
-from streammeta.brokers.partition.opening import create_meta_stream, open_log, partition_tags
+from streammeta.brokers.partition.opening import (
+    create_meta_stream,
+    open_log,
+    partition_tags,
+    wall_clock_ms,
+)
 from streammeta.client import (
     BrokerClientError,
     ControllerUnavailableError,
@@ -33,6 +39,10 @@ from streammeta.client import (
 
 VIEW_INTERVAL_S = 0.3
 HOUSEKEEPING_S = 30.0
+SWEEP_S = 5.0
+"""Time between two looks for streams of deleted topics."""
+SETTLED_S = 5.0
+"""Time without brokers that come or go, until partitions move to those that lead less."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +68,8 @@ class Broker:
     _producer_ids: range = range(0)
     _producer_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _housekept_at: float = field(default_factory=time.monotonic)
+    _swept_at: float = field(default_factory=time.monotonic)
+    _changed_at: float = field(default_factory=time.monotonic)
 
     @classmethod
     async def open(cls, client: StreamClient, host: str, port: int) -> Broker:
@@ -128,11 +140,17 @@ class Broker:
     async def refresh(self) -> None:
         """Read the view, and do what it asks for: appoint, open, close."""
         async with self._reading:
-            self.view = await read_view(self.keys, self.client.controllers)
+            await self._read()
             if self.view.controller == self.node_id and await self._appoint():
-                self.view = await read_view(self.keys, self.client.controllers)
+                await self._read()
             await self._close_lost()
             self._open_gained()
+
+    async def _read(self) -> None:
+        former = self.view.brokers
+        self.view = await read_view(self.keys, self.client.controllers)
+        if self.view.brokers != former:
+            self._changed_at = time.monotonic()
 
     async def _run(self) -> None:
         while True:
@@ -143,6 +161,9 @@ class Broker:
                     self.client.controllers, self.client.session.node, heartbeat.recoveries
                 )
                 await self.refresh()
+                if time.monotonic() - self._swept_at > SWEEP_S:
+                    self._swept_at = time.monotonic()
+                    await self._sweep()
                 if time.monotonic() - self._housekept_at > HOUSEKEEPING_S:
                     self._housekept_at = time.monotonic()
                     await self._housekeep()
@@ -152,8 +173,9 @@ class Broker:
                 _log.exception("the view is not acted upon")
 
     async def _appoint(self) -> bool:
-        """Name leaders for partitions without one; return whether anything may have changed."""
-        appointed = self.view.appointments()
+        """Name leaders where there are none, or too many of a broker; say if any may be new."""
+        is_settled = time.monotonic() - self._changed_at > SETTLED_S
+        appointed = self.view.appointments() or (self.view.moves() if is_settled else {})
         for (topic_id, partition), leader in appointed.items():
             key = leader_key(topic_id, partition)
             await self.keys.put({key: leader.document()}, expected=leader.version)
@@ -216,6 +238,12 @@ class Broker:
             return known
         created = await create_meta_stream(self.client, topic_id, partition)
         return await self.keys.claim_stream_id(key, created)
+
+    async def _sweep(self) -> None:
+        """Delete streams of topics that are deleted, if it is this broker that names leaders."""
+        if self.view.controller == self.node_id:
+            living = {topic.topic_id for topic in self.view.topics.values()}
+            await delete_streams_of_deleted(self.client, self.keys, living, wall_clock_ms())
 
     async def _housekeep(self) -> None:
         for place, log in list(self.logs.items()):

@@ -108,6 +108,29 @@ class ClusterView:
             chosen[place] = Leader(node_id, epoch, 0 if former is None else former.version)
         return chosen
 
+    def moves(self, most: int = 10) -> dict[tuple[str, int], Leader]:
+        """Return next leaders for partitions of brokers that lead more than others, `most` at once.
+
+        None while a partition is without leader. Brokers that lead one more than others keep it.
+        """
+        led: dict[int, list[tuple[str, int]]] = {node_id: [] for node_id in self.brokers}
+        for topic, partition in self.partitions():
+            leader = self.leader(topic, partition)
+            if leader is None:
+                return {}
+            led[leader.node_id].append((topic.topic_id, partition))
+        moved: dict[tuple[str, int], Leader] = {}
+        while led and len(moved) < most:
+            giver = max(led, key=lambda one: (len(led[one]), -one))
+            taker = min(led, key=lambda one: (len(led[one]), one))
+            if len(led[giver]) - len(led[taker]) < 2:
+                break
+            place = led[giver].pop()
+            led[taker].append(place)
+            former = self.leaders[place]
+            moved[place] = Leader(taker, former.epoch + 1, former.version)
+        return moved
+
 
 async def read_view(keys: Keys, controllers: ControllerClient) -> ClusterView:
     """Read the view of now."""

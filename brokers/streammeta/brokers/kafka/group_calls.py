@@ -2,6 +2,7 @@
 
 A group is coordinated by the broker that the view names; another answers NOT_COORDINATOR. Offsets
 are committed when their keys are, so they outlive their coordinator; members join its successor.
+A former coordinator's commit is refused by the versions of the keys.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from streammeta.brokers.kafka.broker import Broker
 from streammeta.brokers.kafka.codes import Code
+from streammeta.brokers.kafka.group_offsets import GroupOffsets
 from streammeta.brokers.kafka.groups import Group, Join, Reply, State, failed_join
 from streammeta.brokers.kafka.keys import offset_key
 from streammeta.brokers.kafka.record_calls import Answer
@@ -22,6 +24,7 @@ from streammeta.brokers.kafka.wire import Request, Tree
 
 _TICK_S = 0.1
 _METADATA_MAX = 4096
+_PUT_ATTEMPTS = 3
 _NEEDS_ID_FROM = 4
 
 
@@ -39,6 +42,7 @@ class Groups:
 
     broker: Broker
     groups: dict[str, Group] = field(default_factory=dict)
+    _offsets: dict[str, GroupOffsets] = field(default_factory=dict)
     _waiting: dict[object, asyncio.Future[Tree]] = field(default_factory=dict)
     _ticking: asyncio.Task[None] | None = None
 
@@ -57,6 +61,8 @@ class Groups:
         while True:
             await asyncio.sleep(_TICK_S)
             now = _now_ms()
+            for name in [one for one in self._offsets if self._refusal(one) is not Code.NONE]:
+                del self._offsets[name]
             for name, group in list(self.groups.items()):
                 if self._refusal(name) is Code.NOT_COORDINATOR:
                     del self.groups[name]
@@ -200,9 +206,34 @@ class Groups:
                     values[key] = _offset_value(item)
                 parts.append({"partition_index": item.partition_index, "error_code": one})
             rows.append({"name": topic.name, "partitions": parts})
-        if values:
-            await self.broker.keys.put(values)
+        if values and not await self._put_offsets(body.group_id, values):
+            for part in (part for row in rows for part in row["partitions"]):
+                part["error_code"] = Code.NOT_COORDINATOR
         return {"topics": rows}
+
+    async def _put_offsets(self, group: str, values: Mapping[str, Any]) -> bool:
+        """Put offsets; False if this broker is not the coordinator any more."""
+        for _ in range(_PUT_ATTEMPTS):
+            if await self._offsets_of(group).put(values):
+                return True
+            await self.broker.refresh()
+            if self._refusal(group) is not Code.NONE:
+                break
+        return False
+
+    async def _read_offsets(self, group: str) -> dict[str, Any] | None:
+        """Return offsets; None if this broker is not the coordinator any more."""
+        for _ in range(_PUT_ATTEMPTS):
+            found = await self._offsets_of(group).read()
+            if found is not None:
+                return found
+            await self.broker.refresh()
+            if self._refusal(group) is not Code.NONE:
+                break
+        return None
+
+    def _offsets_of(self, group: str) -> GroupOffsets:
+        return self._offsets.setdefault(group, GroupOffsets(self.broker.keys, group))
 
     def _commit_code(self, code: Code, topic: str, item: Any) -> Code:
         if code is not Code.NONE:
@@ -218,10 +249,12 @@ class Groups:
         """Return committed offsets, -1 where there are none."""
         body = request.body
         refused = self._refusal(body.group_id)
-        if refused is not Code.NONE:
+        found = None
+        if refused is Code.NONE:
+            found = await self._read_offsets(body.group_id)
+            refused = Code.NOT_COORDINATOR
+        if found is None:
             return {"error_code": refused, "topics": _refused_offsets(body, refused)}
-        stored = await self.broker.keys.list(offset_key(body.group_id))
-        found = {key: value for key, (value, _) in stored.items()}
         wanted: Mapping[str, Iterable[int]]
         if body.topics is None:
             wanted = _by_topic(found)

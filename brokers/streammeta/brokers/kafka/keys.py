@@ -18,6 +18,7 @@ from streammeta.v1 import kv_pb2
 from streammeta.v1.common_pb2 import ERROR_CODE_NONE
 
 _ID = struct.Struct(">q")
+_BATCH = 5_000
 _PRODUCER_IDS = "producer-ids"
 PRODUCER_BLOCK = 1000
 """Producer ids that a broker reserves at once."""
@@ -33,6 +34,11 @@ def leader_key(topic_id: str, partition: int) -> str:
     return f"leader/{topic_id}/{partition}"
 
 
+def deleted_key(topic_id: str = "") -> str:
+    """Return the key that notes the deletion of a topic, or the prefix of all of them."""
+    return f"deleted/{topic_id}"
+
+
 def meta_key(topic_id: str, partition: int) -> str:
     """Return the key of the stream that holds a partition's map."""
     return f"{topic_id}/{partition}"
@@ -41,6 +47,12 @@ def meta_key(topic_id: str, partition: int) -> str:
 def offset_key(group: str, topic: str = "", partition: int | str = "") -> str:
     """Return the key of a committed offset, or the prefix of all of a group."""
     return f"offset/{quote(group, safe='')}/" + (f"{topic}/{partition}" if topic else "")
+
+
+def _item(namespace: str, key: str, value_at: tuple[Any, int]) -> kv_pb2.KVToPut:
+    value, version = value_at
+    encoded = json.dumps(value, separators=(",", ":")).encode()
+    return kv_pb2.KVToPut(namespace=namespace, key=key, value=encoded, expected_version=version)
 
 
 class Keys:
@@ -77,6 +89,21 @@ class Keys:
             one.error == ERROR_CODE_NONE or one.value == item.value
             for item, one in zip(items, results, strict=True)
         )
+
+    async def put_at(self, values: Mapping[str, tuple[Any, int]]) -> dict[str, int] | None:
+        """Put JSON values, each at the version that it is given with; 0: if the key is absent.
+
+        Returns the versions that the keys have now, None if one of them was not put.
+        """
+        versions: dict[str, int] = {}
+        items = list(values.items())
+        for at in range(0, len(items), _BATCH):
+            rows = [_item(self._namespace, *one) for one in items[at : at + _BATCH]]
+            for row, result in zip(rows, await self._put(rows), strict=True):
+                if result.error != ERROR_CODE_NONE:
+                    return None
+                versions[row.key] = result.version
+        return versions
 
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete keys; those that are absent are no error."""

@@ -11,9 +11,10 @@ from typing import Any
 from streammeta.brokers.kafka.broker import Broker
 from streammeta.brokers.kafka.cluster import Topic
 from streammeta.brokers.kafka.codes import Code, KafkaError
-from streammeta.brokers.kafka.keys import leader_key, topic_key
+from streammeta.brokers.kafka.keys import deleted_key, leader_key, topic_key
 from streammeta.brokers.kafka.topic_configs import DEFAULTS, checked
 from streammeta.brokers.kafka.wire import Request, Tree
+from streammeta.brokers.partition.opening import wall_clock_ms
 
 PARTITIONS_MAX = 10_000
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -152,7 +153,7 @@ async def _create(broker: Broker, name: str, count: int, configs: Mapping[str, s
 
 
 async def delete_topics(broker: Broker, request: Request) -> Tree:
-    """Delete topics by their keys; their streams are closed by their leaders."""
+    """Delete topics by their keys; streams are closed by their leaders, and deleted then."""
     rows = []
     await broker.refresh()
     for name in request.body.topic_names:
@@ -160,6 +161,8 @@ async def delete_topics(broker: Broker, request: Request) -> Tree:
         try:
             topic = broker.topic(name)
             places = [(topic.topic_id, partition) for partition in range(topic.partitions)]
+            note = {"partitions": topic.partitions, "at_ms": wall_clock_ms()}
+            await broker.keys.put({deleted_key(topic.topic_id): note})
             await broker.keys.delete([topic_key(name), *(leader_key(*one) for one in places)])
         except KafkaError as error:
             row["error_code"] = error.code
