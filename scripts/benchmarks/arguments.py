@@ -14,6 +14,7 @@ from scripts.benchmarks import (
     commits,
     compaction_settings,
     faults,
+    kafka,
     latency,
     map_growth,
     object_format,
@@ -53,7 +54,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     kinds = parser.add_subparsers(
         dest="benchmark",
         metavar="failover|commits|timeline|latency|peers|map|objects|appending|reading|compaction"
-        "|watches|brokers|overload|backup|reconcile|simulator|all",
+        "|watches|brokers|overload|backup|kafka|reconcile|simulator|all",
         parser_class=_Parser,
     )
     kinds.required = True
@@ -89,6 +90,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
             [_backup(), common],
             "its lag and cost under load; time and memory of restores and adoptions",
         ),
+        ("kafka", [_kafka(), common], "streammeta kafka beside Apache Kafka; its failover"),
         ("reconcile", [_reconcile(), common], "a plan's time on each engine, by keys"),
         ("simulator", [simulator, common], "events a second of the quorum's simulator"),
         (
@@ -291,6 +293,27 @@ def _objects() -> _Parser:
         parser.add_argument(
             name, type=_numbers, default=value, metavar="N,N,...", help=f"{text}; default: {shown}"
         )
+    return parser
+
+
+def _kafka() -> _Parser:
+    parser = _options()
+    defaults = kafka.Settings()
+    for name, value, text in (
+        ("--total-mib", defaults.total_mib, "MiB produced and consumed"),
+        ("--failovers", defaults.failovers, "kills of a broker by session timeout"),
+    ):
+        parser.add_argument(
+            name, type=_positive, default=value, metavar="N", help=f"{text}; default: %(default)s"
+        )
+    shown = ",".join(map(str, defaults.sessions_ms))
+    parser.add_argument(
+        "--sessions-ms",
+        type=_numbers,
+        default=defaults.sessions_ms,
+        metavar="N,N,...",
+        help=f"session timeouts of the failovers; default: {shown}",
+    )
     return parser
 
 

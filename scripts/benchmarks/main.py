@@ -128,6 +128,7 @@ async def _measure(arguments: argparse.Namespace, place: Path, reporter: Reporte
         (("overload",), _overload),
         (("authorization",), _authorization),
         (("backup",), _backup),
+        (("kafka",), _kafka),
         (("reconcile",), _reconcile),
     ):
         if arguments.benchmark in names:
@@ -305,6 +306,17 @@ async def _backup(arguments: argparse.Namespace, place: Path, say: Say) -> list[
         large=arguments.large,
     )
     return [await backup.measure(place / "backup", settings, say)]
+
+
+async def _kafka(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:
+    from scripts.benchmarks import kafka
+
+    settings = kafka.Settings(
+        total_mib=arguments.total_mib,
+        failovers=arguments.failovers,
+        sessions_ms=arguments.sessions_ms,
+    )
+    return [await kafka.measure(place / "kafka", settings, say)]
 
 
 def _failovers(arguments: argparse.Namespace) -> list[tuple[faults.Kind, int]]:

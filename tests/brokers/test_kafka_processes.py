@@ -8,11 +8,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.local_cluster import LocalCluster, tls_words
 from streammeta.client import ControllerClient
+from tests.kit.certificates import Authority
 from tests.kit.kafka_brokers import KafkaBrokers, result_of
 from tests.kit.real_cluster import FAST, running_cluster
 
@@ -64,6 +66,26 @@ def test_restarted_broker_has_its_records_and_offsets(brokers: KafkaBrokers) -> 
     again = brokers.start(1)
     answer = result_of(brokers.run("kept_script.py", again, "kept"))
     assert answer == {"ends": 500, "committed": first["committed"]}
+
+
+def test_clients_that_show_a_certificate_connect_over_tls(
+    brokers: KafkaBrokers, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path, "clients")
+    own, client = authority.issue("broker/1"), authority.issue("broker/7")
+    address = brokers.start(1, *tls_words(own, "listen-tls"))
+    trusting = {"bootstrap.servers": address, "security.protocol": "SSL"}
+    trusting["ssl.ca.location"] = str(authority.ca)
+    shown = {
+        "ssl.certificate.location": str(client.certificate),
+        "ssl.key.location": str(client.key),
+    }
+    admin = AdminClient({**trusting, **shown})
+    admin.create_topics([NewTopic("secret", 1)])["secret"].result(30)
+    assert set(admin.list_topics(timeout=30).topics) == {"secret"}
+    for settings in (trusting, {"bootstrap.servers": address}):
+        with pytest.raises(KafkaException):
+            AdminClient({**settings}).list_topics(timeout=2)
 
 
 def _exchange(address: str, frame: bytes) -> bytes:

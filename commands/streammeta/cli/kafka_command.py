@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import signal
+from pathlib import Path
 
 import click
 
@@ -17,7 +18,9 @@ from streammeta.cli.connecting import connecting
 from streammeta.cli.local_cluster import READY_PREFIX
 from streammeta.cli.node_command import NODE_ID_MAX
 from streammeta.cli.output import Duration, OutputFormat, explain, fail, format_option
-from streammeta.rpc.tls import CallerFiles, TlsFiles
+from streammeta.rpc.tls import CallerFiles, TlsError, TlsFiles, tls_files
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 def _address(
@@ -55,6 +58,13 @@ def _address(
     help="Address that clients are told to use.  [default: that of --listen]",
 )
 @click.option(
+    "--listen-tls-ca",
+    type=_FILE,
+    help="Authorities of clients' certificates; with it clients connect over TLS alone.",
+)
+@click.option("--listen-tls-cert", type=_FILE, help="Certificate that clients are shown.")
+@click.option("--listen-tls-key", type=_FILE, help="The certificate's key.")
+@click.option(
     "--linger",
     type=Duration(),
     default="50ms",
@@ -83,6 +93,9 @@ def kafka(
     node_id: int,
     listen: tuple[str, int],
     advertise: tuple[str, int] | None,
+    listen_tls_ca: Path | None,
+    listen_tls_cert: Path | None,
+    listen_tls_key: Path | None,
     linger: int,
     partitions: int,
     auto_create: bool,
@@ -104,6 +117,10 @@ def kafka(
         raise click.UsageError(
             "token-file: a broker needs a certificate; give --tls-cert and --tls-key"
         )
+    try:
+        listen_tls = tls_files(listen_tls_ca, listen_tls_cert, listen_tls_key, "listen-tls")
+    except TlsError as error:
+        raise click.UsageError(str(error)) from error
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     config = KafkaConfig(
         controllers=connect,
@@ -116,6 +133,7 @@ def kafka(
         default_partitions=partitions,
         creates_topics=auto_create,
         tls=tls,
+        listen_tls=listen_tls,
     )
     try:
         asyncio.run(_run(config, output_format))

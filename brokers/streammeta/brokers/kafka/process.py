@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ class KafkaConfig:
     """Configuration of a broker. `advertised` is the address that clients are told, HOST:PORT.
 
     Records wait up to `linger_s` seconds for others of the same object. Port 0 stands for a free
-    one, also in what is advertised.
+    one, also in what is advertised. `listen_tls` are the files by which clients are spoken to: they
+    have to show certificates of its authorities.
     """
 
     controllers: Sequence[str]
@@ -33,14 +35,18 @@ class KafkaConfig:
     default_partitions: int = 1
     creates_topics: bool = True
     tls: TlsFiles | None = None
+    listen_tls: TlsFiles | None = None
 
 
 @asynccontextmanager
 async def running_broker(config: KafkaConfig) -> AsyncIterator[tuple[str, int]]:
     """Run a broker; yield the address that clients are told once it serves.
 
-    Raises `OSError` if it can't listen, and what `StreamClient.open` raises.
+    Raises `OSError` if it can't listen, `TlsError` for files, and what `StreamClient.open` raises.
     """
+    context = None
+    if config.listen_tls is not None:
+        context = config.listen_tls.load("listen-tls").context(ssl.PROTOCOL_TLS_SERVER)
     writer = WriterConfig(linger_s=config.linger_s)
     settings = StreamClientConfig(writer=writer)
     client = await StreamClient.open(
@@ -52,7 +58,7 @@ async def running_broker(config: KafkaConfig) -> AsyncIterator[tuple[str, int]]:
         async def serve(reader: asyncio.StreamReader, out: asyncio.StreamWriter) -> None:
             await (await ready).serve(reader, out)
 
-        listener = await asyncio.start_server(serve, config.host, config.port)
+        listener = await asyncio.start_server(serve, config.host, config.port, ssl=context)
         bound = listener.sockets[0].getsockname()[1]
         host, port = config.advertised or (config.host, bound)
         broker = await Broker.open(client, host, port or bound)

@@ -54,7 +54,7 @@ class KafkaServer:
         sending = asyncio.create_task(_send_answers(answers, writer))
         try:
             await self._read_requests(reader, answers)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, OSError):
             pass
         except MalformedRequestError as error:
             _log.warning("a connection is closed: %s", error)
@@ -67,7 +67,7 @@ class KafkaServer:
             while not answers.empty():
                 answers.get_nowait().task.cancel()
             writer.close()
-            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+            with contextlib.suppress(OSError, asyncio.CancelledError):
                 await writer.wait_closed()
 
     async def close(self) -> None:
@@ -135,7 +135,7 @@ async def _send_answers(answers: asyncio.Queue[Answering], writer: asyncio.Strea
             if tree is not None:
                 writer.write(write_response(one.request, tree))
                 await writer.drain()
-    except ConnectionError:
+    except OSError:
         pass
     except Exception:  # noqa: BLE001 - it is logged, and ends no more than this connection
         _log.exception("an answer could not be made")

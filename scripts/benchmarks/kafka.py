@@ -1,0 +1,276 @@
+"""`streammeta kafka` beside one Apache Kafka broker, in one run with one client.
+
+Three controllers and one broker of this product over a directory store; one Apache Kafka broker
+that is its own controller. Both acknowledge with acks=all: here an object that holds the records is
+committed by a majority, there they are in the page cache. The client is confluent-kafka
+(`kafka_load`). The failover of a broker is measured with two of this product's brokers.
+"""
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from scripts.benchmarks.bench_cluster import running_cluster
+from scripts.benchmarks.figures import Outcome, Table, Target, median, targets_table
+from scripts.benchmarks.peers.apache_kafka import missing, running_kafka
+from scripts.benchmarks.peers.servers import PeerError
+from streammeta.cli.local_cluster import PROGRAM, Child, LocalCluster, start_child
+
+OURS, PEER = "streammeta", "kafka"
+VOTERS = 3
+LATENCY_S = 5.0
+FAILOVERS_TARGET_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Sizes of the loads; `sessions_ms` are the session timeouts of the failovers."""
+
+    total_mib: int = 256
+    lingers_ms: Sequence[int] = (0, 20)
+    broker_lingers_ms: Sequence[int] = (5, 50)
+    sessions_ms: Sequence[int] = (2_000, 9_000)
+    failovers: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """One system's produce and consume."""
+
+    system: str
+    produce_mb_s: float
+    consume_mb_s: float
+    puts_per_gb: float
+    broker_rss_mib: float
+    broker_cpu_s: float
+    failed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Time from the producer to the consumer, by what each side waits for more records."""
+
+    system: str
+    broker_linger_ms: int
+    client_linger_ms: int
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """Times from a broker's end to the partition's next acknowledged record."""
+
+    session_ms: int
+    seconds: Sequence[float]
+
+
+async def measure(root: Path, settings: Settings, progress: Callable[[str], None]) -> Outcome:
+    """Measure both systems.
+
+    Raises:
+        ChildFailedError: a process ended early.
+        PeerError: Apache Kafka is not here, or did not start.
+    """
+    return await asyncio.to_thread(_measure, root, settings, progress)
+
+
+def _measure(root: Path, settings: Settings, progress: Callable[[str], None]) -> Outcome:
+    if missing():
+        raise PeerError(missing())
+    root.mkdir(parents=True)
+    throughputs: list[Throughput] = []
+    latencies: list[Latency] = []
+    for linger_ms in settings.broker_lingers_ms:
+        progress(f"kafka: streammeta with a linger of {linger_ms} ms")
+        place = root / f"ours-{linger_ms}"
+        with (
+            running_cluster(place, VOTERS) as cluster,
+            _broker(cluster, 1, linger_ms) as (address, child),
+        ):
+            if not throughputs:
+                throughputs.append(_throughput(OURS, address, child, settings, place))
+            latencies += _latencies(OURS, address, linger_ms, settings, place)
+    progress("kafka: Apache Kafka")
+    with running_kafka(root / "kafka", "1g", ()) as (address, child):
+        throughputs.append(_throughput(PEER, address, child, settings, root))
+        latencies += _latencies(PEER, address, 0, settings, root)
+    silences = []
+    for session_ms in settings.sessions_ms:
+        progress(f"kafka: failover with sessions of {session_ms} ms")
+        silences.append(_failovers(root / f"failover-{session_ms}", session_ms, settings))
+    return _outcome(settings, throughputs, latencies, silences)
+
+
+@contextmanager
+def _broker(cluster: LocalCluster, node_id: int, linger_ms: int) -> Iterator[tuple[str, Child]]:
+    child = _start_broker(cluster, node_id, linger_ms)
+    try:
+        yield _address(child), child
+    finally:
+        child.stop()
+
+
+def _start_broker(cluster: LocalCluster, node_id: int, linger_ms: int) -> Child:
+    place = ("--connect", cluster.connect, "--store", cluster.store_uri)
+    words = ("--node-id", str(node_id), "--listen", "127.0.0.1:0", "--linger", f"{linger_ms}ms")
+    log = cluster.root / f"kafka-{node_id}.log"
+    return start_child(f"kafka {node_id}", [*PROGRAM, "kafka", *place, *words], log)
+
+
+def _address(child: Child) -> str:
+    found = re.search(r"bootstrap\.servers=(\S+)", child.wait_ready())
+    assert found is not None
+    return found[1]
+
+
+def _load(place: Path, *words: object) -> Child:
+    command = [sys.executable, "-m", "scripts.benchmarks.kafka_load", *map(str, words)]
+    return start_child("load", command, place / "load.log")
+
+
+def _result(load: Child) -> Any:
+    last = ""
+    while line := load.read_line():
+        last = line
+    if load.stop() != 0:
+        raise PeerError(f"the client failed; its log:\n{load.log_tail()}")
+    return json.loads(last)
+
+
+def _throughput(
+    system: str, address: str, child: Child, settings: Settings, place: Path
+) -> Throughput:
+    before = _objects(place)
+    produced = _result(_load(place, "produce", address, "bulk", settings.total_mib))
+    puts = _objects(place) - before
+    consumed = _result(_load(place, "consume", address, "bulk", settings.total_mib))
+    megabytes = settings.total_mib * 1.048576
+    process = psutil.Process(child.pid)
+    times = process.cpu_times()
+    return Throughput(
+        system=system,
+        produce_mb_s=round(megabytes / produced["seconds"], 1),
+        consume_mb_s=round(megabytes / consumed["seconds"], 1),
+        puts_per_gb=round(puts * 1000 / megabytes, 1) if system == OURS else 0.0,
+        broker_rss_mib=round(process.memory_info().rss / 2**20, 1),
+        broker_cpu_s=round(times.user + times.system, 2),
+        failed=produced["failed"] + consumed["missing"],
+    )
+
+
+def _objects(place: Path) -> int:
+    """Return the number of objects in the bucket: each was one request to put it."""
+    return sum(1 for one in (place / "bucket").rglob("*") if one.is_file())
+
+
+def _latencies(
+    system: str, address: str, broker_linger_ms: int, settings: Settings, place: Path
+) -> Iterator[Latency]:
+    for linger_ms in settings.lingers_ms:
+        words = ("latency", address, f"slow-{linger_ms}", linger_ms, LATENCY_S)
+        found = _result(_load(place, *words))
+        yield Latency(
+            system=system,
+            broker_linger_ms=broker_linger_ms,
+            client_linger_ms=linger_ms,
+            p50_ms=round(found["p50_ms"], 1),
+            p99_ms=round(found["p99_ms"], 1),
+        )
+
+
+def _failovers(place: Path, session_ms: int, settings: Settings) -> Silence:
+    """Kill the leader of a partition again and again; a broker that was killed starts anew."""
+    options = ("--session-timeout-ms", str(session_ms))
+    with running_cluster(place, VOTERS, options) as cluster:
+        brokers = {node_id: _start_broker(cluster, node_id, 5) for node_id in (1, 2)}
+        try:
+            servers = ",".join(_address(child) for child in brokers.values())
+            load = _load(place, "failover", servers, "silent", settings.failovers)
+            last = ""
+            while line := load.read_line():
+                last = line
+                if line.startswith("leader "):
+                    killed = int(line.split()[1])
+                    brokers[killed].kill()
+                elif line == "acknowledged":
+                    brokers[killed] = _start_broker(cluster, killed, 5)
+                    brokers[killed].wait_ready()
+            if load.stop() != 0:
+                raise PeerError(f"the client failed; its log:\n{load.log_tail()}")
+            found = json.loads(last)
+        finally:
+            for child in brokers.values():
+                child.stop()
+    return Silence(session_ms=session_ms, seconds=[round(one, 2) for one in found["silences_s"]])
+
+
+def _outcome(
+    settings: Settings,
+    throughputs: Sequence[Throughput],
+    latencies: Sequence[Latency],
+    silences: Sequence[Silence],
+) -> Outcome:
+    by_system = {one.system: one for one in throughputs}
+    ours, peer = by_system[OURS], by_system[PEER]
+    ratios = (peer.produce_mb_s, peer.consume_mb_s)
+    targets = [
+        Target("produce, share of Kafka's", "at least", 0.3, ours.produce_mb_s / ratios[0]),
+        Target("consume, share of Kafka's", "at least", 0.5, ours.consume_mb_s / ratios[1]),
+        *(
+            Target(
+                f"failover p50 s, session {one.session_ms} ms",
+                "at most",
+                FAILOVERS_TARGET_S,
+                median(one.seconds),
+            )
+            for one in silences
+        ),
+    ]
+    figures = {f"{one.system}_produce_mb_s": one.produce_mb_s for one in throughputs}
+    figures |= {f"{one.system}_consume_mb_s": one.consume_mb_s for one in throughputs}
+    return Outcome(
+        benchmark="kafka",
+        settings=asdict(settings),
+        figures=figures,
+        details={
+            "throughputs": [asdict(one) for one in throughputs],
+            "latencies": [asdict(one) for one in latencies],
+            "failovers": [asdict(one) for one in silences],
+        },
+        tables=(*_tables(throughputs, latencies, silences), *targets_table(targets)),
+    )
+
+
+def _tables(
+    throughputs: Sequence[Throughput], latencies: Sequence[Latency], silences: Sequence[Silence]
+) -> Iterator[Table]:
+    yield Table(
+        title="Records of 1 KiB in batches of 64 KiB, acks=all, 8 partitions",
+        columns=(
+            *("system", "produce MB/s", "consume MB/s", "puts per GB", "RSS MiB"),
+            *("CPU s", "failed"),
+        ),
+        rows=tuple(tuple(asdict(one).values()) for one in throughputs),
+    )
+    yield Table(
+        title="Producer to consumer, 100 records/s in one partition",
+        columns=("system", "broker's linger ms", "client's linger ms", "p50 ms", "p99 ms"),
+        rows=tuple(tuple(asdict(one).values()) for one in latencies),
+    )
+    yield Table(
+        title="kill -9 of a partition's leader to its next acknowledged record, seconds",
+        columns=("session ms", "p50", "max", "runs"),
+        rows=tuple(
+            (one.session_ms, median(one.seconds), max(one.seconds), len(one.seconds))
+            for one in silences
+        ),
+    )
