@@ -1,0 +1,179 @@
+"""A release: what is built of a commit, what stands in its way, and manual pages that read well."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from scripts.lib.man_pages import pages
+from scripts.lib.wheelhouse import ROOT
+from streammeta.cli.root import cli
+
+_GIT = ("git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+
+
+def git(place: Path, *words: str) -> str:
+    done = subprocess.run([*_GIT, *words], cwd=place, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of its own with the files of this tree, in one commit."""
+    place = tmp_path_factory.mktemp("release") / "tree"
+    listed = git(ROOT, "ls-files", "-co", "--exclude-standard").splitlines()
+    for name in listed:
+        if (ROOT / name).is_file():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, place / name)
+    (place / ".venv").symlink_to(ROOT / ".venv")
+    git(place, "init", "-q")
+    (place / ".git" / "info" / "exclude").write_text(".venv\n")
+    git(place, "add", "-A")
+    git(place, "commit", "-qm", "Everything")
+    return place
+
+
+def release(checkout: Path, *words: str) -> tuple[int, dict[str, Any]]:
+    done = subprocess.run(
+        [ROOT / ".venv" / "bin" / "python", "scripts/release", "--format", "json", *words],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def built(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("built")
+    code, answer = release(checkout, "--trial", str(folder))
+    assert code == 0, answer
+    sums = (folder / "SHA256SUMS").read_text().split()
+    assert dict(zip(sums[1::2], sums[::2], strict=True)) == answer["files"]
+    return folder
+
+
+def test_the_wheel_installs_a_manual_page_for_every_command(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    found = {Path(name).name for name in zipfile.ZipFile(wheel).namelist() if "/man1/" in name}
+    assert found == {
+        "streammeta.1",
+        *(f"streammeta-{name}.1" for name in cli.list_commands(click.Context(cli))),
+    }
+
+
+def test_the_source_distribution_holds_the_product_and_can_be_built(built: Path) -> None:
+    (source,) = built.glob("*.tar.gz")
+    with tarfile.open(source) as files:
+        names = {name.partition("/")[2] for name in files.getnames()}
+        settings = files.extractfile(
+            next(n for n in files.getnames() if n.endswith("pyproject.toml"))
+        )
+        assert settings is not None
+        assert b"shared-data" not in settings.read(), "what it names is not in there"
+    assert {"pyproject.toml", "LICENSE", "commands/streammeta/cli/root.py"} <= names
+
+
+def test_the_bill_names_every_package_that_users_install(built: Path) -> None:
+    bill = json.loads(next(built.glob("*.cdx.json")).read_text())
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    refs = {component["bom-ref"] for component in bill["components"]}
+    assert {"grpcio", "numpy", "boto3", "botocore", "pyarrow", "prompt-toolkit", "pyspark"} <= refs
+    assert refs.isdisjoint({"pytest", "mypy", "ruff"})
+    known = refs | {"streammeta"}
+    for entry in bill["dependencies"]:
+        assert {entry["ref"], *entry["dependsOn"]} <= known
+    assert all(component["version"] in component["purl"] for component in bill["components"])
+
+
+def test_the_same_commit_gives_the_same_files(checkout: Path, built: Path, tmp_path: Path) -> None:
+    code, answer = release(checkout, "--trial", str(tmp_path))
+    assert code == 0
+    lines = (f"{digest}  {name}\n" for name, digest in answer["files"].items())
+    assert "".join(lines) == (built / "SHA256SUMS").read_text()
+
+
+@pytest.fixture
+def undone(checkout: Path) -> Iterator[Path]:
+    """The checkout, for a change; it is as before afterwards."""
+    before = git(checkout, "rev-parse", "HEAD").strip()
+    yield checkout
+    git(checkout, "reset", "-q", "--hard", before)
+    git(checkout, "clean", "-qfd")
+    for tag in git(checkout, "tag").split():
+        git(checkout, "tag", "-d", tag)
+
+
+def refusal(checkout: Path, folder: Path) -> str:
+    code, answer = release(checkout, str(folder))
+    assert (code, answer["ok"]) == (1, False)
+    assert not any(folder.iterdir())
+    message: str = answer["error"]["message"]
+    return message
+
+
+def test_a_release_wants_a_commit_a_dated_changelog_and_a_tag(undone: Path, tmp_path: Path) -> None:
+    changelog = undone / "CHANGELOG.md"
+    assert "(YYYY-MM-DD)" in refusal(undone, tmp_path)
+    changelog.write_text(changelog.read_text().replace("(unreleased)", "(2026-12-01)", 1))
+    assert "CHANGELOG.md" in refusal(undone, tmp_path)
+    git(undone, "commit", "-qam", "Dated")
+    assert "tags none" in refusal(undone, tmp_path)
+    git(undone, "tag", "v0.0.1")
+    assert "v0.0.1; wanted is v" in refusal(undone, tmp_path)
+
+
+def test_a_folder_with_files_is_left_as_it_is(checkout: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("x")
+    code, answer = release(checkout, "--trial", str(tmp_path))
+    assert code == 1
+    assert "not empty" in answer["error"]["message"]
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def commands(group: click.Command, context: click.Context) -> Iterator[click.Command]:
+    yield group
+    if isinstance(group, click.Group):
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
+            yield from commands(command, click.Context(command, info_name=name, parent=context))
+
+
+def test_every_option_is_in_the_page_of_its_command() -> None:
+    context, texts = click.Context(cli, info_name="streammeta"), pages("1.0", "2026-01-01")
+    for name in cli.list_commands(context):
+        top = cli.get_command(context, name)
+        assert top is not None
+        page = texts[f"streammeta-{name}.1"].replace(r"\-", "-")
+        for command in commands(top, click.Context(top, info_name=name, parent=context)):
+            for parameter in command.params:
+                if isinstance(parameter, click.Option) and not parameter.hidden:
+                    assert parameter.opts[0] in page, (name, parameter.opts)
+
+
+@pytest.mark.skipif(shutil.which("groff") is None, reason="there is no groff on this machine")
+def test_the_formatter_has_no_warning_for_any_page() -> None:
+    for name, text in pages("1.0", "2026-01-01").items():
+        done = subprocess.run(
+            ["groff", "-man", "-ww", "-Tutf8"],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, ""), name
