@@ -181,4 +181,32 @@ PEERS = (
         """,
         Tested("tests/trust/test_tls_reload.py::test_a_broken_set_stays_out_and_is_told_of_once"),
     ),
+    Mutant(
+        "token-sent-to-the-port-for-certificates",
+        "A follower names the address that asks for a certificate to a caller with a token.",
+        "KIP-103: clients are told of the listener that they have come to",
+        """
+        streammeta.controller.rpc.request_guard:
+        - metadata["leader_endpoint"] = error.token_endpoint  # the other asks for a certificate
+        + metadata.setdefault("leader_endpoint", error.token_endpoint)
+        """,
+        Tested(
+            "tests/trust/test_token_calls.py::"
+            "test_a_follower_sends_callers_to_the_port_that_takes_what_they_show"
+        ),
+    ),
+    Mutant(
+        "address-for-tokens-outlives-its-listener",
+        "Callers with tokens are sent to a listener that a controller has no longer.",
+        "the same, after a restart with other options",
+        """
+        streammeta.controller.peers.addresses:
+        - self._for_tokens.pop(node_id, None)
+        + self._for_tokens.get(node_id)
+        """,
+        Tested(
+            "tests/quorum/test_peer_dialled.py::"
+            "test_the_address_for_tokens_is_that_of_the_last_hello_if_it_names_one"
+        ),
+    ),
 )
