@@ -1,0 +1,141 @@
+"""RocketMQ's released classes read what is written here, and the other way."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from streammeta.brokers.rocketmq.cluster_store import QueueStore, StoreConfig
+from streammeta.brokers.rocketmq.dispatch import GroupCommit
+from streammeta.brokers.rocketmq.flat_file import FlatFilePlace, MemoryKeeper
+from streammeta.brokers.rocketmq.key_index import IndexHeader, query_compacted
+from streammeta.brokers.rocketmq.key_index_service import IndexSizes
+from streammeta.brokers.rocketmq.message import (
+    java_hash,
+    physical_offset_of,
+    with_physical_offset,
+)
+from streammeta.brokers.rocketmq.message_file import FileSizes, MessageFile
+from streammeta.brokers.rocketmq.metadata import METADATA_FILE, MetadataTable, Queue
+from streammeta.brokers.rocketmq.names import SegmentType, index_path, segment_path
+from streammeta.brokers.rocketmq.segment_view import render
+from streammeta.brokers.rocketmq.storage import TimeBounds
+from streammeta.brokers.rocketmq.upload_pool import PoolConfig
+from streammeta.client import StreamClient
+from tests.brokers.rocketmq_messages import STORED_MS, LocalMessages, key, message, tags
+from tests.kit.java_peers import JavaPeer, java_peer
+from tests.kit.real_cluster import running_cluster, streammeta
+
+pytestmark = pytest.mark.process
+QUEUE = Queue("b", "P", 0)
+COUNT = 120
+CONFIG = StoreConfig(
+    FileSizes(4000, 1000), IndexSizes(50, 500), PoolConfig(linger_s=0.01), GroupCommit(count=40)
+)
+
+
+@pytest.fixture(scope="module")
+def peer(tmp_path_factory: pytest.TempPathFactory) -> JavaPeer:
+    return java_peer("rocketmq", tmp_path_factory.mktemp("classes"))
+
+
+def _asked(peer: JavaPeer, root: Path, work: Path, *lines: str) -> list[str]:
+    script = work / "script"
+    script.write_text("\n".join(lines))
+    return peer.run(str(root), "c", "b", str(script))
+
+
+def test_released_classes_read_the_view(peer: JavaPeer, tmp_path: Path) -> None:
+    with running_cluster(tmp_path, 1) as cluster:
+        raised = streammeta("features", "upgrade", "--connect", cluster.connect, "--to", "3")
+        assert raised["exit_code"] == 0, raised
+        stored = asyncio.run(_view(cluster.endpoints, cluster.store_uri, tmp_path / "view"))
+    times = [
+        f"time P 0 {STORED_MS + at} {bound}"
+        for at in (-1, 0, 50, 119, 120)
+        for bound in ("LOWER", "UPPER")
+    ]
+    asked = ("read P 0", *times, f"key P {key(0)}", f"key P {key(77)}", "key P none")
+    read, *rest = _asked(peer, tmp_path / "view", tmp_path, *asked)
+    assert [bytes.fromhex(one) for one in read.split()] == stored
+    offsets = [int(one) for one in rest[: len(times)]]
+    assert offsets == [0, 0, 0, 0, 50, 50, 119, 119, 120, 120]
+    places = [physical_offset_of(one) for one in stored]
+    found = [[int(one) for one in line.split()] for line in rest[len(times) :]]
+    assert found == [places[0:10], places[70:80], []]
+
+
+async def _view(endpoints: list[str], bucket: str, directory: Path) -> list[bytes]:
+    async with await StreamClient.open(endpoints, bucket, node_id=1) as client:
+        store = await QueueStore.open(client, "c", "b", CONFIG)
+        dispatcher = await store.dispatcher("P", 0, LocalMessages("P", 0, COUNT))
+        await dispatcher.file.init_offset(0)
+        while dispatcher.file.commit_offset < COUNT:
+            await dispatcher.dispatch(force=True)
+        await render(store, "c", directory)
+        found = await dispatcher.file.read(0, COUNT)
+        await store.close()
+        return [one.data for one in found]
+
+
+class _File:
+    """A segment that the peer wrote; nothing is written to it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def size(self) -> int | None:
+        return self._path.stat().st_size
+
+    async def write(self, position: int, data: bytes, times: TimeBounds) -> None:
+        raise AssertionError("the peer's files are only read")
+
+    async def read(self, position: int, length: int) -> bytes:
+        return self._path.read_bytes()[position : position + length]
+
+    async def destroy(self) -> None:
+        raise AssertionError("the peer's files are only read")
+
+
+class _Files:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def segment(self, path: str, kind: SegmentType, base_offset: int) -> _File:
+        return _File(self._root / "files" / segment_path("c", path, kind, base_offset))
+
+
+async def test_what_released_classes_wrote_is_read(peer: JavaPeer, tmp_path: Path) -> None:
+    root = tmp_path / "peer"
+    root.mkdir()
+    lines = [
+        f"{java_hash(tags(at))} {STORED_MS + at} {key(at)} {message('P', 0, at).hex()}"
+        for at in range(COUNT)
+    ]
+    (tmp_path / "messages").write_text("\n".join(lines))
+    asked = (f"write P 0 {tmp_path / 'messages'}", "upload")
+    assert _asked(peer, root, tmp_path, *asked) == ["true", "uploaded"]
+    table = MetadataTable.decode((root / METADATA_FILE).read_text())
+    place = FlatFilePlace(_Files(root), MemoryKeeper(table), lambda: STORED_MS)
+    file = MessageFile(place, QUEUE, CONFIG.files)
+    await file.open()
+    found = await file.read(0, COUNT)
+    wanted, at = [], 0
+    for offset in range(COUNT):
+        wanted.append(with_physical_offset(message("P", 0, offset), at))
+        at += len(wanted[-1])
+    assert [one.data for one in found] == wanted
+    assert [one.tags_code for one in found] == [java_hash(tags(one)) for one in range(COUNT)]
+    assert await file.offset_at(STORED_MS + 30) == 30
+    await _index_is_read(root, table, [physical_offset_of(one) for one in wanted])
+
+
+async def _index_is_read(root: Path, table: MetadataTable, places: list[int]) -> None:
+    (one,) = table.segments_of(index_path("b"), SegmentType.INDEX)
+    segment = _Files(root).segment(one.path, one.kind, one.base_offset)
+    header = IndexHeader.decode(await segment.read(0, 28))
+    assert header.item_count == COUNT
+    items = await query_compacted(segment.read, 50, "P", key(33), 99, header.begin_ms)
+    assert sorted(one.offset for one in items) == places[30:40]
