@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,7 @@ BATCH = 4
 """Records of one produced batch."""
 PARTITIONS = 4
 
-_CODECS: Mapping[str, Sequence[str]] = {"kafka_python": ("none", "gzip")}
-_ALL_CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+_CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Operations:
 
     def all(self) -> list[Operation]:
         """Return the operations in their order."""
-        written = self._written(_CODECS.get(self.client, _ALL_CODECS))
+        written = self._written(_CODECS)
         end = BATCH * len(written)
         return [
             {"op": "brokers"},

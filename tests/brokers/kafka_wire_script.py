@@ -21,6 +21,7 @@ OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR = (8, 7), (9, 5), (10, 2)
 JOIN, HEARTBEAT, LEAVE, SYNC = (11, 5), (12, 3), (13, 2), (14, 3)
 CREATE_TOPICS, DELETE_TOPICS, DELETE_RECORDS = (19, 4), (20, 3), (21, 1)
 INIT_PRODUCER_ID, EPOCH_ENDS, CREATE_PARTITIONS = (22, 1), (23, 3), (37, 1)
+DESCRIBE_CLUSTER = (60, 1)
 
 _LOADING = (14, 15, 16)
 """Errors of a coordinator that is not ready."""
@@ -246,6 +247,14 @@ class Script:
         )
         yield "absent topic grows", int(grown.results[0].error_code)
         wanted = {"name": "checked", "num_partitions": 1, "replication_factor": 1}
+        for endpoint_type in (1, 2):
+            found = self._call(
+                DESCRIBE_CLUSTER,
+                include_cluster_authorized_operations=False,
+                endpoint_type=endpoint_type,
+            )
+            outcome = int(found.error_code), found.endpoint_type, len(found.brokers)
+            yield f"cluster by endpoint type {endpoint_type}", outcome
         checked = self._call(
             CREATE_TOPICS, topics=[wanted], timeout=PATIENCE_MS, validate_only=True
         )

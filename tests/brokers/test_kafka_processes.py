@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from streammeta.brokers.kafka.codes import Code
 from streammeta.cli.local_cluster import LocalCluster, tls_words
 from streammeta.client import ControllerClient
 from tests.kit.certificates import Authority
+from tests.kit.kafka_batches import Rec, make_batch
 from tests.kit.kafka_brokers import KafkaBrokers, result_of
+from tests.kit.kafka_wire import WireClient
 from tests.kit.real_cluster import FAST, running_cluster
 
 pytestmark = pytest.mark.process
@@ -154,6 +159,36 @@ _HOSTILE = {
     "cut": _framed(b"\x00\x00\x00\x08\x00\x00\x00\x01\xff\xff\xff\xff\xff\xff\x00\x00"),
     "HTTP": b"GET / HTTP/1.1\r\n\r\n",
 }
+
+
+_BOMB_BYTES = 64 * 1024 * 1024
+
+
+def test_batch_that_expands_to_much_is_kept_as_it_came(brokers: KafkaBrokers) -> None:
+    address = brokers.start(1)
+    admin = AdminClient({"bootstrap.servers": address})
+    admin.create_topics([NewTopic("bomb", 1)])["bomb"].result(30)
+    batch = make_batch([Rec(time.time_ns() // 1_000_000, None, bytes(_BOMB_BYTES))], attributes=1)
+    process = psutil.Process(brokers.children[1].pid)
+    before = process.memory_info().rss
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "nobody"})
+    place = TopicPartition("bomb", 0)
+    with WireClient(address) as client:
+        while consumer.get_watermark_offsets(place, timeout=30)[1] == 0:
+            produced = client.call(
+                *(0, 8),
+                {
+                    "transactional_id": None,
+                    "acks": -1,
+                    "timeout": 20_000,
+                    "topic_data": [
+                        {"name": "bomb", "partition_data": [{"index": 0, "records": batch}]}
+                    ],
+                },
+            )
+    consumer.close()
+    assert produced.responses[0].partition_responses[0].error_code == Code.NONE
+    assert process.memory_info().rss - before < _BOMB_BYTES
 
 
 def test_hostile_frame_ends_its_own_connection(brokers: KafkaBrokers) -> None:

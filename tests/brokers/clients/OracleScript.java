@@ -213,7 +213,7 @@ public final class OracleScript {
                 owned.addAll(second.assignment());
                 boolean isShared = first.assignment().size() < partitions
                         && second.assignment().size() < partitions && owned.size() == partitions;
-                if (isShared && seen.size() >= count) {
+                if (isShared && position(first) + position(second) == count) {
                     break;
                 }
             }
@@ -224,6 +224,10 @@ public final class OracleScript {
         }
         shares.sort(null);
         return Map.of("shares", shares, "seen", seen);
+    }
+
+    private static long position(KafkaConsumer<byte[], byte[]> member) {
+        return member.assignment().stream().mapToLong(member::position).sum();
     }
 
     private Object committed(String topic, JsonNode asked) throws Exception {

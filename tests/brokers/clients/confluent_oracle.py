@@ -156,7 +156,7 @@ class Script:
                         seen[f"{message.partition()}/{message.offset()}"] = _row(message)
             shares = [len(one.assignment()) for one in members]
             is_shared = min(shares) > 0 and sum(shares) == asked["partitions"]
-            if is_shared and len(seen) >= asked["count"]:
+            if is_shared and sum(map(_position, members)) == asked["count"]:
                 break
         for one in members:
             one.commit(asynchronous=False)
@@ -198,6 +198,11 @@ def _consumer(group: str, reset: str) -> Consumer:
             "session.timeout.ms": 10_000,
         }
     )
+
+
+def _position(member: Consumer) -> int:
+    """Return the sum of a member's positions."""
+    return sum(max(one.offset, 0) for one in member.position(member.assignment()))
 
 
 def _row(one: Any) -> Any:

@@ -44,6 +44,7 @@ class Code(IntEnum):
     MEMBER_ID_REQUIRED = 79
     FENCED_INSTANCE_ID = 82
     INVALID_RECORD = 87
+    MISMATCHED_ENDPOINT_TYPE = 114
 
 
 class KafkaError(Exception):

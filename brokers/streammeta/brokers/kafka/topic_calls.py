@@ -19,6 +19,8 @@ from streammeta.brokers.partition.opening import wall_clock_ms
 PARTITIONS_MAX = 10_000
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _TOPIC, _BROKER = 2, 4
+_BROKERS = 1
+"""Endpoint type of brokers, as DescribeCluster has it."""
 _UNKNOWN_OPERATIONS = -(2**31)
 _DEFAULT_SOURCE, _TOPIC_SOURCE = 5, 1
 
@@ -87,10 +89,18 @@ def _topic_row(broker: Broker, topic: Topic) -> Tree:
     }
 
 
-async def describe_cluster(broker: Broker, _: Request) -> Tree:
-    """Return the brokers."""
+async def describe_cluster(broker: Broker, request: Request) -> Tree:
+    """Return the brokers; of the controllers Kafka's clients are told nothing."""
+    asked = getattr(request.body, "endpoint_type", _BROKERS)
+    if asked != _BROKERS:
+        return {
+            "error_code": Code.MISMATCHED_ENDPOINT_TYPE,
+            "error_message": f"endpoint type {asked} is not offered, wanted {_BROKERS}: brokers",
+            "endpoint_type": _BROKERS,
+        }
     return {
         "error_code": Code.NONE,
+        "endpoint_type": _BROKERS,
         "cluster_id": broker.cluster_id,
         "controller_id": broker.view.controller,
         "brokers": _brokers(broker, "broker_id"),

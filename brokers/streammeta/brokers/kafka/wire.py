@@ -47,7 +47,7 @@ SERVED: Mapping[int, tuple[int, int]] = {
     23: (2, 3),  # OffsetForLeaderEpoch
     32: (1, 3),  # DescribeConfigs
     37: (0, 1),  # CreatePartitions
-    60: (0, 0),  # DescribeCluster
+    60: (0, 1),  # DescribeCluster
 }
 """Lowest and highest version of each API."""
 
