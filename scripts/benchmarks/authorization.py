@@ -1,8 +1,9 @@
 """The cost of letting a caller in: the leader's CPU time before a handler begins.
 
 A server in this process takes one call of each kind of caller, over real connections, and lets it
-in again and again: by the door alone, and by all that stands before a handler (`Entrance`). Both
-are CPU time of the event loop's thread, so that other work on the machine does not count.
+in again and again: by the door alone, by all that stands before a handler (`Entrance`), and by the
+same with an audit log, which sums calls of this kind. All are CPU time of the event loop's thread,
+so that other work on the machine does not count.
 """
 
 import json
@@ -21,12 +22,17 @@ from jwt.algorithms import ECAlgorithm
 from scripts.benchmarks.figures import Outcome, Table, median
 from streammeta.cli.local_certificates import LocalCertificates
 from streammeta.controller.rpc.entrance import Entrance
+from streammeta.controller.runtime.clock import SystemClock
+from streammeta.controller.trust.audit_file import AuditFile
+from streammeta.controller.trust.audit_writer import AuditWriter
+from streammeta.controller.trust.auditor import Auditor, Office
 from streammeta.controller.trust.door import Door
 from streammeta.controller.trust.policy import parse_policy
 from streammeta.controller.trust.tokens import TokenVerifier, parse_keys
 from streammeta.rpc.connections import client_channel, listen, new_server
 from streammeta.rpc.identity import Role
 from streammeta.rpc.tls import TlsFiles
+from streammeta.storage.durable_files import PosixFileSystem
 
 CLUSTER = "bench"
 METHOD = "streammeta.v1.NodeService.GetNodes"
@@ -62,10 +68,11 @@ async def _bare(_: object, __: object) -> bytes:
 class _Measured:
     """A handler that lets its caller in again and again."""
 
-    def __init__(self, settings: Settings, door: Door) -> None:
+    def __init__(self, settings: Settings, door: Door, auditor: Auditor) -> None:
         self._settings = settings
         self._door = door
         self._entered = Entrance(door).wrap(METHOD, _bare)
+        self._recorded = Entrance(door, auditor).wrap(METHOD, _bare)
         self.found: dict[str, float] = {}
 
     async def handle(self, _: bytes, context: Any) -> bytes:
@@ -76,7 +83,12 @@ class _Measured:
 
         bare, judging = await self._cost(lambda: _bare(b"", context)), await self._cost(judged)
         entering = await self._cost(lambda: self._entered(b"", context))
-        self.found = {"judged_us": judging - bare, "let_in_us": entering - bare}
+        recording = await self._cost(lambda: self._recorded(b"", context))
+        self.found = {
+            "judged_us": judging - bare,
+            "let_in_us": entering - bare,
+            "let_in_and_recorded_us": recording - bare,
+        }
         return b""
 
     async def _cost(self, call: Callable[[], Awaitable[object]]) -> float:
@@ -95,9 +107,12 @@ async def measure(root: Path, settings: Settings, progress: Callable[[str], None
     certificates = LocalCertificates(root, CLUSTER)
     door = Door(CLUSTER, parse_policy(_policy(), CLUSTER, "policy.toml"))
     token = _take_tokens(door)
-    measured = _Measured(settings, door)
+    writer = AuditWriter(AuditFile(PosixFileSystem(), root / "audit.log"))
+    auditor = Auditor(writer, SystemClock(), lambda: Office(1, 1, leads=True))
+    measured = _Measured(settings, door, auditor)
     rows: dict[str, Mapping[str, float]] = {}
     async with AsyncExitStack() as stack:
+        stack.push_async_callback(writer.stop)
         ports = await _serve(stack, measured, certificates.of(Role.CONTROLLER, 1))
         for caller in _callers(certificates, token):
             progress(f"authorization: {caller.name}")
@@ -115,7 +130,7 @@ async def measure(root: Path, settings: Settings, progress: Callable[[str], None
         tables=(
             Table(
                 title="CPU time of letting a caller in, us a call",
-                columns=("caller", "judged", "all before the handler"),
+                columns=("caller", "judged", "all before the handler", "with an audit log"),
                 rows=tuple(
                     (name, *(round(cost, 2) for cost in row.values())) for name, row in rows.items()
                 ),
