@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from streammeta.storage import errors
 from streammeta.storage.object_store.base import (
@@ -141,6 +141,14 @@ class MemoryObjectStore:
         with self._call("copy"):
             found = self._find(source_key)
             self._store(target_key, found.data, found.tags)
+
+    def add_tags(self, key: str, tags: Tags) -> None:
+        check_key(key)
+        with self._call("add_tags"):
+            wanted = dict(self._find(key).tags) | dict(tags)
+            check_tags(wanted)
+            with self._lock:
+                self._stored[key] = replace(self._stored[key], tags=wanted)
 
     def delete_many(self, keys: Iterable[str]) -> DeleteResult:
         wanted = tuple(keys)

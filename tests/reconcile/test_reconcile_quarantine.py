@@ -185,3 +185,50 @@ def test_a_quarantine_that_was_killed_is_finished_or_undone(
         assert in_quarantine(bucket) == {own(i) for i in ORPHANS}
     assert undo(folder).complete
     assert content(bucket) == before
+
+
+def test_what_is_tagged_stays_with_its_tags_and_a_tag_for_the_rule_of_the_bucket(
+    engine: EngineName, bucket: LocalBucket, folder: Path, endpoint: str, tmp_path: Path
+) -> None:
+    before = content(bucket)
+    done = apply(ApplyConfig(folder, delete=True, tag=True, engine=engine))
+    assert done.outcomes == {Outcome.TAGGED: Tally(8, 28)}
+    assert set(done.examples) == {own(i) for i in ORPHANS}
+    tagged = {own(i): {"streammeta-reconcile": "orphan"} for i in ORPHANS}
+    tagged[own(ORPHANS[0])]["topic"] = "a b"
+    assert content(bucket) == {
+        key: (data, tagged.get(key, tags)) for key, (data, tags) in before.items()
+    }
+    assert list(done.run_folder.glob("undo/*.jsonl")), "on record like what is deleted"
+
+    again = apply(ApplyConfig(folder, delete=True, tag=True, engine=engine))
+    assert again.outcomes == done.outcomes
+    assert apply(ApplyConfig(folder, delete=True, engine=engine)).outcomes == {
+        Outcome.DELETED: Tally(8, 28)
+    }
+
+
+def test_a_tag_that_is_not_taken_fails_one_object_and_deletes_none(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, 4)
+    bench.order = replace(bench.order, tag=True)
+    bench.store.put(bench.candidates[1].key, b"x", tags={f"tag{i}": "" for i in range(10)})
+    bench.store.fail_next("add_tags", AccessDeniedError("no right to tag"))
+    before = bench.store.objects().keys()
+    found = bench.run()
+    assert sorted(found.values()) == [
+        Outcome.FAILED,
+        Outcome.FAILED,
+        Outcome.TAGGED,
+        Outcome.TAGGED,
+    ]
+    assert bench.store.objects().keys() >= before
+    bench.state.objects[2] = MapObject(COMMITTED)
+    assert bench.run()[2] is Outcome.KEPT
+
+
+def test_tags_and_quarantine_exclude_each_other(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["reconcile", "apply", "--plan", str(folder), "--yes", "--tag", "--quarantine"]
+    assert run_cli(cli, words) == 1
+    assert "--quarantine and --tag exclude each other" in capsys.readouterr().err

@@ -370,6 +370,23 @@ def test_tags_are_kept_with_an_object_of_parts(store: ObjectStore) -> None:
     assert tags_of(store, "t/parts") == tags
 
 
+def test_tags_are_added_to_an_object_that_stays_as_it_is(store: ObjectStore) -> None:
+    store.put("t/put", b"x", tags={"cluster": "prod-1", "state": "live"})
+    store.put("t/plain", b"y")
+    before = list(store.list_objects())
+    store.add_tags("t/put", {"state": "orphan"})
+    store.add_tags("t/plain", {"state": "orphan"})
+    assert tags_of(store, "t/put") == {"cluster": "prod-1", "state": "orphan"}
+    assert tags_of(store, "t/plain") == {"state": "orphan"}
+    assert list(store.list_objects()) == before
+    assert store.get_range("t/put") == b"x"
+    with pytest.raises(errors.ObjectNotFoundError):
+        store.add_tags("t/absent", {"state": "orphan"})
+    with pytest.raises(ValueError, match="tags"):
+        store.add_tags("t/put", {f"name{i}": "" for i in range(9)})
+    assert tags_of(store, "t/put") == {"cluster": "prod-1", "state": "orphan"}
+
+
 @pytest.mark.parametrize(
     "tags",
     [{f"name{i}": "" for i in range(11)}, {"": "x"}, {"n" * 129: ""}, {"n": "v" * 257}, {"ä": ""},
@@ -396,6 +413,7 @@ def test_nothing_begins_after_its_deadline(store: ObjectStore) -> None:
         lambda: late.get_range("key"),
         lambda: late.head("key"),
         lambda: late.copy("key", "other"),
+        lambda: late.add_tags("key", {"a": "b"}),
         lambda: list(late.list_objects()),
         lambda: late.delete_many(["key"]),
         lambda: late.start_multipart("other"),

@@ -180,6 +180,11 @@ def plan_command(
     "--quarantine", is_flag=True, help="Keep a copy in the bucket, which `undo` brings back."
 )
 @click.option(
+    "--tag",
+    is_flag=True,
+    help="Tag with streammeta-reconcile=orphan instead, for a rule of the bucket to delete.",
+)
+@click.option(
     "--rate",
     "keys_per_s",
     type=click.IntRange(min=1),
@@ -207,6 +212,7 @@ def apply_command(
       streammeta reconcile apply --plan ./plan-1          # says what it would do
       streammeta reconcile apply --plan ./plan-1 --yes    # does it
       streammeta reconcile apply --plan ./plan-1 --yes --quarantine
+      streammeta reconcile apply --plan ./plan-1 --yes --tag
     """
     with optional_packages("reconciliation", "reconcile"):
         from streammeta.reconcile.apply import ApplyConfig, apply

@@ -46,11 +46,11 @@ class ApplyConfig:
 
     `store` and `connect` None mean those of the plan; a store that needs credentials in its URI
     has to be given again. `delete` False is a dry run. `quarantine` keeps copies of what is deleted
-    for `undo`. `keys_per_s` is the budget of the whole run, >= 1; `patience_s` how long to wait for
-    a leader, each time. The files of `tls` must be at the same paths wherever an executor runs;
-    without, controllers are asked in plain text. `auto_keys` is the largest number of candidates
-    that the automatic choice of the engine leaves to this process; `spark` is used by the other
-    engine alone.
+    for `undo`; `tag` deletes nothing and tags instead, and excludes it. `keys_per_s` is the budget
+    of the whole run, >= 1; `patience_s` how long to wait for a leader, each time. The files of
+    `tls` must be at the same paths wherever an executor runs; without, controllers are asked in
+    plain text. `auto_keys` is the largest number of candidates that the automatic choice of the
+    engine leaves to this process; `spark` is used by the other engine alone.
     """
 
     folder: Path
@@ -58,6 +58,7 @@ class ApplyConfig:
     connect: tuple[str, ...] | None = None
     delete: bool = False
     quarantine: bool = False
+    tag: bool = False
     keys_per_s: int = 500
     patience_s: float = 15.0
     tls: CallerFiles | None = None
@@ -100,6 +101,8 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
     """
     if config.keys_per_s < 1:
         raise ConfigurationError(f"--rate is {config.keys_per_s} keys/s, wanted at least 1")
+    if config.quarantine and config.tag:
+        raise ConfigurationError("--quarantine and --tag exclude each other; give one of them")
     plan = read_plan_file(config.folder)
     check_plan(config.folder, plan, time.time_ns() // 1_000_000)
     store = config.store or plan.store
@@ -120,6 +123,7 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
         keys_per_s=config.keys_per_s,
         delete=config.delete,
         quarantine=config.quarantine,
+        tag=config.tag,
         run=run_folder.name,
     )
     with (
@@ -151,6 +155,8 @@ def _check_cluster(store_uri: str, leader: LeaderClient, plan: PlanResult) -> No
 def _kind(config: ApplyConfig) -> str:
     if not config.delete:
         return "dry"
+    if config.tag:
+        return "tag"
     return "quarantine" if config.quarantine else "delete"
 
 
@@ -181,7 +187,11 @@ def _candidates(folder: Path, plan: PlanResult) -> Path:
 
 
 def _summary(run_folder: Path, deleted: bool) -> ApplyResult:
-    done = (Outcome.DELETED, Outcome.QUARANTINED) if deleted else (Outcome.WOULD_DELETE,)
+    done = (
+        (Outcome.DELETED, Outcome.QUARANTINED, Outcome.TAGGED)
+        if deleted
+        else (Outcome.WOULD_DELETE,)
+    )
     counts = Counts("outcome")
     examples: list[str] = []
     problems: dict[str, None] = {}

@@ -22,7 +22,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from streammeta.reconcile.deletion_order import Candidate, DeletionOrder, Judged, Outcome
+from streammeta.reconcile.deletion_order import (
+    ORPHAN_TAG,
+    Candidate,
+    DeletionOrder,
+    Judged,
+    Outcome,
+)
 from streammeta.reconcile.identity import check_bucket, check_standing
 from streammeta.reconcile.leader import LeaderClient, state_name
 from streammeta.reconcile.lease import check_held
@@ -71,7 +77,7 @@ class Deleter:
         self._asked_for: set[str] = set()
         self._failed_in_a_row = 0
         self._is_over = False
-        self._done = Outcome.QUARANTINED if order.quarantine else Outcome.DELETED
+        self._done = order.done
 
     def run(self, candidates: Iterable[Candidate]) -> Iterator[list[Judged]]:
         """Yield the outcomes of every batch; candidates not tried are `SKIPPED`."""
@@ -219,7 +225,10 @@ class Deleter:
         replace_file(PosixFileSystem(), path, map(str.encode, lines))
 
     def _removed(self, free: Sequence[Candidate]) -> list[Judged]:
-        """Delete candidates, those of which a copy is in quarantine if that is the order."""
+        """Tag candidates, or delete them: those of which a copy is in quarantine if so ordered."""
+        if self._order.tag:
+            with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
+                return list(pool.map(self._tag, free))
         unsaved: list[Judged] = []
         if self._order.quarantine:
             with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
@@ -238,6 +247,17 @@ class Deleter:
             return _not_deleted(one, error)
         except StorageError as error:
             return Judged(one, Outcome.FAILED, f"not deleted, as it can't be copied: {error}")
+        return Judged(one, self._done)
+
+    def _tag(self, one: Candidate) -> Judged:
+        try:
+            self._store.add_tags(one.key, ORPHAN_TAG)
+        except ObjectNotFoundError:
+            return Judged(one, Outcome.GONE)
+        except StoreUnavailableError as error:
+            return Judged(one, Outcome.FAILED, f"not tagged: {error}", error.throttled)
+        except (StorageError, ValueError) as error:
+            return Judged(one, Outcome.FAILED, f"not tagged: {error}")
         return Judged(one, self._done)
 
     def _delete(self, free: Sequence[Candidate]) -> list[Judged]:

@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from streammeta.reconcile.identity import ClusterIdentity
 from streammeta.rpc.tls import CallerFiles
 
+ORPHAN_TAG = {"streammeta-reconcile": "orphan"}
+"""Tag of objects that a rule of the bucket is to delete."""
+
 
 class Outcome(enum.StrEnum):
     """Outcome of one candidate."""
 
     DELETED = "deleted"
     QUARANTINED = "quarantined"  # deleted, with a copy in quarantine
+    TAGGED = "tagged"  # still there, for a rule of the bucket to delete
     WOULD_DELETE = "would_delete"  # a dry run; with --yes it would be gone
     KEPT = "kept"  # the map still knows it
     CHANGED = "changed"  # the key holds another object than the plan recorded
@@ -44,7 +48,7 @@ class DeletionOrder:
     The files of `tls` are read where the task runs. `identity` and `next_object_id` are those of
     the plan. With `delete` False nothing is deleted and no undo record is written. `run` is the one
     that has to hold the lease when something is deleted. With `quarantine` an object is copied to
-    quarantine before it is deleted.
+    quarantine before it is deleted; with `tag` it is tagged, and not deleted.
     """
 
     store: str
@@ -58,6 +62,14 @@ class DeletionOrder:
     run: str
     tls: CallerFiles | None = None
     quarantine: bool = False
+    tag: bool = False
+
+    @property
+    def done(self) -> Outcome:
+        """Outcome of a candidate to which all was done."""
+        if self.tag:
+            return Outcome.TAGGED
+        return Outcome.QUARANTINED if self.quarantine else Outcome.DELETED
 
 
 @dataclass(frozen=True, slots=True)

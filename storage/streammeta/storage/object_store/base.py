@@ -4,7 +4,7 @@ Does no I/O. All calls block: an event loop calls them in a thread. A store may 
 threads at once. Every failure is one of `storage.errors`; any call may raise
 `BucketNotFoundError`, `AccessDeniedError` and `StoreUnavailableError`, which are not repeated
 below. Keys are non-empty strings of at most 1024 bytes in UTF-8 (`InvalidKeyError`). Tags are short
-labels for the bucket's own rules of expiry, cost and access; the product reads none back.
+labels for the bucket's own rules of expiry, cost and access; the product decides nothing by them.
 """
 
 from __future__ import annotations
@@ -144,6 +144,14 @@ class ObjectStore(Protocol):
         The target appears all at once and durably, replacing what was there; its time is new, and
         its etag may be. Raises `ObjectNotFoundError` for the source; stores may refuse to copy more
         than `MAX_PART_SIZE` bytes, with `StoreRejectedError`.
+        """
+        ...
+
+    def add_tags(self, key: str, tags: Tags) -> None:
+        """Add tags to those that an object has; one of the same name is replaced.
+
+        Bytes, time and etag stay. Not atomic: of two callers at once one may go unheard. Raises
+        `ObjectNotFoundError`; `ValueError` when all tags together break the rules of `check_tags`.
         """
         ...
 

@@ -147,6 +147,15 @@ class LocalObjectStore:
             size = os.fstat(source).st_size
             self._write_file(target, lambda fd: copy_bytes(source, fd, 0, size), read_tags(source))
 
+    def add_tags(self, key: str, tags: Tags) -> None:
+        """See `ObjectStore.add_tags`."""
+        path = self._path_of(key)
+        with self._call("add_tags"), self._opened(key, path) as fd:
+            wanted = read_tags(fd) | dict(tags)
+            check_tags(wanted)
+            write_tags(fd, wanted)
+            os.fsync(fd)
+
     def delete_many(self, keys: Iterable[str]) -> DeleteResult:
         """See `ObjectStore.delete_many`."""
         paths = {key: self._path_of(key) for key in keys}

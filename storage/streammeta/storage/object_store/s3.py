@@ -37,6 +37,7 @@ from streammeta.storage.object_store.base import (
     check_part_number,
     check_parts,
     check_range,
+    check_tags,
 )
 from streammeta.storage.object_store.calls import Meter, StoreMetrics, earlier, with_clean_up
 from streammeta.storage.object_store.listing_page import ListingPage
@@ -197,6 +198,21 @@ class S3ObjectStore:
             ),
             key=source_key,
         )
+
+    def add_tags(self, key: str, tags: Tags) -> None:
+        """See `ObjectStore.add_tags`: tags can only be replaced as a whole, so they are read."""
+        check_key(key)
+
+        def add() -> None:
+            found = self._client.get_object_tagging(Bucket=self._bucket, Key=key)["TagSet"]
+            wanted = {one["Key"]: one["Value"] for one in found} | dict(tags)
+            check_tags(wanted)
+            tag_set: Any = [{"Key": name, "Value": value} for name, value in wanted.items()]
+            self._client.put_object_tagging(
+                Bucket=self._bucket, Key=key, Tagging={"TagSet": tag_set}
+            )
+
+        self._call("add_tags", add, key=key)
 
     def delete_many(self, keys: Iterable[str]) -> DeleteResult:
         """See `ObjectStore.delete_many`."""
