@@ -112,6 +112,7 @@ class Bench:
             identity=self.state.identity,
             next_object_id=1000,
             undo_folder=str(self.undo),
+            audit_folder=str(tmp_path / "audit"),
             keys_per_s=1_000_000,
             delete=True,
             run="r1",
@@ -129,7 +130,7 @@ class Bench:
         """Work through all candidates."""
         self.leader = FakeLeader(self.state, fail_at)
         self.leader.on_announced = self.on_announced
-        work = Deleter(self.order, "t", self.store, self.leader, sleep=self.on_pause)
+        work = Deleter(self.order, "7-t", self.store, self.leader, sleep=self.on_pause)
         work._pacer.wait_for = self.on_paced  # type: ignore[assignment, method-assign]
         return [one for batch in work.run(self.candidates) for one in batch]
 

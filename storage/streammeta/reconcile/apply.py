@@ -37,6 +37,7 @@ from streammeta.rpc.tls import CallerFiles
 
 _OUTCOMES = "outcomes"
 _UNDO = "undo"
+_AUDIT = "audit"
 _EXAMPLES = 10
 
 
@@ -120,6 +121,7 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
         identity=plan.identity,
         next_object_id=plan.next_object_id or 0,
         undo_folder=str((run_folder / _UNDO).absolute()),
+        audit_folder=str((run_folder / _AUDIT).absolute()),
         keys_per_s=config.keys_per_s,
         delete=config.delete,
         quarantine=config.quarantine,

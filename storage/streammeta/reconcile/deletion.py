@@ -3,8 +3,8 @@
 A key is deleted only if the bucket bears the marker of the plan's cluster, the key is still the
 object of the plan, and the leader of that cluster says, just before, that the map issued its id
 once and has forgotten it; that it is deleted is in the leader's audit log first. An error of the
-marker, the lease, the leader, its audit log or the disk of the undo records spares the whole batch
-and ends the task. A key that the store is too busy for is tried again from the start, after a
+marker, the lease, the leader, either audit log or the disk of the undo records spares the whole
+batch and ends the task. A key that the store is too busy for is tried again from the start, after a
 pause; what the store refuses of one key concerns no other. Before a batch is deleted, what is known
 of its objects is on disk.
 """
@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from streammeta.reconcile.audit_trail import AuditTrail
 from streammeta.reconcile.deletion_order import (
     ORPHAN_TAG,
     Candidate,
@@ -55,6 +56,8 @@ _HOPELESS = 20
 class Deleter:
     """Processes the candidates of one task in batches, until an error that concerns all.
 
+    `task` begins with its number, and a hyphen if more follows.
+
     `sleep` takes seconds.
     """
 
@@ -78,6 +81,7 @@ class Deleter:
         self._failed_in_a_row = 0
         self._is_over = False
         self._done = order.done
+        self._trail = AuditTrail(order, int(task.partition("-")[0]))
 
     def run(self, candidates: Iterable[Candidate]) -> Iterator[list[Judged]]:
         """Yield the outcomes of every batch; candidates not tried are `SKIPPED`."""
@@ -88,9 +92,17 @@ class Deleter:
                 return
             judged = self._batch(batch)
             self._count_failures(judged)
+            try:
+                self._trail.end(judged)
+            except OSError:  # what began is on record, and nothing more begins
+                self._is_over = True
             yield judged
         while batch := list(itertools.islice(remaining, LARGEST_BATCH)):
             yield [Judged(one, Outcome.SKIPPED, "an earlier batch failed") for one in batch]
+
+    def close(self) -> None:
+        """Release the audit trail."""
+        self._trail.close()
 
     def _count_failures(self, judged: Sequence[Judged]) -> None:
         failed = sum(one.outcome is Outcome.FAILED for one in judged)
@@ -122,6 +134,7 @@ class Deleter:
             check_held(self._store, self._order.identity.namespace, self._order.run)
             self._write_undo(free)
             free, known = self._announced(free)
+            self._trail.begin(free)
         except (StorageError, OSError) as error:
             self._is_over = True
             return [Judged(one, Outcome.FAILED, f"nothing deleted: {error}") for one in batch]
@@ -288,6 +301,8 @@ def carry_out(
 ) -> Iterator[pa.RecordBatch]:
     """Carry out an order on the candidates of one task, whose undo records bear its name.
 
+    `task` is its number, and after a hyphen what tells one attempt from another.
+
     Yields the outcomes of each batch once they are known.
     """
     candidates = (Candidate(**row) for batch in batches for row in batch.to_pylist())
@@ -297,8 +312,8 @@ def carry_out(
     with (
         closing(open_object_store(order.store)) as store,
         LeaderClient(order.connect, order.patience_s, order.tls) as leader,
+        closing(Deleter(order, task, store, leader)) as work,
     ):
-        work = Deleter(order, task, store, leader)
         for judged in work.run(itertools.chain([first], candidates)):
             yield _outcome_rows(judged)
 

@@ -57,6 +57,7 @@ class DeletionOrder:
     identity: ClusterIdentity
     next_object_id: int
     undo_folder: str
+    audit_folder: str
     keys_per_s: float
     delete: bool
     run: str

@@ -106,7 +106,7 @@ class LocalEngine:
         """See `Engine.delete`. The outcomes of a batch are on disk before the next is begun."""
         outcomes.mkdir(parents=True)
         schema = arrow_schema(OUTCOME_COLUMNS)
-        for number, rows in enumerate(carry_out(order, "local", _sorted_candidates(candidates))):
+        for number, rows in enumerate(carry_out(order, "00000", _sorted_candidates(candidates))):
             with pq.ParquetWriter(outcomes / f"part-{number:06d}.parquet", schema) as writer:
                 writer.write_batch(rows)
 

@@ -153,7 +153,7 @@ def _deleter(order: DeletionOrder) -> Callable[[_Batches], Iterator[pa.RecordBat
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        task = f"{context.partitionId():05d}-{context.attemptNumber()}" if context else "driver"
+        task = f"{context.partitionId():05d}-{context.attemptNumber()}" if context else "00000"
         yield from carry_out(order, task, batches)
 
     return run

@@ -1,0 +1,82 @@
+"""Audit trail of a run: a line before each change of the bucket, and one with what became of it.
+
+Lines are JSON objects chained by hashes, as controllers write theirs, so that one command verifies
+both; a task has a chain of its own, and its number where a controller has its node id. A line that
+says BEGUN and has no other after it is of a process that ended in between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from streammeta.controller.trust.audit import AuditLine, Verdict
+from streammeta.controller.trust.audit_file import AuditFile, Entry
+from streammeta.reconcile.deletion_order import Candidate, DeletionOrder, Judged, Outcome
+from streammeta.storage.durable_files import PosixFileSystem
+
+_CALLS = {
+    Outcome.DELETED: "reconcile.delete",
+    Outcome.QUARANTINED: "reconcile.quarantine",
+    Outcome.TAGGED: "reconcile.tag",
+}
+
+
+class AuditTrail:
+    """The trail of one task; an attempt to repeat the task goes on in its file."""
+
+    def __init__(self, order: DeletionOrder, task: int) -> None:
+        self._order = order
+        self._task = task
+        self._file: AuditFile | None = None
+        self._begun: set[str] = set()
+
+    def begin(self, candidates: Sequence[Candidate]) -> None:
+        """Put on record durably what is changed next. Raises `OSError`."""
+        self._write([self._line(one, Verdict.BEGUN) for one in candidates])
+        self._begun.update(one.key for one in candidates)
+
+    def end(self, judged: Sequence[Judged]) -> None:
+        """Put on record what became of those that were begun. Raises `OSError`."""
+        of_begun = [one for one in judged if one.candidate.key in self._begun]
+        self._begun.clear()
+        self._write([self._outcome(one) for one in of_begun])
+
+    def close(self) -> None:
+        """Release the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _outcome(self, one: Judged) -> AuditLine:
+        is_certain = one.outcome in (self._order.done, Outcome.GONE, Outcome.KEPT)
+        verdict = Verdict.OK if is_certain else Verdict.UNKNOWN
+        told = "" if one.outcome is self._order.done else f"{one.outcome}: {one.detail}"
+        return self._line(one.candidate, verdict, told)
+
+    def _line(self, one: Candidate, verdict: Verdict, reason: str = "") -> AuditLine:
+        return AuditLine(
+            ts_ms=time.time_ns() // 1_000_000,
+            node=self._task,
+            epoch=0,
+            leader=False,
+            call=_CALLS[self._order.done],
+            verdict=verdict,
+            target={
+                "run": self._order.run,
+                "key": one.key,
+                "object_id": one.object_id,
+                "size": one.size,
+                "etag": one.etag,
+            },
+            reason=reason,
+        )
+
+    def _write(self, lines: Sequence[AuditLine]) -> None:
+        if not lines:
+            return
+        if self._file is None:
+            path = Path(self._order.audit_folder) / f"task-{self._task:05d}.jsonl"
+            self._file = AuditFile(PosixFileSystem(), path)
+        self._file.append([Entry(line) for line in lines])
+        self._file.sync()
