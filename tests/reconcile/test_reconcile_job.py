@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -152,6 +153,27 @@ def test_plan_and_apply_over_every_kind_of_key(
     state.refuse = grpc.StatusCode.FAILED_PRECONDITION
     with pytest.raises(ReconcileError, match="refused"):
         apply(ApplyConfig(folder, engine=engine, delete=True))
+
+
+def test_names_that_are_not_utf_8_are_foreign_and_stay(
+    engine: EngineName, bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
+) -> None:
+    plant(bucket, state)
+    names = (b"\xff\xfe", b"zoo/\xe4", os.fsencode(own(200)) + b"\xff", b"a\xff/x")
+    files = [bucket.root / "objects" / os.fsdecode(name) for name in names]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"by hand")
+        os.utime(file, (1, 1))
+    config = PlanConfig(store=bucket.uri, connect=(endpoint,), folder=tmp_path / "p", engine=engine)
+    plan(config)
+
+    found = verdicts_of(tmp_path / "p")
+    shown = {r"\xff\xfe", r"zoo/\xe4", own(200) + r"\xff", r"a\xff/x"}
+    assert {found[key] for key in shown} == {Verdict.FOREIGN}
+    done = apply(ApplyConfig(tmp_path / "p", engine=engine, delete=True))
+    assert done.outcomes == {Outcome.DELETED: Tally(3, 20)}
+    assert all(file.exists() for file in files)
 
 
 def test_when_the_leader_refuses_during_apply_nothing_is_deleted(

@@ -7,6 +7,7 @@ keys of this project are spread evenly. Knows nothing of the map.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,7 @@ def list_shard(store: ObjectStore, shard: Shard) -> Iterator[ObjectInfo]:
     if shard.last is None:
         return listed
     last = shard.last.encode()
-    return itertools.takewhile(lambda info: info.key.encode() <= last, listed)
+    return itertools.takewhile(lambda info: os.fsencode(info.key) <= last, listed)
 
 
 def listed_rows(store: ObjectStore, shard: Shard, namespace: str) -> Iterator[pa.RecordBatch]:
@@ -88,7 +89,7 @@ def write_uploads(store: ObjectStore, folder: Path) -> int:
 def _listing_rows(page: list[ObjectInfo], namespace: str) -> pa.RecordBatch:
     owners = [owner_of(info.key, namespace) for info in page]
     values = {
-        "key": [info.key for info in page],
+        "key": [_as_text(info.key) for info in page],
         "size": [info.size for info in page],
         "modified_ms": [info.last_modified_ms for info in page],
         "etag": [info.etag for info in page],
@@ -97,6 +98,11 @@ def _listing_rows(page: list[ObjectInfo], namespace: str) -> pa.RecordBatch:
         "note": [note for _, _, note in owners],
     }
     return record_batch(LISTING_COLUMNS, values)
+
+
+def _as_text(key: str) -> str:
+    r"""Spell out bytes of a key that are not UTF-8, as a file's name may have: "a\xff"."""
+    return key if key.isascii() else os.fsencode(key).decode("utf-8", "backslashreplace")
 
 
 def owner_of(key: str, namespace: str) -> tuple[Owner, int | None, str]:
