@@ -22,6 +22,7 @@ from streammeta.storage.object_store.base import (
     DeleteResult,
     MultipartUpload,
     ObjectInfo,
+    OldVersion,
     Tags,
     UploadedPart,
     check_key,
@@ -209,6 +210,10 @@ class MemoryObjectStore:
         for upload in sorted(uploads, key=lambda upload: upload.key.encode()):
             if upload.key.startswith(prefix):
                 yield upload
+
+    def list_old_versions(self) -> Iterator[OldVersion]:
+        """See `ObjectStore.list_old_versions`; there are none here."""
+        return iter(())
 
     def close(self) -> None:
         """See `ObjectStore.close`; the objects stay for the test to look at."""

@@ -138,7 +138,8 @@ def test_verdict_table(row: Row, verdict: str) -> None:
 
 def test_every_verdict_is_in_the_table() -> None:
     assert {verdict for _, _, verdict in TABLE} == {*Verdict, ""} - {
-        *(Verdict.UNCOMPARED, Verdict.UNDECIDED, Verdict.UNFINISHED_UPLOAD)
+        *(Verdict.UNCOMPARED, Verdict.UNDECIDED, Verdict.UNFINISHED_UPLOAD),
+        *(Verdict.OLD_VERSION, Verdict.DELETE_MARKER),
     }
 
 

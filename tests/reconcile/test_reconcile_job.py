@@ -32,6 +32,7 @@ from streammeta.storage.errors import AccessDeniedError, StorageError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import MultipartUpload
+from streammeta.storage.object_store.s3 import S3ObjectStore
 from streammeta.v1 import common_pb2
 from tests.kit.real_cluster import streammeta, wait_until
 from tests.reconcile.fake_controller import (
@@ -308,6 +309,44 @@ def test_a_random_bucket_in_s3_agrees_with_the_map_it_was_made_from(
         with pytest.raises(StorageError, match="nobucket"):
             plan(missing)
         assert not (tmp_path / "q").exists()
+
+
+@pytest.mark.s3
+def test_versions_that_are_not_current_are_counted_and_stay(
+    state: FakeMap, endpoint: str, tmp_path: Path
+) -> None:
+    with running_ministack() as server:
+        server.create_bucket("data")
+        store = open_object_store(server.uri("data"))
+        assert isinstance(store, S3ObjectStore)
+        store._client.put_bucket_versioning(
+            Bucket="data", VersioningConfiguration={"Status": "Enabled"}
+        )
+        state.mark(store)
+        for object_id in range(5):
+            store.put(own(object_id), b"123")
+        for size in range(1040):  # more than a page of one key's versions
+            store.put("hand", b"x" * (size % 2))
+        store.put(own(900), b"orphan")
+        store.delete_many([own(900)])
+        state.objects = {i: MapObject(COMMITTED, size=3) for i in range(5)}
+        config = PlanConfig(
+            store=server.uri("data"),
+            connect=(endpoint,),
+            folder=tmp_path / "p",
+            engine=EngineName.LOCAL,
+            versions=True,
+        )
+        made = plan(config)
+        assert made.classes[Verdict.OLD_VERSION] == Tally(1040, 519 + 6)
+        assert made.classes[Verdict.DELETE_MARKER] == Tally(1, 0)
+        assert made.classes[Verdict.LIVE] == Tally(5, 15)
+        rows = pq.read_table(tmp_path / "p" / "verdicts").to_pylist()
+        (mark,) = [row for row in rows if row["verdict"] == "delete_marker"]
+        assert (mark["key"], mark["object_id"]) == (own(900), 900)
+        assert mark["note"]
+        without = plan(replace(config, folder=tmp_path / "q", versions=False))
+        assert Verdict.OLD_VERSION not in without.classes
 
 
 def test_a_plan_whose_guards_failed_is_a_report_that_can_t_be_applied(

@@ -403,6 +403,14 @@ def test_tags_that_some_stores_lose_are_refused(store: ObjectStore, tags: dict[s
     assert list(store.list_multipart_uploads()) == []
 
 
+def test_a_store_that_keeps_no_versions_lists_none(store: ObjectStore) -> None:
+    store.put("key", b"x")
+    store.put("key", b"y")
+    store.put("gone", b"x")
+    store.delete_many(["gone"])
+    assert list(store.list_old_versions()) == []
+
+
 def test_nothing_begins_after_its_deadline(store: ObjectStore) -> None:
     store.put("key", b"x")
     unfinished = store.start_multipart("m")

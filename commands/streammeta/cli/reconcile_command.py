@@ -113,6 +113,11 @@ _memory_option = click.option(
     metavar="SHARE",
     help="Read this fraction of the map's objects, and check checksum, footer and index; 1: all.",
 )
+@click.option(
+    "--versions",
+    is_flag=True,
+    help="List old versions and delete markers too, of a bucket that keeps versions.",
+)
 @_wait_option
 @_engine_option
 @_master_option

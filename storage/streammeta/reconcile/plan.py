@@ -7,6 +7,7 @@ step fails, the plan is a report of the rest. Nothing here deletes anything.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -46,11 +47,12 @@ from streammeta.reconcile.session import SparkConfig
 from streammeta.reconcile.tables import (
     UPLOAD_COLUMNS,
     VERDICT_COLUMNS,
+    Counts,
     Tally,
     arrow_schema,
     read_batches,
 )
-from streammeta.reconcile.verdict_rows import upload_rows
+from streammeta.reconcile.verdict_rows import upload_rows, version_rows
 from streammeta.reconcile.verdicts import (
     WITHOUT_MAP,
     Evidence,
@@ -63,6 +65,8 @@ from streammeta.rpc.tls import CallerFiles
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_store.address import without_secrets
 from streammeta.storage.object_store.base import ObjectStore
+
+_VERSIONS_A_BATCH = 5000
 
 Progress = Callable[[str], None]
 
@@ -79,7 +83,7 @@ class PlanConfig:
     `patience_s` is how long to wait for a leader. Without `tls` controllers are asked in plain
     text. `auto_keys` is the largest bucket that the automatic choice of the engine leaves to this
     process; `spark` is used by the other engine alone. `deep_share` is the fraction of the map's
-    objects to read, 0..1.
+    objects to read, 0..1. With `versions` those that are not current are listed too.
     """
 
     store: str
@@ -98,6 +102,7 @@ class PlanConfig:
     auto_keys: int = AUTO_KEYS
     spark: SparkConfig = field(default_factory=SparkConfig)
     deep_share: float = 0.0
+    versions: bool = False
 
 
 def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanResult:
@@ -151,6 +156,7 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
                     engine, config, draft, result, exported, claimed_below, undecided
                 )
                 result = _confirmed(config, store, draft, result, progress)
+                result = _with_versions(config, store, draft, result, progress)
             else:
                 result = _report_without_map(engine, draft, result, exported)
             _write_report(draft, config.folder, result)
@@ -265,6 +271,29 @@ def _judge_uploads(draft: Path, basis: PlanResult) -> Mapping[Verdict, Tally]:
         for uploads in read_batches(draft / plan_folder.UPLOADS, UPLOAD_COLUMNS):
             writer.write_batch(upload_rows(uploads, basis.namespace))
     return {Verdict.UNFINISHED_UPLOAD: Tally(basis.unfinished_uploads, 0)}
+
+
+def _with_versions(
+    config: PlanConfig, store: ObjectStore, draft: Path, basis: PlanResult, progress: Progress
+) -> PlanResult:
+    """Add the versions that are not current to the verdicts, if they are asked for."""
+    if not config.versions:
+        return basis
+    progress("listing versions that are not current")
+    counts = Counts("verdict")
+    path = draft / plan_folder.VERDICTS / "old-versions.parquet"
+    listed = store.list_old_versions()
+    try:
+        with pq.ParquetWriter(path, arrow_schema(VERDICT_COLUMNS)) as writer:
+            while page := list(itertools.islice(listed, _VERSIONS_A_BATCH)):
+                rows = version_rows(page, basis.namespace)
+                writer.write_batch(rows)
+                counts.add(rows)
+    except StorageError as error:
+        path.unlink()
+        return _not_found_out(basis, f"versions that are not current could not be listed: {error}")
+    found = {Verdict(verdict): tally for verdict, tally in counts.tallies().items()}
+    return replace(basis, classes=_in_order({**basis.classes, **found}))
 
 
 def _read(

@@ -5,6 +5,7 @@ A joined batch has the columns of the listing, and those of the map; null where 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from streammeta.reconcile.verdicts import (
     judge,
 )
 from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.base import OldVersion
 
 
 def judged_rows(joined: pa.RecordBatch, rules: Rules, namespace: str) -> pa.RecordBatch:
@@ -28,6 +30,21 @@ def judged_rows(joined: pa.RecordBatch, rules: Rules, namespace: str) -> pa.Reco
     verdicts = judge(_columns_of(joined), rules)
     rows = _verdict_rows(joined, verdicts.tolist(), namespace)
     return rows.filter(pa.array(verdicts != ""))
+
+
+def version_rows(versions: Sequence[OldVersion], namespace: str) -> pa.RecordBatch:
+    """Return rows of the report on versions that are not current; their ids are the notes."""
+    names = {True: Verdict.DELETE_MARKER, False: Verdict.OLD_VERSION}
+    found: dict[str, Any] = {
+        "key": [one.key for one in versions],
+        "object_id": [owner_of(one.key, namespace)[1] for one in versions],
+        "verdict": [str(names[one.is_delete_marker]) for one in versions],
+        "note": [one.version_id for one in versions],
+        "size": [one.size for one in versions],
+        "modified_ms": [one.last_modified_ms for one in versions],
+    }
+    nothing = {name: [None] * len(versions) for name in arrow_schema(VERDICT_COLUMNS).names}
+    return record_batch(VERDICT_COLUMNS, nothing | found)
 
 
 def upload_rows(uploads: pa.RecordBatch, namespace: str) -> pa.RecordBatch:

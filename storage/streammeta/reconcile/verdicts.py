@@ -75,6 +75,8 @@ class Verdict(enum.StrEnum):
     MALFORMED = "malformed"  # live, but its footer, index or links can't be read
     UNKNOWN_STATE = "unknown_state"  # the map knows it in a state this version does not
     UNCOMPARED = "uncompared"  # ours by its name; there was no copy of the map to compare with
+    OLD_VERSION = "old_version"  # replaced or deleted, and kept by a bucket with versions
+    DELETE_MARKER = "delete_marker"  # the mark of a deletion in such a bucket
     UNFINISHED_UPLOAD = "unfinished_upload"  # begun in parts: no key, though its parts have bytes
 
 

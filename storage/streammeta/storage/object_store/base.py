@@ -64,6 +64,20 @@ class MultipartUpload:
 
 
 @dataclass(frozen=True, slots=True)
+class OldVersion:
+    """What a bucket with versions keeps behind a key: bytes that were replaced or deleted.
+
+    With `is_delete_marker` it is the mark of a deletion, in force or past, without bytes.
+    """
+
+    key: str
+    version_id: str
+    size: int
+    last_modified_ms: int
+    is_delete_marker: bool
+
+
+@dataclass(frozen=True, slots=True)
 class UploadedPart:
     """One part of an upload: its number (1..10000), opaque etag and size in bytes.
 
@@ -197,6 +211,13 @@ class ObjectStore(Protocol):
 
     def list_multipart_uploads(self, prefix: str = "") -> Iterator[MultipartUpload]:
         """List unfinished uploads under `prefix`, by key."""
+        ...
+
+    def list_old_versions(self) -> Iterator[OldVersion]:
+        """List versions that are not current, and delete markers; none in a store without them.
+
+        By key, but for the markers of a page, which come behind its versions.
+        """
         ...
 
     def close(self) -> None:

@@ -35,6 +35,7 @@ from streammeta.storage.object_store.base import (
     DeleteResult,
     MultipartUpload,
     ObjectInfo,
+    OldVersion,
     Tags,
     UploadedPart,
     check_key,
@@ -239,6 +240,10 @@ class LocalObjectStore:
                     continue  # completed or aborted meanwhile
         wanted = [upload for upload in uploads if upload.key.startswith(prefix)]
         return iter(sorted(wanted, key=lambda upload: (upload.key.encode(), upload.upload_id)))
+
+    def list_old_versions(self) -> Iterator[OldVersion]:
+        """See `ObjectStore.list_old_versions`; there are none here."""
+        return iter(())
 
     def close(self) -> None:
         """See `ObjectStore.close`; no file stays open between calls."""

@@ -31,6 +31,7 @@ from streammeta.storage.object_store.base import (
     DeleteResult,
     MultipartUpload,
     ObjectInfo,
+    OldVersion,
     Tags,
     UploadedPart,
     check_key,
@@ -342,6 +343,23 @@ class S3ObjectStore:
             markers = ("KeyMarker", "UploadIdMarker")
             options = {marker: page[f"Next{marker}"] for marker in markers}
 
+    def list_old_versions(self) -> Iterator[OldVersion]:
+        """See `ObjectStore.list_old_versions`; current versions cost as much to list."""
+        list_page = partial(self._client.list_object_versions, Bucket=self._bucket)
+        options: dict[str, Any] = {}
+        while True:
+            page: Any = self._call("list_old_versions", partial(list_page, **options))
+            for found in page.get("Versions", []):
+                if not found["IsLatest"]:
+                    yield _old_version(found, found["Size"])
+            for found in page.get("DeleteMarkers", []):
+                yield _old_version(found, None)
+            if not page.get("IsTruncated"):
+                return
+            # A page may end behind all versions of a key: there is no marker of a version then.
+            markers = ("KeyMarker", "VersionIdMarker")
+            options = {name: page[f"Next{name}"] for name in markers if page.get(f"Next{name}")}
+
     def enforces_checksum(self, key: str, checksum: Checksum) -> bool:
         """Tell whether the server takes bytes with their `checksum`, and refuses others with it.
 
@@ -470,3 +488,9 @@ def _received(result: object) -> int:
     if isinstance(result, bytes):
         return len(result)
     return result if isinstance(result, int) else 0
+
+
+def _old_version(found: Any, size: int | None) -> OldVersion:
+    """Describe a version, or a delete marker, which has no size."""
+    changed_ms = to_ms(found["LastModified"])
+    return OldVersion(found["Key"], found["VersionId"], size or 0, changed_ms, size is None)
