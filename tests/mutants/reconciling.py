@@ -48,6 +48,19 @@ RECONCILING = (
         Tested(f"{_RECONCILE}_classify.py::test_agrees_with_a_model_over_sets"),
     ),
     Mutant(
+        "deleted-before-it-is-on-record",
+        "A deletion begins without a line of its own in the audit log of the run.",
+        "audit logs that are written after the fact: what a killed process did is in none",
+        """
+        streammeta.reconcile.deletion:
+        - self._trail.begin(free)
+        """,
+        Tested(
+            f"{_RECONCILE}_audit.py"
+            "::test_a_line_is_there_before_the_deletion_and_tells_of_doubt_after_it"
+        ),
+    ),
+    Mutant(
         "other-cluster-s-key-joined",
         "A key of another cluster takes the place of the object of the same id in the join.",
         "Iceberg pull request 12254: a sibling's files under a prefix that fits both",
