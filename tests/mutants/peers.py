@@ -42,6 +42,20 @@ PEERS = (
         Tested("tests/quorum/test_peer_wire.py::test_a_damaged_batch_is_refused"),
     ),
     Mutant(
+        "batch-of-before-sent-again",
+        "The batch that is kept encoded for the next follower is sent for another at its place.",
+        "a cache whose key leaves the epoch out",
+        """
+        streammeta.controller.peers.wire_parts:
+        - if batch is not self._last:
+        + if self._last is None or batch.base_offset != self._last.base_offset:
+        """,
+        Tested(
+            "tests/quorum/test_peer_wire.py"
+            "::test_a_batch_is_sent_as_itself_whatever_was_sent_before"
+        ),
+    ),
+    Mutant(
         "hello-of-another-cluster-taken",
         "The listener does not compare the hello's cluster with its own.",
         "KIP-78: brokers that join another cluster by a wrong address",

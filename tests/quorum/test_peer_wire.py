@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streammeta.controller.errors import InvalidRequestError
+from streammeta.controller.ids import Epoch
 from streammeta.controller.peers import wire
 from streammeta.controller.peers.frames import ANSWERS, BULK_REQUESTS, CONTROL_REQUESTS, FrameKind
 from streammeta.controller.quorum import messages
@@ -57,6 +58,14 @@ def test_every_kind_of_message_is_tried() -> None:
 @pytest.mark.parametrize("message", ALL, ids=lambda message: type(message).__name__)
 def test_a_message_is_unchanged_by_the_wire(message: Message) -> None:
     assert decoded(*encoded(message)) == message
+
+
+def test_a_batch_is_sent_as_itself_whatever_was_sent_before() -> None:
+    """The last one is kept encoded; one at the same place in another epoch is another batch."""
+    other = messages.Batch(BATCH.base_offset, Epoch(BATCH.epoch + 1), BATCH.kind, (b"other",))
+    for batch in (BATCH, BATCH, other, BATCH):
+        answer = with_field(FETCHED, "batches", (batch,))
+        assert decoded(*encoded(answer)) == answer
 
 
 @pytest.mark.parametrize("error", messages.QuorumError)

@@ -290,6 +290,7 @@ async def test_a_read_behind_a_round_of_several_is_answered_after_its_rest(
     cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiters, "ROUND_REST_MS", 200)
+    monkeypatch.setattr(waiters, "REST_A_READ_MS", 100)
     await cluster.fill("a", 1)
     node = cluster.nodes[await cluster.leader()]
     await asyncio.gather(*(node.driver.read_barrier() for _ in range(2)))

@@ -147,22 +147,38 @@ async def test_all_reads_that_arrive_during_a_round_share_the_next_one() -> None
     assert rounds.begin(0) is None, "no read waits"
 
 
-async def test_behind_a_round_of_several_reads_the_next_one_gathers_more() -> None:
-    rounds = ReadRounds(10)
-    rounds.join(), rounds.join()
+@pytest.mark.parametrize(("count", "rest_ms"), [(2, 1), (5, 2), (8, ROUND_REST_MS)])
+async def test_behind_a_round_of_several_reads_the_next_one_gathers_more(
+    count: int, rest_ms: int
+) -> None:
+    rounds = ReadRounds(100)
+    for _ in range(count):
+        rounds.join()
     first = rounds.begin(100)
     assert first is not None
     rounds.proven(first, EndOffset(1))
     assert rounds.rest_ms(100) is None, "no read waits"
 
     reads = [rounds.join()]
-    assert rounds.rest_ms(101) == ROUND_REST_MS - 1
-    assert rounds.begin(101) is None
+    assert rounds.rest_ms(100) == rest_ms
+    assert rounds.begin(100 + rest_ms - 1) is None
     reads.append(rounds.join())
-    second = rounds.begin(100 + ROUND_REST_MS)
+    second = rounds.begin(100 + rest_ms)
     assert second is not None
     rounds.proven(second, EndOffset(2))
     assert [read.result() for read in reads] == [2, 2]
+
+
+async def test_a_round_of_very_many_reads_rests_no_longer() -> None:
+    rounds = ReadRounds(100)
+    for _ in range(100):
+        rounds.join()
+    first = rounds.begin(100)
+    assert first is not None
+    rounds.proven(first, EndOffset(1))
+    await asyncio.sleep(0)
+    rounds.join()
+    assert rounds.begin(100 + ROUND_REST_MS) is not None
 
 
 async def test_a_round_without_proof_fails_its_reads_and_no_others() -> None:

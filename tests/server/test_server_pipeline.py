@@ -159,7 +159,10 @@ async def test_a_bad_upload_rejects_itself_alone(scene: Scene) -> None:
     await scene.send(uploads(1, (0, 0, 0), (1, 1, 5), (2, 2, 0)))
     answer = await scene.committed_answer()
     assert list(answer.uploads.errors) == [NONE, NOT_MATCHED, NONE]
-    assert scene.controller.commits == CommitTally(accepted=2, refused=1)
+    await until(
+        lambda: scene.controller.commits == CommitTally(accepted=2, refused=1),
+        "the commits to be counted behind their answer",
+    )
     assert sum(scene.controller.commits.times) >= 1
     assert list(answer.uploads.range_errors) == [NONE, NOT_MATCHED, NONE]
 
@@ -402,6 +405,30 @@ async def test_messages_of_a_caller_that_has_gone_keep_no_others_waiting(
         await scene.send(uploads(sequence, (1 + sequence, sequence, 0)))
     await scene.appended(3)
     assert (await scene.committed_answer()).sequence == 1
+
+
+async def test_a_commit_whose_caller_goes_while_it_is_answered_is_counted(scene: Scene) -> None:
+    class Gone:
+        """A context whose caller has gone by the time of the answer."""
+
+        auth_context = staticmethod(lambda: {"transport_security_type": [b"insecure"]})
+        peer = staticmethod(lambda: "here")
+
+        async def write(self, _: bytes) -> None:
+            raise asyncio.CancelledError
+
+    async def messages() -> AsyncIterator[bytes]:
+        yield uploads(1, (0, 0, 0)).SerializeToString()
+
+    handle: Any = Entrance(Door("here")).wrap(
+        "streammeta.v1.ObjectService.CommitPipeline", CommitPipeline(scene.controller).handle
+    )
+    serving = asyncio.create_task(handle(messages(), Gone()))
+    await scene.appended(1)
+    scene.log.commit()
+    await asyncio.wait([serving], timeout=10)
+    assert serving.cancelled()
+    assert scene.controller.commits == CommitTally(accepted=1, refused=0)
 
 
 async def test_a_message_is_answered_before_the_next_of_its_caller_can_come(

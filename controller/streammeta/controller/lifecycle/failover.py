@@ -21,6 +21,7 @@ from streammeta.controller.lifecycle.assignments import (
 from streammeta.controller.lifecycle.sessions import Sessions, SupervisedNode
 from streammeta.controller.lifecycle.tasks import PeriodicTask
 from streammeta.controller.metadata.answers import NodeDescription
+from streammeta.controller.metadata.nodes import Node
 from streammeta.controller.metadata.requests import AssignRecoveries, SuperviseNode
 from streammeta.controller.metadata.values import NodeIdentity
 from streammeta.controller.runtime.clock import Clock
@@ -74,7 +75,7 @@ class Heartbeats:
         """
         if not self._controller.is_active:
             await self._controller.settled()  # raises with the leader's address
-        known = self._describe(node.node_id)
+        known = self._controller.cluster_map.node(node.node_id)
         error = _check(node, known)
         if known is None or error is not ErrorCode.NONE:
             return HeartbeatAnswer(error=error, session_timeout_ms=self._sessions.timeout_ms)
@@ -83,7 +84,7 @@ class Heartbeats:
         )
         if not known.supervised:
             await self._controller.write(SuperviseNode(node=node))
-        may_shutdown = wants_shutdown and not has_unrecovered_data(known)
+        may_shutdown = wants_shutdown and not self._owes(node.node_id)
         if may_shutdown:
             # Its last change must be committed, so that the next leader has it too.
             await self._controller.settled()
@@ -118,9 +119,8 @@ class Heartbeats:
         self._compacted_by = dict(plan)
         self._compactions = {target: tuple(departed) for target, departed in found.items()}
 
-    def _describe(self, node_id: int) -> NodeDescription | None:
-        nodes = read_nodes(self._controller, (node_id,))
-        return nodes[0] if nodes else None
+    def _owes(self, node_id: int) -> bool:
+        return any(map(has_unrecovered_data, read_nodes(self._controller, (node_id,))))
 
 
 def read_nodes(
@@ -130,7 +130,7 @@ def read_nodes(
     return controller.cluster_map.nodes(node_ids)
 
 
-def _check(caller: NodeIdentity, known: NodeDescription | None) -> ErrorCode:
+def _check(caller: NodeIdentity, known: Node | None) -> ErrorCode:
     if known is None:
         return ErrorCode.NODE_EPOCH_NOT_EXIST
     if known.node_epoch > caller.node_epoch:

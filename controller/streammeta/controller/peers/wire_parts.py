@@ -266,8 +266,25 @@ _BATCH = struct.Struct(">qqBI")
 _CHECKSUM = struct.Struct(">I")
 
 
-def batch_parts(batch: Batch) -> tuple[bytes, bytes]:
-    """Return a batch, and the CRC-32C of its bytes: fields, lengths of the payloads, payloads."""
+class _BatchEncoder:
+    """Encodes batches, and keeps the last one: a leader sends it to every follower."""
+
+    def __init__(self) -> None:
+        self._last: Batch | None = None
+        self._parts = (b"", b"")
+
+    def parts(self, batch: Batch) -> tuple[bytes, bytes]:
+        """Return what `_encoded_batch` does."""
+        if batch is not self._last:
+            self._last, self._parts = batch, _encoded_batch(batch)
+        return self._parts
+
+
+batch_parts = _BatchEncoder().parts
+"""Returns a batch, and the CRC-32C of its bytes: fields, lengths of the payloads, payloads."""
+
+
+def _encoded_batch(batch: Batch) -> tuple[bytes, bytes]:
     count = len(batch.payloads)
     fields = _BATCH.pack(batch.base_offset, batch.epoch, batch.kind, count)
     lengths = struct.pack(f">{count}I", *map(len, batch.payloads))

@@ -131,6 +131,9 @@ class QuorumCore:
 
         A tick at that time may find that there is nothing to do yet.
         """
+        role = self._replica.role
+        if type(role) is roles.Leader and self._replica.now < role.idle_until:
+            return role.next_answer_or_look()
         return min(self._deadlines(), default=None)
 
     # -- stepping
@@ -419,9 +422,6 @@ class QuorumCore:
     def _leader_deadlines(self, leader: roles.Leader) -> list[int]:
         leading = self._leading
         deadlines = [delayed.answer_by for delayed in leader.delayed_fetches.values()]
-        if self._replica.now < leader.idle_until:
-            deadlines.append(leader.idle_until)
-            return deadlines
         deadlines.extend(map(leading.next_heartbeat, leader.progress_of(self._replica.others)))
         others = [leading.quorum_deadline(leader), leading.full_disks.next_look(leader)]
         if leader.transfer is not None:

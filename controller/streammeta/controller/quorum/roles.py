@@ -167,6 +167,14 @@ class Leader:
     _others: tuple[Voter, ...] = ()
     _progress_of_others: list[ReplicaProgress] = field(default_factory=list)
 
+    def next_answer_or_look(self) -> int:
+        """Return the earliest time to answer a delayed Fetch, or else `idle_until`."""
+        earliest = self.idle_until
+        for delayed in self.delayed_fetches.values():
+            if delayed.answer_by < earliest:
+                earliest = delayed.answer_by
+        return earliest
+
     def progress_of(self, others: tuple[Voter, ...]) -> list[ReplicaProgress]:
         """Return the progress of the voters in force but the leader, in their order.
 

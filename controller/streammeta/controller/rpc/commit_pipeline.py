@@ -341,10 +341,15 @@ class CommitPipeline:
         try:
             while (message := await taken.get()) is not None:
                 answer = await _answer(message, context)
-                self._record(message)
+                answered_at = time.perf_counter()
+                _record(message)
                 # Its caller's next message may be here before the write returns, and is alone then.
                 ahead.answered()
-                await context.write(answer)
+                try:
+                    await context.write(answer)
+                finally:
+                    # Behind the answer, which its caller waits for; it is committed in any case.
+                    self._count(message, answered_at)
         finally:
             for task in tasks:
                 task.cancel()
@@ -353,16 +358,9 @@ class CommitPipeline:
             finally:
                 ahead.drop()
 
-    def _record(self, message: _Decided | _Refused) -> None:
+    def _count(self, message: _Decided | _Refused, answered_at: float) -> None:
         if isinstance(message, _Decided):
-            took_s = time.perf_counter() - message.decided_at
-            self._controller.commits.add(*message.verdicts(), took_s)
-            if (record := current_record()) is not None:
-                tally = message.tally()
-                record.counted(*tally)
-                for place, commit in message.with_effects:
-                    answer = cast(CommitStreamSetObjectAnswer, message.commits[place])
-                    record.carried(commit, commit_stream_set_object_out(answer), tally[-1])
+            self._controller.commits.add(*message.verdicts(), answered_at - message.decided_at)
 
     async def _read(self, messages: AsyncIterator[bytes], ahead: _Ahead, taken: _Taken) -> None:
         caller = current_caller()
@@ -526,6 +524,16 @@ def _read_commit(
         raise InvalidRequestError(f"commits[{index}].{error.field}", reason) from None
     require_parts(current_caller(), request)
     return request
+
+
+def _record(message: _Decided | _Refused) -> None:
+    """Note a message's commits in the record of the call, before they are answered."""
+    if isinstance(message, _Decided) and (record := current_record()) is not None:
+        tally = message.tally()
+        record.counted(*tally)
+        for place, commit in message.with_effects:
+            answer = cast(CommitStreamSetObjectAnswer, message.commits[place])
+            record.carried(commit, commit_stream_set_object_out(answer), tally[-1])
 
 
 async def _answer(message: _Decided | _Refused, context: Context) -> bytes:

@@ -212,9 +212,11 @@ def routed(route: Route, controller: MetadataController) -> UnaryHandler:
                     took_s = time.perf_counter() - began
                     controller.commits.add(1, bool(answer.error), took_s)
             else:
-                answered = await controller.read(
-                    decoded, at_least=read_after(context), timeout_ms=longest_wait_ms(context)
-                )
+                at_least = read_after(context)
+                if at_least is None:
+                    answered = await controller.read(decoded)
+                else:
+                    answered = await controller.read(decoded, at_least, longest_wait_ms(context))
             quote_offset(context, answered.offset)
             encoded = route.encode(answered.answer)
             return encoded if isinstance(encoded, Message) else await _joined(encoded, turns)

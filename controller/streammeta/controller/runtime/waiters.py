@@ -136,8 +136,11 @@ class OffsetWaiters:
         return False
 
 
-ROUND_REST_MS = 2
-"""Least time from the beginning of a round of several reads to that of the next."""
+REST_A_READ_MS = 0.5
+"""Rest for each read of a round of several, in milliseconds: they keep a leader busy as long."""
+
+ROUND_REST_MS = 4
+"""Longest rest: from the beginning of a round of several reads to that of the next."""
 
 
 class ReadRounds:
@@ -150,7 +153,8 @@ class ReadRounds:
 
     Behind a round of several reads the next one rests, so that it gathers more of them: a round
     costs the voters the same for one read as for hundreds, and what it costs is taken from the
-    reads that are being answered. A lone reader, with rounds of one read, never waits.
+    reads that are being answered. The rest is about what these take, so that few readers hardly
+    wait. A lone reader, with rounds of one read, never does.
 
     A round ends when the core returns the offset that its reads must have applied, or can't prove
     leadership. A turn of the event loop wakes a bounded number of its reads, as of answers.
@@ -197,8 +201,8 @@ class ReadRounds:
         if self.rest_ms(now_ms) != 0:
             return None
         self._under_way, self._forming = self._forming, []
-        if len(self._under_way) > 1:
-            self._rests_until = now_ms + ROUND_REST_MS
+        if (count := len(self._under_way)) > 1:
+            self._rests_until = now_ms + min(ROUND_REST_MS, int(count * REST_A_READ_MS))
         self._last += 1
         return self._last
 
