@@ -287,8 +287,8 @@ def run_ten(scene: Scene, seed: int) -> None:
     random.Random(seed).shuffle(names)
     run_rounds(scene, names[:10])
     print(dict(scene.said))
-    assert scene.said["orphans"] >= 5
-    assert scene.said[Outcome.DELETED] >= 5
+    assert scene.said["orphans"] >= 1
+    assert scene.said[Outcome.DELETED] >= 1
     assert all((folder / PLAN_FILE).exists() for folder in scene.plans)
 
 
