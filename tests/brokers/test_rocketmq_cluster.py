@@ -243,3 +243,52 @@ def test_compaction_merges_the_objects_of_a_segment(cluster: LocalCluster) -> No
             await assert_readable(store, topic, 0, 200)
 
     run(cluster, 8, scenario)
+
+
+def test_a_segment_that_is_refused_holds_no_other_and_goes_on(cluster: LocalCluster) -> None:
+    async def scenario(broker: Broker) -> None:
+        ends = dict.fromkeys((("R", 0), ("R", 1), ("R", 2)), 20)
+        store = await broker.start()
+        await dispatched(store, ends)
+        broken = store.files[Queue(store.broker, "R", 1)]
+        tail = broken.commit_log.segments[-1]
+        stream = store.keeper.streams[broken.queue.path, tail.kind, tail.base_offset]
+        closed = await store.client.session.close_streams({stream.stream_id: stream.epoch})
+        closed.require_all()
+        commits = []
+        for queue_id in range(3):
+            dispatcher = await store.dispatcher("R", queue_id, LocalMessages("R", queue_id, 40))
+            dispatcher.local = LocalMessages("R", queue_id, 22)
+            commits.append(dispatcher.dispatch(force=True))
+        before = store.pool.groups
+        await asyncio.gather(*commits)
+        assert store.pool.groups > before
+        found = [store.files[Queue(store.broker, "R", one)].commit_offset for one in range(3)]
+        assert found == [22, 20, 22]
+        await dispatched(store, dict.fromkeys(ends, 40))
+        for _, queue_id in ends:
+            await assert_readable(store, "R", queue_id, 40)
+
+    run(cluster, 9, scenario)
+
+
+def test_writes_wait_while_the_pool_is_full(cluster: LocalCluster) -> None:
+    async def scenario(broker: Broker) -> None:
+        bounds = PoolConfig(linger_s=0.01, group_bytes=2000, max_bytes=6000)
+        store = await broker.start(StoreConfig(CONFIG.files, CONFIG.index, bounds, CONFIG.groups))
+        held = []
+
+        async def watch() -> None:
+            while True:
+                held.append(store.pool.held_bytes)
+                await asyncio.sleep(0)
+
+        watching = asyncio.create_task(watch())
+        ends = {("W", queue_id): 60 for queue_id in range(8)}
+        await dispatched(store, ends)
+        watching.cancel()
+        assert 2000 < max(held) <= 6000
+        for _, queue_id in ends:
+            await assert_readable(store, "W", queue_id, 60)
+
+    run(cluster, 10, scenario)
