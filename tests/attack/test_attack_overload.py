@@ -78,8 +78,11 @@ class Leader:
         return self.cluster.endpoints[self.node_id - 1]
 
     def epoch(self) -> tuple[int, int]:
-        """Return who leads in which epoch."""
-        with ControllerClient(self.cluster.endpoints, timeout_s=30) as client:
+        """Return the leader and the epoch that this controller knows.
+
+        Another controller may not have heard of the first election yet.
+        """
+        with ControllerClient([self.endpoint], timeout_s=30) as client:
             seen = ask(client, admin_pb2.DescribeClusterRequest())
         return seen.leader_id, seen.epoch
 

@@ -338,7 +338,7 @@ def test_an_observer_that_is_not_named_is_listed_and_is_no_failure() -> None:
 def test_without_a_common_offset_in_time_that_is_said() -> None:
     with cluster(FakeLog()) as members:
         members[2].is_always_beyond = True
-        code, answer = hash_of(members, "--timeout", "1")
+        code, answer = hash_of(members, "--timeout", "4")
         assert (code, answer["error"]["code"]) == (1, "NO_COMMON_OFFSET")
 
 

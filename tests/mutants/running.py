@@ -80,10 +80,12 @@ def _after(caught_by: Simulated | Tested, trial: Trial) -> str | None:
 
 def run_trial(*arguments: str) -> Trial:
     """Run `trial.py` with these arguments in a process of its own; raises TrialError."""
-    command = [sys.executable, "-m", "tests.mutants.trial", *arguments]
+    # By `env`: pytest changes its environment while threads start trials, and a copy may fail then.
+    place = ["env", f"PYTHONPATH={_ROOT}"]
+    command = [*place, sys.executable, "-m", "tests.mutants.trial", *arguments]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        child = start_child(arguments[0], command, log, env={"PYTHONPATH": str(_ROOT)})
+        child = start_child(arguments[0], command, log)
         try:
             output, _ = child.process.communicate(timeout=_TIME_LIMIT_S)
         except subprocess.TimeoutExpired:
