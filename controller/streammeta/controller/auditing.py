@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,8 @@ from streammeta.controller.trust.auditor import Auditor, Clock, Office
 from streammeta.storage.durable_files import PosixFileSystem
 
 STANDARD_OUTPUT = Path("-")
+
+_WANTED = "give a file in a directory that this user may write, or - for standard output"
 
 
 class Auditing:
@@ -72,13 +75,33 @@ class Auditing:
             self.auditor.tell_head()
 
 
+def check_audit_log(config: ControllerConfig) -> None:
+    """Check that the audit log could be opened, or made; make nothing.
+
+    Raises:
+        ConfigError: it could not.
+    """
+    if config.audit_log is None or config.audit_log == STANDARD_OUTPUT:
+        return
+    path = config.audit_log.absolute()
+    if path.exists():
+        problem = _lacking(path, os.R_OK | os.W_OK)
+    else:
+        folder = next(folder for folder in path.parents if folder.exists())
+        is_folder = folder.is_dir()
+        problem = _lacking(folder, os.W_OK | os.X_OK) if is_folder else f"{folder} is no directory"
+    if problem:
+        raise ConfigError(f"audit-log: {path} can't be opened: {problem}; {_WANTED}")
+
+
+def _lacking(path: Path, mode: int) -> str:
+    return "" if os.access(path, mode) else f"this user may not write {path}"
+
+
 def _opened(path: Path) -> AuditLog:
     if path == STANDARD_OUTPUT:
         return StandardOutput()
     try:
         return AuditFile(PosixFileSystem(mode=FILE_MODE), path.absolute())
     except OSError as error:
-        raise ConfigError(
-            f"audit-log: {path} can't be opened: {error}; give a file in a directory that this "
-            "user may write, or - for standard output"
-        ) from error
+        raise ConfigError(f"audit-log: {path} can't be opened: {error}; {_WANTED}") from error

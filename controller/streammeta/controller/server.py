@@ -21,7 +21,7 @@ import structlog
 import uvloop
 from grpc_health.v1 import health, health_pb2
 
-from streammeta.controller.auditing import Auditing
+from streammeta.controller.auditing import Auditing, check_audit_log
 from streammeta.controller.backup.uploader import Backup
 from streammeta.controller.config import ConfigError, ControllerConfig
 from streammeta.controller.doors import Doors
@@ -121,18 +121,20 @@ def run(config: ControllerConfig) -> None:
 
 
 def check(config: ControllerConfig) -> None:
-    """Check the bucket and the data directory as a start would; change neither.
+    """Check files, stores and the data directory as a start would; change nothing.
 
     The directory may be in use: its identity is read without its lock.
 
     Raises:
-        ConfigError: the store's URI does not parse, or a file for TLS can't be used.
+        ConfigError: a store's URI does not parse, or a file for TLS, policy, tokens or audit can't
+            be used.
         JournalError: the data directory is missing, not formatted, damaged or another node's.
         StorageError: the bucket can't be used.
     """
     OwnTls(config)
     check_advertised(config)
     Doors(config)
+    check_audit_log(config)
     identity = read_identity(config.data_dir, PosixFileSystem(read_only=True))
     check_identity(identity, config.data_dir, config.cluster_id, config.node_id)
     check_levels(config.data_dir)
