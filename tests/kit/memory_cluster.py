@@ -251,7 +251,7 @@ class MemoryCluster:
         node = self.nodes.pop(node_id)
         node.files.is_full = False
         node.driver._fail(RuntimeError("killed by the test"))
-        await node.driver._checkpointer.stopped()
+        await node.driver.checkpointer.stopped()
         await node.driver._deliverer.stop()
         await node.driver._disk.stop()
         await node.transport.close()

@@ -24,9 +24,10 @@ def written() -> str:
     return PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
 
 
-def names() -> set[str]:
-    """Return the names of all series but for those of a histogram's parts."""
-    return {_name(metric) for metric in _metrics()}
+def series_names() -> set[str]:
+    """Return the names of all series, those of a histogram's parts among them."""
+    of_parts = {sample.name for metric in _metrics() for sample in metric.samples}
+    return of_parts | {_name(metric) for metric in _metrics()}
 
 
 def _metrics() -> Iterator[Metric]:

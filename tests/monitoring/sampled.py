@@ -10,18 +10,37 @@ from prometheus_client import CollectorRegistry
 from streammeta.controller.backup.uploader import BackupStatus
 from streammeta.controller.ids import DirectoryId, EndOffset, NodeId
 from streammeta.controller.lifecycle.deletion import DeletionStatus
+from streammeta.controller.lifecycle.sessions import NodeState
 from streammeta.controller.metadata.answers import MapSize
 from streammeta.controller.monitoring.exposition import new_registry
 from streammeta.controller.monitoring.loop_lag import LoopLag
 from streammeta.controller.monitoring.metrics import ControllerCollector, Sources
+from streammeta.controller.monitoring.work_metrics import Leaderships, WorkSources
 from streammeta.controller.own_tls import CertificateState
 from streammeta.controller.quorum.voters import ReplicaKey
+from streammeta.controller.rpc.request_tally import RequestTally
+from streammeta.controller.runtime.admission import Admission
+from streammeta.controller.runtime.checkpointer import CheckpointTally
 from streammeta.controller.runtime.commit_tally import CommitTally
 from streammeta.controller.runtime.operations import ReplicaDescription
+from streammeta.controller.times import Times
 from streammeta.controller.trust.audit_writer import AuditWriter
+from streammeta.rpc.contract import SERVICES
+from streammeta.storage.object_store.calls import OperationMetrics, StoreMetrics
 from tests.monitoring.test_probes import QUORUM
 
 END = datetime(2027, 1, 1, tzinfo=UTC)
+
+
+def times(*took_s: float) -> Times:
+    made = Times()
+    for each in took_s:
+        made.add(each)
+    return made
+
+
+async def _answer(_data: bytes, _context: object) -> bytes:
+    return b""
 
 
 def replica(node_id: int, end_offset: int | None) -> ReplicaDescription:
@@ -40,6 +59,32 @@ LEADING = replace(
     role="leader",
     leader_id=NodeId(1),
     voters=(replica(1, 50_000), replica(2, 49_990), replica(3, None)),
+)
+
+REQUESTS = RequestTally()
+for _service in SERVICES.values():
+    for _method in _service.methods:
+        _lasts = _method.server_streaming
+        REQUESTS.wrap(_method.full_name, _answer, lasts=_lasts)
+
+WORK = WorkSources(
+    requests=REQUESTS,
+    admission=Admission(),
+    leaderships=Leaderships(begun=2, ended=1),
+    peer_failures={NodeId(2): 3},
+    flushes=times(0.001, 0.001, 0.003),
+    appended_bytes=lambda: 1_000,
+    log_bytes=lambda: 900,
+    free_bytes=lambda: 1 << 40,
+    checkpoints=CheckpointTally(times(2.0), 1, 5_000, 4_000),
+    now_ms=lambda: 10_000,
+    map_used=lambda: {"streams": 1, "kv_keys": 7},
+    map_limits={"streams": 10, "kv_keys": 70},
+    bucket=lambda: StoreMetrics({"put": OperationMetrics(calls=9, failures=1, seconds=0.5)}),
+    sessions=lambda: {NodeState.ACTIVE: 5, NodeState.FENCED: 1},
+    fenced=lambda: 4,
+    recoveries=lambda: 1,
+    compactions=lambda: 2,
 )
 
 SOURCES = Sources(
@@ -62,16 +107,25 @@ SOURCES = Sources(
     refused_connections={"peers": {"hello_refused": 3}, "http": {}},
     handshakes=lambda: 11,
     refused_calls={"BUSY": 0, "NO_IDENTITY": 5},
-    commits=CommitTally(accepted=20, refused=1),
+    commits=CommitTally(20, 1, times(*[0.004] * 20), times(0.1)),
     request_bytes=lambda: 4096,
     request_bytes_max=1 << 29,
     memory_limit=1 << 30,
     audit=None,
     backup=lambda: BackupStatus(49_900, 100, 2_500, "the bucket is away"),
     deletion=lambda: DeletionStatus(
-        in_flight=0, refused=0, stuck=0, sample=(), rate=2_000.0, unbacked=12, unbacked_ms=70_500
+        in_flight=0,
+        refused=0,
+        stuck=0,
+        sample=(),
+        rate=2_000.0,
+        unbacked=12,
+        unbacked_ms=70_500,
+        deleted=30,
+        failed=2,
     ),
     feature_level=lambda: 2,
+    work=WORK,
 )
 
 

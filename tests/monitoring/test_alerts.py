@@ -20,9 +20,9 @@ import yaml
 from streammeta.cli.backup_command import VERIFY_METRICS
 from streammeta.controller.backup.uploader import LATE_INTERVALS
 from streammeta.controller.config import ControllerConfig
-from tests.monitoring.metrics_table import PAGE, names
+from tests.monitoring.metrics_table import PAGE, series_names
 
-RULES = Path(__file__).resolve().parents[2] / "docs" / "alerts" / "streammeta.rules.yml"
+RULES = Path(__file__).resolve().parents[2] / "deploy" / "prometheus" / "streammeta.rules.yml"
 ALERTS: Sequence[Mapping[str, Any]] = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
 DAY_S = 86_400
 MINUTES = 90
@@ -59,12 +59,36 @@ def of_controller(number: int) -> dict[str, str]:
         f'{RELOADS}{{plane="peers",result="replaced"}}': "0+1x100",
         f'{NOT_AFTER}{{plane="peers"}}': f"{15 * DAY_S}x100",
         "streammeta_deletions_unbacked_age_seconds": "10x100",
+        **histogram("streammeta_commit_latency_seconds", 'verdict="accepted"', "0.131072"),
+        **histogram("streammeta_log_flush_duration_seconds", "", "0.131072"),
+        "streammeta_data_dir_free_bytes": "100000-1x100",
+        "streammeta_checkpoints_put_off_total": "0x100",
+        'streammeta_requests_total{method="KVService.GetKVs",result="answered"}': "0+600x100",
+        f'{REFUSED}{{reason="DEFECT"}}': "0x100",
+        'streammeta_admission_refused_total{class="scan"}': "0x100",
+        'streammeta_map_used{quota="nodes"}': "70x100",
+        'streammeta_map_limit{quota="nodes"}': "100x100",
+        "streammeta_deletions_stuck": "0x100",
+        'streammeta_bucket_calls_failed_total{operation="put"}': "0+1x100",
+        'streammeta_bucket_throttled_total{operation="put"}': "0+1x100",
+        'streammeta_node_sessions{state="fenced"}': "0x100",
+        "streammeta_recoveries_assigned": "0x100",
+        "streammeta_feature_level": "4x100",
     }
     if number == 1:
         series['streammeta_quorum_replica_last_caught_up_age_seconds{peer="2"}'] = "1x100"
         series["streammeta_backup_lag_seconds"] = "12x100"
         series["streammeta_backup_failing"] = "0x100"
     return {with_labels(name, number): values for name, values in series.items()}
+
+
+def histogram(name: str, labels: str, below: str) -> dict[str, str]:
+    """Return the buckets of a histogram whose times are all below a bound."""
+    before = f"{labels}," if labels else ""
+    return {
+        f'{name}_bucket{{{before}le="{bound}"}}': "0+600x100"
+        for bound in (below, "0.262144", "0.524288", "1.04858", "+Inf")
+    }
 
 
 def with_labels(name: str, number: int) -> str:
@@ -170,6 +194,67 @@ CASES: Mapping[str, tuple[Mapping[str, str], Sequence[str]]] = {
         },
         ["StreammetaBackupNotVerified"],
     ),
+    "commits are slow": (
+        changed(
+            'streammeta_commit_latency_seconds_bucket{verdict="accepted",le="0.262144"}',
+            "0+500x100",
+        )
+        | changed(
+            'streammeta_commit_latency_seconds_bucket{verdict="accepted",le="0.131072"}',
+            "0+500x100",
+        ),
+        ["StreammetaCommitsSlow"],
+    ),
+    "flushes are slow": (
+        {
+            **WELL,
+            **{
+                with_labels(f'streammeta_log_flush_duration_seconds_bucket{{le="{bound}"}}', 1): (
+                    "0+500x100"
+                )
+                for bound in ("0.131072", "0.262144", "0.524288")
+            },
+        },
+        ["StreammetaFlushesSlow"],
+    ),
+    "the disk fills": (
+        changed("streammeta_data_dir_free_bytes", "100000-1000x100"),
+        ["StreammetaDiskFills"],
+    ),
+    "no room for a checkpoint": (
+        changed("streammeta_checkpoints_put_off_total", "0x60 1x40"),
+        ["StreammetaCheckpointsPutOff"],
+    ),
+    "calls fail": (
+        changed(f'{REFUSED}{{reason="DEFECT"}}', "0+12x100"),
+        ["StreammetaCallsFail"],
+    ),
+    "calls wait": (
+        changed('streammeta_admission_refused_total{class="scan"}', "0+1x100"),
+        ["StreammetaCallsWait"],
+    ),
+    "the map is near a limit": (
+        changed('streammeta_map_used{quota="nodes"}', "81x100"),
+        ["StreammetaMapNearLimit"],
+    ),
+    "deletions are stuck": (
+        changed("streammeta_deletions_stuck", "0x50 1x50"),
+        ["StreammetaDeletionsStuck"],
+    ),
+    "deletions were stuck for a moment": (changed("streammeta_deletions_stuck", "0x70 1x30"), []),
+    "the bucket fails": (
+        changed('streammeta_bucket_calls_failed_total{operation="put"}', "0+12x100"),
+        ["StreammetaBucketFails"],
+    ),
+    "a broker is silent": (
+        changed('streammeta_node_sessions{state="fenced"}', "0x50 1x50"),
+        ["StreammetaBrokersFenced"],
+    ),
+    "a recovery waits": (
+        changed("streammeta_recoveries_assigned", "0x50 1x50"),
+        ["StreammetaRecoveriesWait"],
+    ),
+    "levels differ": (changed("streammeta_feature_level", "3x100"), ["StreammetaLevelsDiffer"]),
     "audit fails": (changed("streammeta_audit_failing", "1x100"), ["StreammetaAuditFailing"]),
     "audit loses": (
         changed("streammeta_audit_dropped_total", "0x80 1x5 2x20"),
@@ -223,7 +308,7 @@ def test_every_alert_has_a_case() -> None:
 
 
 def test_rules_speak_of_metrics_that_exist() -> None:
-    known = names() | {"streammeta_loop_lag_seconds_bucket", *VERIFY_METRICS}
+    known = series_names() | set(VERIFY_METRICS)
     for each in ALERTS:
         used = set(re.findall(r"\b(?:streammeta|process)_\w+", each["expr"]))
         assert used

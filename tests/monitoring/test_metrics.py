@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from streammeta.controller.monitoring.exposition import Exposition
 from streammeta.controller.monitoring.loop_lag import INTERVAL_S, LoopLag
 from streammeta.controller.quorum import roles
+from streammeta.controller.rpc.request_tally import RequestTally
 from streammeta.controller.trust.audit_file import AuditFile
 from streammeta.controller.trust.audit_writer import AuditWriter
 from streammeta.storage.durable_files import PosixFileSystem
@@ -25,7 +26,7 @@ from tests.monitoring.http_calls import samples
 from tests.monitoring.metrics_table import table, written
 from tests.monitoring.sampled import END, LEADING, SOURCES, audited, registry_of
 
-LINES_MAX = 400
+LINES_MAX = 1_500
 """Lines of a scrape, whatever the map holds."""
 
 
@@ -66,6 +67,34 @@ def test_values_are_those_of_the_parts() -> None:
     assert (seen["backup_lag_seconds"], seen["backup_failing"]) == (2.5, 1)
     assert (seen["deletions_unbacked"], seen["deletions_unbacked_age_seconds"]) == (12, 70.5)
     assert seen["feature_level"] == 2
+    assert seen['commit_latency_seconds_count{verdict="accepted"}'] == 20
+    assert seen['commit_latency_seconds_bucket{le="0.002048",verdict="accepted"}'] == 0
+    assert seen['commit_latency_seconds_bucket{le="0.004096",verdict="accepted"}'] == 20
+    assert seen['commit_latency_seconds_sum{verdict="refused"}'] == 0.1
+
+
+def test_values_of_the_work_are_those_of_the_parts() -> None:
+    seen = scraped(registry_of())
+    assert seen['quorum_replica_last_fetch_age_seconds{peer="2"}'] == 0.01
+    assert (seen["quorum_leaderships_begun_total"], seen["quorum_leaderships_ended_total"]) == (
+        2,
+        1,
+    )
+    assert seen['peer_requests_failed_total{peer="2"}'] == 3
+    assert seen['log_flush_duration_seconds_bucket{le="0.001024"}'] == 2
+    assert seen["log_flush_duration_seconds_count"] == 3
+    assert (seen["log_bytes"], seen["log_appended_bytes_total"]) == (900, 1_000)
+    assert seen["data_dir_free_bytes"] == 1 << 40
+    assert (seen["checkpoint_bytes"], seen["checkpoint_age_seconds"]) == (5_000, 6)
+    assert seen["checkpoints_put_off_total"] == 1
+    assert (seen['map_used{quota="kv_keys"}'], seen['map_limit{quota="kv_keys"}']) == (7, 70)
+    assert seen['bucket_calls_total{operation="put"}'] == 9
+    assert seen['bucket_calls_failed_total{operation="put"}'] == 1
+    assert seen['node_sessions{state="active"}'] == 5
+    assert (seen["recoveries_assigned"], seen["compactions_assigned"]) == (1, 2)
+    assert seen["node_sessions_expired_total"] == 4
+    assert seen['deletions_total{result="deleted"}'] == 30
+    assert seen["deletion_rate_limit"] == 2_000
     assert seen["process_resident_memory_bytes"] > 1 << 20
 
 
@@ -74,6 +103,33 @@ def test_what_can_be_counted_is_there_before_it_happens() -> None:
     assert seen['connections_refused_total{cause="handshake_failed",plane="http"}'] == 0
     assert seen['requests_refused_total{reason="BUSY"}'] == 0
     assert seen['loop_lag_seconds_bucket{le="0.0005"}'] == 0
+    assert seen['requests_total{method="KVService.PutKVs",result="failed"}'] == 0
+    assert seen['admission_refused_total{class="commit"}'] == 0
+    assert seen['bucket_throttled_total{operation="delete_many"}'] == 0
+    assert seen['commit_latency_seconds_bucket{le="0.000512",verdict="refused"}'] == 0
+
+
+async def test_calls_are_counted_by_how_they_end() -> None:
+    async def end(wanted: str, _: object) -> bytes:
+        if wanted == "failed":
+            raise ValueError(wanted)
+        if wanted == "abandoned":
+            raise asyncio.CancelledError
+        return b""
+
+    tally = RequestTally()
+    call = tally.wrap("streammeta.v1.KVService.GetKVs", end, lasts=False)
+    await call("answered", None)
+    with pytest.raises(ValueError, match="failed"):
+        await call("failed", None)
+    with pytest.raises(asyncio.CancelledError):
+        await call("abandoned", None)
+    (seen,) = tally.methods.values()
+    assert list(tally.methods) == ["KVService.GetKVs"]
+    assert seen.ended == {"answered": 1, "failed": 1, "abandoned": 1}
+    assert seen.under_way == 0
+    assert seen.times is not None
+    assert seen.times.total == 3
 
 
 def test_what_is_not_known_has_no_value() -> None:

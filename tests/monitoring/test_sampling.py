@@ -13,7 +13,8 @@ import pytest
 from streammeta.controller.monitoring.kept import Kept
 from streammeta.controller.monitoring.sampling import SERIES, Sampler, voter_lag
 from streammeta.controller.monitoring.top_streams import TopStreams, largest
-from streammeta.controller.runtime.commit_tally import CommitTally, quantile_s
+from streammeta.controller.runtime.commit_tally import CommitTally
+from streammeta.controller.times import quantile_s
 from tests.monitoring.sampled import LEADING, SOURCES
 from tests.monitoring.test_probes import QUORUM
 

@@ -354,7 +354,7 @@ async def test_few_copies_of_the_map_are_made_at_a_time(rpcs: Rpcs) -> None:
         for _ in range(LIMITS[kind].running):
             await stack.enter_async_context(gate.admitted(kind))
         read = asyncio.ensure_future(get(b"").read())
-        await until(lambda: gate._admission.waiting(kind) == 1, "a call that waits")
+        await until(lambda: gate.admission.waiting(kind) == 1, "a call that waits")
         assert not read.done()
     assert metadata_pb2.GetSnapshotResponse.FromString(await read).total_bytes > 0
 

@@ -110,8 +110,8 @@ class SimDriver(QuorumDriver):
         return cast(SimStorage, self._disk)
 
     @property
-    def checkpointer(self) -> SimCheckpointer:
-        return cast(SimCheckpointer, self._checkpointer)
+    def sim_checkpointer(self) -> SimCheckpointer:
+        return cast(SimCheckpointer, self.checkpointer)
 
     @property
     def core(self) -> QuorumCore:

@@ -219,7 +219,7 @@ class SimStorage:
                 read.done(batches)
                 return
             case quorum_disk.SnapshotDropped():
-                self._node.driver.checkpointer.on_dropped()
+                self._node.driver.sim_checkpointer.on_dropped()
                 return
             case quorum_disk.StateWritten(token=token):
                 self._note_state_written(token)

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict
 from importlib import metadata
 from typing import Any, Protocol
 
@@ -51,6 +50,7 @@ from streammeta.controller.rpc.memory_budget import MemoryBudget
 from streammeta.controller.rpc.memory_guard import MemoryGuard
 from streammeta.controller.rpc.public_services import health_handler, reflection_handler
 from streammeta.controller.rpc.quorum_service import QuorumServicer
+from streammeta.controller.rpc.request_tally import RequestTally
 from streammeta.controller.rpc.services import (
     AdminHandlers,
     MetadataHandlers,
@@ -72,6 +72,7 @@ from streammeta.controller.runtime.object_id_gate import ObjectIdGate
 from streammeta.controller.runtime.process_memory import ProcessMemory, default_limit
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.controller.service_manager import ServiceManager
+from streammeta.controller.start_log import log_start
 from streammeta.controller.trust.auditor import Office
 from streammeta.controller.trust.policy import Policy
 from streammeta.controller.trust.rates import Rates
@@ -79,7 +80,7 @@ from streammeta.rpc.connections import CONNECTIONS_MAX, add_services, listen, ne
 from streammeta.rpc.contract import SERVICES
 from streammeta.storage.durable_files import PosixFileSystem
 from streammeta.storage.installation import DISTRIBUTION
-from streammeta.storage.object_store.address import open_object_store, without_secrets
+from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import ObjectStore
 
 _log = structlog.get_logger(component="server")
@@ -154,7 +155,7 @@ async def _serve(config: ControllerConfig) -> None:
 
 
 async def _serve_watched(config: ControllerConfig, manager: ServiceManager) -> None:
-    _log_start(config)
+    log_start(config)
     warn_of_advertised(config)
     store = _open_store("store", config.store_uri)
     backup_store = _backup_store(config)  # which may be away
@@ -175,28 +176,6 @@ async def _serve_watched(config: ControllerConfig, manager: ServiceManager) -> N
         finally:
             journal.close()
             _log.info("controller_stopped", node_id=config.node_id)
-
-
-def _log_start(config: ControllerConfig) -> None:
-    """Log version and settings; the store's address without its secrets."""
-    settings = asdict(config)
-    del settings["node_id"], settings["cluster_id"]
-    settings["store_uri"] = without_secrets(config.store_uri)
-    settings["backup_store"] = config.backup_store and without_secrets(config.backup_store)
-    settings["data_dir"] = str(config.data_dir)
-    settings["audit_log"] = config.audit_log and str(config.audit_log)
-    settings["policy"] = config.policy and str(config.policy)
-    for name in ("tls", "peer_tls", "http_tls"):
-        if settings[name] is not None:
-            settings[name] = {part: str(path) for part, path in settings[name].items()}
-    _log.info(
-        "controller_starting",
-        version=metadata.version(DISTRIBUTION),
-        pid=os.getpid(),
-        node_id=config.node_id,
-        cluster_id=config.cluster_id,
-        settings=settings,
-    )
 
 
 def _open_store(option: str, uri: str) -> ObjectStore:
@@ -241,20 +220,14 @@ class ControllerNode:
         backup_store: ObjectStore | None,
         early: EarlyReading,
     ) -> None:
-        self._config = config
+        self._config, self._journal, self._store = config, journal, store
+        self._requests = RequestTally()
         clock = SystemClock()
         object_ids = ObjectIdGate()
         self._controller = _new_controller(config, clock, object_ids, early)
         quorum = _quorum_config(config, journal)
         addresses = _peer_addresses(config)
-        software = Software(metadata.version(DISTRIBUTION), SUPPORTED)
-        identity = Identity(
-            config.cluster_id,
-            config.node_id,
-            config.advertise,
-            software,
-            config.token_endpoint or "",
-        )
+        identity = _identity(config)
         self._tls = OwnTls(config)
         self._uncalled = UncalledConnections(lambda: self._tls.handshakes)
         self._reloading = Reloading(config.tls_reload_ms, [self._tls.look])
@@ -476,6 +449,14 @@ class ControllerNode:
             audit=self._auditing.writer,
             backup=self._backup,
             deletion=self._deletion,
+            requests=self._requests,
+            journal=self._journal,
+            data_dir=config.data_dir,
+            transport=self._transport,
+            store=self._store,
+            sessions=self._sessions,
+            heartbeats=self._heartbeats,
+            map_limits=_map_limits(config),
             # Names and tags of streams are not for every caller that reaches a port in plain text.
             status=None if config.http_plain_text else status,
         )
@@ -522,6 +503,7 @@ class ControllerNode:
         entrance = Entrance(
             *(self._doors.of_calls, self._auditing.auditor, memory, rates, guard),
             connections=self._uncalled,
+            tally=self._requests,
         )
         handlers = [
             *(
@@ -567,6 +549,17 @@ def _port_in_use(option: str, address: str, error: Exception) -> PortInUseError:
     )
 
 
+def _identity(config: ControllerConfig) -> Identity:
+    software = Software(metadata.version(DISTRIBUTION), SUPPORTED)
+    return Identity(
+        config.cluster_id,
+        config.node_id,
+        config.advertise,
+        software,
+        config.token_endpoint or "",
+    )
+
+
 def _peer_addresses(config: ControllerConfig) -> PeerAddresses:
     own = Endpoints(config.peer_advertise, config.advertise, config.token_endpoint)
     return PeerAddresses(config.node_id, own, config.seeds, config.peer_overrides)
@@ -590,8 +583,11 @@ def _quorum_config(config: ControllerConfig, journal: Journal) -> QuorumConfig:
 def _new_controller(
     config: ControllerConfig, clock: SystemClock, object_ids: ObjectIdGate, early: EarlyReading
 ) -> MetadataController:
-    limits = MapLimits(**{quota: getattr(config, f"max_{quota}") for quota in QUOTAS})
-    return MetadataController(ClusterMap(), clock, object_ids, early.read, limits)
+    return MetadataController(ClusterMap(), clock, object_ids, early.read, _map_limits(config))
+
+
+def _map_limits(config: ControllerConfig) -> MapLimits:
+    return MapLimits(**{quota: getattr(config, f"max_{quota}") for quota in QUOTAS})
 
 
 def _checkpoint_limits(config: ControllerConfig) -> CheckpointLimits:

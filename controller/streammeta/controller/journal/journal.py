@@ -26,6 +26,7 @@ from streammeta.controller.journal.snapshots import SnapshotCheck, SnapshotStore
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.quorum.voters import VoterSet
+from streammeta.controller.times import Times
 from streammeta.storage.durable_files import DiskFullError, FileSystem, Lock, PosixFileSystem
 
 DEFAULT_SEGMENT_BYTES = 64 << 20
@@ -68,6 +69,10 @@ class Journal:
         epochs = self.log_start.epoch_starts
         self._last_epoch = epochs[-1].epoch if epochs else self.log_start.start_epoch
         self._half_installed: tuple[SnapshotId, VoterSet] | None = None
+        self.flush_times = Times()
+        """Times of flushes of the log that had something to flush."""
+        self.appended_bytes = 0
+        """Bytes of batches appended since the journal was opened."""
 
     @classmethod
     def open(
@@ -122,6 +127,11 @@ class Journal:
         """Log start offset; everything below is in a snapshot."""
         return EndOffset(self._segments[0].base_offset) if self._segments else self.end_offset
 
+    @property
+    def size(self) -> int:
+        """Bytes of the log's segments; may be asked from any thread."""
+        return sum(segment.size for segment in tuple(self._segments))
+
     # -- writing
 
     def write_quorum_state(self, state: QuorumState) -> None:
@@ -156,13 +166,16 @@ class Journal:
                 self._append_one(batch)
             self.end_offset = batch.end_offset
             self._last_epoch = batch.epoch
+            self.appended_bytes += batch.size
 
     def sync(self) -> None:
         """Make everything appended durable."""
         if self.flushed_end == self.end_offset:
             return
+        began = time.perf_counter()
         self._has_failed = True  # until the sync has succeeded
         self._segments[-1].sync()
+        self.flush_times.add(time.perf_counter() - began)
         self._has_failed = False
         self.flushed_end = self.end_offset
         self._mark.advance(self.flushed_end)

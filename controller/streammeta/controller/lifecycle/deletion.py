@@ -67,7 +67,8 @@ SAMPLE = 5
 class DeletionStatus:
     """Status of deletion: objects in flight, refused and stuck; rate in objects per second.
 
-    `unbacked` objects wait for the backup, the first of them since `unbacked_ms`.
+    `unbacked` objects wait for the backup, the first of them since `unbacked_ms`. `deleted` and
+    `failed` count attempts by their outcome, since the start of the process.
     """
 
     in_flight: int
@@ -77,6 +78,8 @@ class DeletionStatus:
     rate: float
     unbacked: int
     unbacked_ms: int
+    deleted: int = 0
+    failed: int = 0
 
 
 class Deletion:
@@ -114,6 +117,8 @@ class Deletion:
         self._backup_wait = None if backed_up_end is None else BackupWait(backed_up_end)
         self._waits_long = False
         self._in_flight: set[int] = set()
+        self._deleted = 0
+        self._failed = 0
         self._requests = 0
         self._retry_requests = 0
         self._store_failures = 0
@@ -143,6 +148,8 @@ class Deletion:
             rate=self._rate_limiter.rate,
             unbacked=0 if wait is None else len(wait),
             unbacked_ms=0 if wait is None else wait.oldest_ms(self._clock.monotonic_ms()),
+            deleted=self._deleted,
+            failed=self._failed,
         )
 
     # -- choosing
@@ -263,6 +270,7 @@ class Deletion:
         if deleted:
             self._retries.forget(deleted)
             await self._controller.write(RemoveObjects(object_ids=tuple(deleted)))
+            self._deleted += len(deleted)
             _log.info("objects_deleted", count=len(deleted))
 
     def _on_store_failure(self, object_ids: Sequence[int], error: StorageError) -> None:
@@ -278,6 +286,7 @@ class Deletion:
             return
         else:
             self._pause()
+        self._failed += len(object_ids)
         self._retries.postpone(object_ids, now_ms + self._interval_ms)
 
     def _pause(self) -> None:
@@ -290,6 +299,7 @@ class Deletion:
     def _refuse(self, reasons: dict[int, str]) -> None:
         if not reasons:
             return
+        self._failed += len(reasons)
         stuck = self._retries.refuse(reasons, self._clock.monotonic_ms())
         object_id, reason = next(iter(reasons.items()))
         example = key_for(object_id, self._namespace)

@@ -100,6 +100,16 @@ class Heartbeats:
         """Return the node assigned to compact a departed one's set objects, or `NONE_ID`."""
         return self._compacted_by.get(node_id, NONE_ID)
 
+    @property
+    def assigned_recoveries(self) -> int:
+        """Nodes whose data another node is to recover; of this leader's reign."""
+        return sum(map(len, self._recoveries.values()))
+
+    @property
+    def assigned_compactions(self) -> int:
+        """Nodes whose set objects another node is to compact; of this leader's reign."""
+        return len(self._compacted_by)
+
     def set_recoveries(self, nodes: Iterable[NodeDescription]) -> None:
         """Assign recoveries to their targets; `nodes` are all of the map."""
         found: dict[int, list[Recovery]] = {}

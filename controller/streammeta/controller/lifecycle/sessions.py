@@ -6,7 +6,8 @@ or that hears no node at all, fences none. Knows no streams, no map and no wall 
 compares its clock with a broker's.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -57,6 +58,8 @@ class Sessions:
         self._leads = False
         self._led_since_ms = 0
         self._sessions: dict[int, _Session] = {}
+        self.fenced = 0
+        """Sessions that ended because their nodes were silent, in all terms of this process."""
         self._ticked_ms = 0
         self._doubt_since_ms: int | None = None
 
@@ -96,6 +99,10 @@ class Sessions:
         if session.leaving_since_ms is not None:
             return NodeState.CONTROLLED_SHUTDOWN
         return NodeState.ACTIVE
+
+    def counts(self) -> Mapping[NodeState, int]:
+        """Return the number of sessions in each state; none but when leading."""
+        return Counter(self.state(node_id) for node_id in self._sessions)
 
     def is_heard(self, node_id: int) -> bool:
         """Whether a node that is not fenced was itself heard in this term."""
@@ -161,6 +168,7 @@ class Sessions:
         fenced = sorted(i for i, s in silent.items() if not _is_within_grace(s, now_ms))
         for node_id in fenced:
             self._sessions[node_id].is_fenced = True
+        self.fenced += len(fenced)
         return tuple(fenced)
 
     def _is_believed(self, now_ms: int) -> bool:

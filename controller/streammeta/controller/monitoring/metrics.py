@@ -6,22 +6,21 @@ known stand from the start, so that rates see the first event. Opens nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from streammeta.controller.backup.uploader import BackupStatus
 from streammeta.controller.lifecycle.deletion import DeletionStatus
 from streammeta.controller.metadata.answers import MapSize
+from streammeta.controller.monitoring.families import counter, gauge, histogram, value
+from streammeta.controller.monitoring.work_metrics import WorkSources, of_work
 from streammeta.controller.own_tls import CertificateState
 from streammeta.controller.runtime.commit_tally import CommitTally
 from streammeta.controller.runtime.operations import QuorumDescription
 from streammeta.controller.trust.audit_writer import AuditWriter
-
-PREFIX = "streammeta_"
 
 ROLES = ("unattached", "prospective", "candidate", "follower", "leader", "resigned")
 """Parts of a controller in the quorum; an observer is unattached or a follower."""
@@ -33,8 +32,6 @@ CAUSES: Mapping[str, Sequence[str]] = {
     "http": (*_LISTENER, "connection_broken"),
 }
 """Reasons to refuse a connection, by plane."""
-
-_Rows: TypeAlias = Iterable[tuple[Sequence[str], float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +61,7 @@ class Sources:
     """The backup as the leader knows it; None elsewhere, and without a backup store."""
     deletion: Callable[[], DeletionStatus]
     feature_level: Callable[[], int]
+    work: WorkSources
 
 
 class ControllerCollector(Collector):
@@ -74,7 +72,7 @@ class ControllerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric with its values of now."""
-        yield _gauge(
+        yield gauge(
             "build_info",
             "Version of the program; always 1.",
             ["version"],
@@ -89,45 +87,46 @@ class ControllerCollector(Collector):
         yield from _of_audit(self._sources.audit)
         yield from _of_backup(self._sources.backup())
         yield from _of_deletion(self._sources.deletion())
-        yield _value("feature_level", "Feature level in force.", self._sources.feature_level())
+        yield value("feature_level", "Feature level in force.", self._sources.feature_level())
+        yield from of_work(self._sources.work, self._sources.deletion())
 
 
 def _of_quorum(seen: QuorumDescription, applied: int) -> Iterator[Metric]:
-    yield _gauge(
+    yield gauge(
         "quorum_state",
         "1 for the part that this controller has in the quorum, else 0.",
         ["state"],
         [([role], seen.role == role) for role in ROLES],
     )
     leads = seen.role == "leader"
-    yield _value("quorum_is_leader", "1 while this controller leads.", leads)
-    yield _value(
+    yield value("quorum_is_leader", "1 while this controller leads.", leads)
+    yield value(
         "quorum_has_leader",
         "1 while this controller leads, or has answers of a leader.",
         seen.has_leader,
     )
-    yield _gauge(
+    yield gauge(
         "quorum_leader_id",
         "Id of the known leader; no value without one.",
         [],
         [] if seen.leader_id is None else [([], seen.leader_id)],
     )
-    yield _value("quorum_epoch", "Epoch of the quorum.", seen.epoch)
-    yield _value(
+    yield value("quorum_epoch", "Epoch of the quorum.", seen.epoch)
+    yield value(
         "quorum_high_watermark", "End of what is known to be committed.", seen.high_watermark
     )
-    yield _value("log_start_offset", "First offset in the log on disk.", seen.log_start_offset)
-    yield _value("log_end_offset", "End of the log.", seen.end_offset)
-    yield _value("log_flushed_offset", "End of what is flushed to the disk.", seen.flushed_end)
-    yield _value("log_applied_offset", "End of what is applied to the map.", applied)
-    yield _value("quorum_voters", "Voters.", len(seen.voters))
-    yield _value("quorum_observers", "Observers, as the leader sees them.", len(seen.observers))
-    yield _value(
+    yield value("log_start_offset", "First offset in the log on disk.", seen.log_start_offset)
+    yield value("log_end_offset", "End of the log.", seen.end_offset)
+    yield value("log_flushed_offset", "End of what is flushed to the disk.", seen.flushed_end)
+    yield value("log_applied_offset", "End of what is applied to the map.", applied)
+    yield value("quorum_voters", "Voters.", len(seen.voters))
+    yield value("quorum_observers", "Observers, as the leader sees them.", len(seen.observers))
+    yield value(
         "quorum_repairing", "1 while lost entries are copied from the others.", seen.is_repairing
     )
-    yield _value("disk_full", "1 while writes fail for want of disk space.", seen.is_disk_full)
+    yield value("disk_full", "1 while writes fail for want of disk space.", seen.is_disk_full)
     replicas = [(str(each.key.node_id), each) for each in (*seen.voters, *seen.observers)]
-    yield _gauge(
+    yield gauge(
         "quorum_replica_lag_offsets",
         "Entries that a replica is behind the leader; given by the leader alone.",
         ["peer"],
@@ -137,7 +136,7 @@ def _of_quorum(seen: QuorumDescription, applied: int) -> Iterator[Metric]:
             if leads and each.end_offset is not None
         ],
     )
-    yield _gauge(
+    yield gauge(
         "quorum_replica_last_caught_up_age_seconds",
         "Time since a replica had all of the log; given by the leader alone.",
         ["peer"],
@@ -147,13 +146,23 @@ def _of_quorum(seen: QuorumDescription, applied: int) -> Iterator[Metric]:
             if leads and each.last_caught_up_age_ms is not None
         ],
     )
+    yield gauge(
+        "quorum_replica_last_fetch_age_seconds",
+        "Time since a replica fetched; given by the leader alone.",
+        ["peer"],
+        [
+            ([peer], each.last_fetch_age_ms / 1000)
+            for peer, each in replicas
+            if leads and each.last_fetch_age_ms is not None
+        ],
+    )
 
 
 def _of_map(size: MapSize) -> Iterator[Metric]:
-    yield _value("map_streams", "Streams.", size.streams)
-    yield _value("map_nodes", "Brokers.", size.nodes)
-    yield _value("map_keys", "Keys.", size.keys)
-    yield _gauge(
+    yield value("map_streams", "Streams.", size.streams)
+    yield value("map_nodes", "Brokers.", size.nodes)
+    yield value("map_keys", "Keys.", size.keys)
+    yield gauge(
         "map_objects",
         "Objects by state.",
         ["state"],
@@ -163,33 +172,42 @@ def _of_map(size: MapSize) -> Iterator[Metric]:
             (["mark_destroyed"], size.destroyed_objects),
         ],
     )
-    yield _value("map_set_objects", "Committed stream set objects.", size.stream_set_objects)
-    yield _value("map_object_bytes", "Size of committed objects.", size.committed_bytes)
+    yield value("map_set_objects", "Committed stream set objects.", size.stream_set_objects)
+    yield value("map_object_bytes", "Size of committed objects.", size.committed_bytes)
 
 
 def _of_calls(sources: Sources) -> Iterator[Metric]:
-    yield _counter(
+    yield counter(
         "requests_refused",
         "Calls that ended with an error, by the reason given.",
         ["reason"],
         [([reason], count) for reason, count in sources.refused_calls.items()],
     )
-    yield _counter(
+    yield counter(
         "commits",
         "Commits of uploads that were answered here, by verdict.",
         ["verdict"],
         [(["accepted"], sources.commits.accepted), (["refused"], sources.commits.refused)],
     )
+    yield histogram(
+        "commit_latency_seconds",
+        "Time from the decision on a commit of an upload until it was committed, by verdict.",
+        ["verdict"],
+        [
+            (["accepted"], sources.commits.accepted_times),
+            (["refused"], sources.commits.refused_times),
+        ],
+    )
 
 
 def _of_connections(sources: Sources) -> Iterator[Metric]:
-    yield _gauge(
+    yield gauge(
         "connections",
         "Open connections.",
         ["plane"],
         [([plane], count) for plane, count in sources.connections().items()],
     )
-    yield _counter(
+    yield counter(
         "connections_refused",
         "Connections refused, or ended because the other side broke the protocol; of the planes of "
         "peers and http.",
@@ -200,7 +218,7 @@ def _of_connections(sources: Sources) -> Iterator[Metric]:
             for cause in causes
         ],
     )
-    yield _counter(
+    yield counter(
         "tls_handshakes_begun",
         "TLS handshakes begun on the plane of clients, which does not tell of those that fail.",
         [],
@@ -209,13 +227,13 @@ def _of_connections(sources: Sources) -> Iterator[Metric]:
 
 
 def _of_certificates(certificates: Sequence[CertificateState]) -> Iterator[Metric]:
-    yield _gauge(
+    yield gauge(
         "tls_certificate_not_after_timestamp_seconds",
         "End of the certificate in use.",
         ["plane"],
         [([each.plane], each.not_after.timestamp()) for each in certificates],
     )
-    yield _counter(
+    yield counter(
         "tls_reloads",
         "Replaced certificate files, by whether they came into use.",
         ["plane", "result"],
@@ -228,17 +246,17 @@ def _of_certificates(certificates: Sequence[CertificateState]) -> Iterator[Metri
 
 
 def _of_memory(sources: Sources) -> Iterator[Metric]:
-    yield _value(
+    yield value(
         "request_memory_bytes",
         "Size of requests that have arrived and are not answered.",
         sources.request_bytes(),
     )
-    yield _value(
+    yield value(
         "request_memory_limit_bytes",
         "Limit of streammeta_request_memory_bytes.",
         sources.request_bytes_max,
     )
-    yield _value(
+    yield value(
         "memory_limit_bytes",
         "Resident memory at which calls are refused; those that take much of it, before.",
         sources.memory_limit,
@@ -248,19 +266,19 @@ def _of_memory(sources: Sources) -> Iterator[Metric]:
 def _of_audit(writer: AuditWriter | None) -> Iterator[Metric]:
     """Yield what concerns the audit log; without one the series have no values."""
     known = [] if writer is None else [writer]
-    yield _gauge(
+    yield gauge(
         "audit_failing",
         "1 while the audit log can't be written.",
         [],
         [([], bool(each.failure)) for each in known],
     )
-    yield _counter(
+    yield counter(
         "audit_lines",
         "Lines written to the audit log since it was begun.",
         [],
         [([], each.head.seq) for each in known],
     )
-    yield _counter(
+    yield counter(
         "audit_dropped",
         "Lines that found no room in the queue and are lost.",
         [],
@@ -271,25 +289,25 @@ def _of_audit(writer: AuditWriter | None) -> Iterator[Metric]:
 def _of_backup(status: BackupStatus | None) -> Iterator[Metric]:
     """Yield what concerns the backup; without a status the series have no values."""
     known = [] if status is None else [status]
-    yield _gauge(
+    yield gauge(
         "backup_end_offset",
         "End of the log in the backup; of the backup the leader alone gives values.",
         [],
         [([], each.end_offset) for each in known],
     )
-    yield _gauge(
+    yield gauge(
         "backup_lag_offsets",
         "Committed entries that are not in the backup.",
         [],
         [([], each.behind_entries) for each in known],
     )
-    yield _gauge(
+    yield gauge(
         "backup_lag_seconds",
         "Time since everything committed was in the backup; 0 while it is.",
         [],
         [([], each.behind_ms / 1000) for each in known],
     )
-    yield _gauge(
+    yield gauge(
         "backup_failing",
         "1 while nothing can be copied to the backup.",
         [],
@@ -298,31 +316,13 @@ def _of_backup(status: BackupStatus | None) -> Iterator[Metric]:
 
 
 def _of_deletion(status: DeletionStatus) -> Iterator[Metric]:
-    yield _value(
+    yield value(
         "deletions_unbacked",
         "Objects whose bytes wait until the backup knows that they are destroyed.",
         status.unbacked,
     )
-    yield _value(
+    yield value(
         "deletions_unbacked_age_seconds",
         "Time since which the first of streammeta_deletions_unbacked waits; 0 if none does.",
         status.unbacked_ms / 1000,
     )
-
-
-def _value(name: str, text: str, value: float) -> Metric:
-    return _gauge(name, text, [], [([], value)])
-
-
-def _gauge(name: str, text: str, labels: Sequence[str], rows: _Rows) -> Metric:
-    family = GaugeMetricFamily(PREFIX + name, text, labels=labels)
-    for values, value in rows:
-        family.add_metric(values, float(value))
-    return family
-
-
-def _counter(name: str, text: str, labels: Sequence[str], rows: _Rows) -> Metric:
-    family = CounterMetricFamily(PREFIX + name, text, labels=labels)
-    for values, value in rows:
-        family.add_metric(values, float(value))
-    return family

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
+from pathlib import Path
+from shutil import disk_usage
 
 from streammeta.controller.backup.uploader import Backup
+from streammeta.controller.journal.journal import Journal
 from streammeta.controller.lifecycle.deletion import Deletion
+from streammeta.controller.lifecycle.failover import Heartbeats
+from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.metadata.answers import MapSize
+from streammeta.controller.metadata.map_limits import MapLimits
 from streammeta.controller.monitoring.exposition import CONTENT_TYPE, Exposition, new_registry
 from streammeta.controller.monitoring.loop_lag import LoopLag
 from streammeta.controller.monitoring.metrics import ControllerCollector, Sources
@@ -18,10 +24,14 @@ from streammeta.controller.monitoring.plane import HttpPlane, Page, Route
 from streammeta.controller.monitoring.probes import Condition, Phase, report, unready
 from streammeta.controller.monitoring.sampling import Sampler
 from streammeta.controller.monitoring.status_api import StatusApi, StatusParts
+from streammeta.controller.monitoring.work_metrics import Leaderships, WorkSources
 from streammeta.controller.own_tls import OwnTls
 from streammeta.controller.peers.server import PeerServer
+from streammeta.controller.peers.transport import TcpPeerTransport
 from streammeta.controller.rpc import request_guard
 from streammeta.controller.rpc.memory_budget import MemoryBudget
+from streammeta.controller.rpc.request_tally import RequestTally
+from streammeta.controller.runtime.clock import SystemClock
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.process_memory import ProcessMemory
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
@@ -29,6 +39,7 @@ from streammeta.controller.trust.audit_writer import AuditWriter
 from streammeta.controller.trust.door import Door
 from streammeta.rpc.connections import open_connections
 from streammeta.storage.installation import DISTRIBUTION
+from streammeta.storage.object_store.base import ObjectStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +56,14 @@ class Parts:
     audit: AuditWriter | None
     backup: Backup | None
     deletion: Deletion
+    requests: RequestTally
+    journal: Journal
+    data_dir: Path
+    transport: TcpPeerTransport
+    store: ObjectStore
+    sessions: Sessions
+    heartbeats: Heartbeats
+    map_limits: MapLimits
     status: StatusParts | None
     """None: the status is not served."""
 
@@ -132,10 +151,37 @@ class Monitoring:
             backup=lambda: None if parts.backup is None else parts.backup.status,
             deletion=parts.deletion.describe,
             feature_level=lambda: parts.controller.cluster_map.feature_level,
+            work=self._work(),
+        )
+
+    def _work(self) -> WorkSources:
+        parts, leaderships = self._parts, Leaderships()
+        parts.controller.on_leadership(leaderships.changed)
+        return WorkSources(
+            requests=parts.requests,
+            admission=parts.controller.gate.admission,
+            leaderships=leaderships,
+            peer_failures=parts.transport.failed,
+            flushes=parts.journal.flush_times,
+            appended_bytes=lambda: parts.journal.appended_bytes,
+            log_bytes=lambda: parts.journal.size,
+            free_bytes=lambda: disk_usage(parts.data_dir).free,
+            checkpoints=parts.driver.checkpointer.tally,
+            now_ms=SystemClock().monotonic_ms,
+            map_used=self._map_used,
+            map_limits=asdict(parts.map_limits),
+            bucket=parts.store.metrics,
+            sessions=parts.sessions.counts,
+            fenced=lambda: parts.sessions.fenced,
+            recoveries=lambda: parts.heartbeats.assigned_recoveries,
+            compactions=lambda: parts.heartbeats.assigned_compactions,
         )
 
     def _map_size(self) -> MapSize:
         return self._parts.controller.cluster_map.size()  # a snapshot may replace the map
+
+    def _map_used(self) -> Mapping[str, int]:
+        return self._parts.controller.cluster_map.used()
 
     def _connections(self) -> Mapping[str, int]:
         return {

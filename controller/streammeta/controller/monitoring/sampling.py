@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from streammeta.controller.monitoring.history import Fold, History, Series
 from streammeta.controller.monitoring.metrics import Sources
-from streammeta.controller.runtime.commit_tally import quantile_s
 from streammeta.controller.runtime.operations import QuorumDescription
+from streammeta.controller.times import quantile_s
 
 INTERVAL_S = 1.0
 """Time between two samples, in seconds."""

@@ -8,6 +8,7 @@ while one that is stopped, or cut off, answers nothing.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import structlog
 
@@ -75,6 +76,8 @@ class TcpPeerTransport:
         self._leader: tuple[NodeId, Endpoints] | None = None
         """The leader and its addresses in the last answer that named any."""
         self._listener: PeerListener | None = None
+        self.failed: Counter[NodeId] = Counter()
+        """Requests without an answer since the start, by the peer they were for."""
 
     def bind(self, listener: PeerListener) -> None:
         """Set the listener, once, before the first `send`."""
@@ -83,6 +86,8 @@ class TcpPeerTransport:
     def set_voters(self, voters: VoterSet) -> None:
         """Take over the addresses of the voters now in force; close connections to former ones."""
         self._addresses.set_voters(voters)
+        others = {one.key.node_id for one in voters} - {self._identity.node_id}
+        self.failed.update(dict.fromkeys(others, 0))  # which adds to what there is
         self._drop_unused()
 
     def endpoints(self, node_id: NodeId) -> Endpoints:
@@ -184,6 +189,7 @@ class TcpPeerTransport:
 
     def _fail(self, request: Request) -> None:
         header = request.header
+        self.failed[header.receiver.node_id] += 1
         self._told().on_request_failed(header.receiver.node_id, header.request_id)
 
     def _say_mismatch(self, connection: DialledConnection) -> None:

@@ -19,6 +19,7 @@ from streammeta.controller.rpc.memory_budget import (
 )
 from streammeta.controller.rpc.memory_guard import MemoryGuard, Use, use_of
 from streammeta.controller.rpc.request_guard import Context, abort
+from streammeta.controller.rpc.request_tally import RequestTally
 from streammeta.controller.rpc.uncalled import UncalledConnections
 from streammeta.controller.trust.auditor import Auditor, note_caller
 from streammeta.controller.trust.door import Caller, Door, current_caller, fingerprint_shown
@@ -69,12 +70,13 @@ class Entrance:
         guard: MemoryGuard | None = None,
         answers: MemoryBudget | None = None,
         connections: UncalledConnections | None = None,
+        tally: RequestTally | None = None,
     ) -> None:
         """Without an `auditor` no call is recorded; without a `guard` memory refuses none.
 
         `memory` is the budget of requests, `answers` that of answers that are not sent.
         `connections` hears of the connection of each call that does not come in plain text: only
-        over TLS are those counted that have begun.
+        over TLS are those counted that have begun. `tally` counts all calls by method.
         """
         self._door = door
         self._auditor = auditor
@@ -83,6 +85,7 @@ class Entrance:
         self._guard = guard
         self._answers = unread_answers() if answers is None else answers
         self._connections = connections
+        self._tally = RequestTally() if tally is None else tally
 
     def wrap(
         self, method: str, handler: Handler[_Input, _Result], *, lasts: bool = False
@@ -124,7 +127,8 @@ class Entrance:
             return await handle(data, context)
 
         recorded = call if self._auditor is None else _recorded(self._auditor, method, call)
-        return self._counted(recorded) if answers_much else recorded
+        whole = self._counted(recorded) if answers_much else recorded
+        return self._tally.wrap(method, whole, lasts=lasts)
 
     async def _require_read(self, caller: Caller, context: Context) -> None:
         """Refuse a call whose caller has not read its earlier answers."""

@@ -122,6 +122,7 @@ class Admission:
     def __init__(self, limits: Mapping[RequestClass, ClassLimits] = LIMITS) -> None:
         self._limits = limits
         self._running = dict.fromkeys(RequestClass, 0)
+        self._refused = dict.fromkeys(RequestClass, 0)
         self._waiting: dict[RequestClass, deque[Ticket]] = {kind: deque() for kind in RequestClass}
 
     def running(self, kind: RequestClass) -> int:
@@ -131,6 +132,10 @@ class Admission:
     def waiting(self, kind: RequestClass) -> int:
         """Return the number of waiting calls of a class."""
         return len(self._waiting[kind])
+
+    def refused(self, kind: RequestClass) -> int:
+        """Return the number of calls of a class that were refused since the start."""
+        return self._refused[kind]
 
     def ask(self, kind: RequestClass, deadline_ms: int | None, now_ms: int) -> Ticket:
         """Admit a call: it runs at once if its ticket is running, else when `next` returns it.
@@ -146,6 +151,7 @@ class Admission:
             self._start(ticket)
             return ticket
         if len(queue) >= self._limits[kind].waiting:
+            self._refused[kind] += 1
             raise BusyError(
                 f"{self._running[kind]} calls of class {kind.name} are in flight and {len(queue)} "
                 "wait, the most that may; try again later",
@@ -193,7 +199,7 @@ class Gate:
 
     def __init__(self, clock: Clock, admission: Admission | None = None) -> None:
         self._clock = clock
-        self._admission = admission or Admission()
+        self.admission = admission or Admission()
         self._doors: dict[Ticket, asyncio.Future[None]] = {}
         self._is_scheduled = False
 
@@ -210,7 +216,7 @@ class Gate:
         """Return the ticket of a call once it is admitted; raises as `admitted` says."""
         now_ms = self._clock.monotonic_ms()
         deadline_ms = None if remaining_s is None else now_ms + int(remaining_s * 1000)
-        ticket = self._admission.ask(kind, deadline_ms, now_ms)
+        ticket = self.admission.ask(kind, deadline_ms, now_ms)
         try:
             if not ticket.is_running:
                 await self._turn_of(ticket)
@@ -224,7 +230,7 @@ class Gate:
 
     def leave(self, ticket: Ticket) -> None:
         """Release the place of a call that has ended, and admit those that wait for it."""
-        self._admission.leave(ticket)
+        self.admission.leave(ticket)
         if self._doors:
             self._schedule()
 
@@ -246,7 +252,7 @@ class Gate:
     def _expire(self, ticket: Ticket) -> None:
         door = self._doors.get(ticket)
         if door is not None and not door.done():
-            self._admission.leave(ticket)
+            self.admission.leave(ticket)
             door.set_exception(_late())
 
     def _schedule(self) -> None:
@@ -257,7 +263,7 @@ class Gate:
     def _open_doors(self) -> None:
         self._is_scheduled = False
         for _ in range(OPENED_PER_TURN):
-            ticket = self._admission.next(self._clock.monotonic_ms())
+            ticket = self.admission.next(self._clock.monotonic_ms())
             if ticket is None:
                 return
             door = self._doors[ticket]

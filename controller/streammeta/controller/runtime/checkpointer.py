@@ -32,6 +32,7 @@ from streammeta.controller.runtime.interfaces import SnapshotPoint, StateMachine
 from streammeta.controller.runtime.quorum_disk import FinishSnapshot, JournalThread
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError, SnapshotFailedError
 from streammeta.controller.snapshot.checkpoint_file import HashedSink, Sink
+from streammeta.controller.times import Times
 from streammeta.storage.durable_files import DiskFullError
 
 _log = structlog.get_logger(component="checkpoint")
@@ -179,6 +180,24 @@ class _WatchfulSink:
         return self.sink.digest
 
 
+@dataclass(slots=True)
+class CheckpointTally:
+    """Checkpoints of this process since its start."""
+
+    times: Times = field(default_factory=Times)
+    """Times from freezing the state to publishing the file."""
+    put_off: int = 0
+    """Those that found no room on the disk."""
+    newest_bytes: int | None = None
+    """Size of the newest, written or loaded; None before the first."""
+    newest_ms: int = 0
+    """Monotonic time at which the newest was written or loaded, in milliseconds."""
+
+    def note_newest(self, size: int, now_ms: int) -> None:
+        """Note a checkpoint of `size` bytes that was written or loaded now."""
+        self.newest_bytes, self.newest_ms = size, now_ms
+
+
 class Checkpointer:
     """Schedules, writes and publishes checkpoints."""
 
@@ -201,6 +220,7 @@ class Checkpointer:
         self._clock = clock
         self._on_error = on_error
         self._schedule = CheckpointSchedule(limits, clock.monotonic_ms())
+        self.tally = CheckpointTally()
         self._newest = journal.snapshots.kept[-1] if journal.snapshots.kept else None
         self._changed = asyncio.Event()
         self._is_stopping = False
@@ -227,6 +247,7 @@ class Checkpointer:
         self._schedule.begun(now)
         # A restart would else write another checkpoint amid the replay of the log behind this one.
         self._schedule.written(size)
+        self.tally.note_newest(size, now)
         if self._asked:
             self._schedule.request(now)
         self._changed.set()
@@ -326,6 +347,7 @@ class Checkpointer:
     ) -> None:
         _log.error("checkpoint_put_off", end_offset=point.snapshot_id.end_offset, reason=str(error))
         self._schedule.failed(self._clock.monotonic_ms())
+        self.tally.put_off += 1
         _answer(
             asked, NoDiskSpaceError(f"no room for a checkpoint: {error}; make room on the disk")
         )
@@ -353,12 +375,15 @@ class Checkpointer:
         finally:
             self._attempt = None
         self._schedule.written(writer.size)
+        now = self._clock.monotonic_ms()
+        self.tally.note_newest(writer.size, now)
+        self.tally.times.add((now - started) / 1000)
         _log.info(
             "checkpoint_written",
             end_offset=point.snapshot_id.end_offset,
             epoch=point.snapshot_id.epoch,
             bytes=writer.size,
-            took_ms=self._clock.monotonic_ms() - started,
+            took_ms=now - started,
         )
 
     def _write(self, attempt: _Attempt) -> SnapshotWriter:

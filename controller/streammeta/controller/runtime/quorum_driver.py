@@ -77,10 +77,10 @@ class QuorumDriver:
             config, journal.quorum_state, journal.log_start, rng or random.Random()
         )
         self._disk = self._make_disk(journal)
-        self._checkpointer = self._make_checkpointer(journal, checkpoints or CheckpointLimits())
+        self.checkpointer = self._make_checkpointer(journal, checkpoints or CheckpointLimits())
         self._deliverer = Deliverer(
             host=self,
-            progress=self._checkpointer,
+            progress=self.checkpointer,
             core=self._core,
             journal=journal,
             disk=self._disk,
@@ -142,7 +142,7 @@ class QuorumDriver:
         self._transport.set_voters(self._core.voters)
         self._core_loop.start()
         self._core_loop.enter(self._deliverer.run)
-        self._checkpointer.start()
+        self.checkpointer.start()
 
     async def stop(self) -> None:
         """Wait a fetch timeout at most for commits, resign, notify the voters, flush, and end."""
@@ -154,7 +154,7 @@ class QuorumDriver:
                 break
             await asyncio.sleep(self._config.timings.retry_backoff_ms / 1000)
         self._halt(NotLeaderError())
-        await self._checkpointer.stopped()
+        await self.checkpointer.stopped()
         await self._deliverer.stop()
         await self._disk.stop()
         await self._transport.close()
@@ -169,7 +169,7 @@ class QuorumDriver:
 
     def _halt(self, error: Exception) -> None:
         self._core_loop.stop()
-        self._checkpointer.halt()
+        self.checkpointer.halt()
         self._outbox.close()
         self._operations.close(error)
         self._reads.close(error)
@@ -351,7 +351,7 @@ class QuorumDriver:
 
     async def take_snapshot(self) -> SnapshotId:
         """Write a checkpoint of this replica now; see `Checkpointer.take`."""
-        return await self._checkpointer.take()
+        return await self.checkpointer.take()
 
     def read_disk(self, read: DiskRead) -> None:
         """Read batches of the log on disk; see `DiskRead`. Not answered once the replica stops."""
@@ -447,7 +447,7 @@ class QuorumDriver:
                     self._deliver()
                     self._turns.give_if(self._core.uncommitted_batches)
                 case events.InstallSnapshot():
-                    self._checkpointer.abandon()
+                    self.checkpointer.abandon()
                     self._deliverer.install_begins()
                     self._disk.submit(effect)
                 case (
@@ -516,9 +516,9 @@ class QuorumDriver:
             case events.SnapshotInstalled(snapshot_id=snapshot_id, voters=voters):
                 self._deliverer.install_ended(snapshot_id, is_installed=voters is not None)
                 if voters is not None:
-                    self._checkpointer.on_newest(snapshot_id)
+                    self.checkpointer.on_newest(snapshot_id)
             case events.SnapshotTaken(snapshot_id=snapshot_id):
-                self._checkpointer.on_newest(snapshot_id)
+                self.checkpointer.on_newest(snapshot_id)
             case events.LogReadDone() | events.SnapshotReadDone():
                 pass
         self._core_loop.feed(report)

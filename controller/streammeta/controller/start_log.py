@@ -1,0 +1,37 @@
+"""The first line of a controller's log: its version and its settings, without secrets."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from importlib import metadata
+
+import structlog
+
+from streammeta.controller.config import ControllerConfig
+from streammeta.storage.installation import DISTRIBUTION
+from streammeta.storage.object_store.address import without_secrets
+
+_log = structlog.get_logger(component="server")
+
+
+def log_start(config: ControllerConfig) -> None:
+    """Log version and settings; the store's address without its secrets."""
+    settings = asdict(config)
+    del settings["node_id"], settings["cluster_id"]
+    settings["store_uri"] = without_secrets(config.store_uri)
+    settings["backup_store"] = config.backup_store and without_secrets(config.backup_store)
+    settings["data_dir"] = str(config.data_dir)
+    settings["audit_log"] = config.audit_log and str(config.audit_log)
+    settings["policy"] = config.policy and str(config.policy)
+    for name in ("tls", "peer_tls", "http_tls"):
+        if settings[name] is not None:
+            settings[name] = {part: str(path) for part, path in settings[name].items()}
+    _log.info(
+        "controller_starting",
+        version=metadata.version(DISTRIBUTION),
+        pid=os.getpid(),
+        node_id=config.node_id,
+        cluster_id=config.cluster_id,
+        settings=settings,
+    )

@@ -1,0 +1,106 @@
+"""A Prometheus that scrapes controllers of a test, and evaluates the alerts in deploy/prometheus.
+
+It is looked for on PATH, never installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import yaml
+
+from streammeta.cli.local_cluster import free_ports
+from tests.kit.real_cluster import wait_until
+from tests.monitoring.http_calls import get
+from tests.monitoring.test_alerts import RULES
+
+PROGRAM = shutil.which("prometheus")
+JOB = "streammeta"
+HOLDS = "5s"
+"""Time that an alert's condition has to hold, instead of the minutes of the rules."""
+
+
+@dataclass
+class Prometheus:
+    """A running one."""
+
+    endpoint: str
+
+    def query(self, expression: str) -> Sequence[dict[str, Any]]:
+        """Return the series that an expression gives now."""
+        status, text = get(self.endpoint, f"/api/v1/query?query={quote(expression)}")
+        assert status == 200, text
+        found: Sequence[dict[str, Any]] = json.loads(text)["data"]["result"]
+        return found
+
+    def firing(self) -> set[str]:
+        """Return the names of alerts that fire now."""
+        return _names(self.query('ALERTS{alertstate="firing"}'))
+
+    def fired(self) -> set[str]:
+        """Return the names of alerts that have fired since the start."""
+        return _names(self.query('max_over_time(ALERTS{alertstate="firing"}[1h])'))
+
+
+def _names(series: Sequence[dict[str, Any]]) -> set[str]:
+    return {one["metric"]["alertname"] for one in series}
+
+
+@contextlib.contextmanager
+def scraping(root: Path, targets: Sequence[str]) -> Iterator[Prometheus]:
+    """Scrape controllers each second until the block ends."""
+    assert PROGRAM is not None
+    root.mkdir()
+    (root / "rules.yml").write_text(json.dumps(_impatient_rules()))
+    (root / "prometheus.yml").write_text(json.dumps(_configuration(targets)))
+    endpoint = f"127.0.0.1:{free_ports(1)[0]}"
+    with (root / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                PROGRAM,
+                f"--config.file={root / 'prometheus.yml'}",
+                f"--storage.tsdb.path={root / 'data'}",
+                f"--web.listen-address={endpoint}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        wait_until(lambda: _is_ready(endpoint), "Prometheus to be ready")
+        yield Prometheus(endpoint)
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def _is_ready(endpoint: str) -> bool:
+    try:
+        return get(endpoint, "/-/ready")[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def _configuration(targets: Sequence[str]) -> dict[str, Any]:
+    return {
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "rule_files": ["rules.yml"],
+        "scrape_configs": [{"job_name": JOB, "static_configs": [{"targets": list(targets)}]}],
+    }
+
+
+def _impatient_rules() -> dict[str, Any]:
+    rules: dict[str, Any] = yaml.safe_load(RULES.read_text())
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            if "for" in rule:
+                rule["for"] = HOLDS
+    return rules

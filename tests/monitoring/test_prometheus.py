@@ -1,0 +1,163 @@
+"""A real Prometheus over real controllers: what the dashboard shows, and which alerts fire."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Event, Thread
+
+import pytest
+
+from streammeta.client import BrokerSession, ControllerClient, StreamClient
+from streammeta.client.errors import BrokerClientError
+from tests.kit.certificates import Authority
+from tests.kit.real_cluster import STEADY, leader_of, wait_until
+from tests.monitoring.dashboard import RATE, expressions
+from tests.monitoring.planes import Planed, Planes, running
+from tests.monitoring.prometheus import JOB, PROGRAM, Prometheus, scraping
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(
+        PROGRAM is None, reason="no prometheus on PATH; on Debian: apt-get install prometheus"
+    ),
+]
+
+OPTIONS = (*STEADY, "--snapshot-log-bytes", "2000", "--session-timeout-ms", "4000")
+BEAT_S = 0.3
+
+OF_THE_MACHINE = {
+    "StreammetaLoopHeld",
+    "StreammetaCommitsSlow",
+    "StreammetaFlushesSlow",
+    "StreammetaLeaderChanges",
+    "StreammetaDiskFills",
+}
+"""Alerts that tell of a busy machine or its own disk, which a test has no part in."""
+
+
+@dataclass
+class Brokers:
+    """Brokers 1007 and 1008, which beat in a thread; the first writes too."""
+
+    planed: Planed
+    bucket: str
+    only: set[int] = field(default_factory=lambda: {1007, 1008})
+    written: int = 0
+    _ends: Event = field(default_factory=Event)
+
+    def run(self) -> None:
+        asyncio.run(self._beat())
+
+    def end(self) -> None:
+        self._ends.set()
+
+    async def _beat(self) -> None:
+        endpoints = self.planed.cluster.endpoints
+        async with (
+            ControllerClient(endpoints) as other,
+            await StreamClient.open(endpoints, self.bucket, node_id=1007) as client,
+        ):
+            session = await BrokerSession.open(other, 1008, time.time_ns())
+            (stream,) = await client.create_streams([{"topic": "example"}])
+            (await client.open_streams([stream])).require_all()
+            while not self._ends.is_set():
+                try:
+                    if 1008 in self.only:
+                        await session.heartbeat()
+                    await client.session.heartbeat()
+                    await client.append_many(stream, [b"a", b"b"])
+                    self.written += 1
+                except BrokerClientError:
+                    pass  # a controller was killed; the next round finds the leader
+                await asyncio.sleep(BEAT_S)
+
+
+@contextmanager
+def beating(planed: Planed, bucket: str) -> Iterator[Brokers]:
+    brokers = Brokers(planed, bucket)
+    thread = Thread(target=brokers.run)
+    thread.start()
+    try:
+        yield brokers
+    finally:
+        brokers.end()
+        thread.join(30)
+
+
+@dataclass
+class Scene:
+    planed: Planed
+    brokers: Brokers
+    prometheus: Prometheus
+
+    def wait_firing(self, name: str) -> None:
+        wait_until(lambda: name in self.prometheus.firing(), f"{name} to fire")
+
+    def wait_quiet(self) -> None:
+        wait_until(lambda: self.prometheus.firing() <= OF_THE_MACHINE, "all alerts to end")
+
+
+@pytest.fixture(scope="module")
+def scene(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """Give a cluster that is well, written to and scraped for a while."""
+    root = tmp_path_factory.mktemp("scraped")
+    with running(root, authority, Planes(False, False, False), OPTIONS) as planed:
+        planed.wait_ready()
+        with (
+            beating(planed, f"file://{root / 'bucket'}") as brokers,
+            scraping(root / "prometheus", planed.http_endpoints) as prometheus,
+        ):
+            wait_until(lambda: brokers.written >= 20, "twenty writes")
+            count = f'count_over_time(streammeta_quorum_epoch{{job="{JOB}"}}[1h]) > 10'
+            wait_until(lambda: len(prometheus.query(count)) == 3, "ten scrapes of each")
+            yield Scene(planed, brokers, prometheus)
+
+
+def test_every_panel_of_the_dashboard_has_values(scene: Scene) -> None:
+    empty = [
+        (title, expression)
+        for title, expression in expressions()
+        if not scene.prometheus.query(expression.replace("$job", JOB).replace(RATE, "10s"))
+    ]
+    assert empty == []
+
+
+def test_no_alert_fires_in_a_cluster_that_is_well(scene: Scene) -> None:
+    assert scene.prometheus.fired() <= OF_THE_MACHINE
+
+
+def test_a_full_disk_raises_its_alert_until_there_is_room(scene: Scene) -> None:
+    cluster = scene.planed.cluster
+    follower = next(one for one in cluster.node_ids if one != leader_of(cluster))
+    limit_files(cluster.children[follower].pid, 1)
+    scene.wait_firing("StreammetaDiskFull")
+    limit_files(cluster.children[follower].pid, resource.RLIM_INFINITY)
+    scene.wait_quiet()
+
+
+def test_a_silent_broker_raises_its_alert_until_it_is_back(scene: Scene) -> None:
+    scene.brokers.only.remove(1008)
+    scene.wait_firing("StreammetaBrokersFenced")
+    scene.brokers.only.add(1008)
+    scene.wait_quiet()
+
+
+def test_a_killed_leader_raises_its_alert_until_it_is_back(scene: Scene) -> None:
+    cluster = scene.planed.cluster
+    leader = leader_of(cluster)
+    cluster.children[leader].kill()
+    scene.wait_firing("StreammetaMajorityAtRisk")
+    assert "StreammetaNoLeader" not in scene.prometheus.fired()
+    cluster.start(leader)
+    scene.wait_quiet()
+
+
+def limit_files(pid: int, size: int) -> None:
+    """Let every write of a process beyond a size fail, as on a full disk."""
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
