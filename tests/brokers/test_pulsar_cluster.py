@@ -18,7 +18,7 @@ from streammeta.client import BrokerSession, ControllerClient, NamedObjects, Own
 from streammeta.storage.object_store.local import LocalObjectStore
 from tests.conformance.pulsar_ledgers import Sources
 from tests.conformance.pulsar_offload import MemoryLedger
-from tests.kit.real_cluster import running_cluster, streammeta
+from tests.kit.real_cluster import raise_level, running_cluster
 
 pytestmark = pytest.mark.process
 KEY = OwnerKey("ml", "ledgers")
@@ -28,8 +28,7 @@ def test_ledgers_are_offloaded_to_named_objects_and_a_second_owner_is_fenced(
     tmp_path: Path,
 ) -> None:
     with running_cluster(tmp_path) as cluster:
-        raised = streammeta("features", "upgrade", "--connect", cluster.connect, "--to", "3")
-        assert raised["exit_code"] == 0, raised
+        raise_level(cluster, 3)
         asyncio.run(_lives(cluster.endpoints, tmp_path / "bucket"))
 
 

@@ -24,7 +24,7 @@ from streammeta.brokers.rocketmq.upload_pool import PoolConfig
 from streammeta.cli.local_cluster import LocalCluster
 from streammeta.client import NodeFencedError, StreamClient
 from tests.brokers.rocketmq_messages import STORED_MS, LocalMessages, key, message
-from tests.kit.real_cluster import running_cluster, streammeta
+from tests.kit.real_cluster import raise_level, running_cluster
 
 pytestmark = pytest.mark.process
 CONFIG = StoreConfig(
@@ -38,8 +38,7 @@ CONFIG = StoreConfig(
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with running_cluster(tmp_path_factory.mktemp("rocketmq"), 1) as found:
-        raised = streammeta("features", "upgrade", "--connect", found.connect, "--to", "3")
-        assert raised["exit_code"] == 0, raised
+        raise_level(found, 3)
         yield found
 
 

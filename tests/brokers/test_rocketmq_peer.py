@@ -26,7 +26,7 @@ from streammeta.brokers.rocketmq.upload_pool import PoolConfig
 from streammeta.client import StreamClient
 from tests.brokers.rocketmq_messages import STORED_MS, LocalMessages, key, message, tags
 from tests.kit.java_peers import JavaPeer, java_peer
-from tests.kit.real_cluster import running_cluster, streammeta
+from tests.kit.real_cluster import raise_level, running_cluster
 
 pytestmark = pytest.mark.process
 QUEUE = Queue("b", "P", 0)
@@ -49,8 +49,7 @@ def _asked(peer: JavaPeer, root: Path, work: Path, *lines: str) -> list[str]:
 
 def test_released_classes_read_the_view(peer: JavaPeer, tmp_path: Path) -> None:
     with running_cluster(tmp_path, 1) as cluster:
-        raised = streammeta("features", "upgrade", "--connect", cluster.connect, "--to", "3")
-        assert raised["exit_code"] == 0, raised
+        raise_level(cluster, 3)
         stored = asyncio.run(_view(cluster.endpoints, cluster.store_uri, tmp_path / "view"))
     times = [
         f"time P 0 {STORED_MS + at} {bound}"

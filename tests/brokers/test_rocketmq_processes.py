@@ -18,7 +18,7 @@ from streammeta.cli.local_cluster import LocalCluster, start_child
 from streammeta.client import StreamClient
 from tests.brokers.clients.rocketmq_broker import CONFIG, QUEUES
 from tests.brokers.rocketmq_messages import key, message
-from tests.kit.real_cluster import running_cluster, streammeta
+from tests.kit.real_cluster import raise_level, running_cluster
 
 pytestmark = pytest.mark.process
 
@@ -71,8 +71,7 @@ async def _message_at(file: MessageFile, place: int, size: int) -> bytes:
 
 def test_what_is_dispatched_never_shows_before_its_data_over_kills(tmp_path: Path) -> None:
     with running_cluster(tmp_path, 1) as cluster:
-        raised = streammeta("features", "upgrade", "--connect", cluster.connect, "--to", "3")
-        assert raised["exit_code"] == 0, raised
+        raise_level(cluster, 3)
         ends: dict[tuple[str, int], int] = {}
         for commits in (7, 31, 12):
             ends |= _killed(cluster, commits)

@@ -7,18 +7,16 @@ keeps apart ends that were asked for from those that were not; decides on no fau
 import asyncio
 import concurrent.futures
 import contextlib
-import random
 import resource
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 
-from streammeta.cli.local_cluster import Child, ChildFailedError, start_child
+from streammeta.cli.local_cluster import Child, ChildFailedError, free_ports, start_child
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.journal.directory import format_directory
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
@@ -34,7 +32,6 @@ READY_S = 60.0
 _ROOT = str(Path(__file__).resolve().parents[2])
 _WAITING_THREADS = 64
 _PRINTED_BYTES = 2048
-_PORTS = range(12_000, 30_000)
 """Below the ports that Linux gives to outgoing connections: while a controller is down, one of
 those could take its port, and could even connect to itself there."""
 
@@ -51,21 +48,6 @@ class ProcessState(Enum):
     RUNNING = auto()
     PAUSED = auto()
     DOWN = auto()
-
-
-def steady_ports(count: int, rng: random.Random) -> list[int]:
-    """Return loopback ports that are free, and that no outgoing connection will take."""
-    ports: list[int] = []
-    while len(ports) < count:
-        port = rng.choice(_PORTS)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        if port not in ports:
-            ports.append(port)
-    return ports
 
 
 @dataclass(slots=True)
@@ -100,7 +82,7 @@ class ChaosCluster:
 
     def __post_init__(self) -> None:
         # Not from the run's seed: two runs of one seed may go on at the same time.
-        ports = steady_ports(2 * self.count, random.Random())
+        ports = free_ports(2 * self.count)
         self.ports = dict(enumerate(ports[: self.count], start=1))
         self.peer_ports = dict(enumerate(ports[self.count :], start=1))
         self.network = FaultNetwork(self.ports, self.peer_ports)

@@ -147,6 +147,18 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0
         time.sleep(0.05)
 
 
+def raise_level(cluster: LocalCluster, level: int) -> None:
+    """Raise the feature level, as soon as the leader knows the version of every controller."""
+
+    def is_raised() -> bool:
+        answer = streammeta("features", "upgrade", "--connect", cluster.connect, "--to", str(level))
+        refused = answer["exit_code"] == 1 and answer["error"]["code"] == "FEATURE_LEVEL"
+        assert refused or answer["exit_code"] == 0, answer
+        return not refused
+
+    wait_until(is_raised, f"every controller to be seen as able to run at level {level}")
+
+
 def replica(cluster: LocalCluster, node_id: int) -> dict[str, Any]:
     """How the leader sees one replica now; empty if it does not."""
     rows = quorum(cluster, "describe")["replicas"]

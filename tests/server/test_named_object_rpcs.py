@@ -19,15 +19,14 @@ from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.v1 import kv_pb2
 from tests.kit.fake_broker import until
-from tests.kit.real_cluster import running_cluster, streammeta
+from tests.kit.real_cluster import raise_level, running_cluster
 
 LEDGER = OwnerKey("7", "ledgers")
 
 
 def test_named_objects_are_read_by_name_and_their_bytes_go_with_the_owner(tmp_path: Path) -> None:
     with running_cluster(tmp_path) as cluster:
-        raised = streammeta("features", "upgrade", "--connect", cluster.connect, "--to", "3")
-        assert raised["exit_code"] == 0, raised
+        raise_level(cluster, 3)
         asyncio.run(_lives(cluster.endpoints, tmp_path / "bucket"))
 
 

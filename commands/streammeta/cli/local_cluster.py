@@ -5,8 +5,8 @@ own pid, and none outlives this process, however it ends.
 """
 
 import concurrent.futures
-import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -41,6 +41,9 @@ its own, because code between fork and exec crashes where gRPC's threads run."""
 _SPAWNER = concurrent.futures.ThreadPoolExecutor(1, "spawner")
 """Starts all children. Linux takes a child's parent to be the thread that started it, and threads
 of callers come and go; this one lasts as long as the process."""
+
+
+_STEADY_PORTS = range(12_000, 30_000)
 
 
 class ChildFailedError(Exception):
@@ -138,12 +141,26 @@ def start_child(
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` loopback TCP ports that were free a moment ago, each another one."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for opened in sockets:
-            opened.bind(("127.0.0.1", 0))
-        return [opened.getsockname()[1] for opened in sockets]
+    """Return `count` different loopback TCP ports that were free a moment ago.
+
+    They lie below the range from which systems take ports for outgoing connections (32768 on
+    Linux, 49152 by IANA), so none of those takes one before its process listens.
+    """
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.choice(_STEADY_PORTS)
+        if port not in ports and _is_free(port):
+            ports.append(port)
+    return ports
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 @dataclass(slots=True)
