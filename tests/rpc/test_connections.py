@@ -257,6 +257,16 @@ async def test_each_message_of_a_stream_has_the_size_that_is_said(
         assert len(await fill(channel, b"7")) == 7, "the connection goes on"
 
 
+async def test_headers_have_the_size_that_is_said(service: tuple[Service, str]) -> None:
+    async with client_channel(service[1]) as channel:
+        call: Any = channel.unary_unary("/test.Service/Fill")
+        assert len(await call(b"7", metadata=(("word", "a" * 4_000),))) == 7
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call(b"7", metadata=(("word", "a" * 20_000),))
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert len(await fill(channel, b"7")) == 7, "the connection goes on"
+
+
 def set_option(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
     """Give servers that are made from now on another value of an option that they have."""
     options = dict(connections._SERVER)

@@ -7,10 +7,12 @@ import contextlib
 import json
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,8 @@ from streammeta.client import (
     channels,
     controller_client,
 )
+from streammeta.client.commit_pipeline import CommitPipeline
+from streammeta.client.metadata_watch import Change, MetadataWatch
 from streammeta.rpc.tls import TlsFiles
 from tests.kit.certificates import Authority
 from tests.kit.fake_broker import until
@@ -203,6 +207,51 @@ async def test_the_authority_changes_in_three_rounds_while_a_broker_appends(
         ) as late:
             with pytest.raises(ControllerUnavailableError):
                 await late.describe_cluster()
+
+
+async def test_pipelines_and_watches_go_on_when_their_connections_have_become_too_old(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Counter[str]()
+
+    def counted(owner: type, name: str, what: str) -> None:
+        open_one: Callable[..., Any] = getattr(owner, name)
+
+        def count(*arguments: Any) -> Any:
+            opened[what] += 1
+            return open_one(*arguments)
+
+        monkeypatch.setattr(owner, name, count)
+
+    counted(CommitPipeline, "_converse", "pipeline")
+    counted(MetadataWatch, "_responses", "watch")
+    tls = authority.issue("broker/7")
+    with cluster_of(tmp_path, certified(authority), QUICK) as cluster:
+        async with ControllerClient(cluster.endpoints, tls=tls) as client:
+            watch, seen = MetadataWatch(client), list[Change]()
+            following = asyncio.create_task(follow(watch, seen))
+            async with appending(cluster.endpoints, cluster.store_uri, tls) as appends:
+                while min(opened["pipeline"], opened["watch"]) < 4:
+                    await appends.go_on()
+                    assert not following.done()
+            end = watch.high_watermark
+            await until(lambda: watch.next_offset >= end or following.done(), "the watch", 30)
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            again, once_more = MetadataWatch(client), list[Change]()
+            repeat = asyncio.create_task(follow(again, once_more))
+            await until(lambda: len(once_more) >= len(seen) or repeat.done(), "a watch anew", 30)
+            repeat.cancel()
+            await asyncio.gather(repeat, return_exceptions=True)
+    assert seen == once_more[: len(seen)], "nothing is lost, and nothing comes twice"
+    assert len(seen) > 10
+
+
+async def follow(watch: MetadataWatch, seen: list[Change]) -> None:
+    """Keep the changes of a watch."""
+    async for change in watch.follow():
+        if change is not None:
+            seen.append(change)  # noqa: PERF401 - while the watch goes on
 
 
 def replaced(cluster: LocalCluster) -> list[int]:
