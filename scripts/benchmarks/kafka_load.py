@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -163,13 +163,24 @@ def failover(servers: str, topic: str, runs: int) -> Mapping[str, Any]:
     silences = []
     for _ in range(runs):
         send_for(2.0, PATIENCE_S)
-        admin = AdminClient({"bootstrap.servers": servers})
-        leader = admin.list_topics(topic, timeout=30).topics[topic].partitions[0].leader
-        print(f"leader {leader}", flush=True)
+        print(f"leader {_leader(servers, topic)}", flush=True)
         silences.append(send_for(PATIENCE_S, SILENCE_S))
         print("acknowledged", flush=True)
     producer.flush(PATIENCE_S)
     return {"silences_s": silences, "failed": failed}
+
+
+def _leader(servers: str, topic: str) -> int:
+    """Return the leader of a topic's only partition; a broker that restarts is not asked again."""
+    admin = AdminClient({"bootstrap.servers": servers})
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            found: int = admin.list_topics(topic, timeout=30).topics[topic].partitions[0].leader
+            return found
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
 
 
 def main(words: Sequence[str]) -> None:
