@@ -22,7 +22,7 @@ from scripts.benchmarks.bench_cluster import running_cluster
 from scripts.benchmarks.figures import Outcome, Table, Target, median, targets_table
 from scripts.benchmarks.peers.apache_kafka import missing, running_kafka
 from scripts.benchmarks.peers.servers import PeerError
-from streammeta.cli.local_cluster import PROGRAM, Child, LocalCluster, start_child
+from streammeta.cli.local_cluster import PROGRAM, Child, LocalCluster, free_ports, start_child
 
 OURS, PEER = "streammeta", "kafka"
 VOTERS = 3
@@ -119,9 +119,16 @@ def _broker(cluster: LocalCluster, node_id: int, linger_ms: int) -> Iterator[tup
         child.stop()
 
 
-def _start_broker(cluster: LocalCluster, node_id: int, linger_ms: int) -> Child:
+def _start_broker(cluster: LocalCluster, node_id: int, linger_ms: int, port: int = 0) -> Child:
     place = ("--connect", cluster.connect, "--store", cluster.store_uri)
-    words = ("--node-id", str(node_id), "--listen", "127.0.0.1:0", "--linger", f"{linger_ms}ms")
+    words = (
+        "--node-id",
+        str(node_id),
+        "--listen",
+        f"127.0.0.1:{port}",
+        "--linger",
+        f"{linger_ms}ms",
+    )
     log = cluster.root / f"kafka-{node_id}.log"
     return start_child(f"kafka {node_id}", [*PROGRAM, "kafka", *place, *words], log)
 
@@ -191,7 +198,8 @@ def _failovers(place: Path, session_ms: int, settings: Settings) -> Silence:
     """Kill the leader of a partition again and again; a broker that was killed starts anew."""
     options = ("--session-timeout-ms", str(session_ms))
     with running_cluster(place, VOTERS, options) as cluster:
-        brokers = {node_id: _start_broker(cluster, node_id, 5) for node_id in (1, 2)}
+        ports = dict(zip((1, 2), free_ports(2), strict=True))
+        brokers = {node_id: _start_broker(cluster, node_id, 5, ports[node_id]) for node_id in ports}
         try:
             servers = ",".join(_address(child) for child in brokers.values())
             load = _load(place, "failover", servers, "silent", settings.failovers)
@@ -202,7 +210,7 @@ def _failovers(place: Path, session_ms: int, settings: Settings) -> Silence:
                     killed = int(line.split()[1])
                     brokers[killed].kill()
                 elif line == "acknowledged":
-                    brokers[killed] = _start_broker(cluster, killed, 5)
+                    brokers[killed] = _start_broker(cluster, killed, 5, ports[killed])
                     brokers[killed].wait_ready()
             if load.stop() != 0:
                 raise PeerError(f"the client failed; its log:\n{load.log_tail()}")
