@@ -51,7 +51,8 @@ _engine_option = click.option(
     help="Where the work is done: local is this process; auto takes Spark above 5,000,000 keys.",
 )
 _master_option = click.option(
-    "--master", default="local[2]", show_default=True, help="Where Spark runs, if it does."
+    "--master",
+    help="Where Spark runs, if it does; without it the master of spark-submit, or else local[2].",
 )
 _memory_option = click.option(
     "--driver-memory", default="1g", show_default=True, help="Memory of Spark's driver."
@@ -130,7 +131,7 @@ def plan_command(
     unsafe_grace_ms: int | None,
     shards: str,
     engine: str,
-    master: str,
+    master: str | None,
     driver_memory: str,
     output: Output,
     **settings: Any,
@@ -203,7 +204,13 @@ def plan_command(
 @_memory_option
 @with_output
 def apply_command(
-    *, yes: bool, engine: str, master: str, driver_memory: str, output: Output, **settings: Any
+    *,
+    yes: bool,
+    engine: str,
+    master: str | None,
+    driver_memory: str,
+    output: Output,
+    **settings: Any,
 ) -> None:
     """Check every candidate of a plan at the leader and delete those the map has forgotten.
 

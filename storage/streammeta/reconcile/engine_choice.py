@@ -36,7 +36,7 @@ def open_engine(
     """
     with ExitStack() as stack:
         if name is EngineName.SPARK:
-            progress(f"starting Spark on {spark.master}")
+            progress(f"starting Spark on {spark.place}")
             yield stack.enter_context(spark_engine(spark))
         elif name is EngineName.LOCAL or find_spec("pyspark") is None:
             yield LocalEngine()
@@ -84,6 +84,6 @@ class _AutoEngine:
         self._chosen.delete(order, candidates, outcomes)
 
     def _over_to_spark(self) -> Engine:
-        self._progress(f"more than {self._keys} keys: starting Spark on {self._spark.master}")
+        self._progress(f"more than {self._keys} keys: starting Spark on {self._spark.place}")
         self._chosen = self._stack.enter_context(spark_engine(self._spark))
         return self._chosen

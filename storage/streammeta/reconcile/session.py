@@ -35,11 +35,20 @@ _QUIET_LOGGING = Path(__file__).with_name("log4j2.properties")
 
 @dataclass(frozen=True, slots=True)
 class SparkConfig:
-    """Where Spark runs. `driver_memory` and the shuffle size suit up to about 10 million keys."""
+    """Where Spark runs. `driver_memory` and the shuffle size suit up to about 10 million keys.
 
-    master: str = DEFAULT_MASTER
+    Without a `master` it is the one of spark-submit, or else `DEFAULT_MASTER`. Under spark-submit
+    its options win over `driver_memory` and `shuffle_partitions`.
+    """
+
+    master: str | None = None
     driver_memory: str = "1g"
     shuffle_partitions: int = 16
+
+    @property
+    def place(self) -> str:
+        """Name of the master for messages."""
+        return self.master or ("the master of spark-submit" if _submitted() else DEFAULT_MASTER)
 
 
 @contextmanager
@@ -80,16 +89,45 @@ def job_errors(doing: str) -> Iterator[None]:
 
 
 def _start(config: SparkConfig) -> SparkSession:
-    from pyspark import SparkConf, SparkContext
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    _prepare_environment()
-    conf = SparkConf().setMaster(config.master).setAppName("streammeta reconcile")
-    conf.setAll(list(_options(config).items()))
+    with job_errors(f"starting Spark on {config.place}"):
+        conf = _submitted_conf(config) if _submitted() else _own_conf(config)
+        return SparkSession(SparkContext(conf=conf))
+
+
+def _submitted() -> bool:
+    """Whether spark-submit started this process, which then has a JVM and its options already."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _submitted_conf(config: SparkConfig) -> SparkConf:
+    """Make the options of spark-submit complete, without changing one that it was given."""
+    from pyspark import SparkConf, SparkContext
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    SparkContext._ensure_initialized()
+    conf = SparkConf()
+    for name, value in _session_options(config).items():
+        conf.setIfMissing(name, value)
+    if config.master is not None:
+        conf.setMaster(config.master)
+    return conf
+
+
+def _own_conf(config: SparkConfig) -> SparkConf:
+    """Start a JVM with all options, unless this process has one."""
+    from pyspark import SparkConf, SparkContext
+
+    master = config.master or DEFAULT_MASTER
+    _prepare_environment(master)
+    conf = SparkConf().setMaster(master).setAppName("streammeta reconcile")
+    conf.setAll(list((_session_options(config) | _driver_options(config, master)).items()))
     # A JVM outlives its session; a second one in this process would be a stranger to pyspark.
-    gateway = _launch_jvm(conf) if SparkContext._gateway is None else None
-    with job_errors(f"starting Spark on master {config.master!r}"):
-        return SparkSession(SparkContext(gateway=gateway, conf=conf))
+    if SparkContext._gateway is None:
+        SparkContext._ensure_initialized(gateway=_launch_jvm(conf), conf=conf)
+    return conf
 
 
 class _WithoutFork(dict[str, object]):
@@ -123,30 +161,43 @@ def _launch_jvm(conf: SparkConf) -> JavaGateway:
     return gateway
 
 
-def _prepare_environment() -> None:
+def _prepare_environment(master: str) -> None:
     """Set what the JVM and, through it, the Python workers inherit."""
     os.environ["JAVA_HOME"] = str(find_java_home())
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if _in_one_process(master):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # On a cluster the interpreter may be elsewhere than here.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     path = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
     roots = [str(Path(part).parent) for part in streammeta.__path__]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*roots, *path]))
 
 
-def _options(config: SparkConfig) -> dict[str, str]:
-    options = {
-        "spark.ui.enabled": "false",
+def _in_one_process(master: str) -> bool:
+    """Whether tasks run in the driver's process, which then nobody has to reach."""
+    return master == "local" or master.startswith("local[")
+
+
+def _session_options(config: SparkConfig) -> dict[str, str]:
+    return {
         "spark.ui.showConsoleProgress": "false",
-        "spark.driver.memory": config.driver_memory,
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_QUIET_LOGGING.as_uri()}",
         "spark.sql.shuffle.partitions": str(config.shuffle_partitions),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
         # One wrong answer is an answer: a failed listing or deletion is reported, not repeated.
         "spark.task.maxFailures": "1",
     }
-    if config.master.startswith("local"):
+
+
+def _driver_options(config: SparkConfig, master: str) -> dict[str, str]:
+    """Options of a JVM that is yet to start."""
+    options = {
+        "spark.ui.enabled": "false",
+        "spark.driver.memory": config.driver_memory,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_QUIET_LOGGING.as_uri()}",
+    }
+    if _in_one_process(master):
         options["spark.driver.host"] = "127.0.0.1"
         options["spark.driver.bindAddress"] = "127.0.0.1"
     return options
