@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -106,3 +107,8 @@ def running(
         yield Planed(cluster, planes, authority, http)
     finally:
         cluster.stop_all()
+
+
+def limit_files(pid: int, size: int) -> None:
+    """Let every write of a process beyond a size fail, as on a full disk."""
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from streammeta.client import StreamClient
+from streammeta.client import ControllerClient, StreamClient
+from streammeta.client.methods import REGISTER_NODE
+from streammeta.v1 import common_pb2, nodes_pb2
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import FAST, wait_until
 from tests.monitoring.browser import PROGRAM, browsing
 from tests.monitoring.http_calls import get
-from tests.monitoring.planes import Planed, Planes, running
+from tests.monitoring.planes import Planed, Planes, limit_files, running
 
 pytestmark = pytest.mark.process
 
@@ -104,6 +107,30 @@ async def test_a_browser_shows_pages_without_errors_and_asks_no_other_host(
 
 
 @needs_browser
+async def test_two_thousand_brokers_are_shown_page_by_page(written: Planed, tmp_path: Path) -> None:
+    brokers = range(10_000, 12_000)
+    async with ControllerClient(written.cluster.endpoints) as client:
+        for node_id in brokers:
+            node = common_pb2.NodeIdentity(node_id=node_id, node_epoch=1)
+            await client.call(REGISTER_NODE, nodes_pb2.RegisterNodeRequest(node=node))
+    at, shown = written.http_endpoints[leader_of(written) - 1], set[str]()
+    async with browsing(tmp_path) as tab:
+        path: str | None = "/nodes"
+        while path:
+            await tab.open(f"http://{at}{path}", width=375)
+            there = f"location.pathname + location.search == '{path}' && document.readyState"
+            await tab.until(f"{there} == 'complete'", path)
+            assert await tab.value("document.documentElement.scrollWidth") <= 375
+            cells = (
+                "[...document.querySelectorAll('tbody th, tbody td')].map(each => each.innerText)"
+            )
+            shown.update(await tab.value(cells))
+            path = await tab.value("document.querySelector('a[rel=next]')?.getAttribute('href')")
+    assert shown >= {str(each) for each in brokers}
+    assert tab.errors == []
+
+
+@needs_browser
 async def test_an_open_page_shows_the_loss_of_the_leader_and_of_the_majority(
     authority: Authority, tmp_path: Path
 ) -> None:
@@ -115,6 +142,13 @@ async def test_an_open_page_shows_the_loss_of_the_leader_and_of_the_majority(
         async with browsing(tmp_path / "profile") as tab:
             await tab.open(f"http://{planed.http_endpoints[left[0] - 1]}/")
             await tab.until(f"{alarms} == ''", "all is well")
+            last = planed.cluster.children[left[1]].pid
+            limit_files(last, 1)
+            await asyncio.to_thread(planed.write, "key")
+            full = f"The disk of controller {left[1]} is full"
+            await tab.until(f"{alarms}.includes('{full}')", "the full disk is told")
+            limit_files(last, resource.RLIM_INFINITY)
+            await tab.until(f"{alarms} == ''", "there is room again")
             planed.cluster.children[leader].kill()
             silent = f"Controller {leader} does not answer"
             await tab.until(f"{alarms}.includes('{silent}')", "the dead one is named")

@@ -17,7 +17,7 @@ from streammeta.client.errors import BrokerClientError
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import STEADY, leader_of, wait_until
 from tests.monitoring.dashboard import RATE, expressions
-from tests.monitoring.planes import Planed, Planes, running
+from tests.monitoring.planes import Planed, Planes, limit_files, running
 from tests.monitoring.prometheus import JOB, PROGRAM, Prometheus, scraping
 
 pytestmark = [
@@ -156,8 +156,3 @@ def test_a_killed_leader_raises_its_alert_until_it_is_back(scene: Scene) -> None
     assert "StreammetaNoLeader" not in scene.prometheus.fired()
     cluster.start(leader)
     scene.wait_quiet()
-
-
-def limit_files(pid: int, size: int) -> None:
-    """Let every write of a process beyond a size fail, as on a full disk."""
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
