@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -291,16 +292,27 @@ async def test_one_bad_stream_fails_alone_and_stays_failed_until_attached_again(
         assert (("refused", [1]) in seen.seen) == (split_bytes == 1)
 
 
-async def test_nothing_is_committed_behind_a_failure_of_its_stream() -> None:
+async def test_nothing_is_committed_behind_a_failure_of_its_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The second batch is in the store already when the first one's failure comes to bar it."""
-    seen = Recorder()
-    async with writing(2, observer=seen, upload_bytes=4) as (b, writer):
-        b.cluster.fail_next(PREPARE_OBJECTS, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+    stored = threading.Event()
+    async with writing(2, upload_bytes=4) as (b, writer):
+        put = b.store.put
+
+        def put_unless_lost(key: str, data: bytes, **more: Any) -> None:
+            if b"lost" in bytes(data):
+                assert stored.wait(30)
+                raise StoreRejectedError("no space")
+            put(key, data, **more)
+            stored.set()
+
+        monkeypatch.setattr(b.store, "put", put_unless_lost)
         first = await writer.append(0, b"lost")
         later = [await writer.append(0, b"abc"), await writer.append(1, b"other")]
         await writer.flush()
         outcomes = await asyncio.gather(*[first, *later], return_exceptions=True)
-        assert isinstance(outcomes[0], errors.InvalidRequestError)
+        assert isinstance(outcomes[0], errors.UploadFailedError)
         assert isinstance(outcomes[1], errors.StreamFailedError)
         assert outcomes[2] == 0
         assert writer.buffered_bytes == 0

@@ -10,6 +10,7 @@ import http.client
 import json
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,16 @@ class Prometheus:
     """A running one."""
 
     endpoint: str
+    since: float = 0
+    """Time, in seconds since the epoch, from which all targets have values."""
+
+    def wait_scraped(self, targets: int) -> None:
+        wait_until(lambda: self._scraped(targets), f"{targets} targets to be scraped")
+        self.since = time.time()
+
+    def _scraped(self, targets: int) -> bool:
+        up = f'count(up{{job="{JOB}"}} == 1) == {targets}'
+        return bool(self.query(up)) and "StreammetaNoLeader" not in self.firing()
 
     def query(self, expression: str) -> Sequence[dict[str, Any]]:
         """Return the series that an expression gives now."""
@@ -47,8 +58,12 @@ class Prometheus:
         return _names(self.query('ALERTS{alertstate="firing"}'))
 
     def fired(self) -> set[str]:
-        """Return the names of alerts that have fired since the start."""
-        return _names(self.query('max_over_time(ALERTS{alertstate="firing"}[1h])'))
+        """Return the names of alerts that have fired since all targets are scraped.
+
+        Before, none has a value, which is what the alert of no leader is for.
+        """
+        passed = max(1, int(time.time() - self.since))
+        return _names(self.query(f'max_over_time(ALERTS{{alertstate="firing"}}[{passed}s])'))
 
 
 def _names(series: Sequence[dict[str, Any]]) -> set[str]:
@@ -76,7 +91,9 @@ def scraping(root: Path, targets: Sequence[str]) -> Iterator[Prometheus]:
         )
     try:
         wait_until(lambda: _is_ready(endpoint), "Prometheus to be ready")
-        yield Prometheus(endpoint)
+        prometheus = Prometheus(endpoint)
+        prometheus.wait_scraped(len(targets))
+        yield prometheus
     finally:
         process.terminate()
         process.wait(timeout=30)
