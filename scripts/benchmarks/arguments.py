@@ -17,6 +17,7 @@ from scripts.benchmarks import (
     kafka,
     latency,
     map_growth,
+    monitoring,
     object_format,
     overload,
     reading,
@@ -54,7 +55,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     kinds = parser.add_subparsers(
         dest="benchmark",
         metavar="failover|commits|timeline|latency|peers|map|objects|appending|reading|compaction"
-        "|watches|brokers|overload|backup|kafka|reconcile|simulator|all",
+        "|watches|monitoring|brokers|overload|backup|kafka|reconcile|simulator|all",
         parser_class=_Parser,
     )
     kinds.required = True
@@ -82,6 +83,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         ("reading", [read, common], "requests and bytes for each MiB read, in three ways"),
         ("compaction", [_compaction(), common], "its requests and bytes, what it brings, speed"),
         ("watches", [_watches(), common], "a bystander's commits beside watches and pipelines"),
+        ("monitoring", [_monitoring(), common], "commits beside scrapes and open pages; pages"),
         ("brokers", [_brokers(), common], "what 300 brokers cost, and how late they have news"),
         ("overload", [_overload(), common], "calls served at four times a leader's capacity"),
         ("authorization", [_authorization(), common], "CPU time of letting a caller in"),
@@ -379,6 +381,29 @@ def _compaction() -> _Parser:
         f" {compaction_settings.LARGE_BUDGET_MIB} MiB too",
     )
     parser.add_argument("--profile", action="store_true", help="and profile the event loop")
+    return parser
+
+
+def _monitoring() -> _Parser:
+    parser = _options()
+    defaults = monitoring.Settings()
+    parser.add_argument(
+        "--streams",
+        type=_positive,
+        default=defaults.streams,
+        metavar="N",
+        help="streams in the map; default: %(default)s",
+    )
+    parser.add_argument(
+        "--turns",
+        type=_positive,
+        default=defaults.turns,
+        metavar="N",
+        help="turns with and without onlookers; default: %(default)s",
+    )
+    parser.add_argument(
+        "--seconds", type=_seconds, default=defaults.seconds, help="per turn; default: %(default)s"
+    )
     return parser
 
 

@@ -124,6 +124,7 @@ async def _measure(arguments: argparse.Namespace, place: Path, reporter: Reporte
         (("reading", "all"), _reading),
         (("compaction",), _compaction),
         (("watches",), _watches),
+        (("monitoring",), _monitoring),
         (("brokers",), _brokers),
         (("overload",), _overload),
         (("authorization",), _authorization),
@@ -256,6 +257,15 @@ async def _watches(arguments: argparse.Namespace, place: Path, say: Say) -> list
         seconds=arguments.seconds,
     )
     return [await watches.measure(place / "watches", settings, say)]
+
+
+async def _monitoring(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:
+    from scripts.benchmarks import monitoring
+
+    settings = monitoring.Settings(
+        streams=arguments.streams, turns=arguments.turns, seconds=arguments.seconds
+    )
+    return [await monitoring.measure(place / "monitoring", settings, say)]
 
 
 async def _reconcile(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:

@@ -63,7 +63,8 @@ class Reads:
 async def measure_restart(root: Path, entities: int) -> Restart:
     """Fill a controller's map, kill it, and start it again."""
     with running_cluster(root, 1, PATIENT) as cluster:
-        stream_id = await _fill(cluster, entities)
+        await _healthy(cluster)
+        stream_id = await fill(cluster.endpoints[0], entities)
         await asyncio.to_thread(cluster.children[1].kill)
         began = time.monotonic()
         await asyncio.to_thread(cluster.start, 1)
@@ -125,10 +126,9 @@ async def _read(
     )
 
 
-async def _fill(cluster: LocalCluster, entities: int) -> int:
-    """Add streams, each with a stream object; return the id of one."""
-    await _healthy(cluster)
-    connection = await Http2Connection.connect(cluster.endpoints[0])
+async def fill(leader: str, entities: int) -> int:
+    """Add streams, each with a stream object, at the leader's endpoint; return the id of one."""
+    connection = await Http2Connection.connect(leader)
     try:
         await register_node(connection)
         added = 0

@@ -1,0 +1,198 @@
+"""The price of monitoring: commits beside scrapes and open pages, and the times of answers.
+
+Three controllers with the product's timeouts hold a map of many streams. In turns of their own, a
+client commits at a bounded rate while nobody looks, and while each controller is scraped each
+second and ten pages of the leader ask again each second, as an open page does. Then each page, the
+metrics, and the probe of the image are asked for one after the other.
+"""
+
+import asyncio
+import contextlib
+import re
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+
+import aiohttp
+
+from scripts.benchmarks.bench_cluster import restart_changed, running_cluster
+from scripts.benchmarks.commits import find_leader
+from scripts.benchmarks.figures import Outcome, Table, Target, median, percentile, targets_table
+from scripts.benchmarks.map_controller import fill
+from scripts.benchmarks.watches import bystander
+from streammeta.cli.local_cluster import LocalCluster, free_ports
+
+VOTERS = 3
+OPEN_PAGES = 10
+EVERY_S = 1.0
+PAGES = ("/", "/quorum", "/nodes", "/streams", "/deletions", "/compaction")
+_TIMEOUT_S = 20.0
+_DOCKERFILE = Path(__file__).resolve().parent.parent.parent / "docker" / "Dockerfile"
+_PROBE = re.compile(r'^ +CMD \["python", "-IS", "-c", "(.+)"\]$', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Streams in the map, turns of each kind and their length, and requests for each page."""
+
+    streams: int = 1_000_000
+    turns: int = 4
+    seconds: float = 20.0
+    requests: int = 10
+
+
+async def measure(root: Path, settings: Settings, progress: Callable[[str], None]) -> Outcome:
+    """Measure all.
+
+    Raises:
+        ChildFailedError: a controller ended early.
+        UnhealthyError: the cluster was not in order.
+    """
+    with running_cluster(root, VOTERS) as cluster:
+        ports = dict(zip(cluster.node_ids, free_ports(VOTERS), strict=True))
+
+        def shown(node_id: int, command: list[str]) -> Sequence[str]:
+            return [*command, "--http-listen", f"127.0.0.1:{ports[node_id]}"]
+
+        await asyncio.to_thread(restart_changed, cluster, shown)
+        progress(f"monitoring: {settings.streams} streams")
+        before = await find_leader(cluster)
+        await fill(cluster.endpoints[before.node_id - 1], settings.streams)
+        quiet, watched = await _turns(cluster, ports, before.node_id, settings, progress)
+        progress("monitoring: pages and probe")
+        pages = {path: _times_ms(ports[before.node_id], path, settings) for path in PAGES}
+        scrape_ms = _times_ms(ports[before.node_id], "/metrics", settings)
+        lines = _get(ports[before.node_id], "/metrics").count(b"\n")
+        probe_ms = _probe_cpu_ms(ports[before.node_id], settings)
+        after = await find_leader(cluster)
+    return _outcome(
+        settings,
+        [median(each) for each in (quiet, watched)],
+        pages | {"/metrics": scrape_ms},
+        {
+            "scrape_lines": lines,
+            "probe_cpu_ms": probe_ms,
+            "elections": after.epoch - before.epoch,
+        },
+    )
+
+
+async def _turns(
+    cluster: LocalCluster,
+    ports: Mapping[int, int],
+    leader: int,
+    settings: Settings,
+    progress: Callable[[str], None],
+) -> tuple[list[float], list[float]]:
+    """Return the p99 of commits of each turn, in milliseconds: unobserved, and observed."""
+    p99s: tuple[list[float], list[float]] = ([], [])
+    for turn in range(2 * settings.turns):
+        is_watched = turn % 2 == 1
+        progress(f"monitoring: commits, turn {turn + 1} of {2 * settings.turns}")
+        async with contextlib.AsyncExitStack() as stack:
+            if is_watched:
+                await stack.enter_async_context(_onlookers(ports, leader))
+            commits = await stack.enter_async_context(bystander(cluster.endpoints))
+            await asyncio.sleep(settings.seconds)
+            p99s[is_watched].append(percentile(commits.latencies_ms, 0.99))
+    return p99s
+
+
+@contextlib.asynccontextmanager
+async def _onlookers(ports: Mapping[int, int], leader: int) -> AsyncIterator[None]:
+    """Scrape all and keep pages open until the block ends; no answer may be missing."""
+    urls = [f"http://127.0.0.1:{port}/metrics" for port in ports.values()]
+    pages = [PAGES[number % len(PAGES)] for number in range(OPEN_PAGES)]
+    urls += [f"http://127.0.0.1:{ports[leader]}{path}" for path in pages]
+
+    async def ask(session: aiohttp.ClientSession, number: int, url: str) -> None:
+        await asyncio.sleep(EVERY_S * number / len(urls))  # they know nothing of each other
+        while True:
+            async with session.get(url) as answer:
+                answer.raise_for_status()
+                await answer.read()
+            await asyncio.sleep(EVERY_S)
+
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as group:
+        asking = [group.create_task(ask(session, *each)) for each in enumerate(urls)]
+        yield
+        for task in asking:
+            task.cancel()
+
+
+def _get(port: int, path: str) -> bytes:
+    connection = HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        body = answer.read()
+        if answer.status != 200:
+            raise OSError(f"{path}: status {answer.status}")
+        return body
+
+
+def _times_ms(port: int, path: str, settings: Settings) -> list[float]:
+    """Return the times of requests over new connections, to the last byte."""
+    times: list[float] = []
+    for _ in range(settings.requests):
+        began = time.perf_counter()
+        _get(port, path)
+        times.append((time.perf_counter() - began) * 1000)
+    return times
+
+
+def _probe_cpu_ms(port: int, settings: Settings) -> float:
+    """Return the median CPU time of the image's probe, a process of its own."""
+    found = _PROBE.search(_DOCKERFILE.read_text())
+    if found is None:
+        raise OSError(f"{_DOCKERFILE}: no probe by `python -IS -c`")
+    program = found[1].replace("\\\\", "\\").replace("9092", str(port))
+    costs: list[float] = []
+    for _ in range(settings.requests):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-IS", "-c", program], check=True, timeout=_TIMEOUT_S)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        costs.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return median(costs) * 1000
+
+
+def _outcome(
+    settings: Settings,
+    p99_ms: Sequence[float],
+    pages: Mapping[str, Sequence[float]],
+    facts: Mapping[str, float],
+) -> Outcome:
+    quiet_ms, watched_ms = p99_ms
+    slowest = max(median(times) for path, times in pages.items() if path != "/metrics")
+    targets = [
+        Target("p99 of commits while observed, ms more", "at most", 5, watched_ms - quiet_ms),
+        Target("the slowest page, p50 ms", "at most", 300, slowest),
+        Target("lines of a scrape", "at most", 1_500, facts["scrape_lines"]),
+        Target("CPU of the image's probe, ms", "at most", 30, facts["probe_cpu_ms"]),
+        Target("elections", "at most", 0, facts["elections"]),
+    ]
+    rows = tuple(
+        (path, round(median(times), 1), round(max(times), 1)) for path, times in pages.items()
+    )
+    commits = (("nobody looks", round(quiet_ms, 2)), ("observed", round(watched_ms, 2)))
+    return Outcome(
+        benchmark="monitoring",
+        settings=asdict(settings),
+        figures={"quiet_p99_ms": quiet_ms, "watched_p99_ms": watched_ms, **facts},
+        details={"pages_ms": {path: list(times) for path, times in pages.items()}},
+        tables=(
+            Table(title="Commits beside onlookers", columns=("turns", "p99 ms"), rows=commits),
+            Table(
+                title="Pages of the leader, to the last byte",
+                columns=("path", "p50 ms", "max ms"),
+                rows=rows,
+            ),
+            *targets_table(targets),
+        ),
+    )
