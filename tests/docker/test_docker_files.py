@@ -139,11 +139,13 @@ IMAGE_ENVIRONMENT = dict(
 async def test_health_check_asks_the_listener_that_the_image_opens(
     status: int, exit_code: int
 ) -> None:
-    (health_check,) = re.findall(r'CMD (\["python", "-c", ".*readyz.*"\])', DOCKERFILE)
-    _, _, program = json.loads(health_check)
+    (health_check,) = re.findall(r'CMD (\["python", .*readyz.*\])', DOCKERFILE)
+    _, *options, program = json.loads(health_check)
     assert IMAGE_ENVIRONMENT["STREAMMETA_CONTROLLER_HTTP_PLAIN_TEXT"] == "true"
     at = IMAGE_ENVIRONMENT["STREAMMETA_CONTROLLER_HTTP_LISTEN"]
-    assert f"http://{at}/readyz" in program
+    host, opened = at.split(":")
+    asked = f"('{host}', {opened})"
+    assert asked in program
 
     async def readyz(_: object) -> Page:
         return Page(b"", status)
@@ -152,8 +154,8 @@ async def test_health_check_asks_the_listener_that_the_image_opens(
     served = HttpPlane(ListenerTls(), Door("test", rules=HTTP_RULES), pages)
     port = await served.start("127.0.0.1:0")
     try:
-        program = program.replace(at, f"127.0.0.1:{port}")
-        done = await asyncio.to_thread(run, tool("python"), "-c", program)
+        program = program.replace(asked, f"('127.0.0.1', {port})")
+        done = await asyncio.to_thread(run, tool("python"), *options, program)
     finally:
         await served.stop()
     assert done.returncode == exit_code
