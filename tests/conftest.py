@@ -10,6 +10,7 @@ are held up, and a failure prints its replay. The user's own settings do not cou
 from __future__ import annotations
 
 import os
+import sys
 import zlib
 from pathlib import Path
 
@@ -28,6 +29,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("held-up machines")
+
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+"""Hundreds of processes are started, each of which would compile the product anew."""
 
 os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / "no-settings")
 """Profiles of the user that runs the tests are none of theirs."""

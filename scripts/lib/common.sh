@@ -5,6 +5,9 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 # shellcheck disable=SC2034  # read by the scripts that source this file
 VENV="$ROOT/.venv"
 
+# Without bytecode every process that is started spends most of its start on compiling.
+unset PYTHONDONTWRITEBYTECODE
+
 # Prints a message for the person at the terminal or the reader of a CI log.
 say() { printf '%s\n' "$*" >&2; }
 
