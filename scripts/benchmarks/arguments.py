@@ -303,19 +303,11 @@ def _kafka() -> _Parser:
     defaults = kafka.Settings()
     for name, value, text in (
         ("--total-mib", defaults.total_mib, "MiB produced and consumed"),
-        ("--failovers", defaults.failovers, "kills of a broker by session timeout"),
+        ("--failovers", defaults.failovers, "kills of a broker"),
     ):
         parser.add_argument(
             name, type=_positive, default=value, metavar="N", help=f"{text}; default: %(default)s"
         )
-    shown = ",".join(map(str, defaults.sessions_ms))
-    parser.add_argument(
-        "--sessions-ms",
-        type=_numbers,
-        default=defaults.sessions_ms,
-        metavar="N,N,...",
-        help=f"session timeouts of the failovers; default: {shown}",
-    )
     return parser
 
 

@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from functools import partial
+from itertools import count, pairwise
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
@@ -112,10 +113,10 @@ def latency(servers: str, topic: str, linger_ms: int, seconds: float) -> Mapping
     consumer = _consumer(servers)
     consumer.assign([TopicPartition(topic, 0, 0)])
     latencies: list[float] = []
-    count = int(seconds * 100)
+    wanted = int(seconds * 100)
 
     def read() -> None:
-        while len(latencies) < count:
+        while len(latencies) < wanted:
             for one in consumer.consume(100, 0.01):
                 if one.error() is None:
                     sent = float((one.value() or b"").split(b" ")[0])
@@ -124,35 +125,40 @@ def latency(servers: str, topic: str, linger_ms: int, seconds: float) -> Mapping
     producer = _producer(servers, linger_ms)
     reading = threading.Thread(target=read, daemon=True)
     reading.start()
-    for _ in range(count):
+    for _ in range(wanted):
         producer.produce(
             topic, b"%f %b" % (time.monotonic(), bytes(RECORD_BYTES - 20)), partition=0
         )
         producer.poll(0.01)
     producer.flush(PATIENCE_S)
     reading.join(PATIENCE_S)
-    measured = latencies[count // 5 :]
+    measured = latencies[wanted // 5 :]
     return {"p50_ms": percentile(measured, 0.5), "p99_ms": percentile(measured, 0.99)}
 
 
 def failover(servers: str, topic: str, runs: int) -> Mapping[str, Any]:
-    """Send to one partition all the time; measure its silence when its leader ends."""
+    """Send numbers to one partition all the time; measure its silence when its leader ends."""
     create(servers, topic, 1)
     producer = _producer(servers, 0)
     acknowledged = [time.monotonic()]
+    kept: set[int] = set()
     failed: list[str] = []
+    numbers = count()
 
-    def done(error: object, _: object) -> None:
+    def done(number: int, error: object, _: object) -> None:
         if error is not None:
             failed.append(str(error))
         else:
+            kept.add(number)
             acknowledged.append(time.monotonic())
 
     def send_for(longest_s: float, silence_s: float) -> float:
         """Send until a silence of so long has ended; return its length, 0 for none."""
         began = time.monotonic()
         while time.monotonic() < began + longest_s:
-            producer.produce(topic, b"x" * 100, partition=0, on_delivery=done)
+            number = next(numbers)
+            value = b"%d" % number
+            producer.produce(topic, value, partition=0, on_delivery=partial(done, number))
             producer.poll(0.01)
             gaps = [now - before for before, now in pairwise(acknowledged)]
             if gaps and max(gaps) > silence_s:
@@ -167,7 +173,24 @@ def failover(servers: str, topic: str, runs: int) -> Mapping[str, Any]:
         silences.append(send_for(PATIENCE_S, SILENCE_S))
         print("acknowledged", flush=True)
     producer.flush(PATIENCE_S)
-    return {"silences_s": silences, "failed": failed}
+    lost = len(kept - _stored(servers, topic))
+    return {"silences_s": silences, "failed": failed, "acknowledged": len(kept), "lost": lost}
+
+
+def _stored(servers: str, topic: str) -> set[int]:
+    """Return the numbers that a topic's only partition holds."""
+    consumer = _consumer(servers)
+    end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=PATIENCE_S)[1]
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found: set[int] = set()
+    at, deadline = 0, time.monotonic() + PATIENCE_S
+    while at < end and time.monotonic() < deadline:
+        for one in consumer.consume(10_000, 0.5):
+            if one.error() is None:
+                found.add(int(one.value() or b""))
+                at = (one.offset() or 0) + 1
+    consumer.close()
+    return found
 
 
 def _leader(servers: str, topic: str) -> int:

@@ -324,7 +324,6 @@ async def _kafka(arguments: argparse.Namespace, place: Path, say: Say) -> list[O
     settings = kafka.Settings(
         total_mib=arguments.total_mib,
         failovers=arguments.failovers,
-        sessions_ms=arguments.sessions_ms,
     )
     return [await kafka.measure(place / "kafka", settings, say)]
 

@@ -21,7 +21,7 @@ from tests.kit.certificates import Authority
 from tests.kit.kafka_batches import Rec, make_batch
 from tests.kit.kafka_brokers import KafkaBrokers, result_of
 from tests.kit.kafka_wire import WireClient
-from tests.kit.real_cluster import FAST, running_cluster
+from tests.kit.real_cluster import FAST, running_cluster, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -63,6 +63,44 @@ def test_nothing_acknowledged_is_lost_when_a_broker_ends(brokers: KafkaBrokers, 
         "same": True,
         "in_order": True,
     }
+
+
+def _leaders(address: str, topic: str) -> set[int]:
+    admin = AdminClient({"bootstrap.servers": address})
+    return {one.leader for one in admin.list_topics(timeout=30).topics[topic].partitions.values()}
+
+
+def test_broker_that_was_replaced_while_it_stood_still_joins_again(brokers: KafkaBrokers) -> None:
+    addresses = [brokers.start(node_id) for node_id in (1, 2)]
+    client = brokers.run("failover_script.py", ",".join(addresses), "moved", "2000")
+    while client.read_line() != "produced 500":
+        assert client.is_running, client.log_tail()
+    process = psutil.Process(brokers.children[1].pid)
+    process.suspend()
+    wait_until(lambda: _leaders(addresses[1], "moved") == {2}, "the other to lead everything")
+    process.resume()
+    answer = result_of(client)
+    assert answer == {
+        "failed": [],
+        "left": 0,
+        "acknowledged": 2000,
+        "seen": 2000,
+        "same": True,
+        "in_order": True,
+    }
+    wait_until(lambda: _leaders(addresses[0], "moved") == {1, 2}, "the first to lead again")
+    assert process.is_running()
+
+
+def test_broker_ends_when_a_newer_process_has_its_node_id(brokers: KafkaBrokers) -> None:
+    brokers.start(1)
+    older = brokers.children[1]
+    newer = brokers.start(1)
+    wait_until(lambda: not older.is_running, "the older process to end")
+    assert older.stop() == 1
+    assert "newer" in older.log_tail()
+    admin = AdminClient({"bootstrap.servers": newer})
+    assert list(admin.list_topics(timeout=30).brokers) == [1]
 
 
 def test_restarted_broker_has_its_records_and_offsets(brokers: KafkaBrokers) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from streammeta.controller.lifecycle.sessions import (
     DOUBT_TIMEOUTS,
+    SHORTEST_MS,
     SHUTDOWN_GRACE_MS,
     NodeState,
     Sessions,
@@ -196,3 +197,71 @@ def test_whatever_happens_heard_nodes_are_not_fenced_and_dead_ones_are(seed: int
     reign.run((2 + DOUBT_TIMEOUTS) * TIMEOUT_MS + 5_000, alive)
     gone = {node_id for node_id in dead if sessions.state(node_id) is NodeState.FENCED}
     assert gone == dead, f"seed {seed}"
+
+
+def test_a_node_that_asks_for_a_shorter_session_is_fenced_sooner() -> None:
+    sessions = Sessions(TIMEOUT_MS)
+    sessions.lead(0)
+    for node_id, wanted_ms in ((A, 0), (B, SHORTEST_MS), (C, 10 * TIMEOUT_MS)):
+        sessions.heartbeat(node_id, 1, 0, wanted_ms=wanted_ms)
+    fenced = {
+        node_id: now_ms
+        for now_ms in range(0, 2 * TIMEOUT_MS, 100)
+        for node_id in _after_a_beat_of(A, sessions, now_ms)
+    }
+    assert fenced == {B: SHORTEST_MS + 100, C: TIMEOUT_MS + 100}
+
+
+def _after_a_beat_of(node_id: int, sessions: Sessions, now_ms: int) -> tuple[int, ...]:
+    sessions.heartbeat(node_id, 1, now_ms)
+    return sessions.tick(now_ms, NODES)
+
+
+def test_the_session_that_is_granted_lies_between_the_shortest_and_the_controllers_own() -> None:
+    sessions = Sessions(TIMEOUT_MS)
+    wanted = (0, 1, SHORTEST_MS, 5_000, TIMEOUT_MS + 1)
+    granted = [SHORTEST_MS, SHORTEST_MS, 5_000, TIMEOUT_MS]
+    assert [sessions.granted_ms(one) for one in wanted] == [TIMEOUT_MS, *granted]
+    assert Sessions(500).granted_ms(SHORTEST_MS) == 500
+
+
+def test_ticks_come_often_enough_for_the_shortest_session() -> None:
+    sessions = Sessions(TIMEOUT_MS)
+    sessions.lead(0)
+    before = sessions.tick_ms
+    sessions.heartbeat(A, 1, 0, wanted_ms=SHORTEST_MS)
+    assert sessions.tick_ms == SHORTEST_MS // 9
+    sessions.heartbeat(A, 1, 0)
+    assert sessions.tick_ms == before == 1_000
+
+
+def test_a_stall_of_the_leader_renews_the_short_sessions_that_it_may_have_silenced() -> None:
+    sessions = Sessions(TIMEOUT_MS)
+    sessions.lead(0)
+    sessions.heartbeat(A, 1, 0)
+    sessions.heartbeat(B, 1, 0, wanted_ms=SHORTEST_MS)
+    assert sessions.tick(SHORTEST_MS + 100, NODES) == ()
+    assert sessions.state(B) is NodeState.ACTIVE
+    for now_ms in range(SHORTEST_MS + 200, 2 * SHORTEST_MS + 100, 100):
+        assert sessions.tick(now_ms, NODES) == ()
+    assert sessions.tick(2 * SHORTEST_MS + 200, NODES) == (B,)
+
+
+def test_a_restarted_node_keeps_the_session_it_asked_for_until_it_is_heard() -> None:
+    sessions = Sessions(TIMEOUT_MS)
+    sessions.lead(0)
+    sessions.heartbeat(B, 1, 0, wanted_ms=SHORTEST_MS)
+    newer = (SupervisedNode(B, 2),)
+    fenced = [
+        (now_ms, node_id)
+        for now_ms in range(100, TIMEOUT_MS, 100)
+        for node_id in _heard_by_another(sessions, now_ms, newer)
+    ]
+    assert fenced == [(SHORTEST_MS + 200, B)]
+
+
+def _heard_by_another(
+    sessions: Sessions, now_ms: int, nodes: tuple[SupervisedNode, ...]
+) -> tuple[int, ...]:
+    sessions.heartbeat(A, 1, now_ms)
+    return sessions.tick(now_ms, (SupervisedNode(A, 1), *nodes))

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from streammeta.cli.local_cluster import LocalCluster
-from streammeta.client import BrokerSession, ControllerClient, Heartbeat, NodeFencedError, methods
+from streammeta.client import (
+    BrokerSession,
+    ControllerClient,
+    Heartbeat,
+    NodeFencedError,
+    RefusedError,
+    methods,
+)
 from streammeta.client.model import node_message
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.kit.real_cluster import FAST, leader_of, prepare_object, running_cluster
@@ -203,3 +210,23 @@ async def scenario(cluster: LocalCluster) -> None:
 def test_a_silent_brokers_data_is_recovered_by_another(tmp_path: Path) -> None:
     with running_cluster(tmp_path, options=OPTIONS) as cluster:
         asyncio.run(scenario(cluster))
+
+
+async def test_a_broker_has_the_session_that_its_heartbeats_ask_for(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, 1, options=FAST) as cluster:
+        async with ControllerClient(cluster.endpoints) as client:
+            short = await BrokerSession.open(client, FAILED, 1, timeout_s=2.0)
+            assert (await short.heartbeat()).session_timeout_s == 2.0
+            whole = await BrokerSession.open(client, TARGET, 1)
+            assert (await whole.heartbeat()).session_timeout_s == 9.0
+            async with beating(whole):
+
+                async def is_fenced() -> bool:
+                    return (await node(client, FAILED)).state == nodes_pb2.NODE_STATE_FENCED
+
+                await until(is_fenced, "the silent broker to be fenced")
+            negative = nodes_pb2.HeartbeatRequest(
+                node=node_message(short.node), session_timeout_ms=-1
+            )
+            with pytest.raises(RefusedError, match="session_timeout_ms"):
+                await client.call(methods.HEARTBEAT, negative)

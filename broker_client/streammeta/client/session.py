@@ -65,13 +65,15 @@ class BrokerSession:
 
     It calls with `client`, and `node` fences every mutating call of the process. `namespace` is in
     the keys of the cluster's objects. `inherited` are the streams that an earlier process of the
-    node left open, by id.
+    node left open, by id. `timeout_s` is the session that its heartbeats ask for, in seconds, 0 for
+    the longest that the controllers give.
     """
 
     client: ControllerClient
     node: NodeIdentity
     namespace: str
     inherited: tuple[OpenedStream, ...] = ()
+    timeout_s: float = 0.0
 
     @classmethod
     async def open(
@@ -82,6 +84,7 @@ class BrokerSession:
         *,
         wal_config: str = "",
         tags: Tags | None = None,
+        timeout_s: float = 0.0,
     ) -> BrokerSession:
         """Register the process `node_epoch` of node `node_id`; older processes are fenced.
 
@@ -91,6 +94,7 @@ class BrokerSession:
         arguments.check_client(client)
         arguments.check_int("node_id", node_id, 0, arguments.INT32_MAX)
         arguments.check_int("node_epoch", node_epoch)
+        arguments.check_seconds("timeout_s", timeout_s, may_be_zero=True)
         arguments.check_kind("wal_config", wal_config, str, "a str")
         node = NodeIdentity(node_id, node_epoch)
         request = nodes_pb2.RegisterNodeRequest(
@@ -101,12 +105,15 @@ class BrokerSession:
         answer = await client.call(methods.REGISTER_NODE, request)
         _check(answer.error, f"registration of node {node_id} at epoch {node_epoch}")
         inherited = await _opening_streams(client, node)
-        return cls(client, node, await client.object_namespace(), tuple(inherited))
+        namespace = await client.object_namespace()
+        return cls(client, node, namespace, tuple(inherited), timeout_s)
 
     async def heartbeat(self, *, wants_shutdown: bool = False) -> HeartbeatAnswer:
         """Keep the node's session alive; the answer says for how long."""
         request = nodes_pb2.HeartbeatRequest(
-            node=node_message(self.node), wants_shutdown=wants_shutdown
+            node=node_message(self.node),
+            wants_shutdown=wants_shutdown,
+            session_timeout_ms=round(self.timeout_s * 1000),
         )
         answer = await self.client.call(methods.HEARTBEAT, request)
         _check(answer.error, f"heartbeat of node {self.node.node_id}")

@@ -53,7 +53,8 @@ class StreamClientConfig:
 
     `deadline_s` bounds a call to the controllers, in seconds. A `wal_directory` makes the writer
     acknowledge appends from a write-ahead log there (`durability="wal"`), an `object_log` from one
-    in the bucket, which other brokers recover if this one is gone for good.
+    in the bucket, which other brokers recover if this one is gone for good. A node's session ends
+    after `session_timeout_s` seconds of silence, at least 2; 0 stands for the controllers' own.
     """
 
     deadline_s: float = DEFAULT_DEADLINE_S
@@ -63,6 +64,7 @@ class StreamClientConfig:
     wal: LogConfig | None = None
     object_log: ObjectLogConfig | None = None
     compaction: CompactionConfig | None = None
+    session_timeout_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse two logs."""
@@ -153,7 +155,12 @@ class StreamClient(ClosedAtExit):
                 epoch = time.time_ns() // 1_000_000 if node_epoch is None else node_epoch
                 wal_config = WAL_CONFIG if config.object_log is not None else ""
                 session = await BrokerSession.open(
-                    controllers, node_id, epoch, wal_config=wal_config, tags=tags
+                    controllers,
+                    node_id,
+                    epoch,
+                    wal_config=wal_config,
+                    tags=tags,
+                    timeout_s=config.session_timeout_s,
                 )
                 namespace = session.namespace
                 log = await _open_log(session, store, epoch, config, closing)

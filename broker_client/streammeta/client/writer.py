@@ -145,6 +145,12 @@ class StreamWriter(ClosedAtExit):
         """The heartbeats of the session, which go on until `close`."""
         return self._heartbeat
 
+    async def until_fenced(self) -> Exception:
+        """Wait until the process no longer holds its node id; return what said so."""
+        await self._fencing.wait()
+        assert self._fenced is not None
+        return self._fenced
+
     def _start(self) -> asyncio.AbstractEventLoop:
         """Start the heartbeats."""
         self._heartbeat.start()

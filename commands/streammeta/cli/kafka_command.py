@@ -10,6 +10,7 @@ import json
 import logging
 import signal
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,6 +20,9 @@ from streammeta.cli.local_cluster import READY_PREFIX
 from streammeta.cli.node_command import NODE_ID_MAX
 from streammeta.cli.output import Duration, OutputFormat, explain, fail, format_option
 from streammeta.rpc.tls import CallerFiles, TlsError, TlsFiles, tls_files
+
+SESSION_MS_MIN = 2_000
+"""Shortest session that controllers give."""
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -72,6 +76,14 @@ def _address(
     help="Time that records wait for others of the same object.",
 )
 @click.option(
+    "--session",
+    type=Duration(),
+    default="2s",
+    show_default=True,
+    help="Silence after which others take the partitions over; 2s at least, and no longer than the"
+    " controllers' own.",
+)
+@click.option(
     "--partitions",
     type=click.IntRange(1, 10_000),
     default=1,
@@ -97,6 +109,7 @@ def kafka(
     listen_tls_cert: Path | None,
     listen_tls_key: Path | None,
     linger: int,
+    session: int,
     partitions: int,
     auto_create: bool,
     output_format: OutputFormat,
@@ -121,6 +134,8 @@ def kafka(
         listen_tls = tls_files(listen_tls_ca, listen_tls_cert, listen_tls_key, "listen-tls")
     except TlsError as error:
         raise click.UsageError(str(error)) from error
+    if session < SESSION_MS_MIN:
+        raise click.UsageError(f"--session is {session} ms, wanted at least 2s")
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     config = KafkaConfig(
         controllers=connect,
@@ -130,6 +145,7 @@ def kafka(
         port=listen[1],
         advertised=advertise,
         linger_s=linger / 1000,
+        session_s=session / 1000,
         default_partitions=partitions,
         creates_topics=auto_create,
         tls=tls,
@@ -149,10 +165,16 @@ async def _run(config: object, output_format: OutputFormat) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    async with running_broker(config) as (host, port):
+    async with running_broker(config) as broker:
+        address = f"{broker.host}:{broker.port}"
         if output_format is OutputFormat.JSON:
-            answer = {"ok": True, "bootstrap_servers": f"{host}:{port}", "node_id": config.node_id}
+            answer = {"ok": True, "bootstrap_servers": address, "node_id": config.node_id}
             click.echo(json.dumps(answer))
         else:
-            click.echo(f"{READY_PREFIX}bootstrap.servers={host}:{port} node_id={config.node_id}")
-        await stop.wait()
+            click.echo(f"{READY_PREFIX}bootstrap.servers={address} node_id={config.node_id}")
+        stopped = asyncio.create_task(stop.wait())
+        ends: list[asyncio.Future[Any]] = [stopped, broker.replaced]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if broker.replaced.done():
+            raise await broker.replaced

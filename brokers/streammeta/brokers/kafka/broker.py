@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from streammeta.brokers.kafka.cluster import ClusterView, Leader, Topic, read_vi
 from streammeta.brokers.kafka.codes import Code, KafkaError
 from streammeta.brokers.kafka.deleted_topics import delete_streams_of_deleted
 from streammeta.brokers.kafka.keys import PRODUCER_BLOCK, Keys, leader_key, meta_key
+from streammeta.brokers.kafka.news import follow_news
 from streammeta.brokers.kafka.takeover import close_streams_of
 from streammeta.brokers.kafka.topic_configs import log_config
 from streammeta.brokers.partition.errors import PartitionError
@@ -37,7 +39,10 @@ from streammeta.client import (
     StreamFencedError,
 )
 
-VIEW_INTERVAL_S = 0.3
+VIEW_INTERVAL_S = 0.5
+"""Longest time between two readings of the view; news make it shorter."""
+OPENING_RETRIED_S = 0.05
+"""Time until a partition that could not be opened is tried again, at first."""
 HOUSEKEEPING_S = 30.0
 SWEEP_S = 5.0
 """Time between two looks for streams of deleted topics."""
@@ -63,7 +68,9 @@ class Broker:
     view: ClusterView = field(default_factory=ClusterView)
     logs: dict[Place, PartitionLog] = field(default_factory=dict)
     _opening: dict[Place, asyncio.Task[None]] = field(default_factory=dict)
-    _loop_task: asyncio.Task[None] | None = None
+    _failed_openings: Counter[Place] = field(default_factory=Counter)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _producer_ids: range = range(0)
     _producer_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -84,24 +91,32 @@ class Broker:
         address = {"host": host, "port": port, "node_epoch": node.node_epoch}
         await keys.put({f"broker/{node.node_id}": address})
         await broker.refresh()
-        broker._loop_task = asyncio.create_task(broker._run())
+        news = follow_news(client.controllers, keys, broker._news.set)
+        broker._tasks = [asyncio.create_task(broker._run()), asyncio.create_task(news)]
         return broker
+
+    async def abandon(self) -> None:
+        """Leave without a word, for another process speaks for the node or its partitions."""
+        await self._end_tasks()
+        for log in self.logs.values():
+            log.give_up()
 
     async def close(self) -> None:
         """Leave in good order: others may open the partitions at once."""
-        if self._loop_task is not None:
-            self._loop_task.cancel()
-            await asyncio.wait([self._loop_task])
-        for task in self._opening.values():
-            task.cancel()
-        if self._opening:
-            await asyncio.wait(self._opening.values())
+        await self._end_tasks()
         for log in self.logs.values():
             with contextlib.suppress(BrokerClientError, PartitionError, StorageError):
                 await log.close()
         self.logs.clear()
         with contextlib.suppress(BrokerClientError):
             await self.keys.delete([f"broker/{self.node_id}"])
+
+    async def _end_tasks(self) -> None:
+        tasks = [*self._tasks, *self._opening.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     # -- what requests need
 
@@ -138,9 +153,11 @@ class Broker:
     # -- the view
 
     async def refresh(self) -> None:
-        """Read the view, and do what it asks for: appoint, open, close."""
+        """Read the view, and do what it asks for: recover, appoint, open, close."""
         async with self._reading:
             await self._read()
+            owed = self.view.recoveries.get(self.node_id, ())
+            await close_streams_of(self.client.controllers, self.client.session.node, owed)
             if self.view.controller == self.node_id and await self._appoint():
                 await self._read()
             await self._close_lost()
@@ -154,12 +171,11 @@ class Broker:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(VIEW_INTERVAL_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(VIEW_INTERVAL_S):
+                    await self._news.wait()
+            self._news.clear()
             try:
-                heartbeat = self.client.writer.heartbeat
-                await close_streams_of(
-                    self.client.controllers, self.client.session.node, heartbeat.recoveries
-                )
                 await self.refresh()
                 if time.monotonic() - self._swept_at > SWEEP_S:
                     self._swept_at = time.monotonic()
@@ -176,9 +192,9 @@ class Broker:
         """Name leaders where there are none, or too many of a broker; say if any may be new."""
         is_settled = time.monotonic() - self._changed_at > SETTLED_S
         appointed = self.view.appointments() or (self.view.moves() if is_settled else {})
-        for (topic_id, partition), leader in appointed.items():
-            key = leader_key(topic_id, partition)
-            await self.keys.put({key: leader.document()}, expected=leader.version)
+        await self.keys.put_at(
+            {leader_key(*at): (one.document(), one.version) for at, one in appointed.items()}
+        )
         return bool(appointed)
 
     def _led(self) -> Mapping[Place, tuple[Topic, Leader]]:
@@ -221,10 +237,19 @@ class Broker:
             config = log_config(topic.configs)
             meta_id = await self._meta_stream(*place)
             self.logs[place] = await open_log(self.client, meta_id, leader.epoch, tags, config)
+            self._failed_openings.pop(place, None)
         except (StreamFencedError, StreamEpochMismatchError):
             await self._next_epoch(place, leader)
         except (BrokerClientError, PartitionError, StorageError) as error:
             _log.warning("%s-%d is not open yet: %s", topic.name, place[1], error)
+            self._retry_opening(place)
+
+    def _retry_opening(self, place: Place) -> None:
+        """Look again soon, since a former leader's streams may be closed at any moment."""
+        pause_s = OPENING_RETRIED_S * 2 ** self._failed_openings[place]
+        if pause_s < VIEW_INTERVAL_S:
+            self._failed_openings[place] += 1
+            asyncio.get_running_loop().call_later(pause_s, self._news.set)
 
     async def _next_epoch(self, place: Place, leader: Leader) -> None:
         following = Leader(self.node_id, leader.epoch + 1)

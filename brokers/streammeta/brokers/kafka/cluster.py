@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from streammeta.brokers.kafka.keys import Keys
-from streammeta.client import ControllerClient
+from streammeta.client import ControllerClient, NodeIdentity
 from streammeta.client.methods import GET_NODES
 from streammeta.v1 import nodes_pb2
 
@@ -57,11 +57,15 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """Live brokers by node id, topics by name, leaders by topic id and partition."""
+    """Live brokers by node id, topics by name, leaders by topic id and partition.
+
+    `recoveries` are the processes whose streams a node is to close, by that node's id.
+    """
 
     brokers: Mapping[int, Endpoint] = field(default_factory=dict)
     topics: Mapping[str, Topic] = field(default_factory=dict)
     leaders: Mapping[tuple[str, int], Leader] = field(default_factory=dict)
+    recoveries: Mapping[int, Sequence[NodeIdentity]] = field(default_factory=dict)
 
     def partitions(self) -> Iterator[tuple[Topic, int]]:
         """Iterate over all partitions of all topics."""
@@ -137,7 +141,8 @@ async def read_view(keys: Keys, controllers: ControllerClient) -> ClusterView:
     listed = await keys.list("broker/")
     topics = await keys.list("topic/")
     leaders = await keys.list("leader/")
-    alive = await _living(controllers)
+    nodes = (await controllers.call(GET_NODES, nodes_pb2.GetNodesRequest())).nodes
+    alive = _living(nodes)
     brokers = {
         int(node): Endpoint(value["host"], value["port"], value["node_epoch"])
         for node, (value, _) in listed.items()
@@ -149,6 +154,7 @@ async def read_view(keys: Keys, controllers: ControllerClient) -> ClusterView:
             for name, (value, version) in topics.items()
         },
         {_place(key): Leader(v["leader"], v["epoch"], at) for key, (v, at) in leaders.items()},
+        _recoveries(nodes),
     )
 
 
@@ -160,11 +166,20 @@ def _place(key: str) -> tuple[str, int]:
 _GONE = (nodes_pb2.NODE_STATE_FENCED, nodes_pb2.NODE_STATE_CONTROLLED_SHUTDOWN)
 
 
-async def _living(controllers: ControllerClient) -> dict[int, int]:
+def _recoveries(nodes: Iterable[nodes_pb2.NodeDescription]) -> dict[int, list[NodeIdentity]]:
+    """Return what nodes are to recover; one with a log in the bucket is not for this shape."""
+    found: dict[int, list[NodeIdentity]] = {}
+    for one in nodes:
+        if one.HasField("recovered_by") and not one.wal_config:
+            owed = NodeIdentity(one.node_id, one.node_epoch)
+            found.setdefault(one.recovered_by, []).append(owed)
+    return found
+
+
+def _living(nodes: Iterable[nodes_pb2.NodeDescription]) -> dict[int, int]:
     """Return the epochs of nodes that no leader knows to be gone."""
-    answer = await controllers.call(GET_NODES, nodes_pb2.GetNodesRequest())
     return {
         one.node_id: one.node_epoch
-        for one in answer.nodes
+        for one in nodes
         if one.state not in _GONE and not one.failover and not one.departed
     }

@@ -20,6 +20,8 @@ from streammeta.v1.common_pb2 import ERROR_CODE_NONE
 _ID = struct.Struct(">q")
 _BATCH = 5_000
 _PRODUCER_IDS = "producer-ids"
+VIEW_PREFIXES = ("broker/", "topic/", "leader/")
+"""Prefixes of the keys that a view is made of."""
 PRODUCER_BLOCK = 1000
 """Producer ids that a broker reserves at once."""
 
@@ -61,6 +63,11 @@ class Keys:
     def __init__(self, controllers: ControllerClient, cluster: str) -> None:
         self._controllers = controllers
         self._namespace = f"_kafka_{cluster}"
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of all keys."""
+        return self._namespace
 
     async def list(self, prefix: str) -> dict[str, tuple[Any, int]]:
         """Return the JSON values of keys with a prefix, which is cut off, and their versions."""

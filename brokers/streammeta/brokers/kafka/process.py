@@ -1,27 +1,49 @@
-"""A whole broker in a process: client of streams, broker, groups and listener, in order."""
+"""A whole broker in a process: client of streams, broker, groups and listener, in order.
+
+A broker whose session has ended while it was silent, and whose partitions others have taken, joins
+again as a new process of its node behind the same listener. One that a newer process has replaced
+ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from streammeta.brokers.kafka.broker import Broker
 from streammeta.brokers.kafka.group_calls import Groups
 from streammeta.brokers.kafka.server import KafkaServer
-from streammeta.client import StreamClient, StreamClientConfig, TlsFiles, WriterConfig
+from streammeta.client import (
+    BrokerClientError,
+    NodeEpochExpiredError,
+    StorageError,
+    StreamClient,
+    StreamClientConfig,
+    TlsFiles,
+    WriterConfig,
+)
 
 DEFAULT_LINGER_S = 0.05
+DEFAULT_SESSION_S = 2.0
+"""Session of a broker. It is short, since a dead one owes nothing that others had to upload."""
+_REJOINED_AFTER_S = 0.5
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaConfig:
     """Configuration of a broker. `advertised` is the address that clients are told, HOST:PORT.
 
-    Records wait up to `linger_s` seconds for others of the same object. Port 0 stands for a free
-    one, also in what is advertised. `listen_tls` are the files by which clients are spoken to: they
+    Records wait up to `linger_s` seconds for others of the same object. A broker that is silent for
+    `session_s` seconds, at least 2, is replaced. Port 0 stands for a free one, also in what is
+    advertised. `listen_tls` are the files by which clients are spoken to: they
     have to show certificates of its authorities.
     """
 
@@ -32,44 +54,119 @@ class KafkaConfig:
     port: int = 9092
     advertised: tuple[str, int] | None = None
     linger_s: float = DEFAULT_LINGER_S
+    session_s: float = DEFAULT_SESSION_S
     default_partitions: int = 1
     creates_topics: bool = True
     tls: TlsFiles | None = None
     listen_tls: TlsFiles | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RunningBroker:
+    """A broker that serves at the address that clients are told, until `replaced` is done.
+
+    The result of `replaced` says which newer process has taken its node id.
+    """
+
+    host: str
+    port: int
+    replaced: asyncio.Task[NodeEpochExpiredError]
+
+
 @asynccontextmanager
-async def running_broker(config: KafkaConfig) -> AsyncIterator[tuple[str, int]]:
-    """Run a broker; yield the address that clients are told once it serves.
+async def running_broker(config: KafkaConfig) -> AsyncIterator[RunningBroker]:
+    """Run a broker; yield once it serves.
 
     Raises `OSError` if it can't listen, `TlsError` for files, and what `StreamClient.open` raises.
     """
     context = None
     if config.listen_tls is not None:
         context = config.listen_tls.load("listen-tls").context(ssl.PROTOCOL_TLS_SERVER)
-    writer = WriterConfig(linger_s=config.linger_s)
-    settings = StreamClientConfig(writer=writer)
+    door = _Door()
+    listener = await asyncio.start_server(door.serve, config.host, config.port, ssl=context)
+    bound = listener.sockets[0].getsockname()[1]
+    host, port = config.advertised or (config.host, bound)
+    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    lives = asyncio.create_task(_live(config, door, (host, port or bound), ready))
+    try:
+        first: list[asyncio.Future[Any]] = [lives, ready]
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            raise await lives
+        yield RunningBroker(host, port or bound, lives)
+    finally:
+        listener.close()
+        lives.cancel()
+        with contextlib.suppress(asyncio.CancelledError, BrokerClientError, StorageError):
+            await lives
+
+
+class _Door:
+    """Leads connections to the server of the present life; they wait while there is none."""
+
+    def __init__(self) -> None:
+        self._server: asyncio.Future[KafkaServer] = asyncio.get_running_loop().create_future()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection."""
+        await (await asyncio.shield(self._server)).serve(reader, writer)
+
+    def open(self, server: KafkaServer) -> None:
+        """Lead to a server."""
+        self._server.set_result(server)
+
+    def close(self) -> None:
+        """Let connections wait."""
+        if self._server.done():
+            self._server = asyncio.get_running_loop().create_future()
+
+
+async def _live(
+    config: KafkaConfig, door: _Door, address: tuple[str, int], ready: asyncio.Future[None]
+) -> NodeEpochExpiredError:
+    """Live again and again, until cancelled or replaced by a newer process, which is returned.
+
+    The first life raises what opening it raises; later ones are tried until they begin.
+    """
+    while True:
+        try:
+            fenced = await _one_life(config, door, address, ready)
+        except NodeEpochExpiredError as error:
+            fenced = error
+        except (BrokerClientError, StorageError) as error:
+            if not ready.done():
+                raise
+            fenced = error
+        if isinstance(fenced, NodeEpochExpiredError):
+            return fenced
+        _log.warning("node %d joins again: %s", config.node_id, fenced)
+        await asyncio.sleep(_REJOINED_AFTER_S)
+
+
+async def _one_life(
+    config: KafkaConfig, door: _Door, address: tuple[str, int], ready: asyncio.Future[None]
+) -> Exception:
+    """Serve as a new process of the node; return what fenced it."""
+    settings = StreamClientConfig(
+        writer=WriterConfig(linger_s=config.linger_s), session_timeout_s=config.session_s
+    )
     client = await StreamClient.open(
         config.controllers, config.store, node_id=config.node_id, tls=config.tls, config=settings
     )
     async with client:
-        ready: asyncio.Future[KafkaServer] = asyncio.get_running_loop().create_future()
-
-        async def serve(reader: asyncio.StreamReader, out: asyncio.StreamWriter) -> None:
-            await (await ready).serve(reader, out)
-
-        listener = await asyncio.start_server(serve, config.host, config.port, ssl=context)
-        bound = listener.sockets[0].getsockname()[1]
-        host, port = config.advertised or (config.host, bound)
-        broker = await Broker.open(client, host, port or bound)
+        broker = await Broker.open(client, *address)
         broker.default_partitions = config.default_partitions
         broker.creates_topics = config.creates_topics
         async with Groups(broker) as groups:
             server = KafkaServer(broker, groups)
-            ready.set_result(server)
+            door.open(server)
+            if not ready.done():
+                ready.set_result(None)
+            fenced = None
             try:
-                yield host, port or bound
+                fenced = await client.writer.until_fenced()
             finally:
-                listener.close()
+                door.close()
                 await server.close()
-                await broker.close()
+                await (broker.close() if fenced is None else broker.abandon())
+    return fenced

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from streammeta.client import ControllerClient, NodeIdentity, Recovery
+from streammeta.client import ControllerClient, NodeIdentity
 from streammeta.client.methods import CLOSE_STREAMS, GET_OPENING_STREAMS
 from streammeta.client.model import node_message
 from streammeta.v1 import streams_pb2
@@ -18,15 +18,14 @@ _BATCH = 5_000
 
 
 async def close_streams_of(
-    controllers: ControllerClient, own: NodeIdentity, recoveries: Iterable[Recovery]
+    controllers: ControllerClient, own: NodeIdentity, recoveries: Iterable[NodeIdentity]
 ) -> int:
     """Fence the nodes of `recoveries` and close what they have open; return the number of streams.
 
     A node that is no longer this one's to recover is passed over.
     """
     closed = 0
-    for one in recoveries:
-        node = NodeIdentity(one.node_id, one.node_epoch)
+    for node in recoveries:
         asked = streams_pb2.GetOpeningStreamsRequest(
             node=node_message(node), failover=True, recoverer=node_message(own)
         )

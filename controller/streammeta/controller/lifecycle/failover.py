@@ -65,8 +65,10 @@ class Heartbeats:
         self._compactions: dict[int, tuple[NodeIdentity, ...]] = {}
         controller.binding.assign_compactions_by(self.compacted_by)
 
-    async def heartbeat(self, node: NodeIdentity, *, wants_shutdown: bool) -> HeartbeatAnswer:
-        """Renew a node's session.
+    async def heartbeat(
+        self, node: NodeIdentity, *, wants_shutdown: bool, session_timeout_ms: int = 0
+    ) -> HeartbeatAnswer:
+        """Renew a node's session, of the length that it asks for.
 
         Raises:
             NotLeaderError: this controller does not lead.
@@ -77,10 +79,15 @@ class Heartbeats:
             await self._controller.settled()  # raises with the leader's address
         known = self._controller.cluster_map.node(node.node_id)
         error = _check(node, known)
+        granted_ms = self._sessions.granted_ms(session_timeout_ms)
         if known is None or error is not ErrorCode.NONE:
-            return HeartbeatAnswer(error=error, session_timeout_ms=self._sessions.timeout_ms)
+            return HeartbeatAnswer(error=error, session_timeout_ms=granted_ms)
         self._sessions.heartbeat(
-            node.node_id, node.node_epoch, self._clock.monotonic_ms(), wants_shutdown=wants_shutdown
+            node.node_id,
+            node.node_epoch,
+            self._clock.monotonic_ms(),
+            wants_shutdown=wants_shutdown,
+            wanted_ms=session_timeout_ms,
         )
         if not known.supervised:
             await self._controller.write(SuperviseNode(node=node))
@@ -91,7 +98,7 @@ class Heartbeats:
         return HeartbeatAnswer(
             error=error,
             may_shutdown=may_shutdown,
-            session_timeout_ms=self._sessions.timeout_ms,
+            session_timeout_ms=granted_ms,
             recoveries=self._recoveries.get(node.node_id, ()),
             compactions=self._compactions.get(node.node_id, ()),
         )
@@ -186,6 +193,7 @@ class Failover(PeriodicTask):
             ),
         )
         self._report(fenced, was_in_doubt=was_in_doubt)
+        self._interval_ms = self._sessions.tick_ms  # brokers may have asked for shorter sessions
         try:
             await self._assign(nodes)
         except ApiError as error:
@@ -234,6 +242,6 @@ class Failover(PeriodicTask):
 
     def _report(self, fenced: Sequence[int], *, was_in_doubt: bool) -> None:
         if fenced:
-            _log.warning("nodes_fenced", nodes=list(fenced), silent_ms=self._sessions.timeout_ms)
+            _log.warning("nodes_fenced", nodes=list(fenced))
         if self._sessions.is_in_doubt and not was_in_doubt:
             _log.warning("no_node_is_heard", note="this controller may be cut off; it fences none")

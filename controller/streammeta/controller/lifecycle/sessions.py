@@ -20,6 +20,9 @@ DOUBT_TIMEOUTS = 3
 STALL_SHARE = 3
 """A pause between two ticks of more than 1/3 of the session timeout is a stall of the leader."""
 
+SHORTEST_MS = 2_000
+"""Shortest session in milliseconds that a broker may ask for."""
+
 TICK_MS = 1_000
 """Longest time between two ticks, in milliseconds."""
 
@@ -45,13 +48,17 @@ class SupervisedNode:
 class _Session:
     node_epoch: int
     heard_ms: int
+    timeout_ms: int
     is_granted: bool = True
     is_fenced: bool = False
     leaving_since_ms: int | None = None
 
 
 class Sessions:
-    """Sessions by node id, of this leader's term alone."""
+    """Sessions by node id, of this leader's term alone.
+
+    `timeout_ms` is the longest session, which every node has that asks for none shorter.
+    """
 
     def __init__(self, timeout_ms: int) -> None:
         self.timeout_ms = timeout_ms
@@ -66,7 +73,8 @@ class Sessions:
     @property
     def tick_ms(self) -> int:
         """Interval of calls of `tick`, well below the pause that counts as a stall."""
-        return max(1, min(TICK_MS, self.timeout_ms // (3 * STALL_SHARE)))
+        shortest = min((one.timeout_ms for one in self._sessions.values()), default=self.timeout_ms)
+        return max(1, min(TICK_MS, shortest // (3 * STALL_SHARE)))
 
     @property
     def is_in_doubt(self) -> bool:
@@ -109,20 +117,34 @@ class Sessions:
         session = self._sessions.get(node_id)
         return session is not None and not session.is_fenced and not session.is_granted
 
+    def granted_ms(self, wanted_ms: int) -> int:
+        """Return the session that a node gets which asks for `wanted_ms`, 0 for the longest."""
+        if wanted_ms <= 0:
+            return self.timeout_ms
+        return min(self.timeout_ms, max(wanted_ms, SHORTEST_MS))
+
     def heartbeat(
-        self, node_id: int, node_epoch: int, now_ms: int, *, wants_shutdown: bool = False
+        self,
+        node_id: int,
+        node_epoch: int,
+        now_ms: int,
+        *,
+        wants_shutdown: bool = False,
+        wanted_ms: int = 0,
     ) -> None:
         """Renew the session of a node whose epoch the map accepts; ends its fence and any doubt.
 
-        Without `wants_shutdown` a node that was leaving stays.
+        Without `wants_shutdown` a node that was leaving stays. `wanted_ms` is the session that it
+        asks for; the newest heartbeat counts.
         """
         if not self._leads:
             return
         self._end_doubt(now_ms)
         session = self._sessions.get(node_id)
         if session is None or session.node_epoch < node_epoch:
-            session = self._sessions[node_id] = _Session(node_epoch, now_ms)
+            session = self._sessions[node_id] = _Session(node_epoch, now_ms, self.timeout_ms)
         session.heard_ms = now_ms
+        session.timeout_ms = self.granted_ms(wanted_ms)
         session.is_granted = False
         session.is_fenced = False
         if not wants_shutdown:
@@ -138,12 +160,15 @@ class Sessions:
         """
         if not self._leads:
             return ()
-        stalled = now_ms - self._ticked_ms > max(1, self.timeout_ms // STALL_SHARE)
+        pause_ms = now_ms - self._ticked_ms
         self._ticked_ms = now_ms
         self._follow_map(now_ms, nodes)
-        if stalled:
+        if _is_stall(pause_ms, self.timeout_ms):
             self._renew_all(now_ms)
             return ()
+        for session in self._sessions.values():
+            if _is_stall(pause_ms, session.timeout_ms):
+                session.heard_ms = max(session.heard_ms, now_ms)
         return self._fence_silent(now_ms)
 
     def _follow_map(self, now_ms: int, nodes: Iterable[SupervisedNode]) -> None:
@@ -153,13 +178,14 @@ class Sessions:
             session = self._sessions.get(node.node_id)
             if session is None or session.node_epoch < node.node_epoch:
                 self._end_doubt(now_ms)
-                self._sessions[node.node_id] = _Session(node.node_epoch, now_ms)
+                timeout_ms = self.timeout_ms if session is None else session.timeout_ms
+                self._sessions[node.node_id] = _Session(node.node_epoch, now_ms, timeout_ms)
         for node_id in [node_id for node_id in self._sessions if node_id not in present]:
             del self._sessions[node_id]
 
     def _fence_silent(self, now_ms: int) -> tuple[int, ...]:
         waiting = {i: s for i, s in self._sessions.items() if not s.is_fenced}
-        silent = {i: s for i, s in waiting.items() if now_ms - s.heard_ms > self.timeout_ms}
+        silent = {i: s for i, s in waiting.items() if now_ms - s.heard_ms > s.timeout_ms}
         if not silent:
             self._doubt_since_ms = None
             return ()
@@ -186,6 +212,11 @@ class Sessions:
         self._doubt_since_ms = None
         for session in self._sessions.values():
             session.heard_ms = max(session.heard_ms, now_ms)
+
+
+def _is_stall(pause_ms: int, timeout_ms: int) -> bool:
+    """Whether a pause between two ticks may itself be what silenced a session."""
+    return pause_ms > max(1, timeout_ms // STALL_SHARE)
 
 
 def _is_within_grace(session: _Session, now_ms: int) -> bool:

@@ -268,7 +268,15 @@ class NodeHandlers:
             node = _read_node(request.node, "node")
             if (held_to := current_caller().held_to) is not None:
                 require_own_node(held_to, node.node_id)
-            answer = await self._heartbeats.heartbeat(node, wants_shutdown=request.wants_shutdown)
+            if request.session_timeout_ms < 0:
+                raise InvalidRequestError(
+                    "session_timeout_ms", f"{request.session_timeout_ms}; must not be negative"
+                )
+            answer = await self._heartbeats.heartbeat(
+                node,
+                wants_shutdown=request.wants_shutdown,
+                session_timeout_ms=request.session_timeout_ms,
+            )
         return cast(nodes_pb2.HeartbeatResponse, _write_heartbeat(answer))
 
 
