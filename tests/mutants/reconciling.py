@@ -65,9 +65,9 @@ RECONCILING = (
         "A key of another cluster takes the place of the object of the same id in the join.",
         "Iceberg pull request 12254: a sibling's files under a prefix that fits both",
         """
-        streammeta.reconcile.local_engine:
-        - inside = np.flatnonzero(is_own & (at < len(self._ids)))
-        + inside = np.flatnonzero(at < len(self._ids))
+        streammeta.reconcile.map_join:
+        - own = np.flatnonzero(is_own & (ids >= 0))
+        + own = np.flatnonzero(ids >= 0)
         """,
         Tested(f"{_RECONCILE}_engines.py::test_the_join_agrees_with_a_dictionary"),
     ),

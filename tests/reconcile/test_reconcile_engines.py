@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from streammeta.reconcile.engine import Engine, EngineName
 from streammeta.reconcile.engine_choice import open_engine
 from streammeta.reconcile.listing import Shard, shards_of
 from streammeta.reconcile.local_engine import LocalEngine
+from streammeta.reconcile.map_join import MapJoin
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.session import SparkConfig
 from streammeta.reconcile.tables import LISTING_COLUMNS, MAP_COLUMNS, arrow_schema, record_batch
@@ -173,15 +175,16 @@ def test_a_shard_that_fails_ends_the_listing_with_its_error(
         LocalEngine().list_bucket(bucket.uri, OWN, shards_of(1), tmp_path / "listing")
 
 
-ids = st.integers(0, 12)
+ids = st.sampled_from([0, 1, 2, 3, 15, 16, 17, 32, 255, 256, 257, 4096, 1 << 40])
 listed_keys = st.lists(st.tuples(st.sampled_from(Owner), st.none() | ids), max_size=12)
 
 
-@given(listed_keys, st.dictionaries(ids, st.integers(1, 5)))
+@given(listed_keys, st.dictionaries(ids, st.integers(1, 5)), st.sampled_from([1, 3, 100]))
 def test_the_join_agrees_with_a_dictionary(
     tmp_path_factory: pytest.TempPathFactory,
     keys: list[tuple[Owner, int | None]],
     of_map: dict[int, int],
+    objects_a_partition: int,
 ) -> None:
     folder = tmp_path_factory.mktemp("map")
     rows = {name: list(of_map.values()) for name in arrow_schema(MAP_COLUMNS).names}
@@ -192,9 +195,11 @@ def test_the_join_agrees_with_a_dictionary(
     }
     values |= {"owner": [int(owner) for owner, _ in keys], "object_id": [one for _, one in keys]}
 
-    joining = local_engine.MapJoin(folder)
-    joined = joining.join(record_batch(LISTING_COLUMNS, values))
-    unmet = [one for batch in joining.unmet() for one in batch["object_id"].to_pylist()]
+    limits = {"objects_a_partition": objects_a_partition, "kept_bytes": 0}
+    with tempfile.TemporaryFile(buffering=0) as scratch:
+        joining = MapJoin(folder, scratch, **limits)
+        joined = joining.join(record_batch(LISTING_COLUMNS, values))
+        unmet = [one for batch in joining.unmet() for one in batch["object_id"].to_pylist()]
 
     expected = [
         of_map.get(one) if owner is Owner.OWN and one is not None else None for owner, one in keys
@@ -202,4 +207,4 @@ def test_the_join_agrees_with_a_dictionary(
     for name in ("map_state", "map_size", "map_time_ms", "map_attributes", "map_node", "reading"):
         assert joined.column(name).to_pylist() == expected
     met = {one for owner, one in keys if owner is Owner.OWN}
-    assert unmet == sorted(set(of_map) - met)
+    assert sorted(unmet) == sorted(set(of_map) - met)

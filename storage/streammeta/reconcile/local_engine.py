@@ -1,18 +1,19 @@
 """Reconciliation in the process itself: no JVM, for buckets of up to some millions of keys.
 
-Shards are listed by a few threads. The join keeps the map in memory, 48 bytes an object, and reads
-the listing batch by batch; nothing else grows with the bucket. Deletion is one task.
+Shards are listed by a few threads. The join reads listing and map batch by batch, one ahead, and
+writes one behind; memory holds one bit for each object of the map, and nothing else that grows with
+the bucket. Deletion is one task.
 """
 
 from __future__ import annotations
 
+import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -23,10 +24,10 @@ from streammeta.reconcile.deletion_order import DeletionOrder
 from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.errors import ReconcileError
 from streammeta.reconcile.listing import Shard, listed_rows
+from streammeta.reconcile.map_join import MapJoin
 from streammeta.reconcile.tables import (
     CANDIDATE_COLUMNS,
     LISTING_COLUMNS,
-    MAP_COLUMNS,
     OUTCOME_COLUMNS,
     VERDICT_COLUMNS,
     Counts,
@@ -35,12 +36,15 @@ from streammeta.reconcile.tables import (
     read_batches,
 )
 from streammeta.reconcile.verdict_rows import judged_rows
-from streammeta.reconcile.verdicts import ABSENT, Int64Column, Owner, Rules, Verdict
+from streammeta.reconcile.verdicts import Owner, Rules, Verdict
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import ObjectStore
 
 _LISTINGS_AT_ONCE = 8
 _ROWS_A_BATCH = 20_000
+
+_REPEATED = ["verdict", "note", "owner", "map_state", "map_node"]
+"""Columns of few different values; a dictionary of any other costs time and saves nothing."""
 
 
 class TooManyKeysError(ReconcileError):
@@ -92,13 +96,12 @@ class LocalEngine:
             candidates = stack.enter_context(
                 _writer(draft / plan_folder.CANDIDATES, CANDIDATE_COLUMNS)
             )
+            written = stack.enter_context(_Behind(verdicts.write_batch))
             for joined in _joined(draft):
                 rows = judged_rows(joined, rules, namespace)
-                orphans = pc.equal(rows.column("verdict"), str(Verdict.ORPHAN))
-                verdicts.write_batch(rows)
-                candidates.write_batch(
-                    rows.filter(orphans).select(arrow_schema(CANDIDATE_COLUMNS).names)
-                )
+                written.take(rows)
+                orphans = rows.filter(pc.equal(rows.column("verdict"), str(Verdict.ORPHAN)))
+                candidates.write_batch(orphans.select(arrow_schema(CANDIDATE_COLUMNS).names))
                 counts.add(rows)
         return {Verdict(verdict): tally for verdict, tally in counts.tallies().items()}
 
@@ -109,6 +112,38 @@ class LocalEngine:
         for number, rows in enumerate(carry_out(order, "00000", _sorted_candidates(candidates))):
             with pq.ParquetWriter(outcomes / f"part-{number:06d}.parquet", schema) as writer:
                 writer.write_batch(rows)
+
+
+class _Behind:
+    """Does work on one batch in a thread while the next is being made; errors come later."""
+
+    def __init__(self, work: Callable[[pa.RecordBatch], None]) -> None:
+        self._work = work
+        self._pool = ThreadPoolExecutor(1)
+        self._under_way: Future[None] | None = None
+
+    def take(self, rows: pa.RecordBatch) -> None:
+        """Begin with `rows` once those before are done; raises what these have raised."""
+        if self._under_way is not None:
+            self._under_way.result()
+        self._under_way = self._pool.submit(self._work, rows)
+
+    def __enter__(self) -> _Behind:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._pool.shutdown()
+        if kind is None and self._under_way is not None:
+            self._under_way.result()
+
+
+def _ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same batches, each read while the one before is in use."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = pool.submit(next, batches, None)
+            yield batch
 
 
 class _Budget:
@@ -154,63 +189,20 @@ def _write_shard(
 def _writer(folder: Path, columns: str) -> Iterator[pq.ParquetWriter]:
     """Give a writer of a table's only file."""
     folder.mkdir()
-    with pq.ParquetWriter(folder / "part-00000.parquet", arrow_schema(columns)) as writer:
+    schema = arrow_schema(columns)
+    with pq.ParquetWriter(
+        folder / "part-00000.parquet", schema, use_dictionary=_REPEATED, write_statistics=False
+    ) as writer:
         yield writer
-
-
-class MapJoin:
-    """The objects of the map by id, in memory, and those of them that were met in the bucket."""
-
-    def __init__(self, folder: Path) -> None:
-        table = pa.Table.from_batches(
-            read_batches(folder, MAP_COLUMNS), schema=arrow_schema(MAP_COLUMNS)
-        )
-        columns = {name: table.column(name).to_numpy() for name in table.column_names}
-        order = np.argsort(columns["object_id"], kind="stable")
-        self._columns: dict[str, Int64Column] = {
-            name: values[order] for name, values in columns.items()
-        }
-        self._ids = self._columns.pop("object_id")
-        self._is_met = np.zeros(len(self._ids), dtype=np.bool_)
-
-    def join(self, listed: pa.RecordBatch) -> pa.RecordBatch:
-        """Add to rows of the listing what the map has of them."""
-        is_own = np.asarray(listed.column("owner")) == Owner.OWN
-        ids: Int64Column = listed.column("object_id").fill_null(ABSENT).to_numpy()
-        at = np.searchsorted(self._ids, ids)
-        inside = np.flatnonzero(is_own & (at < len(self._ids)))
-        known = inside[self._ids[at[inside]] == ids[inside]]
-        self._is_met[at[known]] = True
-        joined = listed
-        for name, values in self._columns.items():
-            column = np.full(len(ids), ABSENT, dtype=np.int64)
-            column[known] = values[at[known]]
-            is_absent = np.ones(len(ids), dtype=np.bool_)
-            is_absent[known] = False
-            joined = joined.append_column(name, pa.array(column, mask=is_absent))
-        return joined
-
-    def unmet(self) -> Iterator[pa.RecordBatch]:
-        """The objects that no key of the listing belongs to, as joined rows."""
-        rest = np.flatnonzero(~self._is_met)
-        for first in range(0, len(rest), _ROWS_A_BATCH):
-            part = rest[first : first + _ROWS_A_BATCH]
-            values = {"object_id": self._ids[part]}
-            values |= {name: column[part] for name, column in self._columns.items()}
-            nothing = {
-                field.name: pa.nulls(len(part), field.type)
-                for field in arrow_schema(LISTING_COLUMNS)
-                if field.name != "object_id"
-            }
-            yield pa.RecordBatch.from_pydict(nothing | values)
 
 
 def _joined(draft: Path) -> Iterator[pa.RecordBatch]:
     """Keys with what the map knows of them, then objects of the map without a key."""
-    of_map = MapJoin(draft / plan_folder.MAP)
-    for listed in read_batches(draft / plan_folder.LISTING, LISTING_COLUMNS):
-        yield of_map.join(listed)
-    yield from of_map.unmet()
+    with tempfile.TemporaryFile(dir=draft, buffering=0) as scratch:
+        of_map = MapJoin(draft / plan_folder.MAP, scratch)
+        for listed in _ahead(read_batches(draft / plan_folder.LISTING, LISTING_COLUMNS)):
+            yield of_map.join(listed)
+        yield from of_map.unmet()
 
 
 def _sorted_candidates(folder: Path) -> Iterator[pa.RecordBatch]:

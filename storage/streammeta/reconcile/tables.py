@@ -66,7 +66,8 @@ def read_batches(folder: Path, columns: str) -> Iterator[pa.RecordBatch]:
     for path in files_of(folder):
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(columns=schema.names):
-                yield batch.select(schema.names).cast(schema)
+                rows = batch.select(schema.names)
+                yield rows if rows.schema.equals(schema) else rows.cast(schema)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,12 @@ from streammeta.reconcile.listing import owner_of
 from streammeta.reconcile.tables import VERDICT_COLUMNS, arrow_schema, record_batch
 from streammeta.reconcile.verdicts import (
     ABSENT,
+    NUMBERED,
     Int64Column,
     JoinedColumns,
     Rules,
     Verdict,
-    judge,
+    verdict_numbers,
 )
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import OldVersion
@@ -27,9 +28,11 @@ from streammeta.storage.object_store.base import OldVersion
 
 def judged_rows(joined: pa.RecordBatch, rules: Rules, namespace: str) -> pa.RecordBatch:
     """Return the rows of the report, without those of which there is nothing to report."""
-    verdicts = judge(_columns_of(joined), rules)
-    rows = _verdict_rows(joined, verdicts.tolist(), namespace)
-    return rows.filter(pa.array(verdicts != ""))
+    numbers = verdict_numbers(_columns_of(joined), rules)
+    verdicts = pa.DictionaryArray.from_arrays(numbers, [str(one) for one in NUMBERED])
+    rows = _verdict_rows(joined, verdicts.cast(pa.string()), namespace)
+    to_report = numbers != 0
+    return rows if to_report.all() else rows.filter(pa.array(to_report))
 
 
 def version_rows(versions: Sequence[OldVersion], namespace: str) -> pa.RecordBatch:
@@ -74,7 +77,7 @@ def _columns_of(batch: pa.RecordBatch) -> JoinedColumns:
     return JoinedColumns(**{name: column(name) for name in JoinedColumns.__dataclass_fields__})
 
 
-def _verdict_rows(batch: pa.RecordBatch, verdicts: list[str], namespace: str) -> pa.RecordBatch:
+def _verdict_rows(batch: pa.RecordBatch, verdicts: pa.Array, namespace: str) -> pa.RecordBatch:
     """The report's rows; an object that the bucket lacks is given the key it should have."""
     copied = ("note", "size", "modified_ms", "etag", "map_state", "map_size", "map_node")
     values: dict[str, Any] = {name: batch.column(name) for name in copied}

@@ -134,8 +134,19 @@ WITHOUT_MAP = {
 """The verdict on a listed key when there is no copy of the map."""
 
 
+NUMBERED: tuple[str, ...] = ("", *Verdict)
+"""Verdicts as `verdict_numbers` counts them; the empty string, 0: nothing to report."""
+
+_NUMBER_OF = {verdict: number for number, verdict in enumerate(NUMBERED)}
+
+
 def judge(rows: JoinedColumns, rules: Rules) -> VerdictColumn:
-    """Return one verdict per row; the empty string: nothing to report.
+    """Return one verdict per row; the empty string: nothing to report."""
+    return np.array([str(one) for one in NUMBERED])[verdict_numbers(rows, rules)]
+
+
+def verdict_numbers(rows: JoinedColumns, rules: Rules) -> npt.NDArray[np.int8]:
+    """Return the number of one verdict per row, the place of it in `NUMBERED`.
 
     Nothing is reported of an object that the bucket lacks and need not have. The first matching
     rule wins, and an orphan must pass every test that could save it.
@@ -169,7 +180,8 @@ def judge(rows: JoinedColumns, rules: Rules) -> VerdictColumn:
         (rows.modified_ms >= rules.young_from_ms, Verdict.TOO_YOUNG),
     ]
     conditions, verdicts = zip(*ladder, strict=True)
-    return np.select(conditions, [str(one) for one in verdicts], default=str(Verdict.ORPHAN))
+    numbers = [np.int8(_NUMBER_OF[verdict]) for verdict in verdicts]
+    return np.select(conditions, numbers, default=np.int8(_NUMBER_OF[Verdict.ORPHAN]))
 
 
 def _is_within(ids: Int64Column, ranges: tuple[tuple[int, int], ...]) -> npt.NDArray[np.bool_]:
