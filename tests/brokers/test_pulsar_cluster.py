@@ -8,13 +8,31 @@ from pathlib import Path
 import pytest
 
 from streammeta.brokers.pulsar.blobs import BlobError, NoSuchBlobError
+from streammeta.brokers.pulsar.blocks import Entry
 from streammeta.brokers.pulsar.cluster_lists import ClusterListStore
-from streammeta.brokers.pulsar.ledger_list import ManagedLedger, ManagedLedgerFencedError
+from streammeta.brokers.pulsar.ledger_list import (
+    ManagedLedger,
+    ManagedLedgerFencedError,
+    OffloadPolicy,
+)
 from streammeta.brokers.pulsar.ledger_reader import LedgerReader
+from streammeta.brokers.pulsar.ledger_streams import DRIVER, LedgerStreams, StreamLedger
 from streammeta.brokers.pulsar.ledger_values import LedgerInfo
 from streammeta.brokers.pulsar.named_blobs import NamedBlobs
-from streammeta.brokers.pulsar.offloader import Offloader
-from streammeta.client import BrokerSession, ControllerClient, NamedObjects, OwnerKey
+from streammeta.brokers.pulsar.offloader import (
+    IncorrectParameterError,
+    NoSuchLedgerError,
+    Offloader,
+    OffloadReadHandleClosedError,
+)
+from streammeta.client import (
+    BrokerClientError,
+    BrokerSession,
+    ControllerClient,
+    NamedObjects,
+    OwnerKey,
+    StreamClient,
+)
 from streammeta.storage.object_store.local import LocalObjectStore
 from tests.conformance.pulsar_ledgers import Sources
 from tests.conformance.pulsar_offload import MemoryLedger
@@ -78,3 +96,106 @@ async def _refusals(blobs: NamedBlobs) -> None:
         await blobs.read("absent", 0, 1)
     with pytest.raises(NoSuchBlobError):
         await blobs.metadata("absent")
+
+
+def test_a_ledger_is_a_closed_stream_and_its_place_may_change(tmp_path: Path) -> None:
+    with running_cluster(tmp_path) as cluster:
+        raise_level(cluster, 3)
+        asyncio.run(_native(cluster.endpoints, tmp_path / "bucket"))
+
+
+async def _native(endpoints: list[str], bucket: Path) -> None:
+    store = LocalObjectStore(bucket)
+    bodies = [b"", *(bytes([at % 251]) * (at * 40) for at in range(300))]
+    async with (
+        await StreamClient.open(endpoints, store, node_id=7) as client,
+        await StreamClient.open(endpoints, store, node_id=8) as other,
+    ):
+        session, lists = client.session, ClusterListStore(client.controllers, KEY)
+        blobs = NamedBlobs(NamedObjects(session, store), store, session.namespace, KEY, "ml/")
+        objects, streams = Offloader(blobs, 1 << 20), LedgerStreams(client, "ml")
+        sources = Sources({one: MemoryLedger(one, bodies) for one in (1, 2)})
+        size = sum(map(len, bodies))
+        infos = [LedgerInfo(one, len(bodies), size, one) for one in (1, 2)]
+        await lists.save([*infos, LedgerInfo(3)], 0)
+        before = ManagedLedger("ml", lists, sources, objects, lambda: 5)
+        await before.open()
+        await before.offload_prefix(2, 0)
+        after = ManagedLedger(
+            "ml", lists, sources, streams, lambda: 5, DRIVER, former={"streammeta": objects}
+        )
+        await after.open()
+        await after.offload_due(OffloadPolicy(threshold_bytes=0))
+        assert await after.delete_sources(0) == []
+        first, second = (one.context for one in after.ledgers[:-1])
+        assert first is not None
+        assert second is not None
+        assert (first.driver, second.driver) == ("streammeta", DRIVER)
+        await sources.delete(1)
+        await sources.delete(2)
+        reader = LedgerReader(after, streams, former={"streammeta": objects})
+        for one in (1, 2):
+            assert [each.data for each in await reader.read(one, 0, 300)] == bodies
+            assert [each.entry_id for each in await reader.read(one, 7, 9)] == [7, 8, 9]
+        handle = await LedgerStreams(other, "ml").open(2, second.uuid)
+        assert (handle.metadata.last_entry, handle.metadata.length) == (300, size)
+        assert handle.extra == {"ManagedLedgerName": "ml"}
+        await _native_refusals(handle, streams)
+        # Another node deletes it as well: a closed stream belongs to nobody.
+        await LedgerStreams(other, "ml").delete(2, second.uuid)
+        await streams.delete(2, second.uuid)
+        with pytest.raises(NoSuchLedgerError):
+            await streams.open(2, second.uuid)
+        assert await after.trim(3) == [1, 2]
+        assert await objects.held() == await streams.held() == []
+
+
+async def _native_refusals(handle: StreamLedger, streams: LedgerStreams) -> None:
+    for first, last in ((-1, 0), (0, 301), (5, 4)):
+        with pytest.raises(IncorrectParameterError):
+            await handle.read(first, last)
+    handle.close()
+    with pytest.raises(OffloadReadHandleClosedError):
+        await handle.read(0, 0)
+    uuid = "00000000-0000-4000-8000-000000000001"
+    with pytest.raises(ValueError, match="open or empty"):
+        await streams.offload(MemoryLedger(9, [b"a"], is_closed=False), uuid, {})
+    torn = MemoryLedger(9, [b"a", b"b"])
+    torn.entries[1] = torn.entries[0]
+    with pytest.raises(ValueError, match="has no entry"):
+        await streams.offload(torn, uuid, {})
+    assert (9, uuid) not in await streams.held()
+
+
+async def test_a_copy_that_another_node_writes_is_kept_until_it_is_back(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, 1) as cluster:
+        raise_level(cluster, 3)
+        uuid = "00000000-0000-4000-8000-000000000002"
+        ledger = MemoryLedger(1, [b"a", b"b"])
+        async with (
+            await StreamClient.open(cluster.endpoints, cluster.store_uri, node_id=8) as other,
+            await StreamClient.open(
+                cluster.endpoints, cluster.store_uri, node_id=7, node_epoch=1
+            ) as client,
+        ):
+            streams = LedgerStreams(client, "ml")
+            stopped = asyncio.Event()
+
+            async def read(first: int, last: int) -> list[Entry]:
+                stopped.set()
+                return await asyncio.Future()
+
+            ledger.read = read  # type: ignore[method-assign]
+            offload = asyncio.create_task(streams.offload(ledger, uuid, {}))
+            await stopped.wait()
+            elsewhere = LedgerStreams(other, "ml")
+            assert await elsewhere.held() == [(1, uuid)]
+            with pytest.raises(NoSuchLedgerError):
+                await elsewhere.open(1, uuid)
+            with pytest.raises(BrokerClientError):
+                await elsewhere.delete(1, uuid)
+            assert await elsewhere.held() == [(1, uuid)]
+            offload.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await offload
+            assert await elsewhere.held() == []

@@ -46,7 +46,7 @@ class Copies:
     """Copies of ledgers by uuid; offloads fail, or wait, on demand."""
 
     is_appendable: bool = True
-    held: dict[str, int] = field(default_factory=dict)
+    stored: dict[str, int] = field(default_factory=dict)
     deleted: list[str] = field(default_factory=list)
     failing: set[int] = field(default_factory=set)
     fails_after: set[int] = field(default_factory=set)
@@ -61,13 +61,16 @@ class Copies:
             await self.waits.wait()
         if ledger.ledger_id in self.failing:
             raise RuntimeError(f"ledger {ledger.ledger_id} failed")
-        self.held[uuid] = ledger.ledger_id
+        self.stored[uuid] = ledger.ledger_id
         if ledger.ledger_id in self.fails_after:
             raise RuntimeError(f"ledger {ledger.ledger_id} failed late")
 
     async def delete(self, ledger_id: int, uuid: str) -> None:
         self.deleted.append(uuid)
-        self.held.pop(uuid, None)
+        self.stored.pop(uuid, None)
+
+    async def held(self) -> list[tuple[int, str]]:
+        return [(ledger_id, uuid) for uuid, ledger_id in self.stored.items()]
 
 
 @dataclass
@@ -155,7 +158,7 @@ async def _prefix(given: Args) -> dict[str, Any]:
     world = await world_of(given)
     await _offload_all(world)
     complete = world.complete()
-    exact = complete == sorted(world.copies.held.values()) == [1, 2]
+    exact = complete == sorted(world.copies.stored.values()) == [1, 2]
     said = "exactly the ledgers that the offloader holds (the first two)"
     return {"expect": {"ledgers": len(world.managed.ledgers), "complete": Said.of({said: exact})}}
 
@@ -217,7 +220,7 @@ async def _trim_meanwhile(given: Args) -> dict[str, Any]:
     await world.managed.trim(2)
     world.copies.waits.set()
     await offload
-    no_orphan = sorted(world.copies.held.values()) == [2]
+    no_orphan = sorted(world.copies.stored.values()) == [2]
     said = "succeeds: errors of a ledger that is gone do not count"
     return {
         "expect": {
@@ -298,7 +301,7 @@ async def _deleted_with_trim(given: list[dict[str, Any]]) -> dict[str, Any]:
         world = await world_of(case)
         world.copies.fails_after = set() if is_good else {1}
         await _offload_all(world)
-        held = dict(world.copies.held)
+        held = dict(world.copies.stored)
         facts: dict[str, Any] = {"complete": len(world.complete())}
         if not is_good:
             facts["with_uuid"] = sum(one.context is not None for one in world.managed.ledgers)
@@ -375,7 +378,7 @@ async def _lag(given: Args) -> dict[str, Any]:
             await world.managed.trim(world.managed.ledgers[-1].ledger_id)
         await world.managed.delete_sources(lag)
         sources.append(1 in world.sources.ledgers)
-        copies.append(1 in world.copies.held.values())
+        copies.append(1 in world.copies.stored.values())
     return {
         "expect": {
             "in_bookkeeper": sources,

@@ -60,6 +60,10 @@ class Blobs(Protocol):
         """Delete blobs; one that is not there counts as deleted."""
         ...
 
+    async def names(self) -> Sequence[str]:
+        """List all blobs of this place."""
+        ...
+
 
 @dataclass(slots=True)
 class MemoryBlobs:
@@ -101,6 +105,10 @@ class MemoryBlobs:
         self.check("delete")
         for name in names:
             self.kept.pop(name, None)
+
+    async def names(self) -> list[str]:
+        """List all blobs."""
+        return sorted(self.kept)
 
 
 @dataclass(slots=True)

@@ -62,7 +62,7 @@ class LedgerListStore(Protocol):
 
 
 class Copies(Protocol):
-    """Where ledgers are offloaded to; `Offloader` is one."""
+    """Where ledgers are offloaded to; `Offloader` and `LedgerStreams` are."""
 
     is_appendable: bool
 
@@ -72,6 +72,10 @@ class Copies(Protocol):
 
     async def delete(self, ledger_id: int, uuid: str) -> None:
         """Delete a copy, whole or not; may be repeated."""
+        ...
+
+    async def held(self) -> Sequence[tuple[int, str]]:
+        """List what there is of copies, whole or not, as ledger ids and uuids."""
         ...
 
 
@@ -144,6 +148,8 @@ class ManagedLedger:
     now_ms: Callable[[], int]
     driver: str = "streammeta"
     driver_metadata: dict[str, str] = field(default_factory=dict)
+    former: Mapping[str, Copies] = field(default_factory=dict)
+    """Places that `copies` has replaced, by driver: copies there are deleted there."""
     new_uuid: Callable[[], str] = lambda: str(uuids.uuid4())
     ledgers: list[LedgerInfo] = field(default_factory=list)
     is_fenced: bool = False
@@ -238,7 +244,7 @@ class ManagedLedger:
         if info is None:
             return None
         if info.context is not None:
-            await self.copies.delete(ledger_id, info.context.uuid)
+            await self._delete_copy(ledger_id, info.context)
         uuid = self.new_uuid()
         context = OffloadContext(
             uuid, driver=self.driver, driver_metadata=dict(self.driver_metadata)
@@ -263,6 +269,27 @@ class ManagedLedger:
 
     # ---- deletion ----
 
+    async def _delete_copy(self, ledger_id: int, context: OffloadContext) -> None:
+        copies = self.former.get(context.driver, self.copies)
+        await copies.delete(ledger_id, context.uuid)
+
+    async def sweep(self) -> list[tuple[int, str]]:
+        """Delete copies that the list does not name; return their ledger ids and uuids.
+
+        Such are left where a process ended between two steps of an offload or a deletion, or went
+        on when it was replaced. The list is read after the copies were listed: a uuid is saved
+        before there is anything under it, and none comes back.
+        """
+        if self._is_offloading:
+            raise OffloadInProgressError(f"{self.name} is being offloaded; try again later")
+        found = await self.copies.held()
+        ledgers, _ = await self.store.load()
+        named = {(one.ledger_id, one.context.uuid) for one in ledgers if one.context is not None}
+        left = [one for one in found if one not in named]
+        for ledger_id, uuid in left:
+            await self.copies.delete(ledger_id, uuid)
+        return left
+
     async def trim(self, before_ledger: int) -> list[int]:
         """Delete closed ledgers below an id with their copies, whole or not; return their ids."""
         gone = [one for one in self.ledgers[:-1] if one.ledger_id < before_ledger]
@@ -271,7 +298,7 @@ class ManagedLedger:
         await self._save([one for one in self.ledgers if one not in gone])
         for one in gone:
             if one.context is not None:
-                await self.copies.delete(one.ledger_id, one.context.uuid)
+                await self._delete_copy(one.ledger_id, one.context)
             if one.context is None or not one.context.source_deleted:
                 await self.sources.delete(one.ledger_id)
         return [one.ledger_id for one in gone]

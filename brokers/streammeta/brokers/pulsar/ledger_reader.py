@@ -5,7 +5,7 @@ Handles of copies are kept open until they are closed together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from streammeta.brokers.pulsar.blocks import Entry
@@ -26,7 +26,7 @@ class CopyHandle(Protocol):
 
 
 class CopyOpener(Protocol):
-    """Opens offloaded ledgers; `Offloader` is one."""
+    """Opens offloaded ledgers; `Offloader` and `LedgerStreams` do."""
 
     async def open(self, ledger_id: int, uuid: str) -> CopyHandle:
         """Return a handle."""
@@ -34,13 +34,22 @@ class CopyOpener(Protocol):
 
 
 class LedgerReader:
-    """Reads of one managed ledger; `source_first` reads sources while they are there."""
+    """Reads of one managed ledger; `source_first` reads sources while they are there.
+
+    `former` are places that `copies` has replaced, by driver: copies there are read there.
+    """
 
     def __init__(
-        self, managed: ManagedLedger, copies: CopyOpener, *, source_first: bool = False
+        self,
+        managed: ManagedLedger,
+        copies: CopyOpener,
+        *,
+        source_first: bool = False,
+        former: Mapping[str, CopyOpener] | None = None,
     ) -> None:
         self._managed = managed
         self._copies = copies
+        self._former = former or {}
         self._source_first = source_first
         self._open: dict[tuple[int, str], CopyHandle] = {}
 
@@ -59,7 +68,8 @@ class LedgerReader:
             return await source.read(first, last)
         place = ledger_id, info.context.uuid
         if place not in self._open:
-            self._open[place] = await self._copies.open(*place)
+            copies = self._former.get(info.context.driver, self._copies)
+            self._open[place] = await copies.open(*place)
         return await self._open[place].read(first, last)
 
     def close(self) -> None:

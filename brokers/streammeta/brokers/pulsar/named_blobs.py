@@ -69,6 +69,14 @@ class NamedBlobs:
         except BrokerClientError as error:
             raise BlobError(str(error)) from error
 
+    async def names(self) -> list[str]:
+        """List the named objects below the prefix; raise `BlobError`."""
+        try:
+            found = self._named.describe(prefix=self._prefix)
+            return [one.name[len(self._prefix) :] async for one in found]
+        except BrokerClientError as error:
+            raise BlobError(str(error)) from error
+
     async def _described(self, name: str) -> NamedObject:
         try:
             found = [one async for one in self._named.describe([self._prefix + name])]

@@ -27,7 +27,9 @@ from streammeta.brokers.pulsar.object_names import (
     data_name,
     index_name,
     is_known_version,
+    ledger_id_of,
     object_metadata,
+    uuid_of,
 )
 from streammeta.brokers.pulsar.range_stream import DEFAULT_BUFFER_SIZE, RangeStream
 from streammeta.storage.errors import PayloadError
@@ -85,6 +87,13 @@ class LedgerSource(Protocol):
         ...
 
 
+def check_offloadable(ledger: LedgerSource) -> None:
+    """Raise `ValueError` if a ledger is open or empty."""
+    metadata = ledger.metadata
+    if not ledger.is_closed or metadata.last_entry < 0 or metadata.length <= 0:
+        raise ValueError(f"ledger {ledger.ledger_id} is open or empty, wanted a closed one")
+
+
 class Offloader:
     """Writes, opens and deletes the objects of ledgers."""
 
@@ -111,9 +120,7 @@ class Offloader:
         """
         if not self.is_appendable:
             raise NotAppendableError
-        last = ledger.metadata.last_entry
-        if not ledger.is_closed or last < 0 or ledger.metadata.length <= 0:
-            raise ValueError(f"ledger {ledger.ledger_id} is open or empty, wanted a closed one")
+        check_offloadable(ledger)
         names = data_name(uuid, ledger.ledger_id), index_name(uuid, ledger.ledger_id)
         try:
             index = await self._write_data(ledger, names[0], extra)
@@ -189,6 +196,16 @@ class Offloader:
     async def delete(self, ledger_id: int, uuid: str) -> None:
         """Delete both objects; raise `BlobError` if one may be left. May be repeated."""
         await self._blobs.delete([index_name(uuid, ledger_id), data_name(uuid, ledger_id)])
+
+    async def held(self) -> list[tuple[int, str]]:
+        """List what there is of copies, whole or not, as ledger ids and uuids."""
+        found = dict[tuple[int, str], None]()
+        for name in await self._blobs.names():
+            ledger_id = ledger_id_of(name)
+            uuid = uuid_of(name, ledger_id)
+            if ledger_id is not None and uuid is not None:
+                found[ledger_id, uuid] = None
+        return list(found)
 
 
 class OffloadedLedger:

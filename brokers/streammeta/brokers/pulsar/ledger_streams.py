@@ -1,0 +1,269 @@
+"""Native copies of ledgers: a ledger is a closed stream of the cluster, an entry id is its offset.
+
+A key beside each stream names it and says whether the copy is whole; only then it can be opened.
+The key is put before the first entry is appended, completed after the stream is closed, and deleted
+after the stream is. A stream that no key names yet is found by its tags. Knows nothing of lists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from streammeta.brokers.pulsar.blocks import Entry
+from streammeta.brokers.pulsar.ledger_values import LedgerMetadata
+from streammeta.brokers.pulsar.object_names import data_name, ledger_id_of, uuid_of
+from streammeta.brokers.pulsar.offloader import (
+    READ_ENTRIES,
+    IncorrectParameterError,
+    LedgerSource,
+    NoSuchLedgerError,
+    NotAppendableError,
+    OffloadReadHandleClosedError,
+    check_offloadable,
+)
+from streammeta.client import BrokerClientError, StreamClient, StreamNotFoundError
+from streammeta.client.errors import refusal
+from streammeta.client.methods import DELETE_KVS, GET_KVS, LIST_KVS, PUT_KVS
+from streammeta.v1 import common_pb2, kv_pb2
+
+DRIVER = "streammeta-streams"
+"""Name of native copies in the contexts of a ledger list."""
+NAMESPACE = "_pulsar_copies"
+"""Namespace of the keys of all native copies."""
+MANAGED_LEDGER_TAG = "pulsar-managed-ledger"
+COPY_TAG = "pulsar-copy"
+_READ_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """What the key of a copy says; `metadata` is None until the copy is whole."""
+
+    stream_id: int
+    version: int
+    metadata: LedgerMetadata | None
+    extra: Mapping[str, str]
+
+
+class LedgerStreams:
+    """The native copies of one managed ledger, written by the node of a client.
+
+    Raises errors of the client beside those that calls name: what bars the node or a stream. The
+    stream of a copy that another node was writing can't be deleted while that node has it open.
+    """
+
+    def __init__(
+        self, client: StreamClient, managed_ledger: str, *, is_appendable: bool = True
+    ) -> None:
+        self._client = client
+        self._managed_ledger = managed_ledger
+        self._strays: dict[tuple[int, str], list[int]] = {}
+        self.is_appendable = is_appendable
+
+    async def offload(self, ledger: LedgerSource, uuid: str, extra: Mapping[str, str]) -> None:
+        """Copy a closed ledger to a stream under a uuid of its own.
+
+        Raises:
+            NotAppendableError: this place only reads.
+            ValueError: the ledger is open or empty, or the source gives other entries than it has.
+            BrokerClientError: the copy is not whole; nothing is left of it, unless it can't be
+                deleted either.
+        """
+        if not self.is_appendable:
+            raise NotAppendableError
+        check_offloadable(ledger)
+        name = data_name(uuid, ledger.ledger_id)
+        tags = {MANAGED_LEDGER_TAG: self._managed_ledger, COPY_TAG: name}
+        (stream_id,) = await self._client.create_streams([tags])
+        try:
+            version = await self._put(name, {"stream": stream_id}, 0)
+            await self._fill(ledger, stream_id)
+            value = {
+                "stream": stream_id,
+                "metadata": base64.b64encode(ledger.metadata.encode()).decode(),
+                "extra": dict(extra),
+            }
+            await self._put(name, value, version)
+        except BaseException:
+            self._strays.setdefault((ledger.ledger_id, uuid), []).append(stream_id)
+            with contextlib.suppress(BrokerClientError):
+                await self.delete(ledger.ledger_id, uuid)
+            raise
+
+    async def _fill(self, ledger: LedgerSource, stream_id: int) -> None:
+        """Append all entries, and close the stream when they are committed."""
+        (await self._client.open_streams({stream_id: 0})).require_all()
+        writer, last = self._client.writer, ledger.metadata.last_entry
+        appended: list[asyncio.Future[int]] = []
+        first = 0
+        while first <= last:
+            entries = await ledger.read(first, min(first + READ_ENTRIES - 1, last))
+            wanted = range(first, first + len(entries))
+            if not entries or [one.entry_id for one in entries] != list(wanted):
+                raise ValueError(f"ledger {ledger.ledger_id} has no entry {first}")
+            appended.append(await writer.append_many(stream_id, [one.data for one in entries]))
+            first += len(entries)
+        await writer.flush()
+        for future in appended:
+            await future
+        (await self._client.close_streams([stream_id])).require_all()
+
+    async def open(self, ledger_id: int, uuid: str) -> StreamLedger:
+        """Return a handle that reads a copy; raise `NoSuchLedgerError` if there is no whole one."""
+        found = await self._find(data_name(uuid, ledger_id))
+        if found is None or found.metadata is None:
+            raise NoSuchLedgerError(f"ledger {ledger_id} has no whole copy {uuid}")
+        return StreamLedger(self._client, found.stream_id, found.metadata, found.extra)
+
+    async def delete(self, ledger_id: int, uuid: str) -> None:
+        """Delete a copy, whole or not; may be repeated."""
+        name = data_name(uuid, ledger_id)
+        found = await self._find(name)
+        strays = self._strays.get((ledger_id, uuid), [])
+        streams = [*strays, *([] if found is None else [found.stream_id])]
+        if streams:
+            await self._delete_streams(streams)
+        self._strays.pop((ledger_id, uuid), None)
+        if found is not None:
+            await self._delete_key(name)
+
+    async def held(self) -> list[tuple[int, str]]:
+        """List what there is of copies, whole or not, as ledger ids and uuids.
+
+        Asks for all streams of the cluster, as there is no look-up by tag.
+        """
+        names: dict[str, None] = {}
+        request = kv_pb2.ListKVsRequest(namespace=NAMESPACE, prefix=self._prefix)
+        async for answer in self._client.controllers.pages(LIST_KVS, request):
+            names.update((one.key[len(self._prefix) :], None) for one in answer.entries)
+        keyed = set(names)
+        async for one in self._client.controllers.describe_streams():
+            name = one.tags.get(COPY_TAG)
+            mine = one.tags.get(MANAGED_LEDGER_TAG) == self._managed_ledger
+            place = _place(name) if name is not None and mine and name not in keyed else None
+            if place is not None and name is not None:
+                names[name] = None
+                strays = self._strays.setdefault(place, [])
+                strays += [one.stream_id] if one.stream_id not in strays else []
+        places = (_place(name) for name in names)
+        return [place for place in places if place is not None]
+
+    # -- streams
+
+    async def _delete_streams(self, stream_ids: Sequence[int]) -> None:
+        session = self._client.session
+        self._client.writer.detach(stream_ids)
+        described = self._client.controllers.describe_streams(stream_ids)
+        there = {one.stream_id: one async for one in described}
+        new = {one: 0 for one, stream in there.items() if stream.epoch is None}
+        if new:
+            (await session.open_streams(new)).require_all()
+        opened = {one: stream.epoch or 0 for one, stream in there.items() if stream.is_open}
+        (await session.close_streams(opened | new)).require_all()
+        epochs = {one: stream.epoch or 0 for one, stream in there.items()}
+        (await session.delete_streams(epochs)).require_all()
+
+    # -- keys
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self._managed_ledger}/"
+
+    async def _find(self, name: str) -> _Copy | None:
+        asked = kv_pb2.KVKey(namespace=NAMESPACE, key=self._prefix + name)
+        request = kv_pb2.GetKVsRequest(keys=[asked])
+        (one,) = (await self._client.controllers.call(GET_KVS, request)).results
+        if not one.found:
+            return None
+        value = json.loads(one.value)
+        metadata = None
+        if "metadata" in value:
+            metadata = LedgerMetadata.decode(base64.b64decode(value["metadata"]))
+        return _Copy(value["stream"], one.version, metadata, value.get("extra", {}))
+
+    async def _put(self, name: str, value: Mapping[str, object], version: int) -> int:
+        """Put the key if it has this version, 0: if it is absent; return the new one."""
+        item = kv_pb2.KVToPut(
+            namespace=NAMESPACE,
+            key=self._prefix + name,
+            value=json.dumps(value, separators=(",", ":")).encode(),
+            expected_version=version,
+        )
+        request = kv_pb2.PutKVsRequest(items=[item])
+        (result,) = (await self._client.controllers.call(PUT_KVS, request)).results
+        is_own = (
+            result.error == common_pb2.ERROR_CODE_KEY_EXIST and result.value == item.value
+        )  # a repeat of a call whose first answer was lost
+        if result.error != common_pb2.ERROR_CODE_NONE and not is_own:
+            raise refusal(result.error, f"key {item.key!r}")
+        return result.version
+
+    async def _delete_key(self, name: str) -> None:
+        asked = kv_pb2.KVKey(namespace=NAMESPACE, key=self._prefix + name)
+        request = kv_pb2.DeleteKVsRequest(keys=[asked])
+        (result,) = (await self._client.controllers.call(DELETE_KVS, request)).results
+        if result.error not in (
+            common_pb2.ERROR_CODE_NONE,
+            common_pb2.ERROR_CODE_KEY_NOT_EXIST,
+        ):
+            raise refusal(result.error, f"key {asked.key!r}")
+
+
+class StreamLedger:
+    """A handle that reads a native copy; `extra` is what its offload was given."""
+
+    def __init__(
+        self,
+        client: StreamClient,
+        stream_id: int,
+        metadata: LedgerMetadata,
+        extra: Mapping[str, str],
+    ) -> None:
+        self._client = client
+        self._stream_id = stream_id
+        self.metadata = metadata
+        self.extra = extra
+        self.is_closed = False
+
+    async def read(self, first: int, last: int) -> list[Entry]:
+        """Return entries, both ends included.
+
+        Raises:
+            OffloadReadHandleClosedError: the handle is closed.
+            IncorrectParameterError: the ledger does not have them all.
+            NoSuchLedgerError: the copy was deleted; what the client holds is read all the same.
+        """
+        if self.is_closed:
+            raise OffloadReadHandleClosedError(
+                f"stream {self._stream_id} is closed; open its ledger again"
+            )
+        if not 0 <= first <= last <= self.metadata.last_entry:
+            raise IncorrectParameterError(
+                f"entries are {first}..{last}, wanted some of 0..{self.metadata.last_entry}"
+            )
+        found: list[Entry] = []
+        at = first
+        while at <= last:
+            try:
+                records = await self._client.read(self._stream_id, at, last + 1, _READ_BYTES)
+            except StreamNotFoundError as error:
+                raise NoSuchLedgerError(str(error)) from error
+            found += [Entry(one.base_offset, bytes(one.payload)) for one in records]
+            at = found[-1].entry_id + 1
+        return found
+
+    def close(self) -> None:
+        """Refuse reads from now on."""
+        self.is_closed = True
+
+
+def _place(name: str) -> tuple[int, str] | None:
+    """Return the ledger id and uuid in the name of a copy, None if it is no such name."""
+    ledger_id = ledger_id_of(name)
+    uuid = uuid_of(name, ledger_id)
+    return None if ledger_id is None or uuid is None else (ledger_id, uuid)
