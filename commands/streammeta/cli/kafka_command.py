@@ -9,6 +9,8 @@ import asyncio
 import json
 import logging
 import signal
+import sys
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,16 @@ from streammeta.cli.client import store_option
 from streammeta.cli.connecting import connecting
 from streammeta.cli.local_cluster import READY_PREFIX
 from streammeta.cli.node_command import NODE_ID_MAX
-from streammeta.cli.output import Duration, OutputFormat, explain, fail, format_option
+from streammeta.cli.output import (
+    CommandError,
+    Duration,
+    Output,
+    OutputFormat,
+    explain,
+    fail,
+    format_option,
+    with_output,
+)
 from streammeta.rpc.tls import CallerFiles, TlsError, TlsFiles, tls_files
 
 SESSION_MS_MIN = 2_000
@@ -69,6 +80,17 @@ def _address(
 @click.option("--listen-tls-cert", type=_FILE, help="Certificate that clients are shown.")
 @click.option("--listen-tls-key", type=_FILE, help="The certificate's key.")
 @click.option(
+    "--users",
+    type=_FILE,
+    help="File of users and hashes of their passwords, read again when it changes; with it clients"
+    " authenticate by SASL/PLAIN, and need no certificate.",
+)
+@click.option(
+    "--plain-text-passwords",
+    is_flag=True,
+    help="Let --users be without TLS on an address that is not loopback.",
+)
+@click.option(
     "--linger",
     type=Duration(),
     default="50ms",
@@ -108,6 +130,8 @@ def kafka(
     listen_tls_ca: Path | None,
     listen_tls_cert: Path | None,
     listen_tls_key: Path | None,
+    users: Path | None,
+    plain_text_passwords: bool,
     linger: int,
     session: int,
     partitions: int,
@@ -125,6 +149,7 @@ def kafka(
       streammeta kafka --connect 127.0.0.1:9091 --store file:///tmp/bucket --node-id 1
     """
     from streammeta.brokers.kafka.process import KafkaConfig
+    from streammeta.brokers.kafka.users import UsersFileError
 
     if tls is not None and not isinstance(tls, TlsFiles):
         raise click.UsageError(
@@ -134,6 +159,8 @@ def kafka(
         listen_tls = tls_files(listen_tls_ca, listen_tls_cert, listen_tls_key, "listen-tls")
     except TlsError as error:
         raise click.UsageError(str(error)) from error
+    if users is not None and listen_tls is None and not plain_text_passwords:
+        _require_loopback(listen[0])
     if session < SESSION_MS_MIN:
         raise click.UsageError(f"--session is {session} ms, wanted at least 2s")
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
@@ -150,11 +177,53 @@ def kafka(
         creates_topics=auto_create,
         tls=tls,
         listen_tls=listen_tls,
+        users=users,
     )
     try:
         asyncio.run(_run(config, output_format))
+    except UsersFileError as error:
+        fail(output_format, CommandError("USERS_FILE", str(error), "correct the file"))
     except Exception as error:  # noqa: BLE001 - whatever ends the broker is told in one form
         fail(output_format, explain(error))
+
+
+def _require_loopback(host: str) -> None:
+    """Refuse an address at which passwords could be overheard."""
+    try:
+        is_loopback = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        raise click.UsageError(
+            f"--users: passwords would cross the network in plain text to {host}; give"
+            " --listen-tls-ca, --listen-tls-cert and --listen-tls-key, or --plain-text-passwords"
+            " if another layer encrypts"
+        )
+
+
+@click.command("kafka-user")
+@click.argument("name")
+@with_output
+def kafka_user(name: str, output: Output) -> None:
+    """Make the line of a file of users (--users) for NAME.
+
+    The password is asked for on a terminal, else it is the first line of standard input.
+
+    \b
+    Example:
+      streammeta kafka-user alice >> users
+    """
+    from streammeta.brokers.kafka.users import user_entry
+
+    if sys.stdin.isatty():
+        password = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        password = sys.stdin.readline().rstrip("\r\n")
+    try:
+        entry = user_entry(name, password)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    output.text("entry", entry)
 
 
 async def _run(config: object, output_format: OutputFormat) -> None:

@@ -60,6 +60,10 @@ COMMANDS = {
         "streammeta.cli.kafka_command:kafka",
         "Run a broker that Kafka's clients accept, until Ctrl-C.",
     ),
+    "kafka-user": Entry(
+        "streammeta.cli.kafka_command:kafka_user",
+        "Make the line of a file of users (--users) for NAME.",
+    ),
     "node": Entry(
         "streammeta.cli.node_command:node", "Look at brokers, and settle what one has left behind."
     ),

@@ -14,11 +14,13 @@ import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from streammeta.brokers.kafka.broker import Broker
 from streammeta.brokers.kafka.group_calls import Groups
 from streammeta.brokers.kafka.server import KafkaServer
+from streammeta.brokers.kafka.users import Users
 from streammeta.client import (
     BrokerClientError,
     NodeEpochExpiredError,
@@ -43,8 +45,9 @@ class KafkaConfig:
 
     Records wait up to `linger_s` seconds for others of the same object. A broker that is silent for
     `session_s` seconds, at least 2, is replaced. Port 0 stands for a free one, also in what is
-    advertised. `listen_tls` are the files by which clients are spoken to: they
-    have to show certificates of its authorities.
+    advertised. `listen_tls` are the files by which clients are spoken to: they have to show
+    certificates of its authorities, unless `users` names a file of users: then they authenticate by
+    SASL/PLAIN, and need none.
     """
 
     controllers: Sequence[str]
@@ -59,6 +62,7 @@ class KafkaConfig:
     creates_topics: bool = True
     tls: TlsFiles | None = None
     listen_tls: TlsFiles | None = None
+    users: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +81,21 @@ class RunningBroker:
 async def running_broker(config: KafkaConfig) -> AsyncIterator[RunningBroker]:
     """Run a broker; yield once it serves.
 
-    Raises `OSError` if it can't listen, `TlsError` for files, and what `StreamClient.open` raises.
+    Raises `OSError` if it can't listen, `TlsError` and `UsersFileError` for files, and what
+    `StreamClient.open` raises.
     """
     context = None
+    users = None if config.users is None else Users(config.users)
     if config.listen_tls is not None:
         context = config.listen_tls.load("listen-tls").context(ssl.PROTOCOL_TLS_SERVER)
+        if users is not None:
+            context.verify_mode = ssl.CERT_NONE
     door = _Door()
     listener = await asyncio.start_server(door.serve, config.host, config.port, ssl=context)
     bound = listener.sockets[0].getsockname()[1]
     host, port = config.advertised or (config.host, bound)
     ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    lives = asyncio.create_task(_live(config, door, (host, port or bound), ready))
+    lives = asyncio.create_task(_live(config, users, door, (host, port or bound), ready))
     try:
         first: list[asyncio.Future[Any]] = [lives, ready]
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -122,7 +130,11 @@ class _Door:
 
 
 async def _live(
-    config: KafkaConfig, door: _Door, address: tuple[str, int], ready: asyncio.Future[None]
+    config: KafkaConfig,
+    users: Users | None,
+    door: _Door,
+    address: tuple[str, int],
+    ready: asyncio.Future[None],
 ) -> NodeEpochExpiredError:
     """Live again and again, until cancelled or replaced by a newer process, which is returned.
 
@@ -130,7 +142,7 @@ async def _live(
     """
     while True:
         try:
-            fenced = await _one_life(config, door, address, ready)
+            fenced = await _one_life(config, users, door, address, ready)
         except NodeEpochExpiredError as error:
             fenced = error
         except (BrokerClientError, StorageError) as error:
@@ -144,7 +156,11 @@ async def _live(
 
 
 async def _one_life(
-    config: KafkaConfig, door: _Door, address: tuple[str, int], ready: asyncio.Future[None]
+    config: KafkaConfig,
+    users: Users | None,
+    door: _Door,
+    address: tuple[str, int],
+    ready: asyncio.Future[None],
 ) -> Exception:
     """Serve as a new process of the node; return what fenced it."""
     settings = StreamClientConfig(
@@ -158,7 +174,7 @@ async def _one_life(
         broker.default_partitions = config.default_partitions
         broker.creates_topics = config.creates_topics
         async with Groups(broker) as groups:
-            server = KafkaServer(broker, groups)
+            server = KafkaServer(broker, groups, users)
             door.open(server)
             if not ready.done():
                 ready.set_result(None)

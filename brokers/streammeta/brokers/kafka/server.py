@@ -2,6 +2,7 @@
 
 Requests of a connection begin in order; those that wait for something do so side by side, a bounded
 number of them. What can't be read, is too large, or fails unforeseen ends its own connection.
+Where there are users, a connection has to authenticate before anything else.
 """
 
 from __future__ import annotations
@@ -13,10 +14,18 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from streammeta.brokers.kafka import record_calls, topic_calls
+from streammeta.brokers.kafka.authentication import (
+    Authentication,
+    AuthenticationFailedError,
+    refused_later,
+)
 from streammeta.brokers.kafka.broker import Broker
 from streammeta.brokers.kafka.group_calls import Groups
+from streammeta.brokers.kafka.users import Users
 from streammeta.brokers.kafka.wire import (
     API_VERSIONS,
+    SASL_AUTHENTICATE,
+    SASL_HANDSHAKE,
     MalformedRequestError,
     Request,
     Tree,
@@ -27,6 +36,10 @@ from streammeta.brokers.kafka.wire import (
 
 FRAME_MAX = 32 * 1024 * 1024
 """Largest request in bytes."""
+FRAME_MAX_BEFORE = 64 * 1024
+"""Largest request of a connection that has not authenticated."""
+AUTHENTICATED_WITHIN_S = 10.0
+"""Time that a connection has to authenticate."""
 PENDING_MAX = 32
 """Requests of a connection that may wait for their answers."""
 HELD_MAX = 256 * 1024 * 1024
@@ -38,10 +51,11 @@ Call = Callable[[Request], Awaitable[Any]]
 
 
 class KafkaServer:
-    """Serves one broker. Use it as an async context manager around a listening socket."""
+    """Serves one broker, to `users` alone if they are given."""
 
-    def __init__(self, broker: Broker, groups: Groups) -> None:
+    def __init__(self, broker: Broker, groups: Groups, users: Users | None = None) -> None:
         self._calls = _calls(broker, groups)
+        self._users = users
         self._connections: set[asyncio.Task[None]] = set()
         self._held = 0
 
@@ -50,22 +64,18 @@ class KafkaServer:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
-        answers: asyncio.Queue[Answering] = asyncio.Queue(PENDING_MAX)
-        sending = asyncio.create_task(_send_answers(answers, writer))
         try:
-            await self._read_requests(reader, answers)
+            await self._authenticate(reader, writer)
+            await self._serve(reader, writer)
         except (asyncio.IncompleteReadError, OSError):
             pass
-        except MalformedRequestError as error:
-            _log.warning("a connection is closed: %s", error)
+        except (MalformedRequestError, AuthenticationFailedError) as error:
+            peer = writer.get_extra_info("peername")
+            _log.warning("a connection of %s is closed: %s", peer and peer[0], error)
         except asyncio.CancelledError:
             pass  # the server closes
         finally:
             self._connections.discard(task)
-            sending.cancel()
-            await asyncio.wait([sending])
-            while not answers.empty():
-                answers.get_nowait().task.cancel()
             writer.close()
             with contextlib.suppress(OSError, asyncio.CancelledError):
                 await writer.wait_closed()
@@ -77,13 +87,49 @@ class KafkaServer:
         if self._connections:
             await asyncio.wait(tuple(self._connections))
 
+    async def _authenticate(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Return once the client may be served.
+
+        Raises `AuthenticationFailedError`, `MalformedRequestError`, and `TimeoutError`.
+        """
+        if self._users is None:
+            return
+        authentication = Authentication(self._users)
+        async with asyncio.timeout(AUTHENTICATED_WITHIN_S):
+            while authentication.user is None:
+                frame = await reader.readexactly(await _size(reader, FRAME_MAX_BEFORE, 0))
+                if authentication.takes_bare_tokens:
+                    await authentication.take(frame)
+                    writer.write(bytes(4))
+                else:
+                    request = _read_secret(frame)
+                    try:
+                        writer.write(write_response(request, await authentication.answer(request)))
+                    except AuthenticationFailedError as error:
+                        if error.answer is not None:
+                            writer.write(write_response(request, error.answer))
+                            await writer.drain()
+                        raise
+                await writer.drain()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers: asyncio.Queue[Answering] = asyncio.Queue(PENDING_MAX)
+        sending = asyncio.create_task(_send_answers(answers, writer))
+        try:
+            await self._read_requests(reader, answers)
+        finally:
+            sending.cancel()
+            await asyncio.wait([sending])
+            while not answers.empty():
+                answers.get_nowait().task.cancel()
+
     async def _read_requests(
         self, reader: asyncio.StreamReader, answers: asyncio.Queue[Answering]
     ) -> None:
         while True:
-            size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
-            if not 8 <= size <= FRAME_MAX:
-                raise MalformedRequestError(f"a request has {size} bytes, wanted 8..{FRAME_MAX}")
+            size = await _size(reader, FRAME_MAX)
             if self._held + size > HELD_MAX:
                 raise MalformedRequestError("requests under way hold too much memory")
             self._held += size
@@ -110,6 +156,22 @@ class KafkaServer:
             _log.exception("API %d failed", request.api_key)
             raise MalformedRequestError(f"API {request.api_key} failed: {error}") from error
         return outcome if asyncio.iscoroutine(outcome) else _given(outcome)
+
+
+def _read_secret(frame: bytes) -> Request:
+    """Read a request of a client that may send a password; errors have nothing of it."""
+    try:
+        return read_request(frame)
+    except MalformedRequestError:
+        raise MalformedRequestError("a request before authentication can't be read") from None
+
+
+async def _size(reader: asyncio.StreamReader, most: int, least: int = 8) -> int:
+    """Read the size of the next frame. Raises `MalformedRequestError`."""
+    size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
+    if not least <= size <= most:
+        raise MalformedRequestError(f"a request has {size} bytes, wanted {least}..{most}")
+    return size
 
 
 class Answering:
@@ -168,12 +230,14 @@ def _calls(broker: Broker, groups: Groups) -> Mapping[int, Call]:
         14: groups.sync,
         15: groups.describe,
         16: groups.list_groups,
+        SASL_HANDSHAKE: refused_later,
         19: on(topic_calls.create_topics),
         20: on(topic_calls.delete_topics),
         21: on(record_calls.delete_records),
         22: on(topic_calls.init_producer_id),
         23: on(record_calls.offset_for_leader_epoch),
         32: on(topic_calls.describe_configs),
+        SASL_AUTHENTICATE: refused_later,
         37: on(topic_calls.create_partitions),
         60: on(topic_calls.describe_cluster),
     }

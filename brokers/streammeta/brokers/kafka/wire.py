@@ -23,7 +23,7 @@ with optional_packages("the Kafka-shaped broker"):
     from kio.schema.errors import ErrorCode
     from kio.serial import entity_reader, entity_writer
 
-API_VERSIONS = 18
+SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE = 17, 18, 36
 
 SERVED: Mapping[int, tuple[int, int]] = {
     0: (0, 8),  # Produce; 0 to 2 are named for old clients, which compress only then, and refused
@@ -39,6 +39,7 @@ SERVED: Mapping[int, tuple[int, int]] = {
     14: (0, 3),  # SyncGroup
     15: (0, 4),  # DescribeGroups
     16: (0, 2),  # ListGroups
+    17: (0, 1),  # SaslHandshake
     18: (0, 3),  # ApiVersions
     19: (2, 4),  # CreateTopics
     20: (1, 3),  # DeleteTopics
@@ -46,12 +47,14 @@ SERVED: Mapping[int, tuple[int, int]] = {
     22: (0, 1),  # InitProducerId
     23: (2, 3),  # OffsetForLeaderEpoch
     32: (1, 3),  # DescribeConfigs
+    36: (0, 1),  # SaslAuthenticate
     37: (0, 1),  # CreatePartitions
     60: (0, 1),  # DescribeCluster
 }
 """Lowest and highest version of each API."""
 
 _OLDEST_PRODUCE = 3
+_REASON_MAX = 200
 _HEAD = struct.Struct(">hhi")
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
@@ -92,7 +95,8 @@ def read_request(frame: bytes) -> Request:
     except MalformedRequestError:
         raise
     except Exception as error:
-        raise MalformedRequestError(f"a request can't be read: {error!r}") from error
+        reason = f"{type(error).__name__}: {str(error)[:_REASON_MAX]}"
+        raise MalformedRequestError(f"a request can't be read: {reason}") from error
     if size + used != len(frame):
         raise MalformedRequestError(f"{len(frame) - size - used} bytes are behind a request")
     return Request(api_key, version, correlation_id, header.client_id or "", body)
@@ -146,6 +150,7 @@ def _builder(schema: Any) -> Callable[[Tree], Any]:
 _EMPTY: Mapping[str, Any] = {
     "error_code": ErrorCode(0),
     "timedelta_i32": datetime.timedelta(0),
+    "timedelta_i64": datetime.timedelta(0),
     "string": "",
     "bytes": b"",
     "records": None,

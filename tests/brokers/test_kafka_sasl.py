@@ -1,0 +1,208 @@
+"""Clients that authenticate by SASL/PLAIN: stock ones over TLS, and those that are kept out."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.benchmarks.peers.apache_kafka import class_path, missing
+from streammeta.brokers.kafka.codes import Code
+from streammeta.brokers.kafka.users import parse_users, user_entry
+from streammeta.cli.local_cluster import start_child, tls_words
+from tests.kit.certificates import Authority
+from tests.kit.kafka_brokers import CLIENTS, KafkaBrokers, result_of
+from tests.kit.kafka_wire import WireClient, framed, request_bytes
+from tests.kit.real_cluster import FAST, running_cluster, streammeta
+
+pytestmark = pytest.mark.process
+
+_SECRET, _WRONG = "open sesame", "open barley"
+_HANDSHAKE, _AUTHENTICATE, _LIST_GROUPS = (17, 1), (36, 1), (16, 0)
+
+
+class Guarded:
+    """A broker with users."""
+
+    def __init__(self, brokers: KafkaBrokers, root: Path, *options: str) -> None:
+        self.users = root / "users"
+        self.users.write_text(user_entry("alice", _SECRET))
+        self.address = brokers.start(1, "--users", str(self.users), *options)
+        self.brokers = brokers
+
+    def log(self) -> str:
+        """Return what the broker has logged."""
+        return self.brokers.children[1].log_path.read_text()
+
+
+@contextmanager
+def _guarded(root: Path, *options: str) -> Iterator[Guarded]:
+    with running_cluster(root, 1, FAST) as cluster:
+        brokers = KafkaBrokers(cluster)
+        try:
+            yield Guarded(brokers, root, *options)
+        finally:
+            brokers.stop()
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"), "clients")
+
+
+@pytest.fixture(scope="module")
+def over_tls(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Guarded]:
+    own = tls_words(authority.issue("broker/1"), "listen-tls")
+    with _guarded(tmp_path_factory.mktemp("tls"), *own) as guarded:
+        yield guarded
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    with _guarded(tmp_path_factory.mktemp("plain")) as guarded:
+        yield guarded
+
+
+@pytest.mark.parametrize("client", ["confluent", "kafka_python", "aiokafka"])
+def test_stock_client_is_let_in_by_its_password_over_tls(
+    over_tls: Guarded, authority: Authority, client: str
+) -> None:
+    def run(password: str) -> Any:
+        words = (client, over_tls.address, str(authority.ca), "alice", password)
+        return result_of(over_tls.brokers.run("sasl_script.py", *words))
+
+    assert run(_SECRET) == {"left": 0, "read": ["value"]}
+    assert run(_WRONG) == {"error": "SASL_AUTHENTICATION_FAILED"}
+    assert _SECRET not in over_tls.log()
+    assert _WRONG not in over_tls.log()
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing() or "it is there")
+def test_java_client_is_let_in_by_its_password_over_tls(
+    over_tls: Guarded, authority: Authority, tmp_path: Path
+) -> None:
+    source = str(CLIENTS / "SaslScript.java")
+    compiler = ("javac", "-cp", class_path(), "-d", str(tmp_path), source)
+    subprocess.run(compiler, check=True, capture_output=True)
+
+    def run(password: str) -> Any:
+        machine = ("java", "-XX:TieredStopAtLevel=1", "-cp", f"{class_path()}:{tmp_path}")
+        words = (over_tls.address, str(authority.ca), "alice", password)
+        return result_of(start_child("java", [*machine, "SaslScript", *words], tmp_path / "log"))
+
+    assert run(_SECRET) == {"left": 0, "read": ["value"]}
+    assert run(_WRONG) == {"error": "SaslAuthenticationException"}
+
+
+def _authenticated(client: WireClient, password: str) -> Code:
+    client.call(*_HANDSHAKE, {"mechanism": "PLAIN"})
+    token = b"\0alice\0" + password.encode()
+    return Code(client.call(*_AUTHENTICATE, {"auth_bytes": token}).error_code)
+
+
+def _is_closed(client: WireClient) -> bool:
+    try:
+        client.call(*_LIST_GROUPS, {})
+    except (AssertionError, OSError):
+        return True
+    return False
+
+
+def test_nothing_is_served_before_and_everything_after(guarded: Guarded) -> None:
+    with WireClient(guarded.address) as client:
+        assert _is_closed(client)
+    with WireClient(guarded.address) as client:
+        assert _authenticated(client, _WRONG) is Code.SASL_AUTHENTICATION_FAILED
+        assert _is_closed(client)
+    with WireClient(guarded.address) as client:
+        refused = client.call(*_HANDSHAKE, {"mechanism": "SCRAM-SHA-512"})
+        assert refused.error_code == Code.UNSUPPORTED_SASL_MECHANISM
+        assert list(refused.mechanisms) == ["PLAIN"]
+        assert _is_closed(client)
+    with WireClient(guarded.address) as client:
+        assert _authenticated(client, _SECRET) is Code.NONE
+        assert not _is_closed(client)
+        again = client.call(*_HANDSHAKE, {"mechanism": "PLAIN"})
+        assert again.error_code == Code.ILLEGAL_SASL_STATE
+        assert not _is_closed(client)
+
+
+def test_old_handshake_takes_a_bare_token(guarded: Guarded) -> None:
+    host, _, port = guarded.address.rpartition(":")
+    for password, answer in ((_SECRET, bytes(4)), (_WRONG, b"")):
+        with socket.create_connection((host, int(port)), 30) as connection:
+            connection.sendall(framed(request_bytes(17, 0, {"mechanism": "PLAIN"})))
+            assert connection.recv(4096)
+            connection.sendall(framed(b"\0alice\0" + password.encode()))
+            assert connection.recv(4096) == answer
+
+
+def test_frames_of_strangers_are_small_and_hurt_nobody(guarded: Guarded) -> None:
+    host, _, port = guarded.address.rpartition(":")
+    token = request_bytes(*_AUTHENTICATE, {"auth_bytes": b"\0alice\0" + _SECRET.encode()})
+    hostile = {
+        "large": (1 << 20).to_bytes(4, "big") + bytes(1000),
+        "huge": b"\x7f\xff\xff\xff",
+        "negative": b"\xff\xff\xff\xff",
+        "no handshake": framed(token),
+        "cut token": framed(token[:-3]),
+        "text": framed(f"\0alice\0{_SECRET}".encode()),
+        "old groups": framed(request_bytes(*_LIST_GROUPS, {})),
+    }
+    with WireClient(guarded.address) as honest:
+        assert _authenticated(honest, _SECRET) is Code.NONE
+        for name, data in hostile.items():
+            with socket.create_connection((host, int(port)), 30) as connection:
+                connection.sendall(data)
+                connection.shutdown(socket.SHUT_WR)
+                with suppress(ConnectionResetError):  # closed before all of it was read
+                    assert connection.recv(4096) == b"", name
+            assert not _is_closed(honest), name
+    assert "sesame" not in guarded.log()
+
+
+def test_removed_user_is_let_in_no_more(guarded: Guarded) -> None:
+    kept = guarded.users.read_text()
+    guarded.users.write_text(f"{kept}\n{user_entry('carol', _SECRET)}\n")
+    token = b"\0carol\0" + _SECRET.encode()
+
+    def is_let_in() -> bool:
+        with WireClient(guarded.address) as client:
+            client.call(*_HANDSHAKE, {"mechanism": "PLAIN"})
+            answer = client.call(*_AUTHENTICATE, {"auth_bytes": token})
+        return bool(answer.error_code == Code.NONE)
+
+    assert is_let_in()
+    guarded.users.write_text(kept)
+    assert not is_let_in()
+
+
+def test_passwords_in_plain_text_are_refused_away_from_loopback(tmp_path: Path) -> None:
+    words = ["kafka", "--connect", "127.0.0.1:1", "--store", f"file://{tmp_path}"]
+    words += ["--node-id", "1", "--users", str(tmp_path / "users"), "--listen"]
+    answer = streammeta(*words, "0.0.0.0:9092")
+    assert answer["exit_code"] == 2
+    assert "plain text" in answer["error"]["message"]
+    began = time.monotonic()
+    allowed = streammeta(*words, "0.0.0.0:9092", "--plain-text-passwords")
+    assert allowed["exit_code"] == 1
+    assert "users" in allowed["error"]["message"]
+    assert time.monotonic() - began < 30
+
+
+def test_entry_is_made_of_a_password_on_standard_input(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sys.stdin", StringIO(f"{_SECRET}\nmore\n"))
+    made = streammeta("kafka-user", "alice")
+    assert made["ok"], made
+    assert parse_users(made["entry"])["alice"].is_of(_SECRET.encode())
+    monkeypatch.setattr("sys.stdin", StringIO("\n"))
+    assert streammeta("kafka-user", "alice")["exit_code"] == 2
