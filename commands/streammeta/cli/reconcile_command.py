@@ -7,7 +7,16 @@ import click
 
 from streammeta.cli.client import store_option
 from streammeta.cli.connecting import Endpoints, connecting
-from streammeta.cli.output import EXIT_FAILED, CommandError, Duration, Output, with_output
+from streammeta.cli.output import EXIT_FAILED, CommandError, Output, with_output
+from streammeta.cli.reconcile_options import (
+    EXIT_LOST,
+    SHARD_DIGITS,
+    engine_options,
+    limit_options,
+    removal_options,
+    tell_progress,
+)
+from streammeta.cli.reconcile_watch_command import watch_command
 from streammeta.storage.installation import optional_packages
 
 if TYPE_CHECKING:
@@ -25,9 +34,6 @@ def reconcile() -> None:
     """
 
 
-EXIT_LOST = 3
-"""Exit code of a plan that has confirmed missing or damaged objects."""
-
 _plan_folder_option = click.option(
     "--plan",
     "folder",
@@ -35,76 +41,13 @@ _plan_folder_option = click.option(
     required=True,
     help="The plan's folder; if Spark runs on several machines, one that all of them share.",
 )
-_wait_option = click.option(
-    "--wait",
-    "patience_s",
-    type=click.FloatRange(min=0),
-    default=15.0,
-    show_default=True,
-    help="Seconds to look for a leader before giving up.",
-)
-_engine_option = click.option(
-    "--engine",
-    type=click.Choice(["auto", "local", "spark"]),
-    default="auto",
-    show_default=True,
-    help="Where the work is done: local is this process; auto takes Spark above 5,000,000 keys.",
-)
-_master_option = click.option(
-    "--master",
-    help="Where Spark runs, if it does; without it the master of spark-submit, or else local[2].",
-)
-_memory_option = click.option(
-    "--driver-memory", default="1g", show_default=True, help="Memory of Spark's driver."
-)
 
 
 @reconcile.command("plan")
 @store_option
 @connecting()
 @_plan_folder_option
-@click.option(
-    "--grace",
-    "grace_ms",
-    type=Duration(),
-    default="1h",
-    show_default=True,
-    help="Leave unknown objects alone that are younger than this; 15m or more.",
-)
-@click.option(
-    "--unsafe-grace",
-    "unsafe_grace_ms",
-    type=Duration(),
-    help="Instead of --grace, any duration down to 0s: for clusters that nothing writes to.",
-)
-@click.option(
-    "--max-share",
-    type=click.FloatRange(0, 1),
-    default=0.2,
-    show_default=True,
-    help="Refuse a plan that would delete more than this fraction of the cluster's keys.",
-)
-@click.option(
-    "--max-candidates",
-    type=click.IntRange(min=0),
-    default=10_000,
-    show_default=True,
-    help="Refuse a plan that would delete more keys than this.",
-)
-@click.option(
-    "--allow-empty-map", is_flag=True, help="Accept a map without objects: every key is an orphan."
-)
-@click.option(
-    "--namespace",
-    help="Confirms the namespace that the controllers tell; any other is refused.",
-)
-@click.option(
-    "--shards",
-    type=click.Choice(["16", "256"]),
-    default="16",
-    show_default=True,
-    help="How finely to cut the listing; 256 for many millions of keys.",
-)
+@limit_options
 @click.option(
     "--deep",
     "deep_share",
@@ -119,10 +62,7 @@ _memory_option = click.option(
     is_flag=True,
     help="List old versions and delete markers too, of a bucket that keeps versions.",
 )
-@_wait_option
-@_engine_option
-@_master_option
-@_memory_option
+@engine_options
 @with_output
 def plan_command(
     *,
@@ -163,12 +103,12 @@ def plan_command(
         folder=folder,
         grace_ms=grace_ms if unsafe_grace_ms is None else unsafe_grace_ms,
         unsafe_grace=unsafe_grace_ms is not None,
-        shard_digits={"16": 1, "256": 2}[shards],
+        shard_digits=SHARD_DIGITS[shards],
         engine=EngineName(engine),
         spark=SparkConfig(master=master, driver_memory=driver_memory),
         **settings,  # the fields of the same names
     )
-    result = plan(config, _progress)
+    result = plan(config, tell_progress)
     _show_plan(output, folder, result)
     problem = _plan_problem(folder, result)
     if problem is not None:
@@ -182,26 +122,8 @@ def plan_command(
 )
 @connecting(Endpoints.KNOWN)
 @click.option("--yes", is_flag=True, help="Delete; without it, only say what would be deleted.")
-@click.option(
-    "--quarantine", is_flag=True, help="Keep a copy in the bucket, which `undo` brings back."
-)
-@click.option(
-    "--tag",
-    is_flag=True,
-    help="Tag with streammeta-reconcile=orphan instead, for a rule of the bucket to delete.",
-)
-@click.option(
-    "--rate",
-    "keys_per_s",
-    type=click.IntRange(min=1),
-    default=500,
-    show_default=True,
-    help="Most keys to delete per second, in all.",
-)
-@_wait_option
-@_engine_option
-@_master_option
-@_memory_option
+@removal_options
+@engine_options
 @with_output
 def apply_command(
     *,
@@ -239,7 +161,7 @@ def apply_command(
         spark=SparkConfig(master=master, driver_memory=driver_memory),
         **settings,  # the fields of the same names
     )
-    result = apply(config, _progress)
+    result = apply(config, tell_progress)
     _show_run(output, result)
     if not result.complete:
         raise CommandError(
@@ -247,6 +169,9 @@ def apply_command(
             "; ".join(result.problems) or "some candidates were not settled",
             "nothing is lost by running apply again once this is mended",
         )
+
+
+reconcile.add_command(watch_command)
 
 
 @reconcile.command("undo")
@@ -271,7 +196,7 @@ def undo_command(*, folder: Path, store: str | None, output: Output) -> None:
         from streammeta.reconcile.undo import undo
 
     start_arrow()
-    result = undo(folder, store, _progress)
+    result = undo(folder, store, tell_progress)
     outcomes = [(str(outcome), t.keys, t.size) for outcome, t in sorted(result.outcomes.items())]
     output.rows("outcomes", ("outcome", "keys", "bytes"), outcomes)
     if not result.complete:
@@ -280,10 +205,6 @@ def undo_command(*, folder: Path, store: str | None, output: Output) -> None:
             "; ".join(result.problems),
             "nothing is lost by running undo again once this is mended",
         )
-
-
-def _progress(line: str) -> None:
-    click.echo(f"{line} ...", err=True)
 
 
 def _show_plan(output: Output, folder: Path, result: "PlanResult") -> None:

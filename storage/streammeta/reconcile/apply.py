@@ -36,7 +36,6 @@ from streammeta.reconcile.tables import OUTCOME_COLUMNS, Counts, Tally, count_ro
 from streammeta.rpc.tls import CallerFiles
 
 _OUTCOMES = "outcomes"
-_UNDO = "undo"
 _AUDIT = "audit"
 _EXAMPLES = 10
 
@@ -51,7 +50,8 @@ class ApplyConfig:
     of the whole run, >= 1; `patience_s` how long to wait for a leader, each time. The files of
     `tls` must be at the same paths wherever an executor runs; without, controllers are asked in
     plain text. `auto_keys` is the largest number of candidates that the automatic choice of the
-    engine leaves to this process; `spark` is used by the other engine alone.
+    engine leaves to this process; `spark` is used by the other engine alone. Once `is_ending` is
+    true this process begins no further batch; Spark is not told.
     """
 
     folder: Path
@@ -66,14 +66,16 @@ class ApplyConfig:
     engine: EngineName = EngineName.AUTO
     auto_keys: int = AUTO_KEYS
     spark: SparkConfig = field(default_factory=SparkConfig)
+    is_ending: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyResult:
     """Outcomes of the candidates; `run_folder` holds one row for each, and the undo records.
 
-    `examples` are a few keys that were, or would be, deleted; `problems` are distinct reasons of
-    failed and refused keys, a few of them.
+    `left` is the number of candidates without one, as the run was to end before. `examples` are a
+    few keys that were, or would be, deleted; `problems` are distinct reasons of failed and refused
+    keys, a few of them.
     """
 
     run_folder: Path
@@ -81,12 +83,13 @@ class ApplyResult:
     outcomes: Mapping[Outcome, Tally]
     examples: tuple[str, ...]
     problems: tuple[str, ...]
+    left: int = 0
 
     @property
     def complete(self) -> bool:
-        """Whether every candidate was settled, none failed, skipped or refused."""
+        """Whether every candidate was settled, none failed, skipped, refused or left."""
         unsettled = (Outcome.FAILED, Outcome.SKIPPED, Outcome.REFUSED)
-        return not any(self.outcomes.get(outcome) for outcome in unsettled)
+        return not self.left and not any(self.outcomes.get(outcome) for outcome in unsettled)
 
 
 def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: None) -> ApplyResult:
@@ -120,7 +123,7 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
         patience_s=config.patience_s,
         identity=plan.identity,
         next_object_id=plan.next_object_id or 0,
-        undo_folder=str((run_folder / _UNDO).absolute()),
+        undo_folder=str((run_folder / plan_folder.UNDO).absolute()),
         audit_folder=str((run_folder / _AUDIT).absolute()),
         keys_per_s=config.keys_per_s,
         delete=config.delete,
@@ -130,7 +133,9 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
     )
     with (
         _lease(order),
-        open_engine(config.engine, config.spark, progress, config.auto_keys) as engine,
+        open_engine(
+            config.engine, config.spark, progress, config.auto_keys, config.is_ending
+        ) as engine,
     ):
         seconds = math.ceil(plan.candidates.keys / config.keys_per_s) if config.delete else 0
         progress(
@@ -138,7 +143,7 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
             + (f" and deleting, {seconds} s or more at {config.keys_per_s} keys/s" * config.delete)
         )
         engine.delete(order, candidates, run_folder / _OUTCOMES)
-    return _summary(run_folder, config.delete)
+    return _summary(run_folder, config.delete, plan.candidates.keys)
 
 
 def _check_cluster(store_uri: str, leader: LeaderClient, plan: PlanResult) -> None:
@@ -188,7 +193,7 @@ def _candidates(folder: Path, plan: PlanResult) -> Path:
     return path
 
 
-def _summary(run_folder: Path, deleted: bool) -> ApplyResult:
+def _summary(run_folder: Path, deleted: bool, candidates: int) -> ApplyResult:
     done = (
         (Outcome.DELETED, Outcome.QUARANTINED, Outcome.TAGGED)
         if deleted
@@ -203,10 +208,12 @@ def _summary(run_folder: Path, deleted: bool) -> ApplyResult:
             examples += _values(rows, "key", *done)
         if len(problems) < _EXAMPLES:
             problems |= dict.fromkeys(_values(rows, "detail", Outcome.FAILED, Outcome.REFUSED))
+    outcomes = {Outcome(name): tally for name, tally in counts.tallies().items()}
     return ApplyResult(
         run_folder=run_folder,
         deleted=deleted,
-        outcomes={Outcome(name): tally for name, tally in counts.tallies().items()},
+        outcomes=outcomes,
+        left=candidates - sum(tally.keys for tally in outcomes.values()),
         examples=tuple(examples[:_EXAMPLES]),
         problems=tuple(problems)[:_EXAMPLES],
     )

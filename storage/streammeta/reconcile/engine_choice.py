@@ -24,11 +24,16 @@ process itself where Spark is installed."""
 
 @contextmanager
 def open_engine(
-    name: EngineName, spark: SparkConfig, progress: Callable[[str], None], auto_keys: int
+    name: EngineName,
+    spark: SparkConfig,
+    progress: Callable[[str], None],
+    auto_keys: int,
+    is_ending: Callable[[], bool] = lambda: False,
 ) -> Iterator[Engine]:
     """Give the engine that was chosen; a session of Spark that it starts ends with the block.
 
-    `EngineName.AUTO` goes over to Spark above `auto_keys` keys, if Spark is installed.
+    `EngineName.AUTO` goes over to Spark above `auto_keys` keys, if Spark is installed. Once
+    `is_ending` is true the engine of this process deletes no further batch.
 
     Raises:
         ReconcileError: Spark was asked for and does not start.
@@ -39,22 +44,27 @@ def open_engine(
             progress(f"starting Spark on {spark.place}")
             yield stack.enter_context(spark_engine(spark))
         elif name is EngineName.LOCAL or find_spec("pyspark") is None:
-            yield LocalEngine()
+            yield LocalEngine(is_ending=is_ending)
         else:
-            yield _AutoEngine(stack, spark, progress, auto_keys)
+            yield _AutoEngine(stack, spark, progress, auto_keys, is_ending)
 
 
 class _AutoEngine:
     """Works in the process, and goes over to Spark when there is too much for that."""
 
     def __init__(
-        self, stack: ExitStack, spark: SparkConfig, progress: Callable[[str], None], keys: int
+        self,
+        stack: ExitStack,
+        spark: SparkConfig,
+        progress: Callable[[str], None],
+        keys: int,
+        is_ending: Callable[[], bool],
     ) -> None:
         self._stack = stack
         self._spark = spark
         self._progress = progress
         self._keys = keys
-        self._chosen: Engine = LocalEngine(keys)
+        self._chosen: Engine = LocalEngine(keys, is_ending)
 
     @property
     def name(self) -> EngineName:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from itertools import takewhile
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.errors import ReconcileError
 from streammeta.reconcile.listing import Shard, listed_rows
 from streammeta.reconcile.map_join import MapJoin
+from streammeta.reconcile.pacing import LARGEST_BATCH
 from streammeta.reconcile.tables import (
     CANDIDATE_COLUMNS,
     LISTING_COLUMNS,
@@ -41,7 +43,7 @@ from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import ObjectStore
 
 _LISTINGS_AT_ONCE = 8
-_ROWS_A_BATCH = 20_000
+_ROWS_SORTED = 500_000
 
 _REPEATED = ["verdict", "note", "owner", "map_state", "map_node"]
 """Columns of few different values; a dictionary of any other costs time and saves nothing."""
@@ -56,12 +58,18 @@ class _EndedError(Exception):
 
 
 class LocalEngine:
-    """See `Engine`. With `most_keys` a larger bucket is refused as soon as that is known."""
+    """See `Engine`. With `most_keys` a larger bucket is refused as soon as that is known.
+
+    Once `is_ending` is true no further batch is deleted.
+    """
 
     name = EngineName.LOCAL
 
-    def __init__(self, most_keys: int | None = None) -> None:
+    def __init__(
+        self, most_keys: int | None = None, is_ending: Callable[[], bool] = lambda: False
+    ) -> None:
         self._most_keys = most_keys
+        self._is_ending = is_ending
 
     def list_bucket(self, uri: str, namespace: str, shards: Sequence[Shard], listing: Path) -> int:
         """See `Engine.list_bucket`. Raises `TooManyKeysError`."""
@@ -109,7 +117,8 @@ class LocalEngine:
         """See `Engine.delete`. The outcomes of a batch are on disk before the next is begun."""
         outcomes.mkdir(parents=True)
         schema = arrow_schema(OUTCOME_COLUMNS)
-        for number, rows in enumerate(carry_out(order, "00000", _sorted_candidates(candidates))):
+        wanted = takewhile(lambda _: not self._is_ending(), _sorted_candidates(candidates))
+        for number, rows in enumerate(carry_out(order, "00000", wanted)):
             with pq.ParquetWriter(outcomes / f"part-{number:06d}.parquet", schema) as writer:
                 writer.write_batch(rows)
 
@@ -206,7 +215,20 @@ def _joined(draft: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _sorted_candidates(folder: Path) -> Iterator[pa.RecordBatch]:
-    """The candidates in the order of keys, in which neighbours are looked up together."""
+    """The candidates, no more of them at once than are deleted with one request.
+
+    They are in the order of keys, in which neighbours are looked up together; of very many only
+    each run is, which is what memory holds.
+    """
+    schema = arrow_schema(CANDIDATE_COLUMNS)
     batches = read_batches(folder, CANDIDATE_COLUMNS)
-    table = pa.Table.from_batches(batches, schema=arrow_schema(CANDIDATE_COLUMNS))
-    yield from table.sort_by("key").to_batches(max_chunksize=_ROWS_A_BATCH)
+    while run := list(_first_rows(batches, _ROWS_SORTED)):
+        table = pa.Table.from_batches(run, schema=schema).sort_by("key")
+        yield from table.to_batches(max_chunksize=LARGEST_BATCH)
+
+
+def _first_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """The next batches, until they have so many rows together."""
+    while rows > 0 and (batch := next(batches, None)) is not None:
+        rows -= batch.num_rows
+        yield batch

@@ -46,6 +46,8 @@ UPLOADS = "uploads"
 MAP = "map"
 LISTING = "listing"
 RUNS = "runs"
+UNDO = "undo"
+"""In the folder of a run: what is known of each object that it was to change; else missing."""
 
 _TIMES = ("created_at_ms", "listing_started_ms", "young_from_ms")
 
