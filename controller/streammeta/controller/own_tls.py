@@ -11,17 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import structlog
 
 from streammeta.controller.config import ConfigError, ControllerConfig, PeerPlainText
 from streammeta.controller.listener import ListenerTls
 from streammeta.controller.peers.tls import PeerTls
-from streammeta.rpc.certificates import CertificateFacts
 from streammeta.rpc.connections import ServerCertificates
 from streammeta.rpc.identity import Principal, Role
 from streammeta.rpc.tls import TlsContents, TlsError, TlsFiles, WatchedTls
+
+if TYPE_CHECKING:  # slow to import, and without TLS not needed
+    from streammeta.rpc.certificates import CertificateFacts
 
 EXPIRES_SOON = timedelta(days=14)
 """Time before the end of a certificate from which on the log tells of it, every day."""

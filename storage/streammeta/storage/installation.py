@@ -7,9 +7,6 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from streammeta.storage.errors import MissingPackageError
 
@@ -52,6 +49,9 @@ def install_command(extra: str) -> str:
 
 
 def _requirement(extra: str) -> str:
+    from pathlib import Path
+    from urllib.parse import unquote, urlsplit
+
     origin = _direct_url()
     url = str(origin.get("url", ""))
     if "dir_info" not in origin:
@@ -64,6 +64,8 @@ def _requirement(extra: str) -> str:
 
 def _direct_url() -> dict[str, dict[str, bool]]:
     """Return what PEP 610 keeps of a copy that is not from an index, else nothing."""
+    from importlib import metadata  # slow to import; every command loads this module
+
     try:
         text = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except metadata.PackageNotFoundError:
