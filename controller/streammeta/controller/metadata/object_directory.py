@@ -1,11 +1,12 @@
 """Directory of objects: the table row of every object id.
 
 Ids come from a counter and most objects live shortly, so ids in use are dense among the newest and
-ever sparser among older ones. The newest ids index a ring of row numbers directly. What survives
-of the ring's oldest part when it is needed anew moves to sorted segments of (id, row) pairs; a
-segment of which half is gone is rewritten, and joined with its neighbour if both fit into one. So
-memory depends on the objects there are, not on the ids ever issued, and no call ever looks at more
-than one part of the ring or one segment for each of its ids' neighbourhoods.
+ever sparser among older ones. The newest ids index a ring of row numbers directly, which grows with
+them up to its limit. What survives of its oldest part when that is needed anew moves to sorted
+segments of (id, row) pairs; a segment of which half is gone is rewritten, and joined with its
+neighbour if both fit into one. So memory depends on the objects there are, not on the ids ever
+issued, and no call ever looks at more than one part of the ring or one segment for each of its ids'
+neighbourhoods.
 
 An id whose removal may still be undone is hidden: it is not found, but keeps its place. Knows
 nothing of objects but their ids.
@@ -22,7 +23,7 @@ from streammeta.controller.errors import InvariantError
 from streammeta.controller.metadata.values import Int64Column
 
 RING_IDS = 1 << 21
-"""Ids looked up directly: the newest ones."""
+"""Ids looked up directly, at most: the newest ones."""
 PART_IDS = 1 << 15
 """Ids of the ring that are retired at a time; pairs in one segment, at most."""
 
@@ -57,9 +58,10 @@ class ObjectDirectory:
 
     def __init__(self, ring_ids: int = RING_IDS, part_ids: int = PART_IDS) -> None:
         self.next_id = 0
-        self._mask = ring_ids - 1
+        self._ring_max = ring_ids
         self._part = part_ids
-        self._ring = np.zeros(ring_ids, dtype=np.int32)
+        self._ring = np.zeros(part_ids, dtype=np.int32)
+        self._mask = part_ids - 1
         self._first = 0  # the ring holds the ids from here up to next_id
         self._segments: list[_Segment] = []
         self._segment_firsts: list[int] = []
@@ -120,7 +122,10 @@ class ObjectDirectory:
         for start in range(0, len(rows), self._part):
             chunk = rows[start : start + self._part]
             while self.next_id + len(chunk) - self._first > len(self._ring):
-                self._retire()
+                if len(self._ring) < self._ring_max:
+                    self._grow()
+                else:
+                    self._retire()
             at = self.next_id & self._mask
             room = len(self._ring) - at
             self._ring[at : at + len(chunk)] = chunk[:room]
@@ -193,6 +198,8 @@ class ObjectDirectory:
     def load(self, object_ids: Int64Column, next_id: int) -> None:
         """Fill an empty directory with ids that ascend; the first is in row 0, and so on."""
         self.next_id = next_id
+        while len(self._ring) < min(next_id, self._ring_max):
+            self._grow()
         self._first = max(0, next_id - len(self._ring))
         older = int(object_ids.searchsorted(self._first))
         for start in range(0, older, self._part):
@@ -213,6 +220,11 @@ class ObjectDirectory:
         rows = self._ring[at : at + end - start]
         live = np.flatnonzero(rows != _ABSENT)
         return live + start, rows[live]
+
+    def _grow(self) -> None:
+        """Double the ring: of an id's two places there, one is that of the new mask."""
+        self._ring = np.concatenate((self._ring, self._ring))
+        self._mask = len(self._ring) - 1
 
     def _retire(self) -> None:
         end = min((self._first // self._part + 1) * self._part, self.next_id)

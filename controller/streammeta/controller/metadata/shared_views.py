@@ -33,7 +33,7 @@ class SharedDictView(Generic[_K, _V]):
 
     def items(self) -> Iterator[tuple[_K, _V]]:
         """Yield (key, value) pairs."""
-        for page in self._pages:
+        for page in filter(None, self._pages):  # of a small map most pages are empty
             yield from page.items()
 
 
@@ -73,7 +73,7 @@ class SharedDict(SharedDictView[_K, _V]):
 
     def keys(self) -> Iterator[_K]:
         """Yield keys."""
-        for page in self._pages:
+        for page in filter(None, self._pages):
             yield from page
 
     def load(self, entries: Iterable[tuple[_K, _V]]) -> None:
