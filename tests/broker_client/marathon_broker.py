@@ -14,7 +14,7 @@ import os
 import random
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from streammeta.client import (
     ObjectLogConfig,
     StreamClient,
     StreamClientConfig,
+    StreamNotClosedError,
     StreamWriter,
     WriterConfig,
 )
@@ -42,7 +43,8 @@ class Settings:
     """One process: its node, how many streams the node has, and how many records they are to hold.
 
     `durability` is that of the writer; the write-ahead log lies beside the notes, or, for
-    "object_log", in the bucket. The last two are bounds of the writer.
+    "object_log", in the bucket. The next two are bounds of the writer. `adopted` are streams of a
+    node that is gone, taken over once what it acknowledged has been recovered.
     """
 
     endpoints: list[str]
@@ -54,6 +56,7 @@ class Settings:
     durability: Literal["object", "wal", "object_log"]
     upload_bytes: int = _MIB // 4
     linger_s: float = 0.25
+    adopted: tuple[int, ...] = ()
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -98,10 +101,25 @@ async def live(settings: Settings) -> None:
         config=StreamClientConfig(writer=bounds, wal_directory=log, object_log=in_bucket),
     ) as client:
         streams = [stream.stream_id for stream in client.inherited]
-        if not streams:
+        if not streams and settings.adopted:
+            await adopt(client, settings.adopted)
+            streams = list(settings.adopted)
+        elif not streams:
             streams = await client.create_streams([{}] * settings.streams)
             (await client.open_streams(dict.fromkeys(streams, 0))).require_all()
         await fill(client.writer, streams, settings)
+
+
+async def adopt(client: StreamClient, streams: Iterable[int]) -> None:
+    """Open streams as soon as whoever recovers the node before has closed them."""
+    left = list(streams)
+    while left:
+        outcomes = await client.open_streams(left)
+        for failure in outcomes.failed.values():
+            if not isinstance(failure, StreamNotClosedError):
+                raise failure
+        left = list(outcomes.failed)
+        await asyncio.sleep(0.2 if left else 0)
 
 
 async def fill(writer: StreamWriter, streams: list[int], settings: Settings) -> None:
