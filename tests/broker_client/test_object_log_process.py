@@ -28,7 +28,7 @@ from tests.kit.real_cluster import FAST, running_cluster
 
 pytestmark = pytest.mark.process
 
-OPTIONS = (*FAST, "--session-timeout-ms", "1500")
+OPTIONS = (*FAST, "--session-timeout-ms", "5000")
 SURVIVOR = 2001
 STREAMS = 5
 PATIENCE_S = 90.0

@@ -11,17 +11,18 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from streammeta.brokers.pulsar.cluster_lists import ClusterListStore
-from streammeta.brokers.pulsar.ledger_list import ManagedLedger
+from streammeta.brokers.pulsar.ledger_list import ManagedLedger, Sources
 from streammeta.brokers.pulsar.ledger_reader import LedgerReader
 from streammeta.brokers.pulsar.ledger_streams import DRIVER, LedgerStreams
 from streammeta.brokers.pulsar.named_blobs import NamedBlobs
 from streammeta.brokers.pulsar.offloader import Offloader
 from streammeta.client import ControllerClient, NamedObjects, OwnerKey, StreamClient, WriterConfig
 from streammeta.client.stream_client import StreamClientConfig
-from tests.conformance.pulsar_ledgers import Sources
+from tests.conformance.pulsar_ledgers import Sources as MemorySources
 from tests.conformance.pulsar_offload import MemoryLedger
 
 READS = ("GetKVs", "ListKVs", "DescribeStreams", "DescribeNamedObjects", "Heartbeat")
@@ -33,15 +34,22 @@ def bodies(ledger_id: int) -> list[bytes]:
     return [f"{ledger_id}:{at}".encode() * (1 + at % 5) for at in range(250)]
 
 
-def sources(count: int) -> Sources:
+def sources(count: int) -> MemorySources:
     """Return so many closed ledgers, from 1 on."""
-    return Sources({one: MemoryLedger(one, bodies(one)) for one in range(1, count + 1)})
+    return MemorySources({one: MemoryLedger(one, bodies(one)) for one in range(1, count + 1)})
 
 
 class Shape:
     """A managed ledger over a client, its copies of one mode."""
 
-    def __init__(self, client: StreamClient, mode: str, name: str, ledgers: Sources) -> None:
+    def __init__(
+        self,
+        client: StreamClient,
+        mode: str,
+        name: str,
+        ledgers: Sources,
+        now_ms: Callable[[], int] = lambda: 5,
+    ) -> None:
         key = OwnerKey(name, "pulsar")
         session, store = client.session, client.store
         self.copies: LedgerStreams | Offloader
@@ -53,7 +61,7 @@ class Shape:
             self.copies = Offloader(blobs, BLOCK_BYTES)
         driver = DRIVER if mode == "native" else "streammeta"
         lists = ClusterListStore(client.controllers, key)
-        self.managed = ManagedLedger(name, lists, ledgers, self.copies, lambda: 5, driver)
+        self.managed = ManagedLedger(name, lists, ledgers, self.copies, now_ms, driver)
 
     def reader(self) -> LedgerReader:
         return LedgerReader(self.managed, self.copies)
