@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from streammeta.cli.local_cluster import Child
 from streammeta.cli.root import cli
 from streammeta.controller.service_manager import ServiceManager
 from tests.kit.real_cluster import controller_command, format_data, start_python
+from tests.kit.tools import needs, path_of
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "deploy/systemd/streammeta.service"
@@ -40,14 +40,16 @@ os.environ["DENIED"] = str(answer == 0)
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
-needs_linter = pytest.mark.skipif(
-    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
-)
+needs_linter = needs("systemd-analyze")
 
 
 def analyze(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["systemd-analyze", *words], capture_output=True, text=True, timeout=60, check=False
+        [path_of("systemd-analyze"), *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 

@@ -1,6 +1,6 @@
 """Chromium without a window, driven over its debugging protocol: pages as browsers show them.
 
-Needs no package: aiohttp speaks to the browser. It is looked for on PATH, never installed.
+Needs no package: aiohttp speaks to the browser. `tests.kit.tools` tells where it is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -20,9 +19,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-PROGRAM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
+from tests.kit.tools import program
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 _FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
@@ -120,9 +119,10 @@ class Tab:
 @asynccontextmanager
 async def browsing(profile: Path) -> AsyncIterator[Tab]:
     """Start the browser with a profile of its own in an empty folder; give its one page."""
-    assert PROGRAM is not None
+    found_program = program(*PROGRAMS)
+    assert found_program is not None
     process = await asyncio.create_subprocess_exec(
-        PROGRAM,
+        found_program,
         *_FLAGS,
         f"--user-data-dir={profile}",
         "about:blank",

@@ -1,6 +1,6 @@
 """A Prometheus that scrapes controllers of a test, and evaluates the alerts in deploy/prometheus.
 
-It is looked for on PATH, never installed.
+`tests.kit.tools` tells where it is.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -21,10 +20,10 @@ import yaml
 
 from streammeta.cli.local_cluster import free_ports
 from tests.kit.real_cluster import wait_until
+from tests.kit.tools import path_of
 from tests.monitoring.http_calls import get
 from tests.monitoring.test_alerts import RULES
 
-PROGRAM = shutil.which("prometheus")
 JOB = "streammeta"
 HOLDS = "5s"
 """Time that an alert's condition has to hold, instead of the minutes of the rules."""
@@ -73,7 +72,6 @@ def _names(series: Sequence[dict[str, Any]]) -> set[str]:
 @contextlib.contextmanager
 def scraping(root: Path, targets: Sequence[str]) -> Iterator[Prometheus]:
     """Scrape controllers each second until the block ends."""
-    assert PROGRAM is not None
     root.mkdir()
     (root / "rules.yml").write_text(json.dumps(_impatient_rules()))
     (root / "prometheus.yml").write_text(json.dumps(_configuration(targets)))
@@ -81,7 +79,7 @@ def scraping(root: Path, targets: Sequence[str]) -> Iterator[Prometheus]:
     with (root / "log").open("wb") as log:
         process = subprocess.Popen(
             [
-                PROGRAM,
+                path_of("prometheus"),
                 f"--config.file={root / 'prometheus.yml'}",
                 f"--storage.tsdb.path={root / 'data'}",
                 f"--web.listen-address={endpoint}",

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from streammeta.cli.backup_command import VERIFY_METRICS
 from streammeta.controller.backup.uploader import LATE_INTERVALS
 from streammeta.controller.config import ControllerConfig
+from tests.kit.tools import needs, path_of
 from tests.monitoring.metrics_table import PAGE, series_names
 
 RULES = Path(__file__).resolve().parents[2] / "deploy" / "prometheus" / "streammeta.rules.yml"
@@ -28,9 +27,7 @@ DAY_S = 86_400
 MINUTES = 90
 """Time of the evaluation; one value a minute."""
 
-needs_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is not installed"
-)
+needs_promtool = needs("promtool")
 
 REFUSED = "streammeta_requests_refused_total"
 RELOADS = "streammeta_tls_reloads_total"
@@ -265,7 +262,7 @@ CASES: Mapping[str, tuple[Mapping[str, str], Sequence[str]]] = {
 
 def promtool(*words: str | Path) -> None:
     ran = subprocess.run(
-        ["promtool", *words], capture_output=True, text=True, timeout=60, check=False
+        [path_of("promtool"), *words], capture_output=True, text=True, timeout=60, check=False
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
 

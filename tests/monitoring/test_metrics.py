@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,6 +21,7 @@ from streammeta.controller.trust.audit_file import AuditFile
 from streammeta.controller.trust.audit_writer import AuditWriter
 from streammeta.storage.durable_files import PosixFileSystem
 from tests.kit.fake_broker import until
+from tests.kit.tools import needs, path_of
 from tests.monitoring.http_calls import samples
 from tests.monitoring.metrics_table import table, written
 from tests.monitoring.sampled import END, LEADING, SOURCES, audited, registry_of
@@ -171,10 +171,10 @@ def test_a_scrape_is_short() -> None:
     assert len(generate_latest(registry_of()).splitlines()) <= LINES_MAX
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@needs("promtool")
 def test_promtool_finds_nothing() -> None:
     checked = subprocess.run(
-        ["promtool", "check", "metrics"],
+        [path_of("promtool"), "check", "metrics"],
         input=generate_latest(registry_of()),
         capture_output=True,
         timeout=60,

@@ -15,7 +15,8 @@ from streammeta.client.methods import REGISTER_NODE
 from streammeta.v1 import common_pb2, nodes_pb2
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import FAST, wait_until
-from tests.monitoring.browser import PROGRAM, browsing
+from tests.kit.tools import needs
+from tests.monitoring.browser import PROGRAMS, browsing
 from tests.monitoring.http_calls import get
 from tests.monitoring.planes import Planed, Planes, limit_files, running
 
@@ -24,9 +25,7 @@ pytestmark = pytest.mark.process
 PATHS = ("/", "/quorum", "/nodes", "/streams", "/deletions", "/compaction", "/build")
 SCRIPT = "<script>document.title='owned'</script>"
 
-needs_browser = pytest.mark.skipif(
-    PROGRAM is None, reason="no chromium on PATH; on Debian: apt-get install chromium"
-)
+needs_browser = needs(*PROGRAMS)
 
 
 @pytest.fixture(scope="module")

@@ -16,16 +16,15 @@ from streammeta.client import BrokerSession, ControllerClient, StreamClient
 from streammeta.client.errors import BrokerClientError
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import STEADY, leader_of, wait_until
+from tests.kit.tools import needs
 from tests.monitoring.dashboard import RATE, expressions
 from tests.monitoring.planes import Planed, Planes, limit_files, running
-from tests.monitoring.prometheus import JOB, PROGRAM, Prometheus, scraping
+from tests.monitoring.prometheus import JOB, Prometheus, scraping
 
 pytestmark = [
     pytest.mark.process,
     pytest.mark.timeout(240),
-    pytest.mark.skipif(
-        PROGRAM is None, reason="no prometheus on PATH; on Debian: apt-get install prometheus"
-    ),
+    needs("prometheus"),
 ]
 
 OPTIONS = (*STEADY, "--snapshot-log-bytes", "2000", "--session-timeout-ms", "4000")

@@ -17,6 +17,7 @@ import pytest
 from scripts.lib.man_pages import pages
 from scripts.lib.wheelhouse import ROOT
 from streammeta.cli.root import cli
+from tests.kit.tools import needs, path_of
 
 _GIT = ("git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
 
@@ -166,11 +167,11 @@ def test_every_option_is_in_the_page_of_its_command() -> None:
                     assert parameter.opts[0] in page, (name, parameter.opts)
 
 
-@pytest.mark.skipif(shutil.which("groff") is None, reason="there is no groff on this machine")
+@needs("groff")
 def test_the_formatter_has_no_warning_for_any_page() -> None:
     for name, text in pages("1.0", "2026-01-01").items():
         done = subprocess.run(
-            ["groff", "-man", "-ww", "-Tutf8"],
+            [path_of("groff"), "-man", "-ww", "-Tutf8"],
             input=text,
             capture_output=True,
             text=True,
