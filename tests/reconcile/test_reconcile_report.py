@@ -21,7 +21,8 @@ from streammeta.reconcile.report_figures import AGES, Figures, figures_of
 from streammeta.reconcile.report_page import report_page
 from streammeta.reconcile.tables import VERDICT_COLUMNS, Tally, arrow_schema, record_batch
 from streammeta.reconcile.verdicts import GuardResult, Verdict
-from tests.monitoring.browser import PROGRAM, browsing
+from tests.kit.tools import needs
+from tests.monitoring.browser import PROGRAMS, browsing
 from tests.reconcile.fake_controller import (
     COMMITTED,
     FakeMap,
@@ -221,7 +222,7 @@ def test_growth_is_told_of_earlier_plans_of_the_same_bucket_alone(tmp_path: Path
 
 
 @pytest.mark.process
-@pytest.mark.skipif(PROGRAM is None, reason="no chromium on PATH")
+@needs(*PROGRAMS)
 def test_a_browser_shows_the_report_and_asks_nobody_for_anything(
     bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
 ) -> None:
