@@ -276,7 +276,8 @@ def test_keys_that_could_not_be_deleted_are_reported_with_the_reason() -> None:
     with scripted(Answer(200, body)) as (store, _):
         result = store.delete_many(["a", "b", "c", "d"])
     assert result.deleted == ("a", "c")
-    assert result.failed == {"b": "AccessDenied: no", "d": "SlowDown: wait"}
+    denied = "AccessDenied: no; these credentials need the right s3:DeleteObject"
+    assert result.failed == {"b": denied, "d": "SlowDown: wait"}
     assert result.throttled == {"d"}
 
 

@@ -50,6 +50,7 @@ from streammeta.storage.object_store.s3_client import (
     as_view,
     check_part,
     check_whole,
+    lacking_right,
     open_client,
     sendable,
     tagging,
@@ -227,6 +228,8 @@ class S3ObjectStore:
             for error in self._delete_batch(batch):
                 key, code = error["Key"], error.get("Code", "")
                 failed[key] = f"{code}: {error.get('Message', '')}"
+                if code == "AccessDenied":
+                    failed[key] += f"; {lacking_right('DeleteObjects')}"
                 if code in THROTTLED_CODES:
                     throttled.add(key)
         deleted = tuple(key for key in wanted if key not in failed)

@@ -185,6 +185,35 @@ def to_ms(moment: datetime) -> int:
     return round(moment.timestamp() * 1000)
 
 
+_COPYING = (
+    "s3:GetObject and s3:GetObjectTagging on the source, s3:PutObject and s3:PutObjectTagging on"
+    " the copy"
+)
+_RIGHTS = {
+    "ListObjectsV2": "s3:ListBucket",
+    "ListMultipartUploads": "s3:ListBucketMultipartUploads",
+    "ListObjectVersions": "s3:ListBucketVersions",
+    "HeadObject": "s3:GetObject, and s3:ListBucket to learn of its absence",
+    "GetObject": "s3:GetObject, and s3:ListBucket to learn of its absence",
+    "CopyObject": _COPYING,
+    "UploadPartCopy": _COPYING,
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "GetObjectTagging": "s3:GetObjectTagging",
+    "PutObjectTagging": "s3:PutObjectTagging",
+    "DeleteObjects": "s3:DeleteObject",
+} | dict.fromkeys(
+    ("PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"),
+    "s3:PutObject",
+)
+"""Right that S3 asks for, by operation; its answers do not name it."""
+
+
+def lacking_right(operation: str) -> str:
+    """Name the right that an operation needs, for the message that it was refused."""
+    right = _RIGHTS.get(operation)
+    return f"these credentials need the right {right}" if right else ""
+
+
 _DENIED_CODES = frozenset(
     {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
 )
@@ -276,7 +305,7 @@ def _denied(error: ClientError, code: str, bucket: str, key: str) -> AccessDenie
     if code == "RequestTimeTooSkewed":
         advice = "set the clock of this machine"
     elif code in ("AccessDenied", "403"):
-        advice = f"{_CREDENTIALS_ADVICE} and that they may read, write, list and delete there"
+        advice = "; ".join(filter(None, (lacking_right(error.operation_name), _CREDENTIALS_ADVICE)))
     else:
         advice = _CREDENTIALS_ADVICE
     message = error.response.get("Error", {}).get("Message", "")
