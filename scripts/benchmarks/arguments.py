@@ -520,6 +520,19 @@ def _reconcile() -> _Parser:
         help="local, spark; default: both, in turns",
     )
     parser.add_argument(
+        "--joined",
+        type=_numbers,
+        default=(),
+        metavar="N,N,...",
+        help="instead, join and verdicts alone, by keys, beside DuckDB",
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="DIR",
+        help="with --joined: write PNG plots there; needs matplotlib",
+    )
+    parser.add_argument(
         "--runs", type=_positive, default=3, help="of each engine and size; default: %(default)s"
     )
     return parser

@@ -269,6 +269,11 @@ async def _monitoring(arguments: argparse.Namespace, place: Path, say: Say) -> l
 
 
 async def _reconcile(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:
+    if arguments.joined:
+        from scripts.benchmarks import reconcile_joining
+
+        sizes = reconcile_joining.Settings(arguments.joined, arguments.runs, arguments.plot)
+        return [await asyncio.to_thread(reconcile_joining.measure, place / "reconcile", sizes, say)]
     settings = reconciling.Settings(arguments.keys, arguments.engines, arguments.runs)
     return [await asyncio.to_thread(reconciling.measure, place / "reconcile", settings, say)]
 

@@ -61,10 +61,10 @@ def draw(folder: Path, growth: Growth) -> list[Path]:
     set_objects = [each["set_objects"] for each in growth.reads]
     entities = "streams, and as many objects"
     return [
-        _plot(folder / "map-memory.png", (entities, "MB above empty"), counts, memory),
-        _plot(folder / "map-commits.png", (entities, "ms of CPU a commit"), counts, commits),
-        _plot(folder / "map-checkpoints.png", (entities, "seconds"), counts, times),
-        _plot(folder / "map-reads.png", ("set objects", "ms of CPU a read"), set_objects, reads),
+        plot(folder / "map-memory.png", (entities, "MB above empty"), counts, memory),
+        plot(folder / "map-commits.png", (entities, "ms of CPU a commit"), counts, commits),
+        plot(folder / "map-checkpoints.png", (entities, "seconds"), counts, times),
+        plot(folder / "map-reads.png", ("set objects", "ms of CPU a read"), set_objects, reads),
     ]
 
 
@@ -72,12 +72,13 @@ def _scaled(maps: Sequence[Mapping[str, float]], name: str) -> list[float]:
     return [each[name] * each["entities"] / 1e6 for each in maps]
 
 
-def _plot(
+def plot(
     path: Path,
     labels: tuple[str, str],
     across: Sequence[float],
     lines: Mapping[str, Sequence[float | None]],
 ) -> Path:
+    """Draw lines over `across`, both axes by powers of ten, with labels of the axes (x, y)."""
     axes, figure = _axes()
     for name, values in lines.items():
         known = [(x, y) for x, y in zip(across, values, strict=True) if y is not None]

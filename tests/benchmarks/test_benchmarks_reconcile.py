@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks import reconciling
+from scripts.benchmarks import reconcile_joining, reconciling
 from scripts.benchmarks.arguments import parse
 
 
@@ -33,3 +33,16 @@ def test_engines_and_sizes_are_options() -> None:
     assert (arguments.keys, arguments.engines) == ((5, 70), ("spark",))
     with pytest.raises(SystemExit):
         parse(["reconcile", "--engines", "flink"])
+
+
+@pytest.mark.process
+def test_the_join_is_measured_beside_a_database_on_the_same_tables(tmp_path: Path) -> None:
+    settings = reconcile_joining.Settings(keys=(300,), runs=1)
+    outcome = reconcile_joining.measure(tmp_path / "place", settings, lambda _: None)
+    engines = ["local", "duckdb-anti-join", "duckdb-verdicts"]
+    assert [row[:2] for row in outcome.tables[0].rows] == [(300, name) for name in engines]
+    assert all(outcome.figures[f"{name}_300_peak_mib"] > 1 for name in engines)
+    reconcile_joining.write_tables(tmp_path / "other", 300)
+    (tmp_path / "other" / "map" / "objects.parquet").unlink()
+    with pytest.raises(reconciling.ReconcilingError, match="found 300 orphans among 300 keys"):
+        reconcile_joining._run("local", tmp_path / "other", 300)

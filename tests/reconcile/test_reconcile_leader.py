@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from streammeta.controller.snapshot import checkpoint_file
 from streammeta.reconcile.errors import ControllerError, MapExportError
 from streammeta.reconcile.identity import ClusterIdentity, check_bucket, check_standing, identify
 from streammeta.reconcile.leader import LeaderClient
@@ -172,6 +173,21 @@ def test_the_objects_of_the_map_are_exported(tmp_path: Path) -> None:
         (5, 5, 2**40, 1_000_000, 0, 7, 1, 2**32 - 1, 0),
         (9, 1, 0, 1_000_000, 0, -1, 1, -1, 0),
     ]
+
+
+@pytest.mark.parametrize("with_sums", [(), (0, 1, 2, 3), (1, 7, 8, 30), range(0, 40, 3)])
+def test_checksums_are_found_across_the_pieces_of_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_sums: Iterable[int]
+) -> None:
+    monkeypatch.setattr(checkpoint_file, "BATCH_ROWS", 3)
+    sums = {i: i + 100 for i in with_sums}
+    objects = {i: MapObject(COMMITTED, crc=sums.get(i, -1)) for i in range(40) if i % 7 != 6}
+    made = exported(FakeMap(objects=objects, chunk_bytes=10_000), tmp_path / "map")
+    assert (made.objects, made.committed_objects) == (len(objects), len(objects))
+    rows = pq.read_table(tmp_path / "map").to_pylist()
+    assert {row["object_id"]: row["map_crc"] for row in rows} == {
+        i: sums.get(i, -1) for i in objects
+    }
 
 
 def test_an_empty_map_is_exported(tmp_path: Path) -> None:

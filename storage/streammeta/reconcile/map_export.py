@@ -64,8 +64,9 @@ def export_map(leader: LeaderClient, folder: Path) -> MapExport:
         MapExportError: the copy is damaged, or of a kind that this version can't read.
     """
     folder.mkdir()
-    with copied_map(leader, folder / _CHECKPOINT) as checkpoint:
-        return _write_objects(checkpoint, folder / _OBJECTS)
+    copy = folder / _CHECKPOINT
+    with copied_map(leader, copy) as checkpoint, CheckpointReader.open(copy) as beside:
+        return _write_objects(checkpoint, beside, folder / _OBJECTS)
 
 
 @contextmanager
@@ -136,27 +137,29 @@ def _write_chunks(
     return identity[0], identity[1]
 
 
-def _write_objects(checkpoint: CheckpointReader, path: Path) -> MapExport:
-    """Write the columns that the comparison uses; count what must be in the bucket."""
+def _write_objects(checkpoint: CheckpointReader, beside: CheckpointReader, path: Path) -> MapExport:
+    """Write the columns that the comparison uses; count what must be in the bucket.
+
+    `beside` is the same file, opened a second time: facts of objects are read along with them, and
+    a batch of each is all that is in memory.
+    """
+    objects = committed = 0
     try:
         (next_object_id,) = checkpoint.columns("counters")["next_object_id"]
         claim = checkpoint.columns("bucket_claim")
         (cluster_uuid,), (issued_below,) = claim["cluster_uuid"], claim["issued_below"]
-        objects = checkpoint.table("objects").select(list(_COLUMN_NAMES))
-        facts = checkpoint.columns("object_facts")
-        checksums = _by_id(objects["object_id"].to_numpy(), facts["object_id"], facts["crc32c"])
+        checksums = _Checksums(beside)
+        with pq.ParquetWriter(path, arrow_schema(MAP_COLUMNS)) as writer:
+            for batch in checkpoint.batches("objects"):
+                rows = _map_rows(batch, checksums)
+                writer.write_batch(rows)
+                objects += rows.num_rows
+                committed += int(np.isin(rows["map_state"].to_numpy(), WANTED_STATES).sum())
     except (KeyError, ValueError) as error:
         raise MapExportError(
             f"the copy of the map has other columns than this version reads ({error}); use the"
             " version of streammeta that the controllers run"
         ) from error
-    renamed = objects.rename_columns(list(_COLUMN_NAMES.values()))
-    renamed = renamed.append_column("map_crc", pa.array(checksums))
-    unread = np.full(objects.num_rows, Reading.UNREAD, dtype=np.int64)
-    renamed = renamed.append_column("reading", pa.array(unread))
-    schema = arrow_schema(MAP_COLUMNS)
-    pq.write_table(renamed.select(schema.names).cast(schema), path)
-    states = renamed.column("map_state").to_numpy()
     return MapExport(
         cluster_id=checkpoint.cluster_id,
         cluster_uuid=str(cluster_uuid),
@@ -164,16 +167,47 @@ def _write_objects(checkpoint: CheckpointReader, path: Path) -> MapExport:
         end_offset=checkpoint.id.end_offset,
         epoch=checkpoint.id.epoch,
         next_object_id=int(next_object_id),
-        objects=objects.num_rows,
-        committed_objects=int(np.isin(states, WANTED_STATES).sum()),
+        objects=objects,
+        committed_objects=committed,
     )
 
 
-def _by_id(ids: Int64Column, known: Int64Column, values: Int64Column) -> Int64Column:
-    """The value of each id, `ABSENT` for those that are not among the ascending `known`."""
-    found = np.full(len(ids), ABSENT, dtype=np.int64)
-    at = np.searchsorted(known, ids)
-    inside = np.flatnonzero(at < len(known))
-    hits = inside[known[at[inside]] == ids[inside]]
-    found[hits] = values[at[hits]]
-    return found
+def _map_rows(batch: pa.RecordBatch, checksums: _Checksums) -> pa.RecordBatch:
+    schema = arrow_schema(MAP_COLUMNS)
+    values = {renamed: batch[name].cast(pa.int64()) for name, renamed in _COLUMN_NAMES.items()}
+    values["map_crc"] = pa.array(checksums.of(batch["object_id"].to_numpy()))
+    values["reading"] = pa.array(np.full(batch.num_rows, Reading.UNREAD, dtype=np.int64))
+    return pa.RecordBatch.from_pydict(values, schema=schema)
+
+
+class _Checksums:
+    """Checksums of objects, asked for in the order of ids, which the section has too."""
+
+    def __init__(self, checkpoint: CheckpointReader) -> None:
+        self._batches = checkpoint.batches("object_facts")
+        self._ids: Int64Column = np.empty(0, dtype=np.int64)
+        self._values: Int64Column = np.empty(0, dtype=np.int64)
+        self._has_ended = False
+
+    def of(self, ids: Int64Column) -> Int64Column:
+        """The checksum of each of the ascending `ids`, `ABSENT` where there is none."""
+        if not len(ids):
+            return np.empty(0, dtype=np.int64)
+        while not self._has_ended and not (len(self._ids) and self._ids[-1] >= ids[-1]):
+            self._read()
+        found = np.full(len(ids), ABSENT, dtype=np.int64)
+        at = np.searchsorted(self._ids, ids)
+        inside = np.flatnonzero(at < len(self._ids))
+        hits = inside[self._ids[at[inside]] == ids[inside]]
+        found[hits] = self._values[at[hits]]
+        past = int(np.searchsorted(self._ids, ids[-1], side="right"))
+        self._ids, self._values = self._ids[past:].copy(), self._values[past:].copy()
+        return found
+
+    def _read(self) -> None:
+        batch = next(self._batches, None)
+        if batch is None:
+            self._has_ended = True
+            return
+        self._ids = np.concatenate([self._ids, batch["object_id"].to_numpy()])
+        self._values = np.concatenate([self._values, batch["crc32c"].to_numpy()])

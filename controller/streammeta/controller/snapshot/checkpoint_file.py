@@ -279,6 +279,24 @@ class CheckpointReader:
         except (pa.ArrowInvalid, OSError) as error:
             raise self._error(f"section {section!r} is no Arrow IPC stream: {error}") from error
 
+    def batches(self, section: str) -> Iterator[pa.RecordBatch]:
+        """Yield one section piece by piece; no more of it is ever in memory.
+
+        A piece is valid until the next one is asked for, and nothing else may be read meanwhile.
+
+        Raises:
+            CheckpointError: there is no such section, or, once all of it was read, its bytes are
+                damaged.
+        """
+        entry = self._entry(section)
+        body = _SectionBody(self._file, entry)
+        try:
+            yield from pa.ipc.open_stream(body)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise self._error(f"section {section!r} is no Arrow IPC stream: {error}") from error
+        if body.rest_crc() != entry.crc32c:
+            raise self._checksum_error(entry)
+
     def columns(self, section: str, rooms: Rooms | None = None) -> dict[str, Any]:
         """Return one section as numpy arrays (numbers) and lists (text, bytes); raises likewise.
 
