@@ -527,6 +527,12 @@ def _reconcile() -> _Parser:
         help="instead, join and verdicts alone, by keys, beside DuckDB",
     )
     parser.add_argument(
+        "--deletions",
+        type=_positive,
+        metavar="N",
+        help="instead, deletions a second of so many orphans, against an S3 server",
+    )
+    parser.add_argument(
         "--plot",
         type=Path,
         metavar="DIR",

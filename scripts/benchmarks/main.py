@@ -269,6 +269,13 @@ async def _monitoring(arguments: argparse.Namespace, place: Path, say: Say) -> l
 
 
 async def _reconcile(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:
+    if arguments.deletions:
+        from scripts.benchmarks import reconcile_deletions
+
+        deleting = reconcile_deletions.Settings(arguments.deletions, arguments.runs)
+        return [
+            await asyncio.to_thread(reconcile_deletions.measure, place / "reconcile", deleting, say)
+        ]
     if arguments.joined:
         from scripts.benchmarks import reconcile_joining
 

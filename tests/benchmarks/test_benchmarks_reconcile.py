@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks import reconcile_joining, reconciling
+from scripts.benchmarks import reconcile_deletions, reconcile_joining, reconciling
 from scripts.benchmarks.arguments import parse
 
 
@@ -46,3 +46,13 @@ def test_the_join_is_measured_beside_a_database_on_the_same_tables(tmp_path: Pat
     (tmp_path / "other" / "map" / "objects.parquet").unlink()
     with pytest.raises(reconciling.ReconcilingError, match="found 300 orphans among 300 keys"):
         reconcile_joining._run("local", tmp_path / "other", 300)
+
+
+@pytest.mark.process
+def test_deletions_are_measured_against_a_server(tmp_path: Path) -> None:
+    settings = reconcile_deletions.Settings(keys=1_500, runs=2)
+    outcome = reconcile_deletions.measure(tmp_path / "place", settings, lambda _: None)
+    assert outcome.figures["deletions_per_s"] > 0
+    assert outcome.figures["deletions_cpu_us_a_key"] > 0
+    assert 2 / 1.5 <= outcome.figures["deletions_requests_per_1000"] < 20
+    assert outcome.figures["deletions_questions_per_1000"] == pytest.approx(17 / 1.5, abs=0.01)
