@@ -4,20 +4,7 @@ After each round every acknowledged row is read back by its digest, so that noth
 deleted; and what had been an orphan beyond its grace is gone two rounds later at the latest. A
 round is an attempt with an accident, then one with brokers at work alone.
 
-Accidents that others had, and the tests that have them here:
-
-    a driver that runs out of memory        largest bucket of scripts/bench reconcile, on record in
-                                            docs/benchmarks.md
-    a listing that takes hours              engines: shards listed at once, the same plan from both
-    deletions too slow, or throttled        here: SlowDown; deletion: the rate is halved
-    files of a sibling under a like prefix  job: other_cluster, keys with more before or behind
-    another spelling of the same place      store_address; guards: the same bucket elsewhere
-    the cleaner deletes its own records     here: markers, claims and leases are never candidates
-    a grace that never applies              here: clock skew; classify: the store's time counts
-    a kind of file unknown to the cleaner   classify: foreign, unknown_state
-    one file that the store refuses         deletion: the others go on
-    a dry run that says nothing             job: examples name what would go
-    a deletion planned and never done       here: orphans are gone after two rounds
+Accidents that others had, with the tests that have them here, are on docs/reconciliation.md.
 """
 
 from __future__ import annotations
