@@ -28,6 +28,10 @@ COMMANDS = {
         "streammeta.cli.certs_command:certs",
         "Make certificates for controllers, brokers and users, and look at those there are.",
     ),
+    "check": Entry(
+        "streammeta.cli.check_command:check",
+        "Try a running cluster for a few seconds; nothing is left behind.",
+    ),
     "cluster": Entry(
         "streammeta.cli.cluster_command:cluster", "Look at all members of a cluster at once."
     ),
