@@ -16,7 +16,7 @@ from streammeta.controller.metadata import values
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_OURS = {".git", ".venv", ".java", "__pycache__", "build", "dist"}
+NOT_OURS = {".git", ".venv", ".java", ".tools", "__pycache__", "build", "dist"}
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 
