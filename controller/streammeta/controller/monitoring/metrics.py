@@ -28,7 +28,7 @@ ROLES = ("unattached", "prospective", "candidate", "follower", "leader", "resign
 _LISTENER = ("handshake_failed", "too_many_handshakes", "too_many_connections")
 
 CAUSES: Mapping[str, Sequence[str]] = {
-    "peers": (*_LISTENER, "connection_broken", "hello_refused"),
+    "peers": (*_LISTENER, "connection_broken", "hello_refused", "certificate_denied"),
     "http": (*_LISTENER, "connection_broken"),
 }
 """Reasons to refuse a connection, by plane."""

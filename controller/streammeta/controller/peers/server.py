@@ -309,7 +309,7 @@ class _AcceptedConnection(FramedConnection):
         if self._transport is not None and not self._stranger:
             self._identify(self._transport)
             if self._stranger:
-                self._break("peer_certificate_denied", self._stranger)
+                self._break("certificate_denied", self._stranger)
 
     def _identify(self, transport: asyncio.Transport) -> None:
         try:
