@@ -40,6 +40,25 @@ class Operations:
             *self._deletions(end),
         ]
 
+    def of_a_simple_tool(self) -> list[Operation]:
+        """Return operations of a client that has no settings of topics, and sets no times."""
+        written = self._written(_CODECS)
+        end = BATCH * len(written)
+        place = self._place
+        return [
+            {"op": "brokers"},
+            {"op": "create", "topic": self._topic, "partitions": 2},
+            {"op": "describe", "topic": self._topic},
+            *written,
+            {"op": "consume", **place, "count": end},
+            {"op": "consume", **place, "count": end - 6, "from": 6},
+            {"op": "consume", **place, "count": 1, "from": end + 100, "fails": True},
+            {"op": "offset", **place, "at": "earliest"},
+            {"op": "offset", **place, "at": "latest"},
+            {"op": "offset", **place, "at": self.base_ms},
+            {"op": "group", "topic": self._topic, "group": f"readers-{self.client}"},
+        ]
+
     @property
     def _topic(self) -> str:
         return f"compared-{self.client}"

@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import Consumer, Producer
 
 SERVERS, TOPIC, COUNT = sys.argv[1], sys.argv[2], int(sys.argv[3])
-TOLD_EVERY = 10_000
+TOLD_EVERY = 2_000
 PATIENCE_S = 120.0
 PADDING = b"." * 100
 

@@ -2,7 +2,9 @@
 
 Requests of a connection begin in order; those that wait for something do so side by side, a bounded
 number of them. What can't be read, is too large, or fails unforeseen ends its own connection.
-Where there are users, a connection has to authenticate before anything else.
+Memory for requests counts as their bytes arrive; when it is too much, the connection whose
+unfinished request holds the most ends. Where there are users, a connection has to authenticate
+before anything else.
 """
 
 from __future__ import annotations
@@ -44,6 +46,9 @@ PENDING_MAX = 32
 """Requests of a connection that may wait for their answers."""
 HELD_MAX = 256 * 1024 * 1024
 """Bytes of requests of all connections that are being read or answered."""
+FRAME_WITHIN_S = 60.0
+"""Time in which a request has to arrive, once its size is known."""
+_PIECE = 64 * 1024
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +62,7 @@ class KafkaServer:
         self._calls = _calls(broker, groups)
         self._users = users
         self._connections: set[asyncio.Task[None]] = set()
+        self._arriving: dict[asyncio.Task[None], int] = {}
         self._held = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -130,11 +136,9 @@ class KafkaServer:
     ) -> None:
         while True:
             size = await _size(reader, FRAME_MAX)
-            if self._held + size > HELD_MAX:
-                raise MalformedRequestError("requests under way hold too much memory")
-            self._held += size
+            frame = await self._read_frame(reader, size)
             try:
-                request = read_request(await reader.readexactly(size))
+                request = read_request(frame)
                 answer = await self._begin(request)
             except BaseException:
                 self._held -= size
@@ -142,6 +146,34 @@ class KafkaServer:
             task = asyncio.ensure_future(answer)
             task.add_done_callback(lambda _, size=size: self._release(size))  # type: ignore[misc]
             await answers.put(Answering(request, task))
+
+    async def _read_frame(self, reader: asyncio.StreamReader, size: int) -> bytes:
+        """Read a request of a size, and hold its memory. Raises `TimeoutError`."""
+        task = asyncio.current_task()
+        assert task is not None
+        pieces = []
+        self._arriving[task] = 0
+        try:
+            async with asyncio.timeout(FRAME_WITHIN_S):
+                while (left := size - self._arriving[task]) > 0:
+                    piece = await reader.readexactly(min(left, _PIECE))
+                    pieces.append(piece)
+                    self._arriving[task] += len(piece)
+                    self._held += len(piece)
+                    self._make_room()
+        except BaseException:
+            self._held -= self._arriving[task]
+            raise
+        finally:
+            del self._arriving[task]
+        return b"".join(pieces) if len(pieces) > 1 else pieces[0]
+
+    def _make_room(self) -> None:
+        """End the connection whose unfinished request holds the most, if all hold too much."""
+        if self._held > HELD_MAX:
+            largest = max(self._arriving, key=self._arriving.__getitem__)
+            _log.warning("a connection is closed: requests under way hold too much memory")
+            largest.cancel()
 
     def _release(self, size: int) -> None:
         self._held -= size

@@ -1,0 +1,198 @@
+"""Hostile clients of a broker hurt nobody but themselves: an honest one beside them goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import time
+from collections.abc import Awaitable, Iterator
+from contextlib import ExitStack, suppress
+from typing import Any, cast
+
+import psutil
+import pytest
+
+from streammeta.brokers.kafka import server as module
+from streammeta.brokers.kafka.broker import Broker
+from streammeta.brokers.kafka.codes import Code
+from streammeta.brokers.kafka.group_calls import Groups
+from streammeta.brokers.kafka.server import KafkaServer
+from tests.kit.kafka_batches import Rec, make_batch
+from tests.kit.kafka_brokers import KafkaBrokers
+from tests.kit.kafka_wire import WireClient, framed, request_bytes
+from tests.kit.real_cluster import FAST, running_cluster, wait_until
+
+_TOPIC = "honest"
+_PRODUCE, _METADATA = (0, 8), (3, 8)
+_HEAD = ">hhih"
+_MIB = 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBrokers]:
+    with running_cluster(tmp_path_factory.mktemp("hostile"), 1, FAST) as cluster:
+        found = KafkaBrokers(cluster)
+        try:
+            found.start(1)
+            yield found
+        finally:
+            found.stop()
+
+
+def _batch(**fields: Any) -> bytes:
+    return make_batch([Rec(time.time_ns() // 1_000_000, b"key", b"value")], **fields)
+
+
+def _produced(client: WireClient, batch: bytes, topic: str = _TOPIC) -> tuple[Code, int]:
+    rows = [{"name": topic, "partition_data": [{"index": 0, "records": batch}]}]
+    tree = {"transactional_id": None, "acks": -1, "timeout": 20_000, "topic_data": rows}
+    row = client.call(*_PRODUCE, tree).responses[0].partition_responses[0]
+    return Code(row.error_code), row.base_offset
+
+
+def _topic_is_there(client: WireClient) -> bool:
+    flags = {
+        "allow_auto_topic_creation": True,
+        "include_cluster_authorized_operations": False,
+        "include_topic_authorized_operations": False,
+    }
+    client.call(*_METADATA, {"topics": [{"name": _TOPIC}], **flags})
+    return _produced(client, _batch())[0] is Code.NONE
+
+
+def _raw(api_key: int, version: int, body: bytes, *, is_flexible: bool = False) -> bytes:
+    head = struct.pack(_HEAD, api_key, version, 1, -1)
+    return framed(head + (b"\0" if is_flexible else b"") + body)
+
+
+def _cut_after(frame: bytes, size: int) -> bytes:
+    """Return a frame whose body is cut, and whose length says so."""
+    return framed(frame[4 : 4 + size])
+
+
+def _hostile_frames() -> dict[str, bytes]:
+    many = b"\x7f\xff\xff\xff"
+    endless = b"\xff" * 64
+    rows = [{"name": _TOPIC, "partition_data": [{"index": 0, "records": _batch()}]}]
+    tree = {"transactional_id": None, "acks": -1, "timeout": 20_000, "topic_data": rows}
+    produce = framed(request_bytes(*_PRODUCE, tree))
+    return {
+        "array of 2^31 topics": _raw(*_METADATA, many),
+        "array of 2^31 topics of a fetch": _raw(1, 11, bytes(21) + many),
+        "records of 2^31 bytes": _raw(0, 8, b"\xff\xff\xff\xff" + bytes(8) + many),
+        "array of topics that nest arrays": _raw(0, 8, b"\xff\xff\xff\xff" + many * 5000),
+        "endless number": _raw(18, 3, endless, is_flexible=True),
+        "endless tags": _raw(60, 1, b"\0\1" + endless, is_flexible=True),
+        "negative string": _raw(10, 2, b"\x80\x00"),
+        "text that is none": _raw(10, 0, b"\x00\x04\xff\xfe\xfd\xfc"),
+        "more than a request": framed(produce[4:] + bytes(100)),
+        **{f"cut after {size}": _cut_after(produce, size) for size in (8, 10, 16, 30, 60, 100)},
+        "flood of requests": produce[:4] + bytes(4),
+    }
+
+
+@pytest.mark.process
+def test_honest_client_goes_on_beside_hostile_frames(brokers: KafkaBrokers) -> None:
+    host, _, port = brokers.addresses[1].rpartition(":")
+    process = psutil.Process(brokers.children[1].pid)
+    with WireClient(brokers.addresses[1]) as honest:
+        wait_until(lambda: _topic_is_there(honest), "the topic to have a leader")
+        offset = _produced(honest, _batch())[1]
+        before = process.memory_info().rss
+        for name, frame in _hostile_frames().items():
+            with socket.create_connection((host, int(port)), 30) as connection:
+                connection.sendall(frame)
+                connection.shutdown(socket.SHUT_WR)
+                with suppress(ConnectionResetError):  # closed before all of it was read
+                    assert connection.recv(4096) == b"", name
+            offset += 1
+            assert _produced(honest, _batch()) == (Code.NONE, offset), name
+        assert process.memory_info().rss - before < 64 * _MIB
+    log = brokers.children[1].log_path.read_text()
+    assert max(map(len, log.splitlines())) < 1000
+
+
+@pytest.mark.process
+def test_damaged_batches_are_refused_and_leave_the_log_as_it_was(brokers: KafkaBrokers) -> None:
+    good = _batch()
+    damaged = {
+        "checksum": good[:-1] + bytes([good[-1] ^ 1]),
+        "checksum itself": good[:17] + bytes(4) + good[21:],
+        "cut": good[:-3],
+        "head alone": good[:40],
+        "length too large": good[:8] + b"\x7f\xff\xff\xff" + good[12:],
+        "length negative": good[:8] + b"\xff\xff\xff\xff" + good[12:],
+        "count too large": _batch(record_count=1 << 30),
+        "magic": good[:16] + b"\x07" + good[17:],
+        "nothing": b"",
+    }
+    with WireClient(brokers.addresses[1]) as honest, WireClient(brokers.addresses[1]) as hostile:
+        wait_until(lambda: _topic_is_there(honest), "the topic to have a leader")
+        offset = _produced(honest, good)[1]
+        for name, batch in damaged.items():
+            assert _produced(hostile, batch)[0] is not Code.NONE, name
+            offset += 1
+            assert _produced(honest, good) == (Code.NONE, offset), name
+
+
+@pytest.mark.process
+def test_frames_that_are_announced_and_never_come_hold_no_memory(brokers: KafkaBrokers) -> None:
+    host, _, port = brokers.addresses[1].rpartition(":")
+    with ExitStack() as stack:
+        for _ in range(64):
+            connection = socket.create_connection((host, int(port)), 30)
+            stack.enter_context(connection)
+            connection.sendall(module.FRAME_MAX.to_bytes(4, "big") + bytes(100))
+        with WireClient(brokers.addresses[1]) as honest:
+            wait_until(lambda: _topic_is_there(honest), "the topic to have a leader")
+
+
+class Crowd:
+    """Connections to a server that serves no broker, in one process."""
+
+    def __init__(self) -> None:
+        broker = cast(Broker, None)
+        self.server = KafkaServer(broker, Groups(broker))
+        self.readers: list[asyncio.StreamReader] = []
+
+    async def arrives(self, size: int) -> asyncio.Task[bytes]:
+        """Begin a frame of 32 MiB of which so many bytes come."""
+        reader = asyncio.StreamReader(limit=module.FRAME_MAX)
+        task = asyncio.create_task(self.server._read_frame(reader, module.FRAME_MAX))
+        reader.feed_data(bytes(size))
+        self.readers.append(reader)
+        await _turns()
+        return task
+
+
+async def _turns() -> None:
+    for _ in range(1000):
+        await asyncio.sleep(0)
+
+
+async def test_the_largest_unfinished_frame_goes_when_all_hold_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "HELD_MAX", 8 * _MIB)
+    crowd = Crowd()
+    small = await crowd.arrives(_MIB)
+    large = await crowd.arrives(5 * _MIB)
+    middle = await crowd.arrives(3 * _MIB - 1)
+    assert [one.cancelled() for one in (small, middle, large)] == [False, False, True]
+    crowd.readers[0].feed_data(bytes(1))
+    await _turns()
+    assert not small.done()
+    for one in (small, middle):
+        one.cancel()
+    await asyncio.wait([small, middle])
+    assert crowd.server._held == 0
+
+
+async def test_frame_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FRAME_WITHIN_S", 0.02)
+    crowd = Crowd()
+    late: Awaitable[bytes] = await crowd.arrives(100)
+    with pytest.raises(TimeoutError):
+        await late
+    assert crowd.server._held == 0
