@@ -16,6 +16,7 @@ from streammeta.brokers.kafka.wire import (
     write_response,
 )
 from tests.conformance.test_conformance import VECTORS
+from tests.kit.kafka_wire import read_response
 
 _HERE = Endpoint("h", 9092, 1)
 _TOPIC = Topic("t", "id", 4, {})
@@ -82,9 +83,11 @@ def test_request_of_another_implementation_is_read() -> None:
 def test_unknown_version_of_api_versions_is_answered_in_the_oldest_layout() -> None:
     wanted = _vectors()["wire_api_versions_unknown_version"]["derived"]["response_hex"]
     request = Request(18, 9, 1, "", None)
-    answer = write_response(request, {**api_versions(request), "api_keys": [
-        {"api_key": 18, "min_version": 0, "max_version": 3}
-    ]})  # fmt: skip
+    tree = {
+        **api_versions(request),
+        "api_keys": [{"api_key": 18, "min_version": 0, "max_version": 3}],
+    }
+    answer = b"".join(write_response(request, tree))
     assert answer[4:].hex() == wanted
 
 
@@ -148,7 +151,34 @@ def test_answers_have_the_bytes_of_another_implementation(
         version = int(key.removeprefix("v").removesuffix("_body_hex"))
         if (api, version) in ((22, 4),):
             continue  # not served
-        answer = write_response(Request(api, version, 7, "", object()), tree)
+        answer = b"".join(write_response(Request(api, version, 7, "", object()), tree))
         assert answer[8:].hex() == wanted, key
         checked_versions += 1
     assert checked_versions
+
+
+def test_records_are_written_without_a_copy_and_the_frame_is_whole() -> None:
+    def of(*records: bytes) -> list[bytes]:
+        rows = [
+            {
+                "partition_index": index,
+                "error_code": 0,
+                "high_watermark": 9,
+                "last_stable_offset": 9,
+                "log_start_offset": 0,
+                "aborted_transactions": None,
+                "records": one,
+            }
+            for index, one in enumerate(records)
+        ]
+        responses = [{"topic": "t", "partitions": rows}]
+        tree = {"error_code": 0, "session_id": 0, "responses": responses}
+        return write_response(Request(1, 11, 7, "", object()), tree)
+
+    large, small = bytes(range(256)) * 4096, b"small"
+    pieces = of(large, small, large)
+    assert sum(one is large for one in pieces) == 2
+    frame = b"".join(pieces)
+    assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+    rows = read_response(1, 11, frame[8:]).responses[0].partitions
+    assert [bytes(one.records) for one in rows] == [large, small, large]

@@ -53,6 +53,11 @@ class WireClient:
         return found
 
 
+def read_response(api_key: int, version: int, body: bytes) -> Any:
+    """Read the body of an answer."""
+    return entity_reader(load_response_schema(api_key, version))(body, 0)[0]
+
+
 def request_bytes(api_key: int, version: int, tree: Tree, correlation_id: int = 1) -> bytes:
     """Return a request without its length."""
     schema: Any = load_request_schema(api_key, version)

@@ -112,10 +112,11 @@ class KafkaServer:
                 else:
                     request = _read_secret(frame)
                     try:
-                        writer.write(write_response(request, await authentication.answer(request)))
+                        answer = await authentication.answer(request)
+                        writer.writelines(write_response(request, answer))
                     except AuthenticationFailedError as error:
                         if error.answer is not None:
-                            writer.write(write_response(request, error.answer))
+                            writer.writelines(write_response(request, error.answer))
                             await writer.drain()
                         raise
                 await writer.drain()
@@ -227,8 +228,9 @@ async def _send_answers(answers: asyncio.Queue[Answering], writer: asyncio.Strea
                 one.task.cancel()
                 raise
             if tree is not None:
-                writer.write(write_response(one.request, tree))
-                await writer.drain()
+                for piece in write_response(one.request, tree):
+                    writer.write(piece)
+                    await writer.drain()
     except OSError:
         pass
     except Exception:  # noqa: BLE001 - it is logged, and ends no more than this connection

@@ -55,6 +55,8 @@ SERVED: Mapping[int, tuple[int, int]] = {
 
 _OLDEST_PRODUCE = 3
 _REASON_MAX = 200
+_LARGE = 16 * 1024
+"""Bytes from which on a copy costs more than a write of its own."""
 _HEAD = struct.Struct(">hhi")
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
@@ -102,16 +104,39 @@ def read_request(frame: bytes) -> Request:
     return Request(api_key, version, correlation_id, header.client_id or "", body)
 
 
-def write_response(request: Request, tree: Tree) -> bytes:
-    """Return the frame that answers a request, with its length."""
+class _Pieces(io.BytesIO):
+    """Bytes that are written, in pieces: large ones as they were given, without a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[bytes] = []
+
+    def write(self, data: Any) -> int:
+        if isinstance(data, bytes) and len(data) >= _LARGE:
+            self.end()
+            self.done.append(data)
+            return len(data)
+        return super().write(data)
+
+    def end(self) -> None:
+        """End the piece that small writes go to."""
+        self.done.append(self.getvalue())
+        self.seek(0)
+        self.truncate()
+
+
+def write_response(request: Request, tree: Tree) -> list[bytes]:
+    """Return the pieces of the frame that answers a request, its length first."""
     version = 0 if request.body is None else request.version
     schema: Any = load_response_schema(request.api_key, version)
-    out = io.BytesIO()
+    out = _Pieces()
     header: Any = schema.__header_schema__
     entity_writer(header)(out, header(correlation_id=request.correlation_id))
     entity_writer(schema)(out, entity_of(schema, tree))
-    data = out.getvalue()
-    return len(data).to_bytes(4, "big") + data
+    out.end()
+    first, *others = out.done
+    size = sum(map(len, out.done))
+    return [size.to_bytes(4, "big") + first, *others]
 
 
 def entity_of(schema: Any, tree: Tree) -> Any:
