@@ -55,7 +55,7 @@ def _kill_the_leader(brokers: KafkaBrokers, client: Child, count: int) -> None:
 
 @pytest.mark.parametrize(
     ("records", "killed_every"),
-    [(120_000, 20_000), pytest.param(1_000_000, 100_000, marks=pytest.mark.slow)],
+    [(60_000, 10_000), pytest.param(1_000_000, 100_000, marks=pytest.mark.slow)],
 )
 def test_every_acknowledged_record_is_stored_once_in_order(
     brokers: KafkaBrokers, records: int, killed_every: int
