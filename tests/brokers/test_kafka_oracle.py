@@ -7,7 +7,6 @@ Skipped where scripts/kafka_peer has not fetched it.
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from tests.brokers.kafka_wire_script import Script
 from tests.kit.kafka_brokers import CLIENTS, KafkaBrokers, result_of
 from tests.kit.kafka_wire import WireClient
 from tests.kit.real_cluster import FAST, running_cluster
+from tests.kit.tools import program
 
 pytestmark = [
     pytest.mark.process,
@@ -66,9 +66,11 @@ def _by_franz_go(address: str, asked: Path) -> Sequence[Any]:
 
 
 def _by_kcat(address: str, asked: Path) -> Sequence[Any]:
-    if shutil.which("kcat") is None:
-        pytest.skip("kcat is not on PATH: install it (on Debian: kcat)")
-    return _by_script("kcat")(address, asked)
+    found = program("kcat")
+    if found is None:
+        pytest.skip("kcat is not here: run ./scripts/fetch_tools")
+    script = str(CLIENTS / "kcat_oracle.py")
+    return _run([sys.executable, script, address, str(asked), found], asked)
 
 
 _RUNS: dict[str, Run] = {

@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-SERVERS = sys.argv[1]
+SERVERS, PROGRAM = sys.argv[1], sys.argv[3]
 PATIENCE_S = 60
 OUT_OF_RANGE = "Offset out of range"
 
@@ -26,7 +26,7 @@ class FailedError(Exception):
 
 def kcat(*words: str, given: bytes = b"") -> str:
     """Run kcat; return what it printed."""
-    command = ["kcat", "-b", SERVERS, "-q", *words]
+    command = [PROGRAM, "-b", SERVERS, "-q", *words]
     ended = subprocess.run(
         command, input=given, capture_output=True, timeout=PATIENCE_S, check=False
     )
