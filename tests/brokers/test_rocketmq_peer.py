@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import random
+from bisect import bisect_left
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from streammeta.brokers.rocketmq.cluster_store import QueueStore, StoreConfig
-from streammeta.brokers.rocketmq.dispatch import GroupCommit
+from streammeta.brokers.rocketmq.dispatch import GroupCommit, LocalMessage
 from streammeta.brokers.rocketmq.flat_file import FlatFilePlace, MemoryKeeper
 from streammeta.brokers.rocketmq.key_index import IndexHeader, query_compacted
 from streammeta.brokers.rocketmq.key_index_service import IndexSizes
 from streammeta.brokers.rocketmq.message import (
+    Message,
+    encode_message,
     java_hash,
     physical_offset_of,
     with_physical_offset,
@@ -24,7 +30,7 @@ from streammeta.brokers.rocketmq.segment_view import render
 from streammeta.brokers.rocketmq.storage import TimeBounds
 from streammeta.brokers.rocketmq.upload_pool import PoolConfig
 from streammeta.client import StreamClient
-from tests.brokers.rocketmq_messages import STORED_MS, LocalMessages, key, message, tags
+from tests.brokers.rocketmq_messages import HOST, STORED_MS, LocalMessages, key, message, tags
 from tests.kit.java_peers import JavaPeer, java_peer
 from tests.kit.real_cluster import raise_level, running_cluster
 
@@ -77,6 +83,132 @@ async def _view(endpoints: list[str], bucket: str, directory: Path) -> list[byte
         found = await dispatcher.file.read(0, COUNT)
         await store.close()
         return [one.data for one in found]
+
+
+@dataclass
+class _RandomMessages:
+    """A local queue of messages that a seed determines; times ascend, some are equal."""
+
+    rng: random.Random
+    topic: str
+    queue_id: int
+    max_offset: int
+    min_offset: int = 0
+    messages: list[LocalMessage] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        now_ms = STORED_MS
+        for offset in range(self.max_offset):
+            now_ms += self.rng.choice((0, 0, 1, 7))
+            self.times.append(now_ms)
+            kind = f"Tag{self.rng.randrange(5)}"
+            keys = {f"k{self.rng.randrange(25)}" for _ in range(self.rng.randrange(3))}
+            encoded = encode_message(
+                Message(
+                    topic=self.topic,
+                    body=self.rng.randbytes(self.rng.choice((1, 40, 600))),
+                    queue_id=self.queue_id,
+                    queue_offset=offset,
+                    born_timestamp_ms=now_ms,
+                    born_host=HOST,
+                    store_timestamp_ms=now_ms,
+                    store_host=HOST,
+                    properties={"TAGS": kind} | ({"KEYS": " ".join(sorted(keys))} if keys else {}),
+                )
+            )
+            self.messages.append(LocalMessage(encoded, java_hash(kind)))
+
+    def offset_at(self, timestamp_ms: int) -> int:
+        return bisect_left(self.times, timestamp_ms)
+
+    def read(self, offset: int, count: int) -> list[LocalMessage]:
+        return self.messages[offset : offset + count]
+
+
+@dataclass
+class _Asked:
+    """Lines for the peer, and what ours answers to the same; hex for messages."""
+
+    lines: list[str] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
+
+    def add(self, line: str, answer: str) -> None:
+        self.lines.append(line)
+        self.answers.append(answer)
+
+
+async def _random_view(
+    endpoints: list[str], bucket: str, rng: random.Random, directory: Path
+) -> _Asked:
+    """Dispatch random messages, expire some, render the view; ask ours what the peer is asked."""
+    async with await StreamClient.open(endpoints, bucket, node_id=1) as client:
+        store = await QueueStore.open(client, "c", "b", CONFIG)
+        local = _RandomMessages(rng, "P", 0, rng.randrange(200, 500))
+        dispatcher = await store.dispatcher("P", 0, local)
+        await dispatcher.file.init_offset(0)
+        while dispatcher.file.commit_offset < local.max_offset:
+            await dispatcher.dispatch(force=True)
+        if rng.random() < 0.7:
+            await store.expire(rng.choice(local.times[: local.max_offset * 3 // 4]))
+        await render(store, "c", directory)
+        asked, fetcher = _Asked(), store.fetcher
+        end, first = local.max_offset, await dispatcher.file.first_offset()
+        offsets = [0, first, end - 1, end, end + 1, *(rng.randrange(end) for _ in range(20))]
+        for offset in offsets:
+            count = rng.choice((1, 2, 32, 100))
+            found = await fetcher.fetch(QUEUE, offset, count)
+            messages = " ".join(one.data.hex() for one in found.messages)
+            asked.add(
+                f"fetch P 0 {offset} {count}", f"{found.status} {found.next_offset} {messages}"
+            )
+        # The peer's search by time reads items whose messages have expired, and fails.
+        for _ in range(0 if first else 20):
+            at = rng.choice(local.times) + rng.choice((0, 0, 1))
+            for bound in ("LOWER", "UPPER"):
+                offset = await fetcher.offset_at(QUEUE, at, upper=bound == "UPPER")
+                asked.add(f"time P 0 {at} {bound}", str(offset))
+        for number in range(26):
+            hits = await fetcher.query("P", f"k{number}", 1000)
+            asked.add(f"query P k{number}", " ".join(sorted(one.hex() for one in hits)))
+        await store.close()
+        return asked
+
+
+@pytest.mark.parametrize(
+    "rounds", [3, pytest.param(40, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
+def test_random_messages_are_found_alike_after_expiry_too(
+    peer: JavaPeer, tmp_path: Path, rounds: int
+) -> None:
+    first = int(os.environ.get("STREAMMETA_SEED", "1"))
+    for seed in range(first, first + rounds):
+        work = tmp_path / str(seed)
+        work.mkdir()
+        with running_cluster(work, 1) as cluster:
+            raise_level(cluster, 3)
+            asked = asyncio.run(
+                _random_view(
+                    cluster.endpoints, cluster.store_uri, random.Random(seed), work / "view"
+                )
+            )
+        answers = _asked(peer, work / "view", work, *asked.lines)
+        for line, ours, theirs in zip(asked.lines, asked.answers, answers, strict=True):
+            assert _is_alike(line, ours.split(), theirs.split()), f"seed {seed}: {line}"
+
+
+def _is_alike(line: str, ours: list[str], theirs: list[str]) -> bool:
+    """Whether both found the same; the peer may end a read early, at the end of a segment."""
+    if line.startswith("query"):
+        return ours == sorted(theirs)
+    if theirs[0] != "FOUND":
+        return ours == theirs
+    offset, found = int(line.split()[3]), theirs[2:]
+    return (
+        ours[0] == "FOUND"
+        and found == ours[2:][: len(found)]
+        and (int(theirs[1]) == offset + len(found) > offset)
+    )
 
 
 class _File:
