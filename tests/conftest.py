@@ -1,8 +1,8 @@
 """Rules for all tests: selection of the slow ones, and order of those that start processes.
 
 Slow tests (long simulations, storms of faults) run with `--slow`. Tests that start processes are of
-two groups by their files, each on one worker, so that a machine of two cores never has more than
-two clusters to carry: most of their time is waiting. Those whose processes only compute, and wait
+three groups by their files, each on one worker, so that a machine of two cores never has more than
+three clusters to carry: most of their time is waiting. Those whose processes only compute, and wait
 for no clock, stay together apart from them. Generated examples have no time limit, since machines
 are held up, and a failure prints its replay. The user's own settings do not count.
 """
@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 _GROUPS = {"spark": "computations", "process": "processes {}", "s3": "processes {}"}
 """Worker group by mark; the first mark that a test has decides, unless it names a group itself."""
 
-_GROUPS_OF_PROCESSES = 2
+_GROUPS_OF_PROCESSES = 3
 
 settings.register_profile(
     "held-up machines",

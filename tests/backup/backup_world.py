@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 from dataclasses import dataclass, field
@@ -50,6 +51,14 @@ class RandomLog:
 
 def random_log(seed: int, batch_count: int = 40) -> RandomLog:
     """Return a log whose batches hold some entries each, or a message of the quorum's own."""
+    made = _made_log(seed, batch_count)
+    rng = Random()
+    rng.setstate(made.rng.getstate())
+    return RandomLog(rng, list(made.batches), list(made.views), list(made.positions))
+
+
+@functools.cache  # nearly every test of backups wants one of the same few, of immutable parts
+def _made_log(seed: int, batch_count: int) -> RandomLog:
     rng = Random(seed)
     log, pair, requests, epoch = RandomLog(rng), Pair(), RandomRequests(rng), Epoch(1)
     log.views.append(pair.map.freeze())
