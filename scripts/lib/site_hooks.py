@@ -34,6 +34,23 @@ _FENCE = re.compile(r"^ *(`{3,}).*?^ *\1 *$", re.MULTILINE | re.DOTALL)
 _LOG = logging.getLogger("mkdocs.hooks.site")
 
 
+def on_config(config: Any) -> Any:
+    """Add all decisions to the navigation, in the order of their numbers."""
+    config.nav = with_decisions(config.nav)
+    return config
+
+
+def with_decisions(nav: Any) -> Any:
+    """Return the navigation with every decision behind their page of introduction."""
+    if isinstance(nav, dict):
+        return {title: with_decisions(inner) for title, inner in nav.items()}
+    if not isinstance(nav, list):
+        return nav
+    numbered = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+    added = [f"decisions/{path.name}" for path in numbered] if "decisions/README.md" in nav else []
+    return [with_decisions(each) for each in nav] + added
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages outside docs/, and a copy of each file that pages link to."""
     for path, place in PAGES.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,14 @@ def test_pages_have_what_their_sources_have() -> None:
     assert "| `UNAVAILABLE` | `NOT_LEADER` |" in pages["errors.md"]
     assert "| `snapshot-log-bytes` | whole number | `20971520` |" in pages["configuration.md"]
     assert "### streammeta quorum describe\n" in pages["commands.md"]
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    root = reference_pages.ROOT
+    listed = set(re.findall(r": ([\w/-]+\.md)$", (root / "mkdocs.yml").read_text(), re.MULTILINE))
+    pages = {
+        path.relative_to(root / "docs").as_posix()
+        for folder in ("docs", "docs/reference")
+        for path in (root / folder).glob("*.md")
+    }
+    assert pages <= listed, "add a line under `nav` in mkdocs.yml"

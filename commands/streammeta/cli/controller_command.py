@@ -26,8 +26,9 @@ from streammeta.storage.object_format.object_key import cluster_namespace
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 _SETTINGS = {
-    "election_timeout_ms": None,
-    "fetch_timeout_ms": None,
+    "election_timeout_ms": "Time that an election may take before another begins; up to twice as"
+    " long, at random.",
+    "fetch_timeout_ms": "Time without an answer of the leader after which it counts as lost.",
     "snapshot_log_bytes": "Write a snapshot after this many bytes of log; the log before the last"
     " two is removed.",
     "snapshot_interval_ms": "Write a snapshot after this time, if anything has changed.",
