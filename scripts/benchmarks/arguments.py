@@ -21,6 +21,7 @@ from scripts.benchmarks import (
     object_format,
     overload,
     reading,
+    reconcile_loads,
     timeline,
     watches,
 )
@@ -540,6 +541,14 @@ def _reconcile() -> _Parser:
     )
     parser.add_argument(
         "--runs", type=_positive, default=3, help="of each engine and size; default: %(default)s"
+    )
+    parser.add_argument(
+        "--loads",
+        type=lambda given: _names(given, ("plan", *reconcile_loads.LOADS)),
+        default=("plan",),
+        metavar="NAME,...",
+        help="plan: listing and join; join: of tables that are there; inventory: all of a plan but"
+        " the listing, with memory; default: plan",
     )
     return parser
 

@@ -24,6 +24,7 @@ from scripts.benchmarks import (
     faults,
     latency,
     map_growth,
+    reconcile_loads,
     reconciling,
     simulator,
     timeline,
@@ -281,8 +282,20 @@ async def _reconcile(arguments: argparse.Namespace, place: Path, say: Say) -> li
 
         sizes = reconcile_joining.Settings(arguments.joined, arguments.runs, arguments.plot)
         return [await asyncio.to_thread(reconcile_joining.measure, place / "reconcile", sizes, say)]
-    settings = reconciling.Settings(arguments.keys, arguments.engines, arguments.runs)
-    return [await asyncio.to_thread(reconciling.measure, place / "reconcile", settings, say)]
+    outcomes = []
+    given = (arguments.keys, arguments.engines, arguments.runs)
+    if "plan" in arguments.loads:
+        settings = reconciling.Settings(*given)
+        outcomes.append(
+            await asyncio.to_thread(reconciling.measure, place / "reconcile", settings, say)
+        )
+    loads = tuple(load for load in arguments.loads if load != "plan")
+    if loads:
+        others = reconcile_loads.Settings(loads, *given, plot=arguments.plot)
+        outcomes.append(
+            await asyncio.to_thread(reconcile_loads.measure, place / "loads", others, say)
+        )
+    return outcomes
 
 
 async def _brokers(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:

@@ -16,11 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streammeta.controller.snapshot import checkpoint_file
+from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
 from streammeta.reconcile import engine_choice, listing, local_engine, plan_folder
 from streammeta.reconcile.engine import Engine, EngineName
 from streammeta.reconcile.engine_choice import open_engine
 from streammeta.reconcile.listing import Shard, shards_of
 from streammeta.reconcile.local_engine import LocalEngine
+from streammeta.reconcile.map_export import write_objects
 from streammeta.reconcile.map_join import MapJoin
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.session import SparkConfig
@@ -208,3 +211,30 @@ def test_the_join_agrees_with_a_dictionary(
         assert joined.column(name).to_pylist() == expected
     met = {one for owner, one in keys if owner is Owner.OWN}
     assert sorted(unmet) == sorted(set(of_map) - met)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.booleans()), unique_by=lambda one: one[0]),
+    st.integers(1, 4),
+)
+def test_the_map_is_exported_in_pieces_with_the_checksums_that_commits_gave(
+    tmp_path_factory: pytest.TempPathFactory, objects: list[tuple[int, bool]], rows: int
+) -> None:
+    state = FakeMap(chunk_bytes=1 << 20)
+    state.objects = {
+        one: MapObject(COMMITTED, size=one, crc=one + 500 if has_sum else -1)
+        for one, has_sum in objects
+    }
+    folder = tmp_path_factory.mktemp("export")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(checkpoint_file, "BATCH_ROWS", rows)
+        body = state.checkpoint()
+    (folder / "map.checkpoint").write_bytes(body)
+    copy = folder / "map.checkpoint"
+    with CheckpointReader.open(copy) as checkpoint, CheckpointReader.open(copy) as beside:
+        exported = write_objects(checkpoint, beside, folder / "objects.parquet")
+    found = pq.read_table(folder / "objects.parquet").select(["object_id", "map_size", "map_crc"])
+    assert [tuple(row.values()) for row in found.to_pylist()] == [
+        (one, one, one + 500 if has_sum else -1) for one, has_sum in sorted(objects)
+    ]
+    assert (exported.objects, exported.committed_objects) == (len(objects), len(objects))

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from itertools import zip_longest
 from types import MappingProxyType
@@ -61,6 +62,28 @@ class Duration(_Quantity):
     name = "duration"
     units = MappingProxyType({"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000})
     example = "90s, 30m, 12h or 3d"
+
+
+class Moment(click.ParamType[int]):
+    """A time such as 2026-05-01T12:00:00Z, in milliseconds since 1970; it names its zone."""
+
+    name = "time"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Parse `value`; a number is milliseconds already."""
+        if isinstance(value, int):
+            return value
+        try:
+            moment = datetime.fromisoformat(str(value))
+        except ValueError:
+            moment = None
+        if moment is None or moment.tzinfo is None:
+            self.fail(
+                f"{value!r} is no time with its zone; wanted e.g. 2026-05-01T12:00:00Z", param, ctx
+            )
+        return round(moment.timestamp() * 1000)
 
 
 class ByteCount(_Quantity):

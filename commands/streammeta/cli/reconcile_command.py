@@ -7,7 +7,7 @@ import click
 
 from streammeta.cli.client import store_option
 from streammeta.cli.connecting import Endpoints, connecting
-from streammeta.cli.output import EXIT_FAILED, CommandError, Output, with_output
+from streammeta.cli.output import EXIT_FAILED, CommandError, Moment, Output, with_output
 from streammeta.cli.reconcile_options import (
     EXIT_LOST,
     SHARD_DIGITS,
@@ -62,6 +62,18 @@ _plan_folder_option = click.option(
     is_flag=True,
     help="List old versions and delete markers too, of a bucket that keeps versions.",
 )
+@click.option(
+    "--inventory",
+    metavar="ADDRESS",
+    help="Read this in place of a listing: s3://BUCKET/PATH/manifest.json of S3 Inventory, a copy"
+    " of one, or Parquet, ORC or CSV with path, size and modified.",
+)
+@click.option(
+    "--taken-at",
+    "inventory_taken_ms",
+    type=Moment(),
+    help="When the listing of an --inventory without a manifest was begun.",
+)
 @engine_options
 @with_output
 def plan_command(
@@ -88,9 +100,11 @@ def plan_command(
     applied.
 
     \b
-    Example:
+    Examples:
       streammeta reconcile plan --store 's3://data?endpoint=http://127.0.0.1:9000' \\
           --connect 127.0.0.1:9091 --plan ./plan-1
+      streammeta reconcile plan --store s3://data --connect 127.0.0.1:9091 --plan ./plan-2 \\
+          --inventory s3://lists/data/daily/2026-05-01T01-00Z/manifest.json
     """
     with optional_packages("reconciliation", "reconcile"):
         from streammeta.reconcile.arrow_start import start_arrow
@@ -221,6 +235,7 @@ def _show_plan(output: Output, folder: Path, result: "PlanResult") -> None:
             "map_epoch": result.map_epoch,
             "map_objects": result.map_objects,
             "unfinished_uploads": result.unfinished_uploads,
+            **({"inventory": result.inventory} if result.inventory else {}),
         }
     )
     _show_losses(output, result)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import reduce
 
 import click
@@ -13,8 +13,8 @@ from streammeta.cli.output import Duration
 EXIT_LOST = 3
 """Exit code of a plan that has confirmed missing or damaged objects."""
 
-SHARD_DIGITS = {"16": 1, "256": 2}
-"""Values of `--shards`, with the digits of keys that they cut at."""
+SHARD_DIGITS: Mapping[str, int | None] = {"auto": None, "16": 1, "256": 2}
+"""Values of `--shards`, with the digits of keys that they cut at; None: by what is there."""
 
 
 def _together(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -62,10 +62,10 @@ limit_options = _together(
     ),
     click.option(
         "--shards",
-        type=click.Choice(["16", "256"]),
-        default="16",
+        type=click.Choice(list(SHARD_DIGITS)),
+        default="auto",
         show_default=True,
-        help="How finely to cut the listing; 256 for many millions of keys.",
+        help="How finely to cut the listing; auto looks at how many keys there are.",
     ),
 )
 """Adds what a plan leaves alone, and what it is refused for."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from streammeta.reconcile.deletion_order import DeletionOrder
+from streammeta.reconcile.inventory import Inventory
 from streammeta.reconcile.listing import Shard
 from streammeta.reconcile.tables import Tally
 from streammeta.reconcile.verdicts import Owner, Rules, Verdict
@@ -39,6 +40,10 @@ class Engine(Protocol):
 
     def list_bucket(self, uri: str, namespace: str, shards: Sequence[Shard], listing: Path) -> int:
         """Write every key of the bucket with its owner; returns the number of keys."""
+        ...
+
+    def list_inventory(self, inventory: Inventory, namespace: str, listing: Path) -> int:
+        """Write every row of an inventory with its owner; returns the number of rows."""
         ...
 
     def count_owners(self, listing: Path) -> Mapping[Owner, Tally]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from streammeta.reconcile.deletion_order import DeletionOrder
 from streammeta.reconcile.engine import Engine, EngineName
+from streammeta.reconcile.inventory import Inventory
 from streammeta.reconcile.listing import Shard
 from streammeta.reconcile.local_engine import LocalEngine, TooManyKeysError
 from streammeta.reconcile.session import SparkConfig
@@ -73,11 +74,11 @@ class _AutoEngine:
 
     def list_bucket(self, uri: str, namespace: str, shards: Sequence[Shard], listing: Path) -> int:
         """See `Engine.list_bucket`. What was listed before Spark was chosen is listed again."""
-        try:
-            return self._chosen.list_bucket(uri, namespace, shards, listing)
-        except TooManyKeysError:
-            shutil.rmtree(listing)
-        return self._over_to_spark().list_bucket(uri, namespace, shards, listing)
+        return self._listed(lambda on: on.list_bucket(uri, namespace, shards, listing), listing)
+
+    def list_inventory(self, inventory: Inventory, namespace: str, listing: Path) -> int:
+        """See `Engine.list_inventory`. What was read before Spark was chosen is read again."""
+        return self._listed(lambda on: on.list_inventory(inventory, namespace, listing), listing)
 
     def count_owners(self, listing: Path) -> Mapping[Owner, Tally]:
         """See `Engine.count_owners`."""
@@ -92,6 +93,13 @@ class _AutoEngine:
         if count_rows(candidates) > self._keys:
             self._over_to_spark()
         self._chosen.delete(order, candidates, outcomes)
+
+    def _listed(self, work: Callable[[Engine], int], listing: Path) -> int:
+        try:
+            return work(self._chosen)
+        except TooManyKeysError:
+            shutil.rmtree(listing)
+        return work(self._over_to_spark())
 
     def _over_to_spark(self) -> Engine:
         self._progress(f"more than {self._keys} keys: starting Spark on {self._spark.place}")

@@ -33,5 +33,9 @@ class MapExportError(ReconcileError):
     """The copy of the map can't be fetched or read, so nothing can be compared with it."""
 
 
+class InventoryError(ReconcileError):
+    """An inventory is damaged, is of another bucket, or lacks what a plan needs of it."""
+
+
 class SparkJobError(ReconcileError):
     """A Spark stage failed; the message carries the reason that the executor gave."""

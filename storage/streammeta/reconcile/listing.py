@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from streammeta.reconcile.errors import ConfigurationError
 from streammeta.reconcile.lease import is_lease_key
 from streammeta.reconcile.quarantine import is_quarantined
 from streammeta.reconcile.tables import (
@@ -38,6 +39,10 @@ from streammeta.storage.object_store.base import ObjectInfo, ObjectStore
 _NAMESPACE_PREFIX = cluster_namespace("x")[:-1]
 _HEX_DIGITS = "0123456789abcdef"
 _ROWS_A_BATCH = 5000
+_SAMPLE = 1000  # one page
+_PREFIX_DIGITS = 8
+_KEYS_A_SHARD = 50_000
+_MOST_DIGITS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +55,48 @@ class Shard:
 
 def shards_of(digits: int) -> tuple[Shard, ...]:
     """Cut all possible keys into 16^digits + 1 shards at every hex prefix of that length."""
-    cuts = ["".join(prefix) for prefix in itertools.product(_HEX_DIGITS, repeat=digits)]
+    return _between(["".join(prefix) for prefix in itertools.product(_HEX_DIGITS, repeat=digits)])
+
+
+def shards_between(cuts: Sequence[str]) -> tuple[Shard, ...]:
+    """Cut all possible keys at these, which ascend in the order of UTF-8.
+
+    Raises:
+        ConfigurationError: they do not ascend, or one is empty.
+    """
+    encoded = [cut.encode() for cut in cuts]
+    if not all(encoded) or any(one >= two for one, two in itertools.pairwise(encoded)):
+        raise ConfigurationError(f"cuts are {','.join(cuts)!r}, wanted keys that ascend")
+    return _between(cuts)
+
+
+def _between(cuts: Sequence[str]) -> tuple[Shard, ...]:
     return tuple(
         Shard(after, last) for after, last in zip([None, *cuts], [*cuts, None], strict=True)
     )
+
+
+def shards_of_content(store: ObjectStore, namespace: str) -> tuple[Shard, ...]:
+    """Cut a bucket so that a shard has some 50,000 objects of the cluster, or fewer.
+
+    Ids are spread evenly over the prefixes of keys: how far the first keys of a bucket reach tells
+    how many there are.
+
+    Raises:
+        StorageError: the bucket can't be read.
+    """
+    first = itertools.islice(list_shard(store, Shard("0", None)), _SAMPLE)
+    prefixes = [
+        info.key.partition("/")[0]
+        for info in first
+        if owner_of(info.key, namespace)[0] is Owner.OWN
+    ]
+    if len(prefixes) < _SAMPLE // 2:
+        return shards_of(1)  # hardly more than that, or others' keys come first
+    reached = int(prefixes[-1], 16) / 16 ** len(prefixes[-1])
+    keys = len(prefixes) / max(reached, 16**-_PREFIX_DIGITS)
+    digits = next((one for one in (1, 2) if keys / 16**one <= _KEYS_A_SHARD), _MOST_DIGITS)
+    return shards_of(digits)
 
 
 def list_shard(store: ObjectStore, shard: Shard) -> Iterator[ObjectInfo]:
@@ -65,7 +108,9 @@ def list_shard(store: ObjectStore, shard: Shard) -> Iterator[ObjectInfo]:
     return itertools.takewhile(lambda info: os.fsencode(info.key) <= last, listed)
 
 
-def listed_rows(store: ObjectStore, shard: Shard, namespace: str) -> Iterator[pa.RecordBatch]:
+def listed_rows(
+    store: ObjectStore, shard: Shard, namespace: str
+) -> Generator[pa.RecordBatch, None, None]:
     """The keys of one shard with their owners, in key order."""
     listed = list_shard(store, shard)
     while page := list(itertools.islice(listed, _ROWS_A_BATCH)):

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from itertools import takewhile
 from pathlib import Path
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +25,8 @@ from streammeta.reconcile.deletion import carry_out
 from streammeta.reconcile.deletion_order import DeletionOrder
 from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.errors import ReconcileError
+from streammeta.reconcile.inventory import Inventory
+from streammeta.reconcile.inventory_rows import inventory_rows
 from streammeta.reconcile.listing import Shard, listed_rows
 from streammeta.reconcile.map_join import MapJoin
 from streammeta.reconcile.pacing import LARGEST_BATCH
@@ -40,10 +43,11 @@ from streammeta.reconcile.tables import (
 from streammeta.reconcile.verdict_rows import judged_rows
 from streammeta.reconcile.verdicts import Owner, Rules, Verdict
 from streammeta.storage.object_store.address import open_object_store
-from streammeta.storage.object_store.base import ObjectStore
 
 _LISTINGS_AT_ONCE = 8
+_FILES_AT_ONCE = 2  # reading them is work of this process, and takes memory
 _ROWS_SORTED = 500_000
+_Part: TypeAlias = Generator[pa.RecordBatch, None, None]
 
 _REPEATED = ["verdict", "note", "owner", "map_state", "map_node"]
 """Columns of few different values; a dictionary of any other costs time and saves nothing."""
@@ -73,16 +77,24 @@ class LocalEngine:
 
     def list_bucket(self, uri: str, namespace: str, shards: Sequence[Shard], listing: Path) -> int:
         """See `Engine.list_bucket`. Raises `TooManyKeysError`."""
+        with closing(open_object_store(uri)) as store:
+            parts = [listed_rows(store, shard, namespace) for shard in shards]
+            return self._write_parts(parts, listing, _LISTINGS_AT_ONCE)
+
+    def list_inventory(self, inventory: Inventory, namespace: str, listing: Path) -> int:
+        """See `Engine.list_inventory`. Raises `TooManyKeysError`."""
+        parts = [inventory_rows(inventory, file, namespace) for file in inventory.files]
+        return self._write_parts(parts, listing, _FILES_AT_ONCE)
+
+    def _write_parts(self, parts: Sequence[_Part], listing: Path, at_once: int) -> int:
+        """Write each part of a listing to a file of its own; returns the number of rows."""
         listing.mkdir()
         budget = _Budget(self._most_keys)
-        with (
-            closing(open_object_store(uri)) as store,
-            ThreadPoolExecutor(_LISTINGS_AT_ONCE) as pool,
-        ):
+        with ThreadPoolExecutor(at_once) as pool:
             under_way = [
-                pool.submit(_write_shard, store, shard, namespace, path, budget)
-                for number, shard in enumerate(shards)
-                for path in [listing / f"shard-{number:05d}.parquet"]
+                pool.submit(_write_part, rows, path, budget)
+                for number, rows in enumerate(parts)
+                for path in [listing / f"part-{number:05d}.parquet"]
             ]
             failures = [error for one in under_way if (error := one.exception()) is not None]
         if failures:
@@ -178,13 +190,11 @@ class _Budget:
         self._has_ended = True
 
 
-def _write_shard(
-    store: ObjectStore, shard: Shard, namespace: str, path: Path, budget: _Budget
-) -> int:
+def _write_part(part: _Part, path: Path, budget: _Budget) -> int:
     total = 0
     try:
-        with pq.ParquetWriter(path, arrow_schema(LISTING_COLUMNS)) as writer:
-            for rows in listed_rows(store, shard, namespace):
+        with closing(part), pq.ParquetWriter(path, arrow_schema(LISTING_COLUMNS)) as writer:
+            for rows in part:
                 budget.take(rows.num_rows)
                 writer.write_batch(rows)
                 total += rows.num_rows

@@ -66,7 +66,7 @@ def export_map(leader: LeaderClient, folder: Path) -> MapExport:
     folder.mkdir()
     copy = folder / _CHECKPOINT
     with copied_map(leader, copy) as checkpoint, CheckpointReader.open(copy) as beside:
-        return _write_objects(checkpoint, beside, folder / _OBJECTS)
+        return write_objects(checkpoint, beside, folder / _OBJECTS)
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def _write_chunks(
     return identity[0], identity[1]
 
 
-def _write_objects(checkpoint: CheckpointReader, beside: CheckpointReader, path: Path) -> MapExport:
+def write_objects(checkpoint: CheckpointReader, beside: CheckpointReader, path: Path) -> MapExport:
     """Write the columns that the comparison uses; count what must be in the bucket.
 
     `beside` is the same file, opened a second time: facts of objects are read along with them, and

@@ -35,8 +35,9 @@ from streammeta.reconcile.identity import (
     place_of,
     undecided_ids,
 )
+from streammeta.reconcile.inventory import Inventory, read_inventory
 from streammeta.reconcile.leader import LeaderClient
-from streammeta.reconcile.listing import shards_of, write_uploads
+from streammeta.reconcile.listing import shards_of, shards_of_content, write_uploads
 from streammeta.reconcile.losses import confirm_losses
 from streammeta.reconcile.map_export import MapExport, export_map
 from streammeta.reconcile.plan_folder import CLOCK_SKEW_MS, PlanResult, check_grace
@@ -68,6 +69,10 @@ from streammeta.storage.object_store.base import ObjectStore
 
 _VERSIONS_A_BATCH = 5000
 
+INVENTORY_LAG_MS = 48 * 3600 * 1000
+"""What was stored so shortly before an inventory was begun may not be in it: S3 promises no time,
+and delivers within two days."""
+
 Progress = Callable[[str], None]
 
 
@@ -79,11 +84,14 @@ class PlanConfig:
     controllers. An unknown object younger than `grace_ms` when the listing starts is left alone;
     less than `admission.GRACE_FLOOR_MS` needs `unsafe_grace`. More candidates than the fraction
     `max_share` of the cluster's keys, or than `max_candidates`, make a plan that can't be applied.
-    `namespace` only confirms the cluster's own. `shard_digits` 1 lists in 17 shards, 2 in 257.
+    `namespace` only confirms the cluster's own. `shard_digits` 1 lists in 17 shards, 2 in 257,
+    None as many as suit the bucket.
     `patience_s` is how long to wait for a leader. Without `tls` controllers are asked in plain
     text. `auto_keys` is the largest bucket that the automatic choice of the engine leaves to this
     process; `spark` is used by the other engine alone. `deep_share` is the fraction of the map's
-    objects to read, 0..1. With `versions` those that are not current are listed too.
+    objects to read, 0..1. With `versions` those that are not current are listed too. With an
+    `inventory` that is read in place of a listing: the address of a manifest, or the path of a
+    table that was begun at `inventory_taken_ms`.
     """
 
     store: str
@@ -97,12 +105,14 @@ class PlanConfig:
     namespace: str | None = None
     patience_s: float = 15.0
     tls: CallerFiles | None = None
-    shard_digits: int = 1
+    shard_digits: int | None = None
     engine: EngineName = EngineName.AUTO
     auto_keys: int = AUTO_KEYS
     spark: SparkConfig = field(default_factory=SparkConfig)
     deep_share: float = 0.0
     versions: bool = False
+    inventory: str | None = None
+    inventory_taken_ms: int | None = None
 
 
 def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanResult:
@@ -125,12 +135,13 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
     with closing(open_store(config.store)) as store:
         claimed_below = check_bucket(store, identity)
         undecided = undecided_ids(store, identity)
+        inventory = _inventory(config)
         with (
             plan_folder.new_plan_folder(config.folder) as draft,
             open_engine(config.engine, config.spark, progress, config.auto_keys) as engine,
         ):
-            started_ms = _now_ms()
-            _list(engine, config, identity.namespace, draft, progress)
+            started_ms = _now_ms() if inventory is None else inventory.started_ms
+            _list(engine, config, store, inventory, identity.namespace, draft, progress)
             uploads, unlisted = _uploads(store, draft)
             progress("copying the map")
             exported = _export(config, identity, draft / plan_folder.MAP)
@@ -146,6 +157,7 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
                 young_from_ms=started_ms - config.grace_ms,
                 unsafe_grace=config.unsafe_grace,
                 engine=engine.name,
+                inventory="" if inventory is None else inventory.place,
                 unfinished_uploads=uploads,
                 unknown=unlisted,
             )
@@ -172,6 +184,13 @@ def _check_config(config: PlanConfig) -> None:
         raise ConfigurationError(f"--max-share is {config.max_share}, wanted 0..1")
     if not 0 <= config.deep_share <= 1:
         raise ConfigurationError(f"--deep is {config.deep_share}, wanted 0..1")
+    if config.inventory is None and config.inventory_taken_ms is not None:
+        raise ConfigurationError("--taken-at is given without --inventory; leave it out")
+    if config.inventory is not None and config.versions:
+        raise ConfigurationError(
+            "--versions lists the bucket, but --inventory is given; an inventory with versions"
+            " counts them without it: leave --versions out"
+        )
     if config.max_candidates < 0:
         raise ConfigurationError(f"--max-candidates is {config.max_candidates}, wanted 0 or more")
 
@@ -212,13 +231,32 @@ def _export(config: PlanConfig, identity: ClusterIdentity, folder: Path) -> MapE
     return exported
 
 
+def _inventory(config: PlanConfig) -> Inventory | None:
+    if config.inventory is None:
+        return None
+    return read_inventory(config.inventory, config.store, config.inventory_taken_ms, _now_ms())
+
+
 def _list(
-    engine: Engine, config: PlanConfig, namespace: str, draft: Path, progress: Progress
+    engine: Engine,
+    config: PlanConfig,
+    store: ObjectStore,
+    inventory: Inventory | None,
+    namespace: str,
+    draft: Path,
+    progress: Progress,
 ) -> None:
-    shards = shards_of(config.shard_digits)
-    progress(f"listing {without_secrets(config.store)} in {len(shards)} shards")
-    keys = engine.list_bucket(config.store, namespace, shards, draft / plan_folder.LISTING)
-    progress(f"listed {keys} keys")
+    listing = draft / plan_folder.LISTING
+    if inventory is None:
+        digits = config.shard_digits
+        shards = shards_of_content(store, namespace) if digits is None else shards_of(digits)
+        progress(f"listing {without_secrets(config.store)} in {len(shards)} shards")
+        keys = engine.list_bucket(config.store, namespace, shards, listing)
+        progress(f"listed {keys} keys")
+    else:
+        progress(f"reading the {len(inventory.files)} files of the inventory {inventory.place}")
+        keys = engine.list_inventory(inventory, namespace, listing)
+        progress(f"read {keys} keys")
 
 
 def _compared(
@@ -234,7 +272,7 @@ def _compared(
     rules = Rules(
         next_object_id=exported.next_object_id,
         young_from_ms=basis.young_from_ms,
-        unlisted_from_ms=basis.listing_started_ms - CLOCK_SKEW_MS,
+        unlisted_from_ms=basis.listing_started_ms - _listing_lag_ms(basis),
         undecided=undecided,
     )
     found = engine.judge(draft, rules, basis.namespace)
@@ -261,6 +299,11 @@ def _compared(
         classes=classes,
         guards=guards,
     )
+
+
+def _listing_lag_ms(basis: PlanResult) -> int:
+    """Time before a listing's start in which an object may have been stored and not be in it."""
+    return INVENTORY_LAG_MS if basis.inventory else CLOCK_SKEW_MS
 
 
 def _judge_uploads(draft: Path, basis: PlanResult) -> Mapping[Verdict, Tally]:

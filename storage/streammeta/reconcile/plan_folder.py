@@ -93,9 +93,11 @@ class PlanResult:
     `map_end_offset` and `map_epoch` name the state of the map that was compared; they,
     `next_object_id` and `map_objects` are None if there was none. `young_from_ms` is when the grace
     period began; `unsafe_grace` that a short one was asked for. `engine` is that which judged the
-    keys. `unfinished_uploads` is None if they could not be listed. `read` are numbers of objects by
-    what reading them has found, empty if none were to be read. `losses` is None if they could not
-    be confirmed. `unknown` says in sentences what could not be found out.
+    keys. `inventory` is the address of the inventory that was read, empty if the bucket was listed;
+    `listing_started_ms` is then when that was begun. `unfinished_uploads` is None if they could not
+    be listed. `read` are numbers of objects by what reading them has found, empty if none were to
+    be read. `losses` is None if they could not be confirmed. `unknown` says in sentences what could
+    not be found out.
     """
 
     cluster_id: str
@@ -109,6 +111,7 @@ class PlanResult:
     young_from_ms: int
     unsafe_grace: bool
     engine: str = "spark"
+    inventory: str = ""
     map_end_offset: int | None = None
     map_epoch: int | None = None
     next_object_id: int | None = None
@@ -261,7 +264,9 @@ def check_plan(folder: Path, plan: PlanResult, now_ms: int) -> None:
         raise PlanError(f"the plan {folder} is a report only, its guards failed: {reasons}")
     if plan.next_object_id is None:
         raise PlanError(f"the plan {folder} was made without a copy of the map; make a new plan")
-    earliest = min(plan.created_at_ms, plan.listing_started_ms)
+    # An inventory is old by nature; what makes a plan old is the copy of the map.
+    listed_ms = plan.created_at_ms if plan.inventory else plan.listing_started_ms
+    earliest = min(plan.created_at_ms, listed_ms)
     latest = max(plan.created_at_ms, plan.listing_started_ms)
     if now_ms - earliest > PLAN_LIFE_MS:
         raise PlanError(

@@ -107,6 +107,7 @@ def _about(plan: PlanResult) -> str:
         "cluster": f"{plan.cluster_id}, UUID {plan.cluster_uuid}",
         "namespace": plan.namespace,
         "store": plan.place,
+        "listing": plan.inventory or "of the bucket itself",
         "listing began": _moment(plan.listing_started_ms),
         "orphans changed before": _moment(plan.young_from_ms),
         "map": "not copied"

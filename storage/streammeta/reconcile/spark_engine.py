@@ -6,7 +6,7 @@ Rows are made by the functions that the process itself uses too; this module onl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,9 @@ from streammeta.reconcile import plan_folder
 from streammeta.reconcile.deletion import carry_out
 from streammeta.reconcile.deletion_order import DeletionOrder
 from streammeta.reconcile.engine import EngineName
-from streammeta.reconcile.listing import Shard, listed_rows
+from streammeta.reconcile.inventory import Inventory
+from streammeta.reconcile.inventory_rows import inventory_rows
+from streammeta.reconcile.listing import Shard
 from streammeta.reconcile.session import SparkConfig, job_errors, spark_session
 from streammeta.reconcile.tables import (
     CANDIDATE_COLUMNS,
@@ -30,12 +32,10 @@ from streammeta.reconcile.tables import (
 )
 from streammeta.reconcile.verdict_rows import judged_rows
 from streammeta.reconcile.verdicts import Owner, Rules, Verdict
-from streammeta.storage.object_store.address import open_object_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_TASKS_A_CORE = 4
 _Batches = Iterable[pa.RecordBatch]
 
 
@@ -59,11 +59,21 @@ class SparkEngine:
 
     def list_bucket(self, uri: str, namespace: str, shards: Sequence[Shard], listing: Path) -> int:
         """See `Engine.list_bucket`. Raises `SparkJobError` with the store's message."""
-        cut = [(shard.after, shard.last) for shard in shards]
-        tasks = min(len(cut), _TASKS_A_CORE * self._spark.sparkContext.defaultParallelism)
+        from streammeta.reconcile.listing_source import FORMAT, ListingSource
+
+        cuts = ",".join(shard.last for shard in shards if shard.last is not None)
         with job_errors("listing the bucket"):
-            plan = self._spark.createDataFrame(cut, "after string, last string").repartition(tasks)
-            listed = plan.mapInArrow(_lister(uri, namespace), LISTING_COLUMNS)
+            self._spark.dataSource.register(ListingSource)
+            source = self._spark.read.format(FORMAT).options(store=uri, namespace=namespace)
+            source.option("cuts", cuts).load().write.parquet(str(listing))
+        return count_rows(listing)
+
+    def list_inventory(self, inventory: Inventory, namespace: str, listing: Path) -> int:
+        """See `Engine.list_inventory`. Each file is a task's. Raises `SparkJobError`."""
+        count = len(inventory.files)
+        with job_errors(f"reading the inventory {inventory.place}"):
+            files = self._spark.range(0, count, 1, max(1, count))
+            listed = files.mapInArrow(_inventory_reader(inventory, namespace), LISTING_COLUMNS)
             listed.write.parquet(str(listing))
         return count_rows(listing)
 
@@ -122,16 +132,15 @@ def _tallies(table: DataFrame, column: str) -> dict[Any, Tally]:
     return {row[column]: Tally(row["keys"], row["size"]) for row in counted.collect()}
 
 
-def _lister(uri: str, namespace: str) -> Callable[[_Batches], Iterator[pa.RecordBatch]]:
-    """Make the function that an executor runs: shards in, listed keys out, with its own store."""
+def _inventory_reader(
+    inventory: Inventory, namespace: str
+) -> Callable[[_Batches], Iterator[pa.RecordBatch]]:
+    """Make the function that an executor runs: numbers of files in, listed keys out."""
 
     def run(batches: _Batches) -> Iterator[pa.RecordBatch]:
-        shards = [Shard(**row) for batch in batches for row in batch.to_pylist()]
-        if not shards:
-            return
-        with closing(open_object_store(uri)) as store:
-            for shard in shards:
-                yield from listed_rows(store, shard, namespace)
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                yield from inventory_rows(inventory, inventory.files[number], namespace)
 
     return run
 

@@ -41,6 +41,9 @@ class Owner(enum.IntEnum):
     MARKER = 3
     LOG = 4
     QUARANTINED = 5
+    # Not of a key, but of what a bucket with versions keeps behind one, where an inventory tells.
+    OLD_VERSION = 6
+    DELETE_MARKER = 7
 
 
 class Reading(enum.IntEnum):
@@ -130,6 +133,8 @@ WITHOUT_MAP = {
     Owner.MARKER: Verdict.MARKER,
     Owner.LOG: Verdict.LOG,
     Owner.QUARANTINED: Verdict.QUARANTINED,
+    Owner.OLD_VERSION: Verdict.OLD_VERSION,
+    Owner.DELETE_MARKER: Verdict.DELETE_MARKER,
 }
 """The verdict on a listed key when there is no copy of the map."""
 
@@ -166,6 +171,8 @@ def verdict_numbers(rows: JoinedColumns, rules: Rules) -> npt.NDArray[np.int8]:
         (rows.owner == Owner.MARKER, Verdict.MARKER),
         (rows.owner == Owner.LOG, Verdict.LOG),
         (rows.owner == Owner.QUARANTINED, Verdict.QUARANTINED),
+        (rows.owner == Owner.OLD_VERSION, Verdict.OLD_VERSION),
+        (rows.owner == Owner.DELETE_MARKER, Verdict.DELETE_MARKER),
         (~own, Verdict.FOREIGN),
         (wanted & wrong_size, Verdict.SIZE_MISMATCH),
         (wanted & (rows.reading == Reading.CHECKSUM_DIFFERS), Verdict.CHECKSUM_MISMATCH),
