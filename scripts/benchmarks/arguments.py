@@ -520,24 +520,13 @@ def _reconcile() -> _Parser:
         metavar="NAME,...",
         help="local, spark; default: both, in turns",
     )
+    text = "instead, join and verdicts alone, by keys, beside DuckDB"
+    parser.add_argument("--joined", type=_numbers, default=(), metavar="N,N,...", help=text)
     parser.add_argument(
-        "--joined",
-        type=_numbers,
-        default=(),
-        metavar="N,N,...",
-        help="instead, join and verdicts alone, by keys, beside DuckDB",
+        "--deletions", type=_positive, metavar="N", help="instead, deletions a second of so many"
     )
     parser.add_argument(
-        "--deletions",
-        type=_positive,
-        metavar="N",
-        help="instead, deletions a second of so many orphans, against an S3 server",
-    )
-    parser.add_argument(
-        "--plot",
-        type=Path,
-        metavar="DIR",
-        help="with --joined: write PNG plots there; needs matplotlib",
+        "--plot", type=Path, metavar="DIR", help="write plots of growth there; needs matplotlib"
     )
     parser.add_argument(
         "--runs", type=_positive, default=3, help="of each engine and size; default: %(default)s"
@@ -547,8 +536,7 @@ def _reconcile() -> _Parser:
         type=lambda given: _names(given, ("plan", *reconcile_loads.LOADS)),
         default=("plan",),
         metavar="NAME,...",
-        help="plan: listing and join; join: of tables that are there; inventory: all of a plan but"
-        " the listing, with memory; default: plan",
+        help="plan: listing and join; join: alone; inventory: a plan of one; default: plan",
     )
     return parser
 

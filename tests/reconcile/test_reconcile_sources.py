@@ -14,7 +14,12 @@ import pytest
 from streammeta.cli.snapshot_command import DirectoryTarget
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
 from streammeta.controller.snapshot.parquet_export import export_parquet
-from streammeta.reconcile.errors import ConfigurationError, ControllerError, MapExportError
+from streammeta.reconcile.errors import (
+    ConfigurationError,
+    ControllerError,
+    MapExportError,
+    SparkJobError,
+)
 from streammeta.reconcile.listing import (
     Shard,
     list_shard,
@@ -22,6 +27,7 @@ from streammeta.reconcile.listing import (
     shards_between,
     shards_of_content,
 )
+from streammeta.reconcile.session import job_errors
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import ObjectInfo
 from tests.reconcile.fake_controller import (
@@ -221,6 +227,24 @@ def test_the_listing_of_a_bucket_is_a_table(session: SparkSession, bucket: Local
     assert cut.rdd.getNumPartitions() == 3
     assert cut.exceptAll(read).count() == 0
     assert cut.count() == len(rows)
+
+
+def test_jobs_have_the_name_of_what_is_done_and_those_of_others_keep_theirs(
+    session: SparkSession,
+) -> None:
+    context = session.sparkContext
+    context.setJobDescription("of somebody else")
+    found = []
+
+    def fail() -> None:
+        with job_errors("looking at keys"):
+            found.append(context.getLocalProperty("spark.job.description"))
+            session.sql("select raise_error('told to fail')").collect()
+
+    with pytest.raises(SparkJobError, match="looking at keys failed"):
+        fail()
+    assert found == ["streammeta reconcile: looking at keys"]
+    assert context.getLocalProperty("spark.job.description") == "of somebody else"
 
 
 @pytest.mark.parametrize("cuts", [["b", "a"], ["a", "a"], ["a", ""]])

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_MASTER = "local[2]"
+_DESCRIPTION = "spark.job.description"
 _QUIET_LOGGING = Path(__file__).with_name("log4j2.properties")
 
 
@@ -78,14 +79,35 @@ def spark_session(config: SparkConfig) -> Iterator[SparkSession]:
 
 @contextmanager
 def job_errors(doing: str) -> Iterator[None]:
-    """Turn what Spark raises while `doing` something into a `SparkJobError` of one line."""
+    """Turn what Spark raises while `doing` something into a `SparkJobError` of one line.
+
+    Spark's pages and metrics name the jobs meanwhile by what is done.
+    """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
 
+    with _described(SparkSession.getActiveSession(), doing):
+        try:
+            yield
+        except (Py4JError, PySparkException) as error:
+            raise SparkJobError(f"{doing} failed: {_reason_of(str(error))}") from error
+
+
+@contextmanager
+def _described(running: SparkSession | None, doing: str) -> Iterator[None]:
+    """Name the jobs of a session, if there is one, until the end of the block."""
+    if running is None:
+        yield
+        return
+    context = running.sparkContext
+    before = context.getLocalProperty(_DESCRIPTION)
+    context.setLocalProperty(_DESCRIPTION, f"streammeta reconcile: {doing}")
     try:
         yield
-    except (Py4JError, PySparkException) as error:
-        raise SparkJobError(f"{doing} failed: {_reason_of(str(error))}") from error
+    finally:
+        # None takes the name away, which Spark's types do not say.
+        context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]
 
 
 def _start(config: SparkConfig) -> SparkSession:
@@ -181,7 +203,7 @@ def _in_one_process(master: str) -> bool:
 
 def _session_options(config: SparkConfig) -> dict[str, str]:
     return {
-        "spark.ui.showConsoleProgress": "false",
+        "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
         "spark.sql.shuffle.partitions": str(config.shuffle_partitions),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
