@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from streammeta.client.errors import ProtocolViolationError
 from streammeta.client.object_encoder import EncodedObject
 from streammeta.client.record_buffer import StreamRun
+from streammeta.rpc.tracing import NOT_TRACED, OpenSpan
 from streammeta.v1 import common_pb2, objects_pb2
 from streammeta.v1.common_pb2 import ErrorCode
 
@@ -142,6 +143,8 @@ class BatchUpload:
     failures: dict[StreamRun, Exception] = field(default_factory=dict)
     reuploads: int = 0
     submission: int = -1
+    span: OpenSpan = NOT_TRACED
+    """From the first append of the batch until it is settled."""
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from streammeta.client.arguments import check_int, check_kind
 from streammeta.client.errors import ProtocolViolationError
+from streammeta.rpc.tracing import LINKS_MAX
 from streammeta.v1 import columns_pb2, objects_pb2
 from streammeta.v1.common_pb2 import ERROR_CODE_NONE, ErrorCode, NodeIdentity
 
@@ -108,6 +109,7 @@ class PendingUpload:
     facts: tuple[int, int, int]
     done: asyncio.Future[UploadVerdict]
     expires: float
+    traceparent: str = ""
 
     @classmethod
     def of(
@@ -146,6 +148,7 @@ class PendingCommit:
     verdict: Callable[[objects_pb2.CommitStreamSetObjectResponse], Any]
     done: asyncio.Future[Any]
     expires: float
+    traceparent: str = ""
 
     @property
     def rows(self) -> int:
@@ -170,6 +173,7 @@ class CommitMessage:
         """Return the bytes to send."""
         message = columns_pb2.PackedCommitPipelineRequest(
             sequence=self.sequence,
+            traceparents=self._traceparents(),
             commits=[
                 columns_pb2.PackedCommitStreamSetObjectRequest.FromString(
                     one.request.SerializeToString()
@@ -200,6 +204,11 @@ class CommitMessage:
                 )
             )
         return message.SerializeToString()
+
+    def _traceparents(self) -> list[str]:
+        pending: list[PendingCommit | PendingUpload] = [*self.commits, *self.uploads]
+        traced = dict.fromkeys(one.traceparent for one in pending if one.traceparent)
+        return list(traced)[:LINKS_MAX]
 
     def settle(self, answer: objects_pb2.CommitPipelineResponse) -> None:
         """Complete the future of every commit with its verdict.

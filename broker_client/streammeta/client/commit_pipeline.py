@@ -37,6 +37,7 @@ from streammeta.client.errors import (
 )
 from streammeta.client.model import NodeIdentity, node_message
 from streammeta.client.resources import ClosedAtExit, warn_unclosed
+from streammeta.rpc import tracing
 from streammeta.rpc.failures import RpcFailure
 from streammeta.rpc.leader_router import LeaderSearch
 from streammeta.v1 import objects_pb2
@@ -149,6 +150,7 @@ class CommitPipeline(ClosedAtExit):
             raise WriterClosedError("a commit came after its pipeline was closed")
 
     def _add(self, pending: PendingCommit | PendingUpload) -> None:
+        pending.traceparent = tracing.current_traceparent()
         pending.done.add_done_callback(self._on_done)
         self._pending += 1
         self._queue.add(pending)

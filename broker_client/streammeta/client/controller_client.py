@@ -43,6 +43,7 @@ from streammeta.client.errors import (
 from streammeta.client.methods import (
     DESCRIBE_CLUSTER,
     DESCRIBE_STREAMS,
+    HEARTBEAT,
     Method,
     RequestT,
     ResponseT,
@@ -54,6 +55,7 @@ from streammeta.client.model import (
     stream_description,
 )
 from streammeta.client.resources import ClosedAtExit, warn_unclosed
+from streammeta.rpc import tracing
 from streammeta.rpc.failures import Reason, RpcFailure, read_failure
 from streammeta.rpc.leader_router import (
     ELECTION_BACKOFF,
@@ -311,8 +313,29 @@ class ControllerClient(ClosedAtExit):
             response_deserializer=method.response.FromString,
         )
         metadata = None if read_after is None else ((_READ_AFTER_KEY, str(read_after)),)
-        sent: Any = send(request, timeout=self.attempt_timeout_s, metadata=metadata)
-        answer: ResponseT = await sent
+        # Heartbeats are sent from where the session began, for as long as it lasts.
+        if method is not HEARTBEAT and tracing.is_traced():
+            return await self._send_traced(send, method, request, metadata)
+        sent = send(request, timeout=self.attempt_timeout_s, metadata=metadata)
+        answer: ResponseT = await self._sent(sent)
+        return answer
+
+    async def _send_traced(
+        self,
+        send: Any,
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        metadata: tuple[tuple[str, str], ...] | None,
+    ) -> ResponseT:
+        with tracing.span(method.path[1:], {"rpc.system": "grpc"}) as call:
+            joined = (*(metadata or ()), (tracing.TRACEPARENT_KEY, call.traceparent))
+            answer: ResponseT = await self._sent(
+                send(request, timeout=self.attempt_timeout_s, metadata=joined)
+            )
+            return answer
+
+    async def _sent(self, sent: Any) -> Any:
+        answer = await sent
         self._seen_offset = max(self._seen_offset, _offset_in(await sent.trailing_metadata() or ()))
         return answer
 

@@ -49,6 +49,7 @@ from streammeta.client.uploader import Uploader, is_fencing
 from streammeta.client.write_ahead_log.record_log import RecordLog
 from streammeta.client.write_ahead_log.recovery import RecoveryReport, recover_into
 from streammeta.client.writer_log import LoggedAcks, LogTrimmer
+from streammeta.rpc import tracing
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch
 from streammeta.storage.object_store.base import ObjectStore
 
@@ -107,6 +108,7 @@ class StreamWriter(ClosedAtExit):
         self._slots = asyncio.Semaphore(self._config.parallel_uploads)
         self._order = CommitOrder()
         self._linger_timer: asyncio.TimerHandle | None = None
+        self._open_span = tracing.NOT_TRACED
         self._under_way: dict[BatchUpload, asyncio.Task[None]] = {}
         self._last: BatchUpload | None = None
         self._fencing = asyncio.Event()
@@ -441,6 +443,8 @@ class StreamWriter(ClosedAtExit):
             self._archive()
         elif len(self._open) >= self._config.max_streams:
             self._archive()
+        if not self._open:
+            self._open_span = tracing.begin("streammeta.append")
         run = self._open[stream] = StreamRun(stream)
         run.cost = RUN_OVERHEAD
         self._buffered += RUN_OVERHEAD
@@ -495,13 +499,15 @@ class StreamWriter(ClosedAtExit):
             return
         before = None if self._last is None or self._last.settled.is_set() else self._last
         batch = BatchUpload(list(self._open.values()), self._open_bytes, before)
+        batch.span, self._open_span = self._open_span, tracing.NOT_TRACED
         if self._log is not None and not self._is_recovering:
             batch.log_end = self._log.end
         self._unbuilt_bytes += self._open_bytes
         self._open = {}
         self._open_bytes = 0
         self._last = batch
-        self._under_way[batch] = asyncio.create_task(self._carry(batch))
+        with batch.span.current():
+            self._under_way[batch] = asyncio.create_task(self._carry(batch))
 
     # -- a batch on its way
 
@@ -510,13 +516,15 @@ class StreamWriter(ClosedAtExit):
         try:
             await self._build(batch)
             async with self._slots:
-                await self._uploader.upload(batch)
+                with tracing.span("streammeta.upload", {"bytes": batch.encoded_bytes}):
+                    await self._uploader.upload(batch)
             await self._order.submission(batch)
             self._bar_failed(batch)
-            submission = await self._uploader.submit(batch)
-            self._order.submitted(batch)
-            await self._order.settlement(batch)
-            await self._uploader.finish(batch, submission, self._order.hold)
+            with tracing.span("streammeta.commit", {"streams": len(batch.runs)}):
+                submission = await self._uploader.submit(batch)
+                self._order.submitted(batch)
+                await self._order.settlement(batch)
+                await self._uploader.finish(batch, submission, self._order.hold)
             if self._trimmer is not None:
                 await self._trimmer.settle(batch)
         except Exception as error:  # noqa: BLE001 - every caller gets it
@@ -554,6 +562,8 @@ class StreamWriter(ClosedAtExit):
                     run, batch.failures.get(run) or run.cut_short(was_submitted=was_submitted)
                 )
             self._buffered -= run.cost
+        lost = len(batch.runs) - len(batch.committed)
+        batch.span.end(f"{lost} streams are not committed" if lost else "")
         batch.objects.clear()
         batch.uploaded.clear()
         self._order.settled(batch)

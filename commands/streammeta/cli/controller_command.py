@@ -210,6 +210,12 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
     help="Describe the services to callers, as grpcurl asks for.",
 )
 @click.option(
+    "--tracing",
+    is_flag=True,
+    help="Trace commits and calls that come with a trace, and send spans by OTLP; the variables"
+    " OTEL_* say where and how. Needs the extra tracing.",
+)
+@click.option(
     "--policy",
     type=_FILE,
     help="TOML file that grants roles, denies certificates and gives namespaces of keys to some;"
@@ -301,14 +307,22 @@ def controller(
     # The server brings gRPC, boto3 and numpy along; `--help` need not wait for them.
     _import_structlog()
     from streammeta.controller.observe import configure_logging
-    from streammeta.controller.server import check, run
+    from streammeta.controller.server import check
 
     if check_config:
         check(config)
         click.echo("the configuration is valid")
         return
     configure_logging(log_level)
-    run(config)
+    _run(config)
+
+
+def _run(config: ControllerConfig) -> None:
+    from streammeta.cli.tracing import exporting_traces
+    from streammeta.controller.server import run
+
+    with exporting_traces("streammeta-controller", wanted=config.tracing):
+        run(config)
 
 
 def _import_structlog() -> None:

@@ -83,7 +83,8 @@ class ControllerConfig:
     `advertise` and `peer_advertise` where those reach it. `seeds` are controllers to ask for the
     leader, by node id at their peers' addresses; an entry of this node itself is ignored.
     `peer_overrides` say where to reach a peer whatever else is known of its address. `delete_rate`
-    is in objects a second. With `reflection` the contract is described to all that may connect.
+    is in objects a second. With `reflection` the contract is described to all that may connect;
+    with `tracing` calls that come with a trace are traced.
 
     With `tls` clients and peers must show certificates; `peer_tls` are other files for peers. With
     `tls_listen` too, clients do so there, and `listen` is plain text. Plain text beyond loopback
@@ -137,6 +138,7 @@ class ControllerConfig:
     oidc_audience: str = ""
     oidc_keys: str = ""
     reflection: bool = False
+    tracing: bool = False
     policy: Path | None = None
     audit_log: Path | None = None
     audit_failure: AuditFailure = AuditFailure.BLOCK_ADMIN

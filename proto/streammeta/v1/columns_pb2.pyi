@@ -334,6 +334,7 @@ class PackedCommitPipelineRequest(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     COMMITS_FIELD_NUMBER: _builtins.int
     UPLOADS_FIELD_NUMBER: _builtins.int
+    TRACEPARENTS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """echoed in the response"""
     @_builtins.property
@@ -344,16 +345,21 @@ class PackedCommitPipelineRequest(_message.Message):
     def uploads(self) -> Global___PackedUploadColumns:
         """judged after commits"""
 
+    @_builtins.property
+    def traceparents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of those who asked, if traced"""
+
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
         commits: _abc.Iterable[Global___PackedCommitStreamSetObjectRequest] | None = ...,
         uploads: Global___PackedUploadColumns | None = ...,
+        traceparents: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["uploads", b"uploads"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "sequence", b"sequence", "uploads", b"uploads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "sequence", b"sequence", "traceparents", b"traceparents", "uploads", b"uploads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -583,6 +583,7 @@ class CommitPipelineRequest(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     COMMITS_FIELD_NUMBER: _builtins.int
     UPLOADS_FIELD_NUMBER: _builtins.int
+    TRACEPARENTS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """echoed in the response"""
     @_builtins.property
@@ -593,16 +594,21 @@ class CommitPipelineRequest(_message.Message):
     def uploads(self) -> Global___UploadColumns:
         """judged after commits"""
 
+    @_builtins.property
+    def traceparents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """W3C Trace Context of those who asked for commits, if traced;"""
+
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
         commits: _abc.Iterable[Global___CommitStreamSetObjectRequest] | None = ...,
         uploads: Global___UploadColumns | None = ...,
+        traceparents: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["uploads", b"uploads"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "sequence", b"sequence", "uploads", b"uploads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "sequence", b"sequence", "traceparents", b"traceparents", "uploads", b"uploads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

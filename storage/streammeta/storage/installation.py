@@ -16,6 +16,7 @@ _EXTRA_OF = {
     **dict.fromkeys(("boto3", "botocore"), "s3"),
     **dict.fromkeys(("click", "cryptography", "grpc_health", "prompt_toolkit", "rich"), "cli"),
     **dict.fromkeys(("kio",), "kafka"),
+    **dict.fromkeys(("opentelemetry",), "tracing"),
     **dict.fromkeys(("grpc_reflection", "pyarrow", "structlog", "uvloop"), "controller"),
     **dict.fromkeys(("pandas", "psutil", "py4j", "pyspark"), "reconcile-spark"),
 }

@@ -33,6 +33,7 @@ from streammeta.controller.metadata.upload_batches import joined_uploads, split_
 from streammeta.controller.rpc.entrance import holder_of
 from streammeta.controller.rpc.memory_budget import MemoryBudget
 from streammeta.controller.rpc.memory_guard import MemoryGuard, Use
+from streammeta.controller.rpc.message_trace import MessageTrace
 from streammeta.controller.rpc.request_guard import Context, abort
 from streammeta.controller.rpc.wire_columns import (
     commit_stream_set_object_in,
@@ -53,6 +54,7 @@ from streammeta.controller.trust.door import (
     current_quota,
 )
 from streammeta.controller.trust.rates import Rates
+from streammeta.rpc import tracing
 from streammeta.rpc.identity import Principal
 from streammeta.v1 import columns_pb2 as pb
 
@@ -96,6 +98,7 @@ class _Message(NamedTuple):
     rows: int
     with_effects: Sequence[tuple[int, pb.PackedCommitStreamSetObjectRequest]] = ()
     """Commits that put values or trim streams, each with its place."""
+    trace: MessageTrace | None = None
 
     @property
     def uploads(self) -> CommitUploads | None:
@@ -114,6 +117,7 @@ class _Decided(NamedTuple):
     with_effects: Sequence[tuple[int, pb.PackedCommitStreamSetObjectRequest]] = ()
     decided_at: float = 0.0
     """Time of the decision, in seconds of `time.perf_counter`."""
+    trace: MessageTrace | None = None
 
     def verdicts(self) -> tuple[int, int]:
         """Return (commits, commits refused)."""
@@ -145,6 +149,8 @@ class _Decided(NamedTuple):
         encoded = response.SerializeToString()
         for submission in self.submissions:
             await submission.committed()
+        if self.trace is not None:
+            self.trace.committed(*self.tally())
         return encoded
 
 
@@ -203,6 +209,9 @@ class _Ahead:
         self._sizes: deque[int] = deque()
         self._bytes = 0
         self._undecided: deque[bytes] = deque()
+        self._came: deque[int] = deque()
+        self.came_ns = 0
+        """Time at which the message taken last was read, in ns since 1970; 0: nothing is traced."""
         self._is_over = False
         self.is_awaited = False
         """Whether the task that decides messages waits for one."""
@@ -222,6 +231,8 @@ class _Ahead:
         self._bytes += len(data)
         self._memory.take(self._holder, len(data))
         self._undecided.append(data)
+        if tracing.is_on():
+            self._came.append(time.time_ns())
         self._rests.arrived(len(data))
 
     def wake(self) -> None:
@@ -247,6 +258,8 @@ class _Ahead:
         if not self._undecided:
             return None
         data = self._undecided.popleft()
+        if self._came:
+            self.came_ns = self._came.popleft()
         self._rests.left(len(data))
         return data
 
@@ -432,7 +445,7 @@ class CommitPipeline:
         rows = 0
         refused: _Refused | None = None
         while refused is None and rows < ROWS_A_PART and (data := ahead.take()) is not None:
-            message = _read(data, refusal)
+            message = _read(data, refusal, ahead.came_ns)
             if isinstance(message, _Refused):
                 refused = message
             else:
@@ -461,7 +474,12 @@ class CommitPipeline:
         answers = split_answers(cast(CommitUploadsAnswer, submission.answers[0]), uploads)
         now = time.perf_counter()
         return [
-            _Decided(message.sequence, (submission,), (), answer, (), now)
+            _Decided(
+                message.sequence,
+                *((submission,), (), answer, ()),
+                now,
+                message.trace and message.trace.decided(),
+            )
             for message, answer in zip(messages, answers, strict=True)
         ]
 
@@ -488,10 +506,11 @@ class CommitPipeline:
         answers = [answer for submission in submissions for answer in submission.answers]
         uploads = answers.pop() if message.uploads is not None else None
         effects, now = message.with_effects, time.perf_counter()
-        return _Decided(message.sequence, submissions, answers, uploads, effects, now)
+        trace = message.trace and message.trace.decided()
+        return _Decided(message.sequence, submissions, answers, uploads, effects, now, trace)
 
 
-def _read(data: bytes, refusal: Exception | None) -> _Message | _Refused:
+def _read(data: bytes, refusal: Exception | None, came_ns: int) -> _Message | _Refused:
     """Parse a message; all of it before any commit is decided: a malformed one changes nothing."""
     sequence: int | None = None
     try:
@@ -509,7 +528,10 @@ def _read(data: bytes, refusal: Exception | None) -> _Message | _Refused:
             for place, commit in enumerate(message.commits)
             if commit.kv_puts or commit.trims
         ]
-        return _Message(sequence, commits, sum(map(_size, commits)), with_effects)
+        trace = None
+        if came_ns and message.traceparents:
+            trace = MessageTrace(tuple(message.traceparents), came_ns)
+        return _Message(sequence, commits, sum(map(_size, commits)), with_effects, trace)
     except Exception as error:  # noqa: BLE001 - told when it is its turn to be answered
         return _Refused(sequence, error)
 

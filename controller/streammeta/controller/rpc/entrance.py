@@ -25,6 +25,7 @@ from streammeta.controller.trust.auditor import Auditor, note_caller
 from streammeta.controller.trust.door import Caller, Door, current_caller, fingerprint_shown
 from streammeta.controller.trust.rates import Rates
 from streammeta.controller.trust.refusals import UnknownKeyError
+from streammeta.rpc import tracing
 
 _Input = TypeVar("_Input")
 _Result = TypeVar("_Result")
@@ -56,6 +57,20 @@ def holder_of(caller: Caller, context: Context) -> str:
 def unread_answers(bytes_max: int = ANSWER_MEMORY_BYTES) -> MemoryBudget:
     """Return a budget of answers that are not sent."""
     return MemoryBudget(bytes_max, what="unread answers")
+
+
+def _traced(method: str, handler: Handler[_Input, _Result]) -> Handler[_Input, _Result]:
+    """Trace the calls that come with a trace, if this controller traces at all."""
+    if not tracing.is_on():
+        return handler
+
+    async def call(data: _Input, context: Context) -> _Result:
+        metadata = context.invocation_metadata() or ()
+        given = (value for key, value in metadata if key == tracing.TRACEPARENT_KEY)
+        with tracing.serving("/".join(method.rsplit(".", 1)), str(next(given, ""))):
+            return await handler(data, context)
+
+    return call
 
 
 class Entrance:
@@ -128,7 +143,7 @@ class Entrance:
 
         recorded = call if self._auditor is None else _recorded(self._auditor, method, call)
         whole = self._counted(recorded) if answers_much else recorded
-        return self._tally.wrap(method, whole, lasts=lasts)
+        return self._tally.wrap(method, whole if lasts else _traced(method, whole), lasts=lasts)
 
     async def _require_read(self, caller: Caller, context: Context) -> None:
         """Refuse a call whose caller has not read its earlier answers."""

@@ -37,6 +37,7 @@ from streammeta.controller.records.record import Record
 from streammeta.controller.runtime.admission import Gate, TurnBudget
 from streammeta.controller.runtime.change_feed import ChangeFeed
 from streammeta.controller.runtime.clock import Clock
+from streammeta.controller.runtime.commit_phases import Phases
 from streammeta.controller.runtime.commit_tally import CommitTally
 from streammeta.controller.runtime.interfaces import ReplicatedLog, SnapshotPoint
 from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, LoadedMap, read_map
@@ -46,6 +47,7 @@ from streammeta.controller.runtime.state_hashes import AHEAD_MAX, AwaitedViews, 
 from streammeta.controller.runtime.waiters import OffsetWaiters
 from streammeta.controller.snapshot.checkpoint_file import Sink
 from streammeta.controller.trust.node_binding import NodeBinding
+from streammeta.rpc import tracing
 from streammeta.rpc.identity import Principal
 
 _log = structlog.get_logger(component="runtime")
@@ -201,9 +203,22 @@ class MetadataController:
         if type(request) is PrepareObjects:
             self._leading_log()
             await self._object_ids.decided()
+        if tracing.is_traced():
+            return await self._write_traced(request, held_to)
         await self.turn()
         submission = self.submit((request,), held_to)
         await submission.committed()
+        return Answered(submission.answers[0], submission.offset)
+
+    async def _write_traced(self, request: WriteRequest, held_to: Principal | None) -> Answered:
+        phases = Phases()
+        await self.turn()
+        phases.pass_on("admitted")
+        submission = self.submit((request,), held_to)
+        phases.pass_on("decided")
+        await submission.committed()
+        phases.pass_on("committed")
+        phases.record(type(request).__name__, (), {"offset": submission.offset})
         return Answered(submission.answers[0], submission.offset)
 
     async def turn(self) -> None:

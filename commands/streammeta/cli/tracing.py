@@ -1,0 +1,38 @@
+"""Export of traces by OTLP, as the variables OTEL_* of the environment say.
+
+Owns the provider of a process that runs as a command; a program that embeds the client has its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from streammeta.rpc import tracing
+from streammeta.storage.installation import optional_packages
+
+
+@contextmanager
+def exporting_traces(service: str, *, wanted: bool) -> Iterator[None]:
+    """Trace in the body if that is `wanted`, as `service` unless OTEL_SERVICE_NAME says another.
+
+    Raises `MissingPackageError` if the extra is not installed.
+    """
+    if not wanted:
+        yield
+        return
+    with optional_packages("--tracing", "tracing"):
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    os.environ.setdefault("OTEL_SERVICE_NAME", service)
+    provider = TracerProvider(resource=Resource.create())
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    tracing.enable(provider)
+    try:
+        yield
+    finally:
+        tracing.disable()
+        provider.shutdown()

@@ -1,0 +1,209 @@
+"""Traces of calls and commits: spans, and the `traceparent` that joins those of two processes.
+
+Off until `enable`: then nothing of OpenTelemetry is imported, and a span costs one comparison. Owns
+no exporter and no setting of one; knows nothing of what is traced. Names and attributes follow
+OpenTelemetry's conventions for RPC; `traceparent` is that of W3C Trace Context, version 00.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, TraceFlags, Tracer, TracerProvider
+
+TRACEPARENT_KEY = "traceparent"
+"""Metadata of a call: where its trace comes from."""
+
+LINKS_MAX = 128
+"""Maximum of traces that one message of commits names."""
+
+_TRACEPARENT = re.compile("([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+
+Attributes: TypeAlias = Mapping[str, str | int | bool]
+
+_tracer: Tracer | None = None
+
+
+def enable(provider: TracerProvider | None = None) -> None:
+    """Trace from now on, by `provider` or else the one that the process has set for all libraries.
+
+    Raises `ModuleNotFoundError` if opentelemetry-api is not installed.
+    """
+    global _tracer  # noqa: PLW0603 - one switch for the process, as OpenTelemetry's own
+    from opentelemetry import trace
+
+    _tracer = trace.get_tracer("streammeta", tracer_provider=provider)
+
+
+def disable() -> None:
+    """Trace no more."""
+    global _tracer  # noqa: PLW0603 - as above
+    _tracer = None
+
+
+def is_on() -> bool:
+    """Whether anything is traced."""
+    return _tracer is not None
+
+
+class OpenSpan:
+    """A span under way; `end` it once. One that is not traced does nothing."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, span: Span | None) -> None:
+        self._span = span
+
+    @property
+    def traceparent(self) -> str:
+        """What joins others to the trace; empty: it is not traced, or not sampled."""
+        return "" if self._span is None else _traceparent(self._span)
+
+    def end(self, error: str = "", attributes: Attributes | None = None) -> None:
+        """End it; `error` says what failed."""
+        if self._span is None:
+            return
+        for name, value in (attributes or {}).items():
+            self._span.set_attribute(name, value)
+        if error:
+            from opentelemetry.trace import Status, StatusCode
+
+            self._span.set_status(Status(StatusCode.ERROR, error))
+        self._span.end()
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Make it the parent of spans begun in the body."""
+        if self._span is None:
+            yield
+            return
+        from opentelemetry import trace
+
+        with trace.use_span(self._span, end_on_exit=False, record_exception=False):
+            yield
+
+
+NOT_TRACED = OpenSpan(None)
+
+
+def begin(name: str, attributes: Attributes | None = None) -> OpenSpan:
+    """Begin a span, a child of the current one if there is any."""
+    if _tracer is None:
+        return NOT_TRACED
+    return OpenSpan(_tracer.start_span(name, attributes=dict(attributes or {})))
+
+
+@contextlib.contextmanager
+def span(name: str, attributes: Attributes | None = None) -> Iterator[OpenSpan]:
+    """Trace the body as a child of the current span; what it raises is the span's error."""
+    if _tracer is None:
+        yield NOT_TRACED
+        return
+    opened = begin(name, attributes)
+    error = ""
+    try:
+        with opened.current():
+            yield opened
+    except BaseException as failure:
+        error = type(failure).__name__
+        raise
+    finally:
+        opened.end(error)
+
+
+@contextlib.contextmanager
+def serving(name: str, traceparent: str) -> Iterator[None]:
+    """Trace the answer to a call that came with `traceparent`; without one, nothing."""
+    parent = None if _tracer is None else _context(traceparent)
+    if _tracer is None or parent is None:
+        yield
+        return
+    from opentelemetry import trace
+
+    served = _tracer.start_span(name, context=parent, kind=trace.SpanKind.SERVER)
+    with trace.use_span(served, end_on_exit=True, record_exception=False):
+        yield
+
+
+def current_traceparent() -> str:
+    """Return what joins another process to the current span; empty: none, or not sampled."""
+    if _tracer is None:
+        return ""
+    from opentelemetry import trace
+
+    return _traceparent(trace.get_current_span())
+
+
+def is_traced() -> bool:
+    """Whether what runs now belongs to a trace that is recorded."""
+    return bool(current_traceparent())
+
+
+def record_phases(
+    name: str,
+    traceparents: Sequence[str],
+    times_ns: Sequence[tuple[str, int]],
+    attributes: Attributes | None = None,
+    error: str = "",
+) -> None:
+    """Record what is over: a span with a child for each phase.
+
+    `traceparents` are those who asked: the first is the parent, the others are linked; empty: the
+    current span is the parent. `times_ns` begins with the time of the begin, under any name, and
+    has then the time at which each phase ended, in ns since 1970.
+    """
+    if _tracer is None:
+        return
+    from opentelemetry import trace
+
+    contexts = [found for each in traceparents[:LINKS_MAX] if (found := _context(each)) is not None]
+    if traceparents and not contexts:
+        return
+    links = [trace.Link(trace.get_current_span(each).get_span_context()) for each in contexts[1:]]
+    whole = _tracer.start_span(
+        name,
+        context=contexts[0] if contexts else None,
+        kind=trace.SpanKind.SERVER if contexts else trace.SpanKind.INTERNAL,
+        attributes=dict(attributes or {}),
+        links=links,
+        start_time=times_ns[0][1],
+    )
+    inside = trace.set_span_in_context(whole)
+    for (_, began), (phase, ended) in itertools.pairwise(times_ns):
+        _tracer.start_span(phase, context=inside, start_time=began).end(max(began, ended))
+    if error:
+        whole.set_status(trace.Status(trace.StatusCode.ERROR, error))
+    whole.end(times_ns[-1][1])
+
+
+def _traceparent(span: Span) -> str:
+    of = span.get_span_context()
+    if not (of.is_valid and of.trace_flags.sampled):
+        return ""
+    return f"00-{of.trace_id:032x}-{of.span_id:016x}-01"
+
+
+def _context(traceparent: str) -> Context | None:
+    """Return the context that a stranger names; None if it names none that is sampled."""
+    from opentelemetry import trace
+
+    parts = _TRACEPARENT.fullmatch(traceparent)
+    if parts is None or parts[1] == "ff":
+        return None
+    trace_id, span_id, flags = (int(part, 16) for part in parts.groups()[1:])
+    remote = trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=_flags(flags))
+    if not (remote.is_valid and remote.trace_flags.sampled):
+        return None
+    return trace.set_span_in_context(trace.NonRecordingSpan(remote))
+
+
+def _flags(value: int) -> TraceFlags:
+    from opentelemetry.trace import TraceFlags
+
+    return TraceFlags(value)
