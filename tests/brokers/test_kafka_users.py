@@ -98,6 +98,18 @@ async def test_file_that_can_not_be_read_changes_nothing(
         (_ALICE.rpartition("$")[0] + "$c2hvcnQ=", "length"),
         (f"{_ALICE}\n{_ALICE}", "there already"),
     ],
+    # Salts differ from one process to the next, and names of tests must not.
+    ids=[
+        "no hash",
+        "no name",
+        "no scrypt",
+        "cost of no power of two",
+        "cost of no number",
+        "cost too high",
+        "cut hash",
+        "short hash",
+        "twice",
+    ],
 )
 def test_line_that_is_no_user_is_named_and_not_shown(line: str, problem: str) -> None:
     with pytest.raises(UsersFileError, match=problem) as found:
