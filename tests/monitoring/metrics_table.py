@@ -1,37 +1,49 @@
-"""The table of metrics in docs/metrics.md; `python -m tests.monitoring.metrics_table` writes it."""
+"""Tables of metrics in docs/metrics.md; `python -m tests.monitoring.metrics_table` writes them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from tests.monitoring.sampled import registry_of
+from tests.monitoring.sampled_brokers import client_registry
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
-BEGIN, END = "<!-- begin of the table -->\n", "<!-- end of the table -->\n"
+
+TABLES: Mapping[str, Callable[[], CollectorRegistry]] = {
+    "": registry_of,
+    " of clients": client_registry,
+}
+"""Registries with all metrics of a program, by the words that name its table."""
 
 
-def table() -> str:
-    """Return the table of all metrics of a controller."""
-    rows = "\n".join(_row(metric) for metric in _metrics())
+def table(of: str = "") -> str:
+    """Return the table of all metrics of a program, by default of a controller."""
+    rows = "\n".join(_row(metric) for metric in _metrics(of))
     return f"| name | type | labels | meaning |\n|---|---|---|---|\n{rows}\n"
 
 
-def written() -> str:
-    """Return the table as the page has it."""
-    return PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+def written(of: str = "") -> str:
+    """Return a table as the page has it."""
+    begin, end = _marks(of)
+    return PAGE.read_text().partition(begin)[2].partition(end)[0]
+
+
+def _marks(of: str) -> tuple[str, str]:
+    return f"<!-- begin of the table{of} -->\n", f"<!-- end of the table{of} -->\n"
 
 
 def series_names() -> set[str]:
-    """Return the names of all series, those of a histogram's parts among them."""
-    of_parts = {sample.name for metric in _metrics() for sample in metric.samples}
-    return of_parts | {_name(metric) for metric in _metrics()}
+    """Return the names of all series of a controller, those of a histogram's parts among them."""
+    of_parts = {sample.name for metric in _metrics("") for sample in metric.samples}
+    return of_parts | {_name(metric) for metric in _metrics("")}
 
 
-def _metrics() -> Iterator[Metric]:
-    return iter(sorted(registry_of().collect(), key=lambda one: (not _is_ours(one), one.name)))
+def _metrics(of: str) -> Iterator[Metric]:
+    return iter(sorted(TABLES[of]().collect(), key=lambda one: (not _is_ours(one), one.name)))
 
 
 def _is_ours(metric: Metric) -> bool:
@@ -48,5 +60,8 @@ def _name(metric: Metric) -> str:
 
 
 if __name__ == "__main__":
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + table() + END + rest.partition(END)[2])
+    for each in TABLES:
+        begin, end = _marks(each)
+        before, _, rest = PAGE.read_text().partition(begin)
+        assert rest, f"{PAGE.name} has no line {begin!r}"
+        PAGE.write_text(before + begin + table(each) + end + rest.partition(end)[2])

@@ -23,7 +23,7 @@ from streammeta.storage.durable_files import PosixFileSystem
 from tests.kit.fake_broker import until
 from tests.kit.tools import needs, path_of
 from tests.monitoring.http_calls import samples
-from tests.monitoring.metrics_table import table, written
+from tests.monitoring.metrics_table import TABLES, table, written
 from tests.monitoring.sampled import END, LEADING, SOURCES, audited, registry_of
 
 LINES_MAX = 1_500
@@ -163,8 +163,9 @@ async def test_the_audit_log_is_watched(tmp_path: Path) -> None:
         await writer.stop()
 
 
-def test_the_page_has_all_metrics() -> None:
-    assert written() == table(), "run: python -m tests.monitoring.metrics_table"
+@pytest.mark.parametrize("of", TABLES)
+def test_the_page_has_all_metrics(of: str) -> None:
+    assert written(of) == table(of), "run: python -m tests.monitoring.metrics_table"
 
 
 def test_a_scrape_is_short() -> None:
@@ -172,10 +173,11 @@ def test_a_scrape_is_short() -> None:
 
 
 @needs("promtool")
-def test_promtool_finds_nothing() -> None:
+@pytest.mark.parametrize("of", TABLES)
+def test_promtool_finds_nothing(of: str) -> None:
     checked = subprocess.run(
         [path_of("promtool"), "check", "metrics"],
-        input=generate_latest(registry_of()),
+        input=generate_latest(TABLES[of]()),
         capture_output=True,
         timeout=60,
         check=False,

@@ -132,7 +132,8 @@ def test_everything_of_the_thin_client_is_imported_beside_google_cloud(python: P
     said = run(python, "-c", _IMPORTS)
     assert said.returncode == 0, said.stderr
     missing, count = said.stdout.rsplit(" ", 1)
-    assert missing == "['botocore']", "only stores in S3 need an extra"
+    wanted = "['botocore', 'prometheus_client']"
+    assert missing == wanted, "only stores in S3 and a registry of metrics need an extra"
     assert int(count) > 100
 
 
@@ -156,6 +157,10 @@ def test_what_an_extra_would_bring_is_named_with_the_extra(python: Path) -> None
     assert said.returncode == 1
     assert "botocore" in said.stderr
     assert "streammeta[s3]" in said.stderr
+
+    said = run(python, "-c", "import streammeta.client.prometheus")
+    assert said.returncode == 1
+    assert "streammeta[metrics]" in said.stderr
 
     command = subprocess.run(
         [python.parent / "streammeta", "--help"], capture_output=True, text=True, check=False

@@ -100,6 +100,8 @@ from streammeta.client.session import Outcomes as Outcomes
 from streammeta.client.stream_client import NodeCompaction as NodeCompaction
 from streammeta.client.stream_client import StreamClient as StreamClient
 from streammeta.client.stream_client import StreamClientConfig as StreamClientConfig
+from streammeta.client.tally import ClientMetrics as ClientMetrics
+from streammeta.client.tally import TimesSeen as TimesSeen
 from streammeta.client.write_ahead_log.config import LogConfig as LogConfig
 from streammeta.client.write_ahead_log.config import LogIdentity as LogIdentity
 from streammeta.client.write_ahead_log.errors import DamagedLogError as DamagedLogError

@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -30,6 +32,7 @@ from streammeta.client.commit_messages import (
 from streammeta.client.controller_client import ControllerClient, refusal, unavailable
 from streammeta.client.errors import (
     BrokerClientError,
+    ControllerUnavailableError,
     PermissionDeniedError,
     ProtocolViolationError,
     UnsupportedError,
@@ -39,8 +42,9 @@ from streammeta.client.model import NodeIdentity, node_message
 from streammeta.client.resources import ClosedAtExit, warn_unclosed
 from streammeta.rpc import tracing
 from streammeta.rpc.failures import RpcFailure
-from streammeta.rpc.leader_router import LeaderSearch
+from streammeta.rpc.leader_router import LeaderSearch, kind_of
 from streammeta.v1 import objects_pb2
+from streammeta.v1.common_pb2 import ERROR_CODE_NONE
 
 MESSAGES_IN_FLIGHT = 4
 PENDING_MAX = 20_000
@@ -151,17 +155,19 @@ class CommitPipeline(ClosedAtExit):
 
     def _add(self, pending: PendingCommit | PendingUpload) -> None:
         pending.traceparent = tracing.current_traceparent()
-        pending.done.add_done_callback(self._on_done)
+        loop = asyncio.get_running_loop()
+        pending.done.add_done_callback(partial(self._on_done, loop.time()))
         self._pending += 1
         self._queue.add(pending)
         self._work.set()
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task = loop.create_task(self._run())
 
-    def _on_done(self, done: asyncio.Future[Any]) -> None:
+    def _on_done(self, began: float, done: asyncio.Future[Any]) -> None:
         self._pending -= 1
         if not done.cancelled():
-            done.exception()  # marks the error as retrieved: the caller may have been cancelled
+            verdict = _verdict_of(done)
+            self._client.tally.committed(verdict, asyncio.get_running_loop().time() - began)
         self._room.set()
 
     # -- finding the leader, again and again
@@ -201,6 +207,8 @@ class CommitPipeline(ClosedAtExit):
         if wait is None:
             self._refused(refusal(_METHOD, failure))
             return
+        if self._sent or self._queue:
+            self._client.tally.failed(kind_of(failure))
         self._drop_expired()
         if self._sent or self._queue:
             await asyncio.sleep(wait)
@@ -291,3 +299,14 @@ class CommitPipeline(ClosedAtExit):
             limit = min(self._client.attempt_timeout_s, self._deadline)
             now = asyncio.get_running_loop().time()
             self._patience.reschedule(now + limit if self._sent else None)
+
+
+def _verdict_of(done: asyncio.Future[Any]) -> str:
+    """Return how a commit has ended, one of `tally.VERDICTS`."""
+    error = done.exception()  # marks it as retrieved: the caller may have been cancelled
+    if error is not None:
+        is_open = isinstance(error, ControllerUnavailableError | WriterClosedError)
+        return "unanswered" if is_open else "refused"
+    seen = done.result()
+    codes = seen.values() if isinstance(seen, Mapping) else (seen.error,)
+    return "accepted" if all(code == ERROR_CODE_NONE for code in codes) else "refused"

@@ -55,6 +55,7 @@ from streammeta.client.model import (
     stream_description,
 )
 from streammeta.client.resources import ClosedAtExit, warn_unclosed
+from streammeta.client.tally import ClientTally
 from streammeta.rpc import tracing
 from streammeta.rpc.failures import Reason, RpcFailure, read_failure
 from streammeta.rpc.leader_router import (
@@ -100,9 +101,9 @@ class ControllerClient(ClosedAtExit):
     Safe for many concurrent calls on one event loop; use it as an async context manager or call
     `close`. `endpoints` are HOST:PORT. `attempt_timeout_s` bounds one attempt, `deadline_s` a whole
     call that names no other. With `tls` connections are encrypted and show a certificate; its files
-    may be replaced at any time. All calls share `router`, and `spread` says where watches and
-    session reads go. `rng` draws the jitter of waits. Raises `TypeError` or `ValueError` that names
-    what is wrong with an argument or a file.
+    may be replaced at any time. All calls share `router`, `spread` says where watches and session
+    reads go, and all parts over this client count in `tally`. `rng` draws the jitter of waits.
+    Raises `TypeError` or `ValueError` that names what is wrong with an argument or a file.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class ControllerClient(ClosedAtExit):
         rng = rng or random.Random()
         self.router = LeaderRouter(check_endpoints("endpoints", endpoints), rng)
         self.spread = ControllerSpread(self.router.endpoints, rng)
+        self.tally = ClientTally()
         self._learned_at = float("-inf")
         self._seen_offset = 0
         self.deadline_s = check_seconds("deadline_s", deadline_s)
@@ -234,8 +236,10 @@ class ControllerClient(ClosedAtExit):
     def _passed_over(self, endpoint: str, method: str, error: grpc.aio.AioRpcError) -> str:
         """Return why another controller is asked; raise the error if that is of no use."""
         failure = self.failure(error)
-        if kind_of(failure) is None:
+        kind = kind_of(failure)
+        if kind is None:
             raise refusal(method, failure) from error
+        self.tally.failed(kind)
         self.spread.failed(endpoint)
         return failure.text
 
@@ -355,6 +359,7 @@ class ControllerClient(ClosedAtExit):
                 wait = search.failed(failure)
                 if wait is None:
                     raise refusal(method.name, failure) from error
+                self.tally.failed(kind_of(failure))
             else:
                 if method.leader_only:
                     search.answered()

@@ -118,6 +118,7 @@ class MetadataWatch:
                 search.failed(endpoint, f"nothing came for {self._silence:g} s")
             if search.is_gone_everywhere:
                 return
+            self._client.tally.watch_restarts += 1
             await search.turn()
 
     async def _should_leave(self, endpoint: str) -> bool:

@@ -36,9 +36,9 @@ from streammeta.client.reading.map_follower import StreamTail
 from streammeta.client.reading.range_reader import Fetched
 from streammeta.client.resources import ClosedAtExit
 from streammeta.client.session import BrokerSession, OpenedStream, Outcomes, Tags
+from streammeta.client.tally import ClientMetrics, snapshot
 from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
-from streammeta.client.write_ahead_log.record_log import RecordLog
 from streammeta.client.write_ahead_log.recovery import RecoveryReport
 from streammeta.client.writer import StreamWriter
 from streammeta.rpc.tls import TlsFiles
@@ -104,6 +104,7 @@ class StreamClient(ClosedAtExit):
     store: ObjectStore
     reader: StreamReader
     _writer: StreamWriter | None
+    _log: WriteAheadLog | ObjectLog | None
     _session: BrokerSession | None
     _config: StreamClientConfig
     _epochs: dict[int, int]
@@ -147,7 +148,7 @@ class StreamClient(ClosedAtExit):
             controllers = await closing.enter_async_context(
                 ControllerClient(endpoints, deadline_s=config.deadline_s, tls=tls)
             )
-            session = writer = failovers = None
+            session = writer = log = failovers = None
             if node_id is None:
                 namespace = await controllers.object_namespace()
             else:
@@ -176,7 +177,8 @@ class StreamClient(ClosedAtExit):
             await closing.enter_async_context(reader)
             inherited = () if session is None else session.inherited
             epochs = {one.stream_id: one.epoch for one in inherited}
-            client = cls(controllers, store, reader, writer, session, config, epochs, closing)
+            parts = (controllers, store, reader, writer, log, session)
+            client = cls(*parts, config, epochs, closing)
             client._failovers = failovers
             if writer is not None and config.has_log:
                 client.recovery = await writer.recover()
@@ -216,6 +218,22 @@ class StreamClient(ClosedAtExit):
     def failovers(self) -> tuple[FailoverReport, ...]:
         """Results of the failovers that this process has carried out for others, oldest first."""
         return () if self._failovers is None else tuple(self._failovers.reports)
+
+    def metrics(self) -> ClientMetrics:
+        """Return what this client has counted so far; cheap enough to ask at any time."""
+        log = self._log
+        on_disk = log if isinstance(log, WriteAheadLog) else None
+        in_bucket = log if isinstance(log, ObjectLog) else None
+        return snapshot(
+            self.controllers.tally,
+            self.reader.stats,
+            buffered_bytes=0 if self._writer is None else self._writer.buffered_bytes,
+            leader_changes=self.controllers.router.leader_changes,
+            log_bytes=(on_disk.flushed_bytes if on_disk is not None else 0)
+            + (in_bucket.slot_bytes if in_bucket is not None else 0),
+            log_flushes=0 if on_disk is None else on_disk.flushes,
+            log_slots=0 if in_bucket is None else in_bucket.slots,
+        )
 
     # -- streams
 
@@ -359,7 +377,7 @@ async def _open_log(
     node_epoch: int,
     config: StreamClientConfig,
     closing: AsyncExitStack,
-) -> RecordLog | None:
+) -> WriteAheadLog | ObjectLog | None:
     identity = LogIdentity(session.namespace, session.node.node_id, node_epoch)
     if config.object_log is not None:
         await BucketCheck(session.client, store, session.namespace).passed()

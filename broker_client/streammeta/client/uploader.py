@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from streammeta.client.object_ids import ObjectIds
 from streammeta.client.record_buffer import StreamRun, plan_objects
 from streammeta.client.resources import StoreThreads
 from streammeta.client.session import BrokerSession
+from streammeta.client.tally import UPLOAD, UPLOAD_ANEW
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import StorageError, StoreUnavailableError
 from streammeta.storage.object_format.index_block import StreamRange
@@ -78,6 +80,7 @@ class Uploader:
         is_persistent: bool = False,
     ) -> None:
         self._session = session
+        self._tally = session.client.tally
         self._store = store
         self._bucket = BucketCheck(session.client, store.store, session.namespace)
         self._config = config
@@ -148,9 +151,12 @@ class Uploader:
         store, data = self._store.store, one.content.data
 
         async def put() -> None:
+            began = time.monotonic()
             try:
                 await self._store.run(lambda: store.put(key, data))
+                self._tally.uploaded(len(data), time.monotonic() - began)
             except StorageError as error:
+                self._tally.upload_failed()
                 raise UploadFailedError(key, one.object_id, str(error)) from error
 
         try:
@@ -169,6 +175,7 @@ class Uploader:
                 if not self._is_persistent:
                     raise
                 wait = _PAUSES.wait(attempt)
+                self._tally.retries[UPLOAD] += 1
                 _log.warning("it is repeated in %g s: %s", wait, error)
             await asyncio.sleep(wait)
             attempt += 1
@@ -184,6 +191,7 @@ class Uploader:
         while late := self._overtaken(batch):
             batch.uploaded.clear()
             if self._may_repeat(batch):
+                self._tally.retries[UPLOAD_ANEW] += 1
                 await self.upload(batch)
             else:
                 batch.failures.update(late)
@@ -209,6 +217,7 @@ class Uploader:
                 batch.uploaded.clear()
                 if _has(late, ObjectExpiredError):
                     self._ids.discard()
+                self._tally.retries[UPLOAD_ANEW] += 1
                 await self.upload(batch)
             submission = await self._hand_in(batch)
             for run in late:

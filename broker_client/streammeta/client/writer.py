@@ -85,6 +85,7 @@ class StreamWriter(ClosedAtExit):
             check_offers("log", log, "trim", "an open log; await WriteAheadLog.open(...)")
         self._config.check_log(log)
         self._session = session
+        self._tally = session.client.tally
         self._threads = StoreThreads(store, self._config.upload_threads, "upload")
         self._heartbeat = Heartbeat(session, self._fence)
         self._uploader = Uploader(
@@ -458,8 +459,13 @@ class StreamWriter(ClosedAtExit):
         size: int,
         to_log: Sequence[tuple[bytes, bytes]],
     ) -> asyncio.Future[int]:
-        """Account for an append that is in its run, and log it; return its future."""
+        """Account for an append that is in its run, and log it; return its future.
+
+        One that the log holds already has nothing `to_log`.
+        """
         loop = self._loop or self._start()
+        if to_log:
+            self._tally.appended(run.end_offset - base_offset, size)
         ack: asyncio.Future[int] = loop.create_future()
         if self._logged is None or not to_log:
             run.add_ack(ack, base_offset)

@@ -108,7 +108,8 @@ class LeaderRouter:
     follower takes longer than a client to notice that its leader is gone. One that hangs costs the
     whole time of an attempt, so for some rounds only the others are asked. A leader that takes
     nothing now is asked again with growing waits, and now and then another one in its place, since
-    it may not have heard of the next leader.
+    it may not have heard of the next leader. `leader_changes` counts how often another one answered
+    as the leader than before.
     """
 
     def __init__(
@@ -124,6 +125,8 @@ class LeaderRouter:
         self._endpoints = tuple(endpoints)
         self._rng = rng
         self._leader: str | None = None
+        self._answered = ""
+        self.leader_changes = 0
         self._epoch = -1
         self._suspects: set[str] = set()
         self._hanging: set[str] = set()
@@ -148,6 +151,9 @@ class LeaderRouter:
     def answered(self, endpoint: str) -> None:
         """Note that `endpoint` answered as the leader."""
         self._leader = endpoint
+        if endpoint != self._answered:
+            self.leader_changes += bool(self._answered)
+            self._answered = endpoint
         self._suspects.discard(endpoint)
         self._hanging.discard(endpoint)
 

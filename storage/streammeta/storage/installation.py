@@ -17,6 +17,7 @@ _EXTRA_OF = {
     **dict.fromkeys(("click", "cryptography", "grpc_health", "prompt_toolkit", "rich"), "cli"),
     **dict.fromkeys(("kio",), "kafka"),
     **dict.fromkeys(("opentelemetry",), "tracing"),
+    **dict.fromkeys(("prometheus_client",), "metrics"),
     **dict.fromkeys(("grpc_reflection", "pyarrow", "structlog", "uvloop"), "controller"),
     **dict.fromkeys(("pandas", "psutil", "py4j", "pyspark"), "reconcile-spark"),
 }

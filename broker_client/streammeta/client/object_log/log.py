@@ -71,7 +71,8 @@ class ObjectLog(ClosedAtExit):
     """An open log. Make it with `open`; use it from that event loop, and `close` it.
 
     Positions count records: those of earlier processes' logs come first, up to `recovered_end`,
-    then those appended here, up to `end`; the records below `trimmed` are settled.
+    then those appended here, up to `end`; the records below `trimmed` are settled. `slots` counts
+    those that this process has filled with records and stored, of `slot_bytes` together.
     """
 
     def __init__(
@@ -99,6 +100,8 @@ class ObjectLog(ClosedAtExit):
         self._idle.set()
         self._ended: WriteAheadLogError | None = None
         self._is_closed = False
+        self.slots = 0
+        self.slot_bytes = 0
 
     @classmethod
     async def open(
@@ -348,6 +351,8 @@ class ObjectLog(ClosedAtExit):
 
     def _stored(self, upload: SlotUpload) -> None:
         for group in self._queue.stored(upload.sequence):
+            self.slots += 1
+            self.slot_bytes += group.size
             if not group.ack.done():
                 group.ack.set_result(None)
         if self._queue.is_idle:

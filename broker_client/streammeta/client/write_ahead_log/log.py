@@ -57,7 +57,7 @@ class WriteAheadLog(ClosedAtExit):
 
     Positions count the records that there ever were: `end` is behind the last one appended,
     `recovered_end` behind the last one that the log had when it was opened, and the records below
-    `trimmed` are settled.
+    `trimmed` are settled. `flushes` counts the syncs with records, of `flushed_bytes` together.
     """
 
     def __init__(
@@ -90,6 +90,8 @@ class WriteAheadLog(ClosedAtExit):
         self._start_over_at: int | None = None
         self._broken: WriteAheadLogBrokenError | None = None
         self._is_closed = False
+        self.flushes = 0
+        self.flushed_bytes = 0
 
     @classmethod
     async def open(
@@ -343,8 +345,10 @@ class WriteAheadLog(ClosedAtExit):
         else:
             done, self._segments = running.result()
             self._kept_bytes = self._count_kept_bytes()
+            self.flushes += bool(done)
             for group in groups[:done]:
                 self._unflushed -= group.size
+                self.flushed_bytes += group.size
                 if not group.done.done():
                     group.done.set_result(None)
             if done < len(groups):
