@@ -21,6 +21,7 @@ from jwt.algorithms import ECAlgorithm
 
 from scripts.benchmarks.figures import Outcome, Table, median
 from streammeta.cli.local_certificates import LocalCertificates
+from streammeta.controller.grpc_server.server import new_server
 from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.runtime.clock import SystemClock
 from streammeta.controller.trust.audit_file import AuditFile
@@ -29,7 +30,7 @@ from streammeta.controller.trust.auditor import Auditor, Office
 from streammeta.controller.trust.door import Door
 from streammeta.controller.trust.policy import parse_policy
 from streammeta.controller.trust.tokens import TokenVerifier, parse_keys
-from streammeta.rpc.connections import client_channel, listen, new_server
+from streammeta.rpc.connections import client_channel
 from streammeta.rpc.identity import Role
 from streammeta.rpc.tls import TlsFiles
 from streammeta.storage.durable_files import PosixFileSystem
@@ -179,9 +180,9 @@ async def _serve(stack: AsyncExitStack, measured: _Measured, tls: TlsFiles) -> M
     service = grpc.method_handlers_generic_handler("bench.Authorization", handlers)
     server.add_generic_rpc_handlers((service,))
     ports = {
-        "plain text": listen(server, "127.0.0.1:0"),
-        "tls": listen(server, "127.0.0.1:0", tls),
-        "tokens": listen(server, "127.0.0.1:0", tls, asks_clients=False),
+        "plain text": server.listen("127.0.0.1:0"),
+        "tls": server.listen("127.0.0.1:0", tls),
+        "tokens": server.listen("127.0.0.1:0", tls, asks_clients=False),
     }
     await server.start()
     stack.push_async_callback(server.stop, None)

@@ -21,7 +21,7 @@ from typing import Any
 import grpc
 import uvloop
 
-from streammeta.rpc.connections import listen, new_server
+from streammeta.controller.grpc_server.server import new_server
 
 PIPELINE, UNARY = "/floor.Floor/Pipeline", "/floor.Floor/Unary"
 MESSAGE_BYTES = 160
@@ -141,10 +141,10 @@ async def _lead(log: _Log, ports: Sequence[int]) -> None:
             )
         ]
     )
-    port = listen(server, "127.0.0.1:0")
+    port = server.listen("127.0.0.1:0")
     await server.start()
     print(f"ready {port}", flush=True)
-    await server.wait_for_termination()
+    await asyncio.Event().wait()
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from streammeta.controller.grpc_server.limits import REQUEST_BYTES_MAX
 from streammeta.controller.rpc.memory_budget import MemoryBudget
-from streammeta.rpc.connections import REQUEST_BYTES_MAX
 from streammeta.rpc.failures import Reason, read_failure
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2
 from tests.kit.fake_broker import until

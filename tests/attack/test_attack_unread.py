@@ -8,11 +8,11 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from streammeta.controller.grpc_server.server import new_server
 from streammeta.controller.rpc.entrance import LARGE_ANSWERS, Entrance, unread_answers
 from streammeta.controller.rpc.memory_budget import MemoryBudget
 from streammeta.controller.trust.door import Door
 from streammeta.controller.trust.method_rules import RULES
-from streammeta.rpc.connections import listen, new_server
 from streammeta.v1 import kv_pb2
 from tests.attack.direct_calls import AbortedError, DirectContext
 from tests.attack.hostile import Target, ended, unread
@@ -63,7 +63,7 @@ async def test_a_connection_whose_answers_are_not_read_ends_at_its_age(
 
     server = new_server(connection_age_ms=_AGE_MS)
     server.add_generic_rpc_handlers([_OneMethod(entrance.wrap(_GET, listed))])
-    port = listen(server, "127.0.0.1:0")
+    port = server.listen("127.0.0.1:0")
     await server.start()
     try:
         async with unread(Target(f"127.0.0.1:{port}"), f"/{_GET}", 1) as reader:

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from streammeta.client import ControllerClient, methods
+from streammeta.controller.grpc_server.limits import Limits
 from streammeta.rpc import connections
 from streammeta.rpc.failures import Reason, read_failure
 from streammeta.rpc.leader_router import FailureKind, LeaderRouter
@@ -54,9 +55,8 @@ def failures(monkeypatch: pytest.MonkeyPatch) -> list[FailureKind]:
 
 
 async def test_a_call_above_the_number_that_may_be_under_way_is_repeated_until_there_is_room(
-    monkeypatch: pytest.MonkeyPatch, failures: list[FailureKind]
+    failures: list[FailureKind],
 ) -> None:
-    monkeypatch.setattr(connections, "CALLS_MAX", 2)
     has_room, arrived = asyncio.Event(), 0
 
     async def wait() -> None:
@@ -65,7 +65,7 @@ async def test_a_call_above_the_number_that_may_be_under_way_is_repeated_until_t
         await has_room.wait()
 
     async with (
-        served(Answering(wait)) as endpoint,
+        served(Answering(wait), limits=Limits(calls=2)) as endpoint,
         connections.client_channel(endpoint) as channel,
         ControllerClient([endpoint]) as client,
     ):
@@ -89,19 +89,18 @@ async def test_a_call_above_the_number_that_may_be_under_way_is_repeated_until_t
 
 
 async def test_calls_that_a_busy_controller_has_not_begun_are_repeated_and_all_answered(
-    monkeypatch: pytest.MonkeyPatch, failures: list[FailureKind]
+    failures: list[FailureKind],
 ) -> None:
     """Those beyond what may wait are cancelled; to the client their outcome is unknown."""
-    few = (
-        ("grpc.server.max_pending_requests", 2),
-        ("grpc.server.max_pending_requests_hard_limit", 4),
-    )
-    monkeypatch.setattr(connections, "_SERVER", (*connections._SERVER, *few))
+    few = Limits(waiting_some=2, waiting_most=4, begun_a_turn=1)
 
     async def hold_up() -> None:
         time.sleep(0.01)  # noqa: ASYNC251 - a loop that is busy
 
-    async with served(Answering(hold_up)) as endpoint, ControllerClient([endpoint]) as client:
+    async with (
+        served(Answering(hold_up), limits=few) as endpoint,
+        ControllerClient([endpoint]) as client,
+    ):
         answers = await asyncio.gather(*(client.call(METHOD, REQUEST) for _ in range(_CALLS)))
     assert answers == [streams_pb2.DescribeStreamsResponse()] * _CALLS
     assert set(failures) == {FailureKind.UNREACHABLE}

@@ -223,28 +223,6 @@ def test_a_command_names_the_extra_that_it_needs(
     assert "Traceback" not in done.stderr
 
 
-STARTED = """
-import atexit, os, sys
-
-def tell():
-    print(os.environ["GRPC_EXPERIMENTS"], "grpc" in sys.modules)
-
-atexit.register(tell)
-sys.argv = ["streammeta", "health", "--help"]
-from streammeta.cli.main import main
-main()
-"""
-
-
-@pytest.mark.process
-def test_grpc_knows_the_settings_that_the_program_gives_it() -> None:
-    """A name that it does not know is told on standard error."""
-    done = run([sys.executable, "-c", STARTED])
-
-    assert done.stdout.endswith("-event_engine_listener True\n")
-    assert done.stderr == ""
-
-
 FOUND = {"name": "x", "error": "a fact with the name of the contract's member"}
 
 

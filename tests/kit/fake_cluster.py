@@ -21,6 +21,7 @@ import grpc
 
 from streammeta.client import methods
 from streammeta.client.methods import Method
+from streammeta.controller.grpc_server.server import Server
 from streammeta.rpc.failures import details_trailer
 from streammeta.v1 import admin_pb2, nodes_pb2, objects_pb2, streams_pb2
 from streammeta.v1.common_pb2 import (
@@ -322,7 +323,7 @@ class FakeCluster:
         self.requests: dict[str, list[Any]] = defaultdict(list)
         self.hooks: dict[str, Callable[[Any], Awaitable[None]]] = {}
         self._faults: dict[str, Fault] = {}
-        self._servers: list[grpc.aio.Server | None] = [None] * members
+        self._servers: list[Server | None] = [None] * members
 
     async def __aenter__(self) -> Self:
         for member in range(len(self._servers)):

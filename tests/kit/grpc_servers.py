@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from types import ModuleType
 from typing import Any, NoReturn
 
 import grpc
 
-from streammeta.rpc.connections import listen, new_blocking_server, new_server
+from streammeta.controller.grpc_server.limits import ANSWER_BYTES_MAX, DEFAULT, Limits
+from streammeta.controller.grpc_server.server import Server
 from streammeta.rpc.failures import details_trailer
 from streammeta.rpc.tls import TlsFiles
 
@@ -17,20 +19,20 @@ ANY_PORT = "127.0.0.1:0"
 
 
 async def started(
-    *handlers: grpc.GenericRpcHandler, at: str = ANY_PORT
-) -> tuple[grpc.aio.Server, str]:
+    *handlers: grpc.GenericRpcHandler, at: str = ANY_PORT, limits: Limits = DEFAULT
+) -> tuple[Server, str]:
     """Return a running server of these services, and its endpoint; the caller stops it."""
-    server = new_server()
+    server = Server(limits)
     server.add_generic_rpc_handlers(handlers)
-    port = listen(server, at)
+    port = server.listen(at)
     await server.start()
     return server, f"127.0.0.1:{port}"
 
 
 @asynccontextmanager
-async def served(*handlers: grpc.GenericRpcHandler) -> AsyncIterator[str]:
+async def served(*handlers: grpc.GenericRpcHandler, limits: Limits = DEFAULT) -> AsyncIterator[str]:
     """Serve until the block ends; gives the endpoint."""
-    server, endpoint = await started(*handlers)
+    server, endpoint = await started(*handlers, limits=limits)
     try:
         yield endpoint
     finally:
@@ -62,13 +64,24 @@ def served_by_threads(
     tls: TlsFiles | None = None,
 ) -> Iterator[str]:
     """Serve these modules' services in threads until the block ends; gives the endpoint."""
-    server = new_blocking_server(threads)
+    options = [("grpc.max_send_message_length", ANSWER_BYTES_MAX), ("grpc.so_reuseport", 0)]
+    # The product has no server of threads; what is served here is a stand-in.
+    server = grpc.server(ThreadPoolExecutor(threads), options=options)  # noqa: TID251
     for name, add_to_server in (item for module in modules for item in vars(module).items()):
         if name.startswith("add_"):
             add_to_server(servicer, server)
-    port = listen(server, at, tls)
+    port = server.add_insecure_port(at) if tls is None else _secure_port(server, at, tls)
     server.start()
     try:
         yield f"127.0.0.1:{port}"
     finally:
         server.stop(None).wait()
+
+
+def _secure_port(server: grpc.Server, at: str, tls: TlsFiles) -> int:
+    shown = tls.load()
+    pair = [(shown.key, shown.certificate)]
+    credentials = grpc.ssl_server_credentials(  # noqa: TID251
+        pair, shown.ca, require_client_auth=True
+    )
+    return server.add_secure_port(at, credentials)

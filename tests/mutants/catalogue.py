@@ -2,6 +2,7 @@
 
 from tests.mutants.adoptions import ADOPTIONS
 from tests.mutants.backups import BACKUPS
+from tests.mutants.clients import CLIENTS
 from tests.mutants.commits import COMMITS
 from tests.mutants.controllers import CONTROLLERS
 from tests.mutants.disk import DISK
@@ -31,6 +32,7 @@ _ALL = (
     *STATE,
     *COMMITS,
     *PEERS,
+    *CLIENTS,
     *MONITORING,
     *BACKUPS,
     *ADOPTIONS,

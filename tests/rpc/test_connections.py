@@ -1,9 +1,12 @@
-"""Options of gRPC by their effect: gRPC passes over a name that it does not know without a word."""
+"""Options of channels and limits of servers by their effect.
+
+gRPC passes over an option that it does not know without a word.
+"""
 
 import asyncio
 import struct
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,17 +15,15 @@ import pytest
 import pytest_asyncio
 
 from scripts.benchmarks.http2 import PING, PREFACE, SETTINGS, frame
-from streammeta.rpc import connections
-from streammeta.rpc.connections import (
+from streammeta.controller.grpc_server.limits import (
     ANSWER_BYTES_MAX,
+    DEFAULT,
     REQUEST_BYTES_MAX,
-    add_services,
-    client_channel,
-    listen,
-    new_server,
-    open_connections,
-    operator_channel,
+    Limits,
 )
+from streammeta.controller.grpc_server.server import Server, new_server, open_connections
+from streammeta.rpc import connections
+from streammeta.rpc.connections import client_channel, operator_channel
 from tests.kit.fake_broker import until
 from tests.kit.grpc_servers import ANY_PORT, served
 
@@ -38,7 +39,7 @@ class Service:
         self.begun, self.end = asyncio.Event(), asyncio.Event()
         self.blocking = threading.Event()
         self.peers: set[str] = set()
-        self.waiting = 0
+        self.waiting = self.filled = 0
 
     async def wait(self, _request: bytes, context: Any) -> bytes:
         self.peers.add(context.peer())
@@ -57,6 +58,7 @@ class Service:
         return b"answer"
 
     async def fill(self, request: bytes, _context: Any) -> bytes:
+        self.filled += 1
         return bytes(int(request.lstrip(b"\0") or b"0"))
 
     async def fill_each(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
@@ -134,21 +136,22 @@ class Relay:
 
 
 @pytest.fixture
-def _fifty_times_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    def faster(options: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-        return [
-            (name, value // 50 if name.endswith("_ms") and "handshake" not in name else value)
-            for name, value in options
-        ]
-
-    for name in ("_SERVER", "_CLIENT"):
-        monkeypatch.setattr(connections, name, faster(getattr(connections, name)))
+def fifty_times_faster(monkeypatch: pytest.MonkeyPatch) -> Limits:
+    """Have channels that are made from now on be as quick as a server of these limits."""
+    faster = [
+        (name, value // 50 if name.endswith("_ms") else value)
+        for name, value in connections._CLIENT
+    ]
+    monkeypatch.setattr(connections, "_CLIENT", faster)
+    return Limits(
+        keepalive_s=DEFAULT.keepalive_s / 50, keepalive_timeout_s=DEFAULT.keepalive_timeout_s / 50
+    )
 
 
 @asynccontextmanager
-async def quiet_call(service: Service) -> AsyncIterator[tuple[Relay, Any]]:
+async def quiet_call(service: Service, limits: Limits) -> AsyncIterator[tuple[Relay, Any]]:
     """Give a call through a relay that waits for an answer, once it has been pinged for long."""
-    async with served(service.handlers()) as endpoint:
+    async with served(service.handlers(), limits=limits) as endpoint:
         relay = Relay(endpoint)
         async with relay.running() as through, client_channel(through) as channel:
             call = wait(channel)
@@ -160,17 +163,19 @@ async def quiet_call(service: Service) -> AsyncIterator[tuple[Relay, Any]]:
                 service.end.set()
 
 
-@pytest.mark.usefixtures("_fifty_times_faster")
-async def test_a_quiet_call_is_pinged_for_as_long_as_it_waits_and_the_server_takes_it() -> None:
+async def test_a_quiet_call_is_pinged_for_as_long_as_it_waits_and_the_server_takes_it(
+    fifty_times_faster: Limits,
+) -> None:
     service = Service()
-    async with quiet_call(service) as (_, call):
+    async with quiet_call(service, fifty_times_faster) as (_, call):
         service.end.set()
         assert await call == b"answer"
 
 
-@pytest.mark.usefixtures("_fifty_times_faster")
-async def test_a_host_that_vanishes_after_a_long_quiet_is_noticed() -> None:
-    async with quiet_call(Service()) as (relay, call):
+async def test_a_host_that_vanishes_after_a_long_quiet_is_noticed(
+    fifty_times_faster: Limits,
+) -> None:
+    async with quiet_call(Service(), fifty_times_faster) as (relay, call):
         relay.is_silent = True
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await asyncio.wait_for(call, 10)
@@ -187,8 +192,8 @@ async def test_channels_share_no_connection(service: tuple[Service, str]) -> Non
 
 
 async def test_two_servers_share_no_port(service: tuple[Service, str]) -> None:
-    with pytest.raises(RuntimeError):
-        listen(new_server(), service[1])
+    with pytest.raises(OSError, match="in use"):
+        new_server().listen(service[1])
 
 
 async def test_a_proxy_of_the_environment_is_passed_by(
@@ -267,20 +272,10 @@ async def test_headers_have_the_size_that_is_said(service: tuple[Service, str]) 
         assert len(await fill(channel, b"7")) == 7, "the connection goes on"
 
 
-def set_option(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
-    """Give servers that are made from now on another value of an option that they have."""
-    options = dict(connections._SERVER)
-    assert name in options
-    monkeypatch.setattr(connections, "_SERVER", tuple((options | {name: value}).items()))
-
-
-async def test_calls_beyond_the_limit_of_a_connection_wait_at_their_client(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    set_option(monkeypatch, "grpc.max_concurrent_streams", 8)
+async def test_calls_beyond_the_limit_of_a_connection_wait_at_their_client() -> None:
     serving = Service()
     async with (
-        served(serving.handlers()) as endpoint,
+        served(serving.handlers(), limits=Limits(streams=8)) as endpoint,
         client_channel(endpoint) as channel,
         client_channel(endpoint) as another,
     ):
@@ -296,12 +291,12 @@ async def test_calls_beyond_the_limit_of_a_connection_wait_at_their_client(
         assert set(refused) <= {grpc.StatusCode.UNAVAILABLE}
 
 
-async def test_calls_beyond_the_limit_of_a_server_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(connections, "CALLS_MAX", 3)
-    serving = Service()
-    async with served(serving.handlers()) as endpoint, client_channel(endpoint) as channel:
+async def test_calls_beyond_the_limit_of_a_server_are_refused() -> None:
+    serving, limits = Service(), Limits(calls=3)
+    async with (
+        served(serving.handlers(), limits=limits) as endpoint,
+        client_channel(endpoint) as channel,
+    ):
         calls = [wait(channel) for _ in range(3)]
         await until(lambda: serving.waiting == 3, "as many calls as may be")
         with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -312,11 +307,8 @@ async def test_calls_beyond_the_limit_of_a_server_are_refused(
         assert len(await fill(channel, b"1")) == 1
 
 
-async def test_connections_beyond_the_limit_are_closed_until_others_have_gone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    set_option(monkeypatch, "grpc.max_allowed_incoming_connections", 2)
-    async with served(Service().handlers()) as endpoint:
+async def test_connections_beyond_the_limit_are_closed_until_others_have_gone() -> None:
+    async with served(Service().handlers(), limits=Limits(connections=2)) as endpoint:
         async with client_channel(endpoint) as one, client_channel(endpoint) as another:
             for channel in (one, another):
                 assert len(await fill(channel, b"1")) == 1
@@ -329,37 +321,41 @@ async def test_connections_beyond_the_limit_are_closed_until_others_have_gone(
             assert len(await call(b"1", wait_for_ready=True, timeout=20)) == 1
 
 
-async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_option(monkeypatch, "grpc.server_handshake_timeout_ms", 200)
-    async with served(Service().handlers()) as endpoint:
+async def test_a_connection_that_says_nothing_is_closed() -> None:
+    async with served(Service().handlers(), limits=Limits(handshake_s=0.2)) as endpoint:
         host, _, port = endpoint.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         await asyncio.wait_for(reader.read(), 20)  # to its end
         writer.close()
 
 
-async def test_a_call_that_has_waited_for_long_for_a_busy_process_is_not_begun(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    set_option(monkeypatch, "grpc.server_max_unrequested_time_in_server", 1)
-    async with served(Service().handlers()) as endpoint, client_channel(endpoint) as channel:
+async def test_a_call_given_up_while_the_process_was_held_up_is_not_begun() -> None:
+    service = Service()
+    async with served(service.handlers()) as endpoint, client_channel(endpoint) as channel:
         assert len(await fill(channel, b"1")) == 1
         block: Any = channel.unary_unary("/test.Service/Block")
         with operator_channel(endpoint) as elsewhere:
             ask: Any = elsewhere.unary_unary("/test.Service/Fill")
+            assert len(await asyncio.to_thread(ask, b"1", 20)) == 1
+            begun = service.filled
             blocked = asyncio.ensure_future(block(b"2000"))
-            asks = [asyncio.to_thread(ask, b"1", 20) for _ in range(4)]
+
+            def give_up() -> Any:
+                assert service.blocking.wait(10)
+                return ask(b"1", 0.5)
+
+            asks = [asyncio.to_thread(give_up) for _ in range(4)]
             ends = await asyncio.gather(*asks, return_exceptions=True)
             await blocked
+            assert len(await asyncio.to_thread(ask, b"1", 20)) == 1  # behind the others
         codes = [end.code() for end in ends if isinstance(end, grpc.RpcError)]
-        assert codes
-        assert set(codes) <= {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
+        assert codes == [grpc.StatusCode.DEADLINE_EXCEEDED] * len(asks)
+        assert service.filled == begun + 1
 
 
-@pytest.mark.usefixtures("_fifty_times_faster")
-async def test_a_server_notices_a_caller_that_vanishes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_notices_a_caller_that_vanishes(fifty_times_faster: Limits) -> None:
     serving = Service()
-    async with served(serving.handlers()) as endpoint:
+    async with served(serving.handlers(), limits=fifty_times_faster) as endpoint:
         relay = Relay(endpoint)
         async with relay.running() as through, client_channel(through) as channel:
             call = wait(channel)
@@ -385,26 +381,22 @@ async def test_every_ping_is_answered_however_many_come(service: tuple[Service, 
     writer.close()
 
 
-async def test_calls_that_wait_apart_are_begun_while_others_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("max_pending_requests", "max_pending_requests_hard_limit"):
-        set_option(monkeypatch, f"grpc.server.{name}", 1)
-    service, server = Service(), new_server()
+async def test_calls_that_wait_apart_are_begun_while_others_are_refused() -> None:
+    service = Service()
+    server = Server(Limits(waiting_some=1, waiting_most=1, begun_a_turn=1))
     service.end.set()
-    add_services(server, [service.handlers()], ["/test.Service/Wait"])
-    endpoint = f"127.0.0.1:{listen(server, ANY_PORT)}"
+    server.add_generic_rpc_handlers([service.handlers()])
+    server.set_apart(["/test.Service/Wait"])
+    endpoint = f"127.0.0.1:{server.listen(ANY_PORT)}"
     await server.start()
 
     def ask() -> tuple[int, bytes]:
-        """Ask a server that is held up until calls are refused, and then for what waits apart."""
+        """Ask a server that is held up for more than may wait, and then for what waits apart."""
         with operator_channel(endpoint) as channel:
             fill: Any = channel.unary_unary("/test.Service/Fill")
             wait: Any = channel.unary_unary("/test.Service/Wait")
             assert service.blocking.wait(10)
             asked = [fill.future(b"1", timeout=20) for _ in range(20)]
-            while sum(call.done() for call in asked) < 15:
-                threading.Event().wait(0.01)
             apart = wait.future(b"", timeout=20)
             return [call.code() for call in asked].count(grpc.StatusCode.CANCELLED), apart.result()
 
@@ -417,8 +409,10 @@ async def test_calls_that_wait_apart_are_begun_while_others_are_refused(
 
 
 async def test_what_is_to_wait_apart_must_be_served() -> None:
+    server = new_server()
+    server.add_generic_rpc_handlers([Service().handlers()])
     with pytest.raises(ValueError, match="/a/B is no method of the services"):
-        add_services(new_server(), [Service().handlers()], ["/a/B"])
+        server.set_apart(["/a/B"])
 
 
 async def test_open_connections_are_counted_however_many_they_are(

@@ -12,11 +12,13 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
+from streammeta.controller.grpc_server.server import new_server
+from streammeta.controller.grpc_server.tls import ServerCertificates
 from streammeta.controller.rpc import uncalled
 from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.uncalled import UncalledConnections
 from streammeta.controller.trust.door import Door
-from streammeta.rpc.connections import ServerCertificates, client_channel, listen, new_server
+from streammeta.rpc.connections import client_channel
 from tests.attack.hostile import client_hello
 from tests.kit.certificates import Authority
 from tests.kit.fake_broker import until
@@ -47,7 +49,7 @@ async def served(
 ) -> AsyncIterator[str]:
     server = new_server()
     server.add_generic_rpc_handlers([Served(connections)])
-    port = listen(server, "127.0.0.1:0", certificates)
+    port = server.listen("127.0.0.1:0", certificates)
     await server.start()
     try:
         yield f"127.0.0.1:{port}"

@@ -10,13 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.rpc.connections import (
-    ServerCertificates,
-    client_channel,
-    listen,
-    new_server,
-    operator_channel,
-)
+from streammeta.controller.grpc_server.server import new_server
+from streammeta.controller.grpc_server.tls import ServerCertificates
+from streammeta.rpc.connections import client_channel, operator_channel
 from streammeta.rpc.tls import TlsContents, TlsFiles
 from tests.kit.certificates import Authority
 
@@ -36,7 +32,7 @@ async def serving(
     handlers: Any = {"Who": grpc.unary_unary_rpc_method_handler(who)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Who", handlers),))
     shown = ServerCertificates(tls) if isinstance(tls, TlsContents) else tls
-    port = listen(server, at, shown)
+    port = server.listen(at, shown)
     await server.start()
     try:
         yield f"127.0.0.1:{port}"

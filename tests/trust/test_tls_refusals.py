@@ -16,8 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from streammeta.controller import listener
-from streammeta.controller.listener import Listener
+from streammeta.controller.listener import Bounds, Listener
 from streammeta.controller.peers.tls import PeerTls
 from streammeta.rpc.certificates import read_certificates, read_key
 from streammeta.rpc.tls import TlsError, TlsFiles
@@ -135,14 +134,15 @@ async def test_clients_check_the_name_that_they_connect_to(
 
 
 async def test_hosts_that_show_nothing_take_little_room_and_no_time(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch
+    authority: Authority,
 ) -> None:
-    monkeypatch.setattr(listener, "HANDSHAKES_MAX_PER_HOST", 3)
-    monkeypatch.setattr(listener, "HANDSHAKE_TIMEOUT_S", 0.3)
     told: list[str] = []
     tls = PeerTls.of(authority.issue("controller/1").load())
     listening = Listener(
-        tls, lambda _: asyncio.Protocol(), lambda _host, event, _reason: told.append(event)
+        tls,
+        lambda _: asyncio.Protocol(),
+        lambda _host, event, _reason: told.append(event),
+        bounds=Bounds(handshakes_of_host=3, handshake_s=0.3),
     )
     port = await listening.start("127.0.0.1:0")
     silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]

@@ -17,9 +17,11 @@ from structlog.testing import capture_logs
 
 from streammeta.client import channels
 from streammeta.client.channels import Channels
+from streammeta.controller.grpc_server.server import new_server
+from streammeta.controller.grpc_server.tls import ServerCertificates
 from streammeta.controller.own_tls import EXPIRES_SOON, OwnTls
 from streammeta.controller.reloading import Reloading
-from streammeta.rpc.connections import ServerCertificates, client_channel, listen, new_server
+from streammeta.rpc.connections import client_channel
 from streammeta.rpc.tls import TlsContents, TlsError, TlsFiles, WatchedTls
 from tests.kit.certificates import Authority
 from tests.kit.fake_broker import until
@@ -178,7 +180,7 @@ class Serving:
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("test.Serving", handlers),)
         )
-        port = listen(server, "127.0.0.1:0", certificates)
+        port = server.listen("127.0.0.1:0", certificates)
         await server.start()
         try:
             yield f"127.0.0.1:{port}"

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from streammeta.controller.grpc_server.server import new_server
 from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.trust.door import Door
-from streammeta.rpc.connections import client_channel, listen, new_server
+from streammeta.rpc.connections import client_channel
 from tests.kit.certificates import Authority
 from tests.kit.clock import ManualClock
 from tests.kit.map_services import map_services
@@ -66,8 +67,8 @@ async def trusting(authority: Authority) -> AsyncIterator[TrustedServer]:
     door = Door(CLUSTER)
     server.add_generic_rpc_handlers(map_services(CLUSTER, controller, sessions, clock, door=door))
     shown = authority.issue("controller/1")
-    port = listen(server, "127.0.0.1:0", shown)
-    token_port = listen(server, "127.0.0.1:0", shown, asks_clients=False)
+    port = server.listen("127.0.0.1:0", shown)
+    token_port = server.listen("127.0.0.1:0", shown, asks_clients=False)
     await server.start()
     try:
         async with AsyncExitStack() as stack:

@@ -14,9 +14,6 @@ GRPC_SETTINGS = {
     # Only ciphers of older versions than TLS 1.3 can be set: this one needs a secret that is
     # never there, so that there is no older version.
     "GRPC_SSL_CIPHER_SUITES": "ECDHE-PSK-CHACHA20-POLY1305",
-    # A server's sockets are read by the thread that hands calls over to Python, and not by threads
-    # of the event engine, each of which would have to wake the next.
-    "GRPC_EXPERIMENTS": "-event_engine_listener",
 }
 """Settings of gRPC that it takes from the environment alone, when it is loaded."""
 

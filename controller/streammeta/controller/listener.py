@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 HANDSHAKES_MAX = 64
 """Connections that have not shown what they are; more are closed as soon as they are made."""
@@ -24,6 +25,19 @@ HANDSHAKE_TIMEOUT_S = 2.0
 """Time for a handshake, in seconds."""
 
 _BACKLOG = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Bounds of a listener's handshakes; those of a busy one are wider."""
+
+    handshakes: int = HANDSHAKES_MAX
+    handshakes_of_host: int = HANDSHAKES_MAX_PER_HOST
+    handshake_s: float = HANDSHAKE_TIMEOUT_S
+    backlog: int = _BACKLOG
+    """Connections that wait to be taken."""
+
+
 _PAUSE_S = 0.1
 _TLS_HANDSHAKE = b"\x16"
 """First byte of a connection over TLS; that of a frame in plain text is another."""
@@ -39,19 +53,39 @@ class ListenerTls:
     """Connections in plain text are taken as well."""
 
 
+class ConnectionTls(Protocol):
+    """What a listener asks for each connection."""
+
+    @property
+    def listening(self) -> ssl.SSLContext | None:
+        """Context of a connection that comes now; None: plain text."""
+        ...
+
+    @property
+    def takes_plain_text(self) -> bool:
+        """Whether connections in plain text are taken as well."""
+        ...
+
+
 class Listener:
     """Takes connections at an address; `factory` makes the protocol of each, given its host.
 
     `complain` is told of those that are refused: host, event, reason. Events are
-    `too_many_handshakes` and `handshake_failed`.
+    `too_many_handshakes`, `too_many_connections` and `handshake_failed`.
     """
 
     def __init__(
         self,
-        tls: ListenerTls,
+        tls: ConnectionTls,
         factory: Callable[[str], asyncio.Protocol],
         complain: Callable[[str, str, str], None],
+        *,
+        bounds: Bounds = Bounds(),
+        has_room: Callable[[int], bool] = lambda handshakes: True,
     ) -> None:
+        """`has_room` says whether one more may come, given the handshakes under way."""
+        self._bounds = bounds
+        self._may_come = has_room
         self._tls = tls
         self._factory = factory
         self._complain = complain
@@ -66,20 +100,31 @@ class Listener:
         Raises:
             OSError: the address is taken, or is none of this host's.
         """
+        port = await asyncio.to_thread(self.bind, address)
+        self.begin()
+        return port
+
+    def bind(self, address: str) -> int:
+        """Take HOST:PORT, and no connection until `begin`; else as `start`."""
         host, _, port = address.rpartition(":")
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(
+        found = socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
+        places = dict.fromkeys((each[0], each[4]) for each in found)
         try:
-            for family, place in dict.fromkeys((each[0], each[4]) for each in found):
-                self._sockets.append(_listening(family, place))
+            for family, place in places:
+                made = _listening(family, place, self._bounds.backlog, is_alone=len(places) == 1)
+                self._sockets.append(made)
         except OSError:
             self._close()
             raise
-        self._accepting = [loop.create_task(self._accept(each)) for each in self._sockets]
         bound: int = self._sockets[0].getsockname()[1]
         return bound
+
+    def begin(self) -> None:
+        """Take connections at what was bound."""
+        loop = asyncio.get_running_loop()
+        self._accepting = [loop.create_task(self._accept(each)) for each in self._sockets]
 
     async def stop(self) -> None:
         """Take no more connections."""
@@ -102,6 +147,10 @@ class Listener:
                 await asyncio.sleep(_PAUSE_S)  # no descriptor is free: others will be closed
                 continue
             host = str(address[0])
+            if not self._may_come(len(self._handshakes)):
+                opened.close()
+                self._complain(host, "too_many_connections", "as many as may be are open")
+                continue
             if not self._has_room(host):
                 opened.close()
                 reason = f"{len(self._handshakes)} are under way"
@@ -113,19 +162,20 @@ class Listener:
 
     def _has_room(self, host: str) -> bool:
         from_host = sum(other == host for other in self._handshakes.values())
-        return len(self._handshakes) < HANDSHAKES_MAX and from_host < HANDSHAKES_MAX_PER_HOST
+        bounds = self._bounds
+        return len(self._handshakes) < bounds.handshakes and from_host < bounds.handshakes_of_host
 
     async def _take(self, opened: socket.socket | None, host: str) -> None:
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            async with asyncio.timeout(self._bounds.handshake_s):
                 assert opened is not None
                 context = await self._wanted(opened)
                 given, opened = opened, None  # its protocol closes it from here on
                 made = partial(self._factory, host)
                 await loop.connect_accepted_socket(made, given, ssl=context)
         except (OSError, TimeoutError) as error:
-            reason = str(error) or f"no handshake within {HANDSHAKE_TIMEOUT_S} s"
+            reason = str(error) or f"no handshake within {self._bounds.handshake_s} s"
             self._complain(host, "handshake_failed", reason)
         finally:
             if opened is not None:
@@ -150,15 +200,18 @@ async def _first_byte(opened: socket.socket) -> bytes:
     return opened.recv(1, socket.MSG_PEEK)
 
 
-def _listening(family: socket.AddressFamily, place: tuple[object, ...]) -> socket.socket:
+def _listening(
+    family: socket.AddressFamily, place: tuple[object, ...], backlog: int, *, is_alone: bool
+) -> socket.socket:
+    """Return a socket at one address; one of IPv6 alone takes IPv4 too where it has any address."""
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             with contextlib.suppress(AttributeError, OSError):
-                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not is_alone)
         made.bind(place)
-        made.listen(_BACKLOG)
+        made.listen(backlog)
         made.setblocking(False)
     except OSError:
         made.close()

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import structlog
 
 from streammeta.controller.config import ConfigError, ControllerConfig, PeerPlainText
+from streammeta.controller.grpc_server.tls import ServerCertificates
 from streammeta.controller.listener import ListenerTls
 from streammeta.controller.peers.tls import PeerTls
-from streammeta.rpc.connections import ServerCertificates
 from streammeta.rpc.identity import Principal, Role
 from streammeta.rpc.tls import TlsContents, TlsError, TlsFiles, WatchedTls
 

@@ -25,6 +25,8 @@ from streammeta.controller.backup.uploader import Backup
 from streammeta.controller.config import ConfigError, ControllerConfig
 from streammeta.controller.doors import Doors
 from streammeta.controller.features import SUPPORTED, Software
+from streammeta.controller.grpc_server.limits import CONNECTIONS_MAX
+from streammeta.controller.grpc_server.server import new_server
 from streammeta.controller.journal.directory import check_identity, read_identity
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.lifecycle.bucket_claim import BucketClaims
@@ -76,7 +78,6 @@ from streammeta.controller.start_log import log_start
 from streammeta.controller.trust.auditor import Office
 from streammeta.controller.trust.policy import Policy
 from streammeta.controller.trust.rates import Rates
-from streammeta.rpc.connections import CONNECTIONS_MAX, add_services, listen, new_server
 from streammeta.rpc.contract import SERVICES
 from streammeta.storage.durable_files import PosixFileSystem
 from streammeta.storage.installation import DISTRIBUTION
@@ -400,11 +401,12 @@ class ControllerNode:
         connections = connections_within(limit, CONNECTIONS_MAX, listeners, serves_http=serves_http)
         _log.info("descriptors", limit=limit, connections_a_listener=connections)
         clients = new_server(self._config.connection_age_ms, connections)
-        add_services(clients, self._handlers(), _APART)
+        clients.add_generic_rpc_handlers(self._handlers())
+        clients.set_apart(_APART)
         for each in self._tls.listeners:
             try:
-                listen(clients, each.address, each.certificates, asks_clients=not each.by_token)
-            except RuntimeError as error:
+                clients.listen(each.address, each.certificates, asks_clients=not each.by_token)
+            except OSError as error:
                 raise _port_in_use(each.option, each.address, error) from error
         try:
             await self._peers.start(self._config.peer_listen)

@@ -23,8 +23,8 @@ _DETAILS_TRAILER = "grpc-status-details-bin"
 _CLOSED = "Socket closed"
 """gRPC's words for a connection that the other side has closed."""
 
-_TOO_MANY_CALLS = "Concurrent RPC limit exceeded"
-"""Words of a controller's gRPC for a call that it refuses unread: too many are under way."""
+TOO_MANY_CALLS = "Concurrent RPC limit exceeded"
+"""Words of a controller for a call that it refuses unread: too many are under way."""
 
 _MAY_BE_REFUSED = (
     "; over TLS this may mean that the controller refuses the certificate: look at the controller's"
@@ -103,7 +103,7 @@ def read_failure(error: grpc.RpcError, *, over_tls: bool = False) -> RpcFailure:
             info, retry_after_s = _parse_details(value)
     if info is None:
         message = call.details() or ""
-        if call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_MANY_CALLS in message:
+        if call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and TOO_MANY_CALLS in message:
             return RpcFailure(call.code(), message, Reason.BUSY)
         is_closed = call.code() is grpc.StatusCode.UNAVAILABLE and _CLOSED in message
         return RpcFailure(

@@ -10,6 +10,7 @@ from pathlib import Path
 from shutil import disk_usage
 
 from streammeta.controller.backup.uploader import Backup
+from streammeta.controller.grpc_server.server import open_connections
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.lifecycle.deletion import Deletion
 from streammeta.controller.lifecycle.failover import Heartbeats
@@ -37,7 +38,6 @@ from streammeta.controller.runtime.process_memory import ProcessMemory
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.controller.trust.audit_writer import AuditWriter
 from streammeta.controller.trust.door import Door
-from streammeta.rpc.connections import open_connections
 from streammeta.storage.installation import DISTRIBUTION
 from streammeta.storage.object_store.base import ObjectStore
 

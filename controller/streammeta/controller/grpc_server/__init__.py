@@ -1,0 +1,1 @@
+"""gRPC over HTTP/2 for clients, served on the event loop."""

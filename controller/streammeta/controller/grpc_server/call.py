@@ -1,0 +1,472 @@
+"""One call of gRPC: its messages both ways, its status, and its handler, which runs in a task.
+
+Gives handlers as much of `grpc.aio.ServicerContext` as this product and gRPC's own services use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import grpc
+import structlog
+
+from streammeta.controller.grpc_server.frames import ErrorCode
+from streammeta.controller.grpc_server.headers import (
+    ANSWER_HEAD,
+    STATUS_OK,
+    Head,
+    Metadata,
+    MetadataValue,
+    metadata_block,
+    status,
+)
+from streammeta.controller.grpc_server.messages import (
+    PREFIX_BYTES,
+    CompressedMessageError,
+    MessageReader,
+    MessageTooLargeError,
+    framed,
+)
+from streammeta.controller.grpc_server.session import Stream
+
+if TYPE_CHECKING:
+    from streammeta.controller.grpc_server.connection import Connection
+
+_log = structlog.get_logger(component="rpc")
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method that is served."""
+
+    behavior: Callable[[Any, Any], Any]
+    request_streaming: bool
+    response_streaming: bool
+    deserialize: Callable[[bytes], Any] | None
+    serialize: Callable[[Any], bytes] | None
+    is_apart: bool = False
+    """Its calls are begun and refused whatever waits."""
+
+    @classmethod
+    def of(cls, handler: grpc.RpcMethodHandler[Any, Any], *, is_apart: bool = False) -> Method:
+        """Return the method that a handler of gRPC's serves."""
+        found: Any = handler
+        name = "_".join(
+            "stream" if streams else "unary"
+            for streams in (found.request_streaming, found.response_streaming)
+        )
+        return cls(
+            getattr(found, name),
+            found.request_streaming,
+            found.response_streaming,
+            found.request_deserializer,
+            found.response_serializer,
+            is_apart,
+        )
+
+
+class Call(grpc.aio.ServicerContext[Any, Any]):
+    """A call under way, and the context of its handler."""
+
+    def __init__(self, connection: Connection, stream: Stream, head: Head, method: Method) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._head = head
+        self.method = method
+        self._limits = connection.limits
+        self._reader = MessageReader(self._limits.request_bytes)
+        self._request: bytes | None = None
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._held = 0
+        self._consumed = 0
+        self._granted = self._limits.lookahead_bytes
+        self._task: asyncio.Task[None] | None = None
+        self._arrival: asyncio.Future[None] | None = None
+        self._departure: asyncio.Future[None] | None = None
+        self._is_begun = False
+        self._has_head = self._has_status = False
+        self.is_over = False
+        """Nothing more comes or goes."""
+        self._is_given_up = False
+        self._code, self._details = grpc.StatusCode.OK, ""
+        self._trailing: Metadata = ()
+        self._callbacks: list[Callable[[Any], None]] = []
+        self._deadline: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        if head.timeout_s is not None:
+            loop = connection.loop
+            self._deadline = loop.time() + head.timeout_s
+            self._timer = loop.call_at(self._deadline, self._expire)
+
+    # -- what comes
+
+    def take(self, data: bytes) -> None:
+        """Take bytes of the request."""
+        if self._has_status:
+            return
+        try:
+            messages = self._reader.feed(data) if data else ()
+        except MessageTooLargeError as error:
+            self.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            return
+        except CompressedMessageError as error:
+            self.refuse(grpc.StatusCode.UNIMPLEMENTED, str(error))
+            return
+        if self.method.request_streaming:
+            self._take_messages(messages)
+        elif messages:
+            if self._request is not None or len(messages) > 1:
+                self.refuse(grpc.StatusCode.INTERNAL, "a call of one request has several")
+                return
+            self._request = messages[0]
+        is_ended = self._stream.is_ended_there
+        if is_ended and self._reader.held:
+            self.refuse(grpc.StatusCode.INTERNAL, "a message ends amid its bytes")
+        elif is_ended and not self.method.request_streaming:
+            if self._request is None:
+                self.refuse(grpc.StatusCode.INTERNAL, "a call of one request has none")
+            else:
+                self.begin()
+        elif not is_ended:
+            self._account()
+
+    def _take_messages(self, messages: Sequence[bytes]) -> None:
+        for message in messages:
+            self._queue.append(message)
+            self._queued_bytes += len(message)
+        arrival = self._arrival
+        has_news = messages or self._stream.is_ended_there
+        if has_news and arrival is not None and not arrival.done():
+            arrival.set_result(None)
+
+    def _account(self) -> None:
+        """Count what is held, and grant the client as much more as may be sent."""
+        reader = self._reader
+        held = reader.held + self._queued_bytes
+        if held != self._held:
+            more, self._held = held - self._held, held
+            if not self._connection.hold(more):
+                self.refuse(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests are not complete"
+                )
+                return
+        ahead = self._limits.lookahead_bytes
+        target = self._consumed + ahead
+        if reader.needs and not self._queue:
+            target = max(target, self._consumed + reader.held + reader.needs)
+        more = target - self._granted
+        if more >= ahead // 2 or (more > 0 and reader.needs > self._stream.granted):
+            self._granted += more
+            self._connection.grant(self._stream, more)
+
+    def __aiter__(self) -> Call:
+        """Return the messages of the caller."""
+        return self
+
+    async def __anext__(self) -> Any:
+        """Return the next message of the caller."""
+        data = await self._next()
+        if data is None:
+            raise StopAsyncIteration
+        deserialize = self.method.deserialize
+        return data if deserialize is None else deserialize(data)
+
+    async def _next(self) -> bytes | None:
+        while not self._queue:
+            if self._stream.is_ended_there or self.is_over:
+                return None
+            self._arrival = self._connection.loop.create_future()
+            try:
+                await self._arrival
+            finally:
+                self._arrival = None
+        message = self._queue.popleft()
+        self._queued_bytes -= len(message)
+        self._consumed += PREFIX_BYTES + len(message)
+        if not self.is_over and not self._has_status:
+            self._account()
+        return message
+
+    # -- its handler
+
+    def begin(self) -> None:
+        """Let the handler run when it is this call's turn."""
+        if not self._is_begun:
+            self._is_begun = True
+            self._connection.server.enqueue(self)
+
+    def start(self) -> None:
+        """Let the handler run."""
+        if not self.is_over:
+            if not self.method.request_streaming:
+                self._release()
+            self._task = self._connection.loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        method = self.method
+        try:
+            request: Any = self if method.request_streaming else self._request
+            self._request = None
+            if method.deserialize is not None and not method.request_streaming:
+                request = method.deserialize(request)
+            outcome = method.behavior(request, self)
+            if not method.response_streaming:
+                self._answer(await outcome)
+                return
+            if hasattr(outcome, "__aiter__"):
+                async for message in outcome:
+                    await self.write(message)
+            else:
+                await outcome
+            if not self._has_status:
+                self._end(self._code, self._details, self._trailing)
+        except grpc.aio.AbortError:
+            pass
+        except asyncio.CancelledError:
+            if not self._has_status:
+                self.refuse(grpc.StatusCode.CANCELLED, "the call was cancelled")
+            raise
+        except Exception as error:  # noqa: BLE001 - the one place that answers for every defect
+            _log.exception("call_failed", path=self._head.path)
+            self.refuse(
+                grpc.StatusCode.UNKNOWN, f"defect in the controller ({type(error).__name__})"
+            )
+        finally:
+            self._connection.flush()
+            if not self.is_over and method.response_streaming:
+                self._connection.loop.call_later(self._limits.unread_s, self._drop_unread)
+
+    def _answer(self, answer: Any) -> None:
+        serialize = self.method.serialize
+        data: bytes = answer if serialize is None else serialize(answer)
+        if self._has_status:
+            return
+        if self._code is not grpc.StatusCode.OK:
+            self._end(self._code, self._details, self._trailing)
+            return
+        if len(data) > self._limits.answer_bytes:
+            self._refuse_answer(len(data))
+            return
+        session, stream = self._connection.session, self._stream
+        if not self._has_head:
+            self._has_head = True
+            session.send_head(stream, ANSWER_HEAD)
+        session.send(stream, framed(data))
+        self._has_status = True
+        session.end(stream, status(0, "", self._trailing) if self._trailing else STATUS_OK)
+
+    def _refuse_answer(self, size: int) -> None:
+        most = self._limits.answer_bytes
+        self.refuse(
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            f"an answer of {size} bytes; at most {most} are sent",
+        )
+
+    def _drop_unread(self) -> None:
+        """Reset a call that is over but for what its caller does not read."""
+        if not self.is_over:
+            self._connection.reset(self._stream, ErrorCode.CANCEL)
+
+    def _expire(self) -> None:
+        self.refuse(grpc.StatusCode.DEADLINE_EXCEEDED, "the call's deadline has passed")
+
+    # -- its end
+
+    def refuse(self, code: grpc.StatusCode, details: str) -> None:
+        """End the call with a status, and its handler if it runs."""
+        if self._has_status:
+            return
+        self._end(code, details, ())
+        self._cancel()
+        self._connection.flush()
+
+    def drop(self) -> None:
+        """Refuse the call unread, at no cost."""
+        if not self.is_over:
+            self._has_status = True
+            self._connection.reset(self._stream, ErrorCode.CANCEL)
+
+    def closed(self, *, by_client: bool) -> None:
+        """Take note that nothing more comes or goes."""
+        self.is_over = True
+        self._is_given_up = by_client and not self._has_status
+        if self._timer is not None:
+            self._timer.cancel()
+        self._release()
+        self._queue.clear()
+        self._queued_bytes = 0
+        for waiter in (self._arrival, self._departure):
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+        if not self._has_status:
+            self._cancel()
+        for callback in self._callbacks:
+            callback(self)
+        self._callbacks.clear()
+
+    def _release(self) -> None:
+        """Count nothing as held any more."""
+        if self._held:
+            self._connection.hold(-self._held)
+            self._held = 0
+
+    def sent(self) -> None:
+        """Take note that all that was written is on its way."""
+        if self._departure is not None and not self._departure.done():
+            self._departure.set_result(None)
+
+    def _cancel(self) -> None:
+        task = self._task
+        if task is not None and not task.done() and task is not _running():
+            task.cancel()
+
+    def _end(
+        self, code: grpc.StatusCode, details: str, trailing: Iterable[tuple[str, MetadataValue]]
+    ) -> None:
+        if self.is_over:
+            return
+        self._has_status = True
+        self._code, self._details = code, details
+        block = status(int(code.value[0]), details, trailing)
+        self._connection.session.end(self._stream, block if self._has_head else ANSWER_HEAD + block)
+
+    async def _departed(self) -> None:
+        """Wait until nothing is unsent, or the call is over."""
+        while not self.is_over and self._stream.unsent:
+            self._departure = self._connection.loop.create_future()
+            try:
+                await self._departure
+            finally:
+                self._departure = None
+
+    # -- context of the handler
+
+    async def read(self) -> Any:
+        """Return the next message of the caller, `grpc.aio.EOF` behind the last."""
+        try:
+            return await self.__anext__()
+        except StopAsyncIteration:
+            return grpc.aio.EOF
+
+    async def write(self, message: Any) -> None:
+        """Send a message; return when all of it is on its way to the caller."""
+        if self._has_status or self.is_over:
+            raise grpc.aio.UsageError("the call has ended")
+        serialize = self.method.serialize
+        data: bytes = message if serialize is None else serialize(message)
+        if len(data) > self._limits.answer_bytes:
+            self._refuse_answer(len(data))
+            raise grpc.aio.AbortError("the message is too large")
+        session = self._connection.session
+        if not self._has_head:
+            self._has_head = True
+            session.send_head(self._stream, ANSWER_HEAD)
+        is_sent = session.send(self._stream, framed(data))
+        self._connection.flush()
+        if not is_sent:
+            await self._departed()
+
+    async def send_initial_metadata(self, initial_metadata: Any) -> None:
+        """Send metadata before the first message."""
+        if not self._has_head:
+            self._has_head = True
+            block = ANSWER_HEAD + metadata_block(initial_metadata)
+            self._connection.session.send_head(self._stream, block)
+            self._connection.flush()
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()
+    ) -> NoReturn:
+        """End the call with a status; returns, by AbortError, when it is on its way."""
+        if not self._has_status:
+            self._end(code, details, trailing_metadata or self._trailing)
+            self._connection.flush()
+            await self._departed()
+        raise grpc.aio.AbortError(details)
+
+    def set_trailing_metadata(self, trailing_metadata: Any) -> None:
+        """Set what is said with the status."""
+        self._trailing = tuple(trailing_metadata)
+
+    async def abort_with_status(self, status: grpc.Status) -> NoReturn:
+        """End the call with a status; else as `abort`."""
+        await self.abort(status.code, status.details, status.trailing_metadata)
+
+    def invocation_metadata(self) -> Any:
+        """Return what the caller says beside its request."""
+        return self._head.metadata
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        """Set the status by which the call ends."""
+        self._code = code
+
+    def set_details(self, details: str) -> None:
+        """Set the text of the status."""
+        self._details = details
+
+    def set_compression(self, compression: grpc.Compression) -> None:
+        """Pass over what is wanted: nothing is compressed."""
+
+    def disable_next_message_compression(self) -> None:
+        """Do nothing: nothing is compressed."""
+
+    def peer(self) -> str:
+        """Return the caller's address and port, such as `ipv4:127.0.0.1:5`."""
+        return self._connection.peer
+
+    def peer_identities(self) -> Iterable[bytes] | None:
+        """Return the names in the caller's certificate."""
+        return [*self.auth_context().get("peer_uri", ())] or None
+
+    def peer_identity_key(self) -> str | None:
+        """Return the name under which `auth_context` has them."""
+        return None if self.peer_identities() is None else "peer_uri"
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """Return what the connection's handshake has proven."""
+        return self._connection.proven
+
+    def time_remaining(self) -> Any:
+        """Return the time until the caller's deadline, in seconds; None if it has none."""
+        if self._deadline is None:
+            return None
+        return max(0.0, self._deadline - self._connection.loop.time())
+
+    def trailing_metadata(self) -> Any:
+        """Return what is said with the status."""
+        return self._trailing
+
+    def code(self) -> grpc.StatusCode:
+        """Return the status by which the call ends."""
+        return self._code
+
+    def details(self) -> str:
+        """Return the text of the status."""
+        return self._details
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Have `callback` called when all of the answer is sent, or the caller is gone."""
+        if self.is_over:
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    def cancelled(self) -> bool:
+        """Whether the caller has given the call up."""
+        return self._is_given_up
+
+    def done(self) -> bool:
+        """Whether the call is over."""
+        return self.is_over
+
+
+def _running() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None

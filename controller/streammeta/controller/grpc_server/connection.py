@@ -1,0 +1,326 @@
+"""Connection of one client: a session of HTTP/2 over a transport, and the calls that come by it.
+
+Reads no more than it can answer: nothing while what is to go waits, or while its frames wait for a
+turn. Ends when the client is silent, too old, or breaks the rules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from random import random
+from typing import TYPE_CHECKING, cast
+
+import grpc
+import structlog
+
+from streammeta.controller.grpc_server.call import Call
+from streammeta.controller.grpc_server.frames import ErrorCode, Http2Error
+from streammeta.controller.grpc_server.headers import (
+    ANSWER_HEAD,
+    Head,
+    refusal_head,
+    status,
+)
+from streammeta.controller.grpc_server.session import BURST_BYTES, Session, Stream
+from streammeta.controller.grpc_server.tls import PLAIN_TEXT, proven_by
+from streammeta.rpc.failures import TOO_MANY_CALLS
+
+if TYPE_CHECKING:
+    from streammeta.controller.grpc_server.server import Server
+
+OUTPUT_BYTES_MAX = 256 << 10
+"""Bytes that wait in the transport beyond which no more are given to it, and nothing is read."""
+
+_CLOSING_S = 1.0
+"""Time for the last bytes to leave, in seconds."""
+
+_AGE_SPREAD = 0.1
+"""Share by which ages differ, so that connections made at once do not end at once."""
+
+_log = structlog.get_logger(component="rpc")
+
+
+class Connection(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.limits = limits = server.limits
+        self.loop = asyncio.get_running_loop()
+        self.session = Session(
+            self,
+            streams_max=limits.streams,
+            stream_window=limits.lookahead_bytes,
+            header_list_bytes=limits.header_list_bytes,
+        )
+        self.peer = ""
+        """Address and port of the client, as gRPC writes them."""
+        self.proven = PLAIN_TEXT
+        """What its handshake has proven."""
+        self._transport: asyncio.Transport | None = None
+        self._held = 0
+        self._is_working = self._is_waiting = self._is_full = self._is_reading_paused = False
+        self._is_refill_due = False
+        self._is_heard = False
+        self._is_ending = self._is_closing = False
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._pulse: asyncio.TimerHandle | None = None
+
+    # -- of the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet the client."""
+        # uvloop's transports are no subclass.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=OUTPUT_BYTES_MAX)
+        if (opened := transport.get_extra_info("socket")) is not None and opened.family in (
+            socket.AF_INET,
+            socket.AF_INET6,
+        ):
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.peer = _name_of(transport.get_extra_info("peername"))
+        self.proven = proven_by(transport)
+        limits = self.limits
+        self.server.connections.add(self)
+        self._after(limits.handshake_s, self._require_word)
+        self._pulse = self.loop.call_later(limits.keepalive_s, self._ask)
+        if limits.age_s is not None:
+            self._after(limits.age_s * (1.0 + _AGE_SPREAD * (2 * random() - 1)), self.retire)
+        if self.server.is_stopping:
+            self.abort()
+        else:
+            self.flush()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has come."""
+        self._is_heard = True
+        self.session.feed(data)
+        if not self._is_waiting:
+            self.work()
+
+    def eof_received(self) -> None:
+        """Let the transport close."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give up all calls."""
+        self._transport = None
+        self._is_closing = True
+        self.server.connections.discard(self)
+        for timer in (*self._timers, *((self._pulse,) if self._pulse else ())):
+            timer.cancel()
+        self._timers.clear()
+        self.session.close()
+
+    def pause_writing(self) -> None:
+        """Read nothing while what is to go waits."""
+        self._is_full = True
+        self._set_reading()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._is_full = False
+        self._set_reading()
+        self._refill()
+
+    # -- work
+
+    def work(self) -> None:
+        """Handle frames that have come; those beyond a turn's wait for the server."""
+        if self._is_closing:
+            self._is_waiting = False
+            return
+        self._is_working = True
+        try:
+            more = self.session.work(self.loop.time(), self.limits.frames_a_turn)
+        except Http2Error as error:
+            self._fail(error)
+            return
+        finally:
+            self._is_working = False
+        self.flush()
+        if more != self._is_waiting:
+            self._is_waiting = more
+            self._set_reading()
+        if more:
+            self.server.wait_turn(self)
+
+    def flush(self) -> None:
+        """Hand over to the transport what is to go, unless frames that have come are at work."""
+        if self._is_working:
+            return
+        session = self.session
+        if session.out:
+            self._hand_over()
+        if session.room < BURST_BYTES:
+            self._refill()
+        if self._is_ending and session.is_done and not self._is_closing:
+            self._close()
+
+    def _hand_over(self) -> None:
+        out = self.session.out
+        if self._transport is not None:
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+        out.clear()
+
+    def _refill(self) -> None:
+        """Give out more of what waits, as long as the transport takes it."""
+        self._is_refill_due = False
+        session, transport = self.session, self._transport
+        while session.room < BURST_BYTES and not self._is_full and transport is not None:
+            if transport.get_write_buffer_size() >= OUTPUT_BYTES_MAX:
+                if not self._is_refill_due:
+                    self._is_refill_due = True
+                    self.loop.call_soon(self._refill)
+                return
+            session.refill()
+            if session.out:
+                self._hand_over()
+
+    def _set_reading(self) -> None:
+        transport, pauses = self._transport, self._is_waiting or self._is_full
+        if transport is None or transport.is_closing() or pauses == self._is_reading_paused:
+            return
+        self._is_reading_paused = pauses
+        if pauses:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
+
+    # -- of the session
+
+    def on_head(self, stream: Stream, head: Head) -> None:
+        """Take a new call."""
+        server, session = self.server, self.session
+        if head.http_status != 200:
+            session.end(stream, refusal_head(head.http_status))
+            return
+        method = None if head.is_too_large else server.method(head.path)
+        if head.is_too_large:
+            self._refuse(stream, grpc.StatusCode.RESOURCE_EXHAUSTED, "the headers are too large")
+        elif method is None:
+            self._refuse(stream, grpc.StatusCode.UNIMPLEMENTED, "there is no such method")
+        elif server.calls >= self.limits.calls:
+            self._refuse(stream, grpc.StatusCode.RESOURCE_EXHAUSTED, TOO_MANY_CALLS)
+        else:
+            server.calls += 1
+            call = stream.call = Call(self, stream, head, method)
+            if method.request_streaming:
+                call.begin()
+            if stream.is_ended_there:
+                call.take(b"")
+
+    def _refuse(self, stream: Stream, code: grpc.StatusCode, details: str) -> None:
+        self.session.end(stream, ANSWER_HEAD + status(int(code.value[0]), details))
+
+    def on_data(self, stream: Stream, data: bytes) -> None:
+        """Take bytes of a call."""
+        if stream.call is not None:
+            stream.call.take(data)
+
+    def on_sent(self, stream: Stream) -> None:
+        """Let a call go on that waits for what it has written."""
+        if stream.call is not None:
+            stream.call.sent()
+
+    def on_closed(self, stream: Stream, *, by_client: bool) -> None:
+        """End a call."""
+        call, stream.call = stream.call, None
+        if call is not None:
+            self.server.calls -= 1
+            call.closed(by_client=by_client)
+
+    def on_end_heard(self) -> None:
+        """Take no more calls, now that the client opens none."""
+        if self._is_ending:
+            self.session.take_no_more()
+
+    # -- of calls
+
+    def hold(self, more: int) -> bool:
+        """Count bytes of requests that are held; return whether they may be."""
+        self._held += more
+        self.server.held += more
+        limits = self.limits
+        return more <= 0 or (
+            self._held <= limits.held_bytes_of_connection and self.server.held <= limits.held_bytes
+        )
+
+    def grant(self, stream: Stream, size: int) -> None:
+        """Let the client send so many bytes more."""
+        self.session.grant(stream, size)
+        self.flush()
+
+    def reset(self, stream: Stream, code: ErrorCode) -> None:
+        """End a call at once, without a status."""
+        self.session.reset(stream, code)
+        self.flush()
+
+    # -- its end
+
+    def retire(self) -> None:
+        """Take no more calls; end when those under way have, or after the grace."""
+        if self._is_ending:
+            return
+        self._is_ending = True
+        # A call that is on its way is not lost: it ends no sooner than the client has heard of it.
+        self.session.announce_end()
+        self.session.takes_streams = not self.server.is_stopping
+        self._after(self._grace_s(), self.abort)
+        self.flush()
+
+    def _grace_s(self) -> float:
+        limits = self.limits
+        return limits.age_grace_s if limits.age_s is None else min(limits.age_grace_s, limits.age_s)
+
+    def abort(self) -> None:
+        """End at once."""
+        self._is_closing = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _fail(self, error: Http2Error) -> None:
+        _log.debug("connection_refused", peer=self.peer, reason=str(error))
+        self.session.fail(error)
+        self._close()
+
+    def _close(self) -> None:
+        self._is_closing = True
+        self._hand_over()
+        if self._transport is not None:
+            self._transport.close()
+            self._after(_CLOSING_S, self.abort)
+        self.session.close()
+        self.session.out.clear()
+
+    def _require_word(self) -> None:
+        if not self.session.has_settings:
+            self.abort()
+
+    def _ask(self) -> None:
+        """Ping a client that has said nothing for long."""
+        limits = self.limits
+        if self._is_heard:
+            self._is_heard = False
+            self._pulse = self.loop.call_later(limits.keepalive_s, self._ask)
+        else:
+            self.session.ping()
+            self.flush()
+            self._pulse = self.loop.call_later(limits.keepalive_timeout_s, self._require_life)
+
+    def _require_life(self) -> None:
+        if not self._is_heard:
+            self.abort()
+        else:
+            self._ask()
+
+    def _after(self, seconds: float, do: Callable[[], None]) -> None:
+        self._timers.add(self.loop.call_later(seconds, do))
+
+
+def _name_of(address: object) -> str:
+    if not isinstance(address, tuple) or len(address) < 2:
+        return "unix:"
+    host, port = str(address[0]), address[1]
+    return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"

@@ -1,0 +1,354 @@
+"""Headers of calls: blocks of HPACK (RFC 7541) in, what a call begins with out, and back.
+
+Blocks are decoded by the package hpack. A block that leaves the dynamic table as it was means the
+same again until the table changes, so what it means is kept until then: clients repeat theirs.
+What is sent is literal, so that the other side's table is never used. Does no I/O.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from hpack import Decoder, HPACKError
+
+from streammeta.controller.grpc_server.frames import ErrorCode, Http2Error
+
+BLOCK_BYTES_MAX = 32 << 10
+"""Longest block that is decoded; of a longer one only what changes the table is."""
+
+LIST_BYTES_MAX = 64 << 10
+"""Longest list of headers that a block may stand for; beyond it the connection ends."""
+
+_ENTRY_BYTES_MAX = 16 << 10
+"""Encoded bytes beyond which a name or value is longer than any table, however it is encoded."""
+
+KEPT_BLOCKS_MAX = 64
+KEPT_BLOCK_BYTES_MAX = 1_024
+"""Blocks of which one connection keeps what they mean."""
+
+_ENTRY_BYTES = 32
+"""Bytes that a header counts beside its name and value (RFC 9113, 6.5.2)."""
+
+MetadataValue: TypeAlias = str | bytes
+Metadata: TypeAlias = tuple[tuple[str, MetadataValue], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The headers of one call."""
+
+    path: str = ""
+    timeout_s: float | None = None
+    metadata: Metadata = ()
+    """What the caller says beside its request; names of HTTP and of gRPC itself are left out."""
+    is_compressed: bool = False
+    """Its messages may be compressed."""
+    http_status: int = 200
+    """Another one refuses a request that is none of gRPC."""
+    is_malformed: bool = False
+    """It breaks a rule of HTTP/2."""
+    is_too_large: bool = False
+    """It is beyond the size that the other side was told."""
+
+
+_MALFORMED = Head(is_malformed=True)
+_OF_HOPS = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
+)
+_PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
+_OWN = frozenset(
+    {
+        *(b"te", b"content-type", b"content-length", b"host", b"grpc-timeout", b"grpc-encoding"),
+        *(b"grpc-accept-encoding", b"accept-encoding"),
+    }
+)
+_UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_TIMEOUT_DIGITS_MAX = 8
+_NAME_BYTES = frozenset(b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz")
+_NOT_IN_VALUES = (b"\0", b"\r", b"\n")
+
+
+class HeaderDecoder:
+    """Decodes the blocks of one connection, all of them and in their order."""
+
+    def __init__(self, list_bytes_max: int) -> None:
+        """Headers of more than `list_bytes_max` are decoded and refused."""
+        self._list_bytes_max = list_bytes_max
+        self._decoder = Decoder(max_header_list_size=LIST_BYTES_MAX)
+        self._kept: dict[bytes, Head] = {}
+
+    def decode(self, block: bytes) -> Head:
+        """Return what a block means.
+
+        Raises:
+            Http2Error: it is no block, or too large to be decoded.
+        """
+        kept = self._kept.get(block)
+        if kept is not None:
+            return kept
+        table = self._decoder.header_table
+        before = (table.maxsize, len(table.dynamic_entries), _newest(table.dynamic_entries))
+        try:
+            found = list(self._decoder.decode(block, raw=True))
+        except HPACKError as error:
+            raise Http2Error(ErrorCode.COMPRESSION_ERROR, f"headers: {error}") from None
+        after = (table.maxsize, len(table.dynamic_entries), _newest(table.dynamic_entries))
+        head = _head(found, self._list_bytes_max)
+        # A new entry is another object; one that only pushes others out changes their number.
+        if before[:2] != after[:2] or before[2] is not after[2]:
+            self._kept.clear()
+        elif len(block) <= KEPT_BLOCK_BYTES_MAX:
+            if len(self._kept) >= KEPT_BLOCKS_MAX:
+                self._kept.clear()
+            self._kept[block] = head
+        return head
+
+    def skipper(self) -> BlockSkipper:
+        """Return what takes the next block, in pieces, if it is too long to be decoded."""
+        self._kept.clear()
+        return BlockSkipper(self._decoder)
+
+
+class BlockSkipper:
+    """Passes over a block in pieces, but for what it changes in the table: later blocks need it."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._buffer = b""
+        self._passing = 0
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes.
+
+        Raises:
+            Http2Error: they are of no block.
+        """
+        passed = min(self._passing, len(data))
+        self._passing -= passed
+        buffer, at = self._buffer + data[passed:], 0
+        try:
+            while at < len(buffer):
+                end = self._end_of(buffer, at)
+                if end is None:
+                    break
+                at = end
+        except HPACKError as error:
+            raise Http2Error(ErrorCode.COMPRESSION_ERROR, f"headers: {error}") from None
+        self._passing += max(0, at - len(buffer))
+        self._buffer = buffer[at:]
+
+    def end(self) -> Head:
+        """Return what the block means: a refusal; raises Http2Error if it is cut short."""
+        if self._buffer or self._passing:
+            raise Http2Error(ErrorCode.COMPRESSION_ERROR, "headers: cut short")
+        return Head(is_too_large=True)
+
+    def _end_of(self, data: bytes, at: int) -> int | None:
+        """Return where one header ends, which may be still to come; None if that is not known."""
+        first = data[at]
+        if first & 0x80:
+            return _after(_read_integer(data, at, 7))
+        adds, updates = bool(first & 0x40), first & 0xE0 == 0x20
+        read = _read_integer(data, at, 6 if adds else 5 if updates else 4)
+        if read is None or updates:
+            if read is not None:
+                self._decoder.decode(data[at : read[1]], raw=True)
+            return _after(read)
+        name, place = read
+        if not name:
+            named = _read_integer(data, place, 7)
+            if named is None:
+                return None
+            if named[0] > _ENTRY_BYTES_MAX:
+                raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"a name of {named[0]} bytes")
+            place = named[0] + named[1]
+        valued = _read_integer(data, place, 7)
+        if valued is None:
+            return None
+        end = valued[0] + valued[1]
+        if not adds:
+            return end
+        if valued[0] > _ENTRY_BYTES_MAX:
+            table = self._decoder.header_table
+            table.add(b"", bytes(table.maxsize))  # longer than the table: it is empty then
+            return end
+        if end > len(data):
+            return None
+        self._decoder.decode(data[at:end], raw=True)
+        return end
+
+
+def _after(read: tuple[int, int] | None) -> int | None:
+    return None if read is None else read[1]
+
+
+_INTEGER_BYTES_MAX = 5
+
+
+def _read_integer(data: bytes, at: int, prefix_bits: int) -> tuple[int, int] | None:
+    """Return an integer of HPACK and where it ends; None if it is not all there."""
+    if at >= len(data):
+        return None
+    most = (1 << prefix_bits) - 1
+    value = data[at] & most
+    if value < most:
+        return value, at + 1
+    for number, each in enumerate(data[at + 1 : at + 1 + _INTEGER_BYTES_MAX]):
+        value += (each & 0x7F) << 7 * number
+        if each < 0x80:
+            return value, at + 2 + number
+    if len(data) > at + _INTEGER_BYTES_MAX:
+        raise Http2Error(ErrorCode.COMPRESSION_ERROR, "headers: an integer without an end")
+    return None
+
+
+def _newest(entries: Sequence[tuple[bytes, bytes]]) -> tuple[bytes, bytes] | None:
+    return entries[0] if entries else None
+
+
+def _head(headers: Sequence[tuple[bytes, bytes]], list_bytes_max: int) -> Head:
+    pseudo: dict[bytes, bytes] = {}
+    own: dict[bytes, bytes] = {}
+    metadata: list[tuple[str, MetadataValue]] = []
+    size = 0
+    for name, value in headers:
+        size += len(name) + len(value) + _ENTRY_BYTES
+        if name[:1] == b":":
+            if name not in _PSEUDO or name in pseudo or own or metadata:
+                return _MALFORMED
+            pseudo[name] = value
+            continue
+        if not _is_sound(name, value):
+            return _MALFORMED
+        if name in _OWN:
+            own[name] = value
+        else:
+            try:
+                metadata.append(_metadatum(name, value))
+            except ValueError:
+                return _MALFORMED
+    if size > list_bytes_max:
+        return Head(is_too_large=True)
+    return _judged(pseudo, own, tuple(metadata))
+
+
+def _is_sound(name: bytes, value: bytes) -> bool:
+    if not name or not _NAME_BYTES.issuperset(name) or name in _OF_HOPS:
+        return False
+    if name == b"te" and value != b"trailers":
+        return False
+    return not any(each in value for each in _NOT_IN_VALUES)
+
+
+def _metadatum(name: bytes, value: bytes) -> tuple[str, MetadataValue]:
+    if not name.endswith(b"-bin"):
+        return name.decode("ascii"), value.decode("latin-1")
+    try:
+        decoded = base64.b64decode(value + b"=" * (-len(value) % 4), validate=True)
+    except binascii.Error as error:
+        raise ValueError(str(error)) from None
+    return name.decode("ascii"), decoded
+
+
+def _judged(pseudo: Mapping[bytes, bytes], own: Mapping[bytes, bytes], metadata: Metadata) -> Head:
+    path = pseudo.get(b":path", b"")
+    if not path or b":method" not in pseudo or b":scheme" not in pseudo:
+        return _MALFORMED
+    try:
+        head = Head(
+            path=path.decode("ascii"),
+            timeout_s=_timeout(own.get(b"grpc-timeout")),
+            metadata=metadata,
+            is_compressed=own.get(b"grpc-encoding", b"identity") != b"identity",
+        )
+    except ValueError:
+        return _MALFORMED
+    if pseudo[b":method"] != b"POST":
+        return replace(head, http_status=405)
+    kind = own.get(b"content-type", b"")
+    if kind != b"application/grpc" and not kind.startswith(
+        (b"application/grpc+", b"application/grpc;")
+    ):
+        return replace(head, http_status=415)
+    return head
+
+
+def _timeout(value: bytes | None) -> float | None:
+    """Return a timeout in seconds; raises ValueError."""
+    if value is None:
+        return None
+    text = value.decode("ascii")
+    digits, unit = text[:-1], text[-1:]
+    if not digits.isdecimal() or len(digits) > _TIMEOUT_DIGITS_MAX or unit not in _UNITS:
+        raise ValueError(f"grpc-timeout: {text!r}")
+    return int(digits) * _UNITS[unit]
+
+
+def _integer(value: int, prefix_bits: int, first: int = 0) -> bytes:
+    most = (1 << prefix_bits) - 1
+    if value < most:
+        return bytes((first | value,))
+    made = bytearray((first | most,))
+    value -= most
+    while value >= 0x80:
+        made.append(value & 0x7F | 0x80)
+        value >>= 7
+    made.append(value)
+    return bytes(made)
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+    """Return one header of a block, which changes no table."""
+    return b"".join((b"\0", _integer(len(name), 7), name, _integer(len(value), 7), value))
+
+
+NO_TABLE = b"\x20"
+"""Begin of the next block after the other side has asked for a smaller table: none is used."""
+
+ANSWER_HEAD = b"\x88" + b"\x0f\x10" + _integer(16, 7) + b"application/grpc"
+"""Block that begins every answer: :status 200 and content-type."""
+
+STATUS_OK = literal(b"grpc-status", b"0")
+"""Block that ends a call which was answered."""
+
+
+def refusal_head(http_status: int) -> bytes:
+    """Return the block of an answer to a request that is none of gRPC."""
+    return literal(b":status", str(http_status).encode())
+
+
+def status(
+    code: int, message: str = "", metadata: Iterable[tuple[str, MetadataValue]] = ()
+) -> bytes:
+    """Return the block that ends a call, without that of its begin."""
+    parts = [STATUS_OK if not code else literal(b"grpc-status", str(code).encode())]
+    if message:
+        parts.append(literal(b"grpc-message", _escaped(message)))
+    parts.append(metadata_block(metadata))
+    return b"".join(parts)
+
+
+def metadata_block(metadata: Iterable[tuple[str, MetadataValue]]) -> bytes:
+    """Return the block of some metadata; bytes belong to names that end in `-bin`."""
+    return b"".join(
+        literal(
+            name.encode("ascii"),
+            base64.b64encode(value) if isinstance(value, bytes) else value.encode("ascii"),
+        )
+        for name, value in metadata
+    )
+
+
+def _escaped(message: str) -> bytes:
+    """Return a text as `grpc-message` wants it: printable ASCII, all else as %XX."""
+    raw = message.encode("utf-8", "replace")
+    if raw.isascii() and b"%" not in raw and message.isprintable():
+        return raw
+    return b"".join(
+        bytes((each,)) if 0x20 <= each <= 0x7E and each != 0x25 else b"%%%02X" % each
+        for each in raw
+    )

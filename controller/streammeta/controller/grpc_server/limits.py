@@ -1,0 +1,76 @@
+"""Bounds of the server of clients: sizes, numbers, times and what a client may waste."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+REQUEST_BYTES_MAX = 16 << 20
+"""Largest request that a controller takes."""
+
+ANSWER_BYTES_MAX = 64 << 20
+"""Largest answer."""
+
+STREAMS_MAX = 1_024
+"""Calls under way on one connection; any more wait at their client, or are refused unread."""
+
+CONNECTIONS_MAX = 4_096
+"""Connections of one listener; any more are closed at once."""
+
+CALLS_MAX = 25_000
+"""Calls under way at one server; any more are refused: the line behind admission control."""
+
+WAITING_SOME, WAITING_MOST = 1_000, 2_000
+"""Calls that wait to be begun: beyond the first number some more are refused, beyond the other all.
+
+They are refused unread (CANCELLED), which costs next to nothing; to let them in and refuse them
+would cost half of what serving them does. As many as wait are served in about a second; all watches
+of a controller may come at once.
+"""
+
+LOOKAHEAD_BYTES = 1 << 20
+"""Bytes of a call's messages that may be on their way to a handler that has not asked for them."""
+
+AGE_GRACE_S = 60.0
+"""Time that the calls of a connection have left when it is too old, in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of one server. Times are in seconds."""
+
+    request_bytes: int = REQUEST_BYTES_MAX
+    answer_bytes: int = ANSWER_BYTES_MAX
+    streams: int = STREAMS_MAX
+    connections: int = CONNECTIONS_MAX
+    calls: int = CALLS_MAX
+    waiting_some: int = WAITING_SOME
+    waiting_most: int = WAITING_MOST
+    begun_a_turn: int = 32
+    """Calls begun in one turn of the event loop, so that whatever comes at once leaves it turns."""
+    frames_a_turn: int = 256
+    """Frames of one connection handled in one turn; the rest waits its turn."""
+    lookahead_bytes: int = LOOKAHEAD_BYTES
+    held_bytes_of_connection: int = 64 << 20
+    """Bytes of requests that are not complete, or not taken by their handlers."""
+    held_bytes: int = 256 << 20
+    """The same of all connections."""
+    header_list_bytes: int = 16 << 10
+    """Headers of one call, each with 32 bytes more than it has."""
+    handshake_s: float = 10.0
+    """Time for a handshake of TLS, and for the first frame behind it."""
+    handshakes: int = 1_024
+    """Handshakes of TLS under way at a listener; more are closed."""
+    handshakes_of_host: int = 512
+    """The same of one host, so that one that shows nothing leaves room for the others."""
+    keepalive_s: float = 30.0
+    """Silence after which a connection is pinged; finds dead hosts that hold watches."""
+    keepalive_timeout_s: float = 10.0
+    """Time for anything to come after a ping; then the connection ends."""
+    age_s: float | None = None
+    """Age at which a connection takes no more calls; None: it never does."""
+    age_grace_s: float = AGE_GRACE_S
+    unread_s: float = 10.0
+    """Time for the last bytes of an ended stream to be taken, before it is reset."""
+
+
+DEFAULT = Limits()

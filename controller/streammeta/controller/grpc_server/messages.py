@@ -1,0 +1,75 @@
+"""Messages of gRPC in the bytes of a stream: torn or several at once, none longer than may be.
+
+Does no I/O.
+"""
+
+from __future__ import annotations
+
+PREFIX_BYTES = 5
+"""A byte that says whether the message is compressed, and its length, before each message."""
+
+
+class MessageTooLargeError(Exception):
+    """A message is announced that is longer than may be."""
+
+
+class CompressedMessageError(Exception):
+    """A message is compressed, which is not offered."""
+
+
+def framed(message: bytes) -> bytes:
+    """Return a message as it is sent."""
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
+class MessageReader:
+    """Takes the bytes of one stream, gives its messages."""
+
+    __slots__ = ("_buffer", "_bytes_max", "needs")
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._buffer = bytearray()
+        self.needs = 0
+        """Bytes that the message under way still lacks; 0 while its length is not known."""
+
+    @property
+    def held(self) -> int:
+        """Bytes of a message that is not complete."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take the next bytes; return the messages that they complete.
+
+        Raises:
+            MessageTooLargeError: from its length, before its bytes are kept.
+            CompressedMessageError: a message is compressed.
+        """
+        buffer = self._buffer
+        if not buffer and len(data) >= PREFIX_BYTES:
+            end = PREFIX_BYTES + self._length(data, 0)
+            if len(data) == end:
+                return [data[PREFIX_BYTES:]]
+        buffer += data
+        found: list[bytes] = []
+        at, self.needs = 0, 0
+        while len(buffer) - at >= PREFIX_BYTES:
+            end = at + PREFIX_BYTES + self._length(buffer, at)
+            if len(buffer) < end:
+                self.needs = end - len(buffer)
+                break
+            found.append(bytes(buffer[at + PREFIX_BYTES : end]))
+            at = end
+        if at:
+            del buffer[:at]
+        return found
+
+    def _length(self, data: bytes | bytearray, at: int) -> int:
+        length = int.from_bytes(data[at + 1 : at + PREFIX_BYTES], "big")
+        if length > self._bytes_max:
+            raise MessageTooLargeError(
+                f"a message of {length} bytes; at most {self._bytes_max} are taken"
+            )
+        if data[at]:
+            raise CompressedMessageError("messages are not taken compressed")
+        return length

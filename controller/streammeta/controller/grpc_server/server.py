@@ -1,0 +1,263 @@
+"""Server of clients: gRPC over HTTP/2 on the event loop, with no thread of its own.
+
+Takes the handlers that gRPC's generated code registers. Begins calls in the order in which they
+come, some in each turn of the event loop; refuses those beyond its bounds unread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from random import random
+from typing import Any, NamedTuple
+
+import grpc
+import structlog
+
+from streammeta.controller.grpc_server.call import Call, Method
+from streammeta.controller.grpc_server.connection import Connection
+from streammeta.controller.grpc_server.limits import DEFAULT, Limits
+from streammeta.controller.grpc_server.tls import ServerCertificates
+from streammeta.controller.listener import Bounds, Listener
+from streammeta.rpc.tls import TlsFiles
+
+_WORK_S = 0.001
+"""Time in a turn of the event loop for frames that wait, in seconds."""
+
+_BACKLOG = 1_024
+
+_ABORT_S = 1.0
+"""Time for transports to tell that they are aborted, in seconds."""
+_LOOK_S = 0.005
+
+_log = structlog.get_logger(component="rpc")
+
+_servers: weakref.WeakSet[Server] = weakref.WeakSet()
+
+
+def open_connections() -> int:
+    """Return how many connections the servers of this process have, handshakes aside."""
+    return sum(len(server.connections) for server in _servers)
+
+
+class _Details(NamedTuple):
+    """The part of a call that its handler is found by."""
+
+    method: str
+    invocation_metadata: tuple[()] = ()
+
+
+class Server:
+    """Serves clients at any number of addresses."""
+
+    def __init__(self, limits: Limits = DEFAULT) -> None:
+        self.limits = limits
+        self.connections: set[Connection] = set()
+        self.calls = 0
+        """Calls under way."""
+        self.held = 0
+        """Bytes of requests that are not complete, or not taken by their handlers."""
+        self.is_stopping = False
+        self._handlers: list[grpc.GenericRpcHandler] = []
+        self._methods: dict[str, Method] = {}
+        self._listeners: list[Listener] = []
+        self._waiting: deque[Call] = deque()
+        self._begun = 0
+        self._working: deque[Connection] = deque()
+        self._is_turn_due = self._is_work_due = False
+        _servers.add(self)
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        """Serve these services."""
+        self._handlers.extend(handlers)
+
+    def add_registered_method_handlers(
+        self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
+    ) -> None:
+        """Serve these methods of a service."""
+        for name, handler in handlers.items():
+            self._methods[f"/{service}/{name}"] = Method.of(handler)
+
+    def set_apart(self, paths: Sequence[str]) -> None:
+        """Begin calls of these methods, such as `/a.Service/Method`, whatever waits.
+
+        Raises:
+            ValueError: none of the services has such a method.
+        """
+        for path in paths:
+            handler = self._handler(path)
+            if handler is None:
+                raise ValueError(f"{path} is no method of the services")
+            self._methods[path] = Method.of(handler, is_apart=True)
+
+    def method(self, path: str) -> Method | None:
+        """Return the method at a path, None if there is none."""
+        found = self._methods.get(path)
+        if found is None and (handler := self._handler(path)) is not None:
+            found = self._methods[path] = Method.of(handler)
+        return found
+
+    def _handler(self, path: str) -> grpc.RpcMethodHandler[Any, Any] | None:
+        details: Any = _Details(path)
+        return next(filter(None, (each.service(details) for each in self._handlers)), None)
+
+    # -- listening
+
+    def listen(
+        self,
+        address: str,
+        tls: TlsFiles | ServerCertificates | None = None,
+        *,
+        asks_clients: bool = True,
+    ) -> int:
+        """Take `address`, HOST:PORT; return the port, chosen if it is 0. `start` serves there.
+
+        With `tls` every client must show a certificate of the authorities, unless `asks_clients` is
+        False: then each call must name its caller. Without `tls` it is plain text.
+
+        Raises:
+            OSError: the address is taken, or is none of this host's.
+            TlsError: the files for TLS are of no use.
+        """
+        shown = ServerCertificates(tls.load()) if isinstance(tls, TlsFiles) else tls
+        limits = self.limits
+        listener = Listener(
+            _ClientTls(shown, asks_clients=asks_clients),
+            partial(self._new_connection, shown),
+            _complain,
+            bounds=Bounds(
+                handshakes=limits.handshakes,
+                handshakes_of_host=limits.handshakes_of_host,
+                handshake_s=limits.handshake_s,
+                backlog=_BACKLOG,
+            ),
+            has_room=lambda handshakes: len(self.connections) + handshakes < limits.connections,
+        )
+        port = listener.bind(address)
+        self._listeners.append(listener)
+        return port
+
+    def _new_connection(self, shown: ServerCertificates | None, _host: str) -> Connection:
+        if shown is not None:
+            shown.handshakes += 1
+        return Connection(self)
+
+    async def start(self) -> None:
+        """Take connections."""
+        for listener in self._listeners:
+            listener.begin()
+
+    async def stop(self, grace: float | None) -> None:
+        """Take no more connections and calls; give those under way `grace` seconds to end."""
+        self.is_stopping = True
+        for listener in self._listeners:
+            await listener.stop()
+        for connection in tuple(self.connections):
+            connection.retire()
+        await self._emptied(grace or 0.0)
+        for connection in tuple(self.connections):
+            connection.abort()
+        await self._emptied(_ABORT_S)
+
+    async def _emptied(self, within_s: float) -> None:
+        """Wait until no connection is left, and no longer than it may take."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self.connections:  # noqa: ASYNC110 - ends in time
+                    await asyncio.sleep(_LOOK_S)
+
+    # -- turns
+
+    def enqueue(self, call: Call) -> None:
+        """Begin a call now, in a later turn, or never."""
+        limits, waiting = self.limits, len(self._waiting)
+        if call.method.is_apart:
+            call.start()
+            return
+        if not waiting and self._begun < limits.begun_a_turn:
+            self._begun += 1
+            call.start()
+        elif waiting >= limits.waiting_most or (
+            waiting >= limits.waiting_some
+            and random() * (limits.waiting_most - limits.waiting_some)
+            < waiting - limits.waiting_some
+        ):
+            call.drop()
+            return
+        else:
+            self._waiting.append(call)
+        if not self._is_turn_due:
+            self._is_turn_due = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._begun = 0
+        waiting, most = self._waiting, self.limits.begun_a_turn
+        while waiting and self._begun < most:
+            call = waiting.popleft()
+            if not call.is_over:
+                self._begun += 1
+                call.start()
+        self._is_turn_due = self._begun > 0
+        if self._is_turn_due:
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def wait_turn(self, connection: Connection) -> None:
+        """Have a connection go on with its frames in a later turn."""
+        self._working.append(connection)
+        if not self._is_work_due:
+            self._is_work_due = True
+            asyncio.get_running_loop().call_soon(self._work)
+
+    def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _WORK_S
+        for _ in range(len(self._working)):
+            self._working.popleft().work()
+            if loop.time() >= until:
+                break
+        self._is_work_due = bool(self._working)
+        if self._is_work_due:
+            loop.call_soon(self._work)
+
+
+class _ClientTls:
+    """Contexts of a listener's new connections: those in use when each comes."""
+
+    takes_plain_text = False
+
+    def __init__(self, shown: ServerCertificates | None, *, asks_clients: bool) -> None:
+        self._shown = shown
+        self._asks_clients = asks_clients
+
+    @property
+    def listening(self) -> ssl.SSLContext | None:
+        """Context of a connection that comes now; None: plain text."""
+        if self._shown is None:
+            return None
+        return self._shown.context(asks_clients=self._asks_clients)
+
+
+def _complain(host: str, event: str, reason: str) -> None:
+    _log.debug(f"client_{event}", host=host, reason=reason)
+
+
+def new_server(connection_age_ms: int | None = None, connections_max: int | None = None) -> Server:
+    """Return a server without services and addresses.
+
+    Each of its listeners has at most `connections_max` connections, `CONNECTIONS_MAX` for None.
+    A connection takes no call once it is as old as `connection_age_ms`, and ends after a grace, so
+    that clients come again with the certificates that they have by then; None: it never does.
+    """
+    limits = DEFAULT
+    if connection_age_ms is not None:
+        limits = replace(limits, age_s=connection_age_ms / 1000)
+    if connections_max is not None:
+        limits = replace(limits, connections=connections_max)
+    return Server(limits)
