@@ -232,7 +232,7 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
                 self.refuse(grpc.StatusCode.CANCELLED, "the call was cancelled")
             raise
         except Exception as error:  # noqa: BLE001 - the one place that answers for every defect
-            _log.exception("call_failed", path=self._head.path)
+            _log.error("request_failed", path=self._head.path, exc_info=error)
             self.refuse(
                 grpc.StatusCode.UNKNOWN, f"defect in the controller ({type(error).__name__})"
             )

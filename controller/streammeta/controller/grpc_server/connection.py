@@ -13,7 +13,6 @@ from random import random
 from typing import TYPE_CHECKING, cast
 
 import grpc
-import structlog
 
 from streammeta.controller.grpc_server.call import Call
 from streammeta.controller.grpc_server.frames import ErrorCode, Http2Error
@@ -38,8 +37,6 @@ _CLOSING_S = 1.0
 
 _AGE_SPREAD = 0.1
 """Share by which ages differ, so that connections made at once do not end at once."""
-
-_log = structlog.get_logger(component="rpc")
 
 
 class Connection(asyncio.Protocol):
@@ -281,7 +278,6 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _fail(self, error: Http2Error) -> None:
-        _log.debug("connection_refused", peer=self.peer, reason=str(error))
         self.session.fail(error)
         self._close()
 

@@ -18,7 +18,6 @@ from random import random
 from typing import Any, NamedTuple
 
 import grpc
-import structlog
 
 from streammeta.controller.grpc_server.call import Call, Method
 from streammeta.controller.grpc_server.connection import Connection
@@ -35,8 +34,6 @@ _BACKLOG = 1_024
 _ABORT_S = 1.0
 """Time for transports to tell that they are aborted, in seconds."""
 _LOOK_S = 0.005
-
-_log = structlog.get_logger(component="rpc")
 
 _servers: weakref.WeakSet[Server] = weakref.WeakSet()
 
@@ -130,7 +127,7 @@ class Server:
         listener = Listener(
             _ClientTls(shown, asks_clients=asks_clients),
             partial(self._new_connection, shown),
-            _complain,
+            _keep_quiet,
             bounds=Bounds(
                 handshakes=limits.handshakes,
                 handshakes_of_host=limits.handshakes_of_host,
@@ -244,8 +241,8 @@ class _ClientTls:
         return self._shown.context(asks_clients=self._asks_clients)
 
 
-def _complain(host: str, event: str, reason: str) -> None:
-    _log.debug(f"client_{event}", host=host, reason=reason)
+def _keep_quiet(host: str, event: str, reason: str) -> None:
+    """Tell nothing of one connection that is refused: strangers could fill the log."""
 
 
 def new_server(connection_age_ms: int | None = None, connections_max: int | None = None) -> Server:
