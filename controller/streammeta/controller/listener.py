@@ -91,6 +91,8 @@ class Listener:
         self._complain = complain
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
+        self._untaken: set[socket.socket] = set()
+        """Connections whose task has not begun: one that is cancelled before never does."""
         self._handshakes: dict[asyncio.Task[None], str] = {}
         """Those under way, each with its host."""
 
@@ -135,7 +137,7 @@ class Listener:
         self._close()
 
     def _close(self) -> None:
-        for each in self._sockets:
+        for each in (*self._sockets, *self._untaken):
             each.close()
 
     async def _accept(self, listening: socket.socket) -> None:
@@ -156,6 +158,7 @@ class Listener:
                 reason = f"{len(self._handshakes)} are under way"
                 self._complain(host, "too_many_handshakes", reason)
                 continue
+            self._untaken.add(opened)
             task = loop.create_task(self._take(opened, host))
             self._handshakes[task] = host
             task.add_done_callback(self._handshakes.pop)
@@ -165,21 +168,22 @@ class Listener:
         bounds = self._bounds
         return len(self._handshakes) < bounds.handshakes and from_host < bounds.handshakes_of_host
 
-    async def _take(self, opened: socket.socket | None, host: str) -> None:
+    async def _take(self, opened: socket.socket, host: str) -> None:
         loop = asyncio.get_running_loop()
+        self._untaken.discard(opened)
+        untaken: socket.socket | None = opened
         try:
             async with asyncio.timeout(self._bounds.handshake_s):
-                assert opened is not None
                 context = await self._wanted(opened)
-                given, opened = opened, None  # its protocol closes it from here on
+                untaken = None  # its protocol closes it from here on
                 made = partial(self._factory, host)
-                await loop.connect_accepted_socket(made, given, ssl=context)
+                await loop.connect_accepted_socket(made, opened, ssl=context)
         except (OSError, TimeoutError) as error:
             reason = str(error) or f"no handshake within {self._bounds.handshake_s} s"
             self._complain(host, "handshake_failed", reason)
         finally:
-            if opened is not None:
-                opened.close()
+            if untaken is not None:
+                untaken.close()
 
     async def _wanted(self, opened: socket.socket) -> ssl.SSLContext | None:
         """Return the context for a connection, None for plain text."""
