@@ -220,7 +220,7 @@ def _of_connections(sources: Sources) -> Iterator[Metric]:
     )
     yield counter(
         "tls_handshakes_begun",
-        "TLS handshakes begun on the plane of clients, which does not tell of those that fail.",
+        "TLS handshakes begun on the plane of clients, however they end.",
         [],
         [([], sources.handshakes())],
     )
