@@ -70,6 +70,8 @@ def test_both_engines_write_the_same_plan(
             time_ms=chance.choice((1, 2**52)),
             attributes=chance.choice((0, 1)),
         )
+    for object_id in (0, 0xABC, 1 << 31, 0x1_2345_6789, 1 << 40):
+        state.objects[object_id] = MapObject(COMMITTED, time_ms=1)  # missing: its key is made up
     for key in (key_for(905, OTHER), f"{own(906)}.bak", "zoo/<b>", "Ümlaut", "\u2028", "0"):
         bucket.put(key)
     config = PlanConfig(

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,8 +63,11 @@ def spark_session(config: SparkConfig) -> Iterator[SparkSession]:
         SparkJobError: the session does not start.
     """
     with optional_packages("reconciliation on Spark"):
-        for name in ("pyspark", "pandas", "psutil"):
+        for name in ("pyspark", "psutil"):
             importlib.import_module(name)
+        # It is large, and only wanted where Spark hands rows to Python.
+        if find_spec("pandas") is None:
+            raise ModuleNotFoundError("No module named 'pandas'", name="pandas")
     from pyspark.sql import SparkSession
 
     running = SparkSession.getActiveSession()
@@ -206,6 +210,8 @@ def _session_options(config: SparkConfig) -> dict[str, str]:
         "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
         "spark.sql.shuffle.partitions": str(config.shuffle_partitions),
         "spark.sql.session.timeZone": "UTC",
+        # HotSpot leaves methods above this size to the interpreter.
+        "spark.sql.codegen.hugeMethodLimit": "8000",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
         # One wrong answer is an answer: a failed listing or deletion is reported, not repeated.
         "spark.task.maxFailures": "1",

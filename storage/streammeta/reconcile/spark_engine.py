@@ -27,10 +27,12 @@ from streammeta.reconcile.tables import (
     MAP_COLUMNS,
     OUTCOME_COLUMNS,
     VERDICT_COLUMNS,
+    Counts,
     Tally,
     count_rows,
+    read_batches,
 )
-from streammeta.reconcile.verdict_rows import judged_rows
+from streammeta.reconcile.verdict_columns import judged_table
 from streammeta.reconcile.verdicts import Owner, Rules, Verdict
 
 if TYPE_CHECKING:
@@ -89,14 +91,16 @@ class SparkEngine:
 
         path = draft / plan_folder.VERDICTS
         with job_errors("comparing bucket and map"):
-            judged = self._joined(draft).mapInArrow(_judge(rules, namespace), VERDICT_COLUMNS)
-            judged.write.parquet(str(path))
+            judged_table(self._joined(draft), rules, namespace).write.parquet(str(path))
             verdicts = self._read(path, VERDICT_COLUMNS)
             candidates = verdicts.where(sql.col("verdict") == str(Verdict.ORPHAN))
             names = [column.split()[0] for column in CANDIDATE_COLUMNS.split(",")]
             candidates.select(*names).write.parquet(str(draft / plan_folder.CANDIDATES))
-            found = _tallies(verdicts, "verdict")
-        return {Verdict(verdict): tally for verdict, tally in found.items()}
+        # Two columns of few values: another job would take longer than to read them here.
+        counts = Counts("verdict")
+        for rows in read_batches(path, "verdict string, size long"):
+            counts.add(rows)
+        return {Verdict(verdict): tally for verdict, tally in counts.tallies().items()}
 
     def delete(self, order: DeletionOrder, candidates: Path, outcomes: Path) -> None:
         """See `Engine.delete`. A task has its share of the rate, and of the order of keys."""
@@ -141,16 +145,6 @@ def _inventory_reader(
         for batch in batches:
             for number in batch.column("id").to_pylist():
                 yield from inventory_rows(inventory, inventory.files[number], namespace)
-
-    return run
-
-
-def _judge(rules: Rules, namespace: str) -> Callable[[_Batches], Iterator[pa.RecordBatch]]:
-    """Make the function that an executor runs: joined rows in, rows of the report out."""
-
-    def run(batches: _Batches) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield judged_rows(batch, rules, namespace)
 
     return run
 

@@ -38,6 +38,9 @@ LOSS_COLUMNS = (
 OUTCOME_COLUMNS = "key string, object_id long, size long, outcome string, detail string"
 
 
+_READ_BYTES = 1 << 18
+
+
 def arrow_schema(columns: str) -> pa.Schema:
     """The Arrow schema of such columns."""
     kinds = {"string": pa.string(), "long": pa.int64()}
@@ -61,10 +64,11 @@ def count_rows(folder: Path) -> int:
 
 
 def read_batches(folder: Path, columns: str) -> Iterator[pa.RecordBatch]:
-    """Read these columns of a table, file by file."""
+    """Read these columns of a table, file by file, in memory that does not grow with the files."""
     schema = arrow_schema(columns)
     for path in files_of(folder):
-        with pq.ParquetFile(path) as file:
+        # Without a buffer a column is read whole, and Spark's pieces of one have up to 128 MiB.
+        with pq.ParquetFile(path, buffer_size=_READ_BYTES) as file:
             for batch in file.iter_batches(columns=schema.names):
                 rows = batch.select(schema.names)
                 yield rows if rows.schema.equals(schema) else rows.cast(schema)

@@ -9,9 +9,11 @@ failed guard is still written, as a report, and refused by apply.
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import reduce
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +23,14 @@ from streammeta.v1 import common_pb2
 
 Int64Column: TypeAlias = npt.NDArray[np.int64]
 VerdictColumn: TypeAlias = npt.NDArray[np.str_]
+Column: TypeAlias = Any
+"""Numbers or truths of all rows: an array, or a column of Spark, which compute alike."""
 
 ABSENT = -1
 """No value, in every column: not listed, not in the map, no object id."""
 
-_KIND_MASK = 0b11
-
+_KINDS = 4
+"""Kinds that the lowest bits of an object's attributes tell apart."""
 
 WANTED_STATES = (common_pb2.OBJECT_STATE_COMMITTED, common_pb2.OBJECT_STATE_LINKED)
 """States in the map of objects that must be in the bucket."""
@@ -99,15 +103,15 @@ class JoinedColumns:
     `reading` a `Reading`.
     """
 
-    owner: Int64Column
-    object_id: Int64Column
-    size: Int64Column
-    modified_ms: Int64Column
-    map_state: Int64Column
-    map_size: Int64Column
-    map_time_ms: Int64Column
-    map_attributes: Int64Column
-    reading: Int64Column
+    owner: Column
+    object_id: Column
+    size: Column
+    modified_ms: Column
+    map_state: Column
+    map_size: Column
+    map_time_ms: Column
+    map_attributes: Column
+    reading: Column
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +155,36 @@ def judge(rows: JoinedColumns, rules: Rules) -> VerdictColumn:
 
 
 def verdict_numbers(rows: JoinedColumns, rules: Rules) -> npt.NDArray[np.int8]:
-    """Return the number of one verdict per row, the place of it in `NUMBERED`.
+    """Return the number of one verdict per row of arrays, the place of it in `NUMBERED`."""
+    conditions, verdicts = zip(*ladder(rows, rules), strict=True)
+    numbers = [np.int8(_NUMBER_OF[verdict]) for verdict in verdicts]
+    return np.select(conditions, numbers, default=np.int8(_NUMBER_OF[OTHERWISE]))
 
-    Nothing is reported of an object that the bucket lacks and need not have. The first matching
-    rule wins, and an orphan must pass every test that could save it.
+
+OTHERWISE = Verdict.ORPHAN
+"""The verdict on a row that no rule of the ladder matches."""
+
+
+def ladder(rows: JoinedColumns, rules: Rules) -> list[tuple[Column, str]]:
+    """Return the rules in their order, as conditions on rows: the first that matches wins.
+
+    Nothing is reported, the verdict being empty, of an object that the bucket lacks and need not
+    have. An orphan must pass every test that could save it. Uses nothing but comparison,
+    arithmetic and `&`, `|`, `~`, which arrays and columns of Spark have in common.
     """
     listed = rows.size != ABSENT
     own = rows.owner == Owner.OWN
     known = rows.map_state != ABSENT
-    wanted = np.isin(rows.map_state, WANTED_STATES)
+    wanted = reduce(operator.or_, (rows.map_state == one for one in WANTED_STATES))
     issued = (rows.object_id >= 0) & (rows.object_id < rules.next_object_id)
-    composite = (rows.map_attributes & _KIND_MASK) == ObjectKind.COMPOSITE
-    wrong_size = ~composite & (rows.size != rows.map_size)
-    ladder: list[tuple[npt.NDArray[np.bool_], str]] = [
+    # A remainder of Spark has the sign of what was divided.
+    kind = (rows.map_attributes % _KINDS + _KINDS) % _KINDS
+    wrong_size = (kind != ObjectKind.COMPOSITE) & (rows.size != rows.map_size)
+    undecided = [
+        ((rows.object_id >= start) & (rows.object_id < end), Verdict.UNDECIDED)
+        for start, end in rules.undecided
+    ]
+    return [
         (~listed & wanted & (rows.map_time_ms < rules.unlisted_from_ms), Verdict.MISSING),
         (~listed & wanted, Verdict.UNLISTED),
         (~listed, ""),
@@ -182,20 +203,10 @@ def verdict_numbers(rows: JoinedColumns, rules: Rules) -> npt.NDArray[np.int8]:
         (rows.map_state == common_pb2.OBJECT_STATE_PREPARED, Verdict.IN_FLIGHT),
         (rows.map_state == common_pb2.OBJECT_STATE_MARK_DESTROYED, Verdict.DELETING),
         (known, Verdict.UNKNOWN_STATE),
-        (_is_within(rows.object_id, rules.undecided), Verdict.UNDECIDED),
+        *undecided,
         (~issued, Verdict.NOT_ISSUED),
         (rows.modified_ms >= rules.young_from_ms, Verdict.TOO_YOUNG),
     ]
-    conditions, verdicts = zip(*ladder, strict=True)
-    numbers = [np.int8(_NUMBER_OF[verdict]) for verdict in verdicts]
-    return np.select(conditions, numbers, default=np.int8(_NUMBER_OF[Verdict.ORPHAN]))
-
-
-def _is_within(ids: Int64Column, ranges: tuple[tuple[int, int], ...]) -> npt.NDArray[np.bool_]:
-    found = np.zeros(len(ids), dtype=np.bool_)
-    for start, end in ranges:
-        found |= (ids >= start) & (ids < end)
-    return found
 
 
 MISSING_SHARE = 0.01
