@@ -21,9 +21,10 @@ class KafkaBrokers:
         self.cluster = cluster
         self.children: dict[int, Child] = {}
         self.addresses: dict[int, str] = {}
+        self.http: dict[int, str] = {}
 
     def start(self, node_id: int, *options: str) -> str:
-        """Start a broker with further options; return its address."""
+        """Start a broker with further options; return its address, and keep that of its metrics."""
         child = start_child(
             f"kafka {node_id}",
             [
@@ -36,8 +37,11 @@ class KafkaBrokers:
             self.cluster.root / f"kafka-{node_id}.log",
         )
         self.children[node_id] = child
-        found = re.search(r"bootstrap\.servers=(\S+)", child.wait_ready())
+        found = re.search(
+            r"bootstrap\.servers=(\S+) node_id=\d+(?: http=(\S+))?", child.wait_ready()
+        )
         assert found is not None
+        self.http[node_id] = found[2] or ""
         self.addresses[node_id] = found[1]
         return found[1]
 

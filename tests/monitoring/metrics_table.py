@@ -9,13 +9,14 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from tests.monitoring.sampled import registry_of
-from tests.monitoring.sampled_brokers import client_registry
+from tests.monitoring.sampled_brokers import client_registry, kafka_registry
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
 TABLES: Mapping[str, Callable[[], CollectorRegistry]] = {
     "": registry_of,
     " of clients": client_registry,
+    " of Kafka brokers": kafka_registry,
 }
 """Registries with all metrics of a program, by the words that name its table."""
 

@@ -1,9 +1,12 @@
-"""Registries with all metrics of a client, as they stand before anything has happened."""
+"""Registries with all metrics of a client, and of a broker, before anything has happened."""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
+from streammeta.brokers.kafka.metrics import KafkaCollector
+from streammeta.brokers.kafka.state import BrokerState
+from streammeta.brokers.kafka.tally import BrokerTally
 from streammeta.client import ReaderStats
 from streammeta.client.prometheus import ClientCollector
 from streammeta.client.tally import ClientMetrics, ClientTally, snapshot
@@ -16,4 +19,11 @@ def nothing_yet() -> ClientMetrics:
 def client_registry() -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(ClientCollector(nothing_yet))
+    return registry
+
+
+def kafka_registry() -> CollectorRegistry:
+    """Return what a broker gives beside the metrics of its client and of the process."""
+    registry = CollectorRegistry()
+    registry.register(KafkaCollector(BrokerTally(), BrokerState))
     return registry

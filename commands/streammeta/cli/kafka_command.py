@@ -118,6 +118,12 @@ def _address(
     show_default=True,
     help="Create topics that producers and consumers name.",
 )
+@click.option(
+    "--http-listen",
+    metavar="HOST:PORT",
+    callback=_address,
+    help="Serve probes and metrics over HTTP here, in plain text: /livez, /readyz and /metrics.",
+)
 @format_option
 def kafka(
     *,
@@ -136,6 +142,7 @@ def kafka(
     session: int,
     partitions: int,
     auto_create: bool,
+    http_listen: tuple[str, int] | None,
     output_format: OutputFormat,
 ) -> None:
     """Run a broker that Kafka's clients accept, until Ctrl-C.
@@ -178,6 +185,7 @@ def kafka(
         tls=tls,
         listen_tls=listen_tls,
         users=users,
+        http=http_listen,
     )
     try:
         asyncio.run(_run(config, output_format))
@@ -238,9 +246,12 @@ async def _run(config: object, output_format: OutputFormat) -> None:
         address = f"{broker.host}:{broker.port}"
         if output_format is OutputFormat.JSON:
             answer = {"ok": True, "bootstrap_servers": address, "node_id": config.node_id}
+            if broker.http:
+                answer["http"] = broker.http
             click.echo(json.dumps(answer))
         else:
-            click.echo(f"{READY_PREFIX}bootstrap.servers={address} node_id={config.node_id}")
+            http = f" http={broker.http}" if broker.http else ""
+            click.echo(f"{READY_PREFIX}bootstrap.servers={address} node_id={config.node_id}{http}")
         stopped = asyncio.create_task(stop.wait())
         ends: list[asyncio.Future[Any]] = [stopped, broker.replaced]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -18,7 +18,7 @@ _EXTRA_OF = {
     **dict.fromkeys(("kio",), "kafka"),
     **dict.fromkeys(("opentelemetry",), "tracing"),
     **dict.fromkeys(("prometheus_client",), "metrics"),
-    **dict.fromkeys(("grpc_reflection", "pyarrow", "structlog", "uvloop"), "controller"),
+    **dict.fromkeys(("aiohttp", "grpc_reflection", "pyarrow", "structlog", "uvloop"), "controller"),
     **dict.fromkeys(("pandas", "psutil", "py4j", "pyspark"), "reconcile-spark"),
 }
 """Extra (a table name of pyproject.toml) by the top-level module that it brings."""

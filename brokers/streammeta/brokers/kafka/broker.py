@@ -21,6 +21,7 @@ from streammeta.brokers.kafka.deleted_topics import delete_streams_of_deleted
 from streammeta.brokers.kafka.keys import PRODUCER_BLOCK, Keys, leader_key, meta_key
 from streammeta.brokers.kafka.news import follow_news
 from streammeta.brokers.kafka.takeover import close_streams_of
+from streammeta.brokers.kafka.tally import BrokerTally
 from streammeta.brokers.kafka.topic_configs import log_config
 from streammeta.brokers.partition.errors import PartitionError
 from streammeta.brokers.partition.log import PartitionLog
@@ -63,6 +64,7 @@ class Broker:
     keys: Keys
     cluster_id: str
     node_id: int
+    tally: BrokerTally = field(default_factory=BrokerTally)
     default_partitions: int = 1
     creates_topics: bool = True
     view: ClusterView = field(default_factory=ClusterView)
@@ -77,14 +79,17 @@ class Broker:
     _housekept_at: float = field(default_factory=time.monotonic)
     _swept_at: float = field(default_factory=time.monotonic)
     _changed_at: float = field(default_factory=time.monotonic)
+    _read_at: float = field(default_factory=time.monotonic)
 
     @classmethod
-    async def open(cls, client: StreamClient, host: str, port: int) -> Broker:
+    async def open(
+        cls, client: StreamClient, host: str, port: int, tally: BrokerTally | None = None
+    ) -> Broker:
         """Join the cluster at the address that clients are told. `client` has a node id."""
         described = await client.controllers.describe_cluster()
         keys = Keys(client.controllers, described.cluster_id)
         node = client.session.node
-        broker = cls(client, keys, described.cluster_id, node.node_id)
+        broker = cls(client, keys, described.cluster_id, node.node_id, tally or BrokerTally())
         inherited = [one.stream_id for one in client.inherited]
         if inherited:
             await client.close_streams(inherited)
@@ -94,6 +99,11 @@ class Broker:
         news = follow_news(client.controllers, keys, broker._news.set)
         broker._tasks = [asyncio.create_task(broker._run()), asyncio.create_task(news)]
         return broker
+
+    @property
+    def view_age_s(self) -> float:
+        """Time since the view was read, in seconds."""
+        return time.monotonic() - self._read_at
 
     async def abandon(self) -> None:
         """Leave without a word, for another process speaks for the node or its partitions."""
@@ -157,7 +167,8 @@ class Broker:
         async with self._reading:
             await self._read()
             owed = self.view.recoveries.get(self.node_id, ())
-            await close_streams_of(self.client.controllers, self.client.session.node, owed)
+            controllers, own = self.client.controllers, self.client.session.node
+            self.tally.recovered_streams += await close_streams_of(controllers, own, owed)
             if self.view.controller == self.node_id and await self._appoint():
                 await self._read()
             await self._close_lost()
@@ -166,6 +177,7 @@ class Broker:
     async def _read(self) -> None:
         former = self.view.brokers
         self.view = await read_view(self.keys, self.client.controllers)
+        self._read_at = time.monotonic()
         if self.view.brokers != former:
             self._changed_at = time.monotonic()
 

@@ -20,16 +20,21 @@ from typing import Any
 from streammeta.brokers.kafka.broker import Broker
 from streammeta.brokers.kafka.group_calls import Groups
 from streammeta.brokers.kafka.server import KafkaServer
+from streammeta.brokers.kafka.state import BrokerState
+from streammeta.brokers.kafka.tally import BrokerTally
 from streammeta.brokers.kafka.users import Users
 from streammeta.client import (
     BrokerClientError,
+    ClientMetrics,
     NodeEpochExpiredError,
+    ReaderStats,
     StorageError,
     StreamClient,
     StreamClientConfig,
     TlsFiles,
     WriterConfig,
 )
+from streammeta.client.tally import ClientTally, snapshot
 
 DEFAULT_LINGER_S = 0.05
 DEFAULT_SESSION_S = 2.0
@@ -47,7 +52,7 @@ class KafkaConfig:
     `session_s` seconds, at least 2, is replaced. Port 0 stands for a free one, also in what is
     advertised. `listen_tls` are the files by which clients are spoken to: they have to show
     certificates of its authorities, unless `users` names a file of users: then they authenticate by
-    SASL/PLAIN, and need none.
+    SASL/PLAIN, and need none. At `http`, HOST and port, probes and metrics are served.
     """
 
     controllers: Sequence[str]
@@ -63,26 +68,29 @@ class KafkaConfig:
     tls: TlsFiles | None = None
     listen_tls: TlsFiles | None = None
     users: Path | None = None
+    http: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunningBroker:
     """A broker that serves at the address that clients are told, until `replaced` is done.
 
-    The result of `replaced` says which newer process has taken its node id.
+    The result of `replaced` says which newer process has taken its node id. `http` is the address
+    of probes and metrics, empty without them.
     """
 
     host: str
     port: int
     replaced: asyncio.Task[NodeEpochExpiredError]
+    http: str = ""
 
 
 @asynccontextmanager
 async def running_broker(config: KafkaConfig) -> AsyncIterator[RunningBroker]:
     """Run a broker; yield once it serves.
 
-    Raises `OSError` if it can't listen, `TlsError` and `UsersFileError` for files, and what
-    `StreamClient.open` raises.
+    Raises `OSError` if it can't listen, `TlsError` and `UsersFileError` for files, what
+    `StreamClient.open` raises, and `MissingPackageError` for `http` without its packages.
     """
     context = None
     users = None if config.users is None else Users(config.users)
@@ -96,37 +104,90 @@ async def running_broker(config: KafkaConfig) -> AsyncIterator[RunningBroker]:
     host, port = config.advertised or (config.host, bound)
     ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     lives = asyncio.create_task(_live(config, users, door, (host, port or bound), ready))
+    http = contextlib.AsyncExitStack()
     try:
+        at = "" if config.http is None else await _serve_http(config.http, door, http)
         first: list[asyncio.Future[Any]] = [lives, ready]
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             raise await lives
-        yield RunningBroker(host, port or bound, lives)
+        yield RunningBroker(host, port or bound, lives, at)
     finally:
         listener.close()
+        await http.aclose()
         lives.cancel()
         with contextlib.suppress(asyncio.CancelledError, BrokerClientError, StorageError):
             await lives
 
 
 class _Door:
-    """Leads connections to the server of the present life; they wait while there is none."""
+    """Leads connections to the server of the present life; they wait while there is none.
+
+    `tally` counts over all lives.
+    """
 
     def __init__(self) -> None:
         self._server: asyncio.Future[KafkaServer] = asyncio.get_running_loop().create_future()
+        self._life: _Life | None = None
+        self._counted = snapshot(ClientTally(), ReaderStats())
+        self.tally = BrokerTally()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a connection."""
         await (await asyncio.shield(self._server)).serve(reader, writer)
 
-    def open(self, server: KafkaServer) -> None:
-        """Lead to a server."""
-        self._server.set_result(server)
+    def open(self, life: _Life) -> None:
+        """Lead to the server of a life."""
+        self._life = life
+        self.tally.lives += 1
+        self._server.set_result(life.server)
 
     def close(self) -> None:
         """Let connections wait."""
         if self._server.done():
             self._server = asyncio.get_running_loop().create_future()
+        self._life = None
+
+    def state(self) -> BrokerState:
+        """Return the state of the present life."""
+        life = self._life
+        if life is None:
+            return BrokerState()
+        broker = life.broker
+        return BrokerState(
+            is_serving=True,
+            view_age_s=broker.view_age_s,
+            connections=life.server.connections,
+            partitions=len(broker.logs),
+            groups=len(life.groups.groups),
+            recoveries=len(broker.view.recoveries.get(broker.node_id, ())),
+        )
+
+    def client_metrics(self) -> ClientMetrics:
+        """Return what the client of the present life has counted; of the last one without any."""
+        if self._life is not None:
+            self._counted = self._life.broker.client.metrics()
+        return self._counted
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """The parts of a broker between joining the cluster and leaving it."""
+
+    broker: Broker
+    groups: Groups
+    server: KafkaServer
+
+
+async def _serve_http(
+    address: tuple[str, int], door: _Door, closing: contextlib.AsyncExitStack
+) -> str:
+    """Serve probes and metrics until `closing` ends; return the address, HOST:PORT."""
+    from streammeta.brokers.kafka.metrics import registry_of, serving_http
+
+    registry = registry_of(door.tally, door.state, door.client_metrics)
+    port = await closing.enter_async_context(serving_http(address, registry, door.state))
+    return f"{address[0]}:{port}"
 
 
 async def _live(
@@ -170,12 +231,12 @@ async def _one_life(
         config.controllers, config.store, node_id=config.node_id, tls=config.tls, config=settings
     )
     async with client:
-        broker = await Broker.open(client, *address)
+        broker = await Broker.open(client, *address, door.tally)
         broker.default_partitions = config.default_partitions
         broker.creates_topics = config.creates_topics
         async with Groups(broker) as groups:
-            server = KafkaServer(broker, groups, users)
-            door.open(server)
+            server = KafkaServer(broker, groups, users, door.tally)
+            door.open(_Life(broker, groups, server))
             if not ready.done():
                 ready.set_result(None)
             fenced = None

@@ -38,7 +38,9 @@ async def produce(broker: Broker, request: Request) -> Answer:
             try:
                 _check_acks(body)
                 log = broker.log_of(topic.name, item.index)
-                rows.append((item.index, log, await log.append(bytes(item.records or b""))))
+                records = bytes(item.records or b"")
+                rows.append((item.index, log, await log.append(records)))
+                broker.tally.produced_bytes += len(records)
             except FAILURES as error:
                 rows.append((item.index, None, error))
         admitted.append((topic.name, rows))
@@ -109,6 +111,7 @@ async def _fetched(broker: Broker, body: Any) -> Tree:
                     await changed.wait()
             except TimeoutError:
                 break
+    broker.tally.fetched_bytes += size
     return {"error_code": Code.NONE, "session_id": 0, "responses": responses}
 
 

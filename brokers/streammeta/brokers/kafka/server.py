@@ -23,6 +23,7 @@ from streammeta.brokers.kafka.authentication import (
 )
 from streammeta.brokers.kafka.broker import Broker
 from streammeta.brokers.kafka.group_calls import Groups
+from streammeta.brokers.kafka.tally import BrokerTally
 from streammeta.brokers.kafka.users import Users
 from streammeta.brokers.kafka.wire import (
     API_VERSIONS,
@@ -56,26 +57,40 @@ Call = Callable[[Request], Awaitable[Any]]
 
 
 class KafkaServer:
-    """Serves one broker, to `users` alone if they are given."""
+    """Serves one broker, to `users` alone if they are given, and counts in `tally`."""
 
-    def __init__(self, broker: Broker, groups: Groups, users: Users | None = None) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        groups: Groups,
+        users: Users | None = None,
+        tally: BrokerTally | None = None,
+    ) -> None:
         self._calls = _calls(broker, groups)
+        self._tally = tally or BrokerTally()
         self._users = users
         self._connections: set[asyncio.Task[None]] = set()
         self._arriving: dict[asyncio.Task[None], int] = {}
         self._held = 0
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open."""
+        return len(self._connections)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a connection until it ends; a callback of `asyncio.start_server`."""
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
+        self._tally.connections_opened += 1
         try:
             await self._authenticate(reader, writer)
             await self._serve(reader, writer)
         except (asyncio.IncompleteReadError, OSError):
             pass
         except (MalformedRequestError, AuthenticationFailedError) as error:
+            self._tally.connections_refused += 1
             peer = writer.get_extra_info("peername")
             _log.warning("a connection of %s is closed: %s", peer and peer[0], error)
         except asyncio.CancelledError:
@@ -111,11 +126,14 @@ class KafkaServer:
                     writer.write(bytes(4))
                 else:
                     request = _read_secret(frame)
+                    self._tally.requests[request.api_key] += 1
                     try:
                         answer = await authentication.answer(request)
+                        self._tally.answered(answer)
                         writer.writelines(write_response(request, answer))
                     except AuthenticationFailedError as error:
                         if error.answer is not None:
+                            self._tally.answered(error.answer)
                             writer.writelines(write_response(request, error.answer))
                             await writer.drain()
                         raise
@@ -123,7 +141,7 @@ class KafkaServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answers: asyncio.Queue[Answering] = asyncio.Queue(PENDING_MAX)
-        sending = asyncio.create_task(_send_answers(answers, writer))
+        sending = asyncio.create_task(_send_answers(answers, writer, self._tally))
         try:
             await self._read_requests(reader, answers)
         finally:
@@ -140,6 +158,7 @@ class KafkaServer:
             frame = await self._read_frame(reader, size)
             try:
                 request = read_request(frame)
+                self._tally.requests[request.api_key] += 1
                 answer = await self._begin(request)
             except BaseException:
                 self._held -= size
@@ -217,7 +236,9 @@ class Answering:
         self.task = task
 
 
-async def _send_answers(answers: asyncio.Queue[Answering], writer: asyncio.StreamWriter) -> None:
+async def _send_answers(
+    answers: asyncio.Queue[Answering], writer: asyncio.StreamWriter, tally: BrokerTally
+) -> None:
     """Write answers in order, until cancelled; a failure closes the connection."""
     try:
         while True:
@@ -228,6 +249,7 @@ async def _send_answers(answers: asyncio.Queue[Answering], writer: asyncio.Strea
                 one.task.cancel()
                 raise
             if tree is not None:
+                tally.answered(tree)
                 for piece in write_response(one.request, tree):
                     writer.write(piece)
                     await writer.drain()
