@@ -152,6 +152,7 @@ def _run(store: ObjectStore, folder: Path, keys: int) -> dict[str, float]:
         next_object_id=0,
         undo_folder=str(folder / "undo"),
         audit_folder=str(folder / "audit"),
+        signals_folder=str(folder / "signals"),
         keys_per_s=1_000_000_000,
         delete=True,
         run=folder.name,

@@ -231,6 +231,7 @@ def order_of(state: FakeMap, folder: Path, run: str) -> DeletionOrder:
         next_object_id=1_000,
         undo_folder=str(folder / "undo"),
         audit_folder=str(folder / "audit"),
+        signals_folder=str(folder / "signals"),
         keys_per_s=1_000_000,
         delete=True,
         run=run,

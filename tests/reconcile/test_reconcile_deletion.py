@@ -17,11 +17,13 @@ from streammeta.reconcile.errors import ControllerError
 from streammeta.reconcile.leader import LeaderClient
 from streammeta.reconcile.lease import Lease, is_lease_key
 from streammeta.reconcile.pacing import Pacer
+from streammeta.reconcile.run_signals import RunSignals, relayed
 from streammeta.storage.bucket_marker import marker_key
 from streammeta.storage.errors import AccessDeniedError, StorageError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import DeleteResult, ObjectInfo
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.real_cluster import wait_until
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, MapObject
 
 NAMESPACE = "_streammeta_c1"
@@ -92,6 +94,7 @@ class Bench:
         self.store = BusyStore()
         self.state = FakeMap()
         self.undo = tmp_path / "undo"
+        self.task = "7-t"
         self.paced: list[int] = []
         self.pauses: list[float] = []
         self.on_pause: Callable[[float], None] = self.pauses.append
@@ -113,6 +116,7 @@ class Bench:
             next_object_id=1000,
             undo_folder=str(self.undo),
             audit_folder=str(tmp_path / "audit"),
+            signals_folder=str(tmp_path / "signals"),
             keys_per_s=1_000_000,
             delete=True,
             run="r1",
@@ -130,7 +134,7 @@ class Bench:
         """Work through all candidates."""
         self.leader = FakeLeader(self.state, fail_at)
         self.leader.on_announced = self.on_announced
-        work = Deleter(self.order, "7-t", self.store, self.leader, sleep=self.on_pause)
+        work = Deleter(self.order, self.task, self.store, self.leader, sleep=self.on_pause)
         work._pacer.wait_for = self.on_paced  # type: ignore[assignment, method-assign]
         return [one for batch in work.run(self.candidates) for one in batch]
 
@@ -487,6 +491,38 @@ def test_throttled_keys_slow_the_task_down(tmp_path: Path) -> None:
     bench.store.busy = {("delete", 0): 1}
     bench.run()
     assert bench.paced[:4] == [16, 1, 9, 10], "one again, then half of 16, and 1 more each time"
+
+
+def test_a_store_that_is_too_busy_for_one_task_slows_every_other_down_once(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, count=40)
+    bench.order = replace(bench.order, keys_per_s=16)
+    bench.store.busy = {("delete", 0): 2}
+    first, bench.candidates = bench.candidates[:20], bench.candidates[20:]
+    rest, bench.candidates = bench.candidates, first
+    bench.run()
+    assert len(bench.pauses) == 2
+    bench.task, bench.candidates = "8-t", rest
+    bench.paced.clear()
+    bench.run()
+    assert bench.paced == [8, 9, 3], "half of 16, and 1 more each time"
+
+
+def test_a_run_that_is_to_end_begins_no_further_batch(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, count=40)
+    bench.order = replace(bench.order, keys_per_s=16)
+    folder = Path(bench.order.signals_folder)
+    wanted = False
+
+    def end(_keys: int) -> None:
+        nonlocal wanted
+        wanted = True
+        wait_until(RunSignals(folder, "8-t").is_ending, "the sign")
+
+    bench.on_paced = end
+    with relayed(lambda: wanted, folder):
+        judged = bench.judged()
+    assert [one.outcome for one in judged] == [Outcome.DELETED] * 16
+    assert len(bench.stored()) == 24
 
 
 @pytest.mark.parametrize(("rate", "size"), [(0.5, 1), (1, 1), (99.9, 99), (100_000, 1000)])

@@ -98,7 +98,7 @@ def test_a_small_bucket_starts_no_jvm(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engine_choice, "spark_engine", lambda _config: pytest.fail("Spark"))
+    monkeypatch.setattr(engine_choice, "spark_engine", lambda *_: pytest.fail("Spark"))
     state.objects = {i: MapObject(COMMITTED, size=10) for i in range(30)}
     for object_id in range(30):
         bucket.put(own(object_id))
@@ -118,7 +118,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[SparkConfig]:
     found: list[SparkConfig] = []
 
     @contextmanager
-    def start(config: SparkConfig) -> Iterator[Engine]:
+    def start(config: SparkConfig, _is_ending: object) -> Iterator[Engine]:
         found.append(config)
         yield FakeSpark()
 

@@ -213,6 +213,27 @@ def test_while_another_run_deletes_nothing_is_deleted_by_this_one(
     assert apply(ApplyConfig(tmp_path / "p", engine=engine, delete=True)).complete
 
 
+@pytest.mark.timeout(300)
+def test_a_run_that_is_to_end_finishes_its_batches_and_tells_what_is_left(
+    engine: EngineName, bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
+) -> None:
+    state.objects = {i: MapObject(COMMITTED, size=10) for i in range(40)}
+    live = {bucket.put(own(i)) for i in range(40)}
+    orphans = {bucket.put(own(i)) for i in range(100, 140)}
+    folder = tmp_path / "p"
+    plan(PlanConfig(bucket.uri, (endpoint,), folder, max_share=0.5, engine=EngineName.LOCAL))
+    settings = ApplyConfig(folder, delete=True, keys_per_s=4, engine=engine)
+
+    ended = apply(replace(settings, is_ending=lambda: not orphans <= bucket.keys()))
+
+    left = orphans & bucket.keys()
+    assert 0 < ended.left == len(left)
+    assert ended.outcomes.keys() == {Outcome.DELETED}
+    assert not ended.complete
+    assert apply(replace(settings, keys_per_s=500)).complete, "the lease is free"
+    assert bucket.keys() == live
+
+
 @pytest.mark.process
 def test_apply_that_was_killed_is_finished_by_the_next_one(
     bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path

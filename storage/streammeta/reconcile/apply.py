@@ -37,6 +37,7 @@ from streammeta.rpc.tls import CallerFiles
 
 _OUTCOMES = "outcomes"
 _AUDIT = "audit"
+_SIGNALS = "signals"
 _EXAMPLES = 10
 
 
@@ -51,7 +52,7 @@ class ApplyConfig:
     `tls` must be at the same paths wherever an executor runs; without, controllers are asked in
     plain text. `auto_keys` is the largest number of candidates that the automatic choice of the
     engine leaves to this process; `spark` is used by the other engine alone. Once `is_ending` is
-    true this process begins no further batch; Spark is not told.
+    true no task begins a further batch.
     """
 
     folder: Path
@@ -125,6 +126,7 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
         next_object_id=plan.next_object_id or 0,
         undo_folder=str((run_folder / plan_folder.UNDO).absolute()),
         audit_folder=str((run_folder / _AUDIT).absolute()),
+        signals_folder=str((run_folder / _SIGNALS).absolute()),
         keys_per_s=config.keys_per_s,
         delete=config.delete,
         quarantine=config.quarantine,

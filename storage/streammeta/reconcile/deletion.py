@@ -5,8 +5,8 @@ object of the plan, and the leader of that cluster says, just before, that the m
 once and has forgotten it; that it is deleted is in the leader's audit log first. An error of the
 marker, the lease, the leader, either audit log or the disk of the undo records spares the whole
 batch and ends the task. A key that the store is too busy for is tried again from the start, after a
-pause; what the store refuses of one key concerns no other. Before a batch is deleted, what is known
-of its objects is on disk.
+pause, and slows all tasks of the run down; what the store refuses of one key concerns no other.
+Before a batch is deleted, what is known of its objects is on disk.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from streammeta.reconcile.lease import check_held
 from streammeta.reconcile.lookup import find_by_listing
 from streammeta.reconcile.pacing import LARGEST_BATCH, Pacer
 from streammeta.reconcile.quarantine import quarantined_key
+from streammeta.reconcile.run_signals import RunSignals
 from streammeta.reconcile.tables import OUTCOME_COLUMNS, record_batch
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.errors import ObjectNotFoundError, StorageError, StoreUnavailableError
@@ -75,6 +76,7 @@ class Deleter:
         self._leader = leader
         self._sleep = sleep
         self._pacer = Pacer(order.keys_per_s)
+        self._signals = RunSignals(Path(order.signals_folder), task)
         self._claimed_below: int | None = None
         self._undo_files = 0
         self._asked_for: set[str] = set()
@@ -84,9 +86,16 @@ class Deleter:
         self._trail = AuditTrail(order, int(task.partition("-")[0]))
 
     def run(self, candidates: Iterable[Candidate]) -> Iterator[list[Judged]]:
-        """Yield the outcomes of every batch; candidates not tried are `SKIPPED`."""
+        """Yield the outcomes of every batch; candidates not tried are `SKIPPED`.
+
+        Once the run is to end there is no further batch, and no outcome of what is left.
+        """
         remaining = iter(candidates)
         while not self._is_over:
+            if self._signals.is_ending():
+                return
+            if self._signals.others_were_busy():
+                self._pacer.slow_down()
             batch = list(itertools.islice(remaining, self._pacer.batch_size))
             if not batch:
                 return
@@ -118,6 +127,7 @@ class Deleter:
                 self._pacer.speed_up()
                 break
             self._pacer.slow_down()
+            self._signals.tell_busy()
             self._sleep(pause_s)
             judged = [one for one in judged if not one.is_busy] + self._attempt(busy)
         return judged

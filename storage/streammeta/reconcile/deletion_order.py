@@ -45,6 +45,8 @@ class Candidate:
 class DeletionOrder:
     """Parameters of every task of a run. `keys_per_s` is one task's share of the rate limit.
 
+    In `signals_folder` tasks and driver tell each other what concerns all; see `run_signals`.
+
     The files of `tls` are read where the task runs. `identity` and `next_object_id` are those of
     the plan. With `delete` False nothing is deleted and no undo record is written. `run` is the one
     that has to hold the lease when something is deleted. With `quarantine` an object is copied to
@@ -58,6 +60,7 @@ class DeletionOrder:
     next_object_id: int
     undo_folder: str
     audit_folder: str
+    signals_folder: str
     keys_per_s: float
     delete: bool
     run: str

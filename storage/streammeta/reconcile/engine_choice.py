@@ -34,7 +34,7 @@ def open_engine(
     """Give the engine that was chosen; a session of Spark that it starts ends with the block.
 
     `EngineName.AUTO` goes over to Spark above `auto_keys` keys, if Spark is installed. Once
-    `is_ending` is true the engine of this process deletes no further batch.
+    `is_ending` is true the engine deletes no further batch.
 
     Raises:
         ReconcileError: Spark was asked for and does not start.
@@ -43,7 +43,7 @@ def open_engine(
     with ExitStack() as stack:
         if name is EngineName.SPARK:
             progress(f"starting Spark on {spark.place}")
-            yield stack.enter_context(spark_engine(spark))
+            yield stack.enter_context(spark_engine(spark, is_ending))
         elif name is EngineName.LOCAL or find_spec("pyspark") is None:
             yield LocalEngine(is_ending=is_ending)
         else:
@@ -65,6 +65,7 @@ class _AutoEngine:
         self._spark = spark
         self._progress = progress
         self._keys = keys
+        self._is_ending = is_ending
         self._chosen: Engine = LocalEngine(keys, is_ending)
 
     @property
@@ -103,5 +104,5 @@ class _AutoEngine:
 
     def _over_to_spark(self) -> Engine:
         self._progress(f"more than {self._keys} keys: starting Spark on {self._spark.place}")
-        self._chosen = self._stack.enter_context(spark_engine(self._spark))
+        self._chosen = self._stack.enter_context(spark_engine(self._spark, self._is_ending))
         return self._chosen

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from itertools import takewhile
 from pathlib import Path
 from typing import TypeAlias
 
@@ -30,6 +29,7 @@ from streammeta.reconcile.inventory_rows import inventory_rows
 from streammeta.reconcile.listing import Shard, listed_rows
 from streammeta.reconcile.map_join import MapJoin
 from streammeta.reconcile.pacing import LARGEST_BATCH
+from streammeta.reconcile.run_signals import relayed
 from streammeta.reconcile.tables import (
     CANDIDATE_COLUMNS,
     LISTING_COLUMNS,
@@ -129,10 +129,11 @@ class LocalEngine:
         """See `Engine.delete`. The outcomes of a batch are on disk before the next is begun."""
         outcomes.mkdir(parents=True)
         schema = arrow_schema(OUTCOME_COLUMNS)
-        wanted = takewhile(lambda _: not self._is_ending(), _sorted_candidates(candidates))
-        for number, rows in enumerate(carry_out(order, "00000", wanted)):
-            with pq.ParquetWriter(outcomes / f"part-{number:06d}.parquet", schema) as writer:
-                writer.write_batch(rows)
+        wanted = _sorted_candidates(candidates)
+        with relayed(self._is_ending, Path(order.signals_folder)):
+            for number, rows in enumerate(carry_out(order, "00000", wanted)):
+                with pq.ParquetWriter(outcomes / f"part-{number:06d}.parquet", schema) as writer:
+                    writer.write_batch(rows)
 
 
 class _Behind:

@@ -20,6 +20,7 @@ from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.inventory import Inventory
 from streammeta.reconcile.inventory_rows import inventory_rows
 from streammeta.reconcile.listing import Shard
+from streammeta.reconcile.run_signals import relayed
 from streammeta.reconcile.session import SparkConfig, job_errors, spark_session
 from streammeta.reconcile.tables import (
     CANDIDATE_COLUMNS,
@@ -42,13 +43,17 @@ _Batches = Iterable[pa.RecordBatch]
 
 
 @contextmanager
-def spark_engine(config: SparkConfig) -> Iterator[SparkEngine]:
+def spark_engine(
+    config: SparkConfig, is_ending: Callable[[], bool] = lambda: False
+) -> Iterator[SparkEngine]:
     """Give an engine on the process's running session, or else on a new one.
+
+    Once `is_ending` is true no task deletes a further batch.
 
     Raises as `spark_session`.
     """
     with spark_session(config) as spark:
-        yield SparkEngine(spark)
+        yield SparkEngine(spark, is_ending)
 
 
 class SparkEngine:
@@ -56,8 +61,9 @@ class SparkEngine:
 
     name = EngineName.SPARK
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, is_ending: Callable[[], bool]) -> None:
         self._spark = spark
+        self._is_ending = is_ending
 
     def list_bucket(self, uri: str, namespace: str, shards: Sequence[Shard], listing: Path) -> int:
         """See `Engine.list_bucket`. Raises `SparkJobError` with the store's message."""
@@ -104,7 +110,10 @@ class SparkEngine:
 
     def delete(self, order: DeletionOrder, candidates: Path, outcomes: Path) -> None:
         """See `Engine.delete`. A task has its share of the rate, and of the order of keys."""
-        with job_errors(f"deleting (what was deleted is recorded below {order.undo_folder})"):
+        with (
+            job_errors(f"deleting (what was deleted is recorded below {order.undo_folder})"),
+            relayed(self._is_ending, Path(order.signals_folder)),
+        ):
             tasks = max(1, min(self._spark.sparkContext.defaultParallelism, int(order.keys_per_s)))
             share = replace(order, keys_per_s=order.keys_per_s / tasks)
             rows = self._read(candidates, CANDIDATE_COLUMNS)
@@ -157,6 +166,10 @@ def _deleter(order: DeletionOrder) -> Callable[[_Batches], Iterator[pa.RecordBat
 
         context = TaskContext.get()
         task = f"{context.partitionId():05d}-{context.attemptNumber()}" if context else "00000"
-        yield from carry_out(order, task, batches)
+        given = iter(batches)
+        yield from carry_out(order, task, given)
+        # Of a run that is to end some are left, which Spark wants to be rid of all the same.
+        for _ in given:
+            pass
 
     return run

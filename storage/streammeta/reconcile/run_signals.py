@@ -1,0 +1,77 @@
+"""Signs that the tasks of one deletion and their driver give each other, on whatever machines.
+
+They are empty files in a folder of the run, which all machines share, as they do the records of
+what is deleted. A sign once given stays: nothing is taken back, and a sign that is seen late delays
+what it asks for by a batch.
+
+    ending          begin no further batch
+    busy-TASK-N     the store asked task TASK for fewer requests, for the Nth time
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_ENDING = "ending"
+_BUSY = "busy-"
+_LOOK_S = 0.2
+
+
+class RunSignals:
+    """The signs as one task sees and gives them."""
+
+    def __init__(self, folder: Path, task: str) -> None:
+        self._folder = folder
+        self._task = task
+        self._given = 0
+        self._seen: set[str] = set()
+
+    def is_ending(self) -> bool:
+        """Whether the run is to end."""
+        return (self._folder / _ENDING).exists()
+
+    def tell_busy(self) -> None:
+        """Have all other tasks learn that the store asks for fewer requests."""
+        _give(self._folder, f"{_BUSY}{self._task}-{self._given:06d}")
+        self._given += 1
+        self._look()
+
+    def others_were_busy(self) -> bool:
+        """Whether another task has told so since this one last asked, or told so itself."""
+        return any(not name.startswith(f"{_BUSY}{self._task}-") for name in self._look())
+
+    def _look(self) -> set[str]:
+        """The signs of busyness that are new."""
+        found = {path.name for path in self._folder.glob(f"{_BUSY}*")} - self._seen
+        self._seen |= found
+        return found
+
+
+@contextmanager
+def relayed(is_ending: Callable[[], bool], folder: Path) -> Iterator[None]:
+    """Have the tasks learn within the block, and soon, that `is_ending` has become true."""
+    if is_ending():
+        _give(folder, _ENDING)
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(_LOOK_S):
+            if is_ending():
+                _give(folder, _ENDING)
+                return
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        looking.join()
+
+
+def _give(folder: Path, name: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).touch()
