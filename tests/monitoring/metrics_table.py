@@ -37,10 +37,10 @@ def _marks(of: str) -> tuple[str, str]:
     return f"<!-- begin of the table{of} -->\n", f"<!-- end of the table{of} -->\n"
 
 
-def series_names() -> set[str]:
-    """Return the names of all series of a controller, those of a histogram's parts among them."""
-    of_parts = {sample.name for metric in _metrics("") for sample in metric.samples}
-    return of_parts | {_name(metric) for metric in _metrics("")}
+def series_names(of: str = "") -> set[str]:
+    """Return the names of all series of a program, those of a histogram's parts among them."""
+    of_parts = {sample.name for metric in _metrics(of) for sample in metric.samples}
+    return of_parts | {_name(metric) for metric in _metrics(of)}
 
 
 def _metrics(of: str) -> Iterator[Metric]:

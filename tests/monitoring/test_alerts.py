@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from streammeta.cli.backup_command import VERIFY_METRICS
@@ -26,6 +27,9 @@ ALERTS: Sequence[Mapping[str, Any]] = yaml.safe_load(RULES.read_text())["groups"
 DAY_S = 86_400
 MINUTES = 90
 """Time of the evaluation; one value a minute."""
+
+PATIENCE_S = 240
+"""Limit of a run of promtool, which takes 10 s of CPU for all cases."""
 
 needs_promtool = needs("promtool")
 
@@ -262,7 +266,11 @@ CASES: Mapping[str, tuple[Mapping[str, str], Sequence[str]]] = {
 
 def promtool(*words: str | Path) -> None:
     ran = subprocess.run(
-        [path_of("promtool"), *words], capture_output=True, text=True, timeout=60, check=False
+        [path_of("promtool"), *words],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
@@ -286,6 +294,7 @@ def unit_test(name: str) -> Mapping[str, Any]:
 
 
 @needs_promtool
+@pytest.mark.timeout(2 * PATIENCE_S)
 def test_alerts_fire_when_they_are_to_and_only_then(tmp_path: Path) -> None:
     tests = {
         "rule_files": [str(RULES)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from streammeta.controller.features import SUPPORTED
 from streammeta.controller.monitoring.exposition import Exposition
 from streammeta.controller.monitoring.loop_lag import INTERVAL_S, LoopLag
 from streammeta.controller.quorum import roles
@@ -23,8 +25,14 @@ from streammeta.storage.durable_files import PosixFileSystem
 from tests.kit.fake_broker import until
 from tests.kit.tools import needs, path_of
 from tests.monitoring.http_calls import samples
-from tests.monitoring.metrics_table import TABLES, table, written
+from tests.monitoring.metrics_table import PAGE, TABLES, series_names, table, written
 from tests.monitoring.sampled import END, LEADING, SOURCES, audited, registry_of
+
+OF_FILES = {
+    f"streammeta_reconcile_{name}"
+    for name in ("last_success_timestamp_seconds", "bytes", "lost_objects")
+}
+"""Metrics in files that reconciliation writes."""
 
 LINES_MAX = 1_500
 """Lines of a scrape, whatever the map holds."""
@@ -66,7 +74,8 @@ def test_values_are_those_of_the_parts() -> None:
     assert (seen["backup_end_offset"], seen["backup_lag_offsets"]) == (49_900, 100)
     assert (seen["backup_lag_seconds"], seen["backup_failing"]) == (2.5, 1)
     assert (seen["deletions_unbacked"], seen["deletions_unbacked_age_seconds"]) == (12, 70.5)
-    assert seen["feature_level"] == 2
+    assert (seen["feature_level"], seen["feature_level_max"]) == (2, SUPPORTED.highest)
+    assert seen["quorum_uncommitted_offsets"] == 0
     assert seen['commit_latency_seconds_count{verdict="accepted"}'] == 20
     assert seen['commit_latency_seconds_bucket{le="0.002048",verdict="accepted"}'] == 0
     assert seen['commit_latency_seconds_bucket{le="0.004096",verdict="accepted"}'] == 20
@@ -137,7 +146,14 @@ def test_what_is_not_known_has_no_value() -> None:
     sources = replace(SOURCES, quorum=lambda: following, certificates=list, backup=lambda: None)
     seen = scraped(registry_of(sources))
     assert (seen["quorum_is_leader"], seen["quorum_has_leader"]) == (0, 0)
-    for name in ("quorum_leader_id", "quorum_replica_lag", "tls_cert", "audit_", "backup_"):
+    for name in (
+        "quorum_leader_id",
+        "quorum_uncommitted",
+        "quorum_replica_lag",
+        "tls_cert",
+        "audit_",
+        "backup_",
+    ):
         assert not [each for each in seen if each.startswith(name)]
 
 
@@ -166,6 +182,21 @@ async def test_the_audit_log_is_watched(tmp_path: Path) -> None:
 @pytest.mark.parametrize("of", TABLES)
 def test_the_page_has_all_metrics(of: str) -> None:
     assert written(of) == table(of), "run: python -m tests.monitoring.metrics_table"
+
+
+def test_what_the_page_offers_for_other_names_exists() -> None:
+    _, _, names = PAGE.read_text().partition("## Other names")
+    lines = names.partition("\n## ")[0].splitlines()
+    rows = [line.split("|") for line in lines if line.startswith("| `")]
+    assert len(rows) > 20
+    known = set().union(*map(series_names, TABLES))
+    for _, expected, given, *_ in rows:
+        found = re.findall(r"`(streammeta_\w+)", given)
+        assert found or given.strip().startswith("left out: "), given
+        assert set(found) <= known | OF_FILES
+        assert not set(re.findall(r"`(\w+)`", expected)) & {
+            name.removeprefix("streammeta_") for name in known
+        }, f"{expected} is given by its own name"
 
 
 def test_a_scrape_is_short() -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,6 +41,9 @@ from streammeta.storage.object_store.base import ObjectStore
 
 CHUNK_BYTES = 32 * 1024 * 1024
 """Records that are uploaded, or set aside, together."""
+
+LEFT_ALONE_S = 30.0
+"""Time in seconds for which a node without a log in the bucket is named until it is told of."""
 
 _CHUNK_STREAMS = 10_000
 _ATTEMPTS = 5
@@ -241,16 +245,26 @@ class FailoverWorker(ClosedAtExit):
     """Recovers the nodes that the controllers assign to a session's process, one at a time.
 
     `reports` are those of the failovers that are done. One that failed is tried again when the next
-    heartbeat still names it. Nodes whose logs are not in the bucket are left alone.
+    heartbeat still names it. Nodes whose logs are not in the bucket are left alone: they come back,
+    or the process recovers them otherwise. One that is named for `LEFT_ALONE_S` all the same is
+    told of in the log. `clock` gives seconds.
     """
 
-    def __init__(self, session: BrokerSession, store: ObjectStore, heartbeat: Heartbeat) -> None:
+    def __init__(
+        self,
+        session: BrokerSession,
+        store: ObjectStore,
+        heartbeat: Heartbeat,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.reports: list[FailoverReport] = []
         self._session = session
         self._store = store
         self._heartbeat = heartbeat
         self._slots = BucketSlots(store, _THREADS)
-        self._left_alone: set[Recovery] = set()
+        self._clock = clock
+        self._left_alone: dict[Recovery, float] = {}
+        self._told: set[Recovery] = set()
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
@@ -266,14 +280,23 @@ class FailoverWorker(ClosedAtExit):
             for recovery in self._heartbeat.recoveries:
                 if recovery.wal_config == WAL_CONFIG:
                     await self._recover(NodeIdentity(recovery.node_id, recovery.node_epoch))
-                elif recovery not in self._left_alone:
-                    self._left_alone.add(recovery)
-                    _log.warning(
-                        "node %d is assigned to this broker, but its write-ahead log %r is not in"
-                        " the bucket: start that broker again, or `streammeta node abandon` it",
-                        recovery.node_id,
-                        recovery.wal_config,
-                    )
+            self._tell_of_left(self._heartbeat.recoveries)
+
+    def _tell_of_left(self, named: Iterable[Recovery]) -> None:
+        """Warn of nodes without a log in the bucket that have been named for long."""
+        now = self._clock()
+        others = [one for one in named if one.wal_config != WAL_CONFIG]
+        self._left_alone = {one: self._left_alone.get(one, now) for one in others}
+        self._told &= self._left_alone.keys()
+        for one, since in self._left_alone.items():
+            if now - since >= LEFT_ALONE_S and one not in self._told:
+                self._told.add(one)
+                _log.warning(
+                    "node %d has been assigned to this broker for %d s, and has no write-ahead log"
+                    " in the bucket: start that broker again, or `streammeta node abandon` it",
+                    one.node_id,
+                    now - since,
+                )
 
     async def _recover(self, node: NodeIdentity) -> None:
         own = self._session.node

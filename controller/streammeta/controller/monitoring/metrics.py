@@ -13,6 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from streammeta.controller.backup.uploader import BackupStatus
+from streammeta.controller.features import SUPPORTED
 from streammeta.controller.lifecycle.deletion import DeletionStatus
 from streammeta.controller.metadata.answers import MapSize
 from streammeta.controller.monitoring.families import counter, gauge, histogram, value
@@ -88,6 +89,9 @@ class ControllerCollector(Collector):
         yield from _of_backup(self._sources.backup())
         yield from _of_deletion(self._sources.deletion())
         yield value("feature_level", "Feature level in force.", self._sources.feature_level())
+        yield value(
+            "feature_level_max", "Highest feature level of this version.", SUPPORTED.highest
+        )
         yield from of_work(self._sources.work, self._sources.deletion())
 
 
@@ -98,8 +102,7 @@ def _of_quorum(seen: QuorumDescription, applied: int) -> Iterator[Metric]:
         ["state"],
         [([role], seen.role == role) for role in ROLES],
     )
-    leads = seen.role == "leader"
-    yield value("quorum_is_leader", "1 while this controller leads.", leads)
+    yield value("quorum_is_leader", "1 while this controller leads.", seen.role == "leader")
     yield value(
         "quorum_has_leader",
         "1 while this controller leads, or has answers of a leader.",
@@ -125,7 +128,19 @@ def _of_quorum(seen: QuorumDescription, applied: int) -> Iterator[Metric]:
         "quorum_repairing", "1 while lost entries are copied from the others.", seen.is_repairing
     )
     yield value("disk_full", "1 while writes fail for want of disk space.", seen.is_disk_full)
+    yield from _of_replicas(seen)
+
+
+def _of_replicas(seen: QuorumDescription) -> Iterator[Metric]:
+    """Yield what the leader alone knows of the log and of the others."""
+    leads = seen.role == "leader"
     replicas = [(str(each.key.node_id), each) for each in (*seen.voters, *seen.observers)]
+    yield gauge(
+        "quorum_uncommitted_offsets",
+        "Entries that are appended and not known to be committed; given by the leader alone.",
+        [],
+        [([], seen.end_offset - seen.high_watermark)] if leads else [],
+    )
     yield gauge(
         "quorum_replica_lag_offsets",
         "Entries that a replica is behind the leader; given by the leader alone.",
