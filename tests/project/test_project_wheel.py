@@ -16,6 +16,7 @@ import importlib.metadata, pkgutil, sys
 import proto                       # proto-plus
 from google.cloud import storage   # brings proto-plus along in other libraries
 import streammeta
+from streammeta.storage.errors import MissingPackageError
 
 class Point(proto.Message):
     x = proto.Field(proto.INT32, number=1)
@@ -30,6 +31,8 @@ for package in ("v1", "rpc", "storage", "client"):
             loaded.append(importlib.import_module(found.name))
         except ModuleNotFoundError as error:
             missing[found.name] = error.name
+        except MissingPackageError as error:
+            missing[found.name] = error.package
 print(sorted(set(missing.values())), len(loaded))
 """
 

@@ -249,8 +249,16 @@ async def test_watchers_are_limited(node: Node, monkeypatch: pytest.MonkeyPatch)
 
 @contextlib.asynccontextmanager
 async def following(endpoints: list[str], **options: Any) -> AsyncIterator[MetadataWatch]:
+    async with following_with(endpoints, **options) as (_, watch):
+        yield watch
+
+
+@contextlib.asynccontextmanager
+async def following_with(
+    endpoints: list[str], **options: Any
+) -> AsyncIterator[tuple[ControllerClient, MetadataWatch]]:
     async with ControllerClient(endpoints) as client:
-        yield MetadataWatch(client, **options)
+        yield client, MetadataWatch(client, **options)
 
 
 async def changes(watch: MetadataWatch) -> AsyncGenerator[Change, None]:
@@ -264,11 +272,13 @@ async def test_the_client_goes_on_elsewhere_without_gap_or_repeat() -> None:
     async with nodes(3) as cluster:
         for node in cluster:
             node.commit(*(kv(f"{number}") for number in range(10)))
-        async with following([node.endpoint for node in cluster]) as watch:
+        endpoints = [node.endpoint for node in cluster]
+        async with following_with(endpoints) as (client, watch):
             seen: list[int] = []
             async for event in changes(watch):
                 seen.append(event.offset)
                 if len(seen) == 5:
+                    assert client.tally.watch_restarts == 0
                     served = next(n for n in cluster if n.endpoint == watch.endpoint)
                     await served.stop()
                 if len(seen) == 10:
@@ -279,6 +289,7 @@ async def test_the_client_goes_on_elsewhere_without_gap_or_repeat() -> None:
             assert seen == list(range(11))
             assert watch.endpoint != served.endpoint
             assert watch.next_offset == 11
+            assert client.tally.watch_restarts >= 1
 
 
 async def test_the_client_gives_up_a_controller_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
