@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -256,6 +257,20 @@ def test_a_manifest_with_another_checksum_or_none_is_refused(tmp_path: Path) -> 
         read_all(manifest)
 
 
+def test_the_newest_whole_inventory_of_a_prefix_is_read(tmp_path: Path) -> None:
+    dated = write_inventory(tmp_path, [Listed("a")]).parent
+    prefix = f"{dated.parent}/"
+    for date in ("2026-05-09T01-00Z", "2026-05-10T01-00Z", "2026-05-11T01-00Z", "2027-notes"):
+        shutil.copytree(dated, dated.with_name(date))
+    (dated.parent / "2026-05-11T01-00Z" / "manifest.checksum").unlink()
+    found = read_inventory(prefix, "file:///some/bucket", None, NOW_MS)
+    assert found.place == f"{prefix}2026-05-10T01-00Z/manifest.json"
+    for path in dated.parent.glob("2026-*/manifest.checksum"):
+        path.unlink()
+    with pytest.raises(InventoryError, match="has no whole inventory, a folder such as"):
+        read_inventory(prefix, "file:///some/bucket", None, NOW_MS)
+
+
 def test_a_manifest_that_is_no_object_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InventoryError, match="no JSON object"):
         read_all(write_manifest(tmp_path, [1]))
@@ -472,6 +487,10 @@ def test_an_inventory_is_read_from_the_bucket_that_it_lies_in(tmp_path: Path) ->
         ]
         assert sorted(found) == sorted(row.key for row in rows)
         assert "secretKey" not in inventory.place
+        prefix = address.replace("2026-05-01T01-00Z/manifest.json", "")
+        assert read_inventory(prefix, "s3://bucket", None, NOW_MS).files == inventory.files
+        with pytest.raises(InventoryError, match="has no whole inventory"):
+            read_inventory(prefix.replace("daily", "weekly"), "s3://bucket", None, NOW_MS)
         store.delete_many([inventory.files[1].name])
         store.close()
         with pytest.raises(InventoryError, match=r"'lists/bucket/daily/data/1\.csv\.gz' is not in"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.errors import ConfigurationError
 from streammeta.reconcile.lease import held_lease
 from streammeta.reconcile.plan import PlanConfig
+from streammeta.reconcile.plan_folder import read_plan_file
 from streammeta.reconcile.watch import (
     LOCK_FILE,
     STATUS_FILE,
@@ -35,6 +37,7 @@ from streammeta.reconcile.watch_metrics import METRICS
 from streammeta.storage.object_store.address import open_object_store
 from tests.kit.real_cluster import wait_until
 from tests.reconcile.fake_controller import COMMITTED, OWN, FakeMap, LocalBucket, MapObject, own
+from tests.reconcile.inventories import Listed, write_inventory
 
 PAGE = Path(__file__).parents[2] / "docs" / "reconciliation.md"
 ORPHANS = range(100, 105)
@@ -264,6 +267,31 @@ def test_the_command_ends_by_sigterm_and_goes_on_after_a_kill(
     assert (config.plan.folder / LOCK_FILE).exists()
     (again,) = run(config)
     assert again.outcome is RoundOutcome.SETTLED
+
+
+def test_each_round_reads_the_newest_inventory(
+    bucket: LocalBucket, config: WatchConfig, tmp_path: Path
+) -> None:
+    def listed() -> list[Listed]:
+        return [Listed(one.key, one.size) for one in bucket.store.list_objects()]
+
+    first = write_inventory(tmp_path / "lists", listed()).parent
+    with_inventory = replace(config.plan, inventory=f"{first.parent}/")
+    told: list[str] = []
+
+    def tell(one: Round) -> None:
+        told.append(read_plan_file(config.plan.folder / one.plan).inventory)
+        shutil.copytree(first, first.with_name("2026-05-02T01-00Z"), dirs_exist_ok=True)
+
+    rounds = replace(config, plan=with_inventory, rounds=2, interval_s=1)
+    watch(rounds, threading.Event(), tell)
+    assert [Path(one).parent.name for one in told] == [first.name, "2026-05-02T01-00Z"]
+
+
+def test_one_inventory_for_all_rounds_is_refused(config: WatchConfig) -> None:
+    with_inventory = replace(config.plan, inventory="s3://lists/2026-05-01T01-00Z/manifest.json?a")
+    with pytest.raises(ConfigurationError, match="wanted the prefix of all"):
+        watch(replace(config, plan=with_inventory), threading.Event(), lambda _: None)
 
 
 def test_the_page_names_every_metric_and_every_outcome() -> None:

@@ -65,8 +65,9 @@ _plan_folder_option = click.option(
 @click.option(
     "--inventory",
     metavar="ADDRESS",
-    help="Read this in place of a listing: s3://BUCKET/PATH/manifest.json of S3 Inventory, a copy"
-    " of one, or Parquet, ORC or CSV with path, size and modified.",
+    help="Read this in place of a listing: s3://BUCKET/PATH/manifest.json of S3 Inventory, or"
+    " s3://BUCKET/PATH/ for the newest below it, a copy of one, or Parquet, ORC or CSV with path,"
+    " size and modified.",
 )
 @click.option(
     "--taken-at",

@@ -59,6 +59,12 @@ if TYPE_CHECKING:
 )
 @click.option("--rounds", type=click.IntRange(min=1), help="End after so many; without it, never.")
 @click.option(
+    "--inventory",
+    metavar="PREFIX",
+    help="Read the newest S3 Inventory below this in place of a listing, s3://BUCKET/PATH/ or a"
+    " folder with a slash at its end; looked for anew in each round.",
+)
+@click.option(
     "--metrics-file",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write each round to this file too, for the textfile collector of node_exporter.",

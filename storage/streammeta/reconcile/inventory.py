@@ -26,6 +26,9 @@ from streammeta.storage.object_store.address import S3Config, open_with_path, wi
 MANIFEST = "manifest.json"
 CHECKSUM = "manifest.checksum"
 FORMATS = ("csv", "orc", "parquet")
+_DATED = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}-[0-9]{2}Z")
+"""Folder of one inventory, by the moment at which S3 began it."""
+
 _VERSION = "2016-11-30"
 _PIECE = 8 * 1024 * 1024
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -62,7 +65,7 @@ class Inventory:
     @property
     def place(self) -> str:
         """The address without credentials."""
-        return without_secrets(self.address) if "://" in self.address else self.address
+        return _shown(self.address)
 
 
 def column_name(name: str) -> str:
@@ -76,7 +79,9 @@ def column_name(name: str) -> str:
 def read_inventory(address: str, store: str, taken_ms: int | None, now_ms: int) -> Inventory:
     """Read what an inventory of the bucket of `store` says of itself; its rows are not read.
 
-    A table does not say when it was begun: `taken_ms` does. Of a manifest it must be None.
+    An `address` that ends in a slash, and has folders of inventories as S3 dates them, is that of
+    the newest whole one. A table does not say when it was begun: `taken_ms` does. Of a manifest it
+    must be None.
 
     Raises:
         InventoryError: there is none at `address`, it is damaged, is of another bucket, or is dated
@@ -84,6 +89,7 @@ def read_inventory(address: str, store: str, taken_ms: int | None, now_ms: int) 
         StorageError: the bucket that it lies in does not answer.
     """
     bucket = bucket_of(store)
+    address = _newest(address)
     if address.partition("?")[0].rsplit("/", 1)[-1] == MANIFEST:
         if taken_ms is not None:
             raise InventoryError(
@@ -100,6 +106,43 @@ def read_inventory(address: str, store: str, taken_ms: int | None, now_ms: int) 
             " of the map: set this machine's clock right, or name another inventory"
         )
     return found
+
+
+def _newest(address: str) -> str:
+    """The address of the newest manifest below one that ends in a slash; any other as it is.
+
+    One without a checksum is passed over: S3 has not written it whole yet.
+    """
+    base, mark, query = address.partition("?")
+    if not base.endswith("/"):
+        return address
+    if "://" not in address:
+        found = {f"{path.parent.name}/{path.name}" for path in Path(base).glob("*/manifest.*")}
+    else:
+        try:
+            store, prefix = open_with_path(address)
+        except ValueError as error:
+            raise InventoryError(
+                f"--inventory {without_secrets(address)!r} names no prefix ({error}); wanted"
+                " s3://BUCKET/PATH/?endpoint=URL"
+            ) from error
+        with closing(store):
+            found = {info.key.removeprefix(prefix) for info in store.list_objects(prefix)}
+    dates = {name.partition("/")[0] for name in found if _DATED.fullmatch(name.partition("/")[0])}
+    whole = [date for date in dates if {f"{date}/{MANIFEST}", f"{date}/{CHECKSUM}"} <= found]
+    if whole:
+        return f"{base}{max(whole)}/{MANIFEST}{mark}{query}"
+    if dates or "://" in address:
+        raise InventoryError(
+            f"{_shown(address)} has no whole inventory, a folder such as 2026-05-01T01-00Z with"
+            f" {MANIFEST} and {CHECKSUM}; wait for S3 to write one, or name another prefix"
+        )
+    return address
+
+
+def _shown(address: str) -> str:
+    """An address without credentials."""
+    return without_secrets(address) if "://" in address else address
 
 
 def bucket_of(store: str) -> str:

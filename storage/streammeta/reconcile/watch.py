@@ -133,6 +133,12 @@ def watch(
 def _check(config: WatchConfig) -> None:
     if config.interval_s < 1:
         raise ConfigurationError(f"--every is {config.interval_s:g} s, wanted at least 1 s")
+    address = config.plan.inventory
+    if address is not None and not address.partition("?")[0].endswith("/"):
+        raise ConfigurationError(
+            f"--inventory {address.partition('?')[0]} is one inventory, which each round would read"
+            " again; wanted the prefix of all, with a slash at its end: s3://BUCKET/PATH/"
+        )
     if config.kept < 1:
         raise ConfigurationError(f"--keep is {config.kept} rounds, wanted at least 1")
     if config.rounds is not None and config.rounds < 1:
