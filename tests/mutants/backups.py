@@ -269,7 +269,7 @@ BACKUPS = (
         "'issued and not in the map' stops being a proof after a restore",
         """
         streammeta.reconcile.verdicts:
-        - (_is_within(rows.object_id, rules.undecided), Verdict.UNDECIDED),
+        - *undecided,
         """,
         Tested(
             "tests/reconcile/test_reconcile_classify.py"
