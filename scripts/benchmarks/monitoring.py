@@ -30,7 +30,7 @@ from streammeta.cli.local_cluster import LocalCluster, free_ports
 VOTERS = 3
 OPEN_PAGES = 10
 EVERY_S = 1.0
-PAGES = ("/", "/quorum", "/nodes", "/streams", "/deletions", "/compaction")
+PAGES = ("/", "/quorum", "/nodes", "/streams", "/deletions", "/compaction", "/reconcile")
 _TIMEOUT_S = 20.0
 _DOCKERFILE = Path(__file__).resolve().parent.parent.parent / "docker" / "Dockerfile"
 _PROBE = re.compile(r'^ +CMD \["python", "-IS", "-c", "(.+)"\]$', re.MULTILINE)

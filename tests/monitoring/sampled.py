@@ -15,6 +15,7 @@ from streammeta.controller.metadata.answers import MapSize
 from streammeta.controller.monitoring.exposition import new_registry
 from streammeta.controller.monitoring.loop_lag import LoopLag
 from streammeta.controller.monitoring.metrics import ControllerCollector, Sources
+from streammeta.controller.monitoring.told_runs import Told
 from streammeta.controller.monitoring.work_metrics import Leaderships, WorkSources
 from streammeta.controller.own_tls import CertificateState
 from streammeta.controller.quorum.voters import ReplicaKey
@@ -27,6 +28,7 @@ from streammeta.controller.times import Times
 from streammeta.controller.trust.audit_writer import AuditWriter
 from streammeta.rpc.contract import SERVICES
 from streammeta.storage.object_store.calls import OperationMetrics, StoreMetrics
+from streammeta.storage.reconcile_runs import Runs
 from tests.monitoring.test_probes import QUORUM
 
 END = datetime(2027, 1, 1, tzinfo=UTC)
@@ -125,6 +127,7 @@ SOURCES = Sources(
         failed=2,
     ),
     feature_level=lambda: 2,
+    reconcile_runs=lambda: Told(Runs(last_success_ms=5_000, orphan_bytes=70, missing=3)),
     work=WORK,
 )
 

@@ -75,6 +75,8 @@ def of_controller(number: int) -> dict[str, str]:
         'streammeta_node_sessions{state="fenced"}': "0x100",
         "streammeta_recoveries_assigned": "0x100",
         "streammeta_feature_level": "4x100",
+        "streammeta_reconcile_last_success_timestamp_seconds": "60x100",
+        "streammeta_reconcile_missing_objects": "0x100",
     }
     if number == 1:
         series['streammeta_quorum_replica_last_caught_up_age_seconds{peer="2"}'] = "1x100"
@@ -256,6 +258,25 @@ CASES: Mapping[str, tuple[Mapping[str, str], Sequence[str]]] = {
         ["StreammetaRecoveriesWait"],
     ),
     "levels differ": (changed("streammeta_feature_level", "3x100"), ["StreammetaLevelsDiffer"]),
+    "objects are missing": (
+        changed("streammeta_reconcile_missing_objects", "0x85 2x10"),
+        ["StreammetaObjectsMissing"],
+    ),
+    "reconciled eight days ago": (
+        {
+            name: f"{-8 * DAY_S}x100" if "reconcile_last_success" in name else values
+            for name, values in WELL.items()
+        },
+        ["StreammetaReconcileOld"],
+    ),
+    "one has not heard of a run": (
+        changed("streammeta_reconcile_last_success_timestamp_seconds", f"{-8 * DAY_S}x100"),
+        [],
+    ),
+    "a watch before its first success": (
+        {**WELL, 'streammeta_reconcile_last_success_timestamp_seconds{job="node"}': "0x100"},
+        [],
+    ),
     "audit fails": (changed("streammeta_audit_failing", "1x100"), ["StreammetaAuditFailing"]),
     "audit loses": (
         changed("streammeta_audit_dropped_total", "0x80 1x5 2x20"),

@@ -22,7 +22,10 @@ from tests.monitoring.planes import Planed, Planes, limit_files, running
 
 pytestmark = pytest.mark.process
 
-PATHS = ("/", "/quorum", "/nodes", "/streams", "/deletions", "/compaction", "/build")
+PATHS = (
+    *("/", "/quorum", "/nodes", "/streams", "/deletions", "/compaction", "/reconcile"),
+    "/build",
+)
 SCRIPT = "<script>document.title='owned'</script>"
 
 needs_browser = needs(*PROGRAMS)

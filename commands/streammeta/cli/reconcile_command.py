@@ -1,5 +1,6 @@
 """`streammeta reconcile`: compare the bucket with the map, delete what the map has forgotten."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from streammeta.cli.reconcile_options import (
     removal_options,
     tell_progress,
 )
+from streammeta.cli.reconcile_telling import tell_controllers
 from streammeta.cli.reconcile_watch_command import watch_command
 from streammeta.storage.installation import optional_packages
 
@@ -112,6 +114,7 @@ def plan_command(
         from streammeta.reconcile.engine import EngineName
         from streammeta.reconcile.plan import PlanConfig, plan
         from streammeta.reconcile.session import SparkConfig
+        from streammeta.reconcile.telling import run_of_plan
 
     start_arrow()
     config = PlanConfig(
@@ -123,7 +126,10 @@ def plan_command(
         spark=SparkConfig(master=master, driver_memory=driver_memory),
         **settings,  # the fields of the same names
     )
+    started_ms = _now_ms()
     result = plan(config, tell_progress)
+    run = run_of_plan(result, started_ms, _now_ms())
+    tell_controllers(run, config.connect, config.tls)
     _show_plan(output, folder, result)
     problem = _plan_problem(folder, result)
     if problem is not None:
@@ -167,7 +173,9 @@ def apply_command(
         from streammeta.reconcile.apply import ApplyConfig, apply
         from streammeta.reconcile.arrow_start import start_arrow
         from streammeta.reconcile.engine import EngineName
+        from streammeta.reconcile.plan_folder import read_plan_file
         from streammeta.reconcile.session import SparkConfig
+        from streammeta.reconcile.telling import run_of_apply
 
     start_arrow()
     config = ApplyConfig(
@@ -176,7 +184,11 @@ def apply_command(
         spark=SparkConfig(master=master, driver_memory=driver_memory),
         **settings,  # the fields of the same names
     )
+    started_ms = _now_ms()
     result = apply(config, tell_progress)
+    run = run_of_apply(result, started_ms, _now_ms())
+    connect = config.connect or read_plan_file(config.folder).connect
+    tell_controllers(run, connect, config.tls)
     _show_run(output, result)
     if not result.complete:
         raise CommandError(
@@ -220,6 +232,10 @@ def undo_command(*, folder: Path, store: str | None, output: Output) -> None:
             "; ".join(result.problems),
             "nothing is lost by running undo again once this is mended",
         )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _show_plan(output: Output, folder: Path, result: "PlanResult") -> None:

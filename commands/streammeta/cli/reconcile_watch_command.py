@@ -22,6 +22,7 @@ from streammeta.cli.reconcile_options import (
     removal_options,
     tell_progress,
 )
+from streammeta.cli.reconcile_telling import tell_controllers
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.installation import optional_packages
 
@@ -100,6 +101,7 @@ def watch_command(
     with optional_packages("reconciliation", "reconcile"):
         from streammeta.reconcile.arrow_start import start_arrow
         from streammeta.reconcile.identity import place_of
+        from streammeta.reconcile.telling import run_of_round
         from streammeta.reconcile.watch import WatchConfig, watch
         from streammeta.reconcile.watch_metrics import exposition
 
@@ -113,6 +115,7 @@ def watch_command(
         if metrics_file is not None:
             text = exposition(one, place)
             replace_file(PosixFileSystem(), metrics_file, [text.encode()])
+        tell_controllers(run_of_round(one), planned.connect, planned.tls)
 
     with _ending() as ending:
         last = watch(config, ending, tell, tell_progress)

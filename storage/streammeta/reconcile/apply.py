@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -76,7 +76,7 @@ class ApplyResult:
 
     `left` is the number of candidates without one, as the run was to end before. `examples` are a
     few keys that were, or would be, deleted; `problems` are distinct reasons of failed and refused
-    keys, a few of them.
+    keys, a few of them. `engine` is that which did the work.
     """
 
     run_folder: Path
@@ -85,6 +85,7 @@ class ApplyResult:
     examples: tuple[str, ...]
     problems: tuple[str, ...]
     left: int = 0
+    engine: str = ""
 
     @property
     def complete(self) -> bool:
@@ -145,7 +146,8 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
             + (f" and deleting, {seconds} s or more at {config.keys_per_s} keys/s" * config.delete)
         )
         engine.delete(order, candidates, run_folder / _OUTCOMES)
-    return _summary(run_folder, config.delete, plan.candidates.keys)
+        worked = engine.name
+    return replace(_summary(run_folder, config.delete, plan.candidates.keys), engine=worked)
 
 
 def _check_cluster(store_uri: str, leader: LeaderClient, plan: PlanResult) -> None:

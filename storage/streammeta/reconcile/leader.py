@@ -62,7 +62,7 @@ class LeaderClient(BlockingClient):
             stub = objects_pb2_grpc.ObjectServiceStub(channel)
             return stub.CheckObjects(request, timeout=_CALL_TIMEOUT_S)
 
-        answer = self._ask("CheckObjects", call)
+        answer = self.ask("CheckObjects", call)
         if len(answer.states) != len(object_ids):
             raise ControllerError(
                 f"CheckObjects answered {len(answer.states)} states for {len(object_ids)} ids;"
@@ -79,7 +79,7 @@ class LeaderClient(BlockingClient):
             ControllerError: no leader answered in time.
         """
         self.check_objects([0])  # any controller describes the cluster; this finds the leader
-        leader = self._ask("DescribeCluster", _describe_through)
+        leader = self.ask("DescribeCluster", _describe_through)
         described = {self.leader or self.endpoints[0]: leader}
         for endpoint in self.endpoints:
             if endpoint not in described:
@@ -115,9 +115,14 @@ class LeaderClient(BlockingClient):
             stub = metadata_pb2_grpc.MetadataServiceStub(channel)
             return take(followed(iter(stub.GetSnapshot(request, timeout=_STREAM_TIMEOUT_S))))
 
-        return self._ask("GetSnapshot", call)
+        return self.ask("GetSnapshot", call)
 
-    def _ask(self, name: str, call: Callable[[grpc.Channel], _Answer]) -> _Answer:
+    def ask(self, name: str, call: Callable[[grpc.Channel], _Answer]) -> _Answer:
+        """Return what `call` returns of the leader's channel; `name` is the method's, for errors.
+
+        Raises:
+            ControllerError: no leader answered in time, or it refused.
+        """
         try:
             return self.call_leader(lambda channel, _: call(channel), self.patience_s)
         except LeaderCallError as error:

@@ -139,6 +139,11 @@ class PlanResult:
         return 0 if self.losses is None else self.losses.objects
 
     @property
+    def is_compared(self) -> bool:
+        """Whether orphans and losses are known: there was a map, and losses were looked up."""
+        return self.losses is not None
+
+    @property
     def suspected(self) -> int:
         """Number of objects that listing and reading have found missing or damaged."""
         return sum(self.classes[verdict].keys for verdict in LOST if verdict in self.classes)

@@ -56,13 +56,18 @@ class RoundOutcome(enum.StrEnum):
     ENDED = "ended"  # given up because the process ends
 
 
+SUCCESSES = (RoundOutcome.SETTLED, RoundOutcome.LOST)
+"""Outcomes that leave nothing to find out or to settle."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """One round: times in Unix milliseconds, bytes and keys by verdict and by outcome of a key.
 
     `plan` is the name of the plan's folder, empty without a plan. `problem` says in a sentence what
     is wrong, if anything is. `last_success_ms` is the end of the last round that was settled or
-    found a loss, this one or one before; 0: there was none.
+    found a loss, this one or one before; 0: there was none. `engine` is that of the plan, and
+    `is_compared` tells that its orphans and losses are known.
     """
 
     outcome: RoundOutcome
@@ -71,6 +76,8 @@ class Round:
     started_ms: int
     ended_ms: int
     last_success_ms: int
+    engine: str = ""
+    is_compared: bool = False
     lost: int = 0
     verdicts: Mapping[str, Tally] = field(default_factory=dict)
     outcomes: Mapping[str, Tally] = field(default_factory=dict)
@@ -198,13 +205,13 @@ def _one_round(
     except (StorageError, OSError) as error:
         found = replace(found, outcome=RoundOutcome.FAILED, problem=str(error))
     ended_ms = time.time_ns() // 1_000_000
-    if found.outcome in (RoundOutcome.SETTLED, RoundOutcome.LOST):
+    if found.outcome in SUCCESSES:
         last_success_ms = ended_ms
     return replace(found, ended_ms=ended_ms, last_success_ms=last_success_ms)
 
 
-def _planned(basis: Round, name: str, made: PlanResult) -> Round:
-    """Add what the plan has found."""
+def judged(made: PlanResult) -> tuple[RoundOutcome, str]:
+    """Return the outcome of a plan alone, and what is wrong."""
     outcome, problem = RoundOutcome.SETTLED, ""
     if made.unknown:
         outcome, problem = RoundOutcome.INCOMPLETE, "; ".join(made.unknown)
@@ -214,11 +221,19 @@ def _planned(basis: Round, name: str, made: PlanResult) -> Round:
     if made.failed_guards:
         outcome = RoundOutcome.GUARD
         problem = "; ".join(f"{guard.name}: {guard.detail}" for guard in made.failed_guards)
+    return outcome, problem
+
+
+def _planned(basis: Round, name: str, made: PlanResult) -> Round:
+    """Add what the plan has found."""
+    outcome, problem = judged(made)
     return replace(
         basis,
         outcome=outcome,
         plan=name,
         problem=problem,
+        engine=made.engine,
+        is_compared=made.is_compared,
         lost=made.lost,
         verdicts={str(verdict): tally for verdict, tally in made.classes.items()},
     )

@@ -265,6 +265,10 @@ class ClusterMap:
         """Return the bytes of a key and its value, -1 if there is no such key."""
         return self._kvs.size_of(namespace, key)
 
+    def kv_value(self, namespace: str, key: str) -> bytes | None:
+        """Return the value of a key, None if there is no such key."""
+        return self._kvs.value_of(namespace, key)
+
     def nodes(self, node_ids: Sequence[int] = ()) -> Sequence[answers.NodeDescription]:
         """Describe these nodes, or all, however many; callers far away ask `query`."""
         return self._reads.describe_nodes(node_ids)

@@ -75,6 +75,9 @@ def _of_data(document: Document) -> Iterator[Alarm]:
         yield Alarm("warning", "deletions_stuck", text)
     if fenced := document["brokers"]["sessions"].get("fenced"):
         yield Alarm("warning", "brokers_fenced", f"{fenced} brokers are silent, and fenced.")
+    if missing := document["reconcile"]["missing"]:
+        text = f"The last reconciliation found {missing} objects missing or damaged in the bucket."
+        yield Alarm("critical", "objects_missing", text)
     backup = document["backup"]
     if backup is not None and backup["problem"]:
         yield Alarm("critical", "backup_failing", f"The backup fails: {backup['problem']}")

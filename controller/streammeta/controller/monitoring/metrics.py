@@ -17,6 +17,7 @@ from streammeta.controller.features import SUPPORTED
 from streammeta.controller.lifecycle.deletion import DeletionStatus
 from streammeta.controller.metadata.answers import MapSize
 from streammeta.controller.monitoring.families import counter, gauge, histogram, value
+from streammeta.controller.monitoring.told_runs import Told
 from streammeta.controller.monitoring.work_metrics import WorkSources, of_work
 from streammeta.controller.own_tls import CertificateState
 from streammeta.controller.runtime.commit_tally import CommitTally
@@ -62,6 +63,7 @@ class Sources:
     """The backup as the leader knows it; None elsewhere, and without a backup store."""
     deletion: Callable[[], DeletionStatus]
     feature_level: Callable[[], int]
+    reconcile_runs: Callable[[], Told]
     work: WorkSources
 
 
@@ -88,6 +90,7 @@ class ControllerCollector(Collector):
         yield from _of_audit(self._sources.audit)
         yield from _of_backup(self._sources.backup())
         yield from _of_deletion(self._sources.deletion())
+        yield from _of_reconcile(self._sources.reconcile_runs())
         yield value("feature_level", "Feature level in force.", self._sources.feature_level())
         yield value(
             "feature_level_max", "Highest feature level of this version.", SUPPORTED.highest
@@ -340,4 +343,27 @@ def _of_deletion(status: DeletionStatus) -> Iterator[Metric]:
         "deletions_unbacked_age_seconds",
         "Time since which the first of streammeta_deletions_unbacked waits; 0 if none does.",
         status.unbacked_ms / 1000,
+    )
+
+
+def _of_reconcile(told: Told) -> Iterator[Metric]:
+    """Yield what runs of reconciliation told; without any the series have no values."""
+    runs = told.runs
+    yield gauge(
+        "reconcile_last_success_timestamp_seconds",
+        "End of the last run of reconciliation that left nothing to find out or to settle.",
+        [],
+        [([], runs.last_success_ms / 1000)] if runs.last_success_ms else [],
+    )
+    yield gauge(
+        "reconcile_orphan_bytes",
+        "Size of the orphans that the last plan or round found.",
+        [],
+        [] if runs.orphan_bytes is None else [([], runs.orphan_bytes)],
+    )
+    yield gauge(
+        "reconcile_missing_objects",
+        "Objects that the last plan or round found missing or damaged, confirmed.",
+        [],
+        [] if runs.missing is None else [([], runs.missing)],
     )

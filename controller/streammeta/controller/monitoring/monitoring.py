@@ -25,6 +25,7 @@ from streammeta.controller.monitoring.plane import HttpPlane, Page, Route
 from streammeta.controller.monitoring.probes import Condition, Phase, report, unready
 from streammeta.controller.monitoring.sampling import Sampler
 from streammeta.controller.monitoring.status_api import StatusApi, StatusParts
+from streammeta.controller.monitoring.told_runs import Told, read_told
 from streammeta.controller.monitoring.work_metrics import Leaderships, WorkSources
 from streammeta.controller.own_tls import OwnTls
 from streammeta.controller.peers.server import PeerServer
@@ -40,6 +41,7 @@ from streammeta.controller.trust.audit_writer import AuditWriter
 from streammeta.controller.trust.door import Door
 from streammeta.storage.installation import DISTRIBUTION
 from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.reconcile_runs import KEY, NAMESPACE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +153,7 @@ class Monitoring:
             backup=lambda: None if parts.backup is None else parts.backup.status,
             deletion=parts.deletion.describe,
             feature_level=lambda: parts.controller.cluster_map.feature_level,
+            reconcile_runs=self._reconcile_runs,
             work=self._work(),
         )
 
@@ -179,6 +182,9 @@ class Monitoring:
 
     def _map_size(self) -> MapSize:
         return self._parts.controller.cluster_map.size()  # a snapshot may replace the map
+
+    def _reconcile_runs(self) -> Told:
+        return read_told(self._parts.controller.cluster_map.kv_value(NAMESPACE, KEY))
 
     def _map_used(self) -> Mapping[str, int]:
         return self._parts.controller.cluster_map.used()

@@ -21,6 +21,7 @@ from streammeta.controller.monitoring.status import Fields, node_fields
 from streammeta.controller.monitoring.status_api import StatusApi
 from streammeta.controller.monitoring.templating import (
     HTML,
+    NOTHING,
     STATIC,
     Link,
     grouped,
@@ -80,6 +81,7 @@ class StatusPages:
             "/streams": ("Streams", self._streams),
             "/deletions": ("Deletions", _deletions),
             "/compaction": ("Compaction", _compaction),
+            "/reconcile": ("Reconciliation", _reconcile),
             "/build": ("Build", _build),
         }
 
@@ -334,6 +336,37 @@ async def _compaction(s: Fields, _: int) -> Content:
                 [_node_row(each) for each in s["brokers"]["top"] if each["set_objects"]],
             ),
         ),
+    )
+
+
+async def _reconcile(s: Fields, _: int) -> Content:
+    told = s["reconcile"]
+    names = ("kind", "engine", "keys", "orphans", "orphan_bytes", "deleted", "missing", "result")
+    rows = [
+        (
+            utc(each["ended_ms"] / 1000),
+            f"{(each['ended_ms'] - each['started_ms']) / 1000:.1f} s",
+            *(each[name] for name in names),
+            each["problem"],
+        )
+        for each in told["runs"]
+    ]
+    heads = (
+        *("ended", "took", "kind", "engine", "keys", "orphans", "bytes of orphans", "deleted"),
+        *("missing", "result", "problem"),
+    )
+    success, missing, size = told["last_success_ms"], told["missing"], told["orphan_bytes"]
+    notes = ["Runs tell of themselves, if their caller may write keys as an admin does."]
+    if told["problem"]:
+        notes.insert(0, f"What runs told can't be read: {told['problem']}.")
+    return Content(
+        cards_=(
+            ("Last success", utc(success / 1000) if success else NOTHING, ""),
+            ("Missing objects", NOTHING if missing is None else grouped(missing), "or damaged"),
+            ("Orphans", NOTHING if size is None else in_bytes(size), "when last looked for"),
+        ),
+        tables=(("Last runs", heads, rows),),
+        notes=notes,
     )
 
 

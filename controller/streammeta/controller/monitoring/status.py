@@ -72,6 +72,7 @@ def status(known: Knowledge, others: Mapping[int, Answer], now_s: float) -> Fiel
         "compaction": _compaction(known),
         "brokers": _brokers(known, leads=seen.role == "leader"),
         "top_streams": [{"stream_id": a, "ranges": b} for a, b in known.top_streams],
+        "reconcile": _reconcile(sources),
         "backup": _backup(sources),
         "certificates": [
             {"plane": each.plane, "not_after_s": each.not_after.timestamp()}
@@ -278,6 +279,11 @@ def node_fields(node: NodeDescription, view: LeaderView) -> Fields:
         "recovered_by": None if node.recovered_by == NONE_ID else node.recovered_by,
         "tags": dict(node.tags),
     }
+
+
+def _reconcile(sources: Sources) -> Fields:
+    told = sources.reconcile_runs()
+    return {"problem": told.problem, **asdict(told.runs)}
 
 
 def _backup(sources: Sources) -> Fields | None:
