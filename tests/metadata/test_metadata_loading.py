@@ -27,7 +27,7 @@ from streammeta.controller.metadata.requests import (
 )
 from streammeta.controller.metadata.stream_index import StreamIndex
 from streammeta.controller.metadata.tables import Table, roomy_zeros
-from streammeta.controller.metadata.values import NodeIdentity
+from streammeta.controller.metadata.values import NodeIdentity, ObjectState
 from streammeta.controller.runtime.map_checkpoint import read_map
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
 from tests.metadata.map_pair import Pair
@@ -189,3 +189,28 @@ def test_the_ranges_of_all_streams_are_counted(seed: int) -> None:
     assert sum(listed) > 0, "the history commits"
     assert counts[:covered] == listed[:covered]
     assert not any(counts[covered:] + listed[covered:])
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("at_once", [1, 7, 1_000])
+def test_sizes_by_owner_are_those_of_all_committed_objects(seed: int, at_once: int) -> None:
+    cluster_map: Any = _random_pair(Random(seed)).map
+    objects = cluster_map._objects
+    pieces = list(cluster_map.owned_sizes(at_once))
+    streams, nodes, sizes = (np.concatenate(each) for each in zip(*pieces, strict=True))
+    assert sizes.sum() == cluster_map.size().committed_bytes > 0
+    assert len(nodes) == cluster_map.size().committed_objects
+    assert np.count_nonzero(nodes >= 0) == cluster_map.size().stream_set_objects
+    held = {
+        stream_id: [
+            int(objects._table["object_size"][row])
+            for row in objects.rows(objects.stream_objects(stream_id)[0])
+            if objects._table["state"][row] == ObjectState.COMMITTED
+        ]
+        for stream_id in range(len(cluster_map._streams))
+    }
+    assert any(held.values()), "some streams have objects of their own"
+    found = {each: sizes[streams == each].tolist() for each in held}
+    assert {each: sorted(found[each]) for each in held} == {
+        each: sorted(held[each]) for each in held
+    }

@@ -10,8 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from streammeta.controller.monitoring import top_sizes
 from streammeta.controller.monitoring.kept import Kept
 from streammeta.controller.monitoring.sampling import SERIES, Sampler, voter_lag
+from streammeta.controller.monitoring.top_sizes import Pieces, Sizes, Sums, TopSizes
 from streammeta.controller.monitoring.top_streams import TopStreams, largest
 from streammeta.controller.runtime.commit_tally import CommitTally
 from streammeta.controller.times import quantile_s
@@ -126,3 +128,57 @@ async def test_few_answers_are_made_at_a_time() -> None:
     go_on.set()
     await asyncio.gather(*asked)
     assert most == 4
+
+
+def column(*values: int) -> np.typing.NDArray[np.int64]:
+    return np.array(values, dtype=np.int64)
+
+
+def test_bytes_are_summed_by_stream_and_by_broker_exactly() -> None:
+    sums = Sums()
+    sums.add(column(5, -1, 9_000), column(7, 7, 8), column(10, 20, 1 << 60))
+    sums.add(column(5, -1), column(8, -1), column(1, 2))
+    sums.add(column(), column(), column())
+    assert sums.largest() == Sizes(
+        streams=[(9_000, 1 << 60), (5, 11)],
+        nodes=((8, (1 << 60) + 1, 2), (7, 30, 2)),
+    )
+
+
+async def test_a_long_look_holds_up_neither_questions_nor_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(top_sizes, "WAIT_S", 0.001)
+    looks, given, is_ending = 0, 0, False
+
+    def pieces(_: int) -> Pieces:
+        nonlocal looks, given
+        looks += 1
+        while not is_ending:
+            given += 1
+            yield column(1), column(7), column(10)
+
+    top = TopSizes(pieces)
+    assert await top.known() == Sizes()
+    before = given
+    assert await top.known() == Sizes(), "nothing is known yet"
+    assert given > before, "the look goes on meanwhile"
+    is_ending = True
+    monkeypatch.setattr(top_sizes, "WAIT_S", 20)
+    known = await top.known()
+    assert (looks, known.nodes) == (1, ((7, 10 * given, given),))
+    assert await top.known() == known
+    assert looks == 1, "it rests"
+
+
+async def test_a_look_that_failed_is_not_repeated_at_once() -> None:
+    looks = 0
+
+    def pieces(_: int) -> Pieces:
+        nonlocal looks
+        looks += 1
+        raise RuntimeError("a defect")
+
+    top = TopSizes(pieces)
+    assert [await top.known() for _ in range(3)] == [Sizes()] * 3
+    assert looks == 1

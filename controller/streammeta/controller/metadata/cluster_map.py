@@ -9,7 +9,7 @@ leadership takes back what was replayed and never committed, newest first.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +39,7 @@ from streammeta.controller.metadata.streams import Streams
 from streammeta.controller.metadata.tables import Undo
 from streammeta.controller.metadata.uploads import Uploads
 from streammeta.controller.metadata.validation import validate
-from streammeta.controller.metadata.values import ObjectState
+from streammeta.controller.metadata.values import Int64Column, ObjectState
 from streammeta.controller.records import record as rec
 from streammeta.controller.records.record import Record
 
@@ -256,6 +256,13 @@ class ClusterMap:
         Streams beyond the end have none. Takes milliseconds for millions of streams.
         """
         return self._objects.ranges_of_streams()
+
+    def owned_sizes(self, at_once: int) -> Iterator[tuple[Int64Column, Int64Column, Int64Column]]:
+        """Yield stream, node and size of committed objects, some rows at a time.
+
+        See `ObjectQueries.owned_sizes`. A piece of 65,536 rows takes a millisecond or two.
+        """
+        return self._objects.owned_sizes(at_once)
 
     def has_node(self, node_id: int) -> bool:
         """Return whether a node is known, departed ones included."""

@@ -6,12 +6,13 @@ unused once the removal is committed). Streams appear here only as numbers in ra
 adds what writes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from streammeta.controller.ids import NONE_ID
 from streammeta.controller.metadata import answers
 from streammeta.controller.metadata.object_directory import ObjectDirectory
 from streammeta.controller.metadata.object_facts import UNKNOWN, ObjectFacts
@@ -330,6 +331,23 @@ class ObjectQueries:
     def ranges_of_streams(self) -> npt.NDArray[np.int32]:
         """Return each stream's number of ranges in objects; see `ObjectRanges.counts`."""
         return self._ranges.counts()
+
+    def owned_sizes(self, at_once: int) -> Iterator[tuple[Int64Column, Int64Column, Int64Column]]:
+        """Yield (stream ids, node ids, sizes) of committed objects, from `at_once` rows at a time.
+
+        The stream is -1 of an object that may hold several, the node of all but set objects.
+        Changes may come between two pieces; each is as of when it is asked for.
+        """
+        first = 0
+        while first < len(self._table):
+            piece, table = slice(first, first + at_once), self._table
+            rows = first + np.flatnonzero(table["state"][piece] == _COMMITTED)
+            kinds = table["kind"][rows]
+            is_alone = (kinds != _STREAM_SET) & (kinds != _NAMED) & (table["range_count"][rows] > 0)
+            streams = np.full(len(rows), NONE_ID, dtype=np.int64)
+            streams[is_alone] = self._ranges.columns(table["first_range"][rows[is_alone]])[0]
+            yield streams, table["node_id"][rows].astype(np.int64), table["object_size"][rows]
+            first += at_once
 
     def stream_objects(self, stream_id: int) -> tuple[Int64Column, Int64Column, Int64Column]:
         """Return (ids, starts, ends) of a stream's stream objects and composites, by end offset."""

@@ -140,6 +140,14 @@ class StatusPages:
             tables=(
                 ("Most set objects", _NODE_HEADS, [_node_row(each) for each in brokers["top"]]),
                 (
+                    "Most bytes in set objects",
+                    ("broker", "bytes", "set objects"),
+                    [
+                        (str(each["node_id"]), each["bytes"], each["objects"])
+                        for each in document["largest_brokers"]
+                    ],
+                ),
+                (
                     "Brokers by id",
                     _NODE_HEADS,
                     [_node_row(node_fields(each, self._view)) for each in found.nodes],
@@ -153,14 +161,20 @@ class StatusPages:
         page = PageRequest(page_size=ROWS, page_token=str(after) if after else "")
         listed = await self._read(requests.DescribeStreams(page=page))
         top = {each["stream_id"]: each["ranges"] for each in document["top_streams"]}
-        described = await self._read(requests.DescribeStreams(stream_ids=tuple(top)))
-        by_id = {each.stream_id: each for each in described.streams} if top else {}
-        rows = [(*_stream_row(by_id[each]), top[each]) for each in top if each in by_id]
+        sizes = {each["stream_id"]: each["bytes"] for each in document["largest_streams"]}
+        named = tuple({**top, **sizes})
+        described = await self._read(requests.DescribeStreams(stream_ids=named))
+        by_id = {each.stream_id: each for each in described.streams} if named else {}
+
+        def rows(most: Mapping[int, int]) -> Sequence[Sequence[Any]]:
+            return [(*_stream_row(by_id[each]), most[each]) for each in most if each in by_id]
+
         return Content(
             form=True,
             cards_=(("Streams", grouped(document["map"]["streams"]), ""),),
             tables=(
-                ("Most ranges in objects", (*_STREAM_HEADS, "ranges"), rows),
+                ("Most ranges in objects", (*_STREAM_HEADS, "ranges"), rows(top)),
+                ("Most bytes in objects of their own", (*_STREAM_HEADS, "bytes"), rows(sizes)),
                 ("Streams by id", _STREAM_HEADS, [_stream_row(each) for each in listed.streams]),
             ),
             next_=f"/streams?after={listed.next_page_token}" if listed.next_page_token else "",

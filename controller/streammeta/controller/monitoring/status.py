@@ -22,6 +22,7 @@ from streammeta.controller.monitoring.alarms import alarms
 from streammeta.controller.monitoring.metrics import Sources
 from streammeta.controller.monitoring.others import Answer
 from streammeta.controller.monitoring.sampling import Sampler
+from streammeta.controller.monitoring.top_sizes import Sizes
 from streammeta.controller.rpc.map_routes import LeaderView
 from streammeta.controller.runtime.operations import QuorumDescription, ReplicaDescription
 from streammeta.v1 import quorum_pb2 as pb
@@ -50,6 +51,7 @@ class Knowledge:
     memory_bytes: int
     top_streams: Sequence[tuple[int, int]]
     """Streams with the most ranges, and their numbers of them."""
+    top_sizes: Sizes
 
 
 def status(known: Knowledge, others: Mapping[int, Answer], now_s: float) -> Fields:
@@ -73,6 +75,13 @@ def status(known: Knowledge, others: Mapping[int, Answer], now_s: float) -> Fiel
         "brokers": _brokers(known, leads=seen.role == "leader"),
         "top_streams": [{"stream_id": a, "ranges": b} for a, b in known.top_streams],
         "reconcile": _reconcile(sources),
+        "largest_streams": [
+            {"stream_id": each, "bytes": size} for each, size in known.top_sizes.streams
+        ],
+        "largest_brokers": [
+            {"node_id": each, "bytes": size, "objects": count}
+            for each, size, count in known.top_sizes.nodes
+        ],
         "backup": _backup(sources),
         "certificates": [
             {"plane": each.plane, "not_after_s": each.not_after.timestamp()}

@@ -18,6 +18,7 @@ from streammeta.controller.monitoring.others import Others
 from streammeta.controller.monitoring.plane import Page
 from streammeta.controller.monitoring.sampling import SERIES, Sampler
 from streammeta.controller.monitoring.status import Fields, Knowledge, status
+from streammeta.controller.monitoring.top_sizes import TopSizes
 from streammeta.controller.monitoring.top_streams import TopStreams
 from streammeta.controller.rpc.map_routes import LeaderView
 from streammeta.controller.runtime.peer_versions import PeerVersions
@@ -51,10 +52,12 @@ class StatusApi:
         self._sampler = sampler
         self._others = Others(parts.tls)
         self._top_streams = TopStreams(lambda: parts.cluster_map().ranges_of_streams())
+        self._top_sizes = TopSizes(lambda rows: parts.cluster_map().owned_sizes(rows))
         self._kept: Kept[Fields] = Kept()
 
     async def close(self) -> None:
-        """Close the connections to the others."""
+        """Close the connections to the others, and look at nothing more."""
+        self._top_sizes.close()
         await self._others.close()
 
     async def document(self) -> Fields:
@@ -102,6 +105,7 @@ class StatusApi:
             versions={key: each.version for key, each in software.items() if each is not None},
             memory_bytes=self._parts.memory_bytes(),
             top_streams=await self._top_streams.known(),
+            top_sizes=await self._top_sizes.known(),
         )
         return status(known, answers, time.time())
 

@@ -19,7 +19,7 @@ KEPT_S = 10.0
 """Time for which an answer is given again, in seconds."""
 
 
-def largest(counts: npt.NDArray[np.int32], most: int = TOP) -> Sequence[tuple[int, int]]:
+def largest(counts: npt.NDArray[np.integer], most: int = TOP) -> Sequence[tuple[int, int]]:
     """Return (stream id, count) of the largest counts above zero, the largest first."""
     places = (
         np.argpartition(counts, -most)[-most:] if len(counts) > most else np.arange(len(counts))
