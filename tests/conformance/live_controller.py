@@ -11,7 +11,7 @@ left out while they are loaded; `tests/metadata` tests them. Knows nothing of sc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -25,7 +25,7 @@ from streammeta.controller.metadata.section_rules import SectionChecker
 from streammeta.controller.quorum.messages import BatchKind
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import Record
-from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.controller import Answered, MetadataController
 from tests.conformance.map_rows import MapRows
 from tests.kit.clock import ManualClock
 from tests.kit.memory_log import MemoryLog
@@ -57,11 +57,7 @@ class LiveController:
         self._seen = len(self.log.batches)
 
     async def write(self, request: WriteRequest) -> Any:
-        task = asyncio.ensure_future(self.controller.write(request))
-        while not task.done():
-            await asyncio.sleep(0)
-            self.commit()
-        return task.result().answer
+        return (await self._committing(self.controller.write(request))).answer
 
     def commit(self) -> None:
         if self.log.committed < self.log.next_offset:
@@ -75,7 +71,15 @@ class LiveController:
         return decision.answer, decision.records
 
     async def read(self, request: ReadRequest) -> Any:
-        return (await self.controller.read(request)).answer
+        return (await self._committing(self.controller.read(request))).answer
+
+    async def _committing(self, call: Coroutine[Any, Any, Answered]) -> Answered:
+        """Wait for a call, and commit meanwhile what it or a sweep beside it has appended."""
+        task = asyncio.ensure_future(call)
+        while not task.done():
+            await asyncio.sleep(0)
+            self.commit()
+        return task.result()
 
     def take_records(self) -> tuple[Record, ...]:
         """Return the records appended since the last call, as they are read from the log."""

@@ -61,7 +61,7 @@ def kafka_python() -> Any:
         "sasl_plain_username": USER,
         "sasl_plain_password": PASSWORD,
         "ssl_cafile": AUTHORITIES or None,
-        "bootstrap_timeout_ms": 5000,
+        "bootstrap_timeout_ms": 20_000,
     }
     try:
         producer = KafkaProducer(**settings)
