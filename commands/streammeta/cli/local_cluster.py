@@ -4,6 +4,7 @@ Owns their directories, their start, their ready lines and their end. Each child
 own pid, and none outlives this process, however it ends.
 """
 
+import atexit
 import concurrent.futures
 import os
 import random
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +46,11 @@ of callers come and go; this one lasts as long as the process."""
 
 
 _STEADY_PORTS = range(12_000, 30_000)
+
+_HOLDERS: deque[socket.socket] = deque()
+"""Sockets whose ports stand for those that were given out, the oldest first."""
+
+_HOLDERS_MAX = 256
 
 
 class ChildFailedError(Exception):
@@ -141,15 +148,17 @@ def start_child(
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` different loopback TCP ports that were free a moment ago.
+    """Return `count` different loopback TCP ports that are free and were given to nobody lately.
 
     They lie below the range from which systems take ports for outgoing connections (32768 on
-    Linux, 49152 by IANA), so none of those takes one before its process listens.
+    Linux, 49152 by IANA), so none of those takes one before its process listens. Until it does,
+    the UDP port of the same number is held, for the next 256 ports that this process gives out:
+    no other call gives the port away, in this process or another one.
     """
     ports: list[int] = []
     while len(ports) < count:
         port = random.choice(_STEADY_PORTS)
-        if port not in ports and _is_free(port):
+        if port not in ports and _is_free(port) and _hold(port):
             ports.append(port)
     return ports
 
@@ -161,6 +170,26 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def _hold(port: int) -> bool:
+    """Hold the UDP port; return whether nobody else does."""
+    holder = socket.socket(type=socket.SOCK_DGRAM)
+    try:
+        holder.bind(("127.0.0.1", port))
+    except OSError:
+        holder.close()
+        return False
+    _HOLDERS.append(holder)
+    if len(_HOLDERS) > _HOLDERS_MAX:
+        _HOLDERS.popleft().close()
+    return True
+
+
+@atexit.register
+def _let_go() -> None:
+    while _HOLDERS:
+        _HOLDERS.popleft().close()
 
 
 @dataclass(slots=True)
