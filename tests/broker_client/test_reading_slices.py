@@ -196,6 +196,18 @@ async def test_changes_keep_an_answer_true_while_they_come_without_a_break() -> 
         assert s.stats.lookups == 3, "changes were missed in between"
 
 
+@pytest.mark.parametrize(("ends", "end"), [(b"", 30), (column(-1), 30), (column(34), 34)])
+async def test_a_close_moves_the_end_if_it_says_so(ends: bytes, end: int) -> None:
+    async with scene(7) as s:
+        await s.cache.locate(3, 0)
+        closed = records_pb2.StreamsClosedRecord(stream_id=column(3), end_offset=ends)
+        record = records_pb2.Record(streams_closed=closed)
+        s.cache.on_records(records_pb2.RecordSet(records=[record]))
+        remembered = s.cache.remembered(3, 0)
+        assert remembered is not None
+        assert remembered.end_offset == end
+
+
 async def test_that_there_is_nothing_is_never_believed_from_memory() -> None:
     async with scene() as s:
         assert not (await s.cache.locate(3, 30)).slices

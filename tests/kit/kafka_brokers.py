@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from streammeta.cli.local_cluster import PROGRAM, Child, LocalCluster, start_child
+from streammeta.cli.local_cluster import PROGRAM, Child, LocalCluster, free_ports, start_child
 
 CLIENTS = Path(__file__).parents[1] / "brokers" / "clients"
 """Folder of the scripts."""
@@ -22,16 +22,22 @@ class KafkaBrokers:
         self.children: dict[int, Child] = {}
         self.addresses: dict[int, str] = {}
         self.http: dict[int, str] = {}
+        self._ports: dict[int, int] = {}
 
     def start(self, node_id: int, *options: str) -> str:
-        """Start a broker with further options; return its address, and keep that of its metrics."""
+        """Start a broker with further options; return its address, and keep that of its metrics.
+
+        A broker that starts again has the address of before, since clients know no other.
+        """
+        if node_id not in self._ports:
+            (self._ports[node_id],) = free_ports(1)
         child = start_child(
             f"kafka {node_id}",
             [
                 *PROGRAM,
                 "kafka",
                 *("--connect", self.cluster.connect, "--store", self.cluster.store_uri),
-                *("--node-id", str(node_id), "--listen", "127.0.0.1:0"),
+                *("--node-id", str(node_id), "--listen", f"127.0.0.1:{self._ports[node_id]}"),
                 *("--linger", "5ms", "--partitions", "4", *options),
             ],
             self.cluster.root / f"kafka-{node_id}.log",

@@ -253,13 +253,17 @@ class SliceCache:
                     for stream_id, start in _rows(trimmed.stream_id, trimmed.start_offset):
                         self._apply(stream_id, _trimming(start))
                 case "streams_closed":
-                    closed = record.streams_closed
-                    for stream_id, end in _rows(closed.stream_id, closed.end_offset):
-                        self._apply(stream_id, _closing(end))
+                    self._take_closed(record.streams_closed)
                 case "streams_deleted":
                     self._invalidate(record.streams_deleted.stream_id)
                 case "uploads_abandoned":
                     self._invalidate(record.uploads_abandoned.stream_id)
+
+    def _take_closed(self, record: records_pb2.StreamsClosedRecord) -> None:
+        if not record.end_offset:  # ends stay as they are
+            return
+        for stream_id, end in _rows(record.stream_id, record.end_offset):
+            self._apply(stream_id, _closing(end))
 
     def _take_set_objects(self, record: records_pb2.StreamSetObjectsCommittedRecord) -> None:
         ranges = record.ranges
