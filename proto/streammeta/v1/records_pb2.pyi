@@ -386,7 +386,7 @@ class StreamsClosedRecord(_message.Message):
     stream_id: _builtins.bytes
     """column"""
     end_offset: _builtins.bytes
-    """column; the stream's end from now on, -1: as it is"""
+    """column; the stream's end from now on, -1: as it is; empty: all as they are"""
     def __init__(
         self,
         *,
