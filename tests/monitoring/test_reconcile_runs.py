@@ -136,14 +136,15 @@ def test_a_value_of_someone_else_is_shown_as_unreadable_and_stays(
     assert kept(plain) == value
 
 
-def test_a_caller_that_may_not_write_the_key_is_warned_and_its_run_is_as_good(
+def test_a_reconcilers_certificate_tells_of_its_run_and_a_readers_does_not(
     authority: Authority, tmp_path: Path
 ) -> None:
     with running(tmp_path / "tls", authority, Planes(), FAST) as planed:
         planed.wait_ready()
-        for principal, is_told in (("reconciler/nightly", False), ("admin/alice", True)):
-            words = tls_words(authority.issue(principal))
-            made = planning(planed, tmp_path / principal.partition("/")[0], *words)
-            assert made.returncode == 0, made.stderr
-            assert ("warning: status pages do not show" in made.stderr) is not is_told
-            assert bool(kept(planed)) is is_told
+        refused = tell(RUN, planed.cluster.endpoints, authority.issue("reader/spark"))
+        assert "reader/spark may not use keys of namespace '_streammeta/reconcile'" in refused
+        assert kept(planed) == b""
+        words = tls_words(authority.issue("reconciler/nightly"))
+        made = planning(planed, tmp_path / "plan", *words)
+        assert (made.returncode, "warning" in made.stderr) == (0, False), made.stderr
+        assert [each.kind for each in decode(kept(planed)).runs] == ["plan"]

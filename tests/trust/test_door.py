@@ -68,10 +68,11 @@ def test_a_refused_role_hears_who_may() -> None:
     assert (code, reason) == (grpc.StatusCode.PERMISSION_DENIED, "ROLE_LACKS_CALL")
     assert metadata == {
         "principal": "monitor/prometheus",
-        "needs": "role admin or broker or reader",
+        "needs": "role admin or broker or reader or reconciler",
     }
     assert str(refused.value) == (
         "monitor/prometheus may not call KVService/GetKVs: it needs role admin or broker or reader"
+        " or reconciler"
     )
 
 

@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from streammeta.controller.trust.policy import parse_policy
 from streammeta.rpc.failures import read_failure
+from streammeta.storage.reconcile_runs import NAMESPACE
 from streammeta.v1 import common_pb2, kv_pb2, metadata_pb2, nodes_pb2
 from tests.kit.certificates import Authority
 from tests.trust.callers import CLUSTER
@@ -65,6 +66,48 @@ async def test_keys_of_anothers_namespace_are_neither_read_nor_written(
     assert server.state() == before
     found = await owner.ask(requests_of("orders.eu")["KVService/GetKVs"])
     assert found.results[0].error == common_pb2.ERROR_CODE_NONE
+
+
+async def test_a_reconciler_uses_the_namespace_of_its_runs_and_no_other_keys(
+    server: TrustedServer,
+) -> None:
+    text = """
+        [[grant]]
+        principal = "reader/spark"
+        roles = ["reconciler"]
+        [[namespace]]
+        prefix = "orders."
+        principals = ["reconciler/weekly"]
+        """
+    server.door.take(parse_policy(text, CLUSTER, "policy.toml"))
+    reconciler, granted = await server.by("reconciler/weekly"), await server.by("reader/spark")
+    await (await server.by("broker/1007")).ask(put("free"))
+    for one in (reconciler, granted):
+        await one.ask(put(NAMESPACE))
+        found = await one.ask(requests_of(NAMESPACE)["KVService/GetKVs"])
+        assert found.results[0].value == b"v"
+    before = server.state()
+    needs = {"principal": "reconciler/weekly", "needs": "role admin or broker"}
+    # Neither a prefix of the policy, nor one beside its own namespace, gives it keys.
+    for namespace in ("free", "orders.eu", f"{NAMESPACE}2", "_streammeta/named", "_streammeta/"):
+        for method in ("KVService/PutKVs", "KVService/GetKVs"):
+            refusal = await reconciler.refusal(method, requests_of(namespace)[method])
+            assert refusal == ("PERMISSION_DENIED", "NOT_YOUR_NAMESPACE", needs)
+        code, reason, _ = await granted.refusal("KVService/PutKVs", put(namespace))
+        assert (code, reason) == ("PERMISSION_DENIED", "NOT_YOUR_NAMESPACE")
+    mixed = kv_pb2.PutKVsRequest(items=[*put(NAMESPACE).items, *put("free").items])
+    assert (await reconciler.refusal("KVService/PutKVs", mixed))[1] == "NOT_YOUR_NAMESPACE"
+    for method in ("KVService/DeleteKVs", "KVService/ListKVs"):
+        refusal = await reconciler.refusal(method, requests_of(NAMESPACE)[method])
+        assert refusal[:2] == ("PERMISSION_DENIED", "ROLE_LACKS_CALL")
+    # What another role allows, it allows as without the reconciler's.
+    await granted.ask(requests_of("free")["KVService/GetKVs"])
+    for caller, method in ((granted, "ListKVs"), (await server.by("broker/1007"), "PutKVs")):
+        refusal = await caller.refusal(
+            f"KVService/{method}", requests_of(NAMESPACE)[f"KVService/{method}"]
+        )
+        assert refusal[:2] == ("PERMISSION_DENIED", "NOT_YOUR_NAMESPACE")
+    assert server.state() == before
 
 
 async def test_a_reader_does_not_see_where_write_ahead_logs_are(server: TrustedServer) -> None:

@@ -64,7 +64,7 @@ class KVServiceServicer:
         Retry: without a condition safe; with one, a repeat may be answered KEY_EXIST by what the first
         attempt stored: compare the value that comes with it.
         Errors: KEY_EXIST.
-        Roles: broker, admin.
+        Roles: broker, reconciler, admin; a reconciler in the namespace `_streammeta/reconcile` alone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -74,7 +74,7 @@ class KVServiceServicer:
         """Returns values. Linearizable.
         Retry: safe, a read.
         Errors: none; an absent key is found = false.
-        Roles: broker, reader, admin.
+        Roles: broker, reader, reconciler, admin; a reconciler as in PutKVs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,13 +36,13 @@ class KVServiceStub:
     Retry: without a condition safe; with one, a repeat may be answered KEY_EXIST by what the first
       attempt stored: compare the value that comes with it.
     Errors: KEY_EXIST.
-    Roles: broker, admin.
+    Roles: broker, reconciler, admin; a reconciler in the namespace `_streammeta/reconcile` alone.
     """
     GetKVs: _grpc.UnaryUnaryMultiCallable[_kv_pb2.GetKVsRequest, _kv_pb2.GetKVsResponse]
     """Returns values. Linearizable.
     Retry: safe, a read.
     Errors: none; an absent key is found = false.
-    Roles: broker, reader, admin.
+    Roles: broker, reader, reconciler, admin; a reconciler as in PutKVs.
     """
     DeleteKVs: _grpc.UnaryUnaryMultiCallable[_kv_pb2.DeleteKVsRequest, _kv_pb2.DeleteKVsResponse]
     """Deletes keys, each on its own condition.
@@ -65,13 +65,13 @@ class KVServiceAsyncStub(KVServiceStub):
     Retry: without a condition safe; with one, a repeat may be answered KEY_EXIST by what the first
       attempt stored: compare the value that comes with it.
     Errors: KEY_EXIST.
-    Roles: broker, admin.
+    Roles: broker, reconciler, admin; a reconciler in the namespace `_streammeta/reconcile` alone.
     """
     GetKVs: _aio.UnaryUnaryMultiCallable[_kv_pb2.GetKVsRequest, _kv_pb2.GetKVsResponse]  # type: ignore[assignment]
     """Returns values. Linearizable.
     Retry: safe, a read.
     Errors: none; an absent key is found = false.
-    Roles: broker, reader, admin.
+    Roles: broker, reader, reconciler, admin; a reconciler as in PutKVs.
     """
     DeleteKVs: _aio.UnaryUnaryMultiCallable[_kv_pb2.DeleteKVsRequest, _kv_pb2.DeleteKVsResponse]  # type: ignore[assignment]
     """Deletes keys, each on its own condition.
@@ -97,7 +97,7 @@ class KVServiceServicer(metaclass=_abc_1.ABCMeta):
         Retry: without a condition safe; with one, a repeat may be answered KEY_EXIST by what the first
           attempt stored: compare the value that comes with it.
         Errors: KEY_EXIST.
-        Roles: broker, admin.
+        Roles: broker, reconciler, admin; a reconciler in the namespace `_streammeta/reconcile` alone.
         """
 
     @_abc_1.abstractmethod
@@ -109,7 +109,7 @@ class KVServiceServicer(metaclass=_abc_1.ABCMeta):
         """Returns values. Linearizable.
         Retry: safe, a read.
         Errors: none; an absent key is found = false.
-        Roles: broker, reader, admin.
+        Roles: broker, reader, reconciler, admin; a reconciler as in PutKVs.
         """
 
     @_abc_1.abstractmethod

@@ -64,6 +64,8 @@ class Caller:
     """Its certificate's role, and those that the policy grants it."""
     fingerprint: str = ""
     """SHA-256 of its certificate, hexadecimal; empty without one."""
+    allowed_by: frozenset[Role] = frozenset()
+    """Those of its roles that may make this call."""
     held_to: Principal | None = None
     """The broker whose node alone it may speak for in this call, and those assigned to it."""
     policy: Policy = NO_POLICY
@@ -263,7 +265,13 @@ class Door:
         roles, rule = self._policy.roles_of_token(principal, proof.claims), self._rules.get(method)
         if rule is None or roles.isdisjoint(rule.roles):
             raise RoleLacksCallError(str(principal), _short(method), _needs(rule))
-        return Caller(principal, roles, policy=self._policy, expires_at=proof.expires_at)
+        return Caller(
+            principal,
+            roles,
+            allowed_by=roles & rule.roles,
+            policy=self._policy,
+            expires_at=proof.expires_at,
+        )
 
     def _let_in(self, method: str, pem: bytes, proven: Mapping[str, Iterable[bytes]]) -> Caller:
         principal, certificate = self._read(pem, proven), _der(pem)
@@ -279,7 +287,7 @@ class Door:
         is_held = rule.binds_brokers and allowing == {Role.BROKER}
         held_to = principal if is_held else None
         fingerprint = hashlib.sha256(certificate).hexdigest()
-        return Caller(principal, roles, fingerprint, held_to, self._policy)
+        return Caller(principal, roles, fingerprint, allowing, held_to, self._policy)
 
     def _read(self, pem: bytes, proven: Mapping[str, Iterable[bytes]]) -> Principal:
         if not pem:

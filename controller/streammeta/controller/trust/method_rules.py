@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from streammeta.rpc.identity import Role
+from streammeta.storage import reconcile_runs
 
 PEER, BROKER, COMPACTOR, READER, RECONCILER, BACKUP, ADMIN = (
     Role.CONTROLLER,
@@ -42,7 +43,6 @@ _OWNER = _may(BROKER, binds_brokers=True)
 _OWNER_OR_ADMIN = _may(BROKER, ADMIN, binds_brokers=True)
 _WRITER = _may(BROKER, COMPACTOR, binds_brokers=True)
 _LOOK = _may(BROKER, COMPACTOR, READER, RECONCILER, ADMIN)
-_KEYS = _may(BROKER, ADMIN)
 _DESCRIBE = _may(PEER, BROKER, COMPACTOR, READER, RECONCILER, BACKUP, ADMIN, new_brokers=True)
 
 _BY_SERVICE: Mapping[str, Mapping[str, Rule]] = {
@@ -94,10 +94,10 @@ _BY_SERVICE: Mapping[str, Mapping[str, Rule]] = {
         "CheckObjects": _may(BROKER, COMPACTOR, RECONCILER, ADMIN),
     },
     "streammeta.v1.KVService": {
-        "GetKVs": _may(BROKER, READER, ADMIN),
+        "GetKVs": _may(BROKER, READER, RECONCILER, ADMIN),
         "ListKVs": _may(BROKER, READER, ADMIN),
-        "PutKVs": _KEYS,
-        "DeleteKVs": _KEYS,
+        "PutKVs": _may(BROKER, RECONCILER, ADMIN),
+        "DeleteKVs": _may(BROKER, ADMIN),
     },
     "streammeta.v1.MetadataService": {
         "Watch": _may(BROKER, COMPACTOR, READER, RECONCILER, BACKUP, ADMIN),
@@ -121,6 +121,9 @@ HTTP_RULES: Mapping[str, Rule] = {
     "streammeta.http.status": _may(PEER, READER, ADMIN, Role.MONITOR),
 }
 """The rules of pages of the listener for HTTP; a controller's own certificate reads all of them."""
+
+NAMESPACE_OF: Mapping[Role, str] = {RECONCILER: reconcile_runs.NAMESPACE}
+"""The reserved namespace of a role; where no other role allows a call of keys, all they are."""
 
 DELETIONS_HELD_BY = frozenset((RECONCILER, BACKUP, ADMIN))
 """Roles for whose snapshots deletions are held: a hold stops all of them, for up to a week."""

@@ -1,4 +1,4 @@
-"""Namespaces of keys, and the callers that may use them by the policy's prefixes.
+"""Namespaces of keys, and the callers that may use them: by the policy's prefixes, or by a role.
 
 Reads are bound as writes are. Copies of the whole map, snapshots and watches, show all keys.
 """
@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from streammeta.controller.metadata import requests
 from streammeta.controller.trust.door import Caller
+from streammeta.controller.trust.method_rules import NAMESPACE_OF
 from streammeta.controller.trust.refusals import NotYourNamespaceError
 from streammeta.rpc.identity import Role
 
@@ -21,7 +22,12 @@ def require_namespaces(caller: Caller, request: object) -> None:
     """
     if caller.principal is None or Role.ADMIN in caller.roles:
         return
+    of_roles = {NAMESPACE_OF[role] for role in caller.allowed_by if role in NAMESPACE_OF}
     for namespace in _namespaces(request):
+        if namespace in of_roles:
+            continue
+        if caller.allowed_by <= NAMESPACE_OF.keys():
+            raise NotYourNamespaceError(caller.name, namespace, "role admin or broker")
         owners = caller.policy.owners_of(namespace)
         if owners is None or any(one.covers(caller.principal) for one in owners):
             continue
