@@ -13,7 +13,7 @@ START = 6_000.0
 
 
 def filled(samples: int, seconds: int = 900, minutes: int = 1_440) -> History:
-    history = History(SOME, seconds, minutes)
+    history = History(SOME, {1: seconds, 10: 360, 60: minutes})
     for number in range(samples):
         history.add(START + number, {"mean": number, "highest": number})
     return history
@@ -33,14 +33,22 @@ def test_a_window_begins_after_its_time() -> None:
 
 
 def test_minutes_are_folded_by_the_rule_of_their_series() -> None:
-    window = filled(samples=150).since(0, ["mean", "highest"], by_minute=True)
+    window = filled(samples=150).since(0, ["mean", "highest"], step_s=60)
     assert window.times.tolist() == [START, START + 60], "the third minute is under way"
     assert window.columns["mean"].tolist() == [29.5, 89.5]
     assert window.columns["highest"].tolist() == [59, 119]
 
 
+def test_an_hour_has_a_sample_for_each_ten_seconds() -> None:
+    history = filled(samples=3_600 + 2_001)
+    window = history.since(0, ["mean", "highest"], step_s=10)
+    assert window.times.tolist() == [START + 2_000 + 10 * number for number in range(360)]
+    assert window.columns["mean"].tolist() == [2_004.5 + 10 * number for number in range(360)]
+    assert window.columns["highest"][-1] == 5_599
+
+
 def test_minutes_give_way_too() -> None:
-    window = filled(samples=60 * 6 + 1, minutes=4).since(0, ["highest"], by_minute=True)
+    window = filled(samples=60 * 6 + 1, minutes=4).since(0, ["highest"], step_s=60)
     assert window.times.tolist() == [START + 60 * minute for minute in range(2, 6)]
 
 
@@ -51,7 +59,7 @@ def test_a_missing_value_is_none_and_spoils_no_minute() -> None:
     seconds = history.since(0, ["mean", "highest"]).columns
     assert np.isnan(seconds["highest"]).all()
     assert np.count_nonzero(~np.isnan(seconds["mean"])) == 1
-    minutes = history.since(0, ["mean", "highest"], by_minute=True).columns
+    minutes = history.since(0, ["mean", "highest"], step_s=60).columns
     assert minutes["mean"].tolist() == [4]
     assert np.isnan(minutes["highest"]).all()
 
@@ -61,7 +69,8 @@ def test_a_clock_that_was_set_back_begins_a_new_history(back_s: int) -> None:
     history = filled(samples=100)
     history.add(START + 99 - back_s, {"mean": 7})
     assert history.since(0, ["mean"]).times.tolist() == [START + 99 - back_s]
-    assert len(history.since(0, ["mean"], by_minute=True).times) == 0
+    for step_s in (10, 60):
+        assert len(history.since(0, ["mean"], step_s).times) == 0
 
 
 def test_all_series_of_a_day_take_less_than_a_megabyte() -> None:

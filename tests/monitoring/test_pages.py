@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from streammeta.client import ControllerClient, StreamClient
-from streammeta.client.methods import REGISTER_NODE
-from streammeta.v1 import common_pb2, nodes_pb2
+from streammeta.client.methods import REGISTER_NODE, Method
+from streammeta.v1 import admin_pb2, common_pb2, nodes_pb2
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import FAST, wait_until
 from tests.kit.tools import needs
@@ -28,6 +28,10 @@ PATHS = (
 )
 SCRIPT = "<script>document.title='owned'</script>"
 
+TRANSFER_LEADERSHIP = Method(
+    admin_pb2.TransferLeadershipRequest, admin_pb2.TransferLeadershipResponse
+)
+
 needs_browser = needs(*PROGRAMS)
 
 
@@ -38,17 +42,17 @@ def written(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> I
     with running(root, authority, Planes(False, False, False), FAST) as planed:
         planed.wait_ready()
 
-        async def write() -> None:
-            bucket = f"file://{root / 'bucket'}"
-            async with await StreamClient.open(
-                planed.cluster.endpoints, bucket, node_id=1007
-            ) as client:
-                (stream,) = await client.create_streams([{"topic": SCRIPT}])
-                (await client.open_streams([stream])).require_all()
-                await client.append_many(stream, [b"a", b"b"])
-
-        asyncio.run(write())
+        asyncio.run(commit(planed))
         yield planed
+
+
+async def commit(planed: Planed) -> None:
+    """Append to a new stream whose tag is a script."""
+    bucket = planed.cluster.store_uri
+    async with await StreamClient.open(planed.cluster.endpoints, bucket, node_id=1007) as client:
+        (stream,) = await client.create_streams([{"topic": SCRIPT}])
+        (await client.open_streams([stream])).require_all()
+        await client.append_many(stream, [b"a", b"b"])
 
 
 def leader_of(planed: Planed) -> int:
@@ -108,6 +112,40 @@ async def test_a_browser_shows_pages_without_errors_and_asks_no_other_host(
         assert await tab.value("document.activeElement.className") == "skip"
     assert tab.errors == []
     assert tab.hosts == {at}
+
+
+@needs_browser
+async def test_the_last_hour_is_drawn_and_in_a_table_and_goes_on_with_another_leader(
+    written: Planed, tmp_path: Path
+) -> None:
+    """The page of a controller that led for a part of the hour has the commits of that part."""
+    former = leader_of(written)
+    later = next(each for each in written.cluster.node_ids if each != former)
+    rows = (
+        "[...document.querySelectorAll('caption')]"
+        ".find(each => each.innerText.startsWith('Commits of the last hour'))"
+        "?.parentElement.querySelectorAll('tbody tr')"
+    )
+    cells = f"[...({rows} ?? [])].map(row => [...row.cells].map(cell => cell.innerText))"
+    led = f"{cells}.some(row => row[5] != '0 %')"
+    counted = f"{cells}.some(row => row[1] != '0' && row[3].endsWith('ms') && row[5] != '0 %')"
+    async with browsing(tmp_path) as tab:
+        await tab.open(f"http://{written.http_endpoints[later - 1]}/", width=375)
+        await tab.until(f"{cells}.length > 0 && !{led}", "it has an hour and did not lead")
+        async with ControllerClient(written.cluster.endpoints) as client:
+            wanted = admin_pb2.TransferLeadershipRequest(to_node_id=later)
+            await client.call(TRANSFER_LEADERSHIP, wanted)
+        await commit(written)
+        await tab.until(counted, "it leads and counts", timeout_s=40)
+        await tab.value("document.querySelector('[data-step=\"10\"]').click()")
+        drawn = "charts.every(each => each.plot?.data[0].length >= 2) && samples.times[1] % 10 == 0"
+        await tab.until(f"step == 10 && {drawn}", "tens of seconds are drawn", timeout_s=40)
+        assert await tab.value("document.documentElement.scrollWidth") <= 375
+        await tab.open(f"http://{written.http_endpoints[former - 1]}/")
+        await tab.until(
+            f"{cells}.some(row => row[1] != '0' && row[5] != '0 %')", "it keeps its part"
+        )
+    assert tab.errors == []
 
 
 @needs_browser

@@ -1,4 +1,4 @@
-"""History of a controller's own measurements: a sample a second for 15 min, one a minute for a day.
+"""History of a controller's own measurements: 15 min of seconds, an hour of tens, a day of minutes.
 
 Bounded arrays in memory, gone with the process. Pure: knows neither clock nor meaning of a series.
 """
@@ -12,18 +12,15 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-SECONDS = 900
-"""Samples kept that are a second apart."""
-
-MINUTES = 1_440
-"""Samples kept that are a minute apart."""
+LENGTHS: Mapping[int, int] = {1: 900, 10: 360, 60: 1_440}
+"""Samples kept by the seconds between them: for 15 minutes, an hour and a day."""
 
 _Values = npt.NDArray[np.float32]
 _Times = npt.NDArray[np.float64]
 
 
 class Fold(Enum):
-    """Rule by which the samples of a minute become one."""
+    """Rule by which several samples become one."""
 
     MEAN = "mean"
     MAX = "max"
@@ -31,7 +28,7 @@ class Fold(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Name of a series, its unit, and the rule for its minutes."""
+    """Name of a series, its unit, and the rule by which its samples become one."""
 
     name: str
     unit: str
@@ -79,24 +76,60 @@ class Ring:
         return self._times[places], self._values[:, places]
 
 
-class History:
-    """Samples of `series` at both steps."""
+class _Steps:
+    """Samples of a step: one for all that are added within it."""
 
-    def __init__(
-        self, series: Sequence[Series], seconds: int = SECONDS, minutes: int = MINUTES
-    ) -> None:
+    def __init__(self, step_s: int, length: int, takes_max: npt.NDArray[np.bool_]) -> None:
+        self.ring = Ring(len(takes_max), length)
+        self._step_s = step_s
+        self._takes_max = takes_max
+        self._begin_s = 0.0
+        self._under_way: list[npt.NDArray[np.float64]] = []
+
+    def add(self, time_s: float, sample: npt.NDArray[np.float64]) -> None:
+        """Add a sample; the first of another step completes the one under way."""
+        begin_s = time_s // self._step_s * self._step_s
+        if self._under_way and begin_s != self._begin_s:
+            self.ring.add(self._begin_s, self._folded())
+            self._under_way.clear()
+        self._begin_s = begin_s
+        self._under_way.append(sample)
+
+    def clear(self) -> None:
+        """Forget all samples."""
+        self.ring.clear()
+        self._under_way.clear()
+
+    def _folded(self) -> npt.NDArray[np.float64]:
+        """Return one sample for those under way, as far as they have values."""
+        samples = np.array(self._under_way)
+        is_known = ~np.isnan(samples)
+        counts = is_known.sum(axis=0)
+        means = np.where(is_known, samples, 0).sum(axis=0) / np.maximum(counts, 1)
+        highest = np.where(is_known, samples, -np.inf).max(axis=0)
+        folded: npt.NDArray[np.float64] = np.where(self._takes_max, highest, means)
+        return np.where(counts > 0, folded, np.nan)
+
+
+class History:
+    """Samples of `series`, as they are added and by each longer step of `lengths`."""
+
+    def __init__(self, series: Sequence[Series], lengths: Mapping[int, int] = LENGTHS) -> None:
         self.series = series
         self._rows = {each.name: row for row, each in enumerate(series)}
-        self._by_second = Ring(len(series), seconds)
-        self._by_minute = Ring(len(series), minutes)
-        self._takes_max = np.array([each.fold is Fold.MAX for each in series], dtype=np.bool_)
-        self._minute: list[npt.NDArray[np.float64]] = []
+        takes_max = np.array([each.fold is Fold.MAX for each in series], dtype=np.bool_)
+        self._by_second = Ring(len(series), lengths[1])
+        self._by_step = {
+            step_s: _Steps(step_s, length, takes_max)
+            for step_s, length in lengths.items()
+            if step_s > 1
+        }
         self._last_s = -np.inf
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated for samples."""
-        return self._by_second.nbytes + self._by_minute.nbytes
+        return self._by_second.nbytes + sum(each.ring.nbytes for each in self._by_step.values())
 
     def add(self, time_s: float, values: Mapping[str, float]) -> None:
         """Add a sample, `time_s` seconds since 1970; a series without a value has NaN.
@@ -105,31 +138,20 @@ class History:
         """
         if time_s <= self._last_s:
             self._by_second.clear()
-            self._by_minute.clear()
-            self._minute.clear()
-        elif self._minute and time_s // 60 != self._last_s // 60:
-            self._by_minute.add(self._last_s // 60 * 60, self._folded())
-            self._minute.clear()
+            for each in self._by_step.values():
+                each.clear()
         self._last_s = time_s
         sample = np.array([values.get(each.name, np.nan) for each in self.series])
-        self._minute.append(sample)
         self._by_second.add(time_s, sample)
+        for each in self._by_step.values():
+            each.add(time_s, sample)
 
-    def since(self, time_s: float, names: Sequence[str], *, by_minute: bool = False) -> Window:
-        """Return the samples later than `time_s` of these series.
+    def since(self, time_s: float, names: Sequence[str], step_s: int = 1) -> Window:
+        """Return the samples later than `time_s` of these series, by a step of `lengths`.
 
-        The minute that is under way is no sample yet. Raises KeyError for an unknown name.
+        The step that is under way is no sample yet. Raises KeyError for an unknown name.
         """
         rows = [self._rows[name] for name in names]
-        times, values = (self._by_minute if by_minute else self._by_second).since(time_s)
+        ring = self._by_second if step_s == 1 else self._by_step[step_s].ring
+        times, values = ring.since(time_s)
         return Window(times, {name: values[row] for name, row in zip(names, rows, strict=True)})
-
-    def _folded(self) -> npt.NDArray[np.float64]:
-        """Return one sample for those of a minute, as far as they have values."""
-        samples = np.array(self._minute)
-        is_known = ~np.isnan(samples)
-        counts = is_known.sum(axis=0)
-        means = np.where(is_known, samples, 0).sum(axis=0) / np.maximum(counts, 1)
-        highest = np.where(is_known, samples, -np.inf).max(axis=0)
-        folded: npt.NDArray[np.float64] = np.where(self._takes_max, highest, means)
-        return np.where(counts > 0, folded, np.nan)

@@ -40,6 +40,12 @@ ROWS = 100
 READ_TIMEOUT_MS = 2_000
 """Time limit of a read of the map, in milliseconds."""
 
+OF_THE_LEADER = (
+    "Commits and their times are of this controller while it led; those of other times are on the"
+    " pages of the controllers that led then."
+)
+"""Note of the page that shows them."""
+
 _Table: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
 _Chart: TypeAlias = tuple[str, str, str]
 
@@ -258,8 +264,25 @@ async def _overview(s: Fields, _: int) -> Content:
             ("Objects", "", "objects_committed,objects_destroyed"),
             ("Event loop lag", "ms", "loop_lag"),
         ),
-        tables=(_voters(quorum),),
+        tables=(_voters(quorum), _hour(commits)),
+        notes=(OF_THE_LEADER,),
     )
+
+
+def _hour(commits: Fields) -> _Table:
+    rows = [
+        (
+            utc(each["begin_s"]),
+            each["accepted"],
+            each["refused"],
+            in_ms(each["p50_ms"]),
+            in_ms(each["p99_ms"]),
+            f"{100 * (each['led'] or 0):.0f} %",
+        )
+        for each in commits["hour"]
+    ]
+    heads = ("from", "acknowledged", "refused", "median time", "p99 at most", "led here")
+    return ("Commits of the last hour, every 5 minutes", heads, rows)
 
 
 async def _quorum(s: Fields, _: int) -> Content:

@@ -12,13 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from streammeta.controller.features import SUPPORTED
 from streammeta.controller.ids import NONE_ID
 from streammeta.controller.lifecycle.bucket_claim import BucketClaims
 from streammeta.controller.metadata.answers import NodeDescription
 from streammeta.controller.monitoring.alarms import alarms
+from streammeta.controller.monitoring.last_hour import highest, last_hour, mean
 from streammeta.controller.monitoring.metrics import Sources
 from streammeta.controller.monitoring.others import Answer
 from streammeta.controller.monitoring.sampling import Sampler
@@ -212,21 +211,12 @@ def _commits(known: Knowledge, now_s: float) -> Fields:
     return {
         "accepted": tally.accepted,
         "refused": tally.refused,
-        "accepted_per_s": _mean(recent["commits_accepted"]),
-        "refused_per_s": _mean(recent["commits_refused"]),
-        "p50_ms": _mean(recent["commit_p50"]),
-        "p99_ms": _highest(recent["commit_p99"]),
+        "accepted_per_s": mean(recent["commits_accepted"]),
+        "refused_per_s": mean(recent["commits_refused"]),
+        "p50_ms": mean(recent["commit_p50"]),
+        "p99_ms": highest(recent["commit_p99"]),
+        "hour": last_hour(known.sampler.history, now_s),
     }
-
-
-def _mean(values: np.typing.NDArray[np.float32]) -> float | None:
-    there = values[~np.isnan(values)]
-    return float(there.mean()) if len(there) else None
-
-
-def _highest(values: np.typing.NDArray[np.float32]) -> float | None:
-    there = values[~np.isnan(values)]
-    return float(there.max()) if len(there) else None
 
 
 def _deletions(known: Knowledge) -> Fields:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from streammeta.controller.ids import NodeId
 from streammeta.controller.lifecycle.bucket_claim import BucketClaims
 from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.monitoring.history import Window
+from streammeta.controller.monitoring.history import LENGTHS, Window
 from streammeta.controller.monitoring.kept import Kept
 from streammeta.controller.monitoring.metrics import Sources
 from streammeta.controller.monitoring.others import Others
@@ -69,21 +69,21 @@ class StatusApi:
         return _json(await self.document())
 
     async def series(self, query: Mapping[str, str]) -> Page:
-        """Answer a request for samples later than `since`; those of minutes if `step` is 60.
+        """Answer a request for samples later than `since`, `step` seconds apart.
 
         `names` are series apart by commas; all without it.
         """
         try:
             since_s = float(query.get("since", "0"))
-            step = {"1": False, "60": True}[query.get("step", "1")]
+            step_s = {str(each): each for each in LENGTHS}[query.get("step", "1")]
             names = query["names"].split(",") if query.get("names") else list(UNITS)
             if unknown := [name for name in names if name not in UNITS]:
                 raise ValueError(f"names: {unknown[0]!r}; there are {', '.join(UNITS)}")
         except KeyError:
-            return _json({"error": "step: must be 1 or 60"}, 400)
+            return _json({"error": "step: must be 1, 10 or 60"}, 400)
         except ValueError as error:
             return _json({"error": str(error)}, 400)
-        window = self._sampler.history.since(since_s, names, by_minute=step)
+        window = self._sampler.history.since(since_s, names, step_s)
         return _json({"at_s": time.time(), "units": UNITS, **_columns(window)})
 
     async def _document(self) -> Fields:

@@ -2,8 +2,8 @@
 // the server has escaped, and charts get the samples behind those that they have.
 "use strict";
 const POLL_MS = 1000;
-const CHART_STEPS_MS = { 1: 2000, 60: 60000 };
-const LENGTHS = { 1: 900, 60: 1440 };
+const CHART_STEPS_MS = { 1: 2000, 10: 10000, 60: 60000 };
+const LENGTHS = { 1: 900, 10: 360, 60: 1440 };
 const charts = [...document.querySelectorAll(".chart")].map((figure) => ({
   figure, names: figure.dataset.series.split(","), plot: null,
 }));
