@@ -58,6 +58,8 @@ def test_nothing_acknowledged_is_lost_when_a_broker_ends(brokers: KafkaBrokers, 
     assert answer == {
         "failed": [],
         "left": 0,
+        "unplaced": 0,
+        "lost": [],
         "acknowledged": 2000,
         "seen": 2000,
         "same": True,
@@ -83,6 +85,8 @@ def test_broker_that_was_replaced_while_it_stood_still_joins_again(brokers: Kafk
     assert answer == {
         "failed": [],
         "left": 0,
+        "unplaced": 0,
+        "lost": [],
         "acknowledged": 2000,
         "seen": 2000,
         "same": True,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -201,6 +203,80 @@ async def test_recovery_reads_to_the_end_in_several_fetches(
     assert len(await _values(again)) == 9
     assert await _append(again, sequenced(7, 0, 8, time=NOW)) == 8
     assert await _append(again, sequenced(7, 0, 9, time=NOW)) == 9
+
+
+async def _losing_its_batches(
+    streams: MemoryStreams, segment: SegmentLimits | None = None
+) -> PartitionLog:
+    """Return a log whose newest batch is lost, while the checkpoint after it is not."""
+    log = await _open(streams, checkpoint_bytes=1, segment=segment or SegmentLimits())
+    for number in range(3):
+        await _append(log, sequenced(7, 0, number, time=NOW + number))
+    streams.holds_back = True
+    lost = await log.append(sequenced(7, 0, 3, time=NOW + 3))
+    (batch,) = (one for one in streams.pending if one.stream_id == log.stream_ids[1])
+    streams.pending.remove(batch)
+    batch.future.set_exception(OSError("the store is gone"))
+    streams.settle()
+    streams.holds_back = False
+    with pytest.raises(PartitionFailedError):
+        await lost.durable
+    return log
+
+
+async def test_producers_are_known_though_the_newest_checkpoint_is_ahead_of_the_batches() -> None:
+    streams = MemoryStreams()
+    log = await _losing_its_batches(streams)
+    again = await _open(streams, log.stream_ids[0], epoch=1)
+    assert again.high_watermark == 3
+    assert await _append(again, sequenced(7, 0, 1, time=NOW)) == 1
+    with pytest.raises(OutOfOrderSequenceError):
+        await again.append(sequenced(7, 0, 4, time=NOW))
+    assert await _append(again, sequenced(7, 0, 3, time=NOW + 3)) == 3
+
+
+async def test_segments_do_not_begin_behind_the_batches_that_are_left() -> None:
+    streams = MemoryStreams()
+    log = await _losing_its_batches(streams, segment=SegmentLimits(bytes=1))
+    again = await _open(streams, log.stream_ids[0], epoch=1)
+    await _append(again, sequenced(7, 0, 3, time=NOW + 30))
+    assert [one.base_offset for one in again.segments] == [0, 1, 2, 3]
+    assert [one.end_offset for one in again.segments] == [1, 2, 3, -1]
+    assert len(await _values(again)) == 4
+    assert await offset_by_time(again, NOW + 2) == (NOW + 2, 2)
+    assert await offset_by_time(again, NOW + 3) == (NOW + 30, 3)
+
+
+class FullStreams(MemoryStreams):
+    """Streams whose writer has no room for the time index while `full` is not set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.room = asyncio.Event()
+        self.room.set()
+        self.waits = asyncio.Event()
+
+    async def append(self, stream_id: int, payload: bytes, *words: Any, **named: Any) -> Any:
+        if len(payload) % 12 == 0:
+            self.waits.set()
+            await self.room.wait()
+        return await super().append(stream_id, payload, *words, **named)
+
+
+async def test_time_index_has_what_a_cancelled_checkpoint_was_to_save() -> None:
+    streams = FullStreams()
+    log = await _open(streams)
+    for number in range(3):
+        await _append(log, make_batch([Rec(NOW + number, None, bytes(5000))]))
+    streams.room.clear()
+    rolling = asyncio.create_task(log.roll())
+    await streams.waits.wait()
+    rolling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await rolling
+    streams.room.set()
+    await log.roll()
+    assert await log.time_entries(log.segments[0]) == [(NOW + at, at) for at in range(3)]
 
 
 async def test_closed_log_takes_no_more_and_says_so() -> None:

@@ -20,6 +20,7 @@ from streammeta.brokers.kafka.codes import Code, KafkaError
 from streammeta.brokers.kafka.deleted_topics import delete_streams_of_deleted
 from streammeta.brokers.kafka.keys import PRODUCER_BLOCK, Keys, leader_key, meta_key
 from streammeta.brokers.kafka.news import follow_news
+from streammeta.brokers.kafka.refused_batches import RefusedBatches
 from streammeta.brokers.kafka.takeover import close_streams_of
 from streammeta.brokers.kafka.tally import BrokerTally
 from streammeta.brokers.kafka.topic_configs import log_config
@@ -69,6 +70,7 @@ class Broker:
     creates_topics: bool = True
     view: ClusterView = field(default_factory=ClusterView)
     logs: dict[Place, PartitionLog] = field(default_factory=dict)
+    refused: RefusedBatches = field(default_factory=RefusedBatches)
     _opening: dict[Place, asyncio.Task[None]] = field(default_factory=dict)
     _failed_openings: Counter[Place] = field(default_factory=Counter)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)

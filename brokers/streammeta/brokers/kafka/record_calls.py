@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from streammeta.brokers.kafka.broker import Broker
@@ -31,20 +33,45 @@ Answer = Coroutine[Any, Any, Tree | None]
 async def produce(broker: Broker, request: Request) -> Answer:
     """Admit batches in order; the answer comes when they are durable, none for acks 0."""
     body = request.body
-    admitted = []
-    for topic in body.topic_data:
-        rows: list[tuple[int, PartitionLog | None, Any]] = []
-        for item in topic.partition_data:
-            try:
-                _check_acks(body)
-                log = broker.log_of(topic.name, item.index)
-                records = bytes(item.records or b"")
-                rows.append((item.index, log, await log.append(records)))
-                broker.tally.produced_bytes += len(records)
-            except FAILURES as error:
-                rows.append((item.index, None, error))
-        admitted.append((topic.name, rows))
-    return _produced(body.acks, body.timeout.total_seconds(), admitted)
+    items = [
+        _Produced(topic.name, item.index, bytes(item.records or b""))
+        for topic in body.topic_data
+        for item in topic.partition_data
+    ]
+    for one in items:
+        try:
+            _check_acks(body)
+            await _admit(broker, one)
+        except FAILURES as error:
+            one.refused = error
+    return _produced(broker, body.acks, body.timeout.total_seconds(), items)
+
+
+@dataclass(slots=True)
+class _Produced:
+    """A batch for a partition: admitted to its log, or refused."""
+
+    topic: str
+    partition: int
+    records: bytes
+    log: PartitionLog | None = None
+    appended: Appended | None = None
+    refused: Exception | None = None
+
+
+async def _admit(broker: Broker, one: _Produced) -> None:
+    """Append a batch, unless it was sent behind one that was refused and has not come again."""
+    if broker.refused and broker.refused.is_overtaking(one.topic, one.partition, one.records):
+        broker.refused.note(one.topic, one.partition, one.records)
+        raise KafkaError(Code.NOT_LEADER_OR_FOLLOWER, "an earlier batch of the producer is missing")
+    try:
+        log = broker.log_of(one.topic, one.partition)
+        one.log, one.appended = log, await log.append(one.records)
+    except FAILURES as error:
+        if code_of(error) is Code.NOT_LEADER_OR_FOLLOWER:
+            broker.refused.note(one.topic, one.partition, one.records)
+        raise
+    broker.tally.produced_bytes += len(one.records)
 
 
 def _check_acks(body: Any) -> None:
@@ -54,39 +81,43 @@ def _check_acks(body: Any) -> None:
         raise KafkaError(Code.INVALID_REQUEST, "transactions are not offered")
 
 
-async def _produced(acks: int, timeout_s: float, admitted: list[Any]) -> Tree | None:
-    futures = [row[2].durable for _, rows in admitted for row in rows if row[1] is not None]
+async def _produced(
+    broker: Broker, acks: int, timeout_s: float, items: Sequence[_Produced]
+) -> Tree | None:
+    futures = [one.appended.durable for one in items if one.appended is not None]
     if futures:
         await asyncio.wait(futures, timeout=max(timeout_s, 0.001))
     if acks == 0:
         return None
+    rows = [(one.topic, _produce_row(broker, one)) for one in items]
     return {
         "responses": [
-            {"name": name, "partition_responses": [_produce_row(*row) for row in rows]}
-            for name, rows in admitted
+            {"name": name, "partition_responses": [row for _, row in of_topic]}
+            for name, of_topic in groupby(rows, key=lambda row: row[0])
         ]
     }
 
 
-def _produce_row(index: int, log: PartitionLog | None, outcome: Appended | Exception) -> Tree:
-    if isinstance(outcome, Exception) or log is None:
-        assert isinstance(outcome, Exception)
+def _produce_row(broker: Broker, one: _Produced) -> Tree:
+    if one.log is None or one.appended is None:
+        assert one.refused is not None
         return {
-            "index": index,
-            "error_code": code_of(outcome),
+            "index": one.partition,
+            "error_code": code_of(one.refused),
             "base_offset": -1,
-            "error_message": str(outcome),
+            "error_message": str(one.refused),
         }
     code = Code.NONE
-    if not outcome.durable.done():
+    if not one.appended.durable.done():
         code = Code.REQUEST_TIMED_OUT
-    elif outcome.durable.exception() is not None:
+    elif one.appended.durable.exception() is not None:
         code = Code.NOT_LEADER_OR_FOLLOWER
+        broker.refused.note(one.topic, one.partition, one.records)
     return {
-        "index": index,
+        "index": one.partition,
         "error_code": code,
-        "base_offset": outcome.base_offset if code is Code.NONE else -1,
-        "log_start_offset": log.start_offset,
+        "base_offset": one.appended.base_offset if code is Code.NONE else -1,
+        "log_start_offset": one.log.start_offset,
     }
 
 

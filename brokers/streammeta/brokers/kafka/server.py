@@ -4,7 +4,8 @@ Requests of a connection begin in order; those that wait for something do so sid
 number of them. What can't be read, is too large, or fails unforeseen ends its own connection.
 Memory for requests counts as their bytes arrive; when it is too much, the connection whose
 unfinished request holds the most ends. Where there are users, a connection has to authenticate
-before anything else.
+before anything else. A server that closes begins no more requests, and answers those that have
+begun before it ends the connections: what a producer's batch came to is told if it can be.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -49,7 +51,11 @@ HELD_MAX = 256 * 1024 * 1024
 """Bytes of requests of all connections that are being read or answered."""
 FRAME_WITHIN_S = 60.0
 """Time in which a request has to arrive, once its size is known."""
+ANSWERED_WITHIN_S = 5.0
+"""Time for answers of begun requests when the server closes."""
 _PIECE = 64 * 1024
+_WAITING_APIS = frozenset((1, 11, 14))
+"""Fetch, JoinGroup and SyncGroup wait for others, and change nothing that a client must know of."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +78,9 @@ class KafkaServer:
         self._connections: set[asyncio.Task[None]] = set()
         self._arriving: dict[asyncio.Task[None], int] = {}
         self._held = 0
+        self._owed: Counter[asyncio.Task[None]] = Counter()
+        self._paid = asyncio.Event()
+        self._is_closing = False
 
     @property
     def connections(self) -> int:
@@ -97,12 +106,19 @@ class KafkaServer:
             pass  # the server closes
         finally:
             self._connections.discard(task)
+            self._pay(task, self._owed[task])
             writer.close()
             with contextlib.suppress(OSError, asyncio.CancelledError):
                 await writer.wait_closed()
 
     async def close(self) -> None:
-        """End all connections."""
+        """Begin no more requests, answer what has begun in a bounded time, end all connections."""
+        self._is_closing = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWERED_WITHIN_S):
+                while self._owed:
+                    self._paid.clear()
+                    await self._paid.wait()
         for one in tuple(self._connections):
             one.cancel()
         if self._connections:
@@ -141,9 +157,11 @@ class KafkaServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answers: asyncio.Queue[Answering] = asyncio.Queue(PENDING_MAX)
-        sending = asyncio.create_task(_send_answers(answers, writer, self._tally))
+        task = asyncio.current_task()
+        assert task is not None
+        sending = asyncio.create_task(self._send_answers(answers, writer, task))
         try:
-            await self._read_requests(reader, answers)
+            await self._read_requests(reader, answers, task)
         finally:
             sending.cancel()
             await asyncio.wait([sending])
@@ -151,21 +169,67 @@ class KafkaServer:
                 answers.get_nowait().task.cancel()
 
     async def _read_requests(
-        self, reader: asyncio.StreamReader, answers: asyncio.Queue[Answering]
+        self,
+        reader: asyncio.StreamReader,
+        answers: asyncio.Queue[Answering],
+        connection: asyncio.Task[None],
     ) -> None:
         while True:
             size = await _size(reader, FRAME_MAX)
             frame = await self._read_frame(reader, size)
+            if self._is_closing:
+                # Read all the same: what lies unread at the end takes answers with it.
+                self._release(size)
+                continue
             try:
                 request = read_request(frame)
                 self._tally.requests[request.api_key] += 1
+                is_owed = request.api_key not in _WAITING_APIS
+                if is_owed:
+                    self._owed[connection] += 1
                 answer = await self._begin(request)
             except BaseException:
                 self._held -= size
                 raise
             task = asyncio.ensure_future(answer)
             task.add_done_callback(lambda _, size=size: self._release(size))  # type: ignore[misc]
-            await answers.put(Answering(request, task))
+            await answers.put(Answering(request, task, is_owed=is_owed))
+
+    async def _send_answers(
+        self,
+        answers: asyncio.Queue[Answering],
+        writer: asyncio.StreamWriter,
+        connection: asyncio.Task[None],
+    ) -> None:
+        """Write answers in order, until cancelled; a failure closes the connection."""
+        try:
+            while True:
+                one = await answers.get()
+                try:
+                    tree = await one.task
+                except asyncio.CancelledError:
+                    one.task.cancel()
+                    raise
+                if tree is not None:
+                    self._tally.answered(tree)
+                    for piece in write_response(one.request, tree):
+                        writer.write(piece)
+                        await writer.drain()
+                self._pay(connection, one.is_owed)
+        except OSError:
+            pass
+        except Exception:  # noqa: BLE001 - it is logged, and ends no more than this connection
+            _log.exception("an answer could not be made")
+        writer.close()
+        while True:  # the reader of requests ends soon, and must not wait for room until then
+            (await answers.get()).task.cancel()
+
+    def _pay(self, connection: asyncio.Task[None], answers: int) -> None:
+        """Note that so many answers are written, or never will be."""
+        self._owed[connection] -= answers
+        if not self._owed[connection]:
+            del self._owed[connection]
+        self._paid.set()
 
     async def _read_frame(self, reader: asyncio.StreamReader, size: int) -> bytes:
         """Read a request of a size, and hold its memory. Raises `TimeoutError`."""
@@ -229,37 +293,14 @@ async def _size(reader: asyncio.StreamReader, most: int, least: int = 8) -> int:
 class Answering:
     """A request whose answer is on its way."""
 
-    __slots__ = ("request", "task")
+    __slots__ = ("is_owed", "request", "task")
 
-    def __init__(self, request: Request, task: asyncio.Future[Tree | None]) -> None:
+    def __init__(
+        self, request: Request, task: asyncio.Future[Tree | None], *, is_owed: bool
+    ) -> None:
         self.request = request
         self.task = task
-
-
-async def _send_answers(
-    answers: asyncio.Queue[Answering], writer: asyncio.StreamWriter, tally: BrokerTally
-) -> None:
-    """Write answers in order, until cancelled; a failure closes the connection."""
-    try:
-        while True:
-            one = await answers.get()
-            try:
-                tree = await one.task
-            except asyncio.CancelledError:
-                one.task.cancel()
-                raise
-            if tree is not None:
-                tally.answered(tree)
-                for piece in write_response(one.request, tree):
-                    writer.write(piece)
-                    await writer.drain()
-    except OSError:
-        pass
-    except Exception:  # noqa: BLE001 - it is logged, and ends no more than this connection
-        _log.exception("an answer could not be made")
-    writer.close()
-    while True:  # the reader of requests ends soon, and must not wait for room until then
-        (await answers.get()).task.cancel()
+        self.is_owed = is_owed
 
 
 async def _given(tree: Tree | None) -> Tree | None:

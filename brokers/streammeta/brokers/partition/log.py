@@ -91,6 +91,7 @@ class PartitionLog:
         self._watchers: set[Callable[[], None]] = set()
         self._waiting: asyncio.Future[None] | None = None
         self._since_checkpoint = 0
+        self._snapshots: dict[int, bytes] = {}
         self.high_watermark = state.end_offset
         self.failure: Exception | None = None
         self._is_closed = False
@@ -219,10 +220,11 @@ class PartitionLog:
 
     async def _save_times(self) -> None:
         """Append the entries of the time index that are not in its stream yet."""
-        rows = self._state.take_unsaved_times()
+        rows = self._state.times_to_save
         if rows:
             payload = encode_entries(rows, self._state.segments[-1].base_offset)
             await self._streams.writer.append(self._state.time_id, payload, len(payload))
+            self._state.unsaved_times = 0  # not before: an append that waits may be given up
 
     async def _checkpoint(self, *, is_clean: bool = False) -> asyncio.Future[int]:
         """Write what recovery begins with; recovery reads from the present end of the log."""
@@ -236,11 +238,22 @@ class PartitionLog:
         return await self._meta.put(
             {
                 LOG: rules.encode_log(streams, state.segments),
-                PRODUCER_SNAPSHOTS: encode_snapshots({end: state.producers.snapshot()}),
+                PRODUCER_SNAPSHOTS: encode_snapshots(self._snapshots_with(end)),
                 LEADER_EPOCHS: state.epochs.encode(),
                 PARTITION: partition.encode(),
             }
         )
+
+    def _snapshots_with(self, end: int) -> dict[int, bytes]:
+        """Return snapshots of the producers at the end, and at the last end that is durable.
+
+        The batches before this checkpoint may be lost, and the checkpoint not: objects of one
+        upload fail one by one.
+        """
+        durable = max((at for at in self._snapshots if at <= self.high_watermark), default=0)
+        kept = {at: raw for at, raw in self._snapshots.items() if at >= durable}
+        self._snapshots = {**kept, end: self._state.producers.snapshot()}
+        return self._snapshots
 
     async def start_epoch(self) -> None:
         """Note the leader epoch at the end of the log, durably, before the first append."""
@@ -276,7 +289,8 @@ class PartitionLog:
             rows.extend(b"".join(record.payload for record in fetched.records))
             at = fetched.next_offset
         size = segment.time_end - segment.time_start
-        return decode_entries(bytes(rows[:size]), segment.base_offset)
+        entries = decode_entries(bytes(rows[:size]), segment.base_offset)
+        return [one for one in entries if one[1] < segment.end_offset]
 
     @contextlib.contextmanager
     def watched(self, on_change: Callable[[], None]) -> Iterator[None]:

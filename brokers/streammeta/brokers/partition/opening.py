@@ -7,7 +7,7 @@ anything of them is read.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from streammeta.brokers.partition.errors import DamagedPartitionError
@@ -17,11 +17,12 @@ from streammeta.brokers.partition.meta_map import LEADER_EPOCHS, LOG, PARTITION,
 from streammeta.brokers.partition.meta_stream import MetaStream
 from streammeta.brokers.partition.producer_state import ProducerStates
 from streammeta.brokers.partition.record_batch import read_batches
-from streammeta.brokers.partition.segments import Segment, decode_log, encode_log
+from streammeta.brokers.partition.segments import Segment, cut, decode_log, encode_log
 from streammeta.brokers.partition.state import LogState
 from streammeta.brokers.partition.streams import Streams
 from streammeta.brokers.partition.time_index import Entry, decode_entries
 from streammeta.client import OpenedStream
+from streammeta.storage.inspection.kafka_batch import KafkaBatch
 from streammeta.storage.inspection.meta_stream import LeaderEpochs as EpochsValue
 
 _RECOVERY_BYTES = 8 * 1024 * 1024
@@ -63,7 +64,7 @@ async def open_log(
     names, segments = await _layout(streams, meta, tags, now_ms)
     ids = [names["log"], names["tim"]]
     both = (await streams.open_streams(dict.fromkeys(ids, epoch))).require_all()
-    state = await _recovered(streams, meta, both[ids[0]], both[ids[1]], segments)
+    state = await _recovered(streams, meta, both[ids[0]], both[ids[1]], segments, now_ms())
     log = PartitionLog(streams, meta, meta_id, state, epoch, config, now_ms)
     await log.start_epoch()
     return log
@@ -97,21 +98,27 @@ async def _recovered(
     log: OpenedStream,
     times: OpenedStream,
     segments: list[Segment],
+    now_ms: int,
 ) -> LogState:
     epochs: EpochsValue | None = _value(meta, LEADER_EPOCHS)
     partition = _value(meta, PARTITION) or {"s": 0, "r": 0}
-    active = segments[-1]
+    is_ahead = partition["r"] > log.next_offset
+    if is_ahead:  # batches before the checkpoint were not committed
+        segments = cut(segments, log.next_offset, times.next_offset, now_ms)
     state = LogState(
         log_id=log.stream_id,
         time_id=times.stream_id,
         start_offset=max(log.start_offset, partition["s"]),
         end_offset=log.next_offset,
         segments=segments,
-        times=await _saved_times(streams, times, active),
+        times=await _saved_times(streams, times, segments[-1]),
         producers=_newest_snapshot(meta, log.next_offset),
         epochs=LeaderEpochs(() if epochs is None else epochs.entries),
     )
-    await _read_tail(streams, state, max(partition["r"], log.start_offset))
+    if is_ahead:
+        await _read_producers(streams, state, max(state.producers.map_end, log.start_offset))
+    else:
+        await _read_tail(streams, state, max(partition["r"], log.start_offset))
     return state
 
 
@@ -136,11 +143,22 @@ async def _saved_times(streams: Streams, opened: OpenedStream, active: Segment) 
 
 async def _read_tail(streams: Streams, state: LogState, offset: int) -> None:
     """Take the batches from `offset` on into the state, as their appends did."""
+    async for batch in _batches(streams, state, offset):
+        state.take(batch, batch.base_offset, batch.max_timestamp)
+        state.epochs.assign(batch.partition_leader_epoch, batch.base_offset)
+
+
+async def _read_producers(streams: Streams, state: LogState, offset: int) -> None:
+    """Take no more than the producers of the batches from `offset` on into the state."""
+    async for batch in _batches(streams, state, offset):
+        state.producers.record(batch, batch.base_offset)
+
+
+async def _batches(streams: Streams, state: LogState, offset: int) -> AsyncIterator[KafkaBatch]:
     end = state.end_offset  # that of the state moves with every batch
     while offset < end:
         fetched = await streams.fetch(state.log_id, offset, _RECOVERY_BYTES)
         for record in fetched.records:
             for batch in read_batches(record.payload):
-                state.take(batch, batch.base_offset, batch.max_timestamp)
-                state.epochs.assign(batch.partition_leader_epoch, batch.base_offset)
+                yield batch
         offset = fetched.next_offset

@@ -92,6 +92,17 @@ def rolled(
     return [*kept, Segment(base_offset=offset, created_ms=now_ms, time_start=time_position)]
 
 
+def cut(segments: Sequence[Segment], offset: int, time_position: int, now_ms: int) -> list[Segment]:
+    """Return the segments of a log that ends at `offset`, before what they say.
+
+    An active one begins there, with nothing of the time index: rows of it may be of lost batches.
+    """
+    kept = [one for one in segments if one.base_offset < offset]
+    if not kept:
+        return [Segment(base_offset=offset, created_ms=now_ms, time_start=time_position)]
+    return rolled(kept, offset, time_position, now_ms)
+
+
 def retained_from(segments: Sequence[Segment], now_ms: int, retention: Retention) -> int:
     """Return the base of the first segment that is kept; the active one always is."""
     excess = sum(one.size for one in segments) - retention.bytes

@@ -52,8 +52,7 @@ class LogState:
         self.segments = rolled(self.segments, offset, time_position, now_ms)
         self.times, self.since_time_entry = [], 0
 
-    def take_unsaved_times(self) -> list[Entry]:
-        """Return the entries that are to be saved now."""
-        rows = self.times[len(self.times) - self.unsaved_times :]
-        self.unsaved_times = 0
-        return rows
+    @property
+    def times_to_save(self) -> list[Entry]:
+        """Entries that are not in the time index stream yet."""
+        return self.times[len(self.times) - self.unsaved_times :]
