@@ -27,9 +27,11 @@ class KafkaBrokers:
     def start(self, node_id: int, *options: str) -> str:
         """Start a broker with further options; return its address, and keep that of its metrics.
 
-        A broker that starts again has the address of before, since clients know no other.
+        A broker that starts again has the address of before, since clients know no other, unless
+        the one of before still runs.
         """
-        if node_id not in self._ports:
+        former = self.children.get(node_id)
+        if former is None or former.is_running:
             (self._ports[node_id],) = free_ports(1)
         child = start_child(
             f"kafka {node_id}",
