@@ -231,6 +231,20 @@ DISK = (
         ),
     ),
     Mutant(
+        "left-epoch-spoken-for",
+        "What waits for a full disk is sent after a message of a later epoch has gone ahead of it.",
+        "found here by the simulator",
+        """
+        streammeta.controller.runtime.core_loop:
+        - elif message.header.epoch < self._epoch:
+        + elif message.header.epoch < 0:
+        """,
+        Tested(
+            "tests/runtime/test_outbox.py"
+            "::test_what_waits_while_a_later_epoch_is_spoken_for_is_dropped"
+        ),
+    ),
+    Mutant(
         "reserve-not-used",
         "The reserve is kept even when a batch that an election needs finds no room.",
         "found by trying: no voter could be elected on full disks",

@@ -11,9 +11,13 @@ from streammeta.controller.quorum.events import Send
 from streammeta.controller.quorum.messages import (
     BeginQuorumEpochRequest,
     FetchRequest,
+    FetchResponse,
     FetchSnapshotRequest,
+    QuorumError,
     Request,
     RequestHeader,
+    Response,
+    ResponseHeader,
     VoteRequest,
 )
 from streammeta.controller.quorum.voters import ReplicaKey, VoterSet
@@ -99,3 +103,31 @@ def test_a_state_ahead_of_its_turn_lets_no_acknowledgement_go() -> None:
     assert transport.sent == [vote], "a later state is not written"
     outbox.durable(3)
     assert transport.sent == [vote, fetch]
+
+
+def test_what_waits_while_a_later_epoch_is_spoken_for_is_dropped() -> None:
+    transport = RecordingTransport()
+    outbox = Outbox(transport)
+    told: list[Response | None] = []
+    outbox.expect(FETCH, told.append)
+    answer = FetchResponse(
+        header=ResponseHeader(
+            sender=NodeId(0),
+            receiver=NodeId(1),
+            epoch=Epoch(4),
+            leader_id=None,
+            error=QuorumError.NONE,
+            incarnation=1,
+            request_id=1,
+        ),
+        high_watermark=EndOffset(1),
+        log_start_offset=EndOffset(0),
+        read_round=0,
+    )
+    outbox.send(Send(NodeId(1), FETCH, 2))  # the batch of write 2 waits for room
+    outbox.send(Send(NodeId(1), answer, 2))
+    later = dataclasses.replace(FETCH, header=dataclasses.replace(HEADER, epoch=Epoch(5)))
+    outbox.send(Send(NodeId(1), later, 3, vouches_for_log=False))
+    outbox.state_durable(3)
+    outbox.durable(3)
+    assert (transport.sent, told) == ([later], [None])

@@ -133,7 +133,9 @@ class CoreLoop:
 class Outbox:
     """Messages of the core in order, each held until the write it depends on is durable.
 
-    A request goes to the transport; an answer to the call of the peer, if it still waits.
+    A request goes to the transport; an answer to the call of the peer, if it still waits. What is
+    held while a message of a later epoch goes ahead of it is dropped: a replica speaks for no
+    epoch that it has left.
     """
 
     def __init__(self, transport: PeerTransport) -> None:
@@ -142,16 +144,24 @@ class Outbox:
         self._state_token = 0
         """Token of the last quorum-state that became durable ahead of its turn."""
         self._held: deque[Send] = deque()
+        self._epoch = 0
+        """Newest epoch of a message that was sent."""
         self._replies: dict[_CallKey, Reply] = {}
 
     def send(self, effect: Send) -> None:
-        """Send a message once the write it depends on is durable."""
+        """Send a message once the write it depends on is durable, unless its epoch is over then."""
+        message = effect.message
         if self._must_wait(effect):
             self._held.append(effect)
-        elif isinstance(effect.message, Request):
-            self._transport.send(effect.message)
+        elif message.header.epoch < self._epoch:
+            if isinstance(message, Response):
+                self._end(message, None)
         else:
-            self.answer(effect.message)
+            self._epoch = message.header.epoch
+            if isinstance(message, Request):
+                self._transport.send(message)
+            else:
+                self.answer(message)
 
     def expect(self, request: Request, reply: Reply) -> None:
         """Give a request's answer to `reply`; the same request from before gets none."""
@@ -163,10 +173,7 @@ class Outbox:
 
     def answer(self, response: Response) -> None:
         """Give an answer to the call that waits for it, if any does."""
-        header = response.header
-        reply = self._replies.pop(_call_key(header.receiver, header), None)
-        if reply is not None:
-            reply(response)
+        self._end(response, response)
 
     def forget(self, request: Request, reply: Reply) -> None:
         """Drop `reply`: the answer to this request is not waited for."""
@@ -183,6 +190,12 @@ class Outbox:
         """Send the messages that waited for the quorum-state `token`, durable ahead of its turn."""
         self._state_token = token
         self._send_held()
+
+    def _end(self, response: Response, answer: Response | None) -> None:
+        header = response.header
+        reply = self._replies.pop(_call_key(header.receiver, header), None)
+        if reply is not None:
+            reply(answer)
 
     def _must_wait(self, effect: Send) -> bool:
         is_state_durable = not effect.vouches_for_log and effect.after <= self._state_token
