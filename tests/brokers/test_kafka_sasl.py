@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import time
@@ -9,13 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from scripts.benchmarks.peers.apache_kafka import class_path, missing
+from streammeta.brokers.kafka import server as module
+from streammeta.brokers.kafka.broker import Broker
 from streammeta.brokers.kafka.codes import Code
-from streammeta.brokers.kafka.users import parse_users, user_entry
+from streammeta.brokers.kafka.group_calls import Groups
+from streammeta.brokers.kafka.server import KafkaServer
+from streammeta.brokers.kafka.users import Users, parse_users, user_entry
 from streammeta.cli.local_cluster import start_child, tls_words
 from tests.kit.certificates import Authority
 from tests.kit.kafka_brokers import CLIENTS, KafkaBrokers, result_of
@@ -132,6 +137,27 @@ def test_nothing_is_served_before_and_everything_after(guarded: Guarded) -> None
         again = client.call(*_HANDSHAKE, {"mechanism": "PLAIN"})
         assert again.error_code == Code.ILLEGAL_SASL_STATE
         assert not _is_closed(client)
+
+
+async def test_refused_client_may_read_why_before_its_connection_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "REFUSAL_HEARD_WITHIN_S", 300.0)
+    users = tmp_path / "users"
+    users.write_text(user_entry("alice", _SECRET))
+    broker = cast(Broker, None)
+    server = KafkaServer(broker, Groups(broker), Users(users))
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+    token = {"auth_bytes": b"\0alice\0" + _WRONG.encode()}
+    for call, tree in ((_HANDSHAKE, {"mechanism": "PLAIN"}), (_AUTHENTICATE, token)):
+        writer.write(framed(request_bytes(*call, tree)))
+        await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+    assert server.connections == 1
+    writer.close()
+    await asyncio.wait(server._connections)
+    assert server.connections == 0
+    listener.close()
 
 
 def test_old_handshake_takes_a_bare_token(guarded: Guarded) -> None:

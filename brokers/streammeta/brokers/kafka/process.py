@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 
 from streammeta.brokers.kafka.broker import Broker
 from streammeta.brokers.kafka.group_calls import Groups
+from streammeta.brokers.kafka.listener import KafkaListener
 from streammeta.brokers.kafka.server import KafkaServer
 from streammeta.brokers.kafka.state import BrokerState
 from streammeta.brokers.kafka.tally import BrokerTally
@@ -52,7 +52,8 @@ class KafkaConfig:
     `session_s` seconds, at least 2, is replaced. Port 0 stands for a free one, also in what is
     advertised. `listen_tls` are the files by which clients are spoken to: they have to show
     certificates of its authorities, unless `users` names a file of users: then they authenticate by
-    SASL/PLAIN, and need none. At `http`, HOST and port, probes and metrics are served.
+    SASL/PLAIN, and need none. The files may be replaced meanwhile. At `http`, HOST and port, probes
+    and metrics are served.
     """
 
     controllers: Sequence[str]
@@ -92,15 +93,10 @@ async def running_broker(config: KafkaConfig) -> AsyncIterator[RunningBroker]:
     Raises `OSError` if it can't listen, `TlsError` and `UsersFileError` for files, what
     `StreamClient.open` raises, and `MissingPackageError` for `http` without its packages.
     """
-    context = None
     users = None if config.users is None else Users(config.users)
-    if config.listen_tls is not None:
-        context = config.listen_tls.load("listen-tls").context(ssl.PROTOCOL_TLS_SERVER)
-        if users is not None:
-            context.verify_mode = ssl.CERT_NONE
     door = _Door()
-    listener = await asyncio.start_server(door.serve, config.host, config.port, ssl=context)
-    bound = listener.sockets[0].getsockname()[1]
+    listener = KafkaListener(door.serve, config.listen_tls, is_mutual=users is None)
+    bound = await listener.start(config.host, config.port)
     host, port = config.advertised or (config.host, bound)
     ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     lives = asyncio.create_task(_live(config, users, door, (host, port or bound), ready))
@@ -113,7 +109,7 @@ async def running_broker(config: KafkaConfig) -> AsyncIterator[RunningBroker]:
             raise await lives
         yield RunningBroker(host, port or bound, lives, at)
     finally:
-        listener.close()
+        await listener.close()
         await http.aclose()
         lives.cancel()
         with contextlib.suppress(asyncio.CancelledError, BrokerClientError, StorageError):

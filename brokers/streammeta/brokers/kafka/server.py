@@ -45,6 +45,8 @@ FRAME_MAX_BEFORE = 64 * 1024
 """Largest request of a connection that has not authenticated."""
 AUTHENTICATED_WITHIN_S = 10.0
 """Time that a connection has to authenticate."""
+REFUSAL_HEARD_WITHIN_S = 1.0
+"""Time that a client has to read why it is refused, before its connection ends."""
 PENDING_MAX = 32
 """Requests of a connection that may wait for their answers."""
 HELD_MAX = 256 * 1024 * 1024
@@ -152,6 +154,7 @@ class KafkaServer:
                             self._tally.answered(error.answer)
                             writer.writelines(write_response(request, error.answer))
                             await writer.drain()
+                            await _heard(reader)
                         raise
                 await writer.drain()
 
@@ -280,6 +283,16 @@ def _read_secret(frame: bytes) -> Request:
         return read_request(frame)
     except MalformedRequestError:
         raise MalformedRequestError("a request before authentication can't be read") from None
+
+
+async def _heard(reader: asyncio.StreamReader) -> None:
+    """Wait until a refused client leaves, or says more.
+
+    Some clients look at the end of a connection before what came last on it.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(REFUSAL_HEARD_WITHIN_S):
+            await reader.read(1)
 
 
 async def _size(reader: asyncio.StreamReader, most: int, least: int = 8) -> int:
