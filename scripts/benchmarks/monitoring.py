@@ -3,7 +3,8 @@
 Three controllers with the product's timeouts hold a map of many streams. In turns of their own, a
 client commits at a bounded rate while nobody looks, and while each controller is scraped each
 second and ten pages of the leader ask again each second, as an open page does. Then each page, the
-metrics, and the probe of the image are asked for one after the other.
+metrics, and the probe of the image are asked for one after the other. At last a browser without a
+window, if there is one, opens the overview with an empty cache and tells when it painted first.
 """
 
 import asyncio
@@ -26,11 +27,16 @@ from scripts.benchmarks.figures import Outcome, Table, Target, median, percentil
 from scripts.benchmarks.map_controller import fill
 from scripts.benchmarks.watches import bystander
 from streammeta.cli.local_cluster import LocalCluster, free_ports
+from tests.kit.tools import program
+from tests.monitoring.browser import PROGRAMS, Tab, browsing
 
 VOTERS = 3
 OPEN_PAGES = 10
 EVERY_S = 1.0
 PAGES = ("/", "/quorum", "/nodes", "/streams", "/deletions", "/compaction", "/reconcile")
+FIRST_PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
+"""Milliseconds from the start of the navigation to the first text or picture, in JavaScript."""
+
 _TIMEOUT_S = 20.0
 _DOCKERFILE = Path(__file__).resolve().parent.parent.parent / "docker" / "Dockerfile"
 _PROBE = re.compile(r'^ +CMD \["python", "-IS", "-c", "(.+)"\]$', re.MULTILINE)
@@ -69,11 +75,19 @@ async def measure(root: Path, settings: Settings, progress: Callable[[str], None
         scrape_ms = _times_ms(ports[before.node_id], "/metrics", settings)
         lines = _get(ports[before.node_id], "/metrics").count(b"\n")
         probe_ms = _probe_cpu_ms(ports[before.node_id], settings)
+        progress("monitoring: first paint")
+        paints_ms: list[float] = []
+        if program(*PROGRAMS) is None:
+            progress(f"monitoring: no {PROGRAMS[0]} on PATH: run ./scripts/fetch_tools")
+        else:
+            at = f"127.0.0.1:{ports[before.node_id]}"
+            paints_ms = await first_paints_ms(root / "browser", at, settings.requests)
         after = await find_leader(cluster)
     return _outcome(
         settings,
         [median(each) for each in (quiet, watched)],
         pages | {"/metrics": scrape_ms},
+        paints_ms,
         {
             "scrape_lines": lines,
             "probe_cpu_ms": probe_ms,
@@ -162,10 +176,28 @@ def _probe_cpu_ms(port: int, settings: Settings) -> float:
     return median(costs) * 1000
 
 
+async def first_paints_ms(profile: Path, endpoint: str, count: int) -> list[float]:
+    """Return the times of first paints of the overview, each with an empty cache."""
+    async with browsing(profile) as tab:
+        await tab.call("Network.enable")
+        await tab.call("Network.setCacheDisabled", cacheDisabled=True)
+        return [await _first_paint_ms(tab, endpoint) for _ in range(count)]
+
+
+async def _first_paint_ms(tab: Tab, endpoint: str) -> float:
+    await tab.open("about:blank")
+    await tab.until("location.href == 'about:blank'", "the page before is gone")
+    await tab.open(f"http://{endpoint}/")
+    painted = f"location.host == '{endpoint}' && ({FIRST_PAINT}) != null"
+    await tab.until(painted, "the overview is painted")
+    return float(await tab.value(FIRST_PAINT))
+
+
 def _outcome(
     settings: Settings,
     p99_ms: Sequence[float],
     pages: Mapping[str, Sequence[float]],
+    paints_ms: Sequence[float],
     facts: Mapping[str, float],
 ) -> Outcome:
     quiet_ms, watched_ms = p99_ms
@@ -173,19 +205,31 @@ def _outcome(
     targets = [
         Target("p99 of commits while observed, ms more", "at most", 5, watched_ms - quiet_ms),
         Target("the slowest page, p50 ms", "at most", 300, slowest),
+        *(
+            [Target("first paint of the overview, p50 ms", "at most", 300, median(paints_ms))]
+            if paints_ms
+            else []
+        ),
         Target("lines of a scrape", "at most", 1_500, facts["scrape_lines"]),
         Target("CPU of the image's probe, ms", "at most", 30, facts["probe_cpu_ms"]),
         Target("elections", "at most", 0, facts["elections"]),
     ]
     rows = tuple(
-        (path, round(median(times), 1), round(max(times), 1)) for path, times in pages.items()
+        (path, round(median(times), 1), round(max(times), 1))
+        for path, times in [
+            *pages.items(),
+            *([("first paint of /", paints_ms)] if paints_ms else []),
+        ]
     )
     commits = (("nobody looks", round(quiet_ms, 2)), ("observed", round(watched_ms, 2)))
     return Outcome(
         benchmark="monitoring",
         settings=asdict(settings),
         figures={"quiet_p99_ms": quiet_ms, "watched_p99_ms": watched_ms, **facts},
-        details={"pages_ms": {path: list(times) for path, times in pages.items()}},
+        details={
+            "pages_ms": {path: list(times) for path, times in pages.items()},
+            "first_paints_ms": list(paints_ms),
+        },
         tables=(
             Table(title="Commits beside onlookers", columns=("turns", "p99 ms"), rows=commits),
             Table(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.benchmarks.monitoring import first_paints_ms
 from streammeta.client import ControllerClient, StreamClient
 from streammeta.client.methods import REGISTER_NODE, Method
 from streammeta.v1 import admin_pb2, common_pb2, nodes_pb2
@@ -146,6 +147,13 @@ async def test_the_last_hour_is_drawn_and_in_a_table_and_goes_on_with_another_le
             f"{cells}.some(row => row[1] != '0' && row[5] != '0 %')", "it keeps its part"
         )
     assert tab.errors == []
+
+
+@needs_browser
+async def test_a_first_paint_is_measured_for_each_opening(written: Planed, tmp_path: Path) -> None:
+    paints_ms = await first_paints_ms(tmp_path, written.http_endpoints[0], count=3)
+    assert len(paints_ms) == 3
+    assert min(paints_ms) > 0
 
 
 @needs_browser
