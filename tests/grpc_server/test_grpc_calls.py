@@ -275,6 +275,18 @@ async def test_a_stop_lets_calls_under_way_end_and_refuses_others() -> None:
         assert not server.connections
 
 
+async def test_a_stop_that_is_hurried_gives_calls_no_more_time() -> None:
+    async with serving() as (server, service, endpoint), client_channel(endpoint) as channel:
+        running, hurried = unary(channel, "Wait"), asyncio.Event()
+        await until(lambda: service.under_way == 1, "a call")
+        stopping = asyncio.ensure_future(server.stop(3_600, hurried))
+        await until(lambda: server.is_stopping, "the stop")
+        assert not stopping.done()
+        hurried.set()
+        await asyncio.wait_for(stopping, 20)
+        assert (await failure(running)).code() is grpc.StatusCode.UNAVAILABLE
+
+
 async def test_a_stop_waits_no_longer_than_its_grace() -> None:
     async with serving() as (server, service, endpoint), client_channel(endpoint) as channel:
         running = unary(channel, "Wait")

@@ -257,9 +257,9 @@ class MemoryCluster:
         await node.transport.close()
         node.journal.close()
 
-    async def stop(self, node_id: int) -> None:
+    async def stop(self, node_id: int, hurried: asyncio.Event | None = None) -> None:
         node = self.nodes[node_id]
-        await node.driver.stop()
+        await node.driver.stop(hurried or asyncio.Event())
         del self.nodes[node_id]
         node.journal.close()
 

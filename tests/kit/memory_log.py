@@ -1,7 +1,7 @@
 """A controller over a replicated log in memory, whose high watermark the test moves by hand."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from io import BytesIO
 from typing import Any
 
@@ -58,6 +58,11 @@ class MemoryLog:
             raise BusyError("the uncommitted log is full")
         self._add(BatchKind.DATA, tuple(payloads))
         return self.next_offset
+
+    def tell_flushed(self, end_offset: int, told: Callable[[], None]) -> None:
+        """Everything is flushed at once here."""
+        assert end_offset <= self.next_offset
+        told()
 
     def require_disk_space(self) -> None:
         """Refuse while the test says that disks are full."""

@@ -29,7 +29,7 @@ from tests.kit.real_cluster import STEADY, running_cluster, wait_until
 
 COMMIT = "streammeta.v1.ObjectService/CommitPipeline"
 PREPARE = "streammeta.v1.ObjectService/PrepareObjects"
-PHASES = ("admitted", "decided", "committed")
+PHASES = ("admitted", "decided", "flushed", "committed")
 PARENT = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
 
 
@@ -115,7 +115,7 @@ def test_a_trace_leads_from_an_append_to_what_is_committed(
         span for span in collector.spans if span.parent_span_id == message.span_id
     ]
     ended = sorted((span.end_time_unix_nano, PHASES.index(span.name)) for span in phases)
-    assert [phase for _, phase in ended] == [0, 1, 2]
+    assert [phase for _, phase in ended] == [0, 1, 2, 3]
     assert (commit.start_time or 0) <= message.start_time_unix_nano
     assert message.end_time_unix_nano <= (commit.end_time or 0)
 

@@ -44,7 +44,7 @@ CONTROLLERS = (
         "found here by the simulator",
         """
         streammeta.controller.runtime.controller:
-        - if self._unproven is not None:
+        - if not self._is_proven:
         + if False:
         """,
         Simulated("split", range(1000), is_rare=True),

@@ -16,6 +16,7 @@ class FakeReplica:
         self._node_id = NodeId(node_id)
         self._at = at
         self._fields = fields
+        self.is_stopping = False
         self.waiting: list[messages.Request] = []
         self.replies: list[Reply] = []
         self.forgotten: list[messages.Request] = []

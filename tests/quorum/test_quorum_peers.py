@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from streammeta.cli.local_cluster import Child, free_ports, start_child
 from streammeta.controller.ids import ClusterId, NodeId
@@ -22,6 +23,7 @@ from streammeta.controller.peers.transport import TcpPeerTransport
 from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.runtime.interfaces import Endpoints
+from tests.kit.fake_broker import until
 from tests.kit.grpc_servers import served
 from tests.quorum.fake_replica import FakeReplica
 from tests.quorum.peer_messages import FETCH, FETCH_SNAPSHOT, VOTE, with_field
@@ -105,6 +107,22 @@ class Caller:
         """Send a request and wait until it has ended; return whether it was answered."""
         self.transport.send(request)
         return await self.ended(request.header.request_id)
+
+
+@pytest.mark.parametrize("is_stopping", [True, False])
+async def test_a_peer_that_stops_is_told_of_once_and_is_no_warning(is_stopping: bool) -> None:
+    replica = FakeReplica(2)
+    replica.is_stopping = is_stopping
+    async with peer_here(replica) as endpoint, caller_with(seed=endpoint) as calling:
+        with capture_logs() as logs:
+            for number in (1, 2):
+                calling.transport.send(fetch(number))
+                await until(lambda: len(replica.replies) == number, "it waits")  # noqa: B023
+                replica.replies[-1](None)
+                assert not await calling.ended(number)
+    told = [(each["event"], each["log_level"]) for each in logs if "reason" in each or is_stopping]
+    event = ("peer_is_stopping", "info") if is_stopping else ("peer_refuses_request", "warning")
+    assert told == [event]
 
 
 def vote(request_id: int) -> Any:

@@ -13,7 +13,7 @@ from streammeta.controller.quorum.config import QuorumLimits
 from streammeta.controller.quorum.messages import EndQuorumEpochRequest, QuorumError, Request
 from streammeta.controller.quorum.roles import Leader
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
-from streammeta.controller.runtime import quorum_driver, quorum_errors, waiters
+from streammeta.controller.runtime import delivery, quorum_driver, quorum_errors, waiters
 from streammeta.controller.runtime.operations import QuorumDescription
 from tests.kit.memory_cluster import (
     MemoryCluster,
@@ -195,6 +195,25 @@ async def test_a_leader_that_stops_lets_what_was_appended_commit(cluster: Memory
     await cluster.hash_at(new, answered[-1].offset)
 
 
+async def test_a_leader_that_is_hurried_does_not_wait_for_a_majority(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cluster.fill("a", 1)
+    leader = await cluster.leader()
+    monkeypatch.setattr(quorum_driver, "_STOP_ROUNDS", 1_000_000)  # of telling the voters
+    cluster.isolate(leader)
+    driver = cluster.nodes[leader].driver
+    writing = asyncio.create_task(cluster.nodes[leader].controller.write(create("lost")))
+    await eventually(lambda: driver.next_offset > driver.high_watermark, "it is appended")
+    hurried = asyncio.Event()
+    stopping = asyncio.create_task(cluster.stop(leader, hurried))
+    await eventually(lambda: driver.is_stopping, "it stops")
+    hurried.set()
+    await asyncio.wait_for(stopping, 20)
+    with pytest.raises((OutcomeUnknownError, NotLeaderError)):
+        await writing
+
+
 async def test_a_session_sees_its_own_write_on_every_controller(cluster: MemoryCluster) -> None:
     await cluster.fill("a", 1)
     for round_ in range(5):
@@ -225,7 +244,7 @@ async def test_neither_a_session_nor_a_successor_waits_for_a_replay_that_was_put
         return all(node.controller.committed_end >= offset for node in followers)
 
     await eventually(lambda: have(last.offset), "the first is replayed")
-    monkeypatch.setattr(quorum_driver, "REPLAYED_AFTER_S", 3_600.0)
+    monkeypatch.setattr(delivery, "REPLAYED_AFTER_S", 3_600.0)
     written = await cluster.write(create("b"))
     await eventually(
         lambda: all(node.driver.high_watermark >= written.offset for node in followers),

@@ -4,6 +4,7 @@ Reads share rounds, of which one is under way and one forms.
 """
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -13,6 +14,7 @@ from streammeta.controller.runtime.quorum_errors import TooManyReadsError
 from streammeta.controller.runtime.waiters import (
     COMPLETED_PER_TURN,
     ROUND_REST_MS,
+    FlushWaiters,
     OffsetWaiters,
     ReadRounds,
 )
@@ -212,3 +214,18 @@ async def test_the_reads_that_wait_are_bounded() -> None:
         with pytest.raises(NotLeaderError):
             await read
     rounds.join()
+
+
+def test_a_flush_is_told_by_its_offset_and_nothing_is_remembered_of_it() -> None:
+    waiters, told = FlushWaiters(), list[int]()
+    for end in (10, 11, 20):
+        waiters.tell(end, 10, partial(told.append, end))
+    assert told == [10]
+    waiters.release(19)
+    assert told == [10, 11]
+    # The log of another term is shorter.
+    waiters.tell(15, 12, partial(told.append, 15))
+    assert told == [10, 11]
+    waiters.forget_all()
+    waiters.release(20)
+    assert told == [10, 11]

@@ -75,6 +75,7 @@ from streammeta.controller.runtime.process_memory import ProcessMemory, default_
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.controller.service_manager import ServiceManager
 from streammeta.controller.start_log import log_start
+from streammeta.controller.stop_signals import StopSignals
 from streammeta.controller.trust.auditor import Office
 from streammeta.controller.trust.policy import Policy
 from streammeta.controller.trust.rates import Rates
@@ -147,20 +148,26 @@ def check(config: ControllerConfig) -> None:
 
 
 async def _serve(config: ControllerConfig) -> None:
+    signals = StopSignals()
     manager = ServiceManager(os.environ)
     telling = asyncio.create_task(manager.run())
     try:
-        await _serve_watched(config, manager)
+        await _serve_watched(config, manager, signals)
     finally:
         telling.cancel()
 
 
-async def _serve_watched(config: ControllerConfig, manager: ServiceManager) -> None:
+async def _serve_watched(
+    config: ControllerConfig, manager: ServiceManager, signals: StopSignals
+) -> None:
     log_start(config)
     warn_of_advertised(config)
     store = _open_store("store", config.store_uri)
     backup_store = _backup_store(config)  # which may be away
     await asyncio.to_thread(store.check)
+    if signals.are_there:
+        _log.info("controller_stopped", node_id=config.node_id)
+        return
     with EarlyReading(config.data_dir) as early:
         check_levels(config.data_dir)
         journal = Journal.open(
@@ -172,8 +179,9 @@ async def _serve_watched(config: ControllerConfig, manager: ServiceManager) -> N
         try:
             kept = journal.snapshots.kept
             early.settle(kept[-1] if kept else None)
-            controller_node = ControllerNode(config, journal, store, backup_store, early)
-            await controller_node.run(manager)
+            if not signals.are_there:
+                controller_node = ControllerNode(config, journal, store, backup_store, early)
+                await controller_node.run(manager, signals)
         finally:
             journal.close()
             _log.info("controller_stopped", node_id=config.node_id)
@@ -335,17 +343,19 @@ class ControllerNode:
             keep_ms=config.backup_keep_ms,
         )
 
-    async def run(self, manager: ServiceManager) -> None:
+    async def run(self, manager: ServiceManager, signals: StopSignals) -> None:
         """Serve until a signal asks to stop or the quorum can't go on."""
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop_asked, stop, number, manager)
-        loop.add_signal_handler(signal.SIGHUP, self._look_again)
+
+        def stopping() -> None:
+            self._phase = Phase.STOPPING
+            manager.stopping("hands over leadership and answers calls in flight")
+
+        signals.on_asked = stopping
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._look_again)
         self._tls.tell(self._auditing.changed)
         if self._doors.policy is not None:
             self._doors.policy.told = self._auditing.changed
-        async with self._auditing, self._listening(), self._lifecycle_running() as lifecycle:
+        async with self._auditing, self._listening(signals), self._lifecycle_running() as lifecycle:
             _log.info("memory", limit_bytes=self._memory.limit_bytes)
             await self._set_health("leader", serving=False)
             await self._driver.start()
@@ -359,12 +369,12 @@ class ControllerNode:
                 "controller_ready",
                 **self._tls.describe(),
             )
-            stopped = asyncio.create_task(stop.wait())
+            stopped = asyncio.create_task(signals.asked.wait())
             # A part that can't go on ends the process: limping would hide it.
             ends: tuple[asyncio.Future[Any], ...] = (stopped, self._driver.fatal, *lifecycle)
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
-            await self._driver.stop()
+            await self._driver.stop(signals.hurried)
         for future in done:
             future.result()
 
@@ -386,16 +396,8 @@ class ControllerNode:
             if files is not None:
                 files.look_now()
 
-    def _stop_asked(
-        self, stop: asyncio.Event, number: signal.Signals, manager: ServiceManager
-    ) -> None:
-        _log.info("controller_stopping", signal=number.name)
-        self._phase = Phase.STOPPING
-        manager.stopping("hands over leadership and answers calls in flight")
-        stop.set()
-
     @contextlib.asynccontextmanager
-    async def _listening(self) -> AsyncIterator[None]:
+    async def _listening(self, signals: StopSignals) -> AsyncIterator[None]:
         limit, listeners = raise_limit(), len(self._tls.listeners)
         serves_http = self._config.http_listen is not None
         connections = connections_within(limit, CONNECTIONS_MAX, listeners, serves_http=serves_http)
@@ -418,7 +420,7 @@ class ControllerNode:
                 yield
         finally:
             await self._peers.stop()
-            await clients.stop(STOP_GRACE_S)
+            await clients.stop(STOP_GRACE_S, signals.hurried)
 
     @contextlib.asynccontextmanager
     async def _monitored(self) -> AsyncIterator[None]:

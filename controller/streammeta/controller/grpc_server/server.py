@@ -150,23 +150,26 @@ class Server:
         for listener in self._listeners:
             listener.begin()
 
-    async def stop(self, grace: float | None) -> None:
-        """Take no more connections and calls; give those under way `grace` seconds to end."""
+    async def stop(self, grace: float | None, hurried: asyncio.Event | None = None) -> None:
+        """Take no more connections and calls; give those under way `grace` seconds to end.
+
+        Once `hurried` is set they have no more time.
+        """
         self.is_stopping = True
         for listener in self._listeners:
             await listener.stop()
         for connection in tuple(self.connections):
             connection.retire()
-        await self._emptied(grace or 0.0)
+        await self._emptied(grace or 0.0, hurried)
         for connection in tuple(self.connections):
             connection.abort()
         await self._emptied(_ABORT_S)
 
-    async def _emptied(self, within_s: float) -> None:
+    async def _emptied(self, within_s: float, hurried: asyncio.Event | None = None) -> None:
         """Wait until no connection is left, and no longer than it may take."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while self.connections:  # noqa: ASYNC110 - ends in time
+                while self.connections and not (hurried and hurried.is_set()):  # noqa: ASYNC110 - ends in time
                     await asyncio.sleep(_LOOK_S)
 
     # -- turns

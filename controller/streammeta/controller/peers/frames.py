@@ -38,6 +38,10 @@ class FrameKind(IntEnum):
     """No answer will come to this call; the payload is the reason as UTF-8."""
 
 
+STOPPING = "this replica is stopping"
+"""Reason in a failure that is nobody's fault."""
+
+
 class FrameError(Exception):
     """Bytes that are no frame, or a frame that may not come here; the connection is of no use."""
 

@@ -27,6 +27,7 @@ from streammeta.controller.peers.frames import (
     BULK_REQUESTS,
     CONTROL_REQUESTS,
     HELLO_ONLY,
+    STOPPING,
     Frame,
     FrameKind,
     seal,
@@ -78,8 +79,17 @@ _SAID_MAX = 1000
 _log = structlog.get_logger(component="quorum")
 
 
+NO_ANSWER = "this replica does not run, or has had the request twice"
+"""Reason of a request without an answer while the replica was not asked to end."""
+
+
 class Replica(Protocol):
     """The replica that answers."""
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was asked to end."""
+        ...
 
     def handle(self, request: Request, reply: Reply) -> None:
         """Answer a request by a call of `reply`, now or later."""
@@ -389,7 +399,8 @@ class _AcceptedConnection(FramedConnection):
             return
         call.room.give()
         if response is None:
-            self._fail(call_id, "this replica stops, or has had the request twice")
+            is_stopping = self._server.replica.is_stopping
+            self._fail(call_id, STOPPING if is_stopping else NO_ANSWER)
         else:
             leader_id = response.header.leader_id
             at = Endpoints() if leader_id is None else self._server.replica.endpoints(leader_id)

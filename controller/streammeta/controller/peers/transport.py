@@ -23,6 +23,7 @@ from streammeta.controller.peers.dialled import (
     Identity,
     Place,
 )
+from streammeta.controller.peers.frames import STOPPING
 from streammeta.controller.peers.hello import OLDEST_VERSION, VERSION, Purpose
 from streammeta.controller.peers.tls import PeerTls
 from streammeta.controller.quorum.messages import (
@@ -73,6 +74,8 @@ class TcpPeerTransport:
         self._older: set[Place] = set()
         """Places whose listener has refused a hello of this version."""
         self._said: set[tuple[str, NodeId, str]] = set()
+        self._stopping: set[NodeId] = set()
+        """Peers that have said that they stop, and no hello since."""
         self._leader: tuple[NodeId, Endpoints] | None = None
         """The leader and its addresses in the last answer that named any."""
         self._listener: PeerListener | None = None
@@ -128,7 +131,8 @@ class TcpPeerTransport:
     # -- outcomes of connections
 
     def on_greeted(self, place: Place, token_endpoint: str) -> None:
-        """Note where clients with tokens reach a peer."""
+        """Note that a peer is there, and where clients with tokens reach it."""
+        self._stopping.discard(place.peer)
         self._addresses.answered_hello(place.peer, token_endpoint)
 
     def on_answer(self, place: Place, response: Response, leader: Endpoints) -> None:
@@ -148,7 +152,12 @@ class TcpPeerTransport:
 
     def on_failure(self, place: Place, request: Request, reason: str) -> None:
         """Report that a request gets no answer."""
-        self._say_once("peer_refuses_request", place, reason=reason)
+        if reason == STOPPING:
+            if place.peer not in self._stopping:
+                self._stopping.add(place.peer)
+                _log.info("peer_is_stopping", peer=place.peer, endpoint=place.endpoint)
+        else:
+            self._say_once("peer_refuses_request", place, reason=reason)
         self._fail(request)
 
     def on_ended(self, connection: DialledConnection, end: End, unanswered: list[Request]) -> None:

@@ -478,7 +478,7 @@ class CommitPipeline:
                 message.sequence,
                 *((submission,), (), answer, ()),
                 now,
-                message.trace and message.trace.decided(),
+                message.trace and message.trace.decided((submission,)),
             )
             for message, answer in zip(messages, answers, strict=True)
         ]
@@ -506,7 +506,7 @@ class CommitPipeline:
         answers = [answer for submission in submissions for answer in submission.answers]
         uploads = answers.pop() if message.uploads is not None else None
         effects, now = message.with_effects, time.perf_counter()
-        trace = message.trace and message.trace.decided()
+        trace = message.trace and message.trace.decided(submissions)
         return _Decided(message.sequence, submissions, answers, uploads, effects, now, trace)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Self
 
 from streammeta.controller.runtime.commit_phases import Phases
+from streammeta.controller.runtime.controller import Submission
 
 _NAME = "streammeta.v1.ObjectService/CommitPipeline"
 
@@ -19,9 +21,11 @@ class MessageTrace:
         self._phases = Phases(came_ns)
         self._phases.pass_on("admitted")
 
-    def decided(self) -> Self:
-        """Note the decision."""
+    def decided(self, submissions: Sequence[Submission]) -> Self:
+        """Note the decision, and the flush of the last submission when it comes."""
         self._phases.pass_on("decided")
+        for last in submissions[-1:]:
+            last.tell_flushed(partial(self._phases.pass_on, "flushed"))
         return self
 
     def committed(self, commits: int, rows: int, refused: int, end_offset: int) -> None:

@@ -2,16 +2,20 @@
 
 A batch costs every replica about the same however much it holds, and one more behind those in
 flight would only queue. Callers therefore wait for the next commit and then append in the same turn
-of the event loop, or in the next ones if they are very many. Knows neither leadership nor the log.
+of the event loop, or in the next ones if they are very many. Knows neither leadership nor the log,
+but for the offset that was promised to a payload.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from streammeta.controller.errors import InvariantError
+from streammeta.controller.ids import EndOffset
 from streammeta.controller.quorum.config import QuorumLimits
+from streammeta.controller.quorum.events import Append
 from streammeta.controller.runtime.quorum_errors import RecordTooLargeError, UncommittedLogFullError
 
 BATCHES_UNDER_WAY_MAX = 2
@@ -113,6 +117,25 @@ class FormingBatch:
             return []
         self.clear()
         return _split(payloads, self._limits.max_batch_bytes)
+
+    def appends(
+        self, *, may_append: Callable[[], bool], log_end: Callable[[], EndOffset]
+    ) -> Iterator[Append]:
+        """Take the payloads as appends of the core, each checked against its promised offset.
+
+        Both are asked before each: with an append leadership may end, and the rest is dropped.
+        """
+        base_offset = self.base_offset
+        for payloads in self.take():
+            if not may_append():
+                return
+            if log_end() != base_offset:
+                raise InvariantError(
+                    f"records were promised to be appended at offset {base_offset}; the log ends "
+                    f"at {log_end()}"
+                )
+            base_offset = EndOffset(base_offset + len(payloads))
+            yield Append(payloads)
 
 
 def _split(payloads: Sequence[bytes], max_bytes: int) -> list[tuple[bytes, ...]]:

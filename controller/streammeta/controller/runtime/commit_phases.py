@@ -1,4 +1,7 @@
-"""Phases of a traced write: admitted, decided, committed.
+"""Phases of a traced write: admitted, decided, flushed, committed.
+
+Flushed is what is on the leader's own disk. A majority of others may be quicker, and commit what
+the leader has not flushed: such a write has no phase of that name.
 
 Times are noted as the phases end and recorded as spans once the write is answered, so that a write
 that is not traced costs nothing.

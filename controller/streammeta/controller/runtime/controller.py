@@ -91,12 +91,20 @@ class Submission:
         answers: Sequence[Answer],
         offset: int,
         waiting: asyncio.Future[None] | None,
-        unproven: ReplicatedLog | None,
+        log: ReplicatedLog,
+        *,
+        is_proven: bool,
     ) -> None:
+        """Take what was decided; `is_proven`: its commit proves that this node led."""
         self.answers = answers
         self.offset = offset
         self._waiting = waiting
-        self._unproven = unproven
+        self._log = log
+        self._is_proven = is_proven
+
+    def tell_flushed(self, told: Callable[[], None]) -> None:
+        """Call `told` when all is on this node's disk, if it leads until then."""
+        self._log.tell_flushed(self.offset, told)
 
     async def committed(self) -> None:
         """Return when the answers may be given.
@@ -105,9 +113,9 @@ class Submission:
             NotLeaderError: this node did not lead when it decided.
             OutcomeUnknownError: leadership was lost before all was committed.
         """
-        if self._unproven is not None:
+        if not self._is_proven:
             # The last mutation appended nothing whose commit would prove that this node led.
-            await self._unproven.read_barrier()
+            await self._log.read_barrier()
         if self._waiting is not None:
             await self._waiting
 
@@ -216,6 +224,7 @@ class MetadataController:
         phases.pass_on("admitted")
         submission = self.submit((request,), held_to)
         phases.pass_on("decided")
+        submission.tell_flushed(partial(phases.pass_on, "flushed"))
         await submission.committed()
         phases.pass_on("committed")
         phases.record(type(request).__name__, (), {"offset": submission.offset})
@@ -271,7 +280,7 @@ class MetadataController:
         if not is_proven and end_offset > self._committed_end:
             log.require_disk_space()  # or the state it rests on may not be committed for long
         waiting = self._answers.until(end_offset) if end_offset > self._committed_end else None
-        return Submission(answers, end_offset, waiting, None if is_proven else log)
+        return Submission(answers, end_offset, waiting, log, is_proven=is_proven)
 
     def require_own(self, requests: Sequence[WriteRequest], held_to: Principal) -> None:
         """Require that a broker may speak for the nodes of all requests, as `submit` does."""

@@ -27,6 +27,9 @@ from streammeta.controller.value import value
 
 _log = structlog.get_logger(component="quorum")
 
+REPLAYED_AFTER_S = 0.01
+"""Pause before a follower replays, in seconds: several batches at once cost it less."""
+
 DELIVERY_BYTES = 128 << 10
 """Approximate bytes delivered at once, few enough for votes to wait."""
 
@@ -212,6 +215,10 @@ class Deliverer:
                 self._begin_loading(snapshot_id)
             case None:
                 pass
+
+    def follow(self) -> None:
+        """Do as `run` does on a follower, whose leader waits for an acknowledgement first."""
+        self.run_soon(0.0 if self._state_machine.is_awaited else REPLAYED_AFTER_S)
 
     def run_soon(self, after_s: float = 0.0) -> None:
         """Do as `run` in a later turn of the event loop, if there is anything to deliver then.

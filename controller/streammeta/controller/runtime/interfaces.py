@@ -66,6 +66,10 @@ class ReplicatedLog(Protocol):
         """Raise while full disks keep appends out; see `QuorumDriver.require_disk_space`."""
         ...
 
+    def tell_flushed(self, end_offset: int, told: Callable[[], None]) -> None:
+        """Call when it is on this node's disk; see `QuorumDriver.tell_flushed`."""
+        ...
+
     async def read_barrier(self) -> int:
         """Prove leadership from now on; see `QuorumDriver.read_barrier`."""
         ...

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import assert_never
+from typing import Any, assert_never
 
 import structlog
 
@@ -44,15 +44,13 @@ from streammeta.controller.runtime.quorum_disk import (
     JournalThread,
     StateWritten,
 )
-from streammeta.controller.runtime.waiters import OffsetWaiters, ReadRounds
+from streammeta.controller.runtime.reading import Reading
+from streammeta.controller.runtime.waiters import FlushWaiters, OffsetWaiters, ReadRounds
 from streammeta.storage.durable_files import DiskFullError
 
 _log = structlog.get_logger(component="quorum")
 
 _STOP_ROUNDS = 20
-
-REPLAYED_AFTER_S = 0.01
-"""Pause before a follower replays, in seconds: several batches at once cost it less."""
 
 
 class QuorumDriver:
@@ -89,8 +87,12 @@ class QuorumDriver:
         self._outbox = Outbox(transport)
         self._core_loop = self._make_core_loop()
         self._operations = operations.Operations(self._core_loop.feed)
-        self._reads = ReadRounds(config.limits.max_pending_reads)
-        self._round_rests = False
+        self._reads = Reading(
+            ReadRounds(config.limits.max_pending_reads),
+            clock,
+            feed=self._core_loop.feed,
+            schedule=self._schedule_flush,
+        )
         self._is_stopping = False
         self._forming = FormingBatch(config.limits)
         self._turns = AppendTurns()
@@ -104,6 +106,7 @@ class QuorumDriver:
         self._elected: events.LeadershipStarted | None = None
         self._claimed_epoch: Epoch | None = None
         self._commits = OffsetWaiters()
+        self._flushes = FlushWaiters()
         self.fatal: asyncio.Future[None] = asyncio.Future()
         transport.bind(self)
 
@@ -144,13 +147,22 @@ class QuorumDriver:
         self._core_loop.enter(self._deliverer.run)
         self.checkpointer.start()
 
-    async def stop(self) -> None:
-        """Wait a fetch timeout at most for commits, resign, notify the voters, flush, and end."""
-        await self._finish_appends()
+    @property
+    def is_stopping(self) -> bool:
+        """Whether this replica ends since it was asked to, and not because it can't go on."""
+        return self._is_stopping
+
+    async def stop(self, hurried: asyncio.Event) -> None:
+        """Wait a fetch timeout at most for commits, resign, notify the voters, flush, and end.
+
+        Once `hurried` is set nothing is waited for but this replica's own disk.
+        """
+        await self._finish_appends(hurried)
         self._core_loop.feed(events.Resign())
         for _ in range(_STOP_ROUNDS):
             role = self._core.role
-            if self.fatal.done() or not isinstance(role, Resigned) or not role.unacknowledged:
+            has_told = not isinstance(role, Resigned) or not role.unacknowledged
+            if self.fatal.done() or has_told or hurried.is_set():
                 break
             await asyncio.sleep(self._config.timings.retry_backoff_ms / 1000)
         self._halt(NotLeaderError())
@@ -159,13 +171,19 @@ class QuorumDriver:
         await self._disk.stop()
         await self._transport.close()
 
-    async def _finish_appends(self) -> None:
+    async def _finish_appends(self, hurried: asyncio.Event) -> None:
         self._is_stopping = True
         if self._claimed_epoch is None or not self._core_loop.is_running:
             return
         self._flush()
-        committed = self.when_committed(self._core.log.end_offset)
-        await asyncio.wait([committed], timeout=self._config.timings.fetch_timeout_ms / 1000)
+        hurry = asyncio.create_task(hurried.wait())
+        ends: tuple[asyncio.Future[Any], ...] = (
+            self.when_committed(self._core.log.end_offset),
+            hurry,
+        )
+        timeout_s = self._config.timings.fetch_timeout_ms / 1000
+        await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
 
     def _halt(self, error: Exception) -> None:
         self._core_loop.stop()
@@ -291,9 +309,7 @@ class QuorumDriver:
             TooManyReadsError: too many reads wait for a majority already.
         """
         self._require_leadership()
-        proof = self._reads.join()
-        self._go_on_reading()
-        return await proof
+        return await self._reads.join()
 
     def resign(self) -> None:
         """Give up leadership, if held; the voter with the longest log should follow."""
@@ -402,6 +418,10 @@ class QuorumDriver:
         self._commits.release(self._core.high_watermark)
         return future
 
+    def tell_flushed(self, end_offset: int, told: Callable[[], None]) -> None:
+        """Call `told` when everything below is on this node's disk, if it leads until then."""
+        self._flushes.tell(end_offset, self._core.log.flushed_end, told)
+
     # -- notifications of the network
 
     def handle(self, request: Request, reply: Reply) -> None:
@@ -443,6 +463,8 @@ class QuorumDriver:
                     # A follower has nothing to send before its flush, a leader has batches.
                     self._disk.submit(effect, is_awaited=not isinstance(self._core.role, Leader))
                 case events.CommitAdvanced(high_watermark=high_watermark):
+                    # First, so that callers learn of what was flushed before it was committed.
+                    self._flushes.release(self._core.log.flushed_end)
                     self._commits.release(high_watermark)
                     self._deliver()
                     self._turns.give_if(self._core.uncommitted_batches)
@@ -476,9 +498,7 @@ class QuorumDriver:
 
     def _deliver(self) -> None:
         if self._claimed_epoch is None and self._elected is None:
-            # The leader waits for an acknowledgement of the batches that came with the news.
-            is_awaited = self._state_machine.is_awaited
-            self._deliverer.run_soon(0.0 if is_awaited else REPLAYED_AFTER_S)
+            self._deliverer.follow()
         else:
             self._deliverer.run()
             self._claim_if_ready()
@@ -486,12 +506,10 @@ class QuorumDriver:
     def _complete(self, effect: events.Outcome) -> None:
         """Pass an outcome to the callers that wait for it."""
         match effect:
-            case events.ReadIndexReady(read_id=read_id, index=index):
-                self._reads.proven(read_id, index)
-                self._go_on_reading()
-            case events.ReadIndexRefused(read_id=read_id):
-                self._reads.refused(read_id, self.leader_hint())
-                self._go_on_reading()
+            case events.ReadIndexReady():
+                self._reads.proven(effect)
+            case events.ReadIndexRefused():
+                self._reads.refused(effect, self.leader_hint())
             case events.VotersChanged(voters=voters):
                 _log.info("voters_changed", voters=[*map(operations.voter_option, voters)])
                 self._transport.set_voters(voters)
@@ -522,6 +540,7 @@ class QuorumDriver:
             case events.LogReadDone() | events.SnapshotReadDone():
                 pass
         self._core_loop.feed(report)
+        self._flushes.release(self._core.log.flushed_end)
 
     def _on_full(self, error: DiskFullError | None) -> None:
         if not self._core_loop.is_running:
@@ -543,38 +562,12 @@ class QuorumDriver:
     def _flush(self) -> None:
         self._flush_scheduled = False
         self.flush()
-        self._begin_round()
-
-    def _begin_round(self) -> None:
-        if (read_id := self._reads.begin(self._clock.monotonic_ms())) is not None:
-            self._core_loop.feed(events.ReadIndexRequested(read_id))
-
-    def _go_on_reading(self) -> None:
-        """Begin a round of reads in a later turn, with all that arrive in this one, if it may."""
-        rest_ms = self._reads.rest_ms(self._clock.monotonic_ms())
-        if rest_ms == 0:
-            self._schedule_flush()
-        elif rest_ms is not None and not self._round_rests:
-            self._round_rests = True
-            asyncio.get_running_loop().call_later(rest_ms / 1000, self._end_rest)
-
-    def _end_rest(self) -> None:
-        self._round_rests = False
-        self._go_on_reading()
+        self._reads.begin()
 
     def _take_appends(self) -> Iterator[events.Append]:
-        """Yield the appended payloads, checked against their promised offsets."""
-        base_offset = self._forming.base_offset
-        for payloads in self._forming.take():
-            if self._claimed_epoch is None:
-                return  # leadership ended with the batch before; the rest was never appended
-            if self._core.log.end_offset != base_offset:
-                raise InvariantError(
-                    f"records were promised to be appended at offset {base_offset}; the log ends "
-                    f"at {self._core.log.end_offset}"
-                )
-            base_offset = EndOffset(base_offset + len(payloads))
-            yield events.Append(payloads)
+        return self._forming.appends(
+            may_append=lambda: self.is_leader, log_end=lambda: self._core.log.end_offset
+        )
 
     # -- leading
 
@@ -595,6 +588,7 @@ class QuorumDriver:
         if was_claimed:
             self._state_machine.on_leadership_lost()
         self._commits.fail_all(NotLeaderError(epoch=self._core.epoch))
+        self._flushes.forget_all()
         self._turns.give()
         self._operations.leadership_ended()
         self._reads.refuse_forming(self.leader_hint())

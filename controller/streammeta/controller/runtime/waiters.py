@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
@@ -141,6 +141,37 @@ REST_A_READ_MS = 0.5
 
 ROUND_REST_MS = 4
 """Longest rest: from the beginning of a round of several reads to that of the next."""
+
+
+class FlushWaiters:
+    """Calls to make once a leader's log is on its disk up to some offset.
+
+    Few wait: only what is traced is told of its flush. What is on disk may go back between two
+    terms, so nothing is remembered of it.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, Callable[[], None]]] = []
+
+    def tell(self, end_offset: int, flushed_end: int, told: Callable[[], None]) -> None:
+        """Call `told` once `end_offset` is flushed: now, if it is already."""
+        self._waiting.append((end_offset, told))
+        self.release(flushed_end)
+
+    def release(self, flushed_end: int) -> None:
+        """Make the calls for offsets up to `flushed_end`."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        for end_offset, told in waiting:
+            if end_offset > flushed_end:
+                self._waiting.append((end_offset, told))
+            else:
+                told()
+
+    def forget_all(self) -> None:
+        """Make no call any more: this node does not lead."""
+        self._waiting.clear()
 
 
 class ReadRounds:
