@@ -10,6 +10,9 @@ from typing import Any
 
 FILE = Path(__file__).resolve().parents[2] / "deploy" / "grafana" / "streammeta.json"
 OURS = 'job="$job"'
+OF_BROKERS = 'job="$brokers"'
+"""Brokers and other programs with a client are scraped as another job than the controllers."""
+
 RATE = "$__rate_interval"
 COLUMNS, WIDTH, HEIGHT = 3, 8, 7
 
@@ -43,7 +46,8 @@ def share(name: str, part: float, by: str = "instance", labels: str = "") -> tup
 
 def _selected(name: str, labels: str = "") -> str:
     prefix = "" if name.startswith("process_") else "streammeta_"
-    return f"{prefix}{name}{{{OURS}{',' + labels if labels else ''}}}"
+    job = OF_BROKERS if name.startswith(("client_", "kafka_")) else OURS
+    return f"{prefix}{name}{{{job}{',' + labels if labels else ''}}}"
 
 
 ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
@@ -166,6 +170,75 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
             Panel("Open files", "none", [now("process_open_fds")]),
         ],
     ),
+    (
+        "Clients of the library",
+        [
+            Panel(
+                "Appends and records",
+                "ops",
+                [rate("client_appends_total"), rate("client_append_records_total")],
+            ),
+            Panel("Appended", "Bps", [rate("client_append_bytes_total")]),
+            Panel("Neither committed nor failed", "bytes", [now("client_buffered_bytes")]),
+            Panel(
+                "Commits",
+                "s",
+                [
+                    share("client_commit_duration_seconds", 0.5),
+                    share("client_commit_duration_seconds", 0.99),
+                ],
+                "From handing in a commit to its verdict.",
+            ),
+            Panel(
+                "Uploads",
+                "s",
+                [
+                    share("client_upload_duration_seconds", 0.5),
+                    share("client_upload_duration_seconds", 0.99),
+                ],
+            ),
+            Panel("Uploads by result", "ops", [rate("client_uploads_total", "result")]),
+            Panel("Retries by reason", "ops", [rate("client_retries_total", "reason")]),
+            Panel(
+                "Other leaders, watches begun anew",
+                "ops",
+                [rate("client_leader_changes_total"), rate("client_watch_restarts_total")],
+            ),
+            Panel("Write-ahead log", "Bps", [rate("client_log_bytes_total")]),
+            Panel("Read from the bucket", "Bps", [rate("client_fetched_bytes_total")]),
+            Panel("Found in memory", "ops", [rate("client_cache_hits_total", "cache")]),
+            Panel("Asked for", "ops", [rate("client_cache_misses_total", "cache")]),
+        ],
+    ),
+    (
+        "Kafka brokers",
+        [
+            Panel("Serving", "none", [now("kafka_serving", how="min")], "1 while clients are."),
+            Panel("Requests by API", "reqps", [rate("kafka_requests_total", "api")]),
+            Panel("Errors in answers", "ops", [rate("kafka_errors_total", "error")]),
+            Panel("Taken from producers", "Bps", [rate("kafka_produced_bytes_total")]),
+            Panel("Sent to consumers", "Bps", [rate("kafka_fetched_bytes_total")]),
+            Panel("Partitions led", "none", [now("kafka_partitions_led")]),
+            Panel("Connections", "none", [now("kafka_connections")]),
+            Panel(
+                "Connections begun and refused",
+                "ops",
+                [
+                    rate("kafka_connections_opened_total"),
+                    rate("kafka_connections_refused_total"),
+                ],
+            ),
+            Panel("Consumer groups", "none", [now("kafka_groups")]),
+            Panel(
+                "Brokers to recover",
+                "none",
+                [now("kafka_recoveries_assigned")],
+                "Brokers that died and whose streams this one closes.",
+            ),
+            Panel("Streams recovered", "ops", [rate("kafka_recovered_streams_total")]),
+            Panel("Joins of the cluster", "ops", [rate("kafka_joins_total")]),
+        ],
+    ),
 )
 
 
@@ -179,7 +252,7 @@ def dashboard() -> dict[str, Any]:
         "editable": True,
         "refresh": "10s",
         "time": {"from": "now-1h", "to": "now"},
-        "templating": {"list": [_source(), _job()]},
+        "templating": {"list": [_source(), *_jobs()]},
         "panels": list(_panels()),
     }
 
@@ -201,15 +274,19 @@ def _source() -> dict[str, Any]:
     return {"name": "source", "label": "Data source", "type": "datasource", "query": "prometheus"}
 
 
-def _job() -> dict[str, Any]:
-    return {
-        "name": "job",
-        "label": "Cluster",
-        "type": "query",
-        "datasource": {"type": "prometheus", "uid": "$source"},
-        "query": "label_values(streammeta_quorum_epoch, job)",
-        "refresh": 2,
-    }
+def _jobs() -> Iterator[dict[str, Any]]:
+    for name, label, metric in (
+        ("job", "Cluster", "quorum_epoch"),
+        ("brokers", "Brokers", "client_appends_total"),
+    ):
+        yield {
+            "name": name,
+            "label": label,
+            "type": "query",
+            "datasource": {"type": "prometheus", "uid": "$source"},
+            "query": f"label_values(streammeta_{metric}, job)",
+            "refresh": 2,
+        }
 
 
 def _panels() -> Iterator[dict[str, Any]]:

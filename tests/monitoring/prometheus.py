@@ -25,6 +25,9 @@ from tests.monitoring.http_calls import get
 from tests.monitoring.test_alerts import RULES
 
 JOB = "streammeta"
+BROKERS = "brokers"
+"""Job of what is scraped beside controllers."""
+
 HOLDS = "5s"
 """Time that an alert's condition has to hold, instead of the minutes of the rules."""
 
@@ -70,11 +73,13 @@ def _names(series: Sequence[dict[str, Any]]) -> set[str]:
 
 
 @contextlib.contextmanager
-def scraping(root: Path, targets: Sequence[str]) -> Iterator[Prometheus]:
-    """Scrape controllers each second until the block ends."""
+def scraping(
+    root: Path, targets: Sequence[str], brokers: Sequence[str] = ()
+) -> Iterator[Prometheus]:
+    """Scrape controllers, and brokers, each second until the block ends."""
     root.mkdir()
     (root / "rules.yml").write_text(json.dumps(_impatient_rules()))
-    (root / "prometheus.yml").write_text(json.dumps(_configuration(targets)))
+    (root / "prometheus.yml").write_text(json.dumps(_configuration(targets, brokers)))
     endpoint = f"127.0.0.1:{free_ports(1)[0]}"
     with (root / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -104,11 +109,15 @@ def _is_ready(endpoint: str) -> bool:
         return False
 
 
-def _configuration(targets: Sequence[str]) -> dict[str, Any]:
+def _configuration(targets: Sequence[str], brokers: Sequence[str]) -> dict[str, Any]:
+    jobs = {JOB: targets, BROKERS: brokers}
     return {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
         "rule_files": ["rules.yml"],
-        "scrape_configs": [{"job_name": JOB, "static_configs": [{"targets": list(targets)}]}],
+        "scrape_configs": [
+            {"job_name": name, "static_configs": [{"targets": list(of)}]}
+            for name, of in jobs.items()
+        ],
     }
 
 

@@ -9,17 +9,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event, Thread
+from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, Producer
 
 from streammeta.client import BrokerSession, ControllerClient, StreamClient
 from streammeta.client.errors import BrokerClientError
 from tests.kit.certificates import Authority
+from tests.kit.kafka_brokers import KafkaBrokers
 from tests.kit.real_cluster import STEADY, leader_of, wait_until
 from tests.kit.tools import needs
 from tests.monitoring.dashboard import RATE, expressions
 from tests.monitoring.planes import Planed, Planes, limit_files, running
-from tests.monitoring.prometheus import JOB, Prometheus, scraping
+from tests.monitoring.prometheus import BROKERS, JOB, Prometheus, scraping
 
 pytestmark = [
     pytest.mark.process,
@@ -89,6 +92,35 @@ def beating(planed: Planed, bucket: str) -> Iterator[Brokers]:
         thread.join(30)
 
 
+@contextmanager
+def kafka_serving(planed: Planed) -> Iterator[str]:
+    """Run a Kafka-shaped broker that is written to and read from; give where its metrics are."""
+    brokers, ends = KafkaBrokers(planed.cluster), Event()
+    at = brokers.start(2_001, "--http-listen", "127.0.0.1:0")
+    thread = Thread(target=exchange, args=(at, ends))
+    thread.start()
+    try:
+        yield brokers.http[2_001]
+    finally:
+        ends.set()
+        thread.join(30)
+        brokers.stop()
+
+
+def exchange(at: str, ends: Event) -> None:
+    """Produce and consume by a stock client until it is told to end."""
+    quiet: Any = {"bootstrap.servers": at, "log_level": 0}
+    producer = Producer(quiet)
+    consumer = Consumer({**quiet, "group.id": "readers", "auto.offset.reset": "earliest"})
+    consumer.subscribe(["example"])
+    while not ends.is_set():
+        producer.produce("example", b"value")
+        producer.poll(0)
+        consumer.poll(BEAT_S)
+    producer.flush(10)
+    consumer.close()
+
+
 @dataclass
 class Scene:
     planed: Planed
@@ -110,11 +142,14 @@ def scene(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Ite
         planed.wait_ready()
         with (
             beating(planed, f"file://{root / 'bucket'}") as brokers,
-            scraping(root / "prometheus", planed.http_endpoints) as prometheus,
+            kafka_serving(planed) as metrics_at,
+            scraping(root / "prometheus", planed.http_endpoints, [metrics_at]) as prometheus,
         ):
             wait_until(lambda: brokers.written >= 20, "twenty writes")
             count = f'count_over_time(streammeta_quorum_epoch{{job="{JOB}"}}[1h]) > 10'
             wait_until(lambda: len(prometheus.query(count)) == 3, "ten scrapes of each")
+            sent = "streammeta_kafka_fetched_bytes_total > 0"
+            wait_until(lambda: len(prometheus.query(sent)) == 1, "records that were consumed")
             yield Scene(planed, brokers, prometheus)
 
 
@@ -122,7 +157,9 @@ def test_every_panel_of_the_dashboard_has_values(scene: Scene) -> None:
     empty = [
         (title, expression)
         for title, expression in expressions()
-        if not scene.prometheus.query(expression.replace("$job", JOB).replace(RATE, "10s"))
+        if not scene.prometheus.query(
+            expression.replace("$job", JOB).replace("$brokers", BROKERS).replace(RATE, "10s")
+        )
     ]
     assert empty == []
 
