@@ -11,11 +11,12 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import psutil
 
@@ -24,6 +25,7 @@ from scripts.benchmarks.figures import Outcome, Table, Target, median, targets_t
 from scripts.benchmarks.peers.apache_kafka import missing, running_kafka
 from scripts.benchmarks.peers.servers import PeerError
 from streammeta.cli.local_cluster import PROGRAM, Child, LocalCluster, free_ports, start_child
+from streammeta.client.tally import STORE_KINDS
 
 OURS, PEER = "streammeta", "kafka"
 VOTERS = 3
@@ -48,7 +50,8 @@ class Throughput:
     system: str
     produce_mb_s: float
     consume_mb_s: float
-    puts_per_gb: float
+    produce_requests_per_gb: Mapping[str, float]
+    consume_requests_per_gb: Mapping[str, float]
     broker_rss_mib: float
     broker_cpu_s: float
     failed: int
@@ -95,14 +98,14 @@ def _measure(root: Path, settings: Settings, progress: Callable[[str], None]) ->
         place = root / f"ours-{linger_ms}"
         with (
             running_cluster(place, VOTERS) as cluster,
-            _broker(cluster, 1, linger_ms) as (address, child),
+            _broker(cluster, 1, linger_ms) as (address, http, child),
         ):
             if not throughputs:
-                throughputs.append(_throughput(OURS, address, child, settings, place))
+                throughputs.append(_throughput(OURS, address, http, child, settings, place))
             latencies += _latencies(OURS, address, linger_ms, settings, place)
     progress("kafka: Apache Kafka")
     with running_kafka(root / "kafka", "1g", ()) as (address, child):
-        throughputs.append(_throughput(PEER, address, child, settings, root))
+        throughputs.append(_throughput(PEER, address, "", child, settings, root))
         latencies += _latencies(PEER, address, 0, settings, root)
     progress("kafka: failover")
     silence = _failovers(root / "failover", settings)
@@ -110,10 +113,12 @@ def _measure(root: Path, settings: Settings, progress: Callable[[str], None]) ->
 
 
 @contextmanager
-def _broker(cluster: LocalCluster, node_id: int, linger_ms: int) -> Iterator[tuple[str, Child]]:
+def _broker(
+    cluster: LocalCluster, node_id: int, linger_ms: int
+) -> Iterator[tuple[str, str, Child]]:
     child = _start_broker(cluster, node_id, linger_ms)
     try:
-        yield _address(child), child
+        yield *_addresses(child), child
     finally:
         child.stop()
 
@@ -127,15 +132,17 @@ def _start_broker(cluster: LocalCluster, node_id: int, linger_ms: int, port: int
         f"127.0.0.1:{port}",
         "--linger",
         f"{linger_ms}ms",
+        *("--http-listen", "127.0.0.1:0"),
     )
     log = cluster.root / f"kafka-{node_id}.log"
     return start_child(f"kafka {node_id}", [*PROGRAM, "kafka", *place, *words], log)
 
 
-def _address(child: Child) -> str:
-    found = re.search(r"bootstrap\.servers=(\S+)", child.wait_ready())
+def _addresses(child: Child) -> tuple[str, str]:
+    """Return where clients are served, and metrics."""
+    found = re.search(r"bootstrap\.servers=(\S+) .* http=(\S+)", child.wait_ready())
     assert found is not None
-    return found[1]
+    return found[1], found[2]
 
 
 def _load(place: Path, *words: object) -> Child:
@@ -153,29 +160,47 @@ def _result(load: Child) -> Any:
 
 
 def _throughput(
-    system: str, address: str, child: Child, settings: Settings, place: Path
+    system: str, address: str, http: str, child: Child, settings: Settings, place: Path
 ) -> Throughput:
-    before = _objects(place)
+    at_first = _store_requests(http)
     produced = _result(_load(place, "produce", address, "bulk", settings.total_mib))
-    puts = _objects(place) - before
+    between = _store_requests(http)
     consumed = _result(_load(place, "consume", address, "bulk", settings.total_mib))
+    at_last = _store_requests(http)
     megabytes = settings.total_mib * 1.048576
+
+    def per_gb(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+        return {kind: round((after[kind] - before[kind]) * 1000 / megabytes, 1) for kind in after}
+
     process = psutil.Process(child.pid)
     times = process.cpu_times()
     return Throughput(
         system=system,
         produce_mb_s=round(megabytes / produced["seconds"], 1),
         consume_mb_s=round(megabytes / consumed["seconds"], 1),
-        puts_per_gb=round(puts * 1000 / megabytes, 1) if system == OURS else 0.0,
+        produce_requests_per_gb=per_gb(at_first, between),
+        consume_requests_per_gb=per_gb(between, at_last),
         broker_rss_mib=round(process.memory_info().rss / 2**20, 1),
         broker_cpu_s=round(times.user + times.system, 2),
         failed=produced["failed"] + consumed["missing"],
     )
 
 
-def _objects(place: Path) -> int:
-    """Return the number of objects in the bucket: each was one request to put it."""
-    return sum(1 for one in (place / "bucket").rglob("*") if one.is_file())
+def _store_requests(http: str) -> dict[str, float]:
+    """Return a broker's requests to the bucket by kind, as its metrics at `http` have them.
+
+    Nobody else makes any here. Without `http` there is no bucket.
+    """
+    if not http:
+        return dict.fromkeys(STORE_KINDS, 0.0)
+    with urlopen(f"http://{http}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    return {
+        kind: float(number)
+        for kind, number in re.findall(
+            r'^streammeta_client_store_requests_total\{kind="(\w+)"\} (\S+)$', text, re.MULTILINE
+        )
+    }
 
 
 def _latencies(
@@ -199,7 +224,7 @@ def _failovers(place: Path, settings: Settings) -> Silence:
         ports = dict(zip((1, 2), free_ports(2), strict=True))
         brokers = {node_id: _start_broker(cluster, node_id, 5, ports[node_id]) for node_id in ports}
         try:
-            servers = ",".join(_address(child) for child in brokers.values())
+            servers = ",".join(_addresses(child)[0] for child in brokers.values())
             load = _load(place, "failover", servers, "silent", settings.failovers)
             last = ""
             while line := load.read_line():
@@ -258,11 +283,27 @@ def _tables(
 ) -> Iterator[Table]:
     yield Table(
         title="Records of 1 KiB in batches of 64 KiB, acks=all, 8 partitions",
-        columns=(
-            *("system", "produce MB/s", "consume MB/s", "puts per GB", "RSS MiB"),
-            *("CPU s", "failed"),
+        columns=(*("system", "produce MB/s", "consume MB/s", "RSS MiB", "CPU s", "failed"),),
+        rows=tuple(
+            (
+                *(one.system, one.produce_mb_s, one.consume_mb_s),
+                *(one.broker_rss_mib, one.broker_cpu_s, one.failed),
+            )
+            for one in throughputs
         ),
-        rows=tuple(tuple(asdict(one).values()) for one in throughputs),
+    )
+    yield Table(
+        title="Requests of the broker to the bucket per GB of records, by kind",
+        columns=("system", "load", *STORE_KINDS),
+        rows=tuple(
+            (one.system, load, *(requests[kind] for kind in STORE_KINDS))
+            for one in throughputs
+            if one.system == OURS
+            for load, requests in (
+                ("produce", one.produce_requests_per_gb),
+                ("consume", one.consume_requests_per_gb),
+            )
+        ),
     )
     yield Table(
         title="Producer to consumer, 100 records/s in one partition",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from inspect import isfunction
 from pathlib import Path
 
 import grpc
@@ -14,15 +15,25 @@ from streammeta.client import (
     ClientMetrics,
     LogConfig,
     ObjectLogConfig,
+    ReaderStats,
     StreamClient,
     StreamClientConfig,
     WriterConfig,
 )
 from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
 from streammeta.client.prometheus import ClientCollector
-from streammeta.client.tally import BOUNDS_S, REASONS, TimeCounts
+from streammeta.client.tally import (
+    BOUNDS_S,
+    REASONS,
+    STORE_KINDS,
+    ClientTally,
+    TimeCounts,
+    snapshot,
+)
 from streammeta.storage.errors import StoreRejectedError, StoreUnavailableError
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE
+from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.calls import OperationMetrics, StoreMetrics
 from tests.kit.fake_broker import NEVER, writing
 from tests.kit.fake_cluster import FakeCluster
 from tests.kit.memory_store import MemoryObjectStore
@@ -78,6 +89,12 @@ async def test_appends_uploads_commits_and_reads_are_counted() -> None:
         assert read.cache_misses["index"] == 1
         assert read.cache_misses["map"] >= 1
         assert read.fetches >= 1
+        sent = {
+            kind: read.store_requests[kind] - before.store_requests[kind] for kind in STORE_KINDS
+        }
+        assert sent["put"] == 1
+        assert sent["get"] >= read.fetches
+        assert sent["delete"] == 0
         assert read.fetched_bytes > 0
         assert read.append_records == after.append_records
         seen = scraped(read)
@@ -85,6 +102,17 @@ async def test_appends_uploads_commits_and_reads_are_counted() -> None:
         assert seen['uploads_total{result="stored"}'] == 1
         assert seen['commit_duration_seconds_count{verdict="accepted"}'] == 1
         assert seen['cache_misses_total{cache="index"}'] == 1
+        assert seen['store_requests_total{kind="get"}'] == read.store_requests["get"]
+
+
+def test_every_call_of_a_store_has_a_kind() -> None:
+    calls = {name for name, one in vars(ObjectStore).items() if isfunction(one) and name[0] != "_"}
+    sums = dict.fromkeys(
+        calls - {"until", "metrics", "close"}, OperationMetrics(calls=1, retries=1)
+    )
+    counted = snapshot(ClientTally(), ReaderStats(), store=StoreMetrics(sums)).store_requests
+    assert sum(counted.values()) == 2 * len(sums)
+    assert min(counted.values()) > 0
 
 
 async def test_refused_commits_and_failed_uploads_are_counted_apart() -> None:

@@ -104,6 +104,12 @@ def _of_reads(seen: ClientMetrics) -> Iterator[Metric]:
     )
     yield _count("fetches", "Requests of reads to the bucket.", seen.fetches)
     yield _count("fetched_bytes", "Bytes that these brought.", seen.fetched_bytes)
+    yield _counter(
+        "store_requests",
+        "All requests to the bucket by kind: put, get, list and delete, repetitions included.",
+        "kind",
+        seen.store_requests.items(),
+    )
 
 
 def _of_log(seen: ClientMetrics) -> Iterator[Metric]:

@@ -227,6 +227,7 @@ class StreamClient(ClosedAtExit):
         return snapshot(
             self.controllers.tally,
             self.reader.stats,
+            store=self.store.metrics(),
             buffered_bytes=0 if self._writer is None else self._writer.buffered_bytes,
             leader_changes=self.controllers.router.leader_changes,
             log_bytes=(on_disk.flushed_bytes if on_disk is not None else 0)

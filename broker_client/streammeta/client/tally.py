@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from streammeta.client.config import ReaderStats
 from streammeta.rpc.leader_router import FailureKind
+from streammeta.storage.object_store.calls import OperationMetrics, StoreMetrics
 
 BOUNDS_S = tuple(0.0005 * 2**power for power in range(16))
 """Longest time of each class in seconds, doubling from 0.5 ms to 16 s; one more has the rest."""
@@ -33,6 +34,21 @@ REASONS = (*(kind.name.lower() for kind in FailureKind), UPLOAD, UPLOAD_ANEW)
 Those of `FailureKind` repeat a call to the controllers; `upload` repeats the preparation or upload
 of an object, `upload_anew` uploads its records under a new id because the former one is of no use.
 """
+
+
+STORE_KINDS = ("put", "get", "list", "delete")
+"""Kinds of requests to the bucket, as those who charge for them tell them apart."""
+
+_KIND_OF = {
+    **dict.fromkeys(("put", "copy", "add_tags", "start_multipart", "upload_part"), "put"),
+    **dict.fromkeys(("copy_part", "complete_multipart"), "put"),
+    **dict.fromkeys(("head", "get_range", "read_into"), "get"),
+    **dict.fromkeys(
+        ("check", "list_objects", "list_multipart_uploads", "list_old_versions"), "list"
+    ),
+    **dict.fromkeys(("delete_many", "abort_multipart"), "delete"),
+}
+"""Kind by the store's method."""
 
 
 @dataclass(slots=True)
@@ -117,6 +133,7 @@ class ClientMetrics:
 
     `cache_hits` and `cache_misses` are by what reads look for: `block` and `index` of objects, and
     `map`, for ranges of it. `fetched_bytes` were read from the bucket in `fetches` requests.
+    `store_requests` is by `STORE_KINDS`: all of the client's store, whatever they were for.
     `log_bytes` went to a write-ahead log on a disk in `log_flushes`, or to one in the bucket in
     `log_slots`. `buffered_bytes` are admitted and not settled now.
     """
@@ -136,6 +153,7 @@ class ClientMetrics:
     cache_misses: Mapping[str, int]
     fetches: int
     fetched_bytes: int
+    store_requests: Mapping[str, int]
     log_bytes: int
     log_flushes: int
     log_slots: int
@@ -145,6 +163,7 @@ def snapshot(
     tally: ClientTally,
     reads: ReaderStats,
     *,
+    store: StoreMetrics | None = None,
     buffered_bytes: int = 0,
     leader_changes: int = 0,
     log_bytes: int = 0,
@@ -176,7 +195,15 @@ def snapshot(
         },
         fetches=reads.requests,
         fetched_bytes=reads.bytes_fetched,
+        store_requests=_by_kind({} if store is None else store.operations),
         log_bytes=log_bytes,
         log_flushes=log_flushes,
         log_slots=log_slots,
     )
+
+
+def _by_kind(operations: Mapping[str, OperationMetrics]) -> dict[str, int]:
+    requests = dict.fromkeys(STORE_KINDS, 0)
+    for operation, sums in operations.items():
+        requests[_KIND_OF[operation]] += sums.requests
+    return requests
