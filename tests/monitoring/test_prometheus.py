@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import resource
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
@@ -19,18 +23,23 @@ from streammeta.client.errors import BrokerClientError
 from tests.kit.certificates import Authority
 from tests.kit.kafka_brokers import KafkaBrokers
 from tests.kit.real_cluster import STEADY, leader_of, wait_until
-from tests.kit.tools import needs
+from tests.kit.tools import needs, path_of
 from tests.monitoring.dashboard import RATE, expressions
+from tests.monitoring.metrics_table import written
 from tests.monitoring.planes import Planed, Planes, limit_files, running
 from tests.monitoring.prometheus import BROKERS, JOB, Prometheus, scraping
+from tests.trust.replaced_files import Placed
+from tests.trust.test_tls_refusals import SOUND
 
 pytestmark = [
     pytest.mark.process,
     pytest.mark.timeout(240),
     needs("prometheus"),
+    needs("promtool"),
 ]
 
 OPTIONS = (*STEADY, "--snapshot-log-bytes", "2000", "--session-timeout-ms", "4000")
+QUICK = (*STEADY, "--tls-reload-ms", "50")
 BEAT_S = 0.3
 
 OF_THE_MACHINE = {
@@ -164,6 +173,24 @@ def test_every_panel_of_the_dashboard_has_values(scene: Scene) -> None:
     assert empty == []
 
 
+def test_a_leader_that_is_scraped_gives_the_metrics_of_the_page(scene: Scene) -> None:
+    leader = leader_of(scene.planed.cluster)
+    status, text = scene.planed.page("/metrics", leader)
+    assert status == 200
+    given = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    named = set(re.findall(r"^\| `(\w+)`", written(), re.MULTILINE))
+    assert given == named
+    checked = subprocess.run(
+        [path_of("promtool"), "check", "metrics"],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
 def test_no_alert_fires_in_a_cluster_that_is_well(scene: Scene) -> None:
     assert scene.prometheus.fired() <= OF_THE_MACHINE
 
@@ -192,3 +219,23 @@ def test_a_killed_leader_raises_its_alert_until_it_is_back(scene: Scene) -> None
     assert "StreammetaNoLeader" not in scene.prometheus.fired()
     cluster.start(leader)
     scene.wait_quiet()
+
+
+def test_a_certificate_near_its_end_raises_its_alerts_until_it_is_replaced(
+    authority: Authority, tmp_path: Path
+) -> None:
+    soon, now = "StreammetaCertificateExpiresSoon", "StreammetaCertificateExpires"
+    placed = Placed(tmp_path / "own", authority.issue("controller/1"))
+    planes = Planes(http=False)
+    with running(tmp_path / "cluster", authority, planes, QUICK, placed.files) as planed:
+        planed.wait_ready()
+        with scraping(tmp_path / "prometheus", planed.http_endpoints) as prometheus:
+            assert not {soon, now} & prometheus.fired()
+            for days, wanted in ((10, {soon}), (2, {soon, now})):
+                own = tmp_path / str(days)
+                own.mkdir()
+                placed.place(replace(SOUND, end=timedelta(days=days)).issue(authority, own))
+                wait_until(lambda: wanted <= prometheus.firing(), f"{wanted} to fire")  # noqa: B023
+                assert {soon, now} & prometheus.fired() == wanted
+            placed.place(authority.issue("controller/1", serial=1))
+            wait_until(lambda: not {soon, now} & prometheus.firing(), "both to end")
