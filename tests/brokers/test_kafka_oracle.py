@@ -20,7 +20,7 @@ from scripts.benchmarks.peers.apache_kafka import class_path, missing, running_k
 from streammeta.cli.local_cluster import start_child
 from tests.brokers.kafka_operations import Operation, Operations
 from tests.brokers.kafka_wire_script import Script
-from tests.kit.kafka_brokers import CLIENTS, KafkaBrokers, result_of
+from tests.kit.kafka_brokers import CLIENTS, FRANZ_GO, KafkaBrokers, result_of
 from tests.kit.kafka_wire import WireClient
 from tests.kit.real_cluster import FAST, running_cluster
 from tests.kit.tools import program
@@ -31,7 +31,6 @@ pytestmark = [
     pytest.mark.timeout(180),
 ]
 
-FRANZ_GO = Path(__file__).parents[2] / ".go" / "kafka"
 _HOUR_MS = 3_600_000
 _OPTIONS = (*FAST, "--session-timeout-ms", "3000")
 

@@ -23,9 +23,10 @@ from streammeta.brokers.kafka.server import KafkaServer
 from streammeta.brokers.kafka.users import Users, parse_users, user_entry
 from streammeta.cli.local_cluster import start_child, tls_words
 from tests.kit.certificates import Authority
-from tests.kit.kafka_brokers import CLIENTS, KafkaBrokers, result_of
+from tests.kit.kafka_brokers import CLIENTS, FRANZ_GO, KafkaBrokers, result_of
 from tests.kit.kafka_wire import WireClient, framed, request_bytes
 from tests.kit.real_cluster import FAST, running_cluster, streammeta
+from tests.kit.tools import needs, program
 
 pytestmark = pytest.mark.process
 
@@ -104,6 +105,40 @@ def test_java_client_is_let_in_by_its_password_over_tls(
 
     assert run(_SECRET) == {"left": 0, "read": ["value"]}
     assert run(_WRONG) == {"error": "SaslAuthenticationException"}
+
+
+@pytest.mark.skipif(not FRANZ_GO.exists(), reason="not built: run ./scripts/fetch_peers with Go")
+def test_client_in_go_is_let_in_by_its_password_over_tls(
+    over_tls: Guarded, authority: Authority, tmp_path: Path
+) -> None:
+    def run(password: str) -> Any:
+        words = ("sasl", over_tls.address, str(authority.ca), "alice", password)
+        return result_of(start_child("go", [str(FRANZ_GO), *words], tmp_path / "log"))
+
+    assert run(_SECRET) == {"left": 0, "read": ["value"]}
+    assert run(_WRONG) == {"error": "SASL_AUTHENTICATION_FAILED"}
+
+
+@needs("kcat", "kafkacat")
+def test_kcat_is_let_in_by_its_password_over_tls(over_tls: Guarded, authority: Authority) -> None:
+    def run(password: str, *words: str) -> subprocess.CompletedProcess[bytes]:
+        settings = {
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": str(authority.ca),
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "alice",
+            "sasl.password": password,
+        }
+        said = [word for name, value in settings.items() for word in ("-X", f"{name}={value}")]
+        command = [program("kcat", "kafkacat") or "", "-b", over_tls.address, *said, *words]
+        return subprocess.run(command, input=b"value", capture_output=True, timeout=60, check=False)
+
+    produced = run(_SECRET, "-P", "-t", "sasl-kcat")
+    assert produced.returncode == 0, produced.stderr
+    assert run(_SECRET, "-C", "-t", "sasl-kcat", "-c", "1").stdout == b"value\n"
+    refused = run(_WRONG, "-L")
+    assert refused.returncode != 0
+    assert b"Invalid username or password" in refused.stderr
 
 
 def _authenticated(client: WireClient, password: str) -> Code:

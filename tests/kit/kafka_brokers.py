@@ -12,6 +12,8 @@ from streammeta.cli.local_cluster import PROGRAM, Child, LocalCluster, free_port
 
 CLIENTS = Path(__file__).parents[1] / "brokers" / "clients"
 """Folder of the scripts."""
+FRANZ_GO = Path(__file__).parents[2] / ".go" / "kafka"
+"""Client in Go, where scripts/fetch_peers has built it."""
 
 
 class KafkaBrokers:

@@ -1,6 +1,7 @@
 // Runs the operations of a file by franz-go; prints one JSON array, a result for each.
 //
 // Arguments: bootstrap servers, and the file. An operation that fails gives the name of its error.
+// With `sasl` before other arguments it authenticates instead, see `authenticated`.
 package main
 
 import (
@@ -51,6 +52,10 @@ type script struct {
 }
 
 func main() {
+	if os.Args[1] == "sasl" {
+		authenticated(os.Args[2:])
+		return
+	}
 	data, err := os.ReadFile(os.Args[2])
 	must(err)
 	var asked []operation
