@@ -11,9 +11,8 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -42,16 +41,54 @@ OBJECTS_A_PARTITION = 65_536
 KEPT_BYTES = 32 << 20
 
 _ROWS_A_BATCH = 20_000
+_SPARSE = 8
+"""Places of a partition's directory for each of its objects, beyond which ids are searched for."""
+
 _Records = npt.NDArray[Any]
+_Rows: TypeAlias = slice | npt.NDArray[np.intp]
 
 
-@dataclass(slots=True)
 class _Partition:
-    """Objects in the order of their ids, and which of them were met."""
+    """Objects in the order of their ids, column by column, and which of them were met.
 
-    ids: Int64Column
-    records: _Records
-    is_met: npt.NDArray[np.bool_]
+    Ids of a partition end in the same `shared_bits`, and few are left out between the least and
+    the largest: so a directory has the row of each, by what is left of the id.
+    """
+
+    def __init__(self, records: _Records, is_met: npt.NDArray[np.bool_], shared_bits: int) -> None:
+        self.columns = {name: records[name].astype(np.int64) for name in _JOINED}
+        self.ids: Int64Column = records["object_id"].astype(np.int64)
+        self.is_met = is_met
+        self._bits = shared_bits
+        self._directory: npt.NDArray[np.int32] | None = None
+        if len(self.ids):
+            places = self._places(self.ids)
+            if places[-1] < _SPARSE * len(places):
+                self._directory = np.full(int(places[-1]) + 1, -1, dtype=np.int32)
+                self._directory[places] = np.arange(len(places), dtype=np.int32)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        directory = 0 if self._directory is None else self._directory.nbytes
+        return (len(self.columns) + 1) * self.ids.nbytes + directory
+
+    def find(self, wanted: Int64Column) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+        """Return the row of each of the wanted ids, and whether there is one."""
+        if self._directory is None:
+            at = np.searchsorted(self.ids, wanted)
+            at[at == len(self.ids)] = 0
+            return at, self.ids[at] == wanted
+        places = self._places(wanted)
+        is_inside = (places >= 0) & (places < len(self._directory))
+        if not is_inside.all():
+            places = np.where(is_inside, places, 0)
+        rows = self._directory[places]
+        return rows, is_inside & (rows >= 0)
+
+    def _places(self, ids: Int64Column) -> Int64Column:
+        places: Int64Column = (ids - self.ids[0]) >> self._bits
+        return places
 
 
 class MapJoin:
@@ -81,6 +118,7 @@ class MapJoin:
         self._ends = np.cumsum(counts)
         self._starts = self._ends - counts
         self._kept: OrderedDict[int, _Partition] = OrderedDict()
+        self._size = 0
         self._met: dict[int, npt.NDArray[np.uint8]] = {}
         self._file = scratch
         self._spread(folder)
@@ -89,39 +127,42 @@ class MapJoin:
         """Add to rows of the listing what the map has of them, null where it has nothing."""
         ids: Int64Column = listed.column("object_id").fill_null(ABSENT).to_numpy()
         is_own = listed.column("owner").to_numpy() == Owner.OWN
-        found = np.zeros(len(ids), dtype=_RECORD)
+        found = {name: np.zeros(len(ids), dtype=np.int64) for name in _JOINED}
         is_known = np.zeros(len(ids), dtype=np.bool_)
         own = np.flatnonzero(is_own & (ids >= 0))
         for number, rows in self._by_partition(ids, own):
             partition = self._partition(number)
             if not len(partition.ids):
                 continue
-            wanted = ids[rows]
-            at = np.searchsorted(partition.ids, wanted)
-            at[at == len(partition.ids)] = 0
-            hits = partition.ids[at] == wanted
-            known, at = (rows, at) if hits.all() else (rows[hits], at[hits])
+            at, hits = partition.find(ids[rows])
+            known: _Rows = rows
+            if not hits.all():
+                known, at = np.arange(len(ids))[rows][hits], at[hits]
             partition.is_met[at] = True
-            found[known] = partition.records[at]
+            for name, column in partition.columns.items():
+                found[name][known] = column[at]
             is_known[known] = True
-        absent = None if is_known.all() else ~is_known
-        for name in _JOINED:
-            column = found[name].astype(np.int64)
-            listed = listed.append_column(name, pa.array(column, mask=absent))
+        nulls = len(ids) - int(np.count_nonzero(is_known))
+        validity = pa.py_buffer(np.packbits(is_known, bitorder="little")) if nulls else None
+        for name, column in found.items():
+            buffers = [validity, pa.py_buffer(column)]
+            array = pa.Array.from_buffers(pa.int64(), len(ids), buffers, nulls)
+            listed = listed.append_column(name, array)
         return listed
 
     def unmet(self) -> Iterator[pa.RecordBatch]:
         """The objects that no key of the listing belongs to, as joined rows."""
         nothing = [field for field in arrow_schema(LISTING_COLUMNS) if field.name != "object_id"]
         for number in range(len(self._starts)):
+            if self._is_all_met(number):
+                continue
             partition = self._partition(number)
             rest = np.flatnonzero(~partition.is_met)
             for first in range(0, len(rest), _ROWS_A_BATCH):
-                records = partition.records[rest[first : first + _ROWS_A_BATCH]]
-                values = {field.name: pa.nulls(len(records), field.type) for field in nothing}
-                values |= {
-                    name: pa.array(records[name].astype(np.int64)) for name in _RECORD.names or ()
-                }
+                rows = rest[first : first + _ROWS_A_BATCH]
+                values = {field.name: pa.nulls(len(rows), field.type) for field in nothing}
+                values |= {name: column[rows] for name, column in partition.columns.items()}
+                values["object_id"] = partition.ids[rows]
                 yield pa.RecordBatch.from_pydict(values)
 
     def _spread(self, folder: Path) -> None:
@@ -140,14 +181,16 @@ class MapJoin:
 
     def _by_partition(
         self, ids: Int64Column, rows: npt.NDArray[np.intp]
-    ) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
-        """Those `rows` of `ids` that are of one partition, for each of them."""
+    ) -> Iterator[tuple[int, _Rows]]:
+        """Those ascending `rows` of `ids` that are of one partition, for each of them."""
         numbers = _partitions(ids[rows], self._digits)
         if len(numbers) and np.any(numbers[1:] < numbers[:-1]):
             order = np.argsort(numbers, kind="stable")
             rows, numbers = rows[order], numbers[order]
         for number, part in _runs(numbers):
-            yield number, rows[part]
+            of_it = rows[part]
+            first, end = int(of_it[0]), int(of_it[-1]) + 1
+            yield number, slice(first, end) if end - first == len(of_it) else of_it
 
     def _partition(self, number: int) -> _Partition:
         kept = self._kept.get(number)
@@ -156,13 +199,20 @@ class MapJoin:
             return kept
         loaded = self._load(number)
         self._kept[number] = loaded
-        while (
-            len(self._kept) > 1
-            and sum(one.records.nbytes for one in self._kept.values()) > self._kept_bytes
-        ):
+        self._size += loaded.nbytes
+        while len(self._kept) > 1 and self._size > self._kept_bytes:
             dropped, partition = self._kept.popitem(last=False)
+            self._size -= partition.nbytes
             self._met[dropped] = np.packbits(partition.is_met)
         return loaded
+
+    def _is_all_met(self, number: int) -> bool:
+        """Whether a partition that is not in memory has no object left that was not met."""
+        met = self._met.get(number)
+        if met is None:
+            return False
+        count = int(self._ends[number] - self._starts[number])
+        return bool(np.unpackbits(met, count=count).all())
 
     def _load(self, number: int) -> _Partition:
         count = int(self._ends[number] - self._starts[number])
@@ -170,17 +220,16 @@ class MapJoin:
         records: _Records = np.fromfile(self._file, dtype=_RECORD, count=count)
         if len(records) != count:
             raise OSError(f"the scratch file has {len(records)} of {count} records of a partition")
-        ids: Int64Column = np.ascontiguousarray(records["object_id"])
+        ids = records["object_id"]
         if np.any(ids[1:] < ids[:-1]):
-            order = np.argsort(ids, kind="stable")
-            records, ids = records[order], ids[order]
+            records = records[np.argsort(ids, kind="stable")]
         met = self._met.pop(number, None)
         is_met = (
             np.zeros(count, dtype=np.bool_)
             if met is None
             else np.unpackbits(met, count=count).astype(np.bool_)
         )
-        return _Partition(ids, records, is_met)
+        return _Partition(records, is_met, 4 * self._digits)
 
 
 def _digits_for(objects: int, wanted: int) -> int:

@@ -72,7 +72,7 @@ def upload_rows(uploads: pa.RecordBatch, namespace: str) -> pa.RecordBatch:
 def _columns_of(batch: pa.RecordBatch) -> JoinedColumns:
     def column(name: str) -> Int64Column:
         values: Int64Column = batch.column(name).fill_null(ABSENT).to_numpy(zero_copy_only=False)
-        return values.astype(np.int64)
+        return values.astype(np.int64, copy=False)
 
     return JoinedColumns(**{name: column(name) for name in JoinedColumns.__dataclass_fields__})
 
