@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from scripts.benchmarks.figures import Outcome, Table, median
 from scripts.benchmarks.listed_bucket import MODIFIED_MS, NAMESPACE, OBJECT_BYTES
-from scripts.benchmarks.map_plots import plot
+from scripts.benchmarks.map_plots import drawing_library, plot
 from scripts.benchmarks.reconcile_joining import write_tables
 from scripts.benchmarks.reconciling import ORPHANS_ONE_IN, ReconcilingError
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
@@ -53,7 +53,14 @@ class Settings:
 
 
 def measure(place: Path, settings: Settings, progress: Callable[[str], None]) -> Outcome:
-    """Measure every engine with every load at every size, in turns. Raises `ReconcilingError`."""
+    """Measure every engine with every load at every size, in turns.
+
+    Raises:
+        ReconcilingError: a run failed.
+        PlotError: plots are wanted and can't be drawn; before the first run.
+    """
+    if settings.plot is not None:
+        drawing_library()
     place.mkdir()
     runs: dict[tuple[str, int, str], list[dict[str, float]]] = {}
     for load in settings.loads:

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks import reconcile_deletions, reconcile_joining, reconciling
+from scripts.benchmarks import (
+    map_plots,
+    reconcile_deletions,
+    reconcile_joining,
+    reconcile_loads,
+    reconciling,
+)
 from scripts.benchmarks.arguments import parse
 
 
@@ -56,3 +62,17 @@ def test_deletions_are_measured_against_a_server(tmp_path: Path) -> None:
     assert outcome.figures["deletions_cpu_us_a_key"] > 0
     assert 2 / 1.5 <= outcome.figures["deletions_requests_per_1000"] < 20
     assert outcome.figures["deletions_questions_per_1000"] == pytest.approx(17 / 1.5, abs=0.01)
+
+
+def test_plots_that_can_not_be_drawn_are_refused_before_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(map_plots.importlib, "import_module", lacking)
+    settings = reconcile_loads.Settings(
+        loads=("inventory",), keys=(10,), engines=("local",), runs=1, plot=tmp_path / "plots"
+    )
+    with pytest.raises(map_plots.PlotError, match="needs matplotlib"):
+        reconcile_loads.measure(tmp_path / "work", settings, lambda _: pytest.fail("a run"))
