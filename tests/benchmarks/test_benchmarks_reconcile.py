@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def test_plots_that_can_not_be_drawn_are_refused_before_the_first_run(
     def lacking(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(map_plots.importlib, "import_module", lacking)
+    monkeypatch.setattr(importlib, "import_module", lacking)
     settings = reconcile_loads.Settings(
         loads=("inventory",), keys=(10,), engines=("local",), runs=1, plot=tmp_path / "plots"
     )
