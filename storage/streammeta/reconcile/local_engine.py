@@ -27,6 +27,7 @@ from streammeta.reconcile.errors import ReconcileError
 from streammeta.reconcile.inventory import Inventory
 from streammeta.reconcile.inventory_rows import inventory_rows
 from streammeta.reconcile.listing import Shard, listed_rows
+from streammeta.reconcile.listing_order import in_order_of_partitions
 from streammeta.reconcile.map_join import MapJoin
 from streammeta.reconcile.pacing import LARGEST_BATCH
 from streammeta.reconcile.run_signals import relayed
@@ -218,9 +219,14 @@ def _writer(folder: Path, columns: str) -> Iterator[pq.ParquetWriter]:
 
 def _joined(draft: Path) -> Iterator[pa.RecordBatch]:
     """Keys with what the map knows of them, then objects of the map without a key."""
-    with tempfile.TemporaryFile(dir=draft, buffering=0) as scratch:
+    with (
+        tempfile.TemporaryFile(dir=draft, buffering=0) as scratch,
+        tempfile.TemporaryDirectory(dir=draft) as spread,
+    ):
         of_map = MapJoin(draft / plan_folder.MAP, scratch)
-        for listed in _ahead(read_batches(draft / plan_folder.LISTING, LISTING_COLUMNS)):
+        listing = draft / plan_folder.LISTING
+        ordered = in_order_of_partitions(listing, of_map.partitions_of, Path(spread))
+        for listed in _ahead(ordered):
             yield of_map.join(listed)
         yield from of_map.unmet()
 

@@ -1,14 +1,13 @@
 """Join of listed keys with the objects of the map, in memory that does not grow with either.
 
 The map is spread once over partitions of a scratch file, by the digits that begin a key: a listing
-in the order of keys, or near it, works through one partition after the other. A listing in any
-other order is joined the same, with more reading. Beside a few partitions, memory holds one bit an
+in the order of keys, or near it, works through one partition after the other. A batch in any other
+order is joined the same, with more reading. Beside a few partitions, memory holds one bit an
 object: whether it was met. Knows nothing of verdicts.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from streammeta.reconcile.listing_order import runs
 from streammeta.reconcile.tables import LISTING_COLUMNS, arrow_schema, read_batches
 from streammeta.reconcile.verdicts import ABSENT, Int64Column, Owner
 
@@ -150,6 +150,12 @@ class MapJoin:
             listed = listed.append_column(name, array)
         return listed
 
+    def partitions_of(self, listed: pa.RecordBatch) -> npt.NDArray[np.uint8]:
+        """Return the partition of each row of the listing, 0 for keys that are no objects."""
+        ids: Int64Column = listed.column("object_id").fill_null(ABSENT).to_numpy()
+        is_own = (listed.column("owner").to_numpy() == Owner.OWN) & (ids >= 0)
+        return np.where(is_own, _partitions(ids, self._digits), np.uint8(0))
+
     def unmet(self) -> Iterator[pa.RecordBatch]:
         """The objects that no key of the listing belongs to, as joined rows."""
         nothing = [field for field in arrow_schema(LISTING_COLUMNS) if field.name != "object_id"]
@@ -174,7 +180,7 @@ class MapJoin:
             numbers = _partitions(records["object_id"], self._digits)
             order = np.argsort(numbers, kind="stable")
             records, numbers = records[order], numbers[order]
-            for part, rows_of_it in _runs(numbers):
+            for part, rows_of_it in runs(numbers):
                 self._file.seek(int(ends[part]) * _RECORD.itemsize)
                 self._file.write(records[rows_of_it].data)
                 ends[part] += rows_of_it.stop - rows_of_it.start
@@ -187,7 +193,7 @@ class MapJoin:
         if len(numbers) and np.any(numbers[1:] < numbers[:-1]):
             order = np.argsort(numbers, kind="stable")
             rows, numbers = rows[order], numbers[order]
-        for number, part in _runs(numbers):
+        for number, part in runs(numbers):
             of_it = rows[part]
             first, end = int(of_it[0]), int(of_it[-1]) + 1
             yield number, slice(first, end) if end - first == len(of_it) else of_it
@@ -247,12 +253,3 @@ def _partitions(ids: Int64Column, digits: int) -> npt.NDArray[np.uint8]:
         number <<= 4
         number |= (ids >> 4 * digit & 15).astype(np.uint8)
     return number
-
-
-def _runs(numbers: npt.NDArray[np.uint8]) -> Iterator[tuple[int, slice]]:
-    """Each run of equal numbers, with its place."""
-    if not len(numbers):
-        return
-    cuts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]
-    for start, end in itertools.pairwise(cuts):
-        yield int(numbers[start]), slice(start, end)

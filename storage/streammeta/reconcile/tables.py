@@ -65,13 +65,18 @@ def count_rows(folder: Path) -> int:
 
 def read_batches(folder: Path, columns: str) -> Iterator[pa.RecordBatch]:
     """Read these columns of a table, file by file, in memory that does not grow with the files."""
-    schema = arrow_schema(columns)
     for path in files_of(folder):
-        # Without a buffer a column is read whole, and Spark's pieces of one have up to 128 MiB.
-        with pq.ParquetFile(path, buffer_size=_READ_BYTES) as file:
-            for batch in file.iter_batches(columns=schema.names):
-                rows = batch.select(schema.names)
-                yield rows if rows.schema.equals(schema) else rows.cast(schema)
+        yield from read_file(path, columns)
+
+
+def read_file(path: Path, columns: str) -> Iterator[pa.RecordBatch]:
+    """Read these columns of one file of a table, as `read_batches` does."""
+    schema = arrow_schema(columns)
+    # Without a buffer a column is read whole, and Spark's pieces of one have up to 128 MiB.
+    with pq.ParquetFile(path, buffer_size=_READ_BYTES) as file:
+        for batch in file.iter_batches(columns=schema.names):
+            rows = batch.select(schema.names)
+            yield rows if rows.schema.equals(schema) else rows.cast(schema)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,74 @@
+"""Order of a listing for the join: as it lies if that will do, else by partitions, no row lost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streammeta.reconcile import listing_order
+from streammeta.reconcile.listing_order import in_order_of_partitions
+from streammeta.reconcile.tables import LISTING_COLUMNS, record_batch
+from streammeta.reconcile.verdicts import Owner
+
+_FOREIGN = -1
+
+
+def _numbers(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
+    ids = rows.column("object_id").to_numpy()
+    return np.where(ids < 0, 0, ids % 16).astype(np.uint8)
+
+
+def _write(listing: Path, files: Sequence[Sequence[int]]) -> None:
+    listing.mkdir()
+    for number, ids in enumerate(files):
+        values = {
+            "key": [f"{one}/{place}" for place, one in enumerate(ids)],
+            "size": [1] * len(ids),
+            "modified_ms": [2] * len(ids),
+            "etag": ["e"] * len(ids),
+            "owner": [int(Owner.FOREIGN if one < 0 else Owner.OWN) for one in ids],
+            "object_id": list(ids),
+            "note": [""] * len(ids),
+        }
+        table = pa.Table.from_batches([record_batch(LISTING_COLUMNS, values)])
+        pq.write_table(table, listing / f"part-{number:05d}.parquet", row_group_size=50)
+
+
+def _read(listing: Path, scratch: Path) -> tuple[list[pa.RecordBatch], bool]:
+    """Return the batches, and whether they were spread."""
+    scratch.mkdir()
+    found = list(in_order_of_partitions(listing, _numbers, scratch))
+    return found, any(scratch.iterdir())
+
+
+def test_files_in_the_order_of_partitions_are_read_as_they_lie(tmp_path: Path) -> None:
+    files = [[3, _FOREIGN, 19, 7, _FOREIGN, 15], [1, 2, _FOREIGN, 3], [_FOREIGN]]
+    _write(tmp_path / "listing", files)
+    found, is_spread = _read(tmp_path / "listing", tmp_path / "scratch")
+    assert not is_spread
+    assert [rows.column("object_id").to_pylist() for rows in found] == files
+
+
+@pytest.mark.parametrize("rows_a_batch", [1, 100, 10_000])
+def test_rows_in_any_order_come_by_partition_and_none_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_a_batch: int
+) -> None:
+    monkeypatch.setattr(listing_order, "_ROWS_A_BATCH", rows_a_batch)
+    rng = random.Random(rows_a_batch)
+    ids = [*range(900), *[_FOREIGN] * 100]
+    rng.shuffle(ids)
+    _write(tmp_path / "listing", [ids[:600], ids[600:]])
+    found, is_spread = _read(tmp_path / "listing", tmp_path / "scratch")
+    assert is_spread
+    numbers = [number for rows in found for number in _numbers(rows).tolist()]
+    assert numbers == sorted(numbers)
+    whole = pa.Table.from_batches(found).to_pylist()
+    listed = pq.read_table(tmp_path / "listing").to_pylist()
+    assert sorted(map(str, whole)) == sorted(map(str, listed))
