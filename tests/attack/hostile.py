@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -40,6 +41,8 @@ _ATTACK_S_MAX = 90
 """Maximum time of an attack, in seconds."""
 _ENDED_S_MAX = 20
 """Maximum time until calls that are refused have ended, in seconds."""
+_OPENED_WITHIN_S = 5.0
+"""Time for a connection, and for its handshake, in seconds."""
 _PAUSE_S = 0.02
 """Pause of an attacker whose connection has ended: the honest client shares its interpreter."""
 _BREATH_S = 0.001
@@ -71,15 +74,44 @@ class Target:
         self, *, plain: bool = False
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """Connect; `plain` leaves out TLS although the listener wants it."""
-        host, _, port = self.endpoint.rpartition(":")
-        context = None if plain else self.tls
-        async with self.opening, asyncio.timeout(5):
-            reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+        async with self.opening:
+            reader, writer = await self._open(None if plain else self.tls)
         self.made += 1
         try:
             yield reader, writer
         finally:
             writer.transport.abort()
+
+    async def _open(
+        self, context: ssl.SSLContext | None
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        host, _, port = self.endpoint.rpartition(":")
+        connected = socket.socket()
+        connected.setblocking(False)
+        try:
+            async with asyncio.timeout(_OPENED_WITHIN_S):
+                await asyncio.get_running_loop().sock_connect(connected, (host, int(port)))
+        except BaseException:
+            connected.close()
+            raise
+        if context is None:
+            return await asyncio.open_connection(sock=connected)
+        opening = asyncio.ensure_future(
+            asyncio.open_connection(
+                sock=connected,
+                ssl=context,
+                server_hostname=host,
+                ssl_handshake_timeout=_OPENED_WITHIN_S,
+            )
+        )
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # Cancelled itself at its end, it would wait for the peer's goodbye, and stay open.
+            (opened,) = await asyncio.gather(opening, return_exceptions=True)
+            if not isinstance(opened, BaseException):
+                opened[1].transport.abort()
+            raise
 
     async def send(self, writer: asyncio.StreamWriter, data: bytes) -> bool:
         """Send; False if the listener takes no more for now."""

@@ -20,7 +20,7 @@ from scripts.benchmarks.peers.apache_kafka import class_path, missing, running_k
 from streammeta.cli.local_cluster import start_child
 from tests.brokers.kafka_operations import Operation, Operations
 from tests.brokers.kafka_wire_script import Script
-from tests.kit.kafka_brokers import CLIENTS, FRANZ_GO, KafkaBrokers, result_of
+from tests.kit.kafka_brokers import CLIENTS, KafkaBrokers, client_in_go, result_of
 from tests.kit.kafka_wire import WireClient
 from tests.kit.real_cluster import FAST, running_cluster
 from tests.kit.tools import program
@@ -59,9 +59,7 @@ def _run(command: Sequence[str], asked: Path) -> Sequence[Any]:
 
 
 def _by_franz_go(address: str, asked: Path) -> Sequence[Any]:
-    if not FRANZ_GO.exists():
-        pytest.skip("the client in Go is not built: run ./scripts/fetch_peers, with Go on PATH")
-    return _run([str(FRANZ_GO), address, str(asked)], asked)
+    return _run([client_in_go(), address, str(asked)], asked)
 
 
 def _by_kcat(address: str, asked: Path) -> Sequence[Any]:

@@ -23,7 +23,7 @@ from streammeta.brokers.kafka.server import KafkaServer
 from streammeta.brokers.kafka.users import Users, parse_users, user_entry
 from streammeta.cli.local_cluster import start_child, tls_words
 from tests.kit.certificates import Authority
-from tests.kit.kafka_brokers import CLIENTS, FRANZ_GO, KafkaBrokers, result_of
+from tests.kit.kafka_brokers import CLIENTS, KafkaBrokers, client_in_go, result_of
 from tests.kit.kafka_wire import WireClient, framed, request_bytes
 from tests.kit.real_cluster import FAST, running_cluster, streammeta
 from tests.kit.tools import needs, program
@@ -107,13 +107,14 @@ def test_java_client_is_let_in_by_its_password_over_tls(
     assert run(_WRONG) == {"error": "SaslAuthenticationException"}
 
 
-@pytest.mark.skipif(not FRANZ_GO.exists(), reason="not built: run ./scripts/fetch_peers with Go")
 def test_client_in_go_is_let_in_by_its_password_over_tls(
     over_tls: Guarded, authority: Authority, tmp_path: Path
 ) -> None:
+    program_in_go = client_in_go()
+
     def run(password: str) -> Any:
         words = ("sasl", over_tls.address, str(authority.ca), "alice", password)
-        return result_of(start_child("go", [str(FRANZ_GO), *words], tmp_path / "log"))
+        return result_of(start_child("go", [program_in_go, *words], tmp_path / "log"))
 
     assert run(_SECRET) == {"left": 0, "read": ["value"]}
     assert run(_WRONG) == {"error": "SASL_AUTHENTICATION_FAILED"}

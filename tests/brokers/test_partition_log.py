@@ -206,12 +206,13 @@ async def test_recovery_reads_to_the_end_in_several_fetches(
 
 
 async def _losing_its_batches(
-    streams: MemoryStreams, segment: SegmentLimits | None = None
+    streams: MemoryStreams, segment: SegmentLimits | None = None, trimmed_to: int = 0
 ) -> PartitionLog:
     """Return a log whose newest batch is lost, while the checkpoint after it is not."""
     log = await _open(streams, checkpoint_bytes=1, segment=segment or SegmentLimits())
     for number in range(3):
         await _append(log, sequenced(7, 0, number, time=NOW + number))
+    await log.trim(trimmed_to)
     streams.holds_back = True
     lost = await log.append(sequenced(7, 0, 3, time=NOW + 3))
     (batch,) = (one for one in streams.pending if one.stream_id == log.stream_ids[1])
@@ -224,9 +225,13 @@ async def _losing_its_batches(
     return log
 
 
-async def test_producers_are_known_though_the_newest_checkpoint_is_ahead_of_the_batches() -> None:
+@pytest.mark.parametrize("trimmed_to", [0, 3])
+async def test_producers_are_known_though_the_newest_checkpoint_is_ahead_of_the_batches(
+    trimmed_to: int,
+) -> None:
+    """Also of batches that are trimmed, and can't be read again."""
     streams = MemoryStreams()
-    log = await _losing_its_batches(streams)
+    log = await _losing_its_batches(streams, trimmed_to=trimmed_to)
     again = await _open(streams, log.stream_ids[0], epoch=1)
     assert again.high_watermark == 3
     assert await _append(again, sequenced(7, 0, 1, time=NOW)) == 1

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streammeta.controller.snapshot import checkpoint_file
@@ -185,6 +185,7 @@ listed_keys = st.lists(st.tuples(st.sampled_from(Owner), st.none() | ids), max_s
 
 
 @given(listed_keys, st.dictionaries(ids, st.integers(1, 5)), st.sampled_from([1, 3, 100]))
+@example([(Owner.OWN, 1), (Owner.OTHER_CLUSTER, 2), (Owner.OWN, 3)], {1: 1, 2: 2, 3: 3}, 100)
 def test_the_join_agrees_with_a_dictionary(
     tmp_path_factory: pytest.TempPathFactory,
     keys: list[tuple[Owner, int | None]],

@@ -19,13 +19,13 @@ _log = structlog.get_logger(component="server")
 
 
 class StopSignals:
-    """Whether this process is to stop, and in a hurry."""
+    """Signals of this process so far: none, a stop, a stop in a hurry."""
 
     def __init__(self) -> None:
         """Take the signals from now on; to be made on the event loop of the main thread."""
         self.asked = asyncio.Event()
         self.hurried = asyncio.Event()
-        """Set once nobody else is to be waited for."""
+        """Set at the second signal: the stop waits for no client and no other replica."""
         self.on_asked: Callable[[], None] = _do_nothing
         """Called on the event loop at the first signal."""
         self._came = 0

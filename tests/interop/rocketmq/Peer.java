@@ -6,6 +6,7 @@ import java.nio.file.Path;
 import java.util.HexFormat;
 import java.util.List;
 import java.util.Set;
+import java.util.concurrent.ThreadPoolExecutor;
 import org.apache.rocketmq.common.BoundaryType;
 import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.store.DispatchRequest;
@@ -65,7 +66,7 @@ public final class Peer {
         config.setTieredStoreIndexFileMaxHashSlotNum(50);
         config.setTieredStoreIndexFileMaxIndexNum(500);
         DefaultMetadataStore metadata = new DefaultMetadataStore(config);
-        MessageStoreExecutor executor = new MessageStoreExecutor();
+        MessageStoreExecutor executor = oneReader();
         store = new FlatFileStore(config, metadata, executor);
         if (!store.load()) {
             throw new IllegalStateException("store can't be loaded");
@@ -77,6 +78,15 @@ public final class Peer {
         for (String line : Files.readAllLines(Path.of(args[3]))) {
             System.out.println(answer(line.split(" ")));
         }
+    }
+
+    /** Files are read by one thread: PosixFileSegment sets a shared position, then reads from it. */
+    private static MessageStoreExecutor oneReader() {
+        MessageStoreExecutor executor = new MessageStoreExecutor();
+        ThreadPoolExecutor readers = (ThreadPoolExecutor) executor.bufferFetchExecutor;
+        readers.setCorePoolSize(1);
+        readers.setMaximumPoolSize(1);
+        return executor;
     }
 
     /** The plug-in store needs a broker; the fetcher wants what is set here. */

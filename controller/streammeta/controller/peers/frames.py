@@ -39,7 +39,7 @@ class FrameKind(IntEnum):
 
 
 STOPPING = "this replica is stopping"
-"""Reason in a failure that is nobody's fault."""
+"""Reason in the failure of a request that reaches a replica while it stops."""
 
 
 class FrameError(Exception):

@@ -88,7 +88,7 @@ class Replica(Protocol):
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it was asked to end."""
+        """Whether a stop was requested."""
         ...
 
     def handle(self, request: Request, reply: Reply) -> None:

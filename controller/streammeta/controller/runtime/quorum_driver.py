@@ -149,7 +149,7 @@ class QuorumDriver:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether this replica ends since it was asked to, and not because it can't go on."""
+        """Whether a stop was requested; False also when the replica ends by an error."""
         return self._is_stopping
 
     async def stop(self, hurried: asyncio.Event) -> None:
