@@ -39,6 +39,7 @@ OUTCOME_COLUMNS = "key string, object_id long, size long, outcome string, detail
 
 
 _READ_BYTES = 1 << 18
+_ROWS_TO_READ, _GROUPS_TO_READ = 65_536, 16
 
 
 def arrow_schema(columns: str) -> pa.Schema:
@@ -74,9 +75,24 @@ def read_file(path: Path, columns: str) -> Iterator[pa.RecordBatch]:
     schema = arrow_schema(columns)
     # Without a buffer a column is read whole, and Spark's pieces of one have up to 128 MiB.
     with pq.ParquetFile(path, buffer_size=_READ_BYTES) as file:
-        for batch in file.iter_batches(columns=schema.names):
-            rows = batch.select(schema.names)
-            yield rows if rows.schema.equals(schema) else rows.cast(schema)
+        for groups in _groups_to_read(file.metadata):
+            for batch in file.iter_batches(row_groups=groups, columns=schema.names):
+                rows = batch.select(schema.names)
+                yield rows if rows.schema.equals(schema) else rows.cast(schema)
+
+
+def _groups_to_read(metadata: pq.FileMetaData) -> Iterator[list[int]]:
+    """Row groups to read together: all at once would keep a buffer for each column of each."""
+    groups: list[int] = []
+    count = 0
+    for number in range(metadata.num_row_groups):
+        groups.append(number)
+        count += metadata.row_group(number).num_rows
+        if count >= _ROWS_TO_READ or len(groups) == _GROUPS_TO_READ:
+            yield groups
+            groups, count = [], 0
+    if groups:
+        yield groups
 
 
 @dataclass(frozen=True, slots=True)
