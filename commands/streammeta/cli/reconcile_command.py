@@ -253,6 +253,7 @@ def _show_plan(output: Output, folder: Path, result: "PlanResult") -> None:
             "map_objects": result.map_objects,
             "unfinished_uploads": result.unfinished_uploads,
             **({"inventory": result.inventory} if result.inventory else {}),
+            "repeated_rows": result.repeated_rows,
         }
     )
     _show_losses(output, result)

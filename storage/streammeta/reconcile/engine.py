@@ -39,19 +39,22 @@ class Engine(Protocol):
         ...
 
     def list_bucket(self, uri: str, namespace: str, shards: Sequence[Shard], listing: Path) -> int:
-        """Write every key of the bucket with its owner; returns the number of keys."""
+        """Write every key of the bucket with its owner; returns the number of rows listed."""
         ...
 
     def list_inventory(self, inventory: Inventory, namespace: str, listing: Path) -> int:
-        """Write every row of an inventory with its owner; returns the number of rows."""
+        """Write the rows of an inventory with their owners; returns the number of rows read."""
         ...
 
     def count_owners(self, listing: Path) -> Mapping[Owner, Tally]:
-        """Count the keys and bytes of a listing by owner."""
+        """Count the keys and bytes of a listing by owner; each key once, as `judge` does."""
         ...
 
     def judge(self, draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict, Tally]:
-        """Join listing and map of a draft; write verdicts and candidates; count by verdict."""
+        """Join listing and map of a draft; write verdicts and candidates; count by verdict.
+
+        Of several rows of a key one is judged, see `repeated_keys`.
+        """
         ...
 
     def delete(self, order: DeletionOrder, candidates: Path, outcomes: Path) -> None:

@@ -42,7 +42,7 @@ def in_order_of_partitions(
     if all(map(_is_ascending, map(partitions_of, _first_batches(listing)))):
         yield from read_batches(listing, LISTING_COLUMNS)
         return
-    _spread(listing, partitions_of, scratch)
+    spread(listing, partitions_of, scratch)
     for path in sorted(scratch.iterdir()):
         with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as pieces:
             yield from _gathered(pieces)
@@ -72,7 +72,8 @@ def _is_ascending(numbers: npt.NDArray[np.uint8]) -> bool:
     return not np.any(own[1:] < own[:-1])
 
 
-def _spread(listing: Path, partitions_of: PartitionsOf, scratch: Path) -> None:
+def spread(listing: Path, partitions_of: PartitionsOf, scratch: Path) -> None:
+    """Write the rows of each partition to a file of its own, a stream named by the partition."""
     schema = arrow_schema(LISTING_COLUMNS)
     writers: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
     with ExitStack() as stack:

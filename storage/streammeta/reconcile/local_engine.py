@@ -30,6 +30,7 @@ from streammeta.reconcile.listing import Shard, listed_rows
 from streammeta.reconcile.listing_order import in_order_of_partitions
 from streammeta.reconcile.map_join import MapJoin
 from streammeta.reconcile.pacing import LARGEST_BATCH
+from streammeta.reconcile.repeated_keys import KeyNumbers, keep_one_row_a_key
 from streammeta.reconcile.run_signals import relayed
 from streammeta.reconcile.tables import (
     CANDIDATE_COLUMNS,
@@ -88,18 +89,26 @@ class LocalEngine:
         return self._write_parts(parts, listing, _FILES_AT_ONCE)
 
     def _write_parts(self, parts: Sequence[_Part], listing: Path, at_once: int) -> int:
-        """Write each part of a listing to a file of its own; returns the number of rows."""
+        """Write each part of a listing to a file of its own; returns the number of rows.
+
+        If a key is found more than once, all files are written anew with one row for each.
+        """
         listing.mkdir()
         budget = _Budget(self._most_keys)
-        with ThreadPoolExecutor(at_once) as pool:
-            under_way = [
-                pool.submit(_write_part, rows, path, budget)
-                for number, rows in enumerate(parts)
-                for path in [listing / f"part-{number:05d}.parquet"]
-            ]
-            failures = [error for one in under_way if (error := one.exception()) is not None]
-        if failures:
-            raise next(error for error in failures if not isinstance(error, _EndedError))
+        with tempfile.TemporaryFile(dir=listing.parent, buffering=0) as scratch:
+            keys = KeyNumbers(scratch)
+            with ThreadPoolExecutor(at_once) as pool:
+                under_way = [
+                    pool.submit(_write_part, rows, path, budget, keys)
+                    for number, rows in enumerate(parts)
+                    for path in [listing / f"part-{number:05d}.parquet"]
+                ]
+                failures = [error for one in under_way if (error := one.exception()) is not None]
+            if failures:
+                raise next(error for error in failures if not isinstance(error, _EndedError))
+            may_repeat = keys.may_repeat()
+        if may_repeat:
+            keep_one_row_a_key(listing)
         return sum(one.result() for one in under_way)
 
     def count_owners(self, listing: Path) -> Mapping[Owner, Tally]:
@@ -192,13 +201,14 @@ class _Budget:
         self._has_ended = True
 
 
-def _write_part(part: _Part, path: Path, budget: _Budget) -> int:
+def _write_part(part: _Part, path: Path, budget: _Budget, keys: KeyNumbers) -> int:
     total = 0
     try:
         with closing(part), pq.ParquetWriter(path, arrow_schema(LISTING_COLUMNS)) as writer:
             for rows in part:
                 budget.take(rows.num_rows)
                 writer.write_batch(rows)
+                keys.add(rows)
                 total += rows.num_rows
     except BaseException:
         budget.end()

@@ -55,6 +55,7 @@ from streammeta.reconcile.tables import (
 )
 from streammeta.reconcile.verdict_rows import upload_rows, version_rows
 from streammeta.reconcile.verdicts import (
+    NOT_LISTED,
     WITHOUT_MAP,
     Evidence,
     Rules,
@@ -141,7 +142,7 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
             open_engine(config.engine, config.spark, progress, config.auto_keys) as engine,
         ):
             started_ms = _now_ms() if inventory is None else inventory.started_ms
-            _list(engine, config, store, inventory, identity.namespace, draft, progress)
+            listed = _list(engine, config, store, inventory, identity.namespace, draft, progress)
             uploads, unlisted = _uploads(store, draft)
             progress("copying the map")
             exported = _export(config, identity, draft / plan_folder.MAP)
@@ -165,12 +166,12 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
                 result = _read(config, store, draft, result, progress)
                 progress(f"comparing with {exported.objects} objects of the map")
                 result = _compared(
-                    engine, config, draft, result, exported, claimed_below, undecided
+                    engine, config, draft, result, listed, exported, claimed_below, undecided
                 )
                 result = _confirmed(config, store, draft, result, progress)
                 result = _with_versions(config, store, draft, result, progress)
             else:
-                result = _report_without_map(engine, draft, result, exported)
+                result = _report_without_map(engine, draft, result, listed, exported)
             _write_report(draft, config.folder, result)
             plan_folder.write_plan_file(draft, result)
     return result
@@ -245,18 +246,20 @@ def _list(
     namespace: str,
     draft: Path,
     progress: Progress,
-) -> None:
+) -> int:
+    """Write the listing to the draft; returns the number of rows."""
     listing = draft / plan_folder.LISTING
     if inventory is None:
         digits = config.shard_digits
         shards = shards_of_content(store, namespace) if digits is None else shards_of(digits)
         progress(f"listing {without_secrets(config.store)} in {len(shards)} shards")
-        keys = engine.list_bucket(config.store, namespace, shards, listing)
-        progress(f"listed {keys} keys")
+        rows = engine.list_bucket(config.store, namespace, shards, listing)
+        progress(f"listed {rows} keys")
     else:
         progress(f"reading the {len(inventory.files)} files of the inventory {inventory.place}")
-        keys = engine.list_inventory(inventory, namespace, listing)
-        progress(f"read {keys} keys")
+        rows = engine.list_inventory(inventory, namespace, listing)
+        progress(f"read {rows} rows")
+    return rows
 
 
 def _compared(
@@ -264,11 +267,15 @@ def _compared(
     config: PlanConfig,
     draft: Path,
     basis: PlanResult,
+    listed: int,
     exported: MapExport,
     claimed_below: int,
     undecided: tuple[tuple[int, int], ...],
 ) -> PlanResult:
-    """Add to `basis`, which has all that does not depend on the map, what the map says."""
+    """Add to `basis`, which has all that does not depend on the map, what the map says.
+
+    `listed` is the number of rows of the listing.
+    """
     rules = Rules(
         next_object_id=exported.next_object_id,
         young_from_ms=basis.young_from_ms,
@@ -296,6 +303,7 @@ def _compared(
         map_epoch=exported.epoch,
         next_object_id=exported.next_object_id,
         map_objects=exported.objects,
+        repeated_rows=listed - sum(found[verdict].keys for verdict in found.keys() - NOT_LISTED),
         classes=classes,
         guards=guards,
     )
@@ -386,10 +394,13 @@ def _not_found_out(basis: PlanResult, sentence: str) -> PlanResult:
     return replace(basis, unknown=(*basis.unknown, sentence))
 
 
-def _report_without_map(engine: Engine, draft: Path, basis: PlanResult, reason: str) -> PlanResult:
+def _report_without_map(
+    engine: Engine, draft: Path, basis: PlanResult, listed: int, reason: str
+) -> PlanResult:
     owners = engine.count_owners(draft / plan_folder.LISTING)
     return replace(
         basis,
+        repeated_rows=listed - sum(tally.keys for tally in owners.values()),
         classes=_in_order({WITHOUT_MAP[owner]: tally for owner, tally in owners.items()}),
         unknown=(*basis.unknown, reason),
         guards=without_map(reason),

@@ -94,10 +94,11 @@ class PlanResult:
     `next_object_id` and `map_objects` are None if there was none. `young_from_ms` is when the grace
     period began; `unsafe_grace` that a short one was asked for. `engine` is that which judged the
     keys. `inventory` is the address of the inventory that was read, empty if the bucket was listed;
-    `listing_started_ms` is then when that was begun. `unfinished_uploads` is None if they could not
-    be listed. `read` are numbers of objects by what reading them has found, empty if none were to
-    be read. `losses` is None if they could not be confirmed. `unknown` says in sentences what could
-    not be found out.
+    `listing_started_ms` is then when that was begun. `repeated_rows` is the number of its rows that
+    were passed over, as another of the same key counts. `unfinished_uploads` is None if they could
+    not be listed. `read` are numbers of objects by what reading them has found, empty if none were
+    to be read. `losses` is None if they could not be confirmed. `unknown` says in sentences what
+    could not be found out.
     """
 
     cluster_id: str
@@ -112,6 +113,7 @@ class PlanResult:
     unsafe_grace: bool
     engine: str = "spark"
     inventory: str = ""
+    repeated_rows: int = 0
     map_end_offset: int | None = None
     map_epoch: int | None = None
     next_object_id: int | None = None

@@ -108,6 +108,7 @@ def _about(plan: PlanResult) -> str:
         "namespace": plan.namespace,
         "store": plan.place,
         "listing": plan.inventory or "of the bucket itself",
+        "rows of the same key passed over": f"{plan.repeated_rows:,}",
         "listing began": _moment(plan.listing_started_ms),
         "orphans changed before": _moment(plan.young_from_ms),
         "map": "not copied"

@@ -20,6 +20,7 @@ from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.inventory import Inventory
 from streammeta.reconcile.inventory_rows import inventory_rows
 from streammeta.reconcile.listing import Shard
+from streammeta.reconcile.repeated_keys import OF_VERSIONS, PRECEDENCE
 from streammeta.reconcile.run_signals import relayed
 from streammeta.reconcile.session import SparkConfig, job_errors, spark_session
 from streammeta.reconcile.tables import (
@@ -88,7 +89,8 @@ class SparkEngine:
     def count_owners(self, listing: Path) -> Mapping[Owner, Tally]:
         """See `Engine.count_owners`."""
         with job_errors("counting the listing"):
-            found = _tallies(self._read(listing, LISTING_COLUMNS), "owner")
+            rows = self._read(listing, LISTING_COLUMNS)
+            found = _tallies(_own_keys(rows).unionByName(_other_rows(rows)), "owner")
         return {Owner(owner): tally for owner, tally in found.items()}
 
     def judge(self, draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict, Tally]:
@@ -124,15 +126,38 @@ class SparkEngine:
         return self._spark.read.schema(columns).parquet(str(table))
 
     def _joined(self, draft: Path) -> DataFrame:
-        """Keys of ours with what the map knows, objects without a key, and all other keys."""
-        from pyspark.sql import functions as sql
-
+        """Keys of ours with what the map knows, objects without a key, and all other rows."""
         listing = self._read(draft / plan_folder.LISTING, LISTING_COLUMNS)
         of_map = self._read(draft / plan_folder.MAP, MAP_COLUMNS)
-        own = listing.where(sql.col("owner") == int(Owner.OWN))
-        both = own.join(of_map, "object_id", "full_outer")
-        others = listing.where(sql.col("owner") != int(Owner.OWN))
-        return both.unionByName(others, allowMissingColumns=True)
+        both = _own_keys(listing).join(of_map, "object_id", "full_outer")
+        return both.unionByName(_other_rows(listing), allowMissingColumns=True)
+
+
+def _own_keys(listing: DataFrame) -> DataFrame:
+    """The row that counts of each key of ours; spread and sorted as a join by id needs them."""
+    from pyspark.sql import functions as sql
+
+    return _one_row_of_each(listing.where(sql.col("owner") == int(Owner.OWN)), "object_id")
+
+
+def _other_rows(listing: DataFrame) -> DataFrame:
+    """The row that counts of each other key, and all rows on versions."""
+    from pyspark.sql import functions as sql
+
+    owner = sql.col("owner")
+    is_of_versions = owner.isin([int(one) for one in OF_VERSIONS])
+    keys = listing.where((owner != int(Owner.OWN)) & ~is_of_versions)
+    return _one_row_of_each(keys, "key").unionByName(listing.where(is_of_versions))
+
+
+def _one_row_of_each(rows: DataFrame, column: str) -> DataFrame:
+    """Of the rows with one value of a column, the first by precedence."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as sql
+
+    order = [sql.col(name).desc_nulls_last() for name in PRECEDENCE]
+    place = sql.row_number().over(Window.partitionBy(column).orderBy(*order))
+    return rows.withColumn("place", place).where(sql.col("place") == 1).drop("place")
 
 
 def _tallies(table: DataFrame, column: str) -> dict[Any, Tally]:

@@ -90,6 +90,9 @@ class Verdict(enum.StrEnum):
 DAMAGED = (Verdict.SIZE_MISMATCH, Verdict.CHECKSUM_MISMATCH, Verdict.MALFORMED)
 """Verdicts on objects that are in the bucket, but not as the map has them."""
 
+NOT_LISTED = {Verdict.MISSING, Verdict.UNLISTED}
+"""Verdicts on objects of the map without a row of the listing."""
+
 LOST = (Verdict.MISSING, *DAMAGED)
 """Verdicts on objects of which records can't be read."""
 
