@@ -25,7 +25,8 @@ from streammeta.controller.peers.hello import VERSION, Hello, HelloAnswer, Purpo
 from streammeta.controller.peers.server import CALLS_MAX, PeerServer
 from streammeta.controller.peers.wire import encode_answer, encode_request
 from streammeta.controller.quorum import messages
-from streammeta.controller.runtime.interfaces import Endpoints
+from streammeta.controller.quorum.voters import ReplicaKey
+from streammeta.controller.runtime.interfaces import Endpoints, Reply
 from tests.kit.memory_cluster import eventually
 from tests.quorum.fake_replica import FakeReplica
 from tests.quorum.peer_messages import ASK, FETCH, FETCH_SNAPSHOT, VOTE, VOTED, with_field
@@ -110,6 +111,41 @@ async def connected(port: int) -> AsyncIterator[Peer]:
     finally:
         peer.writer.transport.abort()
         await asyncio.sleep(0)
+
+
+# -- turns
+
+
+async def test_what_a_request_sets_off_goes_ahead_of_another_peers_that_came_with_it(
+    replica: FakeReplica, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    committed = asyncio.Event()
+
+    async def caller() -> None:
+        await committed.wait()
+        seen.append("caller is answered")
+
+    def handle(request: messages.Request, _reply: Reply) -> None:
+        seen.append(f"request of {request.header.sender.node_id}")
+        committed.set()
+
+    other = dataclasses.replace(HELLO, sender=NodeId(HELLO.sender + 2))
+    header = dataclasses.replace(
+        FETCH.header, sender=ReplicaKey(other.sender, FETCH.header.sender.directory_id)
+    )
+    async with connected(port) as first, connected(port) as second, asyncio.TaskGroup() as tasks:
+        await first.greet()
+        await second.greet(other)
+        monkeypatch.setattr(replica, "handle", handle)
+        tasks.create_task(caller())
+        await asyncio.sleep(0)  # the caller waits
+        first.send(asked(FETCH, 1))
+        second.send(asked(dataclasses.replace(FETCH, header=header), 1))
+        await eventually(lambda: len(seen) == 3, "all of it")
+    requests = {f"request of {HELLO.sender}", f"request of {other.sender}"}
+    assert {seen[0], seen[2]} == requests
+    assert seen[1] == "caller is answered"
 
 
 # -- hello

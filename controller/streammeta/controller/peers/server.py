@@ -152,6 +152,7 @@ class PeerServer:
         self._silent: dict[_AcceptedConnection, str] = {}
         """Those whose hello has not come, each with its host."""
         self._all_left = asyncio.Event()
+        self._in_turn: _AcceptedConnection | None = None
         self._said: set[tuple[str, str]] = set()
         self.refused: Counter[str] = Counter()
         """Connections refused, or closed because the other side broke the protocol, by event."""
@@ -213,6 +214,21 @@ class PeerServer:
         self._all_left.clear()
         return ""
 
+    def takes_turn(self, connection: _AcceptedConnection) -> bool:
+        """Whether a connection's frames may be handled in this turn of the event loop.
+
+        Those of one may. Followers flush a batch at the same time, so that their Fetches are often
+        read together: the first commits the batch, and the answer to its caller goes ahead of the
+        second.
+        """
+        if self._in_turn is None:
+            self._in_turn = connection
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        return self._in_turn is connection
+
+    def _end_turn(self) -> None:
+        self._in_turn = None
+
     def greeted(self, connection: _AcceptedConnection) -> None:
         """Note that a connection's hello was taken."""
         self._silent.pop(connection, None)
@@ -256,6 +272,14 @@ class _AcceptedConnection(FramedConnection):
         self._timer: asyncio.TimerHandle | None = None
 
     # -- events of the connection
+
+    def data_received(self, data: bytes) -> None:
+        """Take the frames that these bytes complete, behind what another's of this turn set off."""
+        self.parser.feed(data)
+        if self._server.takes_turn(self):
+            self.take_frames()
+        else:
+            self._loop.call_soon(self.take_frames)
 
     def on_connected(self) -> None:
         """Wait for the hello, if there is room for another connection."""
