@@ -10,22 +10,19 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 
 from streammeta.cli.local_cluster import LocalCluster
 from streammeta.client import StreamClient
 from streammeta.rpc import tracing
 from tests.kit.real_cluster import STEADY, running_cluster, wait_until
+from tests.kit.traces import Collector, collecting, exporting, ids, only, parents
 
 COMMIT = "streammeta.v1.ObjectService/CommitPipeline"
 PREPARE = "streammeta.v1.ObjectService/PrepareObjects"
@@ -33,52 +30,16 @@ PHASES = ("admitted", "decided", "flushed", "committed")
 PARENT = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
 
 
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps the spans that it is sent."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-        self.services: set[str] = set()
-
-    def Export(  # noqa: N802 - the contract's name
-        self, request: trace_service_pb2.ExportTraceServiceRequest, context: Any
-    ) -> trace_service_pb2.ExportTraceServiceResponse:
-        for part in request.resource_spans:
-            self.services |= {
-                each.value.string_value
-                for each in part.resource.attributes
-                if each.key == "service.name"
-            }
-            for scope in part.scope_spans:
-                self.spans.extend(scope.spans)
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-    def named(self, name: str) -> list[Span]:
-        return [span for span in self.spans if span.name == name]
-
-
 @pytest.fixture
-def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    server = grpc.server(ThreadPoolExecutor(2))  # noqa: TID251 - of others, not of the product
-    kept = Collector()
-    add: Any = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
-    add(kept, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
-    yield kept
-    server.stop(None).wait()
+def collector() -> Iterator[Collector]:
+    with collecting() as kept:
+        yield kept
 
 
 @pytest.fixture
 def exported() -> Iterator[InMemorySpanExporter]:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracing.enable(provider)
-    yield exporter
-    tracing.disable()
+    with exporting() as exporter:
+        yield exporter
 
 
 async def produce(cluster: LocalCluster) -> None:
@@ -86,13 +47,12 @@ async def produce(cluster: LocalCluster) -> None:
     async with await StreamClient.open(cluster.endpoints, store, node_id=7) as client:
         (stream,) = await client.create_streams([{"topic": "traced"}])
         await client.open_streams([stream])
-        with tracing.span("produce"):
-            assert await client.append(stream, b"one") == 0
 
+        async def append(name: str, offset: int) -> None:
+            with tracing.span(name):
+                assert await client.append(stream, b"one") == offset
 
-def only(spans: tuple[ReadableSpan, ...], name: str) -> ReadableSpan:
-    (found,) = (span for span in spans if span.name == name)
-    return found
+        await asyncio.gather(append("produce", 0), append("another", 1))
 
 
 @pytest.mark.process
@@ -107,6 +67,10 @@ def test_a_trace_leads_from_an_append_to_what_is_committed(
     upload, root = only(spans, "streammeta.upload"), only(spans, "produce")
     assert parents(append, upload, commit) == [ids(root)[1], ids(append)[1], ids(append)[1]]
     assert {ids(each)[0] for each in (append, upload, commit, root)} == {ids(root)[0]}
+    another = only(spans, "another")
+    assert ids(another)[0] != ids(root)[0]
+    assert links(another) == [int.from_bytes(ids(append)[1])], "they share an object"
+    assert links(append) == [int.from_bytes(ids(another)[1])]
 
     (message,) = collector.named(COMMIT)
     assert (message.trace_id, message.parent_span_id) == ids(commit)
@@ -126,16 +90,6 @@ def test_a_trace_leads_from_an_append_to_what_is_committed(
     assert collector.services == {"streammeta-controller"}
     assert not any("Heartbeat" in span.name for span in spans)
     assert not any("Heartbeat" in span.name for span in collector.spans)
-
-
-def ids(span: ReadableSpan) -> tuple[bytes, bytes]:
-    of = span.get_span_context()
-    assert of is not None
-    return of.trace_id.to_bytes(16, "big"), of.span_id.to_bytes(8, "big")
-
-
-def parents(*spans: ReadableSpan) -> list[bytes]:
-    return [span.parent.span_id.to_bytes(8, "big") for span in spans if span.parent is not None]
 
 
 def test_a_message_of_several_traces_is_a_child_of_the_first_and_linked_to_the_others(
@@ -170,6 +124,58 @@ def test_what_names_no_sampled_trace_is_not_traced(
     tracing.record_phases("message", (stranger,), (("began", 10), ("decided", 30)))
     with tracing.serving("call", stranger):
         assert not tracing.is_traced()
+    assert exported.get_finished_spans() == ()
+
+
+def links(span: ReadableSpan) -> list[int]:
+    return [link.context.span_id for link in span.links]
+
+
+def test_work_for_several_spans_is_a_child_of_the_first_and_linked_to_the_others(
+    exported: InMemorySpanExporter,
+) -> None:
+    with tracing.span("first"):
+        work = tracing.begin("work")
+        assert work.shared("work") is work
+    for name in ("second", "third"):
+        with tracing.span(name):
+            assert work.shared("work").shared("work") is work
+    work.end()
+    spans = exported.get_finished_spans()
+    first, second, third = (only(spans, name) for name in ("first", "second", "third"))
+    done = only(spans, "work")
+    assert parents(done) == [ids(first)[1]]
+    assert links(done) == [int.from_bytes(ids(one)[1]) for one in (second, third)]
+    (own_id,) = {int.from_bytes(ids(done)[1])}
+    assert [links(one) for one in (first, second, third)] == [[], [own_id], [own_id]]
+
+
+def test_work_is_traced_from_the_first_sampled_span_that_it_is_for() -> None:
+    with exporting(ParentBased(ALWAYS_OFF)) as exported:
+        work = tracing.begin("work")
+        assert work.shared("work") is work
+        with tracing.serving("call", PARENT):
+            work = work.shared("work")
+        work.end()
+        done, call = exported.get_finished_spans()[::-1]
+        assert (done.name, parents(done)) == ("work", [ids(call)[1]])
+
+
+async def test_a_task_that_outlives_a_span_is_no_part_of_it(exported: InMemorySpanExporter) -> None:
+    async def work() -> None:
+        with tracing.span("work"):
+            pass
+
+    with tracing.span("request"):
+        await asyncio.create_task(work(), context=tracing.outside())
+        assert tracing.is_traced()
+    assert only(exported.get_finished_spans(), "work").parent is None
+
+
+def test_a_span_that_is_dropped_is_in_no_trace(exported: InMemorySpanExporter) -> None:
+    dropped = tracing.begin("dropped")
+    dropped.drop()
+    dropped.end("an error", {"size": 1})
     assert exported.get_finished_spans() == ()
 
 

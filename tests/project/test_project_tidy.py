@@ -195,6 +195,6 @@ def test_ports_and_channels_are_opened_by_the_factory_of_connections_alone() -> 
         if isinstance(node, ast.Attribute)
         and re.fullmatch("add_(in)?secure_port|(in)?secure_channel", node.attr)
     }
-    collector = "tests/monitoring/test_tracing.py"  # of OTLP, which is no service of ours
+    collector = "tests/kit/traces.py"  # of OTLP, which is no service of ours
     threads = "tests/kit/grpc_servers.py"  # of stand-ins; the product has no server of threads
     assert openers == {"proto/streammeta/rpc/connections.py", collector, threads}

@@ -161,7 +161,7 @@ class CommitPipeline(ClosedAtExit):
         self._queue.add(pending)
         self._work.set()
         if self._task is None:
-            self._task = loop.create_task(self._run())
+            self._task = loop.create_task(self._run(), context=tracing.outside())
 
     def _on_done(self, began: float, done: asyncio.Future[Any]) -> None:
         self._pending -= 1

@@ -331,8 +331,8 @@ class ControllerClient(ClosedAtExit):
         request: RequestT,
         metadata: tuple[tuple[str, str], ...] | None,
     ) -> ResponseT:
-        with tracing.span(method.path[1:], {"rpc.system": "grpc"}) as call:
-            joined = (*(metadata or ()), (tracing.TRACEPARENT_KEY, call.traceparent))
+        with tracing.span(method.path[1:], {"rpc.system": "grpc"}):
+            joined = (*(metadata or ()), *tracing.call_metadata())
             answer: ResponseT = await self._sent(
                 send(request, timeout=self.attempt_timeout_s, metadata=joined)
             )

@@ -17,6 +17,7 @@ from streammeta.client.config import ReaderStats
 from streammeta.client.errors import CorruptObjectError
 from streammeta.client.reading.lookups import UNKNOWN_CRC, Slice
 from streammeta.client.resources import RecentlyUsed, SharedWork, StoreThreads
+from streammeta.rpc import tracing
 from streammeta.storage.errors import CorruptObjectError as BrokenFormatError
 from streammeta.storage.errors import RangeNotSatisfiableError
 from streammeta.storage.object_format.checksum import ObjectChecksum
@@ -34,6 +35,7 @@ WHOLE_OBJECT_BYTES = 128 * 1024
 _BYTES_PER_ENTRY = 48
 _BYTES_PER_LINK = 64
 _BYTES_PER_INDEX = 1024
+_SPAN = "streammeta.read"
 
 
 RECORD_BYTES = 256
@@ -183,7 +185,8 @@ class ObjectSource:
 
     async def fetch(self, wanted: BlockRange) -> list[bytes]:
         """Fetch a range: the bytes of each of its blocks. Raises as `index` does."""
-        cut = await self._threads.run(lambda: self._read_range(wanted))
+        with tracing.part(_SPAN, {"bytes": wanted.end - wanted.start}):
+            cut = await self._threads.run(lambda: self._read_range(wanted))
         self._count(1, wanted.end - wanted.start)
         return cut
 
@@ -204,7 +207,8 @@ class ObjectSource:
             parts = zip(wanted.blocks, self._read_range(wanted), strict=True)
             return [self.decode(block, data) for block, data in parts]
 
-        decoded = await self._threads.run(read)
+        with tracing.part(_SPAN, {"bytes": wanted.end - wanted.start}):
+            decoded = await self._threads.run(read)
         self._count(1, wanted.end - wanted.start)
         return decoded
 
@@ -217,7 +221,11 @@ class ObjectSource:
         self.stats.bytes_fetched += received
 
     async def _fetch_index(self, piece: Slice, stream_id: int, *, whole: bool) -> ObjectIndex:
-        fetched = await self._threads.run(lambda: self._read_index(piece, stream_id, whole=whole))
+        with tracing.part(_SPAN):
+            fetched = await self._threads.run(
+                lambda: self._read_index(piece, stream_id, whole=whole)
+            )
+            tracing.note({"bytes": fetched.received})
         self.stats.indexes_fetched += 1
         self._count(fetched.requests, fetched.received)
         self.cache.put(piece.object_id, fetched.index)

@@ -57,6 +57,8 @@ _UNBUILT_MAX = 1024 * 1024
 """While more than this waits to be moved into objects, the open batch gets only half full: what is
 moved is for a moment in memory that a writer in a hurry would not let go."""
 
+_SPAN = "streammeta.append"
+
 _log = logging.getLogger(__name__)
 
 
@@ -445,7 +447,7 @@ class StreamWriter(ClosedAtExit):
         elif len(self._open) >= self._config.max_streams:
             self._archive()
         if not self._open:
-            self._open_span = tracing.begin("streammeta.append")
+            self._open_span = tracing.begin(_SPAN)
         run = self._open[stream] = StreamRun(stream)
         run.cost = RUN_OVERHEAD
         self._buffered += RUN_OVERHEAD
@@ -464,6 +466,8 @@ class StreamWriter(ClosedAtExit):
         One that the log holds already has nothing `to_log`.
         """
         loop = self._loop or self._start()
+        if tracing.is_on():
+            self._open_span = self._open_span.shared(_SPAN)
         if to_log:
             self._tally.appended(run.end_offset - base_offset, size)
         ack: asyncio.Future[int] = loop.create_future()

@@ -10,6 +10,7 @@ import click
 
 from streammeta.cli.client import Command
 from streammeta.cli.config_file import config_option
+from streammeta.cli.tracing import exporting_traces, tracing_option
 from streammeta.controller.config import (
     AuditFailure,
     ConfigError,
@@ -209,12 +210,7 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
     is_flag=True,
     help="Describe the services to callers, as grpcurl asks for.",
 )
-@click.option(
-    "--tracing",
-    is_flag=True,
-    help="Trace commits and calls that come with a trace, and send spans by OTLP; the variables"
-    " OTEL_* say where and how. Needs the extra tracing.",
-)
+@tracing_option("commits and calls that come with a trace")
 @click.option(
     "--policy",
     type=_FILE,
@@ -318,7 +314,6 @@ def controller(
 
 
 def _run(config: ControllerConfig) -> None:
-    from streammeta.cli.tracing import exporting_traces
     from streammeta.controller.server import run
 
     with exporting_traces("streammeta-controller", wanted=config.tracing):

@@ -30,6 +30,7 @@ from streammeta.cli.output import (
     format_option,
     with_output,
 )
+from streammeta.cli.tracing import exporting_traces, tracing_option
 from streammeta.rpc.tls import CallerFiles, TlsError, TlsFiles, tls_files
 
 SESSION_MS_MIN = 2_000
@@ -124,6 +125,7 @@ def _address(
     callback=_address,
     help="Serve probes and metrics over HTTP here, in plain text: /livez, /readyz and /metrics.",
 )
+@tracing_option("Produce and Fetch requests, down to the controllers")
 @format_option
 def kafka(
     *,
@@ -143,6 +145,7 @@ def kafka(
     partitions: int,
     auto_create: bool,
     http_listen: tuple[str, int] | None,
+    tracing: bool,
     output_format: OutputFormat,
 ) -> None:
     """Run a broker that Kafka's clients accept, until Ctrl-C.
@@ -188,7 +191,8 @@ def kafka(
         http=http_listen,
     )
     try:
-        asyncio.run(_run(config, output_format))
+        with exporting_traces("streammeta-kafka", wanted=tracing):
+            asyncio.run(_run(config, output_format))
     except UsersFileError as error:
         fail(output_format, CommandError("USERS_FILE", str(error), "correct the file"))
     except Exception as error:  # noqa: BLE001 - whatever ends the broker is told in one form

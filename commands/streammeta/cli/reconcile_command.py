@@ -12,6 +12,7 @@ from streammeta.cli.output import EXIT_FAILED, CommandError, Moment, Output, wit
 from streammeta.cli.reconcile_options import (
     EXIT_LOST,
     SHARD_DIGITS,
+    TRACED_AS,
     engine_options,
     limit_options,
     removal_options,
@@ -19,6 +20,7 @@ from streammeta.cli.reconcile_options import (
 )
 from streammeta.cli.reconcile_telling import tell_controllers
 from streammeta.cli.reconcile_watch_command import watch_command
+from streammeta.cli.tracing import exporting_traces
 from streammeta.storage.installation import optional_packages
 
 if TYPE_CHECKING:
@@ -88,6 +90,7 @@ def plan_command(
     engine: str,
     master: str | None,
     driver_memory: str,
+    tracing: bool,
     output: Output,
     **settings: Any,
 ) -> None:
@@ -127,7 +130,8 @@ def plan_command(
         **settings,  # the fields of the same names
     )
     started_ms = _now_ms()
-    result = plan(config, tell_progress)
+    with exporting_traces(TRACED_AS, wanted=tracing):
+        result = plan(config, tell_progress)
     run = run_of_plan(result, started_ms, _now_ms())
     tell_controllers(run, config.connect, config.tls)
     _show_plan(output, folder, result)
@@ -152,6 +156,7 @@ def apply_command(
     engine: str,
     master: str | None,
     driver_memory: str,
+    tracing: bool,
     output: Output,
     **settings: Any,
 ) -> None:
@@ -185,7 +190,8 @@ def apply_command(
         **settings,  # the fields of the same names
     )
     started_ms = _now_ms()
-    result = apply(config, tell_progress)
+    with exporting_traces(TRACED_AS, wanted=tracing):
+        result = apply(config, tell_progress)
     run = run_of_apply(result, started_ms, _now_ms())
     connect = config.connect or read_plan_file(config.folder).connect
     tell_controllers(run, connect, config.tls)

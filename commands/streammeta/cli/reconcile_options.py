@@ -9,9 +9,13 @@ import click
 
 from streammeta.cli.client import Command
 from streammeta.cli.output import Duration
+from streammeta.cli.tracing import tracing_option
 
 EXIT_LOST = 3
 """Exit code of a plan that has confirmed missing or damaged objects."""
+
+TRACED_AS = "streammeta-reconcile"
+"""Name of the service in traces, unless OTEL_SERVICE_NAME says another."""
 
 SHARD_DIGITS: Mapping[str, int | None] = {"auto": None, "16": 1, "256": 2}
 """Values of `--shards`, with the digits of keys that they cut at; None: by what is there."""
@@ -115,8 +119,9 @@ engine_options = _together(
     click.option(
         "--driver-memory", default="1g", show_default=True, help="Memory of Spark's driver."
     ),
+    tracing_option("the phases of the run and its calls of controllers"),
 )
-"""Adds where the work is done, and how long to wait for a leader."""
+"""Adds where the work is done, how long to wait for a leader, and `--tracing`."""
 
 
 def tell_progress(line: str) -> None:

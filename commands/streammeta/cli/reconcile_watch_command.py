@@ -17,12 +17,14 @@ from streammeta.cli.output import EXIT_FAILED, CommandError, Duration, Output, w
 from streammeta.cli.reconcile_options import (
     EXIT_LOST,
     SHARD_DIGITS,
+    TRACED_AS,
     engine_options,
     limit_options,
     removal_options,
     tell_progress,
 )
 from streammeta.cli.reconcile_telling import tell_controllers
+from streammeta.cli.tracing import exporting_traces
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.installation import optional_packages
 
@@ -80,6 +82,7 @@ def watch_command(
     kept: int,
     rounds: int | None,
     metrics_file: Path | None,
+    tracing: bool,
     output: Output,
     **settings: Any,
 ) -> None:
@@ -117,7 +120,7 @@ def watch_command(
             replace_file(PosixFileSystem(), metrics_file, [text.encode()])
         tell_controllers(run_of_round(one), planned.connect, planned.tls)
 
-    with _ending() as ending:
+    with exporting_traces(TRACED_AS, wanted=tracing), _ending() as ending:
         last = watch(config, ending, tell, tell_progress)
     _show(output, last)
     problem = _problem(last)

@@ -6,11 +6,24 @@ Owns the provider of a process that runs as a command; a program that embeds the
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import click
+
+from streammeta.cli.client import Command
 from streammeta.rpc import tracing
 from streammeta.storage.installation import optional_packages
+
+
+def tracing_option(traced: str) -> Callable[[Command], Command]:
+    """Add `--tracing` to a command; `traced` says in its help what it traces."""
+    return click.option(
+        "--tracing",
+        is_flag=True,
+        help=f"Trace {traced}, and send spans by OTLP; the variables OTEL_* say where and how."
+        " Needs the extra tracing.",
+    )
 
 
 @contextmanager

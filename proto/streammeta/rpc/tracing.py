@@ -8,6 +8,7 @@ OpenTelemetry's conventions for RPC; `traceparent` is that of W3C Trace Context,
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ TRACEPARENT_KEY = "traceparent"
 """Metadata of a call: where its trace comes from."""
 
 LINKS_MAX = 128
-"""Maximum of traces that one message of commits names."""
+"""Maximum of traces that one message of commits names, and of spans that share a piece of work."""
 
 _TRACEPARENT = re.compile("([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
@@ -55,10 +56,11 @@ def is_on() -> bool:
 class OpenSpan:
     """A span under way; `end` it once. One that is not traced does nothing."""
 
-    __slots__ = ("_span",)
+    __slots__ = ("_sharers", "_span")
 
-    def __init__(self, span: Span | None) -> None:
+    def __init__(self, span: Span | None, parent_id: int = 0) -> None:
         self._span = span
+        self._sharers = {parent_id}
 
     @property
     def traceparent(self) -> str:
@@ -76,6 +78,32 @@ class OpenSpan:
 
             self._span.set_status(Status(StatusCode.ERROR, error))
         self._span.end()
+
+    def drop(self) -> None:
+        """Leave it out of its trace; nothing may have begun in it."""
+        self._span = None
+
+    def shared(self, name: str) -> OpenSpan:
+        """Return the span, called `name`, of work that is done for the current span too.
+
+        Its parent is the first sampled span that the work is done for. It and each later one are
+        linked to each other, up to `LINKS_MAX` of them.
+        """
+        if self._span is None:
+            return self
+        from opentelemetry import trace
+
+        sharer = trace.get_current_span()
+        of = sharer.get_span_context()
+        if not (of.is_valid and of.trace_flags.sampled) or of.span_id in self._sharers:
+            return self
+        if not self.traceparent:
+            return begin(name)
+        if len(self._sharers) <= LINKS_MAX:
+            self._sharers.add(of.span_id)
+            self._span.add_link(of)
+            sharer.add_link(self._span.get_span_context())
+        return self
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
@@ -96,7 +124,20 @@ def begin(name: str, attributes: Attributes | None = None) -> OpenSpan:
     """Begin a span, a child of the current one if there is any."""
     if _tracer is None:
         return NOT_TRACED
-    return OpenSpan(_tracer.start_span(name, attributes=dict(attributes or {})))
+    from opentelemetry import trace
+
+    parent_id = trace.get_current_span().get_span_context().span_id
+    return OpenSpan(_tracer.start_span(name, attributes=dict(attributes or {})), parent_id)
+
+
+def note(attributes: Attributes) -> None:
+    """Add attributes to the current span."""
+    if _tracer is None:
+        return
+    from opentelemetry import trace
+
+    for name, value in attributes.items():
+        trace.get_current_span().set_attribute(name, value)
 
 
 @contextlib.contextmanager
@@ -115,6 +156,16 @@ def span(name: str, attributes: Attributes | None = None) -> Iterator[OpenSpan]:
         raise
     finally:
         opened.end(error)
+
+
+@contextlib.contextmanager
+def part(name: str, attributes: Attributes | None = None) -> Iterator[OpenSpan]:
+    """Trace the body as `span` does, if it belongs to a trace that is recorded."""
+    if not is_traced():
+        yield NOT_TRACED
+        return
+    with span(name, attributes) as opened:
+        yield opened
 
 
 @contextlib.contextmanager
@@ -143,6 +194,23 @@ def current_traceparent() -> str:
 def is_traced() -> bool:
     """Whether what runs now belongs to a trace that is recorded."""
     return bool(current_traceparent())
+
+
+def call_metadata() -> tuple[tuple[str, str], ...]:
+    """Return the metadata by which a call joins the current span; empty: none, or not sampled."""
+    traceparent = current_traceparent()
+    return ((TRACEPARENT_KEY, traceparent),) if traceparent else ()
+
+
+def outside() -> contextvars.Context:
+    """Return the present context without its span, for a task that outlives what began it."""
+    context = contextvars.copy_context()
+    if _tracer is not None:
+        from opentelemetry import trace
+        from opentelemetry.context import attach
+
+        context.run(attach, trace.set_span_in_context(trace.INVALID_SPAN))
+    return context
 
 
 def record_phases(

@@ -33,6 +33,7 @@ from streammeta.reconcile.plan_folder import (
 )
 from streammeta.reconcile.session import SparkConfig
 from streammeta.reconcile.tables import OUTCOME_COLUMNS, Counts, Tally, count_rows, read_batches
+from streammeta.rpc import tracing
 from streammeta.rpc.tls import CallerFiles
 
 _OUTCOMES = "outcomes"
@@ -94,6 +95,7 @@ class ApplyResult:
         return not self.left and not any(self.outcomes.get(outcome) for outcome in unsettled)
 
 
+@tracing.span("streammeta.reconcile.apply")
 def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: None) -> ApplyResult:
     """Check every candidate of a plan at the leader; delete it if `config.delete`.
 
@@ -145,6 +147,7 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
             f"checking {plan.candidates.keys} candidates"
             + (f" and deleting, {seconds} s or more at {config.keys_per_s} keys/s" * config.delete)
         )
+        tracing.note({"engine": engine.name, "candidates": plan.candidates.keys})
         engine.delete(order, candidates, run_folder / _OUTCOMES)
         worked = engine.name
     return replace(_summary(run_folder, config.delete, plan.candidates.keys), engine=worked)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -38,6 +39,7 @@ from streammeta.reconcile.pacing import LARGEST_BATCH, Pacer
 from streammeta.reconcile.quarantine import quarantined_key
 from streammeta.reconcile.run_signals import RunSignals
 from streammeta.reconcile.tables import OUTCOME_COLUMNS, record_batch
+from streammeta.rpc import tracing
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.errors import ObjectNotFoundError, StorageError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
@@ -118,6 +120,7 @@ class Deleter:
         self._failed_in_a_row = self._failed_in_a_row + failed if failed == len(judged) else 0
         self._is_over = self._is_over or self._failed_in_a_row >= _HOPELESS
 
+    @tracing.span("streammeta.reconcile.batch")
     def _batch(self, batch: Sequence[Candidate]) -> list[Judged]:
         """Process a batch; throttled keys are tried again, with all checks, after a pause."""
         judged = self._attempt(batch)
@@ -130,6 +133,7 @@ class Deleter:
             self._signals.tell_busy()
             self._sleep(pause_s)
             judged = [one for one in judged if not one.is_busy] + self._attempt(busy)
+        tracing.note(Counter(str(one.outcome) for one in judged))
         return judged
 
     def _attempt(self, batch: Sequence[Candidate]) -> list[Judged]:

@@ -13,6 +13,7 @@ from typing import TypeVar
 import grpc
 
 from streammeta.reconcile.errors import ControllerError
+from streammeta.rpc import tracing
 from streammeta.rpc.advice import advice
 from streammeta.rpc.blocking_client import BlockingClient, LeaderCallError
 from streammeta.rpc.tls import CallerFiles
@@ -60,9 +61,11 @@ class LeaderClient(BlockingClient):
 
         def call(channel: grpc.Channel) -> objects_pb2.CheckObjectsResponse:
             stub = objects_pb2_grpc.ObjectServiceStub(channel)
-            return stub.CheckObjects(request, timeout=_CALL_TIMEOUT_S)
+            return stub.CheckObjects(
+                request, timeout=_CALL_TIMEOUT_S, metadata=tracing.call_metadata()
+            )
 
-        answer = self.ask("CheckObjects", call)
+        answer = self.ask("ObjectService/CheckObjects", call)
         if len(answer.states) != len(object_ids):
             raise ControllerError(
                 f"CheckObjects answered {len(answer.states)} states for {len(object_ids)} ids;"
@@ -79,7 +82,7 @@ class LeaderClient(BlockingClient):
             ControllerError: no leader answered in time.
         """
         self.check_objects([0])  # any controller describes the cluster; this finds the leader
-        leader = self.ask("DescribeCluster", _describe_through)
+        leader = self.ask("AdminService/DescribeCluster", _describe_through)
         described = {self.leader or self.endpoints[0]: leader}
         for endpoint in self.endpoints:
             if endpoint not in described:
@@ -113,18 +116,23 @@ class LeaderClient(BlockingClient):
 
         def call(channel: grpc.Channel) -> _Answer:
             stub = metadata_pb2_grpc.MetadataServiceStub(channel)
-            return take(followed(iter(stub.GetSnapshot(request, timeout=_STREAM_TIMEOUT_S))))
+            chunks = stub.GetSnapshot(
+                request, timeout=_STREAM_TIMEOUT_S, metadata=tracing.call_metadata()
+            )
+            return take(followed(iter(chunks)))
 
-        return self.ask("GetSnapshot", call)
+        return self.ask("MetadataService/GetSnapshot", call)
 
-    def ask(self, name: str, call: Callable[[grpc.Channel], _Answer]) -> _Answer:
-        """Return what `call` returns of the leader's channel; `name` is the method's, for errors.
+    def ask(self, method: str, call: Callable[[grpc.Channel], _Answer]) -> _Answer:
+        """Return what `call` returns of the leader's channel; `method` is SERVICE/NAME.
 
         Raises:
             ControllerError: no leader answered in time, or it refused.
         """
+        name = method.partition("/")[2]
         try:
-            return self.call_leader(lambda channel, _: call(channel), self.patience_s)
+            with tracing.part(f"streammeta.v1.{method}", {"rpc.system": "grpc"}):
+                return self.call_leader(lambda channel, _: call(channel), self.patience_s)
         except LeaderCallError as error:
             cure = advice(error.failure, over_tls=self.tls is not None)
             if error.is_final:
@@ -146,4 +154,8 @@ def state_name(state: int) -> str:
 
 def _describe_through(channel: grpc.Channel) -> admin_pb2.DescribeClusterResponse:
     stub = admin_pb2_grpc.AdminServiceStub(channel)
-    return stub.DescribeCluster(admin_pb2.DescribeClusterRequest(), timeout=_CALL_TIMEOUT_S)
+    return stub.DescribeCluster(
+        admin_pb2.DescribeClusterRequest(),
+        timeout=_CALL_TIMEOUT_S,
+        metadata=tracing.call_metadata(),
+    )

@@ -63,6 +63,7 @@ from streammeta.reconcile.verdicts import (
     check_guards,
     without_map,
 )
+from streammeta.rpc import tracing
 from streammeta.rpc.tls import CallerFiles
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_store.address import without_secrets
@@ -116,6 +117,7 @@ class PlanConfig:
     inventory_taken_ms: int | None = None
 
 
+@tracing.span("streammeta.reconcile.plan")
 def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanResult:
     """Compare bucket and map, and write the plan folder; `progress` gets one line per stage.
 
@@ -172,8 +174,8 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
                 result = _with_versions(config, store, draft, result, progress)
             else:
                 result = _report_without_map(engine, draft, result, listed, exported)
-            _write_report(draft, config.folder, result)
-            plan_folder.write_plan_file(draft, result)
+            _write(draft, config.folder, result)
+    tracing.note({"engine": result.engine, "candidates": result.candidates.keys})
     return result
 
 
@@ -205,6 +207,7 @@ def _confirm_namespace(config: PlanConfig, identity: ClusterIdentity) -> None:
         )
 
 
+@tracing.span("streammeta.reconcile.uploads")
 def _uploads(store: ObjectStore, draft: Path) -> tuple[int | None, tuple[str, ...]]:
     """List unfinished uploads; without them the plan still holds, as nothing depends on them."""
     folder = draft / plan_folder.UPLOADS
@@ -215,6 +218,7 @@ def _uploads(store: ObjectStore, draft: Path) -> tuple[int | None, tuple[str, ..
         return None, (f"unfinished multipart uploads could not be listed: {error}",)
 
 
+@tracing.span("streammeta.reconcile.snapshot")
 def _export(config: PlanConfig, identity: ClusterIdentity, folder: Path) -> MapExport | str:
     """Export the map and check its cluster; without an export, return the reason."""
     try:
@@ -238,6 +242,7 @@ def _inventory(config: PlanConfig) -> Inventory | None:
     return read_inventory(config.inventory, config.store, config.inventory_taken_ms, _now_ms())
 
 
+@tracing.span("streammeta.reconcile.list")
 def _list(
     engine: Engine,
     config: PlanConfig,
@@ -259,9 +264,11 @@ def _list(
         progress(f"reading the {len(inventory.files)} files of the inventory {inventory.place}")
         rows = engine.list_inventory(inventory, namespace, listing)
         progress(f"read {rows} rows")
+    tracing.note({"rows": rows})
     return rows
 
 
+@tracing.span("streammeta.reconcile.join")
 def _compared(
     engine: Engine,
     config: PlanConfig,
@@ -331,6 +338,11 @@ def _with_versions(
     if not config.versions:
         return basis
     progress("listing versions that are not current")
+    with tracing.span("streammeta.reconcile.versions"):
+        return _listed_versions(store, draft, basis)
+
+
+def _listed_versions(store: ObjectStore, draft: Path, basis: PlanResult) -> PlanResult:
     counts = Counts("verdict")
     path = draft / plan_folder.VERDICTS / "old-versions.parquet"
     listed = store.list_old_versions()
@@ -355,18 +367,20 @@ def _read(
         return basis
     progress(f"reading {config.deep_share:.1%} of the objects of the map")
     try:
-        found = read_objects(
-            store,
-            draft / plan_folder.MAP,
-            basis.namespace,
-            config.deep_share,
-            basis.listing_started_ms,
-        )
+        with tracing.span("streammeta.reconcile.read"):
+            found = read_objects(
+                store,
+                draft / plan_folder.MAP,
+                basis.namespace,
+                config.deep_share,
+                basis.listing_started_ms,
+            )
     except StorageError as error:
         return _not_found_out(basis, f"objects could not be read: {error}")
     return replace(basis, read={reading.name.lower(): found[reading] for reading in sorted(found)})
 
 
+@tracing.span("streammeta.reconcile.confirm")
 def _confirmed(
     config: PlanConfig, store: ObjectStore, draft: Path, basis: PlanResult, progress: Progress
 ) -> PlanResult:
@@ -407,7 +421,8 @@ def _report_without_map(
     )
 
 
-def _write_report(draft: Path, folder: Path, result: PlanResult) -> None:
+@tracing.span("streammeta.reconcile.write")
+def _write(draft: Path, folder: Path, result: PlanResult) -> None:
     figures: Figures | None = None
     if result.next_object_id is not None:
         verdicts = read_batches(draft / plan_folder.VERDICTS, VERDICT_COLUMNS)
@@ -415,6 +430,7 @@ def _write_report(draft: Path, folder: Path, result: PlanResult) -> None:
     path = draft / plan_folder.REPORT_FILE
     page = report_page(result, figures, earlier_plans(folder, result))
     path.write_text(page, encoding="utf-8")
+    plan_folder.write_plan_file(draft, result)
 
 
 def _in_order(found: Mapping[Verdict, Tally]) -> dict[Verdict, Tally]:

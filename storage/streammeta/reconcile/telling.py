@@ -126,7 +126,7 @@ def _get(leader: LeaderClient) -> kv_pb2.KVResult:
     def call(channel: grpc.Channel) -> kv_pb2.GetKVsResponse:
         return kv_pb2_grpc.KVServiceStub(channel).GetKVs(request, timeout=_CALL_TIMEOUT_S)
 
-    return _only(leader.ask("GetKVs", call).results)
+    return _only(leader.ask("KVService/GetKVs", call).results)
 
 
 def _put(leader: LeaderClient, value: bytes, version: int) -> kv_pb2.KVResult:
@@ -136,7 +136,7 @@ def _put(leader: LeaderClient, value: bytes, version: int) -> kv_pb2.KVResult:
     def call(channel: grpc.Channel) -> kv_pb2.PutKVsResponse:
         return kv_pb2_grpc.KVServiceStub(channel).PutKVs(request, timeout=_CALL_TIMEOUT_S)
 
-    return _only(leader.ask("PutKVs", call).results)
+    return _only(leader.ask("KVService/PutKVs", call).results)
 
 
 def _only(results: Sequence[kv_pb2.KVResult]) -> kv_pb2.KVResult:

@@ -33,6 +33,7 @@ from streammeta.reconcile.lease import new_run
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.plan_folder import PlanResult
 from streammeta.reconcile.tables import Tally
+from streammeta.rpc import tracing
 from streammeta.storage import json_files
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.errors import CorruptObjectError, StorageError
@@ -165,6 +166,7 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
+@tracing.span("streammeta.reconcile.round")
 def _one_round(
     config: WatchConfig,
     ending: threading.Event,
@@ -205,6 +207,7 @@ def _one_round(
     except (StorageError, OSError) as error:
         found = replace(found, outcome=RoundOutcome.FAILED, problem=str(error))
     ended_ms = time.time_ns() // 1_000_000
+    tracing.note({"outcome": str(found.outcome)})
     if found.outcome in SUCCESSES:
         last_success_ms = ended_ms
     return replace(found, ended_ms=ended_ms, last_success_ms=last_success_ms)

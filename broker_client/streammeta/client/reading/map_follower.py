@@ -23,6 +23,7 @@ from streammeta.client.errors import BrokerClientError
 from streammeta.client.metadata_watch import MetadataWatch
 from streammeta.client.reading.range_reader import Fetched
 from streammeta.client.reading.slice_cache import SliceCache
+from streammeta.rpc import tracing
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.v1 import metadata_pb2
@@ -88,7 +89,7 @@ class MapFollower:
         if self._closed:
             return
         if self._task is None:
-            self._task = asyncio.create_task(self._run())
+            self._task = asyncio.create_task(self._run(), context=tracing.outside())
         elif self._covered is not None and stream_id not in self._covered:
             self._restart.set()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -20,12 +20,15 @@ from streammeta.brokers.partition.errors import PartitionError
 from streammeta.brokers.partition.log import Appended, PartitionLog
 from streammeta.brokers.partition.time_search import offset_by_time
 from streammeta.client import BrokerClientError, StorageError
+from streammeta.rpc import tracing
+from streammeta.rpc.tracing import OpenSpan
 
 FAILURES = (KafkaError, PartitionError, BrokerClientError, StorageError)
 """Errors that an item of a request is answered with."""
 
 _LATEST, _EARLIEST = -1, -2
 _FETCH_MAX_BYTES = 55 * 1024 * 1024
+_UNANSWERED = "the connection ended before the answer"
 
 Answer = Coroutine[Any, Any, Tree | None]
 
@@ -38,13 +41,15 @@ async def produce(broker: Broker, request: Request) -> Answer:
         for topic in body.topic_data
         for item in topic.partition_data
     ]
-    for one in items:
-        try:
-            _check_acks(body)
-            await _admit(broker, one)
-        except FAILURES as error:
-            one.refused = error
-    return _produced(broker, body.acks, body.timeout.total_seconds(), items)
+    span = tracing.begin("streammeta.kafka.Produce")
+    with span.current():
+        for one in items:
+            try:
+                _check_acks(body)
+                await _admit(broker, one)
+            except FAILURES as error:
+                one.refused = error
+    return _traced(span, broker, body, items) if tracing.is_on() else _produced(broker, body, items)
 
 
 @dataclass(slots=True)
@@ -81,13 +86,11 @@ def _check_acks(body: Any) -> None:
         raise KafkaError(Code.INVALID_REQUEST, "transactions are not offered")
 
 
-async def _produced(
-    broker: Broker, acks: int, timeout_s: float, items: Sequence[_Produced]
-) -> Tree | None:
+async def _produced(broker: Broker, body: Any, items: Sequence[_Produced]) -> Tree | None:
     futures = [one.appended.durable for one in items if one.appended is not None]
     if futures:
-        await asyncio.wait(futures, timeout=max(timeout_s, 0.001))
-    if acks == 0:
+        await asyncio.wait(futures, timeout=max(body.timeout.total_seconds(), 0.001))
+    if body.acks == 0:
         return None
     rows = [(one.topic, _produce_row(broker, one)) for one in items]
     return {
@@ -98,20 +101,46 @@ async def _produced(
     }
 
 
-def _produce_row(broker: Broker, one: _Produced) -> Tree:
-    if one.log is None or one.appended is None:
+async def _traced(
+    span: OpenSpan, broker: Broker, body: Any, items: Sequence[_Produced]
+) -> Tree | None:
+    """Give the answer to a Produce, and end its span with what came of each batch."""
+    errors = _UNANSWERED
+    try:
+        tree = await _produced(broker, body, items)
+        errors = _names(map(_outcome, items))
+    finally:
+        sent = sum(len(one.records) for one in items)
+        span.end(errors, {"partitions": len(items), "bytes": sent})
+    return tree
+
+
+def _names(codes: Iterable[Code]) -> str:
+    """Return the names of the errors among the codes of partitions, each once."""
+    return ", ".join(code.name for code in sorted(set(codes) - {Code.NONE}))
+
+
+def _outcome(one: _Produced) -> Code:
+    """Return what has come of a batch by now."""
+    if one.appended is None:
         assert one.refused is not None
+        return code_of(one.refused)
+    if not one.appended.durable.done():
+        return Code.REQUEST_TIMED_OUT
+    failed = one.appended.durable.exception() is not None
+    return Code.NOT_LEADER_OR_FOLLOWER if failed else Code.NONE
+
+
+def _produce_row(broker: Broker, one: _Produced) -> Tree:
+    code = _outcome(one)
+    if one.log is None or one.appended is None:
         return {
             "index": one.partition,
-            "error_code": code_of(one.refused),
+            "error_code": code,
             "base_offset": -1,
             "error_message": str(one.refused),
         }
-    code = Code.NONE
-    if not one.appended.durable.done():
-        code = Code.REQUEST_TIMED_OUT
-    elif one.appended.durable.exception() is not None:
-        code = Code.NOT_LEADER_OR_FOLLOWER
+    if code is Code.NOT_LEADER_OR_FOLLOWER:
         broker.refused.note(one.topic, one.partition, one.records)
     return {
         "index": one.partition,
@@ -129,7 +158,9 @@ async def fetch(broker: Broker, request: Request) -> Answer:
 async def _fetched(broker: Broker, body: Any) -> Tree:
     changed = asyncio.Event()
     deadline = asyncio.get_running_loop().time() + body.max_wait.total_seconds()
+    span = tracing.begin("streammeta.kafka.Fetch")
     with contextlib.ExitStack() as stack:
+        stack.enter_context(span.current())
         for log in _logs(broker, body):
             stack.enter_context(log.watched(changed.set))
         while True:
@@ -142,8 +173,20 @@ async def _fetched(broker: Broker, body: Any) -> Tree:
                     await changed.wait()
             except TimeoutError:
                 break
+    _end_fetch(span, responses, size)
     broker.tally.fetched_bytes += size
     return {"error_code": Code.NONE, "session_id": 0, "responses": responses}
+
+
+def _end_fetch(span: OpenSpan, responses: Sequence[Tree], size: int) -> None:
+    """End a Fetch that found records or an error; leave one out that waited in vain."""
+    if not tracing.is_on():
+        return
+    rows = [row for topic in responses for row in topic["partitions"]]
+    errors = _names(row["error_code"] for row in rows)
+    if not (size or errors):
+        span.drop()
+    span.end(errors, {"partitions": len(rows), "bytes": size})
 
 
 def _logs(broker: Broker, body: Any) -> list[PartitionLog]:

@@ -1,0 +1,130 @@
+"""Traces of runs: a span for each phase of a plan and each batch of an apply, and their calls."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+
+from streammeta.reconcile.apply import ApplyConfig, apply
+from streammeta.reconcile.engine import EngineName
+from streammeta.reconcile.errors import ReconcileError
+from streammeta.reconcile.plan import PlanConfig, plan
+from streammeta.reconcile.watch import WatchConfig, watch
+from tests.kit.real_cluster import STEADY, running_cluster, streammeta, wait_until
+from tests.kit.traces import collecting, exporting, ids, only
+from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, own
+
+PHASES = ["list", "uploads", "snapshot", "join", "confirm", "write"]
+PREFIX = "streammeta.reconcile."
+CHECK = "streammeta.v1.ObjectService/CheckObjects"
+
+
+def inside(spans: tuple[ReadableSpan, ...], parent: ReadableSpan) -> list[str]:
+    """Return the names of the children of a span, by their begin."""
+    (own_id,) = {ids(parent)[1]}
+    found = [
+        one
+        for one in spans
+        if one.parent is not None and one.parent.span_id.to_bytes(8, "big") == own_id
+    ]
+    return [one.name for one in sorted(found, key=lambda one: one.start_time or 0)]
+
+
+def plant(bucket: LocalBucket, state: FakeMap, orphans: int) -> None:
+    state.objects = {i: MapObject(COMMITTED, size=10) for i in range(400)}
+    for number in (*range(400), *range(500, 500 + orphans)):
+        bucket.put(own(number))
+
+
+def planned(bucket: LocalBucket, endpoint: str, folder: Path) -> PlanConfig:
+    return PlanConfig(bucket.uri, (endpoint,), folder, max_share=0.9, engine=EngineName.LOCAL)
+
+
+def test_a_run_has_a_span_for_each_phase_and_each_batch(
+    bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
+) -> None:
+    plant(bucket, state, orphans=30)
+    with exporting() as exported:
+        plan(planned(bucket, endpoint, tmp_path / "p"))
+        spans = exported.get_finished_spans()
+        root = only(spans, f"{PREFIX}plan")
+        assert [name for name in inside(spans, root) if name.startswith(PREFIX)] == [
+            PREFIX + phase for phase in PHASES
+        ]
+        assert root.attributes == {"engine": "local", "candidates": 30}
+        listed = only(spans, f"{PREFIX}list").attributes or {}
+        assert listed["rows"] == len(bucket.keys()) + 1, "the marker too"
+        snapshot = only(spans, f"{PREFIX}snapshot")
+        assert "streammeta.v1.MetadataService/GetSnapshot" in inside(spans, snapshot)
+        assert {ids(one)[0] for one in spans} == {ids(root)[0]}
+
+        exported.clear()
+        apply(ApplyConfig(tmp_path / "p", delete=True, keys_per_s=10))
+        spans = exported.get_finished_spans()
+        root = only(spans, f"{PREFIX}apply")
+        batches = [one for one in spans if one.name == f"{PREFIX}batch"]
+        assert inside(spans, root).count(f"{PREFIX}batch") == len(batches) > 1
+        outcomes: Counter[str] = Counter()
+        for batch in batches:
+            assert CHECK in inside(spans, batch)
+            outcomes.update({name: int(str(n)) for name, n in (batch.attributes or {}).items()})
+        assert outcomes == {"deleted": 30}
+        assert {ids(one)[0] for one in spans} == {ids(root)[0]}
+
+
+def test_a_round_of_a_watch_is_one_trace(
+    bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
+) -> None:
+    plant(bucket, state, orphans=1)
+    config = WatchConfig(
+        planned(bucket, endpoint, tmp_path / "rounds"),
+        ApplyConfig(tmp_path / "rounds", delete=True, engine=EngineName.LOCAL),
+        interval_s=1,
+        rounds=1,
+    )
+    with exporting() as exported:
+        watch(config, threading.Event(), lambda _round: None)
+        spans = exported.get_finished_spans()
+    root = only(spans, f"{PREFIX}round")
+    assert root.attributes == {"outcome": "settled"}
+    assert inside(spans, root) == [f"{PREFIX}plan", f"{PREFIX}apply"]
+    assert root.parent is None
+
+
+def test_a_phase_that_fails_says_so(
+    bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
+) -> None:
+    plant(bucket, state, orphans=1)
+    (tmp_path / "p").mkdir()
+    with exporting() as exported, pytest.raises(ReconcileError):
+        plan(planned(bucket, endpoint, tmp_path / "p"))
+    root = only(exported.get_finished_spans(), f"{PREFIX}plan")
+    assert root.status.description == "PlanError"
+    assert not root.status.is_ok
+
+
+@pytest.mark.process
+def test_the_command_sends_its_spans_and_controllers_join_its_trace(tmp_path: Path) -> None:
+    with (
+        collecting() as collector,
+        running_cluster(tmp_path, 1, (*STEADY, "--tracing")) as cluster,
+    ):
+        where = ("--store", cluster.store_uri, "--connect", cluster.connect)
+        made = streammeta(
+            *("reconcile", "plan", *where, "--plan", str(tmp_path / "p"), "--allow-empty-map"),
+            "--tracing",
+        )
+        assert made["ok"], made
+        assert "streammeta-reconcile" in collector.services, "spans are sent before the end"
+        (root,) = collector.named(f"{PREFIX}plan")
+
+        def joined() -> bool:
+            asked = [span for span in collector.named(CHECK) if span.trace_id == root.trace_id]
+            sent = {span.span_id for span in asked}
+            return any(span.parent_span_id in sent for span in asked)
+
+        wait_until(joined, "a controller's span of a call in the run's trace")
