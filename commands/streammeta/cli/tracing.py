@@ -5,7 +5,6 @@ Owns the provider of a process that runs as a command; a program that embeds the
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -28,7 +27,7 @@ def tracing_option(traced: str) -> Callable[[Command], Command]:
 
 @contextmanager
 def exporting_traces(service: str, *, wanted: bool) -> Iterator[None]:
-    """Trace in the body if that is `wanted`, as `service` unless OTEL_SERVICE_NAME says another.
+    """Trace in the body if that is `wanted`, as `service` unless the environment names another.
 
     Raises `MissingPackageError` if the extra is not installed.
     """
@@ -37,11 +36,11 @@ def exporting_traces(service: str, *, wanted: bool) -> Iterator[None]:
         return
     with optional_packages("--tracing", "tracing"):
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    os.environ.setdefault("OTEL_SERVICE_NAME", service)
-    provider = TracerProvider(resource=Resource.create())
+    own = Resource.create({"service.name": service})
+    provider = TracerProvider(resource=own.merge(OTELResourceDetector().detect()))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     tracing.enable(provider)
     try:
