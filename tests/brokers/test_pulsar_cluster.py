@@ -19,10 +19,10 @@ from streammeta.brokers.pulsar.ledger_reader import LedgerReader
 from streammeta.brokers.pulsar.ledger_streams import DRIVER, LedgerStreams, StreamLedger
 from streammeta.brokers.pulsar.ledger_values import LedgerInfo
 from streammeta.brokers.pulsar.named_blobs import NamedBlobs
-from streammeta.brokers.pulsar.offloader import (
+from streammeta.brokers.pulsar.offloader import Offloader
+from streammeta.brokers.pulsar.read_errors import (
     IncorrectParameterError,
     NoSuchLedgerError,
-    Offloader,
     OffloadReadHandleClosedError,
 )
 from streammeta.client import (

@@ -17,7 +17,8 @@ from streammeta.brokers.pulsar.index_block import IndexBlock
 from streammeta.brokers.pulsar.ledger_values import LedgerInfo, OffloadContext
 from streammeta.brokers.pulsar.list_store import decode_list, encode_list
 from streammeta.brokers.pulsar.object_names import data_name, index_name
-from streammeta.brokers.pulsar.offloader import NoSuchLedgerError, Offloader
+from streammeta.brokers.pulsar.offloader import Offloader
+from streammeta.brokers.pulsar.read_errors import NoSuchLedgerError
 from streammeta.storage.errors import PayloadError
 from tests.conformance.pulsar_formats import UUID
 from tests.conformance.pulsar_offload import LEDGER, MemoryLedger, presence

@@ -11,8 +11,14 @@ from uuid import UUID
 import pytest
 
 from streammeta.brokers.pulsar.blobs import BlobError, NoSuchBlobError
+from streammeta.brokers.pulsar.blocks import Entry
 from streammeta.brokers.pulsar.bucket_blobs import BucketBlobs
-from streammeta.brokers.pulsar.offloader import NoSuchLedgerError, Offloader
+from streammeta.brokers.pulsar.object_names import VERSION_KEY
+from streammeta.brokers.pulsar.offloader import Offloader
+from streammeta.brokers.pulsar.read_errors import NoSuchLedgerError
+from streammeta.brokers.pulsar.segments import Segments
+from streammeta.brokers.pulsar.streaming import OfferResult, StreamingSegment
+from streammeta.storage.errors import PayloadError
 from tests.conformance.pulsar_offload import MemoryLedger
 from tests.kit.java_peers import JavaPeer, java_peer
 from tests.storage.s3_servers import S3Endpoint, running_moto
@@ -125,6 +131,150 @@ async def test_equal_ledgers_become_equal_bytes(
     there = await blobs.metadata(f"{theirs}-ledger-9-index")
     here = await blobs.metadata(f"{ours}-ledger-9-index")
     assert {key: there[key.lower()] for key in here} == here
+
+
+def _random_rows(rng: random.Random) -> list[tuple[int, Entry]]:
+    """Return entries of one ledger or several that follow each other, in several blocks."""
+    rows = list[tuple[int, Entry]]()
+    first = rng.choice((0, 3, 127, 128, 129, 5000))
+    for ledger_id in sorted(rng.sample(range(1 << 20), rng.choice((1, 1, 3)))):
+        largest = rng.choice((0, 40, 3000, 2 * MIB))
+        count = rng.choice((1, 2, 400)) if largest < MIB else rng.randint(4, 9)
+        for at in range(first, first + count):
+            rows.append((ledger_id, Entry(at, rng.randbytes(rng.randint(0, largest)))))
+        first = 0
+    return rows
+
+
+async def _stream(blobs: BucketBlobs, uuid: str, rows: list[tuple[int, Entry]]) -> None:
+    ledger_id, first = rows[0]
+    segment = StreamingSegment(blobs, uuid, ledger_id, first.entry_id, extra=EXTRA)
+    for ledger_id, entry in rows:
+        while segment.offer(ledger_id, entry) is not OfferResult.SUCCESS:
+            await segment.upload_blocks()
+    await segment.finish()
+
+
+def _file_of(work: Path, uuid: str, rows: list[tuple[int, Entry]]) -> Path:
+    path = work / f"rows-{uuid}"
+    lines = [f"{one} {entry.entry_id} {entry.data.hex() or '-'}\n" for one, entry in rows]
+    path.write_text("".join(lines))
+    return path
+
+
+def _by_id(line: str) -> dict[int, bytes]:
+    pairs = (one.split(":") for one in line.split(" "))
+    return {int(entry_id): bytes.fromhex(data) for entry_id, data in pairs}
+
+
+@pytest.mark.parametrize(
+    "count",
+    [4, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
+)
+async def test_segments_that_are_written_here_are_read_by_the_peer(
+    peer: JavaPeer, server: S3Endpoint, blobs: BucketBlobs, tmp_path: Path, count: int
+) -> None:
+    """The peer gives a segment from its first entry on, and the last segment first."""
+    seed = int(os.environ.get("STREAMMETA_SEED", "1"))
+    rng = random.Random(seed)
+    lines, wanted = list[str](), list[dict[int, bytes]]()
+    for _ in range(count):
+        uuid, rows = str(UUID(int=rng.getrandbits(128), version=4)), _random_rows(rng)
+        await _stream(blobs, uuid, rows)
+        for ledger_id in {one for one, _ in rows}:
+            entries = {one.entry_id: one.data for ledger, one in rows if ledger == ledger_id}
+            low, high = sorted(rng.choices(list(entries), k=2))
+            lines.append(f"segments {ledger_id} {min(entries)} {max(entries)} {uuid}")
+            lines.append(f"segments {ledger_id} {low} {high} {uuid}")
+            wanted += [entries, {at: data for at, data in entries.items() if at <= high}]
+    uuids = [str(UUID(int=rng.getrandbits(128), version=4)) for _ in range(3)]
+    entries = {at: rng.randbytes(20) for at in range(400)}
+    for number, (begin, end) in enumerate(((0, 128), (128, 300), (300, 400))):
+        rows = [(6, Entry(at, entries[at])) for at in range(begin, end)]
+        await _stream(blobs, uuids[number], rows)
+    lines.append(f"segments 6 0 399 {' '.join(uuids)}")
+    wanted.append(entries)
+    answers = _asked(peer, server, tmp_path, lines)
+    assert [_by_id(one) for one in answers] == wanted, f"seed {seed}"
+
+
+async def test_segments_that_the_peer_writes_are_read_here(
+    peer: JavaPeer, server: S3Endpoint, blobs: BucketBlobs, tmp_path: Path
+) -> None:
+    """Each ledger has less than a block: of more than that the peer loses where it lies."""
+    rng = random.Random(5)
+    uuids = [str(UUID(int=rng.getrandbits(128), version=4)) for _ in range(3)]
+    pieces = [
+        [(ledger, Entry(at, rng.randbytes(rng.randrange(size)))) for ledger, at in places]
+        for size, places in (
+            (40, [(2, at) for at in range(300)]),
+            (9000, [(2, at) for at in range(300, 500)] + [(4, at) for at in range(100)]),
+            (3, [(4, 100), (5, 0), (5, 1), (11, 0)]),
+        )
+    ]
+    lines = [
+        f"stream {uuid} {_file_of(tmp_path, uuid, rows)}"
+        for uuid, rows in zip(uuids, pieces, strict=True)
+    ]
+    assert _asked(peer, server, tmp_path, lines) == ["2 299", "4 99", "11 0"]
+    segments = Segments(blobs)
+    for ledger_id in (2, 4, 5, 11):
+        entries = [entry for rows in pieces for one, entry in rows if one == ledger_id]
+        handle = await segments.open(ledger_id, uuids)
+        assert (handle.first_entry, handle.last_entry) == (0, len(entries) - 1)
+        assert await handle.read(0, len(entries) - 1) == entries
+        low = len(entries) // 3
+        assert await handle.read(low, len(entries) - 1) == entries[low:]
+
+
+async def test_equal_segments_become_equal_bytes(
+    peer: JavaPeer, server: S3Endpoint, blobs: BucketBlobs, tmp_path: Path
+) -> None:
+    rng = random.Random(6)
+    rows = [(3, Entry(at, rng.randbytes(at))) for at in range(120)]
+    rows += [(8, Entry(at, rng.randbytes(50))) for at in range(2)]
+    ours, theirs = (str(UUID(int=number, version=4)) for number in (21, 22))
+    await _stream(blobs, ours, rows)
+    lines = [f"stream {theirs} {_file_of(tmp_path, theirs, rows)}"]
+    assert _asked(peer, server, tmp_path, lines) == ["8 1"]
+    for name in ("", "-index"):
+        one, other = [await blobs.read(f"{uuid}{name}", 0, 1 << 30) for uuid in (ours, theirs)]
+        assert one == other
+        here, there = [await blobs.metadata(f"{uuid}{name}") for uuid in (ours, theirs)]
+        assert here[VERSION_KEY] == there[VERSION_KEY]
+
+
+async def test_blocks_that_the_peer_puts_elsewhere_than_its_index_says_are_refused(
+    peer: JavaPeer, server: S3Endpoint, blobs: BucketBlobs, tmp_path: Path
+) -> None:
+    """The peer leaves the first entry out of the length of a full block."""
+    rows = [(5, Entry(at, bytes([at]) * 300_000)) for at in range(40)]
+    uuid = str(UUID(int=23, version=4))
+    lines = [f"stream {uuid} {_file_of(tmp_path, uuid, rows)}"]
+    assert _asked(peer, server, tmp_path, lines) == ["5 39"]
+    handle = await Segments(blobs).open(5, [uuid])
+    with pytest.raises(PayloadError, match="entry"):
+        await handle.read(0, 39)
+    assert await handle.read(0, 9) == [entry for _, entry in rows[:10]]
+
+
+async def test_a_segment_that_one_side_deletes_is_gone_for_the_other(
+    peer: JavaPeer, server: S3Endpoint, blobs: BucketBlobs, tmp_path: Path
+) -> None:
+    uuid, other = (str(UUID(int=number, version=4)) for number in (24, 25))
+    segments = Segments(blobs)
+    for one in (uuid, other):
+        await _stream(blobs, one, [(1, Entry(0, b"a"))])
+    third = str(UUID(int=26, version=4))
+    lines = [f"stream {third} {_file_of(tmp_path, third, [(1, Entry(1, b'b'))])}"]
+    lines += [f"drop {uuid}", f"drop {third}"]
+    assert _asked(peer, server, tmp_path, lines) == ["1 1", "dropped", "dropped"]
+    with pytest.raises(NoSuchLedgerError):
+        await segments.open(1, [uuid])
+    await segments.delete(other)
+    await segments.delete(other)
+    left = {name[:36] for name in await blobs.names()}
+    assert not {uuid, other, third} & left
 
 
 async def test_what_one_side_deletes_is_gone_for_the_other(

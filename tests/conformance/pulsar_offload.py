@@ -9,15 +9,15 @@ from streammeta.brokers.pulsar.blobs import BlobError, MemoryBlobs
 from streammeta.brokers.pulsar.blocks import HEADER_SIZE, Entry
 from streammeta.brokers.pulsar.ledger_values import LedgerMetadata
 from streammeta.brokers.pulsar.object_names import VERSION_KEY, data_name, index_name
-from streammeta.brokers.pulsar.offloader import (
+from streammeta.brokers.pulsar.offloader import OffloadedLedger, Offloader
+from streammeta.brokers.pulsar.range_stream import RangeStream
+from streammeta.brokers.pulsar.read_errors import (
     IncorrectParameterError,
     NoSuchLedgerError,
-    OffloadedLedger,
-    Offloader,
     OffloadReadHandleClosedError,
 )
-from streammeta.brokers.pulsar.range_stream import RangeStream
-from streammeta.brokers.pulsar.streaming import OfferResult, StreamingSegment, read_segment
+from streammeta.brokers.pulsar.segments import Segments
+from streammeta.brokers.pulsar.streaming import OfferResult, SegmentLimits, StreamingSegment
 from tests.conformance.pulsar_formats import UUID
 from tests.conformance.scenario_args import Args
 from tests.conformance.shape_answers import Runner, Said
@@ -247,21 +247,25 @@ async def _seek_forward(given: Args) -> dict[str, Any]:
 
 async def _streamed(max_bytes: int, count: int, size: int) -> tuple[list[int], list[Entry], bool]:
     """Stream entries of ledger 0 into segments; return ends, what is read, and its truth."""
-    blobs, ends, entries = MemoryBlobs(), list[int](), list[Entry]()
-    segment, taken = StreamingSegment(blobs, "segment-0", 0, 0, max_bytes), list[Entry]()
+    blobs, ends, limits = MemoryBlobs(), list[int](), SegmentLimits(max_bytes, block_bytes=300)
+
+    def segment(at: int) -> StreamingSegment:
+        return StreamingSegment(blobs, f"segment-{len(ends)}", 0, at, limits=limits)
+
+    writer, taken = segment(0), list[Entry]()
     for at in range(count):
         entry = Entry(at, bytes([at]) * size)
-        done = segment.offer(0, entry)
+        done = writer.offer(0, entry)
         if done is OfferResult.FAIL_SEGMENT_CLOSED:
-            ends.append((await segment.finish({})).entry_id)
-            segment = StreamingSegment(blobs, f"segment-{len(ends)}", 0, at, max_bytes)
-            done = segment.offer(0, entry)
+            ends.append((await writer.finish()).entry_id)
+            writer = segment(at)
+            done = writer.offer(0, entry)
         if done is not OfferResult.SUCCESS:
             raise AssertionError(done)
         taken.append(entry)
-    ends.append((await segment.finish({})).entry_id)
-    for number in range(len(ends)):
-        entries += await read_segment(blobs, f"segment-{number}", 0, 0, count - 1)
+    ends.append((await writer.finish()).entry_id)
+    uuids = [f"segment-{number}" for number in range(len(ends))]
+    entries = await (await Segments(blobs).open(0, uuids)).read(0, count - 1)
     return ends, entries, entries == taken
 
 

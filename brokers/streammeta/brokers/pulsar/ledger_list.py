@@ -8,7 +8,7 @@ whatever a crash leaves is found and deleted by the next try, or with the ledger
 from __future__ import annotations
 
 import uuid as uuids
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -76,6 +76,14 @@ class Copies(Protocol):
 
     async def held(self) -> Sequence[tuple[int, str]]:
         """List what there is of copies, whole or not, as ledger ids and uuids."""
+        ...
+
+
+class SegmentCopies(Protocol):
+    """Where segments of streaming offload lie; `Segments` is."""
+
+    async def delete(self, uuid: str) -> None:
+        """Delete a segment, whole or not; may be repeated."""
         ...
 
 
@@ -150,6 +158,8 @@ class ManagedLedger:
     driver_metadata: dict[str, str] = field(default_factory=dict)
     former: Mapping[str, Copies] = field(default_factory=dict)
     """Places that `copies` has replaced, by driver: copies there are deleted there."""
+    segments: SegmentCopies | None = None
+    """Where segments of streaming offload lie that the list names; they are deleted there."""
     new_uuid: Callable[[], str] = lambda: str(uuids.uuid4())
     ledgers: list[LedgerInfo] = field(default_factory=list)
     is_fenced: bool = False
@@ -157,8 +167,17 @@ class ManagedLedger:
     _is_offloading: bool = False
 
     async def open(self) -> None:
-        """Load the list."""
-        self.ledgers, self._version = await self.store.load()
+        """Load the list.
+
+        Raises:
+            ValueError: it names segments of a streaming offload, and `segments` is not given.
+        """
+        ledgers, version = await self.store.load()
+        if self.segments is None and (named := sorted(_segments_of(ledgers))):
+            raise ValueError(
+                f"{self.name} names segment {named[0]}, wanted `segments`: the place where it lies"
+            )
+        self.ledgers, self._version = ledgers, version
 
     async def _save(self, ledgers: list[LedgerInfo]) -> None:
         if self.is_fenced:
@@ -270,8 +289,15 @@ class ManagedLedger:
     # ---- deletion ----
 
     async def _delete_copy(self, ledger_id: int, context: OffloadContext) -> None:
-        copies = self.former.get(context.driver, self.copies)
-        await copies.delete(ledger_id, context.uuid)
+        """Delete a ledger's copy; of its segments those that no other ledger of the list is in."""
+        if context.uuid:
+            copies = self.former.get(context.driver, self.copies)
+            await copies.delete(ledger_id, context.uuid)
+        if self.segments is not None and context.segments:
+            kept = _segments_of(one for one in self.ledgers if one.ledger_id != ledger_id)
+            for segment in context.segments:
+                if segment.uuid not in kept:
+                    await self.segments.delete(segment.uuid)
 
     async def sweep(self) -> list[tuple[int, str]]:
         """Delete copies that the list does not name; return their ledger ids and uuids.
@@ -311,6 +337,12 @@ class ManagedLedger:
             await self._set_context(one.ledger_id, replace(one.context, source_deleted=True))
             await self.sources.delete(one.ledger_id)
         return [one.ledger_id for one in due]
+
+
+def _segments_of(ledgers: Iterable[LedgerInfo]) -> set[str]:
+    """Return the uuids of all segments that ledgers are in."""
+    contexts = (one.context for one in ledgers)
+    return {each.uuid for one in contexts if one is not None for each in one.segments}
 
 
 def closed_metadata(info: LedgerInfo) -> LedgerMetadata:

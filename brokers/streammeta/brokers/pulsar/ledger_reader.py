@@ -10,7 +10,8 @@ from typing import Protocol
 
 from streammeta.brokers.pulsar.blocks import Entry
 from streammeta.brokers.pulsar.ledger_list import ManagedLedger, reads_copy
-from streammeta.brokers.pulsar.offloader import NoSuchLedgerError
+from streammeta.brokers.pulsar.ledger_values import OffloadContext
+from streammeta.brokers.pulsar.read_errors import NoSuchLedgerError
 
 
 class CopyHandle(Protocol):
@@ -33,10 +34,19 @@ class CopyOpener(Protocol):
         ...
 
 
+class SegmentOpener(Protocol):
+    """Opens ledgers that lie in segments of streaming offload; `Segments` does."""
+
+    async def open(self, ledger_id: int, uuids: Sequence[str]) -> CopyHandle:
+        """Return a handle."""
+        ...
+
+
 class LedgerReader:
     """Reads of one managed ledger; `source_first` reads sources while they are there.
 
     `former` are places that `copies` has replaced, by driver: copies there are read there.
+    `segments` is where segments of streaming offload lie that the list names.
     """
 
     def __init__(
@@ -46,10 +56,12 @@ class LedgerReader:
         *,
         source_first: bool = False,
         former: Mapping[str, CopyOpener] | None = None,
+        segments: SegmentOpener | None = None,
     ) -> None:
         self._managed = managed
         self._copies = copies
         self._former = former or {}
+        self._segments = segments
         self._source_first = source_first
         self._open: dict[tuple[int, str], CopyHandle] = {}
 
@@ -66,11 +78,25 @@ class LedgerReader:
         if info.context is None or not reads_copy(info, source_first=self._source_first):
             source = await self._managed.sources.open(ledger_id)
             return await source.read(first, last)
-        place = ledger_id, info.context.uuid
+        context = info.context
+        uuids = [one.uuid for one in context.segments if one.complete]
+        place = ledger_id, context.uuid or ",".join(uuids)
         if place not in self._open:
-            copies = self._former.get(info.context.driver, self._copies)
-            self._open[place] = await copies.open(*place)
+            self._open[place] = await self._opened(ledger_id, context, uuids)
         return await self._open[place].read(first, last)
+
+    async def _opened(
+        self, ledger_id: int, context: OffloadContext, uuids: Sequence[str]
+    ) -> CopyHandle:
+        if context.uuid:
+            copies = self._former.get(context.driver, self._copies)
+            return await copies.open(ledger_id, context.uuid)
+        if self._segments is None:
+            raise NoSuchLedgerError(
+                f"ledger {ledger_id} lies in segments of a streaming offload; give the reader the"
+                " place of these as `segments`"
+            )
+        return await self._segments.open(ledger_id, uuids)
 
     def close(self) -> None:
         """Close all handles."""

@@ -19,12 +19,14 @@ from streammeta.brokers.pulsar.ledger_values import LedgerMetadata
 from streammeta.brokers.pulsar.object_names import data_name, ledger_id_of, uuid_of
 from streammeta.brokers.pulsar.offloader import (
     READ_ENTRIES,
-    IncorrectParameterError,
     LedgerSource,
-    NoSuchLedgerError,
     NotAppendableError,
-    OffloadReadHandleClosedError,
     check_offloadable,
+)
+from streammeta.brokers.pulsar.read_errors import (
+    IncorrectParameterError,
+    NoSuchLedgerError,
+    OffloadReadHandleClosedError,
 )
 from streammeta.client import BrokerClientError, StreamClient, StreamNotFoundError
 from streammeta.client.errors import refusal

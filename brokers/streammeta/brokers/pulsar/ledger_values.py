@@ -6,12 +6,33 @@ Field numbers are those of `MLDataFormats.proto` and BookKeeper's `LedgerMetadat
 from __future__ import annotations
 
 import uuid as uuids
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from streammeta.brokers.pulsar import wire_fields as wire
 
 _CLOSED = 3
+_MASK = (1 << 64) - 1
+
+
+def _uuid_fields(uuid: str) -> bytes:
+    """Return both halves of a uuid, nothing for none."""
+    if not uuid:
+        return b""
+    value = uuids.UUID(uuid).int
+    return wire.number_field(1, value >> 64) + wire.number_field(2, value & _MASK)
+
+
+def _uuid_of(numbers: Mapping[int, int]) -> str:
+    if 1 not in numbers and 2 not in numbers:
+        return ""
+    value = (numbers.get(1, 0) & _MASK) << 64 | numbers.get(2, 0) & _MASK
+    return str(uuids.UUID(int=value))
+
+
+def _driver_field(number: int, driver: str, metadata: dict[str, str]) -> bytes:
+    return wire.bytes_field(number, wire.bytes_field(1, driver) + wire.pair_fields(2, metadata))
 
 
 class Digest(IntEnum):
@@ -84,8 +105,55 @@ class LedgerMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class OffloadSegment:
+    """A segment of streaming offload that holds entries of a ledger; times are ms since 1970.
+
+    `end_entry` is the last entry of the ledger in the segment.
+    """
+
+    uuid: str
+    complete: bool = False
+    assigned_ms: int | None = None
+    offloaded_ms: int | None = None
+    end_entry: int | None = None
+    driver: str = ""
+    driver_metadata: dict[str, str] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """Return the bytes of `OffloadSegment`."""
+        return b"".join(
+            (
+                _uuid_fields(self.uuid),
+                wire.number_field(3, int(self.complete)),
+                wire.number_field(4, self.assigned_ms),
+                wire.number_field(5, self.offloaded_ms),
+                wire.number_field(6, self.end_entry),
+                _driver_field(7, self.driver, self.driver_metadata),
+            )
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> OffloadSegment:
+        """Return the value; raise `PayloadError` if the bytes are none."""
+        numbers = wire.numbers(data)
+        driver = (wire.parts(data, 7) or [b""])[-1]
+        return cls(
+            _uuid_of(numbers),
+            bool(numbers.get(3, 0)),
+            numbers.get(4),
+            numbers.get(5),
+            numbers.get(6),
+            wire.text(driver, 1),
+            wire.pairs(wire.parts(driver, 2)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class OffloadContext:
-    """Where a ledger's copy is, and whether it is whole; times are ms since 1970."""
+    """Where a ledger's copy is, and whether it is whole; times are ms since 1970.
+
+    A ledger that was offloaded as a stream is in `segments`, and has no uuid of its own then.
+    """
 
     uuid: str
     complete: bool = False
@@ -93,20 +161,21 @@ class OffloadContext:
     timestamp_ms: int | None = None
     driver: str = ""
     driver_metadata: dict[str, str] = field(default_factory=dict)
+    segments: tuple[OffloadSegment, ...] = ()
 
     def encode(self) -> bytes:
         """Return the bytes of `OffloadContext`."""
-        value = uuids.UUID(self.uuid).int
-        driver = wire.bytes_field(1, self.driver) + wire.pair_fields(2, self.driver_metadata)
         deleted = None if self.source_deleted is None else int(self.source_deleted)
         return b"".join(
             (
-                wire.number_field(1, value >> 64),
-                wire.number_field(2, value & ((1 << 64) - 1)),
+                _uuid_fields(self.uuid),
                 wire.number_field(3, int(self.complete)),
                 wire.number_field(4, deleted),
                 wire.number_field(5, self.timestamp_ms),
-                wire.bytes_field(6, driver),
+                b""
+                if self.segments and not self.uuid
+                else _driver_field(6, self.driver, self.driver_metadata),
+                *(wire.bytes_field(7, one.encode()) for one in self.segments),
             )
         )
 
@@ -114,16 +183,15 @@ class OffloadContext:
     def decode(cls, data: bytes) -> OffloadContext:
         """Return the value; raise `PayloadError` if the bytes are none."""
         numbers = wire.numbers(data)
-        mask = (1 << 64) - 1
-        value = (numbers.get(1, 0) & mask) << 64 | numbers.get(2, 0) & mask
         driver = (wire.parts(data, 6) or [b""])[-1]
         return cls(
-            str(uuids.UUID(int=value)),
+            _uuid_of(numbers),
             bool(numbers.get(3, 0)),
             bool(numbers[4]) if 4 in numbers else None,
             numbers.get(5),
             wire.text(driver, 1),
             wire.pairs(wire.parts(driver, 2)),
+            tuple(OffloadSegment.decode(one) for one in wire.parts(data, 7)),
         )
 
 
@@ -152,8 +220,8 @@ class LedgerInfo:
         return b"".join(
             (
                 wire.number_field(1, self.ledger_id),
-                wire.number_field(2, self.entries),
-                wire.number_field(3, self.size),
+                wire.number_field(2, self.entries or None),
+                wire.number_field(3, self.size or None),
                 wire.number_field(4, self.timestamp_ms),
                 wire.bytes_field(5, context),
             )

@@ -21,6 +21,11 @@ def index_name(uuid: str, ledger_id: int) -> str:
     return f"{data_name(uuid, ledger_id)}-index"
 
 
+def segment_names(uuid: str) -> tuple[str, str]:
+    """Return the names of data and index object of a segment of streaming offload."""
+    return uuid, f"{uuid}-index"
+
+
 def ledger_id_of(name: str | None) -> int | None:
     """Return the ledger that an object's name is of, None if it is another object's."""
     match = _NAME.fullmatch(name or "")

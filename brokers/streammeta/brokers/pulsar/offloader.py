@@ -7,11 +7,11 @@ not there. A failed offload leaves neither object.
 from __future__ import annotations
 
 import contextlib
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from streammeta.brokers.pulsar.blobs import BlobError, Blobs, NoSuchBlobError
+from streammeta.brokers.pulsar.blobs import BlobError, Blobs
+from streammeta.brokers.pulsar.block_reader import DataObject, read_index, whole_index
 from streammeta.brokers.pulsar.blocks import (
     DEFAULT_MAX_BLOCK_SIZE,
     ENTRY_HEADER_SIZE,
@@ -26,35 +26,18 @@ from streammeta.brokers.pulsar.ledger_values import LedgerMetadata
 from streammeta.brokers.pulsar.object_names import (
     data_name,
     index_name,
-    is_known_version,
     ledger_id_of,
     object_metadata,
     uuid_of,
 )
-from streammeta.brokers.pulsar.range_stream import DEFAULT_BUFFER_SIZE, RangeStream
-from streammeta.storage.errors import PayloadError
+from streammeta.brokers.pulsar.range_stream import DEFAULT_BUFFER_SIZE
+from streammeta.brokers.pulsar.read_errors import (
+    IncorrectParameterError,
+    OffloadReadHandleClosedError,
+)
 
 READ_ENTRIES = 100
 """Entries that are read of a ledger at once."""
-_ENTRY = struct.Struct(">iq")
-
-
-class IncorrectParameterError(ValueError):
-    """A read names entries that the ledger does not have."""
-
-    code = "IncorrectParameter"
-
-
-class NoSuchLedgerError(Exception):
-    """An object of the ledger does not exist."""
-
-    code = "NoSuchLedgerExists"
-
-
-class OffloadReadHandleClosedError(Exception):
-    """A read came after the handle was closed."""
-
-    code = "OffloadReadHandleClosed"
 
 
 class NotAppendableError(Exception):
@@ -181,17 +164,12 @@ class Offloader:
             PayloadError: it is damaged.
             BlobError: the store failed.
         """
-        name = index_name(uuid, ledger_id)
-        try:
-            metadata = await self._blobs.metadata(name)
-            if not is_known_version(metadata):
-                raise OSError(f"Invalid object version of {name}")
-            index = IndexBlock.decode(await self._blobs.read(name, 0, 1 << 31))
-        except NoSuchBlobError as error:
-            raise NoSuchLedgerError(str(error)) from error
-        except EOFError as error:
-            raise PayloadError(0, "index object", error, "a whole index") from error
-        return OffloadedLedger(self._blobs, data_name(uuid, ledger_id), index, self._buffer_size)
+        data = await read_index(self._blobs, index_name(uuid, ledger_id))
+        with whole_index():
+            index = IndexBlock.decode(data)
+        name = data_name(uuid, ledger_id)
+        kept = DataObject(self._blobs, name, index.data_object_length, self._buffer_size)
+        return OffloadedLedger(kept, index)
 
     async def delete(self, ledger_id: int, uuid: str) -> None:
         """Delete both objects; raise `BlobError` if one may be left. May be repeated."""
@@ -211,12 +189,9 @@ class Offloader:
 class OffloadedLedger:
     """A handle that reads an offloaded ledger."""
 
-    def __init__(self, blobs: Blobs, name: str, block: IndexBlock, buffer_size: int) -> None:
-        self._blobs = blobs
-        self._name = name
+    def __init__(self, data: DataObject, block: IndexBlock) -> None:
+        self._data = data
         self._block = block
-        self._buffer_size = buffer_size
-        self._is_checked = False
         self.is_closed = False
 
     @property
@@ -235,48 +210,12 @@ class OffloadedLedger:
             PayloadError: it is damaged.
         """
         if self.is_closed:
-            raise OffloadReadHandleClosedError(f"{self._name} is closed; open it again")
+            raise OffloadReadHandleClosedError(f"{self._data.name} is closed; open it again")
         if not 0 <= first <= last <= self.metadata.last_entry:
             raise IncorrectParameterError(
                 f"entries are {first}..{last}, wanted some of 0..{self.metadata.last_entry}"
             )
-        try:
-            await self._check_version()
-            return await self._entries(first, last)
-        except NoSuchBlobError as error:
-            raise NoSuchLedgerError(str(error)) from error
-        except BlobError as error:
-            raise OSError(f"Error reading from BlobStore: {error}") from error
-
-    async def _check_version(self) -> None:
-        if not self._is_checked and not is_known_version(await self._blobs.metadata(self._name)):
-            raise OSError(f"Error reading from BlobStore: format version of {self._name}")
-        self._is_checked = True
-
-    async def _entries(self, first: int, last: int) -> list[Entry]:
-        async def read(start: int, length: int) -> bytes:
-            return await self._blobs.read(self._name, start, length)
-
-        index, found = self._block.index, list[Entry]()
-        start = index.find(first).data_offset
-        size = self._block.data_object_length
-        stream = RangeStream(read, size, self._buffer_size, start)
-        wanted = index.find(first).first_entry
-        while wanted <= last:
-            place = index.find(wanted)
-            if place.first_entry == wanted:
-                stream.seek_forward(max(stream.position, place.data_offset))
-            at = stream.position
-            head = await stream.read(ENTRY_HEADER_SIZE)
-            length, entry_id = _ENTRY.unpack(head.ljust(ENTRY_HEADER_SIZE, b"\xff"))
-            if length < 0 or entry_id != wanted:
-                raise PayloadError(at, "entry", entry_id if length >= 0 else "padding", wanted)
-            if wanted < first:
-                stream.seek_forward(stream.position + length)
-            else:
-                found.append(Entry(entry_id, await stream.read(length)))
-            wanted += 1
-        return found
+        return await self._data.entries(self._block.index, first, last)
 
     def close(self) -> None:
         """Refuse reads from now on."""
