@@ -14,13 +14,15 @@ from streammeta.brokers.pulsar.blocks import (
     encode_blocks,
 )
 from streammeta.brokers.pulsar.index_block import IndexBlock
+from streammeta.brokers.pulsar.ledger_list import ManagedLedger
 from streammeta.brokers.pulsar.ledger_values import LedgerInfo, OffloadContext
-from streammeta.brokers.pulsar.list_store import decode_list, encode_list
+from streammeta.brokers.pulsar.list_store import MemoryListStore, decode_list, encode_list
 from streammeta.brokers.pulsar.object_names import data_name, index_name
 from streammeta.brokers.pulsar.offloader import Offloader
 from streammeta.brokers.pulsar.read_errors import NoSuchLedgerError
 from streammeta.storage.errors import PayloadError
 from tests.conformance.pulsar_formats import UUID
+from tests.conformance.pulsar_ledgers import Sources
 from tests.conformance.pulsar_offload import LEDGER, MemoryLedger, presence
 
 
@@ -100,3 +102,21 @@ def test_lists_are_read_back_as_they_were(deleted: bool | None) -> None:
     assert decode_list(data) == ledgers
     with pytest.raises(PayloadError):
         decode_list(data[:-1])
+
+
+async def test_a_sweep_leaves_what_others_keep_in_the_same_place() -> None:
+    blobs, uuids = MemoryBlobs(), [f"{UUID[:-1]}{at}" for at in range(5)]
+    offloader = Offloader(blobs)
+    mine, other = ({"ManagedLedgerName": name} for name in ("ml", "another"))
+    for uuid, extra in zip(uuids, (mine, other, {}, mine, mine), strict=True):
+        await offloader.offload(MemoryLedger(LEDGER, [b"abc"]), uuid, extra)
+    await blobs.delete([data_name(uuids[3], LEDGER)])  # half of a copy
+    await blobs.put("backups/not-ours.txt", b"x", {})
+    listed = LedgerInfo(LEDGER, 1, 3, 1, OffloadContext(uuids[4], True))
+    store = MemoryListStore(encode_list([listed]))
+    managed = ManagedLedger("ml", store, Sources({}), offloader, lambda: 0)
+    await managed.open()
+    kept = set(blobs.kept)
+    assert set(await managed.sweep()) == {(LEDGER, uuids[0]), (LEDGER, uuids[3])}
+    gone = {data_name(uuids[0], LEDGER), *(index_name(uuids[at], LEDGER) for at in (0, 3))}
+    assert set(blobs.kept) == kept - gone

@@ -72,6 +72,9 @@ class Copies:
     async def held(self) -> list[tuple[int, str]]:
         return [(ledger_id, uuid) for uuid, ledger_id in self.stored.items()]
 
+    async def is_of(self, managed_ledger: str, ledger_id: int, uuid: str) -> bool:
+        return managed_ledger == "ml" and (ledger_id, uuid) in await self.held()
+
 
 @dataclass
 class Sources:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from streammeta.brokers.pulsar.ledger_values import LedgerInfo, LedgerMetadata, OffloadContext
+from streammeta.brokers.pulsar.object_names import MANAGED_LEDGER_KEY
 from streammeta.brokers.pulsar.offloader import LedgerSource, NotAppendableError
 
 NEVER = -1
@@ -75,7 +76,14 @@ class Copies(Protocol):
         ...
 
     async def held(self) -> Sequence[tuple[int, str]]:
-        """List what there is of copies, whole or not, as ledger ids and uuids."""
+        """List what there is of copies, whole or not, as ledger ids and uuids.
+
+        Copies of other managed ledgers may be among them.
+        """
+        ...
+
+    async def is_of(self, managed_ledger: str, ledger_id: int, uuid: str) -> bool:
+        """Whether a copy that `held` listed says that it is of this managed ledger."""
         ...
 
 
@@ -254,7 +262,7 @@ class ManagedLedger:
         if uuid is None:
             return
         source = await self.sources.open(ledger_id)
-        await self.copies.offload(source, uuid, {"ManagedLedgerName": self.name})
+        await self.copies.offload(source, uuid, {MANAGED_LEDGER_KEY: self.name})
         await self._complete(ledger_id, uuid)
 
     async def _prepare(self, ledger_id: int) -> str | None:
@@ -300,7 +308,10 @@ class ManagedLedger:
                     await self.segments.delete(segment.uuid)
 
     async def sweep(self) -> list[tuple[int, str]]:
-        """Delete copies that the list does not name; return their ledger ids and uuids.
+        """Delete copies of this managed ledger that the list does not name.
+
+        Returns their ledger ids and uuids. A copy in a place that others share, which does not say
+        whose it is, stays.
 
         Such are left where a process ended between two steps of an offload or a deletion, or went
         on when it was replaced. The list is read after the copies were listed: a uuid is saved
@@ -312,6 +323,7 @@ class ManagedLedger:
         ledgers, _ = await self.store.load()
         named = {(one.ledger_id, one.context.uuid) for one in ledgers if one.context is not None}
         left = [one for one in found if one not in named]
+        left = [one for one in left if await self.copies.is_of(self.name, *one)]
         for ledger_id, uuid in left:
             await self.copies.delete(ledger_id, uuid)
         return left

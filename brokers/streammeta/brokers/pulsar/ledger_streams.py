@@ -155,6 +155,10 @@ class LedgerStreams:
         places = (_place(name) for name in names)
         return [place for place in places if place is not None]
 
+    async def is_of(self, managed_ledger: str, ledger_id: int, uuid: str) -> bool:
+        """Whether a copy that `held` listed is of the managed ledger: it lists no others."""
+        return True
+
     # -- streams
 
     async def _delete_streams(self, stream_ids: Sequence[int]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 VERSION_KEY = "s3managedledgeroffloaderformatversion"
 VERSION = "1"
+MANAGED_LEDGER_KEY = "ManagedLedgerName"
 _UUID_SIZE = 36
 _NAME = re.compile(r".*-ledger-(\d+)(?:-index)?", re.DOTALL)
 
@@ -49,3 +50,9 @@ def is_known_version(metadata: Mapping[str, str]) -> bool:
     """Whether an object has the known format version; keys are compared in lower case."""
     found = {key.lower(): value for key, value in metadata.items()}
     return found.get(VERSION_KEY) == VERSION
+
+
+def managed_ledger_of(metadata: Mapping[str, str]) -> str | None:
+    """Return which managed ledger an object says that it is of; None if it does not."""
+    found = {key.lower(): value for key, value in metadata.items()}
+    return found.get(MANAGED_LEDGER_KEY.lower())

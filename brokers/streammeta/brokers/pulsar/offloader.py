@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from streammeta.brokers.pulsar.blobs import BlobError, Blobs
+from streammeta.brokers.pulsar.blobs import BlobError, Blobs, NoSuchBlobError
 from streammeta.brokers.pulsar.block_reader import DataObject, read_index, whole_index
 from streammeta.brokers.pulsar.blocks import (
     DEFAULT_MAX_BLOCK_SIZE,
@@ -27,6 +27,7 @@ from streammeta.brokers.pulsar.object_names import (
     data_name,
     index_name,
     ledger_id_of,
+    managed_ledger_of,
     object_metadata,
     uuid_of,
 )
@@ -184,6 +185,13 @@ class Offloader:
             if ledger_id is not None and uuid is not None:
                 found[ledger_id, uuid] = None
         return list(found)
+
+    async def is_of(self, managed_ledger: str, ledger_id: int, uuid: str) -> bool:
+        """Whether an object of a copy says that it is of this managed ledger; raise `BlobError`."""
+        for name in (data_name(uuid, ledger_id), index_name(uuid, ledger_id)):
+            with contextlib.suppress(NoSuchBlobError):
+                return managed_ledger_of(await self._blobs.metadata(name)) == managed_ledger
+        return False
 
 
 class OffloadedLedger:
