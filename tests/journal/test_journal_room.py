@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.controller.ids import EndOffset
 from streammeta.controller.journal.inspection import Inspection, stopped_directory
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.journal.segment import SMALL_BYTES
 from streammeta.controller.quorum.messages import Batch
-from streammeta.storage.durable_files import BLOCK_BYTES, DirectFile
 from tests.journal.journal_tools import (
     DIRECTORY,
     ONE_SEGMENT,
@@ -126,34 +124,6 @@ def test_a_batch_torn_within_room_is_cut(disk: CrashDisk) -> None:
         assert held_by(found).lost is None
         assert read_all(found) == [small(0)], f"{end - begin} bytes of it"
         assert log_size(torn) == begin
-
-
-def test_batches_over_room_go_past_the_cache_and_are_found_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make(tmp_path)
-    written: list[tuple[int, bytes]] = []
-    write = DirectFile.write_direct
-
-    def watched(file: DirectFile, position: int, data: bytes) -> bool:
-        is_written = write(file, position, data)
-        if is_written:
-            written.append((position, data))
-        return is_written
-
-    monkeypatch.setattr(DirectFile, "write_direct", watched)
-    journal = open_journal(tmp_path, room_bytes=10 * BLOCK_BYTES)
-    append(journal, *map(small, range(200)))
-    if not written:
-        pytest.skip("this file system has no direct writes")
-    assert len(written) >= 150
-    journal.truncate(EndOffset(120))
-    append(journal, *map(small, range(120, 160)))
-    journal.close()
-    found = open_journal(tmp_path, room_bytes=10 * BLOCK_BYTES)
-    assert held_by(found).lost is None
-    assert read_all(found) == [small(offset) for offset in range(160)]
-    found.close()
 
 
 def test_room_is_neither_damage_nor_a_torn_tail(tmp_path: Path) -> None:

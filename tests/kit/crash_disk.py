@@ -150,7 +150,7 @@ class CrashDisk:
     def remove_directory(self, directory: Path) -> None:
         assert not self.names(directory)
 
-    def open(self, path: Path, *, create: bool = False, direct: bool = False) -> CrashFile:
+    def open(self, path: Path, *, create: bool = False) -> CrashFile:
         if path not in self.names_now:
             if not create:
                 raise FileNotFoundError(path)
@@ -276,10 +276,10 @@ class WatchedFiles(PosixFileSystem):
         self._hook = hook
         self._suffix = suffix
 
-    def open(self, path: Path, *, create: bool = False, direct: bool = False) -> File:
+    def open(self, path: Path, *, create: bool = False) -> File:
         if path.name.endswith(self._suffix):
             return _WatchedFile(path, self._hook, create=create)
-        return super().open(path, create=create, direct=direct)
+        return super().open(path, create=create)
 
     def remove(self, path: Path) -> None:
         self._hook("remove", range(0))

@@ -57,9 +57,9 @@ class FullableFiles(PosixFileSystem):
         self.spare = 0
         self.full_for: Callable[[Path], bool] = lambda _: True
 
-    def open(self, path: Path, *, create: bool = False, direct: bool = False) -> File:
+    def open(self, path: Path, *, create: bool = False) -> File:
         """Open a file whose writes may find no room."""
-        return FullableFile(super().open(path, create=create, direct=direct), path, self)
+        return FullableFile(super().open(path, create=create), path, self)
 
 
 class FullableFile:

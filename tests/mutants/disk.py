@@ -124,31 +124,6 @@ DISK = (
         ),
     ),
     Mutant(
-        "stale-block-written-past-the-cache",
-        "A direct write takes the bytes around its own from before a write through the cache.",
-        "what mixing both kinds of writes invites (open(2), O_DIRECT)",
-        """
-        streammeta.storage.durable_files:
-        - self._direct.forget()
-        + pass
-        """,
-        Tested(
-            "tests/storage/test_storage_direct_file.py"
-            "::test_a_write_through_the_cache_is_seen_by_the_next_direct_one"
-        ),
-    ),
-    Mutant(
-        "direct-write-lengthens-the-file",
-        "Whole blocks are written where the file ends within one, so that it grows beyond its end.",
-        "blocks are the unit of direct writes (open(2), O_DIRECT)",
-        """
-        streammeta.storage.durable_files:
-        - return end <= self._blocks_end
-        + return True
-        """,
-        Tested("tests/storage/test_storage_direct_file.py::test_a_direct_write_lengthens_nothing"),
-    ),
-    Mutant(
         "checksum-not-compared",
         "A batch is read without a look at its checksum.",
         "KAFKA-14104",

@@ -258,7 +258,7 @@ class SimDisk:
     def remove_directory(self, directory: Path) -> None:
         assert not self.names(directory)
 
-    def open(self, path: Path, *, create: bool = False, direct: bool = False) -> SimFile:
+    def open(self, path: Path, *, create: bool = False) -> SimFile:
         if path not in self._names:
             if not create:
                 raise FileNotFoundError(path)

@@ -11,25 +11,15 @@ import contextlib
 import errno
 import fcntl
 import io
-import mmap
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 _PIECE_BYTES = 1 << 20
 
-BLOCK_BYTES = 4096
-"""Alignment of direct writes, in bytes: a multiple of every disk's block."""
-
-DIRECT_BYTES = 8 << 10
-"""Maximum size of a direct write, in bytes; a larger one gains nothing by it."""
-
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-
-_NOT_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
-"""Errors of a file system that has no direct writes, or wants larger blocks."""
 
 
 class DiskFullError(OSError):
@@ -84,11 +74,8 @@ class FileSystem(Protocol):
         Raises DiskFullError when there is no room for its name.
         """
 
-    def open(self, path: Path, *, create: bool = False, direct: bool = False) -> File:
+    def open(self, path: Path, *, create: bool = False) -> File:
         """Open for reading and writing; raises FileNotFoundError unless `create`.
-
-        With `direct`, small writes over existing bytes go past the cache where that is possible:
-        they take as long as the disk, and the `sync` behind them takes less.
 
         Raises DiskFullError when there is no room for a new name.
         """
@@ -159,108 +146,6 @@ class PosixFile:
         self._close()
 
 
-class DirectFile(PosixFile):
-    """A file whose small writes over existing bytes go past the page cache, by O_DIRECT.
-
-    A sync has no pages to find, write back and wait for then: it flushes the disk's own cache.
-    What is written are whole blocks, with the bytes around the new ones as they are in the file, so
-    a torn write changes no other bytes than one of a page would. A file system that refuses such
-    writes, and a write that lengthens the file, gets them through the cache.
-    """
-
-    def __init__(self, path: Path, *, create: bool, mode: int = 0o644) -> None:
-        super().__init__(path, create=create, mode=mode)
-        self._direct: _DirectWrites | None = None
-        """Made by the first write that needs it: most of a log's files are only read."""
-        self._is_refused = not hasattr(os, "O_DIRECT")
-        self._blocks_end = 0
-        """End of the whole blocks that the file is known to have."""
-
-    def write(self, position: int, data: bytes) -> None:
-        """Write all of `data`; durable after `sync`."""
-        if not self.write_direct(position, data):
-            if self._direct is not None:
-                self._direct.forget()
-            super().write(position, data)
-
-    def truncate(self, size: int) -> None:
-        """Cut the file, never lengthen it; durable after `sync`."""
-        self._end_direct()
-        self._blocks_end = 0
-        super().truncate(size)
-
-    def close(self) -> None:
-        """Release the file; does not sync. Closing it again does nothing."""
-        self._end_direct()
-        super().close()
-
-    def write_direct(self, position: int, data: bytes) -> bool:
-        """Write past the cache; False if `data` has to be written through it."""
-        end = -(-(position + len(data)) // BLOCK_BYTES) * BLOCK_BYTES
-        if self._is_refused or len(data) > DIRECT_BYTES or not self._has_blocks(end):
-            return False
-        try:
-            if self._direct is None:
-                self._direct = _DirectWrites(self._path)
-            with _TellingNoRoom(self._path):
-                return self._direct.write(position, data, self.read)
-        except OSError as error:
-            if error.errno not in _NOT_DIRECT:
-                raise
-            self._is_refused = True
-            return False
-
-    def _has_blocks(self, end: int) -> bool:
-        """Whether the file reaches to `end`: a direct write must not lengthen it."""
-        if end > self._blocks_end:
-            self._blocks_end = self.size() // BLOCK_BYTES * BLOCK_BYTES
-        return end <= self._blocks_end
-
-    def _end_direct(self) -> None:
-        if self._direct is not None:
-            self._direct.close()
-            self._direct = None
-
-
-class _DirectWrites:
-    """Writes whole blocks of a file, from memory that the disk may read; keeps the last block.
-
-    An append writes the block of the one before once more, and need not read it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        fd = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
-        self.close = weakref.finalize(self, os.close, fd)
-        self._fd = fd
-        self._memory = memoryview(mmap.mmap(-1, DIRECT_BYTES + 2 * BLOCK_BYTES))
-        self._kept_at: int | None = None
-        """Position of the block at the beginning of the memory; None if it is that of none."""
-
-    def forget(self) -> None:
-        """Note that the file is written by other means."""
-        self._kept_at = None
-
-    def write(self, position: int, data: bytes, read: Callable[[int, int], bytes]) -> bool:
-        """Write over existing blocks, which `read` returns; False if not all was written."""
-        within = position % BLOCK_BYTES
-        begin, end = position - within, position + len(data)
-        size = -(-(within + len(data)) // BLOCK_BYTES) * BLOCK_BYTES
-        last = size - BLOCK_BYTES
-        memory = self._memory
-        if self._kept_at != begin:
-            memory[:BLOCK_BYTES] = read(begin, BLOCK_BYTES)
-        if last and end % BLOCK_BYTES:
-            memory[last:size] = read(begin + last, BLOCK_BYTES)
-        self._kept_at = None
-        memory[within : within + len(data)] = data
-        if os.pwrite(self._fd, memory[:size], begin) < size:
-            return False
-        if last:
-            memory[:BLOCK_BYTES] = memory[last:size]
-        self._kept_at = begin + last
-        return True
-
-
 class PosixLock:
     """An flock, released by the kernel however the process ends."""
 
@@ -316,10 +201,8 @@ class PosixFileSystem:
             directory.mkdir(exist_ok=True)
         self.sync_directory(directory.parent)
 
-    def open(self, path: Path, *, create: bool = False, direct: bool = False) -> File:
+    def open(self, path: Path, *, create: bool = False) -> File:
         """Open for reading and writing; raises FileNotFoundError unless `create`."""
-        if direct and not self._read_only:
-            return DirectFile(path, create=create, mode=self._mode)
         return PosixFile(path, create=create, read_only=self._read_only, mode=self._mode)
 
     def rename(self, source: Path, target: Path) -> None:

@@ -92,13 +92,12 @@ class JournalSegment(Segment):
         path = segment_path(directory, base_offset, _SUFFIX)
         fields = _FIELDS.pack(_HEADER_MAGIC, log_id, base_offset, previous_epoch)
         replace_file(files, path, [fields, _CHECKSUM.pack(google_crc32c.value(fields))])
-        file = files.open(path, direct=True)
-        return cls(path, file, batch_codec(log_id), base_offset, previous_epoch)
+        return cls(path, files.open(path), batch_codec(log_id), base_offset, previous_epoch)
 
     @classmethod
     def open(cls, files: FileSystem, path: Path, log_id: bytes, base_offset: int) -> JournalSegment:
         """Open a segment; raises BadSegmentError unless its header fits name and log."""
-        file = files.open(path, direct=True)
+        file = files.open(path)
         try:
             previous_epoch = _read_header(file, log_id, base_offset)
         except BadSegmentError:
