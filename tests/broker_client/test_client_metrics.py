@@ -73,7 +73,10 @@ async def test_appends_uploads_commits_and_reads_are_counted() -> None:
             await client.writer.append(stream_id, b"x" * 10, 5)
             await client.writer.append_many(stream_id, [b"y"] * 3)
             before = client.metrics()
-            await client.flush()
+            flushing = asyncio.create_task(client.flush())
+            await asyncio.sleep(0)
+            during = client.metrics()
+            await flushing
             after = client.metrics()
             for _ in range(2):
                 await client.read(stream_id, 0)
@@ -81,6 +84,9 @@ async def test_appends_uploads_commits_and_reads_are_counted() -> None:
         assert (before.appends, before.append_records) == (2, 8)
         assert before.append_bytes == 10 + 3 + 4 * RECORD_HEADER_SIZE
         assert before.buffered_bytes > before.append_bytes
+        assert during.oldest_unsettled_s > 0
+        assert (before.oldest_unsettled_s, after.oldest_unsettled_s) == (0, 0)
+        assert (before.log_used_bytes, before.log_limit_bytes) == (0, 0), "there is no log"
         assert (before.uploads["stored"], before.commits["accepted"].total) == (0, 0)
         (object_size,) = (len(data) for key, data in store.objects().items() if "/" in key)
         assert (after.uploads, after.upload_bytes) == ({"stored": 1, "failed": 0}, object_size)
@@ -172,6 +178,7 @@ async def test_a_write_ahead_log_on_a_disk_counts_bytes_and_flushes(tmp_path: Pa
         assert first.log_bytes > 1000
         assert second.log_bytes == 2 * first.log_bytes
         assert second.log_slots == 0
+        assert 2000 < second.log_used_bytes < second.log_limit_bytes == LogConfig().max_bytes
 
 
 async def test_a_write_ahead_log_in_the_bucket_counts_slots() -> None:
@@ -183,6 +190,7 @@ async def test_a_write_ahead_log_in_the_bucket_counts_slots() -> None:
             seen = client.metrics()
         assert (seen.log_slots, seen.log_flushes) == (1, 0)
         assert seen.log_bytes > 1000
+        assert 1000 < seen.log_used_bytes < seen.log_limit_bytes == ObjectLogConfig().max_bytes
 
 
 async def test_repeated_uploads_have_a_reason() -> None:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from streammeta.brokers.kafka import listener as module
 from streammeta.brokers.kafka.listener import KafkaListener
@@ -157,3 +158,13 @@ async def _shown(port: int, files: TlsFiles) -> object:
     client = await _connect(port, files)
     await client.close()
     return client.certificate
+
+
+async def test_the_end_of_the_certificate_is_known(placed: TlsFiles) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    shown = x509.load_pem_x509_certificate(placed.certificate.read_bytes())
+    listener = KafkaListener(serve, placed)
+    assert listener.certificate_ends_s == shown.not_valid_after_utc.timestamp()
+    assert KafkaListener(serve, None).certificate_ends_s is None

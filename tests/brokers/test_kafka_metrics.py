@@ -44,6 +44,7 @@ def test_a_scrape_tells_what_clients_did_and_what_a_dead_broker_left(brokers: Ka
     before = scraped(http)
     assert before['kafka_requests_total{api="Produce"}'] == 0
     assert before['kafka_errors_total{error="NOT_COORDINATOR"}'] == 0
+    assert "kafka_tls_certificate_not_after_timestamp_seconds" not in before, "plain text"
     assert (before["kafka_produced_bytes_total"], before["client_appends_total"]) == (0, 0)
     result_of(brokers.run("confluent_script.py", address, "events"))
     after = scraped(http)
@@ -52,6 +53,7 @@ def test_a_scrape_tells_what_clients_did_and_what_a_dead_broker_left(brokers: Ka
     assert after["kafka_produced_bytes_total"] > 0
     assert after["kafka_fetched_bytes_total"] >= after["kafka_produced_bytes_total"]
     assert (after["kafka_partitions_led"], after["kafka_groups"]) == (3, 1)
+    assert after["kafka_partitions_unavailable"] == 0
     assert after["kafka_connections_opened_total"] > 0
     assert after["client_append_records_total"] >= 500
     assert after['client_commit_duration_seconds_count{verdict="accepted"}'] > 0

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import yaml
 
+from streammeta.brokers.kafka.broker import Broker
 from streammeta.brokers.kafka.cluster import ClusterView, Endpoint, Leader, Topic
 from streammeta.brokers.kafka.codes import Code, KafkaError
 from streammeta.brokers.kafka.topic_configs import checked, log_config
@@ -47,6 +51,19 @@ def test_partitions_move_to_brokers_that_lead_less_one_epoch_on() -> None:
     view = ClusterView({1: _HERE, 2: _HERE, 3: _HERE}, {"t": _TOPIC}, uneven)
     assert {place: one.node_id for place, one in view.moves().items()} == {("id", 3): 3}
     assert ClusterView().moves() == {}
+
+
+def test_what_has_no_leader_or_is_not_open_at_its_own_is_unavailable() -> None:
+    nobody: Any = None
+    led = {("id", at): Leader(node_id, 1, at) for at, node_id in enumerate((1, 1, 2, 9))}
+    broker = Broker(nobody, nobody, "c", 1, view=ClusterView({1: _HERE, 2: _HERE}, {"t": _TOPIC}))
+    assert broker.unavailable == 4, "nobody leads"
+    broker.view = ClusterView({1: _HERE, 2: _HERE}, {"t": _TOPIC}, led)
+    assert broker.unavailable == 3, "its own two, and one of a broker that is gone"
+    is_open: Any = SimpleNamespace(is_writable=True)
+    has_failed: Any = SimpleNamespace(is_writable=False)
+    broker.logs |= {("id", 0): is_open, ("id", 1): has_failed}
+    assert broker.unavailable == 2
 
 
 def test_group_has_one_coordinator_among_the_living() -> None:

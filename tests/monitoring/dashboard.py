@@ -180,6 +180,7 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
             ),
             Panel("Appended", "Bps", [rate("client_append_bytes_total")]),
             Panel("Neither committed nor failed", "bytes", [now("client_buffered_bytes")]),
+            Panel("Age of the oldest of it", "s", [now("client_oldest_unsettled_age_seconds")]),
             Panel(
                 "Commits",
                 "s",
@@ -205,6 +206,12 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 [rate("client_leader_changes_total"), rate("client_watch_restarts_total")],
             ),
             Panel("Write-ahead log", "Bps", [rate("client_log_bytes_total")]),
+            Panel(
+                "Kept in the write-ahead log",
+                "bytes",
+                [now("client_log_used_bytes"), now("client_log_limit_bytes")],
+                "And its limit; 0 without a log.",
+            ),
             Panel("Read from the bucket", "Bps", [rate("client_fetched_bytes_total")]),
             Panel("Found in memory", "ops", [rate("client_cache_hits_total", "cache")]),
             Panel("Asked for", "ops", [rate("client_cache_misses_total", "cache")]),
@@ -219,6 +226,12 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
             Panel("Taken from producers", "Bps", [rate("kafka_produced_bytes_total")]),
             Panel("Sent to consumers", "Bps", [rate("kafka_fetched_bytes_total")]),
             Panel("Partitions led", "none", [now("kafka_partitions_led")]),
+            Panel(
+                "Partitions that take no records",
+                "none",
+                [now("kafka_partitions_unavailable")],
+                "Those without a leader, and those whose leader has not opened them.",
+            ),
             Panel("Connections", "none", [now("kafka_connections")]),
             Panel(
                 "Connections begun and refused",

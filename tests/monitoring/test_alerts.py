@@ -20,10 +20,12 @@ from streammeta.cli.backup_command import VERIFY_METRICS
 from streammeta.controller.backup.uploader import LATE_INTERVALS
 from streammeta.controller.config import ControllerConfig
 from tests.kit.tools import needs, path_of
-from tests.monitoring.metrics_table import PAGE, series_names
+from tests.monitoring.metrics_table import PAGE, TABLES, series_names
 
 RULES = Path(__file__).resolve().parents[2] / "deploy" / "prometheus" / "streammeta.rules.yml"
-ALERTS: Sequence[Mapping[str, Any]] = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
+ALERTS: Sequence[Mapping[str, Any]] = [
+    rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
+]
 DAY_S = 86_400
 MINUTES = 90
 """Time of the evaluation; one value a minute."""
@@ -100,12 +102,44 @@ def with_labels(name: str, number: int) -> str:
     return f"{name}{{{own}}}" if not labels else f"{name}{{{own},{labels}"
 
 
+COMMITS = "streammeta_client_commit_duration_seconds_count"
+UPLOADS = "streammeta_client_uploads_total"
+ERRORS = "streammeta_kafka_errors_total"
+KAFKA_NOT_AFTER = "streammeta_kafka_tls_certificate_not_after_timestamp_seconds"
+
+
+def of_broker(**other: str) -> dict[str, str]:
+    """Return the series of a Kafka-shaped broker that is well, but for some of them."""
+    series = {
+        f'{COMMITS}{{verdict="accepted"}}': "0+600x100",
+        f'{COMMITS}{{verdict="refused"}}': "3x100",
+        f'{COMMITS}{{verdict="unanswered"}}': "1x100",
+        f'{UPLOADS}{{result="stored"}}': "0+600x100",
+        f'{UPLOADS}{{result="failed"}}': "0+1x100",
+        "streammeta_client_oldest_unsettled_age_seconds": "1x100",
+        "streammeta_client_log_used_bytes": "70x100",
+        "streammeta_client_log_limit_bytes": "100x100",
+        "streammeta_kafka_serving": "1x100",
+        "streammeta_kafka_partitions_unavailable": "0x100",
+        f'{ERRORS}{{error="REQUEST_TIMED_OUT"}}': "0+1x100",
+        f'{ERRORS}{{error="NOT_COORDINATOR"}}': "0+1x100",
+        f'{ERRORS}{{error="NOT_LEADER_OR_FOLLOWER"}}': "0+90x100",
+        KAFKA_NOT_AFTER: f"{15 * DAY_S}x100",
+    } | other
+    return {
+        with_labels(name, 7).replace('job="meta"', 'job="brokers"'): values
+        for name, values in series.items()
+    }
+
+
 VERIFIED = {
     'streammeta_backup_verify_damages{cluster_id="meta"}': "0x100",
     'streammeta_backup_verify_timestamp_seconds{cluster_id="meta"}': "0x100",
 }
-WELL = VERIFIED | {
-    name: values for number in (1, 2, 3) for name, values in of_controller(number).items()
+WELL = {
+    **VERIFIED,
+    **of_broker(),
+    **{name: values for number in (1, 2, 3) for name, values in of_controller(number).items()},
 }
 
 
@@ -277,6 +311,69 @@ CASES: Mapping[str, tuple[Mapping[str, str], Sequence[str]]] = {
         {**WELL, 'streammeta_reconcile_last_success_timestamp_seconds{job="node"}': "0x100"},
         [],
     ),
+    "a client without a log": (
+        {
+            **WELL,
+            **of_broker(
+                streammeta_client_log_used_bytes="0x100", streammeta_client_log_limit_bytes="0x100"
+            ),
+        },
+        [],
+    ),
+    "a client's commits are refused": (
+        WELL | of_broker(**{f'{COMMITS}{{verdict="refused"}}': "3x75 4+1x25"}),
+        ["StreammetaClientCommitsFail"],
+    ),
+    "one commit was refused": (
+        WELL | of_broker(**{f'{COMMITS}{{verdict="refused"}}': "3x84 4x20"}),
+        [],
+    ),
+    "a client's commits have no answer": (
+        WELL | of_broker(**{f'{COMMITS}{{verdict="unanswered"}}': "0+1x100"}),
+        ["StreammetaClientCommitsFail"],
+    ),
+    "a client's uploads fail": (
+        WELL | of_broker(**{f'{UPLOADS}{{result="failed"}}': "0+90x100"}),
+        ["StreammetaClientUploadsFail"],
+    ),
+    "a client uploads nothing": (
+        WELL
+        | of_broker(**{f'{UPLOADS}{{result="{each}"}}': "5x100" for each in ("stored", "failed")}),
+        [],
+    ),
+    "a client's writes are held": (
+        WELL | of_broker(streammeta_client_oldest_unsettled_age_seconds="0x80 31+60x20"),
+        ["StreammetaClientWritesHeld"],
+    ),
+    "a client's log fills": (
+        WELL | of_broker(streammeta_client_log_used_bytes="81x100"),
+        ["StreammetaClientLogNearlyFull"],
+    ),
+    "a broker does not join": (
+        WELL | of_broker(streammeta_kafka_serving="1x80 0x20"),
+        ["StreammetaKafkaNotServing"],
+    ),
+    "a broker joined again": (WELL | of_broker(streammeta_kafka_serving="1x89 0 1x10"), []),
+    "partitions have no leader": (
+        WELL | of_broker(streammeta_kafka_partitions_unavailable="0x80 2x20"),
+        ["StreammetaKafkaPartitionsUnavailable"],
+    ),
+    "requests to a broker fail": (
+        WELL | of_broker(**{f'{ERRORS}{{error="REQUEST_TIMED_OUT"}}': "0+12x100"}),
+        ["StreammetaKafkaRequestsFail"],
+    ),
+    "groups find no coordinator": (
+        WELL | of_broker(**{f'{ERRORS}{{error="NOT_COORDINATOR"}}': "0+12x100"}),
+        ["StreammetaKafkaGroupsFail"],
+    ),
+    "a broker's certificate ends soon": (
+        WELL | of_broker(**{KAFKA_NOT_AFTER: f"{13 * DAY_S}x100"}),
+        ["StreammetaKafkaCertificateExpiresSoon"],
+    ),
+    "a broker's certificate ends": (
+        WELL | of_broker(**{KAFKA_NOT_AFTER: f"{2 * DAY_S}x100"}),
+        ["StreammetaKafkaCertificateExpires", "StreammetaKafkaCertificateExpiresSoon"],
+    ),
     "audit fails": (changed("streammeta_audit_failing", "1x100"), ["StreammetaAuditFailing"]),
     "audit loses": (
         changed("streammeta_audit_dropped_total", "0x80 1x5 2x20"),
@@ -335,7 +432,7 @@ def test_every_alert_has_a_case() -> None:
 
 
 def test_rules_speak_of_metrics_that_exist() -> None:
-    known = series_names() | set(VERIFY_METRICS)
+    known = set(VERIFY_METRICS).union(*(series_names(of) for of in TABLES))
     for each in ALERTS:
         used = set(re.findall(r"\b(?:streammeta|process)_\w+", each["expr"]))
         assert used

@@ -41,6 +41,7 @@ pytestmark = [
 OPTIONS = (*STEADY, "--snapshot-log-bytes", "2000", "--session-timeout-ms", "4000")
 QUICK = (*STEADY, "--tls-reload-ms", "50")
 BEAT_S = 0.3
+KAFKA_ID = 2_001
 
 OF_THE_MACHINE = {
     "StreammetaLoopHeld",
@@ -102,14 +103,14 @@ def beating(planed: Planed, bucket: str) -> Iterator[Brokers]:
 
 
 @contextmanager
-def kafka_serving(planed: Planed) -> Iterator[str]:
-    """Run a Kafka-shaped broker that is written to and read from; give where its metrics are."""
+def kafka_serving(planed: Planed) -> Iterator[KafkaBrokers]:
+    """Run a Kafka-shaped broker that is written to and read from, and give it."""
     brokers, ends = KafkaBrokers(planed.cluster), Event()
-    at = brokers.start(2_001, "--http-listen", "127.0.0.1:0")
+    at = brokers.start(KAFKA_ID, "--http-listen", "127.0.0.1:0")
     thread = Thread(target=exchange, args=(at, ends))
     thread.start()
     try:
-        yield brokers.http[2_001]
+        yield brokers
     finally:
         ends.set()
         thread.join(30)
@@ -134,6 +135,7 @@ def exchange(at: str, ends: Event) -> None:
 class Scene:
     planed: Planed
     brokers: Brokers
+    kafka: KafkaBrokers
     prometheus: Prometheus
 
     def wait_firing(self, name: str) -> None:
@@ -151,15 +153,17 @@ def scene(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Ite
         planed.wait_ready()
         with (
             beating(planed, f"file://{root / 'bucket'}") as brokers,
-            kafka_serving(planed) as metrics_at,
-            scraping(root / "prometheus", planed.http_endpoints, [metrics_at]) as prometheus,
+            kafka_serving(planed) as kafka,
+            scraping(
+                root / "prometheus", planed.http_endpoints, [kafka.http[KAFKA_ID]]
+            ) as prometheus,
         ):
             wait_until(lambda: brokers.written >= 20, "twenty writes")
             count = f'count_over_time(streammeta_quorum_epoch{{job="{JOB}"}}[1h]) > 10'
             wait_until(lambda: len(prometheus.query(count)) == 3, "ten scrapes of each")
             sent = "streammeta_kafka_fetched_bytes_total > 0"
             wait_until(lambda: len(prometheus.query(sent)) == 1, "records that were consumed")
-            yield Scene(planed, brokers, prometheus)
+            yield Scene(planed, brokers, kafka, prometheus)
 
 
 def test_every_panel_of_the_dashboard_has_values(scene: Scene) -> None:
@@ -219,6 +223,22 @@ def test_a_killed_leader_raises_its_alert_until_it_is_back(scene: Scene) -> None
     assert "StreammetaNoLeader" not in scene.prometheus.fired()
     cluster.start(leader)
     scene.wait_quiet()
+
+
+def test_a_broker_that_can_store_nothing_raises_its_alerts_until_it_can(scene: Scene) -> None:
+    own = {"StreammetaClientUploadsFail", "StreammetaKafkaPartitionsUnavailable"}
+    assert not own & scene.prometheus.fired()
+    pid = scene.kafka.children[KAFKA_ID].pid
+    limit_files(pid, 1)
+    for name in own:
+        scene.wait_firing(name)
+    others = scene.prometheus.firing() - own - OF_THE_MACHINE
+    assert not {name for name in others if "Kafka" not in name}, "controllers are well"
+    limit_files(pid, resource.RLIM_INFINITY)
+    wait_until(
+        lambda: "StreammetaKafkaPartitionsUnavailable" not in scene.prometheus.firing(),
+        "partitions to take records again",
+    )
 
 
 def test_a_certificate_near_its_end_raises_its_alerts_until_it_is_replaced(

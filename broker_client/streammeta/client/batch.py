@@ -3,12 +3,13 @@
 Rows of a commit are the runs of the stream set object, then one run for each stream object. Batches
 are submitted one after the other, without waiting for answers, and completed in the same order.
 When one has to be committed anew, those behind it were judged without it; no other is submitted
-until all of them are completed. No I/O.
+until all of them are completed. No I/O but the clock.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,9 @@ from streammeta.client.record_buffer import StreamRun
 from streammeta.rpc.tracing import NOT_TRACED, OpenSpan
 from streammeta.v1 import common_pb2, objects_pb2
 from streammeta.v1.common_pb2 import ErrorCode
+
+APPEND_SPAN = "streammeta.append"
+"""Name of the span of a batch, from its first append until it is settled."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,6 +151,12 @@ class BatchUpload:
     """From the first append of the batch until it is settled."""
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
+    closed_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def age_s(self) -> float:
+        """Time since the batch was closed, in seconds."""
+        return time.monotonic() - self.closed_at
 
     def open_runs(self, content: EncodedObject) -> list[StreamRun]:
         """Return the runs of an object that are neither committed nor failed."""

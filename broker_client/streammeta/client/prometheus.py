@@ -50,6 +50,12 @@ def _of_writes(seen: ClientMetrics) -> Iterator[Metric]:
         "Memory of what is appended and neither committed nor failed.",
         value=seen.buffered_bytes,
     )
+    yield GaugeMetricFamily(
+        f"{_PREFIX}oldest_unsettled_age_seconds",
+        "Time since the oldest batch that is neither committed nor failed was closed; 0 without"
+        " one.",
+        value=seen.oldest_unsettled_s,
+    )
     yield _counter(
         "uploads",
         "Attempts to store an object, by result; a repetition is another.",
@@ -116,6 +122,16 @@ def _of_log(seen: ClientMetrics) -> Iterator[Metric]:
     yield _count("log_bytes", "Bytes made durable in the write-ahead log.", seen.log_bytes)
     yield _count("log_flushes", "Flushes of one on a disk.", seen.log_flushes)
     yield _count("log_slots", "Objects stored of one in the bucket.", seen.log_slots)
+    yield GaugeMetricFamily(
+        f"{_PREFIX}log_used_bytes",
+        "Size of what the write-ahead log keeps until it is committed.",
+        value=seen.log_used_bytes,
+    )
+    yield GaugeMetricFamily(
+        f"{_PREFIX}log_limit_bytes",
+        "Limit of streammeta_client_log_used_bytes; 0 without a log.",
+        value=seen.log_limit_bytes,
+    )
 
 
 def _count(name: str, text: str, number: int) -> Metric:

@@ -221,19 +221,22 @@ class StreamClient(ClosedAtExit):
 
     def metrics(self) -> ClientMetrics:
         """Return what this client has counted so far; cheap enough to ask at any time."""
-        log = self._log
+        log, writer = self._log, self._writer
         on_disk = log if isinstance(log, WriteAheadLog) else None
         in_bucket = log if isinstance(log, ObjectLog) else None
         return snapshot(
             self.controllers.tally,
             self.reader.stats,
             store=self.store.metrics(),
-            buffered_bytes=0 if self._writer is None else self._writer.buffered_bytes,
+            buffered_bytes=0 if writer is None else writer.buffered_bytes,
+            oldest_unsettled_s=0.0 if writer is None else writer.oldest_age_s,
             leader_changes=self.controllers.router.leader_changes,
             log_bytes=(on_disk.flushed_bytes if on_disk is not None else 0)
             + (in_bucket.slot_bytes if in_bucket is not None else 0),
             log_flushes=0 if on_disk is None else on_disk.flushes,
             log_slots=0 if in_bucket is None else in_bucket.slots,
+            log_used_bytes=0 if log is None else log.used_bytes,
+            log_limit_bytes=0 if log is None else log.max_bytes,
         )
 
     # -- streams

@@ -135,13 +135,15 @@ class ClientMetrics:
     `map`, for ranges of it. `fetched_bytes` were read from the bucket in `fetches` requests.
     `store_requests` is by `STORE_KINDS`: all of the client's store, whatever they were for.
     `log_bytes` went to a write-ahead log on a disk in `log_flushes`, or to one in the bucket in
-    `log_slots`. `buffered_bytes` are admitted and not settled now.
+    `log_slots`; `log_used_bytes` are not trimmed, of `log_limit_bytes`. `buffered_bytes`
+    are admitted and not settled now; the oldest batch of them was closed `oldest_unsettled_s` ago.
     """
 
     appends: int
     append_records: int
     append_bytes: int
     buffered_bytes: int
+    oldest_unsettled_s: float
     uploads: Mapping[str, int]
     upload_bytes: int
     upload_times: TimesSeen
@@ -157,6 +159,8 @@ class ClientMetrics:
     log_bytes: int
     log_flushes: int
     log_slots: int
+    log_used_bytes: int
+    log_limit_bytes: int
 
 
 def snapshot(
@@ -165,10 +169,13 @@ def snapshot(
     *,
     store: StoreMetrics | None = None,
     buffered_bytes: int = 0,
+    oldest_unsettled_s: float = 0.0,
     leader_changes: int = 0,
     log_bytes: int = 0,
     log_flushes: int = 0,
     log_slots: int = 0,
+    log_used_bytes: int = 0,
+    log_limit_bytes: int = 0,
 ) -> ClientMetrics:
     """Return what a client has counted, as it is now."""
     return ClientMetrics(
@@ -176,6 +183,7 @@ def snapshot(
         append_records=tally.append_records,
         append_bytes=tally.append_bytes,
         buffered_bytes=buffered_bytes,
+        oldest_unsettled_s=oldest_unsettled_s,
         uploads=dict(tally.uploads),
         upload_bytes=tally.upload_bytes,
         upload_times=tally.upload_times.frozen(),
@@ -199,6 +207,8 @@ def snapshot(
         log_bytes=log_bytes,
         log_flushes=log_flushes,
         log_slots=log_slots,
+        log_used_bytes=log_used_bytes,
+        log_limit_bytes=log_limit_bytes,
     )
 
 

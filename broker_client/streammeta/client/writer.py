@@ -25,7 +25,7 @@ from streammeta.client.arguments import (
     check_session,
     check_store,
 )
-from streammeta.client.batch import BatchUpload, CommitOrder
+from streammeta.client.batch import APPEND_SPAN, BatchUpload, CommitOrder
 from streammeta.client.config import UPLOAD_BYTES_MAX, SilentObserver, UploadObserver, WriterConfig
 from streammeta.client.errors import (
     LimitExceededError,
@@ -56,8 +56,6 @@ from streammeta.storage.object_store.base import ObjectStore
 _UNBUILT_MAX = 1024 * 1024
 """While more than this waits to be moved into objects, the open batch gets only half full: what is
 moved is for a moment in memory that a writer in a hurry would not let go."""
-
-_SPAN = "streammeta.append"
 
 _log = logging.getLogger(__name__)
 
@@ -144,6 +142,11 @@ class StreamWriter(ClosedAtExit):
     def buffered_bytes(self) -> int:
         """Bytes admitted and not yet settled, overhead included, at most `max_buffer_bytes`."""
         return self._buffered
+
+    @property
+    def oldest_age_s(self) -> float:
+        """Time since the oldest batch that is not settled was closed, in seconds; 0 without one."""
+        return next((one.age_s for one in self._under_way), 0.0)
 
     @property
     def heartbeat(self) -> Heartbeat:
@@ -447,7 +450,7 @@ class StreamWriter(ClosedAtExit):
         elif len(self._open) >= self._config.max_streams:
             self._archive()
         if not self._open:
-            self._open_span = tracing.begin(_SPAN)
+            self._open_span = tracing.begin(APPEND_SPAN)
         run = self._open[stream] = StreamRun(stream)
         run.cost = RUN_OVERHEAD
         self._buffered += RUN_OVERHEAD
@@ -467,7 +470,7 @@ class StreamWriter(ClosedAtExit):
         """
         loop = self._loop or self._start()
         if tracing.is_on():
-            self._open_span = self._open_span.shared(_SPAN)
+            self._open_span = self._open_span.shared(APPEND_SPAN)
         if to_log:
             self._tally.appended(run.end_offset - base_offset, size)
         ack: asyncio.Future[int] = loop.create_future()

@@ -188,6 +188,11 @@ class ObjectLog(ClosedAtExit):
         return self._queue.kept_bytes + self._recovered_bytes
 
     @property
+    def max_bytes(self) -> int:
+        """The size up to which it takes records, as configured."""
+        return self._config.max_bytes
+
+    @property
     def max_record_bytes(self) -> int:
         """The size of the largest encoded record that can ever have room."""
         return min(self._config.max_bytes, _MAX_SLOT) - SLOT_HEADER_SIZE

@@ -166,6 +166,11 @@ class WriteAheadLog(ClosedAtExit):
         return self._kept_bytes + self._unflushed
 
     @property
+    def max_bytes(self) -> int:
+        """The size up to which it takes records, as configured."""
+        return self._config.max_bytes
+
+    @property
     def max_record_bytes(self) -> int:
         """The size of the largest encoded record that can ever have room."""
         room = self._config.max_bytes - self._config.segment_bytes

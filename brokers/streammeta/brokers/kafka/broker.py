@@ -107,6 +107,18 @@ class Broker:
         """Time since the view was read, in seconds."""
         return time.monotonic() - self._read_at
 
+    @property
+    def unavailable(self) -> int:
+        """Partitions without a leader that lives, and those led here that are not open."""
+        return sum(not self._is_available(*each) for each in self.view.partitions())
+
+    def _is_available(self, topic: Topic, partition: int) -> bool:
+        leader = self.view.leader(topic, partition)
+        if leader is None or leader.node_id != self.node_id:
+            return leader is not None
+        log = self.logs.get((topic.topic_id, partition))
+        return log is not None and log.is_writable
+
     async def abandon(self) -> None:
         """Leave without a word, for another process speaks for the node or its partitions."""
         await self._end_tasks()

@@ -32,6 +32,12 @@ class KafkaListener:
         self._servers: list[asyncio.Server] = []
         self._looking: asyncio.Task[None] | None = None
 
+    @property
+    def certificate_ends_s(self) -> float | None:
+        """When the certificate in use ends, in seconds since 1970; None without a known one."""
+        facts = None if self._watched is None else self._watched.contents.facts
+        return None if facts is None else facts.not_after.timestamp()
+
     async def start(self, host: str, port: int) -> int:
         """Listen; return the port, chosen if it is 0. Raises `OSError`."""
         server = await asyncio.start_server(self._serve, host, port, ssl=self._context())

@@ -71,6 +71,16 @@ class KafkaCollector(Collector):
             tally.connections_refused,
         )
         yield _gauge("partitions_led", "Partitions that are open here.", state.partitions)
+        yield _gauge(
+            "partitions_unavailable",
+            "Partitions without a leader, and those led here that are not open.",
+            state.unavailable,
+        )
+        yield GaugeMetricFamily(
+            f"{_PREFIX}tls_certificate_not_after_timestamp_seconds",
+            "End of the certificate that clients are shown; no value without TLS.",
+            value=state.certificate_ends_s,
+        )
         yield _gauge("groups", "Consumer groups coordinated here.", state.groups)
         yield _gauge(
             "recoveries_assigned",

@@ -96,6 +96,7 @@ async def running_broker(config: KafkaConfig) -> AsyncIterator[RunningBroker]:
     users = None if config.users is None else Users(config.users)
     door = _Door()
     listener = KafkaListener(door.serve, config.listen_tls, is_mutual=users is None)
+    door.listener = listener
     bound = await listener.start(config.host, config.port)
     host, port = config.advertised or (config.host, bound)
     ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -127,6 +128,7 @@ class _Door:
         self._life: _Life | None = None
         self._counted = snapshot(ClientTally(), ReaderStats())
         self.tally = BrokerTally()
+        self.listener: KafkaListener | None = None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a connection."""
@@ -147,8 +149,9 @@ class _Door:
     def state(self) -> BrokerState:
         """Return the state of the present life."""
         life = self._life
+        ends_s = None if self.listener is None else self.listener.certificate_ends_s
         if life is None:
-            return BrokerState()
+            return BrokerState(certificate_ends_s=ends_s)
         broker = life.broker
         return BrokerState(
             is_serving=True,
@@ -157,6 +160,8 @@ class _Door:
             partitions=len(broker.logs),
             groups=len(life.groups.groups),
             recoveries=len(broker.view.recoveries.get(broker.node_id, ())),
+            unavailable=broker.unavailable,
+            certificate_ends_s=ends_s,
         )
 
     def client_metrics(self) -> ClientMetrics:

@@ -13,7 +13,9 @@ class BrokerState:
     """State of a broker now; between two lives of the process it serves nothing.
 
     `partitions` and `groups` are those that it leads and coordinates, `recoveries` the brokers that
-    died and are assigned to it.
+    died and are assigned to it, `unavailable` the partitions without a leader, and those of its own
+    that are not open. `certificate_ends_s` is when the certificate that clients are shown ends, in
+    seconds since 1970; None without one, or if it can't be read for want of cryptography.
     """
 
     is_serving: bool = False
@@ -22,6 +24,8 @@ class BrokerState:
     partitions: int = 0
     groups: int = 0
     recoveries: int = 0
+    unavailable: int = 0
+    certificate_ends_s: float | None = None
 
     @property
     def unready(self) -> str:
