@@ -344,6 +344,61 @@ async def test_who_goes_on_finds_blocks_in_memory_and_each_is_fetched_once() -> 
         assert all(one[1] <= other[0] for one, other in pairwise(spans))
 
 
+@asynccontextmanager
+async def side_by_side(
+    streams: int, objects: int, records: int, config: ReaderConfig
+) -> AsyncIterator[tuple[World, StreamReader]]:
+    """Yield streams with one block of records of 1000 bytes each in every object."""
+    async with placed() as place:
+        place.world.create(streams)
+        place.world.block_bytes = 200_000
+        for _ in range(objects):
+            place.world.commit(dict.fromkeys(range(streams), records), payload=1_000)
+        async with place.reader(config) as reader:
+            yield place.world, reader
+
+
+async def test_readers_of_streams_that_lie_side_by_side_share_requests() -> None:
+    """Eight readers, one after the other: the prefetch of one brings blocks for the others."""
+    config = ReaderConfig(
+        block_cache_bytes=8 << 20, readahead_bytes=100_000, max_readahead_bytes=200_000
+    )
+    async with side_by_side(8, 100, 25, config) as (world, reader):
+        at = dict.fromkeys(range(8), 0)
+        while min(at.values()) < 2_500:
+            for stream_id in at:
+                got = await reader.read(stream_id, at[stream_id], None, 50_000)
+                assert got == world.streams[stream_id].records[at[stream_id] :][: len(got)]
+                at[stream_id] += len(got)
+                await until(lambda: not reader._ranges._ahead, "end of read-ahead")
+                assert reader._blocks.size <= config.block_cache_bytes
+        stats = reader.stats
+        whole = 8 * 2_500 * 1_000
+        assert stats.requests <= 300, "an index and about two ranges of each object, not eight"
+        assert whole < stats.bytes_fetched < 1.15 * whole, "and nothing comes twice"
+        assert stats.blocks_evicted_unread == 0
+        assert reader._blocks.size == 0, "all was read, nothing stays"
+
+
+async def test_a_reader_far_behind_costs_the_others_little() -> None:
+    config = ReaderConfig(
+        block_cache_bytes=1_600_000, readahead_bytes=200_000, max_readahead_bytes=200_000
+    )
+    async with side_by_side(2, 40, 100, config) as (_, reader):
+        for at in (0, 100, 200):
+            assert len(await reader.read(1, at, at + 100)) == 100  # goes on, and then stays here
+        at = 0
+        while at < 4_000:
+            at += len(await reader.read(0, at, None, 100_000))
+            await until(lambda: not reader._ranges._ahead, "end of read-ahead")
+            assert reader._blocks.size <= config.block_cache_bytes
+        block, index = 100 * 1_033, 4_000
+        read, ahead = 40 + 3, 2
+        beside = 1 + 4  # half of the cache is for two readers, and the last block begins in it
+        most = (read + ahead + beside + 1) * block + 40 * index
+        assert reader.stats.bytes_fetched <= most < (40 + 40) * block
+
+
 async def test_readers_here_and_there_are_not_read_ahead_for() -> None:
     async with filled(1_000, small_blocks(10)) as (_, reader):
         rng = random.Random(1)

@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import TypeAlias
 
 from streammeta.client.config import ReaderStats
@@ -167,6 +168,12 @@ CALM_S = 60.0
 
 MAX_CURSORS = 10_000
 
+READERS_BESIDE = 32
+"""Readers that are served by the prefetch of another."""
+
+BYTES_BESIDE = 4 * 1024 * 1024
+"""How far from its position a reader is served by the prefetch of another, in bytes."""
+
 
 @dataclass(slots=True, eq=False)
 class Cursor:
@@ -219,6 +226,7 @@ class Cursors:
         self._largest = largest
         self._clock = clock
         self._idle_cursors: OrderedDict[tuple[int, int], Cursor] = OrderedDict()
+        self._reading: dict[Cursor, None] = {}
 
     def __len__(self) -> int:
         return len(self._idle_cursors)
@@ -230,10 +238,12 @@ class Cursors:
         if cursor is None:
             return Cursor(stream_id, offset, self._smallest)
         cursor.goes_on = True
+        self._reading[cursor] = None
         return cursor
 
     def put_back(self, cursor: Cursor) -> None:
         """Keep a cursor for its next read; two at the same offset become one."""
+        self._reading.pop(cursor, None)
         cursor.used_at = self._clock()
         key = (cursor.stream_id, cursor.next_offset)
         other = self._idle_cursors.pop(key, None)
@@ -254,6 +264,17 @@ class Cursors:
         self._note_lost(cursor)
         missing = cursor.window - cursor.ahead_bytes
         return missing if cursor.goes_on and missing * 2 >= cursor.window else 0
+
+    def others(self, cursor: Cursor) -> tuple[list[Cursor], int]:
+        """List other sequential readers, and how far each may be served by the prefetch of one.
+
+        These are the ones that read now and the last that did. The distance is in bytes; all of
+        them together leave half of the cache to prefetches of their own.
+        """
+        latest = chain(reversed(self._reading), reversed(self._idle_cursors.values()))
+        sequential = islice(latest, READERS_BESIDE)
+        found = [one for one in sequential if one is not cursor and one.goes_on]
+        return found, min(BYTES_BESIDE, self._cache.limit // (2 * (len(found) + 1)))
 
     def _note_lost(self, cursor: Cursor) -> None:
         if not cursor.lost:

@@ -248,6 +248,31 @@ class BlockFetcher:
         except Exception as error:  # noqa: BLE001 - every caller gets it
             _log.debug("stream %d could not be read ahead: %s", cursor.stream_id, error)
 
+    async def read_beside(self, blocks: Sequence[Block], reader: Cursor) -> None:
+        """Fetch blocks that `reader` is expected to want, if there is room for them.
+
+        They are requested in the turn in which this begins, so that they come with those of a read
+        that is made in the same turn, where they are neighbours. Failures are only logged.
+        """
+        missing = [one for one in blocks if self.is_absent(one)]
+        nbytes = 2 * sum(one.entry.size for one in missing)  # the ranges, and what is cut from them
+        if not missing or not self._cache.reserve(nbytes):
+            return
+        try:
+            datas = await self._requests.get(missing)
+        except Exception as error:  # noqa: BLE001 - a read requests them again and gets the error
+            _log.debug("stream %d could not be read ahead: %s", reader.stream_id, error)
+            return
+        finally:
+            self._cache.release(nbytes)
+        for block in missing:
+            if block.entry.end_offset > reader.next_offset and block.key not in self._cache:
+                self._cache.put(block.key, datas[block.key], len(datas[block.key]), None)
+
+    def is_absent(self, block: Block) -> bool:
+        """Whether a block is neither in memory nor on its way."""
+        return block.key not in self._cache and block.key not in self._requests
+
     def take_whole(self, index: ObjectIndex, data: bytes) -> None:
         """Keep all blocks of a small object while there is room."""
         for entry in index.index:

@@ -9,11 +9,13 @@ are skipped. Does not wait for records that are yet to come.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 from streammeta.client.config import ReaderStats
 from streammeta.client.errors import CorruptObjectError, MissingObjectError
@@ -83,6 +85,27 @@ class BlockPlanner:
                     at = block.entry.end_offset
             done, ahead = done + ahead, min(ahead * 2, _INDEXES_AT_ONCE)
         return blocks
+
+    def known_blocks(
+        self, object_ids: Collection[int], query: StreamQuery, slices: Sequence[Slice], most: int
+    ) -> Iterator[Block]:
+        """Yield blocks of a stream in these objects, about `most` bytes of the stream far.
+
+        No index is fetched: an object whose index is not in memory is passed over. Raises
+        `CorruptObjectError`.
+        """
+        for piece in slices:
+            known = piece.object_id in object_ids
+            index = self._source.cache.get(piece.object_id) if known else None
+            if index is None:
+                continue
+            start = max(query.start, piece.start_offset)
+            for block in self._blocks_of(query, piece, index, start, NO_BOUND):
+                entry = block.entry
+                offsets = entry.end_offset - entry.start_offset
+                if (entry.start_offset - query.start) * entry.payload_size > most * offsets:
+                    return
+                yield block
 
     async def _indexes(self, slices: Sequence[Slice], stream_id: int) -> list[ObjectIndex]:
         return await all_of(
@@ -235,6 +258,10 @@ class RangeReader:
         blocks = await self._planner.find(wanted, located.slices, max_bytes, self._max_cost)
         if not blocks:
             return Fetched([], start, located.start_offset, located.end_offset)
+        goes_on_behind = cursor.goes_on and blocks[-1].entry.end_offset < located.end_offset
+        if goes_on_behind and any(self._fetcher.is_absent(block) for block in blocks):
+            for other, beside in self._blocks_beside(cursor, blocks):
+                self._keep_going(self._fetcher.read_beside(beside, other))
         found, waited = await self._fetcher.read(blocks, cursor)
         by_block = [one.records for one in found]
         records = trimmed(by_block, wanted.start, wanted.end, max_bytes)
@@ -252,7 +279,10 @@ class RangeReader:
         if not wanted or cursor.is_read_ahead:
             return
         cursor.is_read_ahead = True
-        task = asyncio.create_task(self._fetch_ahead(cursor, wanted))
+        self._keep_going(self._fetch_ahead(cursor, wanted))
+
+    def _keep_going(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._ahead.add(task)
         task.add_done_callback(self._ahead.discard)
 
@@ -267,11 +297,35 @@ class RangeReader:
                 known = await self._slices.locate(cursor.stream_id, start)
             query = StreamQuery(cursor.stream_id, start)
             blocks = await self._planner.find(query, known.slices, max_bytes, max_bytes * 8)
-            await self._fetcher.read_ahead(blocks, cursor)
+            beside = self._blocks_beside(cursor, blocks)
+            await all_of(
+                (
+                    self._fetcher.read_ahead(blocks, cursor),
+                    *(self._fetcher.read_beside(each, one) for one, each in beside),
+                )
+            )
         except Exception as error:  # noqa: BLE001 - every caller gets it
             _log.debug("stream %d could not be read ahead: %s", cursor.stream_id, error)
         finally:
             cursor.is_read_ahead = False
+
+    def _blocks_beside(
+        self, cursor: Cursor, blocks: Sequence[Block]
+    ) -> list[tuple[Cursor, list[Block]]]:
+        """List what other readers will want soon of the objects that are about to be read.
+
+        Streams that are written together lie side by side: one request serves all their readers.
+        """
+        others, most = self._cursors.others(cursor)
+        found, object_ids = [], {block.object_id for block in blocks}
+        for other in others:
+            query = StreamQuery(other.stream_id, other.next_offset)
+            known = self._slices.remembered(other.stream_id, other.next_offset)
+            if known is not None:
+                with contextlib.suppress(CorruptObjectError):  # its own read tells
+                    near = self._planner.known_blocks(object_ids, query, known.slices, most)
+                    found.append((other, list(near)))
+        return found
 
 
 def trimmed(
