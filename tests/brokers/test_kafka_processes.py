@@ -47,6 +47,21 @@ def test_stock_client_produces_consumes_and_commits(brokers: KafkaBrokers, clien
     assert answer.get("behind", 250) == 250
 
 
+_REFUSED_FOR_GOOD = {
+    "confluent": "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+    "kafka_python": "TransactionalIdAuthorizationFailedError",
+    "aiokafka": "TransactionalIdAuthorizationFailed",
+}
+
+
+@pytest.mark.parametrize("client", list(_REFUSED_FOR_GOOD))
+def test_transactions_are_refused_once_and_for_all(brokers: KafkaBrokers, client: str) -> None:
+    """A client that took it for passing would ask until its time is over."""
+    address = brokers.start(1)
+    answer = result_of(brokers.run("transaction_script.py", client, address))
+    assert answer == {"error": _REFUSED_FOR_GOOD[client]}
+
+
 @pytest.mark.parametrize("end", ["kill", "stop"])
 def test_nothing_acknowledged_is_lost_when_a_broker_ends(brokers: KafkaBrokers, end: str) -> None:
     addresses = [brokers.start(node_id) for node_id in (1, 2)]

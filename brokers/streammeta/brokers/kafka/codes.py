@@ -6,6 +6,8 @@ from enum import IntEnum
 
 from streammeta.brokers.partition import errors as partition
 
+NO_TRANSACTIONS = "transactions are not offered; produce without a transactional id"
+
 
 class Code(IntEnum):
     """Error codes, by Kafka's names."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streammeta.brokers.kafka.broker import Broker
-from streammeta.brokers.kafka.codes import Code
+from streammeta.brokers.kafka.codes import NO_TRANSACTIONS, Code
 from streammeta.brokers.kafka.group_offsets import GroupOffsets
 from streammeta.brokers.kafka.groups import Group, Join, Reply, State, failed_join
 from streammeta.brokers.kafka.keys import offset_key
@@ -26,6 +26,8 @@ _TICK_S = 0.1
 _METADATA_MAX = 4096
 _PUT_ATTEMPTS = 3
 _NEEDS_ID_FROM = 4
+_GROUP, _TRANSACTION = 0, 1
+"""Types of keys that a coordinator is looked for by."""
 
 
 def _now_ms() -> int:
@@ -96,19 +98,26 @@ class Groups:
     # -- membership
 
     async def find_coordinator(self, request: Request) -> Tree:
-        """Return the broker that coordinates a group; transactions have none."""
+        """Return the broker that coordinates a group; transactions have none.
+
+        They are refused by the one error that every client takes for final: with another one
+        librdkafka asks again until its caller's patience ends.
+        """
         body = request.body
         node_id = self.broker.view.coordinator(body.key)
         found = self.broker.view.brokers.get(node_id)
-        code = Code.NONE
-        if getattr(body, "key_type", 0) != 0:
-            code = Code.INVALID_REQUEST
+        code, message = Code.NONE, None
+        key_type = getattr(body, "key_type", _GROUP)
+        if key_type == _TRANSACTION:
+            code, message = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, NO_TRANSACTIONS
+        elif key_type != _GROUP:
+            code, message = Code.INVALID_REQUEST, f"key_type is {key_type}, wanted 0, a group"
         elif found is None:
             code = Code.COORDINATOR_NOT_AVAILABLE
         if code is not Code.NONE or found is None:
             return {
                 "error_code": code,
-                "error_message": None,
+                "error_message": message,
                 "node_id": -1,
                 "host": "",
                 "port": -1,

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from streammeta.brokers.kafka.broker import Broker
-from streammeta.brokers.kafka.codes import Code, KafkaError, code_of
+from streammeta.brokers.kafka.codes import NO_TRANSACTIONS, Code, KafkaError, code_of
 from streammeta.brokers.kafka.wire import Request, Tree
 from streammeta.brokers.partition.errors import PartitionError
 from streammeta.brokers.partition.log import Appended, PartitionLog
@@ -83,7 +83,7 @@ def _check_acks(body: Any) -> None:
     if body.acks not in (-1, 0, 1):
         raise KafkaError(Code.INVALID_REQUIRED_ACKS)
     if body.transactional_id is not None:
-        raise KafkaError(Code.INVALID_REQUEST, "transactions are not offered")
+        raise KafkaError(Code.INVALID_REQUEST, NO_TRANSACTIONS)
 
 
 async def _produced(broker: Broker, body: Any, items: Sequence[_Produced]) -> Tree | None:
