@@ -21,10 +21,13 @@ import pytest
 from scripts.benchmarks.overload_load import Load, connected
 from streammeta.cli.client import ControllerClient
 from streammeta.cli.local_cluster import LocalCluster
+from streammeta.controller.rpc.watch import WATCHERS_MAX
 from streammeta.rpc.connections import operator_channel
 from streammeta.v1 import admin_pb2, columns_pb2, common_pb2, nodes_pb2
 from streammeta.v1.nodes_pb2_grpc import NodeServiceStub
+from tests.kit.fake_broker import until
 from tests.kit.real_cluster import leader_of, running_cluster
+from tests.server.test_many_watches import Watch
 from tests.trust.audited_cluster import ask
 
 pytestmark = pytest.mark.process
@@ -46,6 +49,9 @@ part of it: this is the order of magnitude. The page on benchmarks has the ratio
 nothing else to do.
 """
 _GROWTH_MAX = 150 << 20
+_WATCHES_BEYOND = 10_000
+"""Watches asked for while as many as are served run; each connection takes 1,024 calls."""
+_PATIENCE_S = 90.0
 _MESSAGES_AT_ONCE = 50
 _ANSWERED_MIN = 1_000
 
@@ -203,3 +209,37 @@ async def test_pipelines_that_send_more_than_is_answered_are_held_up_and_nothing
         assert sequence * len(pipelines) > answered
         assert ended == 0
         assert leader.memory() - memory < _GROWTH_MAX
+
+
+def written(load: Load) -> bool:
+    """Write until it is served: a write in the midst of a flood may be refused as busy."""
+    if not load.served and not load.waiting:
+        load.fire()
+    return bool(load.served)
+
+
+async def test_watches_beyond_those_that_are_served_are_refused_and_cost_the_others_nothing(
+    leader: Leader,
+) -> None:
+    async with leader.connected() as heartbeats:
+        connections = leader.load.connections
+        served = [Watch(connections[at % len(connections)]) for at in range(WATCHERS_MAX)]
+        await until(lambda: all(each.has_begun for each in served), "watches", _PATIENCE_S)
+        memory, beats = leader.memory(), heartbeats.done
+        beyond = [Watch(connections[at % len(connections)]) for at in range(_WATCHES_BEYOND)]
+        await until(lambda: written(leader.load), "a write", _PATIENCE_S)
+        await until(lambda: all(each.has_ended for each in beyond), "refusals", _PATIENCE_S)
+        assert not any(each.has_begun for each in beyond)
+        await until(lambda: all(each.keys for each in served), "the change", _PATIENCE_S)
+        await until(lambda: heartbeats.done >= beats + _BEATS_MIN, "heartbeats", _PATIENCE_S)
+        assert not any(each.has_ended for each in served)
+        assert leader.memory() - memory < _GROWTH_MAX
+        connections[0].close()
+        again: list[Watch] = []
+
+        def is_served_again() -> bool:
+            if not again or again[-1].has_ended:
+                again.append(Watch(connections[1]))
+            return again[-1].has_begun
+
+        await until(is_served_again, "a place of those that have left", _PATIENCE_S)
