@@ -15,20 +15,25 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from scripts.benchmarks.figures import Outcome, Table, median
 from scripts.benchmarks.listed_bucket import MODIFIED_MS, NAMESPACE, OBJECT_BYTES
 from scripts.benchmarks.reconcile_join import ENGINES
 from scripts.benchmarks.reconciling import ORPHANS_ONE_IN, ReconcilingError
 from streammeta.reconcile import plan_folder
-from streammeta.reconcile.tables import LISTING_COLUMNS, MAP_COLUMNS, arrow_schema, record_batch
+from streammeta.reconcile.tables import (
+    LISTING_COLUMNS,
+    MAP_COLUMNS,
+    ROWS_A_GROUP,
+    arrow_schema,
+    record_batch,
+    table_writer,
+)
 from streammeta.reconcile.verdicts import Int64Column
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.v1 import common_pb2
 
 _SHARDS = 16
-_ROWS_A_GROUP = 5_000
 _MAP_ROWS = 100_000
 _ODD = 0x9E3779B97F4A7C15F39CC0605CEDC835
 """Multiplier that makes etags of ids: all different, and without a pattern."""
@@ -117,10 +122,10 @@ def write_tables(folder: Path, keys: int) -> None:
         ids = np.arange(shard, keys, _SHARDS, dtype=np.int64)
         ids = ids[np.argsort(_turned_round(ids), kind="stable")]
         path = listing / f"shard-{shard:05d}.parquet"
-        with pq.ParquetWriter(path, arrow_schema(LISTING_COLUMNS)) as writer:
-            for first in range(0, len(ids), _ROWS_A_GROUP):
-                writer.write_batch(_listed(ids[first : first + _ROWS_A_GROUP]))
-    with pq.ParquetWriter(of_map / "objects.parquet", arrow_schema(MAP_COLUMNS)) as writer:
+        with table_writer(path, LISTING_COLUMNS) as writer:
+            for first in range(0, len(ids), ROWS_A_GROUP):
+                writer.write_batch(_listed(ids[first : first + ROWS_A_GROUP]))
+    with table_writer(of_map / "objects.parquet", MAP_COLUMNS) as writer:
         for first in range(0, keys, _MAP_ROWS):
             part = np.arange(first, min(first + _MAP_ROWS, keys), dtype=np.int64)
             writer.write_batch(_mapped(part[part % ORPHANS_ONE_IN != 0]))

@@ -20,9 +20,9 @@ from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.engine_choice import AUTO_KEYS, open_engine
 from streammeta.reconcile.inventory import read_inventory
 from streammeta.reconcile.map_export import write_objects
-from streammeta.reconcile.report_figures import figures_of
+from streammeta.reconcile.report_figures import FIGURE_COLUMNS, figures_of
 from streammeta.reconcile.session import SparkConfig
-from streammeta.reconcile.tables import VERDICT_COLUMNS, read_batches
+from streammeta.reconcile.tables import read_batches
 from streammeta.reconcile.verdicts import Rules
 
 _LATE_MS = MODIFIED_MS + 1
@@ -51,7 +51,7 @@ def run(load: str, engine_name: str, given: Path, folder: Path) -> dict[str, obj
             moments.append(time.perf_counter())
         classes = engine.judge(folder, rules, NAMESPACE)
         moments.append(time.perf_counter())
-        figures_of(read_batches(folder / plan_folder.VERDICTS, VERDICT_COLUMNS), TAKEN_MS)
+        figures_of(read_batches(folder / plan_folder.VERDICTS, FIGURE_COLUMNS), TAKEN_MS)
         moments.append(time.perf_counter())
     names = ("start_s", "listing_s", "map_s", "join_s", "report_s")
     spent = [after - before for before, after in itertools.pairwise(moments)]

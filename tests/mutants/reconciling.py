@@ -66,7 +66,7 @@ RECONCILING = (
         "Iceberg pull request 12254: a sibling's files under a prefix that fits both",
         """
         streammeta.reconcile.map_join:
-        - own = np.flatnonzero(is_own & (ids >= 0))
+        - own = np.flatnonzero((owners == Owner.OWN) & (ids >= 0))
         + own = np.flatnonzero(ids >= 0)
         """,
         Tested(f"{_RECONCILE}_engines.py::test_the_join_agrees_with_a_dictionary"),

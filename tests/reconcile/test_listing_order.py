@@ -20,7 +20,7 @@ from streammeta.reconcile.verdicts import Owner
 _FOREIGN = -1
 
 
-def _numbers(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
+def _numbers(rows: pa.RecordBatch | pa.Table) -> npt.NDArray[np.uint8]:
     ids = rows.column("object_id").to_numpy()
     return np.where(ids < 0, 0, ids % 16).astype(np.uint8)
 
@@ -41,11 +41,11 @@ def _write(listing: Path, files: Sequence[Sequence[int]]) -> None:
         pq.write_table(table, listing / f"part-{number:05d}.parquet", row_group_size=50)
 
 
-def _read(listing: Path, scratch: Path) -> tuple[list[pa.RecordBatch], bool]:
-    """Return the batches, and whether they were spread."""
+def _read(listing: Path, scratch: Path) -> tuple[list[pa.Table], bool]:
+    """Return the files' rows, and whether they were spread."""
     scratch.mkdir()
     found = list(in_order_of_partitions(listing, _numbers, scratch))
-    return found, any(scratch.iterdir())
+    return [pq.read_table(path) for path in found], any(scratch.iterdir())
 
 
 def test_files_in_the_order_of_partitions_are_read_as_they_lie(tmp_path: Path) -> None:
@@ -69,6 +69,6 @@ def test_rows_in_any_order_come_by_partition_and_none_is_lost(
     assert is_spread
     numbers = [number for rows in found for number in _numbers(rows).tolist()]
     assert numbers == sorted(numbers)
-    whole = pa.Table.from_batches(found).to_pylist()
+    whole = pa.concat_tables(found).to_pylist()
     listed = pq.read_table(tmp_path / "listing").to_pylist()
     assert sorted(map(str, whole)) == sorted(map(str, listed))

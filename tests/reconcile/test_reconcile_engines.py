@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -27,8 +28,8 @@ from streammeta.reconcile.map_export import write_objects
 from streammeta.reconcile.map_join import MapJoin
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.session import SparkConfig
-from streammeta.reconcile.tables import LISTING_COLUMNS, MAP_COLUMNS, arrow_schema, record_batch
-from streammeta.reconcile.verdicts import Owner
+from streammeta.reconcile.tables import MAP_COLUMNS, arrow_schema, record_batch
+from streammeta.reconcile.verdicts import ABSENT, Owner
 from streammeta.storage.errors import AccessDeniedError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import ObjectStore
@@ -196,24 +197,30 @@ def test_the_join_agrees_with_a_dictionary(
     rows = {name: list(of_map.values()) for name in arrow_schema(MAP_COLUMNS).names}
     table = record_batch(MAP_COLUMNS, rows | {"object_id": list(of_map)})
     pq.write_table(pa.Table.from_batches([table]), folder / "objects.parquet")
-    values: dict[str, list[Any]] = {
-        name: [None] * len(keys) for name in arrow_schema(LISTING_COLUMNS).names
-    }
-    values |= {"owner": [int(owner) for owner, _ in keys], "object_id": [one for _, one in keys]}
+    owners = np.array([int(owner) for owner, _ in keys], dtype=np.int64)
+    listed = np.array([ABSENT if one is None else one for _, one in keys], dtype=np.int64)
 
     limits = {"objects_a_partition": objects_a_partition, "kept_bytes": 0}
     with tempfile.TemporaryFile(buffering=0) as scratch:
         joining = MapJoin(folder, scratch, **limits)
-        joined = joining.join(record_batch(LISTING_COLUMNS, values))
-        unmet = [one for batch in joining.unmet() for one in batch["object_id"].to_pylist()]
+        joined = joining.join(owners, listed)
+        unmet = [
+            (one, column.tolist()[row])
+            for found, columns in joining.unmet()
+            for row, one in enumerate(found.tolist())
+            for column in columns.values()
+        ]
 
     expected = [
-        of_map.get(one) if owner is Owner.OWN and one is not None else None for owner, one in keys
+        of_map.get(one, ABSENT) if owner is Owner.OWN and one is not None else ABSENT
+        for owner, one in keys
     ]
-    for name in ("map_state", "map_size", "map_time_ms", "map_attributes", "map_node", "reading"):
-        assert joined.column(name).to_pylist() == expected
+    assert joined.is_known.tolist() == [value != ABSENT for value in expected]
+    for name in ("map_state", "map_size", "map_attributes", "map_node", "reading"):
+        assert joined.columns[name].tolist() == expected
     met = {one for owner, one in keys if owner is Owner.OWN}
-    assert sorted(unmet) == sorted(set(of_map) - met)
+    left = sorted(set(of_map) - met)
+    assert sorted(unmet) == [(one, of_map[one]) for one in left for _ in range(6)]
 
 
 @given(

@@ -1,4 +1,4 @@
-"""Start of Arrow without pandas, which a process that runs one command has no time to import.
+"""Start of Arrow without pandas, and the return of memory that it and numpy have freed.
 
 Arrow looks for pandas once, at its first conversion, and takes more than a second of one core to
 import it if it is installed, as it is beside Spark. What needs pandas later, still gets it.
@@ -42,3 +42,15 @@ def start_arrow() -> None:
         pa.array([0])
     finally:
         sys.meta_path.remove(hiding)
+
+
+def return_memory() -> None:
+    """Give memory that is free back to the system, for the end of a stage of the work.
+
+    Allocators keep what was freed for the thread that had it, and each stage has threads of its
+    own.
+    """
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()
+    pa.system_memory_pool().release_unused()  # numpy's too: it asks the C library

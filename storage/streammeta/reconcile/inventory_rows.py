@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.orc as pa_orc
-import pyarrow.parquet as pq
 
 from streammeta.reconcile.errors import InventoryError
 from streammeta.reconcile.inventory import (
@@ -31,7 +30,7 @@ from streammeta.reconcile.inventory import (
     fetch,
 )
 from streammeta.reconcile.key_owners import owner_columns
-from streammeta.reconcile.tables import LISTING_COLUMNS, record_batch
+from streammeta.reconcile.tables import LISTING_COLUMNS, open_table_file, record_batch
 from streammeta.reconcile.verdicts import Owner
 
 _ROWS_A_BATCH = 20_000
@@ -73,7 +72,7 @@ def inventory_rows(
 
 def _batches(inventory: Inventory, path: Path) -> Iterator[pa.RecordBatch]:
     if inventory.format == "parquet":
-        with pq.ParquetFile(path) as parquet:
+        with open_table_file(path) as parquet:
             yield from parquet.iter_batches(batch_size=_ROWS_A_BATCH)
     elif inventory.format == "orc":
         orc = pa_orc.ORCFile(path)

@@ -9,7 +9,7 @@ copy of the listing while it is read, and memory for one partition.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeAlias
@@ -18,15 +18,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from streammeta.reconcile.arrow_start import return_memory
 from streammeta.reconcile.tables import (
     LISTING_COLUMNS,
     arrow_schema,
     files_of,
+    gathered,
     read_batches,
     read_file,
+    table_writer,
 )
 
 _ROWS_A_BATCH = 65_536
+_USED_COLUMNS = "owner long, object_id long"
 
 PartitionsOf: TypeAlias = Callable[[pa.RecordBatch], npt.NDArray[np.uint8]]
 """Gives the partition of each row, 0 for a row that is in none."""
@@ -34,37 +38,31 @@ PartitionsOf: TypeAlias = Callable[[pa.RecordBatch], npt.NDArray[np.uint8]]
 
 def in_order_of_partitions(
     listing: Path, partitions_of: PartitionsOf, scratch: Path
-) -> Iterator[pa.RecordBatch]:
-    """Batches of a listing, file by file in the order of partitions.
+) -> Iterator[Path]:
+    """Files of a listing, with its rows in the order of partitions.
 
     `scratch` is an empty folder for files that are the caller's to remove.
     """
     if all(map(_is_ascending, map(partitions_of, _first_batches(listing)))):
-        yield from read_batches(listing, LISTING_COLUMNS)
+        yield from files_of(listing)
         return
     spread(listing, partitions_of, scratch)
+    return_memory()
     for path in sorted(scratch.iterdir()):
-        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as pieces:
-            yield from _gathered(pieces)
-
-
-def _gathered(pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches that are worth a pass of the join."""
-    waiting: list[pa.RecordBatch] = []
-    count = 0
-    for piece in pieces:
-        waiting.append(piece)
-        count += piece.num_rows
-        if count >= _ROWS_A_BATCH:
-            yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()
-            waiting, count = [], 0
-    if waiting:
-        yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()
+        with (
+            pa.OSFile(str(path)) as file,
+            pa.ipc.open_stream(file) as pieces,
+            table_writer(path.with_suffix(".parquet"), LISTING_COLUMNS) as writer,
+        ):
+            for rows in gathered(pieces, _ROWS_A_BATCH):
+                writer.write_batch(rows)
+        path.unlink()
+        yield path.with_suffix(".parquet")
 
 
 def _first_batches(listing: Path) -> Iterator[pa.RecordBatch]:
     for path in files_of(listing):
-        yield from itertools.islice(read_file(path, LISTING_COLUMNS), 1)
+        yield from itertools.islice(read_file(path, _USED_COLUMNS), 1)
 
 
 def _is_ascending(numbers: npt.NDArray[np.uint8]) -> bool:

@@ -1,8 +1,7 @@
 """Reconciliation in the process itself: no JVM, for buckets of up to some millions of keys.
 
-Shards are listed by a few threads. The join reads listing and map batch by batch, one ahead, and
-writes one behind; memory holds one bit for each object of the map, and nothing else that grows with
-the bucket. Deletion is one task.
+Shards are listed by a few threads. Listing and map are joined batch by batch; memory holds one bit
+for each object of the map, and nothing else that grows with the bucket. Deletion is one task.
 """
 
 from __future__ import annotations
@@ -10,16 +9,15 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from streammeta.reconcile import plan_folder
+from streammeta.reconcile.arrow_start import return_memory
 from streammeta.reconcile.deletion import carry_out
 from streammeta.reconcile.deletion_order import DeletionOrder
 from streammeta.reconcile.engine import EngineName
@@ -27,8 +25,7 @@ from streammeta.reconcile.errors import ReconcileError
 from streammeta.reconcile.inventory import Inventory
 from streammeta.reconcile.inventory_rows import inventory_rows
 from streammeta.reconcile.listing import Shard, listed_rows
-from streammeta.reconcile.listing_order import in_order_of_partitions
-from streammeta.reconcile.map_join import MapJoin
+from streammeta.reconcile.local_judging import judge_locally
 from streammeta.reconcile.pacing import LARGEST_BATCH
 from streammeta.reconcile.repeated_keys import KeyNumbers, keep_one_row_a_key
 from streammeta.reconcile.run_signals import relayed
@@ -36,13 +33,14 @@ from streammeta.reconcile.tables import (
     CANDIDATE_COLUMNS,
     LISTING_COLUMNS,
     OUTCOME_COLUMNS,
-    VERDICT_COLUMNS,
+    ROWS_A_GROUP,
     Counts,
     Tally,
     arrow_schema,
+    gathered,
     read_batches,
+    table_writer,
 )
-from streammeta.reconcile.verdict_rows import judged_rows
 from streammeta.reconcile.verdicts import Owner, Rules, Verdict
 from streammeta.storage.object_store.address import open_object_store
 
@@ -50,9 +48,6 @@ _LISTINGS_AT_ONCE = 8
 _FILES_AT_ONCE = 2  # reading them is work of this process, and takes memory
 _ROWS_SORTED = 500_000
 _Part: TypeAlias = Generator[pa.RecordBatch, None, None]
-
-_REPEATED = ["verdict", "note", "owner", "map_state", "map_node"]
-"""Columns of few different values; a dictionary of any other costs time and saves nothing."""
 
 
 class TooManyKeysError(ReconcileError):
@@ -104,11 +99,13 @@ class LocalEngine:
                     for path in [listing / f"part-{number:05d}.parquet"]
                 ]
                 failures = [error for one in under_way if (error := one.exception()) is not None]
+            return_memory()
             if failures:
                 raise next(error for error in failures if not isinstance(error, _EndedError))
             may_repeat = keys.may_repeat()
         if may_repeat:
             keep_one_row_a_key(listing)
+        return_memory()
         return sum(one.result() for one in under_way)
 
     def count_owners(self, listing: Path) -> Mapping[Owner, Tally]:
@@ -120,20 +117,7 @@ class LocalEngine:
 
     def judge(self, draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict, Tally]:
         """See `Engine.judge`."""
-        counts = Counts("verdict")
-        with ExitStack() as stack:
-            verdicts = stack.enter_context(_writer(draft / plan_folder.VERDICTS, VERDICT_COLUMNS))
-            candidates = stack.enter_context(
-                _writer(draft / plan_folder.CANDIDATES, CANDIDATE_COLUMNS)
-            )
-            written = stack.enter_context(_Behind(verdicts.write_batch))
-            for joined in _joined(draft):
-                rows = judged_rows(joined, rules, namespace)
-                written.take(rows)
-                orphans = rows.filter(pc.equal(rows.column("verdict"), str(Verdict.ORPHAN)))
-                candidates.write_batch(orphans.select(arrow_schema(CANDIDATE_COLUMNS).names))
-                counts.add(rows)
-        return {Verdict(verdict): tally for verdict, tally in counts.tallies().items()}
+        return judge_locally(draft, rules, namespace)
 
     def delete(self, order: DeletionOrder, candidates: Path, outcomes: Path) -> None:
         """See `Engine.delete`. The outcomes of a batch are on disk before the next is begun."""
@@ -144,38 +128,6 @@ class LocalEngine:
             for number, rows in enumerate(carry_out(order, "00000", wanted)):
                 with pq.ParquetWriter(outcomes / f"part-{number:06d}.parquet", schema) as writer:
                     writer.write_batch(rows)
-
-
-class _Behind:
-    """Does work on one batch in a thread while the next is being made; errors come later."""
-
-    def __init__(self, work: Callable[[pa.RecordBatch], None]) -> None:
-        self._work = work
-        self._pool = ThreadPoolExecutor(1)
-        self._under_way: Future[None] | None = None
-
-    def take(self, rows: pa.RecordBatch) -> None:
-        """Begin with `rows` once those before are done; raises what these have raised."""
-        if self._under_way is not None:
-            self._under_way.result()
-        self._under_way = self._pool.submit(self._work, rows)
-
-    def __enter__(self) -> _Behind:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._pool.shutdown()
-        if kind is None and self._under_way is not None:
-            self._under_way.result()
-
-
-def _ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same batches, each read while the one before is in use."""
-    with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(next, batches, None)
-        while (batch := coming.result()) is not None:
-            coming = pool.submit(next, batches, None)
-            yield batch
 
 
 class _Budget:
@@ -196,6 +148,12 @@ class _Budget:
                 if self._left < 0:
                     raise TooManyKeysError("the bucket has more keys than may be listed here")
 
+    def counted(self, part: _Part) -> _Part:
+        """The same rows, each counted as it comes. Raises `TooManyKeysError`."""
+        for rows in part:
+            self.take(rows.num_rows)
+            yield rows
+
     def end(self) -> None:
         """Have all shards give up."""
         self._has_ended = True
@@ -204,9 +162,8 @@ class _Budget:
 def _write_part(part: _Part, path: Path, budget: _Budget, keys: KeyNumbers) -> int:
     total = 0
     try:
-        with closing(part), pq.ParquetWriter(path, arrow_schema(LISTING_COLUMNS)) as writer:
-            for rows in part:
-                budget.take(rows.num_rows)
+        with closing(part), table_writer(path, LISTING_COLUMNS) as writer:
+            for rows in gathered(budget.counted(part), ROWS_A_GROUP):
                 writer.write_batch(rows)
                 keys.add(rows)
                 total += rows.num_rows
@@ -214,31 +171,6 @@ def _write_part(part: _Part, path: Path, budget: _Budget, keys: KeyNumbers) -> i
         budget.end()
         raise
     return total
-
-
-@contextmanager
-def _writer(folder: Path, columns: str) -> Iterator[pq.ParquetWriter]:
-    """Give a writer of a table's only file."""
-    folder.mkdir()
-    schema = arrow_schema(columns)
-    with pq.ParquetWriter(
-        folder / "part-00000.parquet", schema, use_dictionary=_REPEATED, write_statistics=False
-    ) as writer:
-        yield writer
-
-
-def _joined(draft: Path) -> Iterator[pa.RecordBatch]:
-    """Keys with what the map knows of them, then objects of the map without a key."""
-    with (
-        tempfile.TemporaryFile(dir=draft, buffering=0) as scratch,
-        tempfile.TemporaryDirectory(dir=draft) as spread,
-    ):
-        of_map = MapJoin(draft / plan_folder.MAP, scratch)
-        listing = draft / plan_folder.LISTING
-        ordered = in_order_of_partitions(listing, of_map.partitions_of, Path(spread))
-        for listed in _ahead(ordered):
-            yield of_map.join(listed)
-        yield from of_map.unmet()
 
 
 def _sorted_candidates(folder: Path) -> Iterator[pa.RecordBatch]:

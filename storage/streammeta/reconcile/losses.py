@@ -25,7 +25,6 @@ from streammeta.reconcile.map_export import copied_map
 from streammeta.reconcile.plan_folder import LossCounts, LostRange
 from streammeta.reconcile.tables import (
     LOSS_COLUMNS,
-    VERDICT_COLUMNS,
     arrow_schema,
     read_batches,
 )
@@ -74,9 +73,9 @@ def confirm_losses(store: ObjectStore, leader: LeaderClient, draft: Path) -> Los
 
 def _suspects(verdicts: Path) -> Iterator[_Suspect]:
     wanted = pa.array([str(one) for one in LOST])
-    columns = ("key", "object_id", "verdict", "map_size")
-    for rows in read_batches(verdicts, VERDICT_COLUMNS):
-        found = rows.filter(pc.is_in(rows["verdict"], wanted)).select(columns)
+    columns = "key string, object_id long, verdict string, map_size long"
+    for rows in read_batches(verdicts, columns):
+        found = rows.filter(pc.is_in(rows["verdict"], wanted))
         for row in found.to_pylist():
             yield _Suspect(row["key"], row["object_id"], Verdict(row["verdict"]), row["map_size"])
 

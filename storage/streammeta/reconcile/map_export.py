@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
+from streammeta.reconcile.arrow_start import return_memory
 from streammeta.reconcile.errors import MapExportError
 from streammeta.reconcile.leader import LeaderClient
-from streammeta.reconcile.tables import MAP_COLUMNS, arrow_schema
+from streammeta.reconcile.tables import MAP_COLUMNS, arrow_schema, table_writer
 from streammeta.reconcile.verdicts import ABSENT, WANTED_STATES, Int64Column, Reading
 from streammeta.v1 import metadata_pb2
 
@@ -149,7 +149,7 @@ def write_objects(checkpoint: CheckpointReader, beside: CheckpointReader, path: 
         claim = checkpoint.columns("bucket_claim")
         (cluster_uuid,), (issued_below,) = claim["cluster_uuid"], claim["issued_below"]
         checksums = _Checksums(beside)
-        with pq.ParquetWriter(path, arrow_schema(MAP_COLUMNS)) as writer:
+        with table_writer(path, MAP_COLUMNS) as writer:
             for batch in checkpoint.batches("objects"):
                 rows = _map_rows(batch, checksums)
                 writer.write_batch(rows)
@@ -160,6 +160,7 @@ def write_objects(checkpoint: CheckpointReader, beside: CheckpointReader, path: 
             f"the copy of the map has other columns than this version reads ({error}); use the"
             " version of streammeta that the controllers run"
         ) from error
+    return_memory()
     return MapExport(
         cluster_id=checkpoint.cluster_id,
         cluster_uuid=str(cluster_uuid),

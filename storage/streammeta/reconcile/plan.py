@@ -42,7 +42,7 @@ from streammeta.reconcile.losses import confirm_losses
 from streammeta.reconcile.map_export import MapExport, export_map
 from streammeta.reconcile.plan_folder import CLOCK_SKEW_MS, PlanResult, check_grace
 from streammeta.reconcile.plan_history import earlier_plans
-from streammeta.reconcile.report_figures import Figures, figures_of
+from streammeta.reconcile.report_figures import FIGURE_COLUMNS, Figures, figures_of
 from streammeta.reconcile.report_page import report_page
 from streammeta.reconcile.session import SparkConfig
 from streammeta.reconcile.tables import (
@@ -425,7 +425,7 @@ def _report_without_map(
 def _write(draft: Path, folder: Path, result: PlanResult) -> None:
     figures: Figures | None = None
     if result.next_object_id is not None:
-        verdicts = read_batches(draft / plan_folder.VERDICTS, VERDICT_COLUMNS)
+        verdicts = read_batches(draft / plan_folder.VERDICTS, FIGURE_COLUMNS)
         figures = figures_of(verdicts, result.listing_started_ms)
     path = draft / plan_folder.REPORT_FILE
     page = report_page(result, figures, earlier_plans(folder, result))

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from streammeta.reconcile.listing_order import spread
+from streammeta.reconcile.tables import LISTING_COLUMNS, ROWS_A_GROUP, table_writer
 from streammeta.reconcile.verdicts import ABSENT, Int64Column, Owner
 
 OF_VERSIONS = (Owner.OLD_VERSION, Owner.DELETE_MARKER)
@@ -33,7 +33,7 @@ PRECEDENCE = ("modified_ms", "size", "etag")
 """Columns whose greatest values tell which row of a key counts; no value is the least."""
 
 _OF_VERSIONS = pa.array([int(one) for one in OF_VERSIONS])
-_NUMBERS_AT_ONCE = 1 << 22
+_NUMBERS_AT_ONCE = 1 << 21
 _READ_AT_ONCE = 1 << 18
 _PARTS = 256
 
@@ -84,7 +84,8 @@ def keep_one_row_a_key(listing: Path) -> None:
         for number, part in enumerate(sorted(Path(scratch).iterdir())):
             with pa.OSFile(str(part)) as file, pa.ipc.open_stream(file) as stream:
                 table = _one_row_a_key(stream.read_all())
-            pq.write_table(table, made / f"part-{number:05d}.parquet")
+            with table_writer(made / f"part-{number:05d}.parquet", LISTING_COLUMNS) as writer:
+                writer.write_table(table, row_group_size=ROWS_A_GROUP)
     shutil.rmtree(listing)
     made.rename(listing)
 

@@ -41,6 +41,9 @@ SHOWN_VERDICTS = (
 )
 """Verdicts of which the report names keys."""
 
+FIGURE_COLUMNS = "key string, verdict string, size long, modified_ms long, map_node long"
+"""The columns of verdicts that figures are made of."""
+
 KEYS_SHOWN = 20
 PREFIXES_SHOWN = 20
 _PREFIXES_KEPT = 1000
@@ -75,7 +78,7 @@ class _Sums:
 
 
 def figures_of(verdicts: Iterable[pa.RecordBatch], at_ms: int) -> Figures:
-    """Read the rows of a plan's verdicts; ages are those at `at_ms`, in Unix milliseconds."""
+    """Read rows with `FIGURE_COLUMNS`; ages are those at `at_ms`, in Unix milliseconds."""
     sums = _Sums()
     for rows in verdicts:
         _add_ages(sums, _of(rows, Verdict.ORPHAN), at_ms)

@@ -6,7 +6,7 @@ that both engines have one definition. A table is a folder of Parquet files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,17 @@ LOSS_COLUMNS = (
 OUTCOME_COLUMNS = "key string, object_id long, size long, outcome string, detail string"
 
 
+ROWS_A_GROUP = 20_000
+"""Rows of a row group of a listing: a few make a batch of the join."""
+
 _READ_BYTES = 1 << 18
-_ROWS_TO_READ, _GROUPS_TO_READ = 65_536, 16
+_ROWS_TO_READ, _GROUPS_TO_READ = 40_000, 16
+
+_FEW_VALUES = ("verdict", "note", "owner", "map_state", "map_kind", "map_node", "reading")
+"""Columns of few different values; a dictionary of any other costs time and saves nothing."""
+
+_RANDOM = ("etag",)
+"""Columns that no compression makes smaller."""
 
 
 def arrow_schema(columns: str) -> pa.Schema:
@@ -52,6 +61,27 @@ def arrow_schema(columns: str) -> pa.Schema:
 def record_batch(columns: str, values: Mapping[str, Any]) -> pa.RecordBatch:
     """Rows with these columns, from one list or Arrow array for each of them."""
     return pa.RecordBatch.from_pydict(values, schema=arrow_schema(columns))
+
+
+def writer_options(schema: pa.Schema) -> dict[str, Any]:
+    """Options of a Parquet writer for columns of tables: what is soonest written and read.
+
+    Statistics are left out, which nothing reads.
+    """
+    few = [name for name in schema.names if name in _FEW_VALUES]
+    numbers = [field.name for field in schema if field.type == pa.int64()]
+    return {
+        "use_dictionary": few,
+        "column_encoding": {name: "DELTA_BINARY_PACKED" for name in numbers if name not in few},
+        "compression": {name: "none" if name in _RANDOM else "lz4" for name in schema.names},
+        "write_statistics": False,
+    }
+
+
+def table_writer(where: Path | pa.NativeFile, columns: str) -> pq.ParquetWriter:
+    """A writer of one file of a table, with `writer_options`."""
+    schema = arrow_schema(columns)
+    return pq.ParquetWriter(where, schema, **writer_options(schema))
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -73,15 +103,34 @@ def read_batches(folder: Path, columns: str) -> Iterator[pa.RecordBatch]:
 def read_file(path: Path, columns: str) -> Iterator[pa.RecordBatch]:
     """Read these columns of one file of a table, as `read_batches` does."""
     schema = arrow_schema(columns)
-    # Without a buffer a column is read whole, and Spark's pieces of one have up to 128 MiB.
-    with pq.ParquetFile(path, buffer_size=_READ_BYTES) as file:
-        for groups in _groups_to_read(file.metadata):
+    with open_table_file(path) as file:
+        for groups in groups_to_read(file.metadata):
             for batch in file.iter_batches(row_groups=groups, columns=schema.names):
                 rows = batch.select(schema.names)
                 yield rows if rows.schema.equals(schema) else rows.cast(schema)
 
 
-def _groups_to_read(metadata: pq.FileMetaData) -> Iterator[list[int]]:
+def open_table_file(path: Path, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+    """Open one file of a table; with its `metadata`, if that is known."""
+    # Without a buffer a column is read whole, and Spark's pieces of one have up to 128 MiB.
+    return pq.ParquetFile(path, metadata=metadata, buffer_size=_READ_BYTES)
+
+
+def gathered(pieces: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of so many, or a few more."""
+    waiting: list[pa.RecordBatch] = []
+    count = 0
+    for piece in pieces:
+        waiting.append(piece)
+        count += piece.num_rows
+        if count >= rows:
+            yield pa.concat_batches(waiting)
+            waiting, count = [], 0
+    if waiting:
+        yield pa.concat_batches(waiting)
+
+
+def groups_to_read(metadata: pq.FileMetaData) -> Iterator[list[int]]:
     """Row groups to read together: all at once would keep a buffer for each column of each."""
     groups: list[int] = []
     count = 0

@@ -1,6 +1,6 @@
 """Rows of the report as expressions of Spark, which its JVM computes: no row passes through Python.
 
-The ladder of verdicts is that of `verdicts`; the columns are those of `verdict_rows`.
+The ladder of verdicts is that of `verdicts`.
 """
 
 from __future__ import annotations

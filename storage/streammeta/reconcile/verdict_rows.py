@@ -1,14 +1,12 @@
-"""Rows of the report, made of a listing that was joined with the map: the same for both engines.
-
-A joined batch has the columns of the listing, and those of the map; null where one side has none.
-"""
+"""Rows of the report on what is no key of a listing: objects without one, uploads, old versions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from streammeta.reconcile.listing import owner_of
@@ -26,13 +24,28 @@ from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import OldVersion
 
 
-def judged_rows(joined: pa.RecordBatch, rules: Rules, namespace: str) -> pa.RecordBatch:
-    """Return the rows of the report, without those of which there is nothing to report."""
-    numbers = verdict_numbers(_columns_of(joined), rules)
-    verdicts = pa.DictionaryArray.from_arrays(numbers, [str(one) for one in NUMBERED])
-    rows = _verdict_rows(joined, verdicts.cast(pa.string()), namespace)
-    to_report = numbers != 0
-    return rows if to_report.all() else rows.filter(pa.array(to_report))
+def unlisted_rows(
+    ids: Int64Column, of_map: Mapping[str, Int64Column], rules: Rules, namespace: str
+) -> tuple[pa.RecordBatch, npt.NDArray[np.int8]]:
+    """Return rows of the report on objects of the map that no listed key belongs to.
+
+    Those of which there is nothing to report are left out. The others are given the key that they
+    should have. The second value is the number of each row's verdict.
+    """
+    absent = np.full(len(ids), ABSENT, dtype=np.int64)
+    names = JoinedColumns.__dataclass_fields__
+    columns = {name: of_map.get(name, absent) for name in names} | {"object_id": ids}
+    numbers = verdict_numbers(JoinedColumns(**columns), rules)
+    kept = np.flatnonzero(numbers)
+    numbers = numbers[kept]
+    nothing = {name: [None] * len(kept) for name in arrow_schema(VERDICT_COLUMNS).names}
+    found: dict[str, Any] = {
+        "key": [key_for(one, namespace) for one in ids[kept].tolist()],
+        "object_id": ids[kept],
+        "verdict": [str(NUMBERED[number]) for number in numbers.tolist()],
+        **{name: of_map[name][kept] for name in ("map_state", "map_size", "map_node")},
+    }
+    return record_batch(VERDICT_COLUMNS, nothing | found), numbers
 
 
 def version_rows(versions: Sequence[OldVersion], namespace: str) -> pa.RecordBatch:
@@ -67,30 +80,3 @@ def upload_rows(uploads: pa.RecordBatch, namespace: str) -> pa.RecordBatch:
         "modified_ms": uploads["started_ms"],
     }
     return record_batch(VERDICT_COLUMNS, values)
-
-
-def _columns_of(batch: pa.RecordBatch) -> JoinedColumns:
-    def column(name: str) -> Int64Column:
-        values: Int64Column = batch.column(name).fill_null(ABSENT).to_numpy(zero_copy_only=False)
-        return values.astype(np.int64, copy=False)
-
-    return JoinedColumns(**{name: column(name) for name in JoinedColumns.__dataclass_fields__})
-
-
-def _verdict_rows(batch: pa.RecordBatch, verdicts: pa.Array, namespace: str) -> pa.RecordBatch:
-    """The report's rows; an object that the bucket lacks is given the key it should have."""
-    copied = ("note", "size", "modified_ms", "etag", "map_state", "map_size", "map_node")
-    values: dict[str, Any] = {name: batch.column(name) for name in copied}
-    values |= {"object_id": batch.column("object_id"), "verdict": verdicts}
-    unnamed = batch.column("key").null_count > 0
-    values["key"] = _named(batch, namespace) if unnamed else batch.column("key")
-    return record_batch(VERDICT_COLUMNS, values)
-
-
-def _named(batch: pa.RecordBatch, namespace: str) -> list[str]:
-    ids: list[Any] = batch.column("object_id").to_pylist()
-    keys: list[str | None] = batch.column("key").to_pylist()
-    return [
-        key_for(object_id, namespace) if key is None else key
-        for key, object_id in zip(keys, ids, strict=True)
-    ]

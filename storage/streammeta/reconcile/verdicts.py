@@ -159,9 +159,11 @@ def judge(rows: JoinedColumns, rules: Rules) -> VerdictColumn:
 
 def verdict_numbers(rows: JoinedColumns, rules: Rules) -> npt.NDArray[np.int8]:
     """Return the number of one verdict per row of arrays, the place of it in `NUMBERED`."""
-    conditions, verdicts = zip(*ladder(rows, rules), strict=True)
-    numbers = [np.int8(_NUMBER_OF[verdict]) for verdict in verdicts]
-    return np.select(conditions, numbers, default=np.int8(_NUMBER_OF[OTHERWISE]))
+    numbers = np.full(len(rows.size), _NUMBER_OF[OTHERWISE], dtype=np.int8)
+    for condition, verdict in reversed(ladder(rows, rules)):
+        if condition.any():  # most rules match no row of most batches
+            np.copyto(numbers, np.int8(_NUMBER_OF[verdict]), where=condition)
+    return numbers
 
 
 OTHERWISE = Verdict.ORPHAN
@@ -180,9 +182,9 @@ def ladder(rows: JoinedColumns, rules: Rules) -> list[tuple[Column, str]]:
     known = rows.map_state != ABSENT
     wanted = reduce(operator.or_, (rows.map_state == one for one in WANTED_STATES))
     issued = (rows.object_id >= 0) & (rows.object_id < rules.next_object_id)
-    # A remainder of Spark has the sign of what was divided.
-    kind = (rows.map_attributes % _KINDS + _KINDS) % _KINDS
-    wrong_size = (kind != ObjectKind.COMPOSITE) & (rows.size != rows.map_size)
+    # A remainder of Spark has the sign of what was divided, but for 0.
+    is_composite = (rows.map_attributes - int(ObjectKind.COMPOSITE)) % _KINDS == 0
+    wrong_size = (rows.size != rows.map_size) & ~is_composite
     undecided = [
         ((rows.object_id >= start) & (rows.object_id < end), Verdict.UNDECIDED)
         for start, end in rules.undecided
