@@ -16,6 +16,7 @@ from scripts.benchmarks.listed_bucket import MODIFIED_MS, NAMESPACE
 from scripts.benchmarks.reconcile_loads import CHECKPOINT, TAKEN_MS
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
 from streammeta.reconcile import plan_folder
+from streammeta.reconcile.arrow_start import start_arrow
 from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.engine_choice import AUTO_KEYS, open_engine
 from streammeta.reconcile.inventory import read_inventory
@@ -60,4 +61,5 @@ def run(load: str, engine_name: str, given: Path, folder: Path) -> dict[str, obj
 
 
 if __name__ == "__main__":
+    start_arrow()  # as each command does
     print(json.dumps(run(sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]))))

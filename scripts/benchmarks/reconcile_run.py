@@ -11,6 +11,7 @@ from pathlib import Path
 
 from scripts.benchmarks.listed_bucket import MODIFIED_MS, NAMESPACE
 from streammeta.reconcile import plan_folder
+from streammeta.reconcile.arrow_start import start_arrow
 from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.engine_choice import AUTO_KEYS, open_engine
 from streammeta.reconcile.listing import shards_of
@@ -41,4 +42,5 @@ def run(engine_name: str, store: str, folder: Path) -> dict[str, object]:
 
 
 if __name__ == "__main__":
+    start_arrow()  # as each command does
     print(json.dumps(run(sys.argv[1], sys.argv[2], Path(sys.argv[3]))))

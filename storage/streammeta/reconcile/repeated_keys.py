@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,6 @@ OF_VERSIONS = (Owner.OLD_VERSION, Owner.DELETE_MARKER)
 PRECEDENCE = ("modified_ms", "size", "etag")
 """Columns whose greatest values tell which row of a key counts; no value is the least."""
 
-_OF_VERSIONS = pa.array([int(one) for one in OF_VERSIONS])
 _NUMBERS_AT_ONCE = 1 << 21
 _READ_AT_ONCE = 1 << 18
 _PARTS = 256
@@ -92,7 +91,7 @@ def keep_one_row_a_key(listing: Path) -> None:
 
 def _one_row_a_key(table: pa.Table) -> pa.Table:
     """The rows that count among those of some keys, all of whose rows are there."""
-    is_of_versions = pc.is_in(table["owner"], _OF_VERSIONS)
+    is_of_versions = _is_of_versions(table["owner"])
     of_versions = table.filter(is_of_versions)
     order = [("key", "ascending"), *((name, "descending") for name in PRECEDENCE)]
     rows = table.filter(pc.invert(is_of_versions)).sort_by(order)
@@ -113,7 +112,11 @@ def _without_versions(rows: pa.RecordBatch) -> pa.RecordBatch:
     owners = rows.column("owner")
     if not owners.to_numpy().any():  # all own
         return rows
-    return rows.filter(pc.invert(pc.is_in(owners, _OF_VERSIONS)))
+    return rows.filter(pc.invert(_is_of_versions(owners)))
+
+
+def _is_of_versions(owners: Any) -> Any:
+    return pc.is_in(owners, pa.array([int(one) for one in OF_VERSIONS]))
 
 
 def _numbers(rows: pa.RecordBatch) -> Int64Column:
