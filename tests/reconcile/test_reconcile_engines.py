@@ -22,14 +22,21 @@ from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
 from streammeta.reconcile import engine_choice, listing, local_engine, plan_folder
 from streammeta.reconcile.engine import Engine, EngineName
 from streammeta.reconcile.engine_choice import open_engine
+from streammeta.reconcile.errors import ReconcileError
 from streammeta.reconcile.listing import Shard, shards_of
 from streammeta.reconcile.local_engine import LocalEngine
 from streammeta.reconcile.map_export import write_objects
 from streammeta.reconcile.map_join import MapJoin
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.session import SparkConfig
-from streammeta.reconcile.tables import MAP_COLUMNS, arrow_schema, record_batch
-from streammeta.reconcile.verdicts import ABSENT, Owner
+from streammeta.reconcile.tables import (
+    LISTING_COLUMNS,
+    MAP_COLUMNS,
+    arrow_schema,
+    record_batch,
+    table_writer,
+)
+from streammeta.reconcile.verdicts import ABSENT, Owner, Rules
 from streammeta.storage.errors import AccessDeniedError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import ObjectStore
@@ -248,3 +255,15 @@ def test_the_map_is_exported_in_pieces_with_the_checksums_that_commits_gave(
         (one, one, one + 500 if has_sum else -1) for one, has_sum in sorted(objects)
     ]
     assert (exported.objects, exported.committed_objects) == (len(objects), len(objects))
+
+
+def test_a_listing_with_a_key_without_a_size_is_refused(tmp_path: Path) -> None:
+    for name in (plan_folder.LISTING, plan_folder.MAP):
+        (tmp_path / name).mkdir()
+    row = {"key": own(1), "owner": 0, "object_id": 1, "modified_ms": 5, "size": None}
+    values = {name: [row.get(name)] for name in arrow_schema(LISTING_COLUMNS).names}
+    with table_writer(tmp_path / plan_folder.LISTING / "a.parquet", LISTING_COLUMNS) as writer:
+        writer.write_batch(record_batch(LISTING_COLUMNS, values))
+    rules = Rules(next_object_id=9, young_from_ms=9, unlisted_from_ms=9)
+    with pytest.raises(ReconcileError, match=r"a\.parquet of the listing has a key without a size"):
+        LocalEngine().judge(tmp_path, rules, OWN)

@@ -19,6 +19,8 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from streammeta.reconcile.errors import ReconcileError
+
 _MAGIC = b"PAR1"
 _COPY_BYTES = 1 << 20
 _CREATED_BY = b"streammeta"
@@ -40,7 +42,7 @@ _ENCODINGS = {
 _CODECS = {"UNCOMPRESSED": 0, "SNAPPY": 1, "GZIP": 2, "ZSTD": 6, "LZ4": 7}
 
 
-class SpliceError(Exception):
+class SpliceError(ReconcileError):
     """The files do not fit together."""
 
 
@@ -58,7 +60,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SplicePart:
-    """Row groups of an open Parquet file, by their numbers, which follow one another."""
+    """Row groups of an open Parquet file, by their numbers."""
 
     file: Readable
     metadata: pq.FileMetaData
