@@ -13,6 +13,7 @@ import pytest
 from streammeta.brokers.pulsar.blobs import BlobError, NoSuchBlobError
 from streammeta.brokers.pulsar.blocks import Entry
 from streammeta.brokers.pulsar.bucket_blobs import BucketBlobs
+from streammeta.brokers.pulsar.ledger_values import LedgerInfo, OffloadContext, OffloadSegment
 from streammeta.brokers.pulsar.object_names import VERSION_KEY
 from streammeta.brokers.pulsar.offloader import Offloader
 from streammeta.brokers.pulsar.read_errors import NoSuchLedgerError
@@ -275,6 +276,22 @@ async def test_a_segment_that_one_side_deletes_is_gone_for_the_other(
     await segments.delete(other)
     left = {name[:36] for name in await blobs.names()}
     assert not {uuid, other, third} & left
+
+
+def test_segments_in_a_list_are_the_peers(
+    peer: JavaPeer, server: S3Endpoint, tmp_path: Path
+) -> None:
+    uuids = [str(UUID(int=number << 60 | 7, version=4)) for number in (0x8F, 0x11)]
+    segments = [
+        OffloadSegment(uuids[0], True, 5, 6, 41, "aws-s3", {"bucket": "b", "region": "r"}),
+        OffloadSegment(uuids[1], False, 9, driver="aws-s3"),
+    ]
+    context = OffloadContext("", segments=tuple(segments))
+    info = LedgerInfo(1 << 40, 42, 4200, 8, context)
+    encoded = info.encode().hex()
+    (answer,) = _asked(peer, server, tmp_path, [f"info {encoded}"])
+    assert answer == f"{uuids[0]} 41 aws-s3 {uuids[1]} 0 aws-s3 {encoded}"
+    assert LedgerInfo.decode(bytes.fromhex(encoded)) == info
 
 
 async def test_what_one_side_deletes_is_gone_for_the_other(

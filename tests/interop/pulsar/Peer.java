@@ -1,3 +1,4 @@
+import com.google.protobuf.DiscardUnknownFieldsParser;
 import io.netty.buffer.Unpooled;
 import java.io.InputStream;
 import java.lang.reflect.InvocationTargetException;
@@ -49,7 +50,8 @@ import org.jclouds.s3.S3ApiMetadata;
  * (FILE: an entry in hex a line), "delete LEDGER UUID". Of streaming offload: "stream UUID FILE"
  * (FILE: "LEDGER ENTRY HEX" a line, "-" for an empty one; answer: last ledger and entry), "segments
  * LEDGER FIRST LAST UUID..." ("ENTRY:HEX" each, in the order of the class), "drop UUID" (behind a
- * "stream").
+ * "stream"). "info HEX": a ledger's value of the list (its segments, each as uuid, last entry, driver, and all of it
+ * in hex).
  */
 public final class Peer {
     /** With five slashes: a test server takes user and signature with four of them for the name of a service. */
@@ -138,6 +140,9 @@ public final class Peer {
                 streaming.deleteOffloaded(UUID.fromString(words[1]), streaming.getOffloadDriverMetadata())
                         .get(60, TimeUnit.SECONDS);
                 return "dropped";
+            case "info":
+                return info(DiscardUnknownFieldsParser.wrap(LedgerInfo.parser())
+                        .parseFrom(HexFormat.of().parseHex(words[1])));
             default:
                 return ofLedger(words);
         }
@@ -235,6 +240,16 @@ public final class Peer {
             }
         }
         return String.join(" ", found);
+    }
+
+    private static String info(LedgerInfo found) {
+        List<String> told = new ArrayList<>();
+        for (OffloadSegment one : found.getOffloadContext().getOffloadSegmentList()) {
+            told.add(new UUID(one.getUidMsb(), one.getUidLsb()) + " " + one.getEndEntryId() + " "
+                    + one.getDriverMetadata().getName());
+        }
+        told.add(HexFormat.of().formatHex(found.toByteArray()));
+        return String.join(" ", told);
     }
 
     /** A closed ledger; of its handle the offloader calls what is here. */
