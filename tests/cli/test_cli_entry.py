@@ -57,6 +57,8 @@ def look(group, *path):
         else:
             words = ["streammeta", *path, *([] if name == "run" else [name])]
             assert " ".join(words) in long.output.partition("Example")[2], (path, name)
+            # A controller prints one line, and its log is JSON.
+            assert name == "controller" or "--format" in long.output, (path, name)
 
 look(cli)
 """
@@ -95,7 +97,7 @@ def run(
 
 
 @pytest.mark.process
-def test_every_command_has_its_help_by_a_short_name_too_and_an_example() -> None:
+def test_every_command_has_its_help_by_a_short_name_too_an_example_and_its_formats() -> None:
     """In a process of its own: click remembers the names of a command's first context."""
     done = run([sys.executable, "-c", HELP_OF_ALL])
     assert done.returncode == 0, done.stderr
