@@ -18,6 +18,7 @@ from streammeta.v1 import admin_pb2, common_pb2, kv_pb2, nodes_pb2
 from tests.attack.hostile import Attack, Target, attacked
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import wait_until
+from tests.kit.warm_start import start_warm
 from tests.trust.audited_cluster import ask
 
 NODE = common_pb2.NodeIdentity(node_id=1007, node_epoch=1)
@@ -141,6 +142,7 @@ def attackable(root: Path, authority: Authority | None) -> Iterator[Scene]:
     cluster = LocalCluster(
         *(root, "test", f"file://{root}/bucket", free_ports(3), _QUIET),
         own_options={each: ("--http-listen", http[each - 1]) for each in (1, 2, 3)},
+        starter=start_warm,
     )
     broker = admin = monitor = None
     if authority is not None:

@@ -25,6 +25,7 @@ from tests.attack.direct_calls import METHODS
 from tests.attack.scene import resident
 from tests.attack.test_fuzz_roles import KNOWN, NODES, Fuzz, first_requests, may_change
 from tests.kit.certificates import Authority
+from tests.kit.warm_start import start_warm
 from tests.trust.callers import CLUSTER
 from tests.trust.test_rules import WHO_MAY
 
@@ -168,7 +169,9 @@ def drawn(fuzz: Fuzz) -> Iterable[_Call]:
 async def wired(root: Path, authority: Authority) -> AsyncIterator[_Wire]:
     """Start three controllers, and connect each caller to their leader."""
     (root / "bucket").mkdir()
-    cluster = LocalCluster(root, CLUSTER, f"file://{root}/bucket", free_ports(3), _QUIET)
+    cluster = LocalCluster(
+        *(root, CLUSTER, f"file://{root}/bucket", free_ports(3), _QUIET), starter=start_warm
+    )
     cluster.tls = {each: authority.issue(f"controller/{each}") for each in cluster.node_ids}
     files = {letter: authority.issue(str(one)) for letter, one in KNOWN.items()}
     files[_STRANGER] = authority.issue("admin/eve", cluster_id="other")

@@ -22,6 +22,7 @@ from tests.backup.test_adoption_process import KEPT, read_back, restore, run
 from tests.backup.test_restore_process import NAMESPACE, Restoring, is_copied, options
 from tests.kit.doomed_child import REPOSITORY
 from tests.kit.real_cluster import FAST, describe, leader_of, running_cluster, wait_until
+from tests.kit.warm_start import start_warm
 
 pytestmark = pytest.mark.process
 
@@ -126,4 +127,5 @@ def twin_of(cluster: LocalCluster, root: Path) -> LocalCluster:
         cluster.ports,
         (*FAST, *KEPT, "--namespace", NAMESPACE),
         peer_ports=cluster.peer_ports,
+        starter=start_warm,
     )

@@ -31,6 +31,7 @@ from tests.kit.real_cluster import (
     values,
     wait_until,
 )
+from tests.kit.warm_start import start_warm
 
 pytestmark = pytest.mark.process
 
@@ -70,6 +71,7 @@ class Restoring:
             f"file://{root}/bucket",
             free_ports(count),
             (*options(root), "--namespace", NAMESPACE),
+            starter=start_warm,
         )
 
     def make_plan(self, *more: str) -> dict[str, Any]:

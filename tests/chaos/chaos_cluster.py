@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 
-from streammeta.cli.local_cluster import Child, ChildFailedError, free_ports, start_child
+from streammeta.cli.local_cluster import Child, ChildFailedError, free_ports
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.journal.directory import format_directory
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from tests.chaos.fault_proxy import FaultNetwork
+from tests.kit.warm_start import start_warm
 
 CLUSTER_ID = "chaos"
 FAST = (
@@ -160,7 +161,7 @@ class ChaosCluster:
             TimeoutError: it was not ready within `READY_S`.
         """
         # On the event loop, short as it is: a cancelled wait must not lose sight of a process.
-        child = start_child(
+        child = start_warm(
             f"controller {node_id}",
             self.command(node_id),
             self.log_path(node_id),

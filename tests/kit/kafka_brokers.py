@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from streammeta.cli.local_cluster import PROGRAM, Child, LocalCluster, free_ports, start_child
+from tests.kit.warm_start import start_warm
 
 CLIENTS = Path(__file__).parents[1] / "brokers" / "clients"
 """Folder of the scripts."""
@@ -36,7 +37,7 @@ class KafkaBrokers:
         former = self.children.get(node_id)
         if former is None or former.is_running:
             (self._ports[node_id],) = free_ports(1)
-        child = start_child(
+        child = start_warm(
             f"kafka {node_id}",
             [
                 *PROGRAM,

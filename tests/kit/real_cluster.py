@@ -26,6 +26,7 @@ from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.rpc.connections import operator_channel
 from streammeta.v1 import admin_pb2, admin_pb2_grpc, common_pb2, kv_pb2, objects_pb2
 from streammeta.v1.kv_pb2_grpc import KVServiceStub
+from tests.kit.warm_start import start_warm
 
 _LIFECYCLE = ("--lifecycle-interval-ms", "50", "--delete-delay-ms", "200")
 
@@ -43,7 +44,9 @@ def running_cluster(
     """Start `count` controllers over `root`/bucket; stop those that still run at the end."""
     bucket = root / "bucket"
     bucket.mkdir(exist_ok=True)
-    cluster = LocalCluster(root, "test", f"file://{bucket}", free_ports(count), options)
+    cluster = LocalCluster(
+        root, "test", f"file://{bucket}", free_ports(count), options, starter=start_warm
+    )
     try:
         cluster.start_all()
         yield cluster

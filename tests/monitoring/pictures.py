@@ -18,6 +18,7 @@ from streammeta.client import StreamClient
 from streammeta.reconcile.telling import tell
 from streammeta.storage.reconcile_runs import Run
 from tests.kit.real_cluster import FAST, wait_until
+from tests.kit.warm_start import start_warm
 from tests.monitoring.browser import Tab, browsing
 from tests.monitoring.http_calls import get
 
@@ -93,6 +94,7 @@ async def _main(root: Path) -> None:
         free_ports(3),
         FAST,
         own_options={node: ("--http-listen", http[node - 1]) for node in (1, 2, 3)},
+        starter=start_warm,
     )
     with ExitStack() as stack:
         stack.callback(cluster.stop_all)

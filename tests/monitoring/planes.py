@@ -13,6 +13,7 @@ from streammeta.cli.local_cluster import LocalCluster, free_ports, tls_words
 from streammeta.rpc.tls import TlsFiles
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import STEADY, put, wait_until
+from tests.kit.warm_start import start_warm
 from tests.monitoring.http_calls import get, samples
 
 
@@ -101,6 +102,7 @@ def running(
         options,
         tls=files if planes.clients else {},
         own_options={n: planes.options(files[n], http[n - 1]) for n in files},
+        starter=start_warm,
     )
     try:
         cluster.start_all()

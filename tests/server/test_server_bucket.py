@@ -21,6 +21,7 @@ from tests.kit.real_cluster import (
     running_cluster,
     wait_until,
 )
+from tests.kit.warm_start import start_warm
 
 pytestmark = pytest.mark.process
 
@@ -59,7 +60,9 @@ def test_a_cluster_of_the_same_name_is_refused_the_bucket_and_so_are_its_brokers
         first_uuid = describe(first, leader_of(first)).cluster_uuid
         assert first_uuid
         bucket = first.store_uri
-        second = LocalCluster(tmp_path / "second", "test", bucket, free_ports(1), FAST)
+        second = LocalCluster(
+            tmp_path / "second", "test", bucket, free_ports(1), FAST, starter=start_warm
+        )
         try:
             second.start_all()
             refused = problem_of(second)

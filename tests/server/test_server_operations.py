@@ -24,6 +24,7 @@ from tests.kit.real_cluster import (
     wait_until,
     writes_going_on,
 )
+from tests.kit.warm_start import start_warm
 
 pytestmark = pytest.mark.process
 
@@ -50,7 +51,9 @@ def test_a_lost_disk_is_replaced_by_the_documented_commands(tmp_path: Path) -> N
     bucket = tmp_path / "bucket"
     bucket.mkdir()
     options = (*STEADY, "--snapshot-log-bytes", "20000")
-    cluster = LocalCluster(tmp_path, "demo", f"file://{bucket}", free_ports(3), options)
+    cluster = LocalCluster(
+        tmp_path, "demo", f"file://{bucket}", free_ports(3), options, starter=start_warm
+    )
     others = {1: cluster.peer_endpoints[0], 2: cluster.peer_endpoints[1]}
     env = {
         **os.environ,

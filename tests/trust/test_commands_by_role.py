@@ -14,6 +14,7 @@ from streammeta.cli.output import run_cli
 from streammeta.cli.root import cli
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import STEADY, wait_until
+from tests.kit.warm_start import start_warm
 
 pytestmark = pytest.mark.process
 
@@ -33,6 +34,7 @@ def cluster(
         free_ports(1),
         STEADY,
         tls={1: authority.issue("controller/1")},
+        starter=start_warm,
     )
     try:
         running.start_all()

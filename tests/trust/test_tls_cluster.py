@@ -30,6 +30,7 @@ from streammeta.rpc.tls import TlsFiles
 from tests.kit.certificates import Authority
 from tests.kit.fake_broker import until
 from tests.kit.real_cluster import STEADY, wait_until
+from tests.kit.warm_start import start_warm
 from tests.monitoring.http_calls import got
 from tests.trust.replaced_files import Placed
 
@@ -45,7 +46,9 @@ def cluster_of(
     """Run three controllers with these files."""
     bucket = root / "bucket"
     bucket.mkdir()
-    cluster = LocalCluster(root, "test", f"file://{bucket}", free_ports(3), options, tls=tls)
+    cluster = LocalCluster(
+        *(root, "test", f"file://{bucket}", free_ports(3), options), tls=tls, starter=start_warm
+    )
     try:
         cluster.start_all()
         yield cluster

@@ -16,6 +16,7 @@ from streammeta.rpc.tls import TlsFiles
 from streammeta.v1 import kv_pb2
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import STEADY
+from tests.kit.warm_start import start_warm
 from tests.monitoring.http_calls import get
 from tests.trust.audited_cluster import ask
 
@@ -82,6 +83,7 @@ def test_each_plane_is_protected_as_it_is_told_to_be(
             each: options_of(authority.issue(f"controller/{each}"), over_tls, endpoint)
             for each, endpoint in http_endpoints.items()
         },
+        starter=start_warm,
     )
     admin = authority.issue("admin/alice")
     try:

@@ -11,6 +11,7 @@ from typing import Any
 
 from streammeta.cli.local_cluster import PROGRAM, LocalCluster, free_ports
 from tests.kit.real_cluster import STEADY, leader_of, quorum, replica, streammeta, wait_until
+from tests.kit.warm_start import start_warm
 
 OLDER = (sys.executable, "-m", "tests.upgrade.older_controller")
 
@@ -32,7 +33,9 @@ def mixed_cluster(root: Path, older: Sequence[int], count: int = 3) -> Iterator[
     bucket = root / "bucket"
     bucket.mkdir()
     uri = f"file://{bucket}"
-    cluster = MixedCluster(root, "test", uri, free_ports(count), STEADY, older=set(older))
+    cluster = MixedCluster(
+        root, "test", uri, free_ports(count), STEADY, older=set(older), starter=start_warm
+    )
     try:
         cluster.start_all()
         leader_of(cluster)

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.journal.directory import META_NAME, format_directory
@@ -147,6 +148,19 @@ def start_child(
     return Child(name, process, log_path)
 
 
+class Starter(Protocol):
+    """What `start_child` does, for those that start children in another way."""
+
+    def __call__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log_path: Path,
+        env: Mapping[str, str] | None = None,
+    ) -> Child:
+        """Start `command`; its standard error goes to `log_path`, which is appended to."""
+
+
 def free_ports(count: int) -> list[int]:
     """Return `count` different loopback TCP ports that are free and were given to nobody lately.
 
@@ -202,7 +216,7 @@ class LocalCluster:
     missing later, or that of a controller that joined, is formatted without: it becomes an
     observer, which `streammeta quorum add-voter` makes a voter. `peer_overrides` say for a
     controller where it must look for the others. `tls` are the files of each that speaks TLS,
-    `own_options` further options of each.
+    `own_options` further options of each. `starter` starts each one, as `start_child` does.
     """
 
     root: Path
@@ -216,6 +230,7 @@ class LocalCluster:
     own_options: Mapping[int, Sequence[str]] = field(default_factory=dict)
     children: dict[int, Child] = field(default_factory=dict)
     peer_ports: list[int] = field(default_factory=list)
+    starter: Starter = start_child
 
     def __post_init__(self) -> None:
         self._add_peer_ports()
@@ -263,7 +278,7 @@ class LocalCluster:
                 self._format(each, self.peer_endpoints)
         if not self._is_formatted(node_id):
             self._format(node_id, [])
-        self.children[node_id] = start_child(
+        self.children[node_id] = self.starter(
             f"controller {node_id}",
             self._command(node_id),
             self.root / f"controller-{node_id}.log",
