@@ -17,7 +17,7 @@ from streammeta.cli.local_cluster import start_child
 from tests.sim.sim_run import Failure, simulate
 
 _SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "simulate"
-_CHUNKS_PER_JOB = 8
+_CHUNKS_PER_JOB = 3
 _CHUNK_MIN = 25
 
 

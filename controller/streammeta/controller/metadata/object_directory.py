@@ -198,8 +198,11 @@ class ObjectDirectory:
     def load(self, object_ids: Int64Column, next_id: int) -> None:
         """Fill an empty directory with ids that ascend; the first is in row 0, and so on."""
         self.next_id = next_id
-        while len(self._ring) < min(next_id, self._ring_max):
-            self._grow()
+        size = len(self._ring)
+        while size < min(next_id, self._ring_max):
+            size *= 2
+        self._ring = np.zeros(size, dtype=np.int32)
+        self._mask = size - 1
         self._first = max(0, next_id - len(self._ring))
         older = int(object_ids.searchsorted(self._first))
         for start in range(0, older, self._part):
