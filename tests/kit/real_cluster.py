@@ -14,7 +14,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from streammeta.cli.client import CallError, ControllerClient
-from streammeta.cli.local_cluster import Child, LocalCluster, free_ports, start_child
+from streammeta.cli.local_cluster import Child, LocalCluster, free_ports
 from streammeta.cli.output import run_cli
 from streammeta.cli.root import cli
 from streammeta.client import BrokerSession
@@ -120,8 +120,8 @@ def format_data(root: Path, endpoint: str = "127.0.0.1:1") -> None:
 def start_python(
     name: str, arguments: list[str], root: Path, env: Mapping[str, str] | None = None
 ) -> Child:
-    """Start this Python with `arguments`; its log is `root`/`name`.log."""
-    return start_child(name, [sys.executable, *arguments], root / f"{name}.log", env)
+    """Start this Python with `arguments`, by a fork if it can be; its log is `root`/`name`.log."""
+    return start_warm(name, [sys.executable, *arguments], root / f"{name}.log", env)
 
 
 def streammeta(*words: str) -> dict[str, Any]:
