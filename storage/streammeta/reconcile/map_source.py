@@ -10,6 +10,7 @@ reconciliation's verdicts.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -27,14 +28,17 @@ from streammeta.controller.snapshot.checkpoint_file import (
     SectionEntry,
 )
 from streammeta.controller.snapshot.parquet_export import MANIFEST, SUFFIX
-from streammeta.reconcile.errors import ConfigurationError, MapExportError
+from streammeta.reconcile.errors import ConfigurationError, ControllerError, MapExportError
 from streammeta.reconcile.leader import LeaderClient
 from streammeta.reconcile.map_export import fetch_snapshot
-from streammeta.rpc.tls import TlsFiles
+from streammeta.rpc.tls import TlsError, TlsFiles
 
 FORMAT = "streammeta"
 _FROM = ("connect", "checkpoint", "export")
-_OPTIONS = (*_FROM, "table", "copies", "wait", "tlsca", "tlscert", "tlskey")
+_TLS = ("tlsCa", "tlsCert", "tlsKey")
+_OPTIONS = (*_FROM, "table", "copies", "wait", *(name.lower() for name in _TLS))
+_OF_COMMANDS = re.compile(r"(?:--|^)tls-(ca|cert|key)\b")
+"""Names of options as commands have them."""
 _PATIENCE_S = 15.0
 _PARTITION_ROWS = 1 << 20
 
@@ -45,7 +49,7 @@ class MapSource(DataSource):
     Options: `table`; and one of `connect`, controllers as HOST:PORT,HOST:PORT, with `copies`, a
     folder that all machines share; `checkpoint`, the path of a checkpoint file; `export`, the
     folder of an export. `tlsCa`, `tlsCert` and `tlsKey` are the driver's files for calling over
-    TLS, `wait` the seconds to look for a leader.
+    TLS, which executors do not need, `wait` the seconds to look for a leader.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -62,7 +66,7 @@ class MapSource(DataSource):
         """The table's columns, as the copy or the export has them.
 
         Raises:
-            ConfigurationError: the options make no sense.
+            ConfigurationError: the options make no sense, or the files for TLS are of no use.
             ControllerError: no leader sent a copy of the map.
             MapExportError: there is no such table, or the file is damaged.
         """
@@ -79,13 +83,21 @@ class MapSource(DataSource):
         if "checkpoint" in self._given:
             return _CheckpointTable(self._given["checkpoint"], table)
         if self._copy is None:  # kept from the schema to the reader: one copy, one offset
-            self._copy = copy_map(
+            self._copy = self._copied()
+        return _CheckpointTable(self._copy, table)
+
+    def _copied(self) -> str:
+        try:
+            return copy_map(
                 self._given["connect"],
                 self._given["copies"],
                 wait_s=float(self._given.get("wait", _PATIENCE_S)),
                 tls=_tls_files(self._given),
             )
-        return _CheckpointTable(self._copy, table)
+        except TlsError as error:
+            raise ConfigurationError(f"{FORMAT}: {_by_option(error)}") from error
+        except ControllerError as error:
+            raise ControllerError(_by_option(error)) from error
 
 
 def copy_map(
@@ -100,6 +112,7 @@ def copy_map(
     Raises:
         ControllerError: no leader sent it within `wait_s` seconds.
         MapExportError: what was sent is not one whole file, or can't be written.
+        TlsError: the files for TLS are of no use.
     """
     folder = Path(copies)
     draft = folder / f".copy-{secrets.token_hex(4)}"
@@ -143,17 +156,25 @@ def _checked(options: Mapping[str, str]) -> Mapping[str, str]:
             f"{FORMAT} needs the option 'copies' with 'connect', and only then: a folder that the"
             " driver and all executors share, for the copy of the map that they read"
         )
+    missing = [name for name in _TLS if not given.get(name.lower())]
+    if missing and len(missing) < len(_TLS):
+        raise ConfigurationError(
+            f"{FORMAT} needs all of {', '.join(_TLS)}, or none; the option {missing[0]!r} is"
+            " missing"
+        )
     return given
 
 
 def _tls_files(given: Mapping[str, str]) -> TlsFiles | None:
-    names = [given.get(name) for name in ("tlsca", "tlscert", "tlskey")]
-    if not any(names):
+    if not given.get("tlsca"):
         return None
-    ca, cert, key = names
-    if ca is None or cert is None or key is None:
-        raise ConfigurationError(f"{FORMAT} needs all of tlsCa, tlsCert and tlsKey, or none")
-    return TlsFiles(Path(ca), Path(cert), Path(key))
+    return TlsFiles(*(Path(given[name.lower()]) for name in _TLS))
+
+
+def _by_option(error: Exception) -> str:
+    """The message of an error with the names that this format's options have."""
+    text = str(error).replace(", or --profile", "").replace("--connect", "connect")
+    return _OF_COMMANDS.sub(lambda found: f"tls{found[1].capitalize()}", text)
 
 
 @dataclass
