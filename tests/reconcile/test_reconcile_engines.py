@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,11 +18,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from streammeta.cli.reconcile_command import plan_command
 from streammeta.controller.snapshot import checkpoint_file
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
 from streammeta.reconcile import engine_choice, listing, local_engine, plan_folder
 from streammeta.reconcile.engine import Engine, EngineName
-from streammeta.reconcile.engine_choice import open_engine
+from streammeta.reconcile.engine_choice import AUTO_KEYS, open_engine
 from streammeta.reconcile.errors import ReconcileError
 from streammeta.reconcile.listing import Shard, shards_of
 from streammeta.reconcile.local_engine import LocalEngine
@@ -169,6 +171,14 @@ def test_without_spark_a_bucket_of_any_size_is_listed_here(
     with open_engine(EngineName(name), SPARK, pytest.fail, 0) as engine:
         assert list_with(engine, bucket, tmp_path / "listing") == 2
     assert started == []
+
+
+def test_help_and_page_name_the_number_of_keys_that_auto_goes_by() -> None:
+    (option,) = (one for one in plan_command.params if one.name == "engine")
+    assert isinstance(option, click.Option)
+    assert f"auto takes Spark above {AUTO_KEYS:,} keys" in str(option.help)
+    page = Path(__file__).parents[2] / "docs/operations.md"
+    assert f"in the process itself (`local`) up to {AUTO_KEYS:,} keys" in page.read_text()
 
 
 def test_a_shard_that_fails_ends_the_listing_with_its_error(

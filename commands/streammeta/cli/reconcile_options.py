@@ -109,7 +109,7 @@ engine_options = _together(
         default="auto",
         show_default=True,
         help="Where the work is done: local is this process;"
-        " auto takes Spark above 5,000,000 keys.",
+        " auto takes Spark above 20,000,000 keys.",
     ),
     click.option(
         "--master",

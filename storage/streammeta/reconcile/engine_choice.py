@@ -18,9 +18,10 @@ from streammeta.reconcile.spark_engine import spark_engine
 from streammeta.reconcile.tables import Tally, count_rows
 from streammeta.reconcile.verdicts import Owner, Rules, Verdict
 
-AUTO_KEYS = 5_000_000
+AUTO_KEYS = 20_000_000
 """Most keys in a bucket, and most candidates of a plan, that `EngineName.AUTO` leaves to the
-process itself where Spark is installed."""
+process itself where Spark is installed: as many as were measured, in a time that grows as they do,
+in memory that does not grow, and on some 6 GB of disk."""
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""Reconciliation in the process itself: no JVM, for buckets of up to some millions of keys.
+"""Reconciliation in the process itself: no JVM, in memory that does not grow with the bucket.
 
 Shards are listed by a few threads. Listing and map are joined batch by batch; memory holds one bit
-for each object of the map, and nothing else that grows with the bucket. Deletion is one task.
+for each object of the map, and nothing else of each key. Deletion is one task.
 """
 
 from __future__ import annotations
