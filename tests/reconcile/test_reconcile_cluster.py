@@ -1,4 +1,4 @@
-"""Spark on a cluster: a master and two workers plan what the process itself plans."""
+"""Spark on a cluster: a master and two workers plan what Spark on one machine and no Spark plan."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -19,8 +20,16 @@ from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.java_runtime import find_java_home
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.session import SparkConfig
+from streammeta.storage.object_format.object_key import key_for
 from tests.kit.real_cluster import wait_until
-from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, own
+from tests.reconcile.fake_controller import (
+    COMMITTED,
+    OTHER,
+    FakeMap,
+    LocalBucket,
+    MapObject,
+    own,
+)
 
 _OPTIONS = (
     *("--conf", "spark.sql.shuffle.partitions=2"),
@@ -140,13 +149,18 @@ def _standalone_cluster(folder: Path) -> Iterator[str]:
 @pytest.mark.spark
 @pytest.mark.process
 @pytest.mark.timeout(600)
-def test_a_plan_submitted_to_a_cluster_is_the_plan_of_the_process_itself(
+@pytest.mark.usefixtures("spark")
+def test_a_plan_of_a_cluster_is_that_of_spark_on_one_machine_and_of_the_process_itself(
     bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
 ) -> None:
+    from pyspark.sql import SparkSession
+
+    state.next_object_id = 2000
     state.objects = {i: MapObject(COMMITTED, size=10) for i in range(1000, 1030)}
     for object_id in range(1003, 1034):
-        bucket.put(own(object_id), 10)
-    bucket.put("zoo/other")
+        bucket.put(own(object_id), 10 if object_id > 1005 else 11, young=object_id == 1033)
+    for key in ("zoo/other", key_for(7, OTHER), own(1040), f"{own(1041)}.bak"):
+        bucket.put(key)
     local = PlanConfig(
         store=bucket.uri,
         connect=(endpoint,),
@@ -154,7 +168,11 @@ def test_a_plan_submitted_to_a_cluster_is_the_plan_of_the_process_itself(
         engine=EngineName.LOCAL,
         max_share=1,
     )
-    plan(local)
+    by_local = plan(local)
+    running = SparkSession.getActiveSession()
+    assert running is not None
+    assert running.sparkContext.master == "local[2]"
+    by_spark = plan(replace(local, folder=tmp_path / "spark", engine=EngineName.SPARK))
     environment = _spark_environment()
     submit = Path(environment["SPARK_HOME"]) / "bin" / "spark-submit"
     words = ["reconcile", "plan", "--store", bucket.uri, "--connect", endpoint]
@@ -182,9 +200,16 @@ def test_a_plan_submitted_to_a_cluster_is_the_plan_of_the_process_itself(
     # The objects without a key are a loss, which has an exit code of its own.
     assert done.returncode == 3
     assert executors == {"one", "two"}
+    by_cluster = plan_folder.read_plan_file(tmp_path / "cluster")
+    assert (by_local.engine, by_spark.engine, by_cluster.engine) == ("local", "spark", "spark")
+    assert by_local.classes == by_spark.classes == by_cluster.classes
+    assert by_local.guards == by_spark.guards == by_cluster.guards
+    assert by_local.losses == by_spark.losses == by_cluster.losses
+    assert len(by_local.classes) >= 6, by_local.classes
     for name in (plan_folder.VERDICTS, plan_folder.CANDIDATES):
-        tables = [
+        of_local, of_spark, of_cluster = (
             sorted(pq.read_table(tmp_path / made / name).to_pylist(), key=lambda row: row["key"])
-            for made in ("local", "cluster")
-        ]
-        assert tables[0] == tables[1]
+            for made in ("local", "spark", "cluster")
+        )
+        assert of_local == of_spark == of_cluster
+        assert of_local
