@@ -18,6 +18,7 @@ from streammeta.cli.reconcile_options import (
     removal_options,
     tell_progress,
 )
+from streammeta.cli.reconcile_signals import interruptible
 from streammeta.cli.reconcile_telling import tell_controllers
 from streammeta.cli.reconcile_watch_command import watch_command
 from streammeta.cli.tracing import exporting_traces
@@ -102,8 +103,8 @@ def plan_command(
     Exits with 3, the plan written all the same, if objects of the map are missing in the bucket or
     damaged, by a second look at both; else with 1 if there is another problem: GUARD if a guard
     failed, so that the plan is a report that `apply` refuses; INCOMPLETE if something that the plan
-    does not depend on could not be found out. A loss alone is MISSING_OBJECTS: the plan may be
-    applied.
+    does not depend on could not be found out; INTERRUPTED, without a plan, if SIGTERM or Ctrl-C
+    ended it. A loss alone is MISSING_OBJECTS: the plan may be applied.
 
     \b
     Examples:
@@ -130,7 +131,12 @@ def plan_command(
         **settings,  # the fields of the same names
     )
     started_ms = _now_ms()
-    with exporting_traces(TRACED_AS, wanted=tracing):
+    with (
+        interruptible(
+            f"no plan was written to {folder}, and nothing deleted", "run the command again"
+        ),
+        exporting_traces(TRACED_AS, wanted=tracing),
+    ):
         result = plan(config, tell_progress)
     run = run_of_plan(result, started_ms, _now_ms())
     tell_controllers(run, config.connect, config.tls)

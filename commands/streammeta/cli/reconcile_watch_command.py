@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +19,7 @@ from streammeta.cli.reconcile_options import (
     removal_options,
     tell_progress,
 )
+from streammeta.cli.reconcile_signals import ending_event
 from streammeta.cli.reconcile_telling import tell_controllers
 from streammeta.cli.tracing import exporting_traces
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
@@ -120,7 +117,7 @@ def watch_command(
             replace_file(PosixFileSystem(), metrics_file, [text.encode()])
         tell_controllers(run_of_round(one), planned.connect, planned.tls)
 
-    with exporting_traces(TRACED_AS, wanted=tracing), _ending() as ending:
+    with exporting_traces(TRACED_AS, wanted=tracing), ending_event() as ending:
         last = watch(config, ending, tell, tell_progress)
     _show(output, last)
     problem = _problem(last)
@@ -156,26 +153,6 @@ def _configs(folder: Path, yes: bool, settings: dict[str, Any]) -> tuple[Any, An
         **settings,  # the fields of the same names
     )
     return planned, ApplyConfig(folder=folder, delete=yes, **common, **removal)
-
-
-@contextmanager
-def _ending() -> Iterator[threading.Event]:
-    """Give an event that the first SIGTERM or Ctrl-C sets; a second one ends the process."""
-    ending = threading.Event()
-    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
-
-    def end(_number: int, _frame: object) -> None:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-        ending.set()
-
-    for one in before:
-        signal.signal(one, end)
-    try:
-        yield ending
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
 
 
 def _line(one: Round) -> str:

@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -92,7 +92,7 @@ class LocalEngine:
         budget = _Budget(self._most_keys)
         with tempfile.TemporaryFile(dir=listing.parent, buffering=0) as scratch:
             keys = KeyNumbers(scratch)
-            with ThreadPoolExecutor(at_once) as pool:
+            with ThreadPoolExecutor(at_once) as pool, _given_up(pool, budget):
                 under_way = [
                     pool.submit(_write_part, rows, path, budget, keys)
                     for number, rows in enumerate(parts)
@@ -157,6 +157,17 @@ class _Budget:
     def end(self) -> None:
         """Have all shards give up."""
         self._has_ended = True
+
+
+@contextmanager
+def _given_up(pool: ThreadPoolExecutor, budget: _Budget) -> Iterator[None]:
+    """Have all shards give up if a signal breaks off the block, since the pool waits for them."""
+    try:
+        yield
+    except BaseException:
+        budget.end()
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
 
 
 def _write_part(part: _Part, path: Path, budget: _Budget, keys: KeyNumbers) -> int:

@@ -7,10 +7,13 @@ in one line.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import re
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -74,11 +77,21 @@ def spark_session(config: SparkConfig) -> Iterator[SparkSession]:
     if running is not None:
         yield running
         return
-    session = _start(config)
+    root = logging.getLogger()
+    root.addFilter(_is_no_interrupt)
     try:
-        yield session
+        session = _start(config)
+        try:
+            yield session
+        finally:
+            session.stop()
     finally:
-        session.stop()
+        root.removeFilter(_is_no_interrupt)
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    """Whether a line is other than py4j's on a signal, which it logs with a trace and passes on."""
+    return not str(record.msg).startswith("KeyboardInterrupt while sending")
 
 
 @contextmanager
@@ -118,9 +131,22 @@ def _start(config: SparkConfig) -> SparkSession:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    with job_errors(f"starting Spark on {config.place}"):
+    with job_errors(f"starting Spark on {config.place}"), _own_sigint():
         conf = _submitted_conf(config) if _submitted() else _own_conf(config)
         return SparkSession(SparkContext(conf=conf))
+
+
+@contextmanager
+def _own_sigint() -> Iterator[None]:
+    """Keep the handler of SIGINT that the process has, which a session replaces by its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _submitted() -> bool:

@@ -1,0 +1,71 @@
+"""Ends of reconciliation by SIGTERM and Ctrl-C: at once with an error, or after the work under way.
+
+Either way the first signal ends the command, and a second one the process.
+"""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from streammeta.cli.output import CommandError
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class _SignalError(KeyboardInterrupt):
+    """Raised by the first signal, wherever the main thread is."""
+
+
+@contextmanager
+def interruptible(done: str, advice: str) -> Iterator[None]:
+    """Have the first signal break off the block, whose `finally` clauses run.
+
+    Raises:
+        CommandError: it did: INTERRUPTED, with what is done by then and what to do.
+    """
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise _SignalError(signal.Signals(number).name)
+
+    try:
+        with _first_signal(end):
+            yield
+    except _SignalError as error:
+        raise CommandError("INTERRUPTED", f"ended by {error}: {done}", advice) from None
+
+
+@contextmanager
+def ending_event() -> Iterator[threading.Event]:
+    """Give an event that the first signal sets."""
+    ending = threading.Event()
+    with _first_signal(lambda _number, _frame: ending.set()):
+        yield ending
+
+
+@contextmanager
+def _first_signal(act: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Have the first signal within the block call `act`, and later ones do what they did before.
+
+    Signals are the main thread's; in any other the block is as it is.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {one: signal.getsignal(one) for one in _SIGNALS}
+
+    def restore() -> None:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+    def once(number: int, frame: FrameType | None) -> None:
+        restore()
+        act(number, frame)
+
+    for one in _SIGNALS:
+        signal.signal(one, once)
+    try:
+        yield
+    finally:
+        restore()

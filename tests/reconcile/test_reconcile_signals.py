@@ -1,0 +1,140 @@
+"""Signals while a plan is made: an error that says what to do, no half plan, no process left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pytest
+
+from streammeta.cli.output import CommandError
+from streammeta.cli.reconcile_signals import ending_event, interruptible
+from streammeta.reconcile.local_engine import LocalEngine
+from streammeta.reconcile.tables import LISTING_COLUMNS, arrow_schema
+from tests.kit.real_cluster import wait_until
+from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, own
+
+SIGNALS = [signal.SIGTERM, signal.SIGINT]
+
+
+@pytest.mark.process
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("stage", "number"),
+    [
+        ("listing file:", signal.SIGTERM),
+        ("comparing with", signal.SIGINT),
+        pytest.param("starting Spark", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("starting Spark", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("listing file:", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("comparing with", signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_ends_a_plan_on_spark_with_an_error_and_leaves_nothing(
+    bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path, stage: str, number: int
+) -> None:
+    state.objects = {one: MapObject(COMMITTED, size=10) for one in range(200)}
+    for one in range(200):
+        bucket.put(own(one))
+    folder = tmp_path / "plans" / "plan"
+    words = [
+        *(sys.executable, "-m", "streammeta.cli.main", "reconcile", "plan", "--format", "json"),
+        *("--store", bucket.uri, "--connect", endpoint, "--plan", str(folder)),
+        *("--engine", "spark"),
+    ]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment()
+    ) as process:
+        assert process.stderr is not None
+        assert any(line.startswith(stage) for line in process.stderr), "the stage never came"
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(number)
+        said, rest = process.communicate(timeout=120)
+    assert process.returncode == 1, rest
+    error = json.loads(said)["error"]
+    assert error["code"] == "INTERRUPTED"
+    assert error["message"].startswith(f"ended by {signal.Signals(number).name}: no plan was")
+    assert error["hint"] == "run the command again"
+    assert "Traceback" not in rest
+    wait_until(lambda: not _alive(started), "Spark's processes to end", 120)
+    assert list(folder.parent.glob("*")) == []
+    assert list(folder.parent.glob(".*")) == []
+
+
+def _environment() -> dict[str, str]:
+    """An environment without what the session of other tests has set."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK")}
+
+
+def _alive(started: list[psutil.Process]) -> list[psutil.Process]:
+    return [one for one in started if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.timeout(60)
+def test_a_signal_during_a_listing_of_the_process_itself_has_all_shards_give_up(
+    tmp_path: Path,
+) -> None:
+    nothing = arrow_schema(LISTING_COLUMNS).empty_table().combine_chunks().to_batches()
+    (rows,) = nothing or [pa.RecordBatch.from_pylist([], arrow_schema(LISTING_COLUMNS))]
+    signalled = threading.Event()
+
+    def endless(is_first: bool) -> Iterator[pa.RecordBatch]:
+        yield rows
+        if is_first:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signalled.set()
+        while True:
+            yield rows
+
+    parts = [endless(number == 0) for number in range(30)]
+    with pytest.raises(CommandError, match="ended by SIGTERM: nothing"):  # noqa: SIM117
+        with interruptible("nothing", "go on"):
+            LocalEngine()._write_parts(parts, tmp_path / "listing", 2)  # type: ignore[arg-type]
+    assert signalled.is_set()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_breaks_off_and_a_second_is_as_before(number: int) -> None:
+    seen: list[int] = []
+    before = {one: signal.signal(one, lambda one, _: seen.append(one)) for one in SIGNALS}
+    try:
+        with pytest.raises(CommandError) as told, interruptible("half of it", "begin again"):
+            _raise_twice(number)
+        assert (told.value.code, told.value.hint) == ("INTERRUPTED", "begin again")
+        assert str(told.value) == f"ended by {signal.Signals(number).name}: half of it"
+        with ending_event() as ending:
+            assert not ending.is_set()
+            signal.raise_signal(number)
+            assert ending.is_set()
+        signal.raise_signal(number)
+        assert seen == [number] * 2
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def _raise_twice(number: int) -> None:
+    """The second comes while what the first has ended is put in order."""
+    try:
+        signal.raise_signal(number)
+    finally:
+        signal.raise_signal(number)
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_a_session_leaves_the_handler_of_ctrl_c_as_it_was() -> None:
+    from pyspark import SparkContext
+
+    handler = signal.getsignal(signal.SIGINT)
+    assert SparkContext._active_spark_context is not None
+    assert getattr(handler, "__module__", "") != "pyspark.core.context"
