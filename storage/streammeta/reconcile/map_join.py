@@ -8,6 +8,7 @@ object: whether it was met. Knows nothing of verdicts.
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -266,13 +267,14 @@ class MapJoin:
 
     def _read(self, position: int, words: _Words) -> None:
         """Fill `words` with rows of the scratch file, from that of this number on."""
-        self._file.seek(position * _RECORD.itemsize)
+        at = position * _RECORD.itemsize
         view = _bytes_of(words)
         while len(view):
-            count = self._file.readinto(view)  # type: ignore[attr-defined]
+            count = os.preadv(self._file.fileno(), [view], at)
             if not count:
                 raise OSError(f"the scratch file lacks {len(view)} bytes of a partition")
             view = view[count:]
+            at += count
 
 
 def _runs_of_words(batches: Iterator[pa.RecordBatch]) -> Iterator[_Words]:
