@@ -2,7 +2,7 @@
 
 Keys, etags and notes of a listing are in the report as they are in the listing, so their bytes are
 copied and nothing of them is decoded, but for candidates. What the join and the ladder add is
-written beside them. One thread reads ahead, and one writes behind.
+written beside them. One thread reads and joins ahead, and one copies behind.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def judge_locally(draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict,
         files = in_order_of_partitions(listing, of_map.partitions_of, spread)
         report = stack.enter_context(_Report(draft))
         behind = stack.enter_context(Behind())
-        for piece in ahead(_pieces(files)):
-            joined = of_map.join(piece.columns["owner"], piece.columns["object_id"])
+        for piece, joined in ahead(_joined(files, of_map)):
             numbers = verdict_numbers(_judged_by(piece, joined), rules)
             if not numbers.all():
                 raise ReconcileError(f"{piece.path.name} of the listing has a key without a size")
             counts.add(numbers, piece.columns["size"])
-            behind.take(partial(report.add_listed, piece, numbers, joined))
+            judged = _judged_file(numbers, joined, piece.rows_of_groups())
+            behind.take(partial(report.add_listed, piece, numbers, judged))
         for ids, columns in of_map.unmet():
             rows, numbers = unlisted_rows(ids, columns, rules, namespace)
             counts.add(numbers, np.zeros(len(numbers), dtype=np.int64))
@@ -94,6 +94,11 @@ class _Piece:
     def rows_of_groups(self) -> list[int]:
         """The number of rows of each row group."""
         return [self.metadata.row_group(group).num_rows for group in self.groups]
+
+
+def _joined(files: Iterable[Path], of_map: MapJoin) -> Iterator[tuple[_Piece, Joined]]:
+    for piece in _pieces(files):
+        yield piece, of_map.join(piece.columns["owner"], piece.columns["object_id"])
 
 
 def _pieces(files: Iterable[Path]) -> Iterator[_Piece]:
@@ -166,10 +171,9 @@ class _Report:
     def __exit__(self, *failure: object) -> None:
         self._stack.__exit__(*failure)  # type: ignore[arg-type]
 
-    def add_listed(self, piece: _Piece, numbers: _Numbers, joined: Joined) -> None:
-        """Add rows of a listing with their verdicts."""
+    def add_listed(self, piece: _Piece, numbers: _Numbers, judged: pa.Buffer) -> None:
+        """Add rows of a listing, and beside them the file of what is new in the report."""
         self._source.go_to(piece)
-        judged = _judged_file(numbers, joined, piece.rows_of_groups())
         listed = SplicePart(self._source.file, piece.metadata, piece.groups)
         self._verdicts.add([listed, _part_of(judged)])
         self._add_candidates(piece, np.flatnonzero(numbers == _ORPHAN))
