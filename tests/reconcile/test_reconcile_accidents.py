@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streammeta.reconcile import listing, local_engine, local_judging, plan_folder
+from streammeta.reconcile import listing, local_engine, local_judging, map_join, plan_folder
 from streammeta.reconcile.deletion import Deleter
 from streammeta.reconcile.deletion_order import Candidate, DeletionOrder, Outcome
 from streammeta.reconcile.lease import Lease
@@ -100,6 +100,7 @@ def test_memory_does_not_grow_with_the_bucket(
 ) -> None:
     small = partial(MapJoin, objects_a_partition=1_000, kept_bytes=100_000)
     monkeypatch.setattr(local_judging, "MapJoin", small)
+    monkeypatch.setattr(map_join, "_ROWS_A_RUN", 10_000)
     peaks = {}
     for objects in (100_000, 500_000):
         write_world(tmp_path / str(objects), objects)

@@ -53,7 +53,7 @@ _MOST_DIGITS = 2
 OBJECTS_A_PARTITION = 65_536
 KEPT_BYTES = 16 << 20
 
-_ROWS_A_RUN = 131_072
+_ROWS_A_RUN = 65_536
 _ROWS_A_BATCH = 20_000
 _SPARSE = 8
 """Places of a partition's directory for each of its objects, beyond which ids are searched for."""
