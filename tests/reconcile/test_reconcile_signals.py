@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -61,7 +62,7 @@ def test_a_signal_ends_a_plan_on_spark_with_an_error_and_leaves_nothing(
         said, rest = process.communicate(timeout=120)
     assert process.returncode == 1, rest
     error = json.loads(said)["error"]
-    assert error["code"] == "INTERRUPTED"
+    assert error["code"] == "INTERRUPTED", (error, rest)
     assert error["message"].startswith(f"ended by {signal.Signals(number).name}: no plan was")
     assert error["hint"] == "run the command again"
     assert "Traceback" not in rest
@@ -138,3 +139,25 @@ def test_a_session_leaves_the_handler_of_ctrl_c_as_it_was() -> None:
     handler = signal.getsignal(signal.SIGINT)
     assert SparkContext._active_spark_context is not None
     assert getattr(handler, "__module__", "") != "pyspark.core.context"
+
+
+@contextmanager
+def breaking_off() -> Iterator[None]:
+    """What a library may do when it is broken off: end by another error."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise ConnectionError("the signal has broken the connection") from None
+
+
+def test_an_error_of_what_a_signal_breaks_off_is_no_other_end() -> None:
+    ends = interruptible("nothing was done", "again")
+    with pytest.raises(CommandError) as ended, ends, breaking_off():
+        signal.raise_signal(signal.SIGTERM)
+    assert ended.value.code == "INTERRUPTED"
+    assert "ended by SIGTERM: nothing was done" in str(ended.value)
+
+
+def test_an_error_without_a_signal_stays_what_it_is() -> None:
+    with pytest.raises(ConnectionError), interruptible("nothing was done", "again"):
+        raise ConnectionError("no route")

@@ -33,8 +33,21 @@ def voters_of(cluster: MemoryCluster, node_id: int) -> set[int]:
     return {voter.key.node_id for voter in described.voters}
 
 
+async def settled(cluster: MemoryCluster) -> None:
+    """Wait until the voters have reported their disks, so that no change of them is under way."""
+    leader = cluster.nodes[await cluster.leader()].driver
+
+    def is_settled() -> bool:
+        seen = leader.describe()
+        is_committed = seen.high_watermark == seen.end_offset
+        return is_committed and all(voter.key.directory_id for voter in seen.voters)
+
+    await eventually(is_settled, "the voters to report their disks")
+
+
 async def test_an_observer_becomes_a_voter_and_a_voter_leaves(cluster: MemoryCluster) -> None:
     last = await cluster.fill("a", 5)
+    await settled(cluster)
     joined = await cluster.start(3)
     await cluster.hash_at(3, last.offset)
     leader = cluster.nodes[await cluster.leader()]
@@ -61,6 +74,7 @@ async def test_changes_that_make_no_sense_are_refused_with_the_reason(
     cluster: MemoryCluster,
 ) -> None:
     await cluster.fill("a", 1)
+    await settled(cluster)
     node = cluster.nodes[await cluster.leader()]
     with pytest.raises(quorum_errors.VoterChangeError, match="node 9") as unknown:
         await node.driver.remove_voter(ReplicaKey(NodeId(9)), SOON_MS)
@@ -75,6 +89,7 @@ async def test_changes_that_make_no_sense_are_refused_with_the_reason(
 
 async def test_a_change_that_is_not_committed_in_time_may_still_be(cluster: MemoryCluster) -> None:
     await cluster.fill("a", 1)
+    await settled(cluster)
     leader = await cluster.leader()
     node = cluster.nodes[leader]
     gone = next(n for n in cluster.nodes.values() if n is not node)
@@ -90,6 +105,7 @@ async def test_a_leader_that_removes_itself_leads_until_that_is_committed(
     cluster: MemoryCluster,
 ) -> None:
     await cluster.fill("a", 2)
+    await settled(cluster)
     old = await cluster.leader()
     await cluster.nodes[old].driver.remove_voter(cluster.nodes[old].key, SOON_MS)
     new = await cluster.leader(among=lambda i: i != old)

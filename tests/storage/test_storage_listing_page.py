@@ -126,6 +126,8 @@ TRUNCATED = "<IsTruncated>true</IsTruncated>"
         (page(entry("")), "the key '' has"),
         (page(entry(modified="yesterday")), "LastModified is 'yesterday'"),
         (page(entry(modified="2026-11-23T16:21:57")), "wanted a time with its zone"),
+        (page(entry(modified="2026-11-23T16:21:57.25AZ")), "wanted a time"),
+        (page(entry(modified="Mon, 23 Nov 2026 16:21:57 AZ")), "wanted a time with its zone"),
         (page("<Contents><Key>k</Key></Contents>"), "the size None and the time None"),
         (page("<Contents/>"), "the key None"),
         (b"<ListVersionsResult/>", "it is a 'ListVersionsResult', wanted ListBucketResult"),

@@ -22,18 +22,24 @@ class _SignalError(KeyboardInterrupt):
 def interruptible(done: str, advice: str) -> Iterator[None]:
     """Have the first signal break off the block, whose `finally` clauses run.
 
+    A library that is broken off may end by an error of its own.
+
     Raises:
         CommandError: it did: INTERRUPTED, with what is done by then and what to do.
     """
+    struck: list[str] = []
 
     def end(number: int, _frame: FrameType | None) -> None:
-        raise _SignalError(signal.Signals(number).name)
+        struck.append(signal.Signals(number).name)
+        raise _SignalError(*struck)
 
     try:
         with _first_signal(end):
             yield
-    except _SignalError as error:
-        raise CommandError("INTERRUPTED", f"ended by {error}: {done}", advice) from None
+    except (_SignalError, Exception):
+        if not struck:
+            raise
+        raise CommandError("INTERRUPTED", f"ended by {struck[0]}: {done}", advice) from None
 
 
 @contextmanager

@@ -56,6 +56,13 @@ class SparkConfig:
         return self.master or ("the master of spark-submit" if _submitted() else DEFAULT_MASTER)
 
 
+_INTERRUPTED = (
+    "KeyboardInterrupt while sending",
+    "Exception occurred while shutting down connection",
+)
+"""Beginnings of what py4j logs on a signal."""
+
+
 @contextmanager
 def spark_session(config: SparkConfig) -> Iterator[SparkSession]:
     """Give the process's running session, or else a new one that is stopped at the end.
@@ -77,8 +84,9 @@ def spark_session(config: SparkConfig) -> Iterator[SparkSession]:
     if running is not None:
         yield running
         return
-    root = logging.getLogger()
-    root.addFilter(_is_no_interrupt)
+    loggers = [logging.getLogger(name) for name in (None, "py4j.clientserver")]
+    for logger in loggers:
+        logger.addFilter(_is_no_interrupt)
     try:
         session = _start(config)
         try:
@@ -86,12 +94,16 @@ def spark_session(config: SparkConfig) -> Iterator[SparkSession]:
         finally:
             session.stop()
     finally:
-        root.removeFilter(_is_no_interrupt)
+        for logger in loggers:
+            logger.removeFilter(_is_no_interrupt)
 
 
 def _is_no_interrupt(record: logging.LogRecord) -> bool:
-    """Whether a line is other than py4j's on a signal, which it logs with a trace and passes on."""
-    return not str(record.msg).startswith("KeyboardInterrupt while sending")
+    """Whether a line is other than those of py4j on a signal, which it passes on all the same.
+
+    It logs the signal, and that the connection it ends with that is over already, with traces.
+    """
+    return not str(record.msg).startswith(_INTERRUPTED)
 
 
 @contextmanager

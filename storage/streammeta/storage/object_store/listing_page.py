@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from email.utils import parsedate_to_datetime
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
@@ -87,14 +88,11 @@ def _to_ms(moment: str) -> int:
 
 
 def _in_another_form(moment: str) -> datetime:
-    """Read what other servers write for a time, as botocore does."""
-    from botocore.utils import parse_timestamp
-
+    """Read a time of RFC 5322, which some servers write; of an unknown zone, it has none."""
     try:
-        parsed: datetime = parse_timestamp(moment)
-    except (TypeError, ValueError) as error:
+        return parsedate_to_datetime(moment)
+    except (IndexError, OverflowError, TypeError, ValueError) as error:
         raise _refusal(f"LastModified is {moment!r}, wanted a time") from error
-    return parsed
 
 
 def _refusal(problem: str) -> StoreRejectedError:
