@@ -61,6 +61,7 @@ class PreparedIds:
     def __init__(self, connection: Http2Connection) -> None:
         self._connection = connection
         self._ids: list[int] = []
+        self._fetching = asyncio.Lock()
 
     async def fetch(self, count: int) -> None:
         """Prepare at least `count` more."""
@@ -83,7 +84,9 @@ class PreparedIds:
     async def next(self) -> int:
         """Return an id not used before."""
         while not self._ids:
-            await self.fetch(BATCH_MAX)
+            async with self._fetching:  # one fetch serves all that wait
+                if not self._ids:
+                    await self.fetch(BATCH_MAX)
         return self._ids.pop()
 
 

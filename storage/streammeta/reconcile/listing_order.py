@@ -29,7 +29,7 @@ from streammeta.reconcile.tables import (
     table_writer,
 )
 
-_ROWS_A_BATCH = 65_536
+_ROWS_A_BATCH = 20_000
 _USED_COLUMNS = "owner long, object_id long"
 
 PartitionsOf: TypeAlias = Callable[[pa.RecordBatch], npt.NDArray[np.uint8]]

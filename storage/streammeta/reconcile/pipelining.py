@@ -12,7 +12,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_DEPTH = 3
+_DEPTH = 2
 """Pieces under way in a thread: with one alone it would wait for the other thread at each."""
 
 

@@ -32,7 +32,7 @@ OF_VERSIONS = (Owner.OLD_VERSION, Owner.DELETE_MARKER)
 PRECEDENCE = ("modified_ms", "size", "etag")
 """Columns whose greatest values tell which row of a key counts; no value is the least."""
 
-_NUMBERS_AT_ONCE = 1 << 21
+_NUMBERS_AT_ONCE = 1 << 20
 _READ_AT_ONCE = 1 << 18
 _PARTS = 256
 
