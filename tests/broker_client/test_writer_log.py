@@ -23,7 +23,10 @@ import grpc
 import pytest
 
 from streammeta.client import BrokerSession, StreamWriter, WriterConfig, errors
+from streammeta.client.batch import BatchUpload
+from streammeta.client.bucket_check import BucketCheck
 from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
+from streammeta.client.uploader import Uploader
 from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
 from streammeta.client.write_ahead_log.errors import (
     WriteAheadLogBrokenError,
@@ -497,8 +500,10 @@ async def test_while_a_batch_is_committed_anew_no_later_one_is_submitted(streams
         answer = asyncio.Event()
 
         async def expire_first(request: Any) -> None:
-            if b.cluster.calls[COMMITS] <= 5:
+            number = b.cluster.calls[COMMITS]
+            if number <= 5:
                 await answer.wait()
+            if number == 1:
                 b.cluster.map.prepared.discard(0)
 
         b.cluster.hooks[COMMITS] = expire_first
@@ -518,6 +523,30 @@ async def test_while_a_batch_is_committed_anew_no_later_one_is_submitted(streams
             held = [piece.object_id for piece in stream.pieces]
             assert held == sorted(held), "a later set object has a smaller id"
         assert len(store.objects()) == (15 if streams == 1 else 20)
+
+
+async def test_later_batches_have_later_ids_whichever_passes_the_check_of_the_bucket_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoded = 0
+    encode, passed = Uploader.encode, BucketCheck.passed
+
+    async def counted(uploader: Uploader, batch: BatchUpload) -> None:
+        nonlocal encoded
+        await encode(uploader, batch)
+        encoded += 1
+
+    async def first_waits(check: BucketCheck) -> None:
+        monkeypatch.setattr(BucketCheck, "passed", passed)
+        await until(lambda: encoded == 2, "both batches")
+        await passed(check)
+
+    monkeypatch.setattr(Uploader, "encode", counted)
+    monkeypatch.setattr(BucketCheck, "passed", first_waits)
+    async with writing(upload_bytes=34) as (b, writer):
+        await asyncio.gather(*[await writer.append(0, b"x") for _ in range(2)])
+        held = [piece.object_id for piece in b.cluster.map.streams[0].pieces]
+        assert held == [0, 1]
 
 
 async def test_nothing_is_committed_once_the_outcome_before_it_was_called_unknown() -> None:

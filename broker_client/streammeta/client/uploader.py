@@ -92,6 +92,7 @@ class Uploader:
         )
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encode")
         self._encoding = asyncio.Lock()
+        self._preparing = asyncio.Lock()
         self._newest_shared_id = -1
         self._submissions = 0
 
@@ -123,9 +124,10 @@ class Uploader:
         if not contents:
             return
         try:
-            # Before ids are asked for: what is uploaded elsewhere could never be read.
-            await self._persistently(self._bucket.passed)
-            taken = await self._persistently(lambda: self._ids.take(len(contents)))
+            async with self._preparing:  # in their order: later batches have later ids
+                # Before ids are asked for: what is uploaded elsewhere could never be read.
+                await self._persistently(self._bucket.passed)
+                taken = await self._persistently(lambda: self._ids.take(len(contents)))
         except (BrokerClientError, StorageError) as error:
             for content in contents:
                 batch.failures.update(dict.fromkeys(batch.open_runs(content), error))
