@@ -172,7 +172,7 @@ READERS_BESIDE = 32
 """Readers that are served by the prefetch of another."""
 
 BYTES_BESIDE = 4 * 1024 * 1024
-"""How far from its position a reader is served by the prefetch of another, in bytes."""
+"""Distance from its position up to which a reader is served by another's prefetch, in bytes."""
 
 
 @dataclass(slots=True, eq=False)

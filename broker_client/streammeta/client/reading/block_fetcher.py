@@ -270,7 +270,7 @@ class BlockFetcher:
                 self._cache.put(block.key, datas[block.key], len(datas[block.key]), None)
 
     def is_absent(self, block: Block) -> bool:
-        """Whether a block is neither in memory nor on its way."""
+        """Return True for a block that is not in memory and was not requested."""
         return block.key not in self._cache and block.key not in self._requests
 
     def take_whole(self, index: ObjectIndex, data: bytes) -> None:

@@ -34,7 +34,7 @@ class KafkaListener:
 
     @property
     def certificate_ends_s(self) -> float | None:
-        """When the certificate in use ends, in seconds since 1970; None without a known one."""
+        """End of the certificate in use, in seconds since 1970; None without a known one."""
         facts = None if self._watched is None else self._watched.contents.facts
         return None if facts is None else facts.not_after.timestamp()
 

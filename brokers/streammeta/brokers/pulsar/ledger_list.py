@@ -83,12 +83,12 @@ class Copies(Protocol):
         ...
 
     async def is_of(self, managed_ledger: str, ledger_id: int, uuid: str) -> bool:
-        """Whether a copy that `held` listed says that it is of this managed ledger."""
+        """Return True for a copy from `held` whose metadata names this managed ledger."""
         ...
 
 
 class SegmentCopies(Protocol):
-    """Where segments of streaming offload lie; `Segments` is."""
+    """Place of segments of streaming offload, such as `Segments`."""
 
     async def delete(self, uuid: str) -> None:
         """Delete a segment, whole or not; may be repeated."""
@@ -167,7 +167,7 @@ class ManagedLedger:
     former: Mapping[str, Copies] = field(default_factory=dict)
     """Places that `copies` has replaced, by driver: copies there are deleted there."""
     segments: SegmentCopies | None = None
-    """Where segments of streaming offload lie that the list names; they are deleted there."""
+    """Place of the segments of streaming offload that the list names, for their deletion."""
     new_uuid: Callable[[], str] = lambda: str(uuids.uuid4())
     ledgers: list[LedgerInfo] = field(default_factory=list)
     is_fenced: bool = False
