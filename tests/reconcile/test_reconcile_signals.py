@@ -123,6 +123,22 @@ def test_the_first_signal_breaks_off_and_a_second_is_as_before(number: int) -> N
             signal.signal(one, handler)
 
 
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_second_signal_is_as_before_where_a_library_puts_the_handler_back(number: int) -> None:
+    seen: list[int] = []
+    before = signal.signal(number, lambda one, _: seen.append(one))
+    try:
+        with ending_event() as ending:
+            handler = signal.getsignal(number)
+            signal.raise_signal(number)
+            signal.signal(number, handler)
+            assert (ending.by, seen) == (signal.Signals(number).name, [])
+            signal.raise_signal(number)
+            assert seen == [number]
+    finally:
+        signal.signal(number, before)
+
+
 def _raise_twice(number: int) -> None:
     """The second comes while what the first has ended is put in order."""
     try:

@@ -87,6 +87,13 @@ def test_a_round_tells_both_and_one_that_failed_knows_no_numbers(
     assert failed.problem
 
 
+def test_an_apply_that_a_signal_ended_is_no_success(config: WatchConfig) -> None:
+    plan(config.plan)
+    told = run_of_apply(apply(replace(config.apply, is_ending=lambda: True)), 1, 2)
+    assert numbers(told) == (3, None, None, 0, None)
+    assert (told.result, told.succeeded, told.problem) == ("ended", False, "ended by a signal")
+
+
 def test_missing_objects_are_told(config: WatchConfig, bucket: LocalBucket) -> None:
     bucket.store.delete_many([own(0)])
     lost = run_of_round(one_round(config))

@@ -18,7 +18,7 @@ from streammeta.cli.reconcile_options import (
     removal_options,
     tell_progress,
 )
-from streammeta.cli.reconcile_signals import interruptible
+from streammeta.cli.reconcile_signals import Ending, ending_event, interruptible
 from streammeta.cli.reconcile_telling import tell_controllers
 from streammeta.cli.reconcile_watch_command import watch_command
 from streammeta.cli.tracing import exporting_traces
@@ -27,6 +27,7 @@ from streammeta.storage.installation import optional_packages
 if TYPE_CHECKING:
     from streammeta.reconcile.apply import ApplyResult
     from streammeta.reconcile.plan_folder import PlanResult
+    from streammeta.reconcile.undo import UndoResult
 
 
 @click.group()
@@ -170,8 +171,9 @@ def apply_command(
 
     Refuses a plan whose guards failed, that is older than 24 h, or that is of another cluster,
     bucket or endpoint than it is applied to. Writes what is known of an object to the plan's folder
-    before deleting it. Refuses to delete while another run does. May be repeated. Exits with 1,
-    INCOMPLETE, if a key failed or was skipped.
+    before deleting it. Refuses to delete while another run does. May be repeated. Exits with 1:
+    INCOMPLETE if a key failed or was skipped; INTERRUPTED if SIGTERM or Ctrl-C ended it, after the
+    batches under way, before all candidates were settled. A second signal ends it at once.
 
     \b
     Examples:
@@ -189,25 +191,24 @@ def apply_command(
         from streammeta.reconcile.telling import run_of_apply
 
     start_arrow()
-    config = ApplyConfig(
-        delete=yes,
-        engine=EngineName(engine),
-        spark=SparkConfig(master=master, driver_memory=driver_memory),
-        **settings,  # the fields of the same names
-    )
     started_ms = _now_ms()
-    with exporting_traces(TRACED_AS, wanted=tracing):
-        result = apply(config, tell_progress)
-    run = run_of_apply(result, started_ms, _now_ms())
-    connect = config.connect or read_plan_file(config.folder).connect
-    tell_controllers(run, connect, config.tls)
-    _show_run(output, result)
-    if not result.complete:
-        raise CommandError(
-            "INCOMPLETE",
-            "; ".join(result.problems) or "some candidates were not settled",
-            "nothing is lost by running apply again once this is mended",
+    with ending_event() as ending:
+        config = ApplyConfig(
+            delete=yes,
+            engine=EngineName(engine),
+            spark=SparkConfig(master=master, driver_memory=driver_memory),
+            is_ending=ending.is_set,
+            **settings,  # the fields of the same names
         )
+        with exporting_traces(TRACED_AS, wanted=tracing):
+            result = apply(config, tell_progress)
+        run = run_of_apply(result, started_ms, _now_ms())
+        connect = config.connect or read_plan_file(config.folder).connect
+        tell_controllers(run, connect, config.tls)
+    _show_run(output, result)
+    problem = _run_problem(result, ending)
+    if problem is not None:
+        raise problem
 
 
 reconcile.add_command(watch_command)
@@ -224,7 +225,9 @@ def undo_command(*, folder: Path, store: str | None, output: Output) -> None:
 
     Bytes, metadata and tags are those that they were; the time of change is new. What lies under a
     key meanwhile is never replaced. Needs no controller, and works for a plan of any age. May be
-    repeated. Exits with 1, INCOMPLETE, if an object is still in quarantine.
+    repeated. Exits with 1: INCOMPLETE if an object is still in quarantine; INTERRUPTED if SIGTERM
+    or Ctrl-C ended it, after the batch under way, before all were looked at. A second signal ends
+    it at once.
 
     \b
     Example:
@@ -235,15 +238,13 @@ def undo_command(*, folder: Path, store: str | None, output: Output) -> None:
         from streammeta.reconcile.undo import undo
 
     start_arrow()
-    result = undo(folder, store, tell_progress)
+    with ending_event() as ending:
+        result = undo(folder, store, tell_progress, ending.is_set)
     outcomes = [(str(outcome), t.keys, t.size) for outcome, t in sorted(result.outcomes.items())]
     output.rows("outcomes", ("outcome", "keys", "bytes"), outcomes)
-    if not result.complete:
-        raise CommandError(
-            "INCOMPLETE",
-            "; ".join(result.problems),
-            "nothing is lost by running undo again once this is mended",
-        )
+    problem = _undo_problem(result, ending)
+    if problem is not None:
+        raise problem
 
 
 def _now_ms() -> int:
@@ -321,8 +322,54 @@ def _plan_problem(folder: Path, result: "PlanResult") -> CommandError | None:
     return None
 
 
+def _run_problem(result: "ApplyResult", ending: Ending) -> CommandError | None:
+    """Return what has kept an apply from settling every candidate, if anything has."""
+    if result.left:
+        settled = sum(tally.keys for tally in result.outcomes.values())
+        told = (
+            f"ended by {ending.by}: {settled} of {settled + result.left} candidates were settled,"
+            f" {result.left} are left"
+        )
+        return CommandError(
+            "INTERRUPTED",
+            "; ".join((told, *result.problems)),
+            "apply the plan again for the rest",
+        )
+    if not result.complete:
+        return CommandError(
+            "INCOMPLETE",
+            "; ".join(result.problems) or "some candidates were not settled",
+            "nothing is lost by running apply again once this is mended",
+        )
+    return None
+
+
+def _undo_problem(result: "UndoResult", ending: Ending) -> CommandError | None:
+    """Return what has kept an undo from bringing every object back, if anything has."""
+    if result.left:
+        settled = sum(tally.keys for tally in result.outcomes.values())
+        told = (
+            f"ended by {ending.by}: {settled} objects were settled, up to {result.left} candidates"
+            " of the plan are left"
+        )
+        return CommandError(
+            "INTERRUPTED",
+            "; ".join((told, *result.problems)),
+            "run undo again for the rest",
+        )
+    if not result.complete:
+        return CommandError(
+            "INCOMPLETE",
+            "; ".join(result.problems),
+            "nothing is lost by running undo again once this is mended",
+        )
+    return None
+
+
 def _show_run(output: Output, result: "ApplyResult") -> None:
-    output.summary({"run": str(result.run_folder), "dry_run": not result.deleted})
+    output.summary(
+        {"run": str(result.run_folder), "dry_run": not result.deleted, "left": result.left}
+    )
     outcomes = [(str(outcome), t.keys, t.size) for outcome, t in sorted(result.outcomes.items())]
     output.rows("outcomes", ("outcome", "keys", "bytes"), outcomes)
     output.rows("examples", ("key",), [(key,) for key in result.examples])

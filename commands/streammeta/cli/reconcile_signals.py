@@ -3,15 +3,23 @@
 Either way the first signal ends the command, and a second one the process.
 """
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from streammeta.cli.output import CommandError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_STDERR = 2
+
+
+class Ending(threading.Event):
+    """Set by the first signal, of which `by` is the name."""
+
+    by = ""
 
 
 class _SignalError(KeyboardInterrupt):
@@ -43,10 +51,19 @@ def interruptible(done: str, advice: str) -> Iterator[None]:
 
 
 @contextmanager
-def ending_event() -> Iterator[threading.Event]:
-    """Give an event that the first signal sets."""
-    ending = threading.Event()
-    with _first_signal(lambda _number, _frame: ending.set()):
+def ending_event() -> Iterator[Ending]:
+    """Give an event that the first signal sets, which is told."""
+    ending = Ending()
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        ending.by = signal.Signals(number).name
+        ending.set()
+        line = f"{ending.by}: ends after what is under way; another signal ends it at once\n"
+        # Past the stream, which refuses a line in the midst of another.
+        with suppress(OSError):
+            os.write(_STDERR, line.encode())
+
+    with _first_signal(end):
         yield ending
 
 
@@ -56,6 +73,8 @@ def _first_signal(act: Callable[[int, FrameType | None], None]) -> Iterator[None
 
     Signals are the main thread's; in any other the block is as it is.
     """
+    has_come = False
+
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -66,8 +85,13 @@ def _first_signal(act: Callable[[int, FrameType | None], None]) -> Iterator[None
             signal.signal(one, handler)
 
     def once(number: int, frame: FrameType | None) -> None:
+        nonlocal has_come
         restore()
-        act(number, frame)
+        if has_come:  # what ran meanwhile has put this handler back
+            signal.raise_signal(number)
+        else:
+            has_come = True
+            act(number, frame)
 
     for one in _SIGNALS:
         signal.signal(one, once)

@@ -56,14 +56,18 @@ def run_of_plan(plan: PlanResult, started_ms: int, ended_ms: int) -> Run:
 
 def run_of_apply(done: ApplyResult, started_ms: int, ended_ms: int) -> Run:
     """Return what is told of an apply, a dry one too."""
-    outcome = RoundOutcome.SETTLED if done.complete else RoundOutcome.INCOMPLETE
+    outcome, problems = RoundOutcome.SETTLED, done.problems
+    if done.left:
+        outcome, problems = RoundOutcome.ENDED, ("ended by a signal", *problems)
+    elif not done.complete:
+        outcome = RoundOutcome.INCOMPLETE
     return Run(
         started_ms=started_ms,
         ended_ms=ended_ms,
         kind="apply",
         engine=done.engine,
         result=str(outcome),
-        problem=shortened("; ".join(done.problems)),
+        problem=shortened("; ".join(problems)),
         succeeded=done.complete,
         keys=sum(tally.keys for tally in done.outcomes.values()) + done.left,
         deleted=sum(done.outcomes.get(one, Tally(0, 0)).keys for one in _GONE),

@@ -41,15 +41,20 @@ class Restored(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UndoResult:
-    """Outcomes of the objects that were in quarantine; distinct reasons of failures, a few."""
+    """Outcomes of the objects that were in quarantine; distinct reasons of failures, a few.
+
+    `left` is the number of candidates without one, of which at least one is in quarantine, if the
+    run was to end before; else 0.
+    """
 
     outcomes: Mapping[Restored, Tally]
     problems: tuple[str, ...]
+    left: int = 0
 
     @property
     def complete(self) -> bool:
         """Whether all of them are back."""
-        return set(self.outcomes) <= {Restored.RESTORED}
+        return not self.left and set(self.outcomes) <= {Restored.RESTORED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +66,15 @@ class _Judged:
 
 
 def undo(
-    folder: Path, store_uri: str | None = None, progress: Callable[[str], None] = lambda _line: None
+    folder: Path,
+    store_uri: str | None = None,
+    progress: Callable[[str], None] = lambda _line: None,
+    is_ending: Callable[[], bool] = lambda: False,
 ) -> UndoResult:
     """Bring all candidates of the plan in `folder` that are in quarantine back to their keys.
 
-    A plan of any age is undone. `store_uri` None means the plan's.
+    A plan of any age is undone. `store_uri` None means the plan's. Once `is_ending` is true no
+    further batch is begun.
 
     Raises:
         PlanError: there is no such plan, or it is of another bucket.
@@ -80,11 +89,16 @@ def undo(
     counts: Counter[Restored] = Counter()
     sizes: Counter[Restored] = Counter()
     problems: dict[str, None] = {}
+    left = 0
     with closing(open_store(uri)) as store:
         check_bucket(store, plan.identity)
         with held_lease(store, namespace, run):
-            found = _in_quarantine(store, namespace, _candidates(folder))
+            candidates = _candidates(folder)
+            found = _in_quarantine(store, namespace, candidates)
             while batch := list(itertools.islice(found, _BATCH)):
+                if is_ending():
+                    left = len(candidates) - counts.total()
+                    break
                 check_held(store, namespace, run)
                 for one in _bring_back(store, namespace, batch):
                     counts[one.outcome] += 1
@@ -93,7 +107,7 @@ def undo(
                         problems[one.detail] = None
                 progress(f"brought {counts[Restored.RESTORED]} objects back")
     outcomes = {outcome: Tally(counts[outcome], sizes[outcome]) for outcome in counts}
-    return UndoResult(outcomes, tuple(problems))
+    return UndoResult(outcomes, tuple(problems), left)
 
 
 def _candidates(folder: Path) -> set[str]:
