@@ -24,8 +24,7 @@ from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.errors import ConfigurationError, InventoryError, PlanError, SparkJobError
 from streammeta.reconcile.inventory import read_inventory
 from streammeta.reconcile.inventory_rows import inventory_rows
-from streammeta.reconcile.key_owners import owner_columns
-from streammeta.reconcile.listing import owner_of
+from streammeta.reconcile.key_owners import owner_columns, owner_of
 from streammeta.reconcile.plan import INVENTORY_LAG_MS, PlanConfig, plan
 from streammeta.reconcile.plan_folder import check_plan
 from streammeta.reconcile.verdicts import Verdict

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from streammeta.reconcile import plan_folder, repeated_keys
 from streammeta.reconcile.engine import EngineName
-from streammeta.reconcile.listing import owner_of
+from streammeta.reconcile.key_owners import owner_of
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.repeated_keys import OF_VERSIONS, KeyNumbers, keep_one_row_a_key
 from streammeta.reconcile.tables import LISTING_COLUMNS, record_batch

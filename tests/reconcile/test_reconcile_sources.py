@@ -20,10 +20,10 @@ from streammeta.reconcile.errors import (
     MapExportError,
     SparkJobError,
 )
+from streammeta.reconcile.key_owners import owner_of
 from streammeta.reconcile.listing import (
     Shard,
     list_shard,
-    owner_of,
     shards_between,
     shards_of_content,
 )

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from streammeta.reconcile.errors import ConfigurationError
 from streammeta.reconcile.identity import open_store, place_of
-from streammeta.reconcile.listing import list_shard, owner_of, shards_of
+from streammeta.reconcile.key_owners import owner_of
+from streammeta.reconcile.listing import list_shard, shards_of
 from streammeta.reconcile.verdicts import Owner
 from streammeta.storage.errors import BucketNotFoundError
 from streammeta.storage.object_format.object_key import key_for

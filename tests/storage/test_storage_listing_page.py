@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from urllib.parse import quote_plus
@@ -14,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streammeta.storage.errors import StorageError, StoreRejectedError, StoreUnavailableError
+from streammeta.storage.object_store import listing_page
 from streammeta.storage.object_store.base import ObjectInfo
-from streammeta.storage.object_store.listing_page import read_page
+from streammeta.storage.object_store.listing_page import ListingPage, read_page
 from streammeta.storage.object_store.s3_client import to_ms
 
 SHAPE = (
@@ -62,12 +64,12 @@ in_documents = st.characters(
 )
 keys = st.text(in_documents | st.sampled_from("<>&\"'%+/ \t]"), min_size=1, max_size=30)
 
-
+plain_keys = st.text(st.sampled_from("abc019-_./ %+"), min_size=1, max_size=30)
 moments = st.integers(0, 2**32).map(lambda s: datetime.fromtimestamp(s, UTC))
 
 
 @settings(max_examples=200)
-@given(st.lists(st.tuples(keys, st.integers(0, 2**62), moments), max_size=5))
+@given(st.lists(st.tuples(keys | plain_keys, st.integers(0, 10**18 - 1), moments), max_size=5))
 def test_a_page_is_read_as_botocore_reads_it(rows: list[tuple[str, int, datetime]]) -> None:
     body = page(*(entry(k, size, f"{moment:%Y-%m-%dT%H:%M:%S}.250Z") for k, size, moment in rows))
     assert list(read_page(body).objects) == by_botocore(body)
@@ -110,6 +112,78 @@ def test_times_of_all_servers_are_read(moment: str, ms: int) -> None:
     assert read_page(page(entry(modified=moment))).objects[0].last_modified_ms == ms
 
 
+USUAL = (
+    entry("50000000/_streammeta_c/5"),
+    entry("a b", modified="2026-11-23T16:21:57Z").replace("&quot;", '"'),
+    entry("c", 10**18 - 1).replace("&quot;", "&#34;").replace("<Owner><ID>o</ID></Owner>", ""),
+    entry("d").replace("&quot;", ""),
+    entry("e").replace("<Size>", "<ChecksumAlgorithm>CRC32C</ChecksumAlgorithm><Size>"),
+    entry("f").replace("</Owner>", "<DisplayName>n</DisplayName></Owner>"),
+)
+
+
+def test_a_page_of_usual_entries_is_not_read_as_xml(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = page(*USUAL)
+    wanted = by_botocore(body)
+    monkeypatch.delattr(listing_page, "_read_any")
+    assert list(read_page(body).objects) == wanted
+    assert len(wanted) == len(USUAL)
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        f"{entry()}<!--{entry('l')}-->{entry('m')}",
+        f"<!--{entry('l')}-->",
+        f"<?skip {entry('l')}?>",
+        f"<Name><![CDATA[{entry('l')}]]></Name>{entry()}",
+        f"<CommonPrefixes>{entry('l')}</CommonPrefixes>",
+        f"{entry()}<CommonPrefixes>{entry('l')}</CommonPrefixes>{entry('m')}",
+        f"{entry()}<CommonPrefixes><Prefix>p</Prefix></CommonPrefixes>{entry('m')}",
+        f"{entry()}\n  {entry('m')}",
+        entry().replace("<Contents>", '<Contents xmlns="urn:other">') + entry("m"),
+        entry().replace("<ETag>", "<ETag/><ETag>") + entry("m"),
+        entry().replace("<Key>", "<Key>&#x6b;") + entry("m"),
+        "",
+    ],
+)
+def test_entries_in_another_form_or_place_are_read_as_xml(inside: str) -> None:
+    body = page(inside)
+    assert read_page(body) == listing_page._read_any(body)
+
+
+MARKUP = (
+    *(b"<!--", b"-->", b"<![CDATA[", b"]]>", b"<?x ", b"?>", b"<x>", b"</x>", b"&amp;", b'"'),
+    *(b"<Contents>", b"</Contents>", b"<Key>", b"</Key>", b"99:99:99", b"9" * 19, b"\x01", b"\xff"),
+)
+
+
+@settings(max_examples=500)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0), st.integers(0, 40), st.binary(max_size=3) | st.sampled_from(MARKUP)
+        )
+    )
+)
+def test_damage_is_judged_as_xml_however_usual_entries_are(
+    cuts: list[tuple[int, int, bytes]],
+) -> None:
+    body = page(*USUAL[:3])
+    for place, length, instead in cuts:
+        at = place % (len(body) + 1)
+        body = body[:at] + instead + body[at + length :]
+    assert outcome(read_page, body) == outcome(listing_page._read_any, body)
+
+
+def outcome(read: Callable[[bytes], ListingPage], body: bytes) -> ListingPage | type[StorageError]:
+    """The page, or the error in its place."""
+    try:
+        return read(body)
+    except StorageError as error:
+        return type(error)
+
+
 TRUNCATED = "<IsTruncated>true</IsTruncated>"
 
 
@@ -121,11 +195,13 @@ TRUNCATED = "<IsTruncated>true</IsTruncated>"
         (page(more=f"{TRUNCATED}<NextContinuationToken/>"), "no NextContinuationToken"),
         (page(entry(size="-1")), "size of 'k' is '-1'"),
         (page(entry(size="")), "size of 'k' is ''"),
+        (page(entry(size=10**18)), "size of 'k' is '1000000000000000000'"),
         (page(entry(size="1_0")), "size of 'k' is '1_0'"),
         (page(entry(size="\u0663")), "wanted a number of bytes"),
         (page(entry("")), "the key '' has"),
         (page(entry(modified="yesterday")), "LastModified is 'yesterday'"),
         (page(entry(modified="2026-11-23T16:21:57")), "wanted a time with its zone"),
+        (page(entry(modified="2026-13-23T16:21:57.250Z")), "wanted a time"),
         (page(entry(modified="2026-11-23T16:21:57.25AZ")), "wanted a time"),
         (page(entry(modified="Mon, 23 Nov 2026 16:21:57 AZ")), "wanted a time with its zone"),
         (page("<Contents><Key>k</Key></Contents>"), "the size None and the time None"),
@@ -136,6 +212,13 @@ TRUNCATED = "<IsTruncated>true</IsTruncated>"
 )
 def test_what_is_no_page_is_refused(body: bytes, complaint: str) -> None:
     with pytest.raises(StoreRejectedError, match=complaint):
+        read_page(body)
+
+
+@pytest.mark.parametrize("key", ["a\x01b", "a]]>b", "a&b", "a\x00"])
+def test_a_key_that_no_document_may_hold_is_refused(key: str) -> None:
+    body = page(entry("there")).replace(b"there", key.encode())
+    with pytest.raises(StoreUnavailableError, match="no whole XML document"):
         read_page(body)
 
 

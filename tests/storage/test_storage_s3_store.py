@@ -181,6 +181,28 @@ def test_what_may_pass_is_tried_again(status: int, code: str) -> None:
         assert caught.value.throttled is (status in (429, 503))
 
 
+PROLOGUE = b'<?xml version="1.0" encoding="UTF-8"?>\n'
+
+
+@pytest.mark.parametrize(
+    ("body", "throttled"),
+    [
+        (PROLOGUE + Answer.error(200, "SlowDown").body, 1),
+        (PROLOGUE + Answer.error(200, "InternalError").body, 0),
+        (PROLOGUE + b"<ListBucketResult><IsTruncated>false</IsTruncated>", 0),
+        (b"", 0),
+    ],
+)
+def test_what_is_no_page_is_asked_for_again_though_its_status_is_of_success(
+    body: bytes, throttled: int
+) -> None:
+    page = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
+    with scripted(Answer(200, body), Answer(200, page)) as (store, script):
+        assert list(store.list_objects()) == []
+        assert len(script.seen) == 2
+        assert store.metrics().of("list_objects").throttled == throttled
+
+
 @pytest.mark.parametrize(
     ("status", "code", "advice"),
     [

@@ -1,7 +1,7 @@
-"""Owners of many keys at once: what `listing.owner_of` says of each, without asking it of most.
+"""Owners of keys: the cluster itself, another one, or somebody else.
 
-Nearly all keys of a bucket are objects of the cluster in the one spelling of ids below 2^32; those
-are recognised as columns. Every other key is asked about one by one.
+Nearly all keys of a bucket are objects of the cluster in the one spelling of ids below 2^32; of
+many keys those are recognised as columns, and the others one by one. Knows nothing of the map.
 """
 
 from __future__ import annotations
@@ -13,12 +13,43 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streammeta.reconcile.listing import owner_of
+from streammeta.reconcile.lease import is_lease_key
+from streammeta.reconcile.quarantine import is_quarantined
 from streammeta.reconcile.verdicts import Int64Column, Owner
+from streammeta.storage.bucket_marker import is_own_key
+from streammeta.storage.object_format.object_key import (
+    ForeignKey,
+    OtherClusterKey,
+    OwnKey,
+    cluster_namespace,
+    parse_key,
+)
+from streammeta.storage.object_log.slot_keys import parse_log_key
 
+_NAMESPACE_PREFIX = cluster_namespace("x")[:-1]
 _PREFIX_DIGITS = 8
 _SPELLING = "^([0-9a-f]{8})/%s/(0|[1-9][0-9]{0,9})$"
 _PREFIX = re.compile("[0-9a-f]{8}")
+
+
+def owner_of(key: str, namespace: str) -> tuple[Owner, int | None, str]:
+    """Owner of `key`, the object id it names, and a note for the report."""
+    if is_own_key(key, namespace) or is_lease_key(key, namespace):
+        return Owner.MARKER, None, ""
+    if parse_log_key(key, namespace) is not None:
+        return Owner.LOG, None, ""
+    if is_quarantined(key, namespace):
+        return Owner.QUARANTINED, None, ""
+    other = key.partition("/")[0]
+    if other.startswith(_NAMESPACE_PREFIX) and other != namespace:
+        return Owner.OTHER_CLUSTER, None, other
+    match parse_key(key, namespace):
+        case OwnKey(object_id):
+            return Owner.OWN, object_id, ""
+        case OtherClusterKey(object_id, other):
+            return Owner.OTHER_CLUSTER, object_id, other
+        case ForeignKey(reason):
+            return Owner.FOREIGN, None, reason
 
 
 def owner_columns(keys: Any, namespace: str) -> tuple[Any, Any, Any]:

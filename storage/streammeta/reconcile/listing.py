@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streammeta.reconcile.errors import ConfigurationError
-from streammeta.reconcile.lease import is_lease_key
-from streammeta.reconcile.quarantine import is_quarantined
+from streammeta.reconcile.key_owners import owner_columns, owner_of
 from streammeta.reconcile.tables import (
     LISTING_COLUMNS,
     UPLOAD_COLUMNS,
@@ -25,18 +24,8 @@ from streammeta.reconcile.tables import (
     record_batch,
 )
 from streammeta.reconcile.verdicts import Owner
-from streammeta.storage.bucket_marker import is_own_key
-from streammeta.storage.object_format.object_key import (
-    ForeignKey,
-    OtherClusterKey,
-    OwnKey,
-    cluster_namespace,
-    parse_key,
-)
-from streammeta.storage.object_log.slot_keys import parse_log_key
 from streammeta.storage.object_store.base import ObjectInfo, ObjectStore
 
-_NAMESPACE_PREFIX = cluster_namespace("x")[:-1]
 _HEX_DIGITS = "0123456789abcdef"
 _ROWS_A_BATCH = 5000
 _SAMPLE = 1000  # one page
@@ -132,15 +121,16 @@ def write_uploads(store: ObjectStore, folder: Path) -> int:
 
 
 def _listing_rows(page: list[ObjectInfo], namespace: str) -> pa.RecordBatch:
-    owners = [owner_of(info.key, namespace) for info in page]
+    keys = pa.array([_as_text(info.key) for info in page], pa.string())
+    owners, object_ids, notes = owner_columns(keys, namespace)
     values = {
-        "key": [_as_text(info.key) for info in page],
+        "key": keys,
         "size": [info.size for info in page],
         "modified_ms": [info.last_modified_ms for info in page],
         "etag": [info.etag for info in page],
-        "owner": [int(owner) for owner, _, _ in owners],
-        "object_id": [object_id for _, object_id, _ in owners],
-        "note": [note for _, _, note in owners],
+        "owner": owners,
+        "object_id": object_ids,
+        "note": notes,
     }
     return record_batch(LISTING_COLUMNS, values)
 
@@ -148,23 +138,3 @@ def _listing_rows(page: list[ObjectInfo], namespace: str) -> pa.RecordBatch:
 def _as_text(key: str) -> str:
     r"""Spell out bytes of a key that are not UTF-8, as a file's name may have: "a\xff"."""
     return key if key.isascii() else os.fsencode(key).decode("utf-8", "backslashreplace")
-
-
-def owner_of(key: str, namespace: str) -> tuple[Owner, int | None, str]:
-    """Owner of `key`, the object id it names, and a note for the report."""
-    if is_own_key(key, namespace) or is_lease_key(key, namespace):
-        return Owner.MARKER, None, ""
-    if parse_log_key(key, namespace) is not None:
-        return Owner.LOG, None, ""
-    if is_quarantined(key, namespace):
-        return Owner.QUARANTINED, None, ""
-    other = key.partition("/")[0]
-    if other.startswith(_NAMESPACE_PREFIX) and other != namespace:
-        return Owner.OTHER_CLUSTER, None, other
-    match parse_key(key, namespace):
-        case OwnKey(object_id):
-            return Owner.OWN, object_id, ""
-        case OtherClusterKey(object_id, other):
-            return Owner.OTHER_CLUSTER, object_id, other
-        case ForeignKey(reason):
-            return Owner.FOREIGN, None, reason

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streammeta.reconcile.listing import owner_of
+from streammeta.reconcile.key_owners import owner_of
 from streammeta.reconcile.tables import VERDICT_COLUMNS, arrow_schema, record_batch
 from streammeta.reconcile.verdicts import (
     ABSENT,

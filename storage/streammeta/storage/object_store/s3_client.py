@@ -43,7 +43,7 @@ from streammeta.storage.errors import (
 )
 from streammeta.storage.object_store.address import Checksum, S3Config
 from streammeta.storage.object_store.base import Body, Tags, check_tags
-from streammeta.storage.object_store.listing_page import read_page
+from streammeta.storage.object_store.listing_page import is_error, read_page
 from streammeta.storage.object_store.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -129,7 +129,8 @@ def open_client(config: S3Config, policy: RetryPolicy) -> S3Client:
             response_checksum_validation="when_required",
         ),
     )
-    client.meta.events.register("before-parse.s3.ListObjectsV2", _read_listing)
+    # For any service, which makes it the first: botocore's own handler for S3 reads a page as well.
+    client.meta.events.register("before-parse.*.ListObjectsV2", _read_listing)
     return cast("S3Client", client)
 
 
@@ -140,8 +141,11 @@ LISTING_PAGE = "ListingPage"
 def _read_listing(
     response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_event: object
 ) -> None:
-    """Read the page, and leave botocore an empty one: its own reading takes ten times as long."""
-    if response_dict["status_code"] == 200:
+    """Read the page, and leave botocore an empty one: its own reading takes ten times as long.
+
+    An error with the status of success is left to botocore, which makes a failure of it.
+    """
+    if response_dict["status_code"] == 200 and not is_error(response_dict["body"]):
         customized_response_dict[LISTING_PAGE] = read_page(response_dict["body"])
         response_dict["body"] = b"<ListBucketResult/>"
 
