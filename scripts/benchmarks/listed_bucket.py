@@ -8,6 +8,7 @@ Usage: python -m scripts.benchmarks.listed_bucket KEYS; its ready line has its p
 
 import bisect
 import sys
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
@@ -17,12 +18,23 @@ from streammeta.storage.object_format.object_key import cluster_namespace, key_f
 NAMESPACE = cluster_namespace("bench")
 OBJECT_BYTES = 1000
 MODIFIED_MS = 1_700_000_000_000
+"""Time after which no object was modified."""
+
 _PAGE = 1000
-_ENTRY = (
-    "<Contents><Key>{}</Key><LastModified>2023-11-14T22:13:20.000Z</LastModified>"
-    f"<ETag>&quot;d41d8cd98f00b204e9800998ecf8427e&quot;</ETag><Size>{OBJECT_BYTES}</Size>"
-    "<StorageClass>STANDARD</StorageClass></Contents>"
-)
+_DAY_MS = 86_400_000
+_ETAG_STEP = 0x9E3779B97F4A7C15F39CC0605CEDC835  # 2^128 divided by the golden ratio
+
+
+def _entry(key: str) -> str:
+    """A key as S3 writes it, with a time and an etag of its own."""
+    object_id = int(key.rpartition("/")[2])
+    modified_s = (MODIFIED_MS - object_id * 7919 % _DAY_MS) / 1000
+    modified = datetime.fromtimestamp(modified_s, UTC).isoformat(timespec="milliseconds")
+    return (
+        f"<Contents><Key>{key}</Key><LastModified>{modified[:23]}Z</LastModified>"
+        f"<ETag>&quot;{object_id * _ETAG_STEP % 2**128:032x}&quot;</ETag>"
+        f"<Size>{OBJECT_BYTES}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+    )
 
 
 class Listing:
@@ -43,7 +55,7 @@ class Listing:
             "<?xml version='1.0' encoding='UTF-8'?><ListBucketResult"
             ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><EncodingType>url</EncodingType>'
             f"<IsTruncated>{str(is_truncated).lower()}</IsTruncated>{more * is_truncated}"
-            f"{''.join(map(_ENTRY.format, self._keys[start:end]))}</ListBucketResult>"
+            f"{''.join(map(_entry, self._keys[start:end]))}</ListBucketResult>"
         ).encode()
 
 
