@@ -22,7 +22,7 @@ from streammeta.cli.root import cli
 from streammeta.reconcile import plan_folder
 from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.errors import ConfigurationError, InventoryError, PlanError, SparkJobError
-from streammeta.reconcile.inventory import read_inventory
+from streammeta.reconcile.inventory import fetch, read_inventory
 from streammeta.reconcile.inventory_rows import inventory_rows
 from streammeta.reconcile.key_owners import owner_columns, owner_of
 from streammeta.reconcile.plan import INVENTORY_LAG_MS, PlanConfig, plan
@@ -287,6 +287,27 @@ def test_a_file_with_other_bytes_or_another_size_is_refused(tmp_path: Path, kind
     path.write_bytes(body[:-1])
     with pytest.raises(InventoryError, match=r"files\[\]\.size is"):
         read_all(manifest)
+
+
+class EndedError(Exception):
+    """What ends the work on a file."""
+
+
+def test_the_check_of_a_file_that_was_copied_ends_between_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streammeta.reconcile.inventory._PIECE", 1)
+    inventory = read_inventory(str(write_inventory(tmp_path, GOOD)), "s3://bucket", None, NOW_MS)
+    pieces = []
+
+    def go_on() -> None:
+        pieces.append(1)
+        if len(pieces) == 3:
+            raise EndedError
+
+    with pytest.raises(EndedError):
+        fetch(inventory, inventory.files[0], tmp_path, go_on)
+    assert len(pieces) == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,7 +18,9 @@ import pytest
 
 from streammeta.cli.output import CommandError
 from streammeta.cli.reconcile_signals import ending_event, interruptible
-from streammeta.reconcile.local_engine import LocalEngine
+from streammeta.reconcile import inventory as inventory_module
+from streammeta.reconcile.inventory import Inventory, InventoryFile
+from streammeta.reconcile.local_engine import LocalEngine, _Budget, _write_parts
 from streammeta.reconcile.tables import LISTING_COLUMNS, arrow_schema
 from tests.kit.real_cluster import wait_until
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, own
@@ -99,8 +101,38 @@ def test_a_signal_during_a_listing_of_the_process_itself_has_all_shards_give_up(
     parts = [endless(number == 0) for number in range(30)]
     with pytest.raises(CommandError, match="ended by SIGTERM: nothing"):  # noqa: SIM117
         with interruptible("nothing", "go on"):
-            LocalEngine()._write_parts(parts, tmp_path / "listing", 2)  # type: ignore[arg-type]
+            _write_parts(parts, _Budget(None), tmp_path / "listing", 2)  # type: ignore[arg-type]
     assert signalled.is_set()
+
+
+class Endless:
+    """A bucket in which a file has no end; a signal comes with its first piece."""
+
+    def __init__(self) -> None:
+        self.pieces = 0
+
+    def get_range(self, _key: str, _start: int, _end: int) -> bytes:
+        self.pieces += 1
+        if self.pieces == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return b""
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.timeout(60)
+def test_a_signal_during_the_download_of_an_inventory_ends_it_between_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Endless()
+    monkeypatch.setattr(inventory_module, "open_with_path", lambda _address: (store, ""))
+    file = InventoryFile("one.parquet", 2**62)
+    listed = Inventory("s3://lists/manifest.json", "b", 1, "parquet", (), (file,), True)
+    with pytest.raises(CommandError, match="ended by SIGTERM: nothing"):  # noqa: SIM117
+        with interruptible("nothing", "go on"):
+            LocalEngine().list_inventory(listed, "namespace", tmp_path / "listing")
+    assert store.pieces > 0
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,8 +152,15 @@ def bucket_of(store: str) -> str:
     return S3Config.from_uri(store).bucket
 
 
-def fetch(inventory: Inventory, file: InventoryFile, folder: Path) -> Path:
+def fetch(
+    inventory: Inventory,
+    file: InventoryFile,
+    folder: Path,
+    go_on: Callable[[], None] = lambda: None,
+) -> Path:
     """Give a whole file of an inventory with the manifest's checksum; a copy lies in `folder`.
+
+    `go_on` is called before each piece that is loaded or checked; what it raises ends the work.
 
     Raises:
         InventoryError: the file is missing, or has another size or checksum than the manifest says.
@@ -161,29 +168,33 @@ def fetch(inventory: Inventory, file: InventoryFile, folder: Path) -> Path:
     """
     if "://" not in inventory.address:
         path = Path(file.name)
-        _check_file(inventory, file, path)
+        _check_file(inventory, file, path, go_on)
         return path
     path = folder / "inventory-file"
     store, _ = open_with_path(inventory.address)
     with closing(store), path.open("wb") as copy:
         try:
             for start in range(0, file.size, _PIECE):
+                go_on()
                 copy.write(store.get_range(file.name, start, min(start + _PIECE, file.size)))
         except ObjectNotFoundError as error:
             raise InventoryError(
                 f"{inventory.place}: files[].key {file.name!r} is not in the bucket; copy the"
                 " inventory whole, or name a newer one"
             ) from error
-    _check_file(inventory, file, path)
+    _check_file(inventory, file, path, go_on)
     return path
 
 
-def _check_file(inventory: Inventory, file: InventoryFile, path: Path) -> None:
+def _check_file(
+    inventory: Inventory, file: InventoryFile, path: Path, go_on: Callable[[], None]
+) -> None:
     digest = hashlib.md5(usedforsecurity=False)
     size = 0
     try:
         with path.open("rb") as opened:
             while piece := opened.read(_PIECE):
+                go_on()
                 size += len(piece)
                 if file.md5:
                     digest.update(piece)

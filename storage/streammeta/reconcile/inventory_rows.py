@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import tempfile
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import unquote_plus
@@ -50,16 +50,21 @@ _OTHER_NAMES = {
 
 
 def inventory_rows(
-    inventory: Inventory, file: InventoryFile, namespace: str
+    inventory: Inventory,
+    file: InventoryFile,
+    namespace: str,
+    go_on: Callable[[], None] = lambda: None,
 ) -> Generator[pa.RecordBatch, None, None]:
     """Give the rows of a file, with `LISTING_COLUMNS`, in the file's order.
+
+    `go_on` is called before each piece of the file that is loaded; what it raises ends the work.
 
     Raises:
         InventoryError: the file is missing or damaged, or a row is not as it has to be.
         StorageError: the bucket that it lies in does not answer.
     """
     with tempfile.TemporaryDirectory(prefix="streammeta-inventory-") as folder:
-        path = fetch(inventory, file, Path(folder))
+        path = fetch(inventory, file, Path(folder), go_on)
         try:
             for batch in _batches(inventory, path):
                 yield from _listed(inventory, file, _named(inventory, batch), namespace)

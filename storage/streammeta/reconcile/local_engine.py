@@ -76,37 +76,15 @@ class LocalEngine:
         """See `Engine.list_bucket`. Raises `TooManyKeysError`."""
         with closing(open_object_store(uri)) as store:
             parts = [listed_rows(store, shard, namespace) for shard in shards]
-            return self._write_parts(parts, listing, _LISTINGS_AT_ONCE)
+            return _write_parts(parts, _Budget(self._most_keys), listing, _LISTINGS_AT_ONCE)
 
     def list_inventory(self, inventory: Inventory, namespace: str, listing: Path) -> int:
         """See `Engine.list_inventory`. Raises `TooManyKeysError`."""
-        parts = [inventory_rows(inventory, file, namespace) for file in inventory.files]
-        return self._write_parts(parts, listing, _FILES_AT_ONCE)
-
-    def _write_parts(self, parts: Sequence[_Part], listing: Path, at_once: int) -> int:
-        """Write each part of a listing to a file of its own; returns the number of rows.
-
-        If a key is found more than once, all files are written anew with one row for each.
-        """
-        listing.mkdir()
         budget = _Budget(self._most_keys)
-        with tempfile.TemporaryFile(dir=listing.parent, buffering=0) as scratch:
-            keys = KeyNumbers(scratch)
-            with ThreadPoolExecutor(at_once) as pool, _given_up(pool, budget):
-                under_way = [
-                    pool.submit(_write_part, rows, path, budget, keys)
-                    for number, rows in enumerate(parts)
-                    for path in [listing / f"part-{number:05d}.parquet"]
-                ]
-                failures = [error for one in under_way if (error := one.exception()) is not None]
-            return_memory()
-            if failures:
-                raise next(error for error in failures if not isinstance(error, _EndedError))
-            may_repeat = keys.may_repeat()
-        if may_repeat:
-            keep_one_row_a_key(listing)
-        return_memory()
-        return sum(one.result() for one in under_way)
+        parts = [
+            inventory_rows(inventory, file, namespace, budget.check) for file in inventory.files
+        ]
+        return _write_parts(parts, budget, listing, _FILES_AT_ONCE)
 
     def count_owners(self, listing: Path) -> Mapping[Owner, Tally]:
         """See `Engine.count_owners`."""
@@ -138,11 +116,15 @@ class _Budget:
         self._has_ended = False
         self._lock = threading.Lock()
 
+    def check(self) -> None:
+        """Raise `_EndedError` if it has ended."""
+        if self._has_ended:
+            raise _EndedError("another shard failed")
+
     def take(self, keys: int) -> None:
         """Count keys. Raises `TooManyKeysError` when there are more than there may be."""
         with self._lock:
-            if self._has_ended:
-                raise _EndedError("another shard failed")
+            self.check()
             if self._left is not None:
                 self._left -= keys
                 if self._left < 0:
@@ -168,6 +150,31 @@ def _given_up(pool: ThreadPoolExecutor, budget: _Budget) -> Iterator[None]:
         budget.end()
         pool.shutdown(wait=False, cancel_futures=True)
         raise
+
+
+def _write_parts(parts: Sequence[_Part], budget: _Budget, listing: Path, at_once: int) -> int:
+    """Write each part of a listing to a file of its own; returns the number of rows.
+
+    If a key is found more than once, all files are written anew with one row for each.
+    """
+    listing.mkdir()
+    with tempfile.TemporaryFile(dir=listing.parent, buffering=0) as scratch:
+        keys = KeyNumbers(scratch)
+        with ThreadPoolExecutor(at_once) as pool, _given_up(pool, budget):
+            under_way = [
+                pool.submit(_write_part, rows, path, budget, keys)
+                for number, rows in enumerate(parts)
+                for path in [listing / f"part-{number:05d}.parquet"]
+            ]
+            failures = [error for one in under_way if (error := one.exception()) is not None]
+        return_memory()
+        if failures:
+            raise next(error for error in failures if not isinstance(error, _EndedError))
+        may_repeat = keys.may_repeat()
+    if may_repeat:
+        keep_one_row_a_key(listing)
+    return_memory()
+    return sum(one.result() for one in under_way)
 
 
 def _write_part(part: _Part, path: Path, budget: _Budget, keys: KeyNumbers) -> int:
