@@ -111,7 +111,7 @@ def as_words(arguments: argparse.Namespace) -> list[str]:
     """Return the words that measure the same once, without comparison, in any format."""
     words = [arguments.benchmark]
     for name, value in vars(arguments).items():
-        if name in _NOT_PASSED_ON or value is None or value is False:
+        if name in _NOT_PASSED_ON or value is None or value is False or value == ():
             continue
         words.append(f"--{name.replace('_', '-')}")
         if isinstance(value, tuple):
