@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
+LIVE = {"table": "objects", "connect": "h:1, h:2", "copies": "b"}
 TABLES = ("objects", "object_ranges", "counters", "bucket_claim")
 
 
@@ -139,6 +140,13 @@ def test_a_format_that_is_used_wrongly_says_how_to_use_it(
         ({"table": "objects", "export": "a", "copies": "b"}, "'copies' with 'connect', and only"),
         ({"table": "objects", "export": "a", "colour": "b"}, "no option 'colour'"),
         ({"export": "a"}, "needs the option 'table'"),
+        (LIVE | {"wait": "soon"}, "'wait' as 'soon', wanted seconds of 0 or more"),
+        (LIVE | {"wait": ""}, "'wait' as '', wanted seconds of 0 or more"),
+        (LIVE | {"wait": "-1"}, "'wait' as '-1', wanted seconds"),
+        (LIVE | {"wait": "nan"}, "'wait' as 'nan', wanted seconds"),
+        (LIVE | {"wait": "inf"}, "'wait' as 'inf', wanted seconds"),
+        (LIVE | {"connect": "h:1,"}, "'connect' as 'h:1,', wanted controllers as HOST:PORT"),
+        (LIVE | {"connect": "h"}, "'connect' as 'h', wanted controllers as HOST:PORT"),
     ],
 )
 def test_options_of_the_map_that_make_no_sense_are_refused(
@@ -148,6 +156,17 @@ def test_options_of_the_map_that_make_no_sense_are_refused(
 
     with pytest.raises(ConfigurationError, match=named):
         MapSource(options)
+
+
+@pytest.mark.parametrize(
+    "store", ["data", "s3:/data", "s3://data?pathStyle=maybe", "file://relative", "s3://"]
+)
+def test_a_store_that_is_none_is_refused_by_the_driver(store: str) -> None:
+    from streammeta.reconcile.listing_source import ListingSource
+
+    source = ListingSource({"store": store, "namespace": OWN, "cuts": "4,8"})
+    with pytest.raises(ConfigurationError, match=r"option 'store' as .* wanted s3://"):
+        source.reader(source.schema())
 
 
 def source(**options: str) -> Any:

@@ -18,7 +18,7 @@ from streammeta.reconcile.errors import ConfigurationError
 from streammeta.reconcile.identity import open_store
 from streammeta.reconcile.listing import Shard, listed_rows, shards_between, shards_of_content
 from streammeta.reconcile.tables import LISTING_COLUMNS
-from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store.address import open_object_store, without_secrets
 
 FORMAT = "streammeta.listing"
 _OPTIONS = ("store", "namespace", "cuts")
@@ -58,6 +58,13 @@ def _checked(options: Mapping[str, str]) -> Mapping[str, str]:
             raise ConfigurationError(
                 f"{FORMAT} needs the option {name!r}; give it as .option({name!r}, ...)"
             )
+    try:
+        open_object_store(given["store"]).close()
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{FORMAT} has the option 'store' as {without_secrets(given['store'])!r} ({error});"
+            " wanted s3://BUCKET?endpoint=URL or file:///FOLDER"
+        ) from error
     return given
 
 

@@ -10,6 +10,7 @@ reconciliation's verdicts.
 from __future__ import annotations
 
 import json
+import math
 import re
 import secrets
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
@@ -22,6 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from streammeta.controller.config import ConfigError, check_endpoint
 from streammeta.controller.snapshot.checkpoint_file import (
     CheckpointError,
     CheckpointReader,
@@ -55,6 +57,7 @@ class MapSource(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         self._given = _checked(options)
+        self._wait_s = _wait_s(self._given)
         self._copy: str | None = None
 
     @classmethod
@@ -91,7 +94,7 @@ class MapSource(DataSource):
             return copy_map(
                 self._given["connect"],
                 self._given["copies"],
-                wait_s=float(self._given.get("wait", _PATIENCE_S)),
+                wait_s=self._wait_s,
                 tls=_tls_files(self._given),
             )
         except TlsError as error:
@@ -110,15 +113,17 @@ def copy_map(
     option `checkpoint` of each.
 
     Raises:
+        ConfigurationError: `connect` is not as it has to be.
         ControllerError: no leader sent it within `wait_s` seconds.
         MapExportError: what was sent is not one whole file, or can't be written.
         TlsError: the files for TLS are of no use.
     """
+    endpoints = _endpoints(connect)
     folder = Path(copies)
     draft = folder / f".copy-{secrets.token_hex(4)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with LeaderClient(connect.split(","), wait_s, tls) as leader:
+        with LeaderClient(endpoints, wait_s, tls) as leader:
             end_offset, epoch = fetch_snapshot(leader, draft)
         with _opened(draft) as checkpoint:
             _verify(checkpoint)
@@ -156,6 +161,8 @@ def _checked(options: Mapping[str, str]) -> Mapping[str, str]:
             f"{FORMAT} needs the option 'copies' with 'connect', and only then: a folder that the"
             " driver and all executors share, for the copy of the map that they read"
         )
+    if origins == ["connect"]:
+        _endpoints(given["connect"])
     missing = [name for name in _TLS if not given.get(name.lower())]
     if missing and len(missing) < len(_TLS):
         raise ConfigurationError(
@@ -163,6 +170,32 @@ def _checked(options: Mapping[str, str]) -> Mapping[str, str]:
             " missing"
         )
     return given
+
+
+def _endpoints(connect: str) -> tuple[str, ...]:
+    endpoints = tuple(part.strip() for part in connect.split(","))
+    for endpoint in endpoints:
+        try:
+            check_endpoint("connect", endpoint)
+        except ConfigError as error:
+            raise ConfigurationError(
+                f"{FORMAT} has the option 'connect' as {connect!r}, wanted controllers as"
+                " HOST:PORT,HOST:PORT"
+            ) from error
+    return endpoints
+
+
+def _wait_s(given: Mapping[str, str]) -> float:
+    text = given.get("wait", str(_PATIENCE_S))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise ConfigurationError(
+            f"{FORMAT} has the option 'wait' as {text!r}, wanted seconds of 0 or more, such as 15"
+        )
+    return seconds
 
 
 def _tls_files(given: Mapping[str, str]) -> TlsFiles | None:
