@@ -77,10 +77,23 @@ RECONCILING = (
         "servers that answer a listing in part; what is missing then looks lost",
         """
         streammeta.storage.object_store.listing_page:
-        - raise _refusal("it is not the last, but has no NextContinuationToken")
+        - raise refusal(f"it is not the last, but has no {first}")
         + return None
         """,
-        Tested("tests/storage/test_storage_listing_page.py::test_what_is_no_page_is_refused"),
+        Tested("tests/storage/test_storage_object_page.py::test_what_is_no_page_is_refused"),
+    ),
+    Mutant(
+        "usual-entries-taken-though-others-are-between",
+        "Entries in the usual form are taken, and what is between them is passed over.",
+        "fast readers of listings: a key in another form is dropped, and looks lost",
+        """
+        streammeta.storage.object_store.object_page:
+        - if sum(len(entry) for entry, *_ in found) != len(entries):
+        + if not found:
+        """,
+        Tested(
+            "tests/storage/test_storage_object_page.py::test_a_page_is_read_as_botocore_reads_it"
+        ),
     ),
     Mutant(
         "replaced-object-deleted",

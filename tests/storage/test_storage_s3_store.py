@@ -6,13 +6,15 @@ import email.utils
 import io
 import mmap
 import random
+import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -179,6 +181,46 @@ def test_what_may_pass_is_tried_again(status: int, code: str) -> None:
             store.get_range("key")
         assert len(script.seen) == FAST.attempts
         assert caught.value.throttled is (status in (429, 503))
+
+
+LISTINGS: tuple[tuple[Callable[[S3ObjectStore], Iterator[Any]], str, str, str], ...] = (
+    (lambda s: s.list_objects(), "ListBucketResult", "NextContinuationToken", "continuation-token"),
+    (lambda s: s.list_old_versions(), "ListVersionsResult", "NextKeyMarker", "key-marker"),
+    (
+        lambda s: s.list_multipart_uploads(),
+        "ListMultipartUploadsResult",
+        "NextKeyMarker",
+        "key-marker",
+    ),
+)
+
+
+@pytest.mark.parametrize(("listed", "document", "field", "option"), LISTINGS)
+def test_a_listing_follows_its_pages_to_the_end(
+    listed: Callable[[S3ObjectStore], Iterator[Any]], document: str, field: str, option: str
+) -> None:
+    pages = [
+        f"<{document}><IsTruncated>true</IsTruncated><{field}>{n}</{field}></{document}>"
+        for n in (1, 2)
+    ] + [f"<{document}><IsTruncated>false</IsTruncated></{document}>"]
+    with scripted(*(Answer(200, body.encode()) for body in pages)) as (store, script):
+        assert list(listed(store)) == []
+        found = [re.findall(rf"[?&]{option}=([^&]*)", request) for request in script.seen]
+        assert found == [[], ["1"], ["2"]]
+        assert all("encoding-type=url" in request for request in script.seen)
+
+
+@pytest.mark.parametrize(("listed", "document", "field", "option"), LISTINGS)
+def test_a_page_that_names_itself_as_the_next_one_ends_the_listing(
+    listed: Callable[[S3ObjectStore], Iterator[Any]], document: str, field: str, option: str
+) -> None:
+    body = f"<{document}><IsTruncated>true</IsTruncated><{field}>1</{field}></{document}>"
+    with (
+        scripted(Answer(200, body.encode())) as (store, script),
+        pytest.raises(errors.StoreRejectedError, match="names itself as the next one"),
+    ):
+        list(listed(store))
+    assert len(script.seen) == 2
 
 
 PROLOGUE = b'<?xml version="1.0" encoding="UTF-8"?>\n'

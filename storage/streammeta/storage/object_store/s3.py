@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from itertools import islice
@@ -41,7 +41,7 @@ from streammeta.storage.object_store.base import (
     check_tags,
 )
 from streammeta.storage.object_store.calls import Meter, StoreMetrics, earlier, with_clean_up
-from streammeta.storage.object_store.listing_page import ListingPage
+from streammeta.storage.object_store.listing_page import ListingPage, refusal, to_ms
 from streammeta.storage.object_store.reads import Scatter
 from streammeta.storage.object_store.retry import Retrier, RetryPolicy
 from streammeta.storage.object_store.s3_client import (
@@ -54,7 +54,6 @@ from streammeta.storage.object_store.s3_client import (
     open_client,
     sendable,
     tagging,
-    to_ms,
     translate,
 )
 
@@ -177,15 +176,24 @@ class S3ObjectStore:
         self, prefix: str = "", start_after: str | None = None
     ) -> Iterator[ObjectInfo]:
         """See `ObjectStore.list_objects`; 1000 keys a page."""
-        options: dict[str, Any] = {} if start_after is None else {"StartAfter": start_after}
-        list_page = partial(self._client.list_objects_v2, Bucket=self._bucket, Prefix=prefix)
+        first = {} if start_after is None else {"StartAfter": start_after}
+        request = partial(self._client.list_objects_v2, Bucket=self._bucket, Prefix=prefix)
+        return self._listed("list_objects", request, first)
+
+    def _listed(
+        self, operation: str, request: Callable[..., Any], options: Mapping[str, str]
+    ) -> Iterator[Any]:
+        """Give the entries of all pages; `options` are the parameters for the first."""
         while True:
-            answer: Any = self._call("list_objects", partial(list_page, **options))
-            page: ListingPage = answer[LISTING_PAGE]
-            yield from page.objects
-            if page.next_token is None:
+            page: ListingPage[Any] = self._call(operation, partial(request, **options))[
+                LISTING_PAGE
+            ]
+            yield from page.entries
+            if page.next_options is None:
                 return
-            options = {"ContinuationToken": page.next_token}
+            if page.next_options == options:
+                raise refusal("it names itself as the next one")
+            options = page.next_options
 
     def copy(self, source_key: str, target_key: str) -> None:
         """See `ObjectStore.copy`; the bucket copies user metadata and headers too."""
@@ -335,33 +343,18 @@ class S3ObjectStore:
 
     def list_multipart_uploads(self, prefix: str = "") -> Iterator[MultipartUpload]:
         """See `ObjectStore.list_multipart_uploads`."""
-        list_page = partial(self._client.list_multipart_uploads, Bucket=self._bucket, Prefix=prefix)
-        options: dict[str, Any] = {}
-        while True:
-            page: Any = self._call("list_multipart_uploads", partial(list_page, **options))
-            for upload in page.get("Uploads", []):
-                yield MultipartUpload(upload["Key"], upload["UploadId"], to_ms(upload["Initiated"]))
-            if not page.get("IsTruncated"):
-                return
-            markers = ("KeyMarker", "UploadIdMarker")
-            options = {marker: page[f"Next{marker}"] for marker in markers}
+        request = partial(
+            self._client.list_multipart_uploads,
+            Bucket=self._bucket,
+            Prefix=prefix,
+            EncodingType="url",  # which botocore asks for by itself in other listings
+        )
+        return self._listed("list_multipart_uploads", request, {})
 
     def list_old_versions(self) -> Iterator[OldVersion]:
         """See `ObjectStore.list_old_versions`; current versions cost as much to list."""
-        list_page = partial(self._client.list_object_versions, Bucket=self._bucket)
-        options: dict[str, Any] = {}
-        while True:
-            page: Any = self._call("list_old_versions", partial(list_page, **options))
-            for found in page.get("Versions", []):
-                if not found["IsLatest"]:
-                    yield _old_version(found, found["Size"])
-            for found in page.get("DeleteMarkers", []):
-                yield _old_version(found, None)
-            if not page.get("IsTruncated"):
-                return
-            # A page may end behind all versions of a key: there is no marker of a version then.
-            markers = ("KeyMarker", "VersionIdMarker")
-            options = {name: page[f"Next{name}"] for name in markers if page.get(f"Next{name}")}
+        request = partial(self._client.list_object_versions, Bucket=self._bucket)
+        return self._listed("list_old_versions", request, {})
 
     def enforces_checksum(self, key: str, checksum: Checksum) -> bool:
         """Tell whether the server takes bytes with their `checksum`, and refuses others with it.
@@ -491,9 +484,3 @@ def _received(result: object) -> int:
     if isinstance(result, bytes):
         return len(result)
     return result if isinstance(result, int) else 0
-
-
-def _old_version(found: Any, size: int | None) -> OldVersion:
-    """Describe a version, or a delete marker, which has no size."""
-    changed_ms = to_ms(found["LastModified"])
-    return OldVersion(found["Key"], found["VersionId"], size or 0, changed_ms, size is None)

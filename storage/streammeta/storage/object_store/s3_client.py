@@ -12,7 +12,8 @@ import io
 import math
 import re
 import time
-from datetime import datetime
+from collections.abc import Callable
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any, cast
 from urllib.parse import quote, urlencode
 
@@ -43,8 +44,11 @@ from streammeta.storage.errors import (
 )
 from streammeta.storage.object_store.address import Checksum, S3Config
 from streammeta.storage.object_store.base import Body, Tags, check_tags
-from streammeta.storage.object_store.listing_page import is_error, read_page
+from streammeta.storage.object_store.listing_page import ListingPage, is_error
+from streammeta.storage.object_store.object_page import OBJECT_PAGE, read_object_page
 from streammeta.storage.object_store.retry import RetryPolicy
+from streammeta.storage.object_store.upload_page import UPLOAD_PAGE, read_upload_page
+from streammeta.storage.object_store.version_page import VERSION_PAGE, read_version_page
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -129,25 +133,38 @@ def open_client(config: S3Config, policy: RetryPolicy) -> S3Client:
             response_checksum_validation="when_required",
         ),
     )
-    # For any service, which makes it the first: botocore's own handler for S3 reads a page as well.
-    client.meta.events.register("before-parse.*.ListObjectsV2", _read_listing)
+    for operation, (document, read) in _LISTINGS.items():
+        reader = partial(_read_listing, document=document, read=read)
+        # For any service, which makes it the first: botocore's own handler for S3 reads it as well.
+        client.meta.events.register(f"before-parse.*.{operation}", reader)
     return cast("S3Client", client)
 
 
 LISTING_PAGE = "ListingPage"
-"""Member of an answer to ListObjectsV2: the `listing_page.ListingPage`, in place of its fields."""
+"""Member of an answer to a listing: the `listing_page.ListingPage`, in place of its fields."""
+
+_LISTINGS: dict[str, tuple[str, Callable[[bytes], ListingPage[Any]]]] = {
+    "ListObjectsV2": (OBJECT_PAGE, read_object_page),
+    "ListObjectVersions": (VERSION_PAGE, read_version_page),
+    "ListMultipartUploads": (UPLOAD_PAGE, read_upload_page),
+}
 
 
 def _read_listing(
-    response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_event: object
+    response_dict: dict[str, Any],
+    customized_response_dict: dict[str, Any],
+    *,
+    document: str,
+    read: Callable[[bytes], ListingPage[Any]],
+    **_event: object,
 ) -> None:
     """Read the page, and leave botocore an empty one: its own reading takes ten times as long.
 
     An error with the status of success is left to botocore, which makes a failure of it.
     """
     if response_dict["status_code"] == 200 and not is_error(response_dict["body"]):
-        customized_response_dict[LISTING_PAGE] = read_page(response_dict["body"])
-        response_dict["body"] = b"<ListBucketResult/>"
+        customized_response_dict[LISTING_PAGE] = read(response_dict["body"])
+        response_dict["body"] = f"<{document}/>".encode()
 
 
 def check_whole(key: str, answer: GetObjectOutputTypeDef, body: bytes, checksum: Checksum) -> None:
@@ -182,11 +199,6 @@ def tagging(tags: Tags | None) -> dict[str, Any]:
     """Return the request field that stores `tags`. Raises `ValueError`, see `check_tags`."""
     check_tags(tags or {})
     return {"Tagging": urlencode(dict(tags), quote_via=quote)} if tags else {}
-
-
-def to_ms(moment: datetime) -> int:
-    """Return ms since 1970."""
-    return round(moment.timestamp() * 1000)
 
 
 _COPYING = (

@@ -1,4 +1,4 @@
-"""Pages of a listing: read as botocore reads them, and refused unless they are whole."""
+"""Pages of objects: read as botocore reads them, and refused unless they are whole."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streammeta.storage.errors import StorageError, StoreRejectedError, StoreUnavailableError
-from streammeta.storage.object_store import listing_page
+from streammeta.storage.object_store import object_page
 from streammeta.storage.object_store.base import ObjectInfo
-from streammeta.storage.object_store.listing_page import ListingPage, read_page
-from streammeta.storage.object_store.s3_client import to_ms
+from streammeta.storage.object_store.listing_page import ListingPage, to_ms
+from streammeta.storage.object_store.object_page import read_object_page
 
 SHAPE = (
     botocore.session.get_session()
@@ -72,7 +72,7 @@ moments = st.integers(0, 2**32).map(lambda s: datetime.fromtimestamp(s, UTC))
 @given(st.lists(st.tuples(keys | plain_keys, st.integers(0, 10**18 - 1), moments), max_size=5))
 def test_a_page_is_read_as_botocore_reads_it(rows: list[tuple[str, int, datetime]]) -> None:
     body = page(*(entry(k, size, f"{moment:%Y-%m-%dT%H:%M:%S}.250Z") for k, size, moment in rows))
-    assert list(read_page(body).objects) == by_botocore(body)
+    assert list(read_object_page(body).entries) == by_botocore(body)
 
 
 @settings(max_examples=200)
@@ -80,23 +80,23 @@ def test_a_page_is_read_as_botocore_reads_it(rows: list[tuple[str, int, datetime
 def test_keys_that_no_document_may_hold_come_encoded(names: list[str]) -> None:
     more = "<IsTruncated>false</IsTruncated><EncodingType>url</EncodingType>"
     body = page(*(entry(quote_plus(name)) for name in names), more=more)
-    assert [one.key for one in read_page(body).objects] == names
+    assert [one.key for one in read_object_page(body).entries] == names
 
 
 def test_keys_that_are_not_said_to_be_encoded_are_taken_as_they_are() -> None:
-    (found,) = read_page(page(entry("a%20b+c"))).objects
+    (found,) = read_object_page(page(entry("a%20b+c"))).entries
     assert found == ObjectInfo("a%20b+c", 1, 1_795_450_917_250, "e-1")
 
 
 def test_a_page_names_the_next_one() -> None:
     more = "<IsTruncated>true</IsTruncated><NextContinuationToken>t&amp;1</NextContinuationToken>"
-    assert read_page(page(entry(), more=more)).next_token == "t&1"
-    assert read_page(page(entry())).next_token is None
+    assert read_object_page(page(entry(), more=more)).next_options == {"ContinuationToken": "t&1"}
+    assert read_object_page(page(entry())).next_options is None
 
 
 @pytest.mark.parametrize("attributes", ["", 'xmlns="urn:other"'])
 def test_a_page_of_a_server_with_another_namespace_is_read(attributes: str) -> None:
-    assert len(read_page(page(entry(), entry("l"), attributes=attributes)).objects) == 2
+    assert len(read_object_page(page(entry(), entry("l"), attributes=attributes)).entries) == 2
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_page_of_a_server_with_another_namespace_is_read(attributes: str) -> N
     ],
 )
 def test_times_of_all_servers_are_read(moment: str, ms: int) -> None:
-    assert read_page(page(entry(modified=moment))).objects[0].last_modified_ms == ms
+    assert read_object_page(page(entry(modified=moment))).entries[0].last_modified_ms == ms
 
 
 USUAL = (
@@ -125,8 +125,8 @@ USUAL = (
 def test_a_page_of_usual_entries_is_not_read_as_xml(monkeypatch: pytest.MonkeyPatch) -> None:
     body = page(*USUAL)
     wanted = by_botocore(body)
-    monkeypatch.delattr(listing_page, "_read_any")
-    assert list(read_page(body).objects) == wanted
+    monkeypatch.delattr(object_page, "_read_any")
+    assert list(read_object_page(body).entries) == wanted
     assert len(wanted) == len(USUAL)
 
 
@@ -149,7 +149,7 @@ def test_a_page_of_usual_entries_is_not_read_as_xml(monkeypatch: pytest.MonkeyPa
 )
 def test_entries_in_another_form_or_place_are_read_as_xml(inside: str) -> None:
     body = page(inside)
-    assert read_page(body) == listing_page._read_any(body)
+    assert read_object_page(body) == object_page._read_any(body)
 
 
 MARKUP = (
@@ -173,10 +173,12 @@ def test_damage_is_judged_as_xml_however_usual_entries_are(
     for place, length, instead in cuts:
         at = place % (len(body) + 1)
         body = body[:at] + instead + body[at + length :]
-    assert outcome(read_page, body) == outcome(listing_page._read_any, body)
+    assert outcome(read_object_page, body) == outcome(object_page._read_any, body)
 
 
-def outcome(read: Callable[[bytes], ListingPage], body: bytes) -> ListingPage | type[StorageError]:
+def outcome(
+    read: Callable[[bytes], ListingPage[ObjectInfo]], body: bytes
+) -> ListingPage[ObjectInfo] | type[StorageError]:
     """The page, or the error in its place."""
     try:
         return read(body)
@@ -199,11 +201,11 @@ TRUNCATED = "<IsTruncated>true</IsTruncated>"
         (page(entry(size="1_0")), "size of 'k' is '1_0'"),
         (page(entry(size="\u0663")), "wanted a number of bytes"),
         (page(entry("")), "the key '' has"),
-        (page(entry(modified="yesterday")), "LastModified is 'yesterday'"),
-        (page(entry(modified="2026-11-23T16:21:57")), "wanted a time with its zone"),
-        (page(entry(modified="2026-13-23T16:21:57.250Z")), "wanted a time"),
-        (page(entry(modified="2026-11-23T16:21:57.25AZ")), "wanted a time"),
-        (page(entry(modified="Mon, 23 Nov 2026 16:21:57 AZ")), "wanted a time with its zone"),
+        (page(entry(modified="yesterday")), "'yesterday' is no time"),
+        (page(entry(modified="2026-11-23T16:21:57")), "has no zone"),
+        (page(entry(modified="2026-13-23T16:21:57.250Z")), "is no time"),
+        (page(entry(modified="2026-11-23T16:21:57.25AZ")), "is no time"),
+        (page(entry(modified="Mon, 23 Nov 2026 16:21:57 AZ")), "has no zone"),
         (page("<Contents><Key>k</Key></Contents>"), "the size None and the time None"),
         (page("<Contents/>"), "the key None"),
         (b"<ListVersionsResult/>", "it is a 'ListVersionsResult', wanted ListBucketResult"),
@@ -212,21 +214,21 @@ TRUNCATED = "<IsTruncated>true</IsTruncated>"
 )
 def test_what_is_no_page_is_refused(body: bytes, complaint: str) -> None:
     with pytest.raises(StoreRejectedError, match=complaint):
-        read_page(body)
+        read_object_page(body)
 
 
 @pytest.mark.parametrize("key", ["a\x01b", "a]]>b", "a&b", "a\x00"])
 def test_a_key_that_no_document_may_hold_is_refused(key: str) -> None:
     body = page(entry("there")).replace(b"there", key.encode())
     with pytest.raises(StoreUnavailableError, match="no whole XML document"):
-        read_page(body)
+        read_object_page(body)
 
 
 def test_a_page_that_broke_off_is_asked_for_again() -> None:
     whole = page(entry(), entry("l"))
     for length in range(len(whole)):
         with pytest.raises(StoreUnavailableError, match="no whole XML document"):
-            read_page(whole[:length])
+            read_object_page(whole[:length])
 
 
 @settings(max_examples=200)
@@ -235,4 +237,4 @@ def test_damage_never_escapes_as_another_error(at: int, damage: bytes) -> None:
     whole = page(entry(), entry("l"))
     at %= len(whole)
     with suppress(StorageError):
-        read_page(whole[:at] + damage + whole[at + len(damage) :])
+        read_object_page(whole[:at] + damage + whole[at + len(damage) :])
