@@ -92,7 +92,8 @@ RECONCILING = (
         + if not found:
         """,
         Tested(
-            "tests/storage/test_storage_object_page.py::test_a_page_is_read_as_botocore_reads_it"
+            "tests/storage/test_storage_object_page.py"
+            "::test_entries_in_another_form_or_place_are_read_as_xml"
         ),
     ),
     Mutant(
