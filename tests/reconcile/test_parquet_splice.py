@@ -1,22 +1,26 @@
-"""Files spliced of columns of others: the same rows for every reader, and no misfits."""
+"""Files spliced of columns copied and made: the same rows for every reader, and no misfits."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from streammeta.reconcile.parquet_pages import Pages, Presence, name_pages, number_pages
 from streammeta.reconcile.parquet_splice import SpliceError, SplicePart, open_splice
-from streammeta.reconcile.tables import arrow_schema, table_writer
+from streammeta.reconcile.tables import arrow_schema
 
 _LEFT = "key string, size long, owner long, etag string"
-_RIGHT = "verdict string, map_size long"
+_MADE = "verdict string, map_size long"
+_NAMES = ("", "live", "orphan", "ü\0")
+Made: TypeAlias = Mapping[str, Pages]
 _BOTH = "key string, verdict string, size long, etag string, map_size long"
 
 
@@ -42,38 +46,73 @@ def _written(path: Path, table: pa.Table, groups: Sequence[int], **options: Any)
     return pq.read_metadata(path)
 
 
-def _spliced(path: Path, columns: str, parts: Sequence[tuple[Path, Sequence[int]]]) -> pa.Table:
-    with open_splice(path, arrow_schema(columns)) as splice:
-        opened = [pa.OSFile(str(part)) for part, _ in parts]
-        splice.add(
-            [
-                SplicePart(file, pq.read_metadata(part), groups)
-                for file, (part, groups) in zip(opened, parts, strict=True)
-            ]
-        )
+def _spliced(
+    path: Path, columns: str, source: Path, groups: Sequence[int], made: Sequence[Made] = ()
+) -> pa.Table:
+    metadata = pq.read_metadata(source)
+    with open_splice(path, arrow_schema(columns)) as splice, pa.OSFile(str(source)) as file:
+        for place, group in enumerate(groups):
+            splice.add(SplicePart(file, metadata, group), made[place] if made else {})
     return pq.read_table(path)
+
+
+def _made(names: Sequence[str], sizes: Sequence[int | None]) -> Made:
+    """Pages of the columns `_MADE`, of one row group."""
+    is_present = np.array([size is not None for size in sizes], dtype=np.bool_)
+    numbers = np.array([0 if size is None else size for size in sizes], dtype=np.int64)
+    places = np.array([_NAMES.index(name) for name in names], dtype=np.int8)
+    pages = number_pages(numbers, Presence(is_present))
+    return {"verdict": name_pages(places, _NAMES), "map_size": pages}
+
+
+def _both(left: pa.Table, names: Sequence[str], sizes: Sequence[int | None]) -> pa.Table:
+    """The table that a splice should be, whose columns `_MADE` are these."""
+    made = {"verdict": pa.array(names), "map_size": pa.array(sizes, pa.int64())}
+    columns = {
+        name: made[name] if name in made else left[name] for name in arrow_schema(_BOTH).names
+    }
+    return pa.table(columns, schema=arrow_schema(_BOTH))
+
+
+_GROUPS = (5, 1, 0, 300, 17, 200, 140, 9)
+
+
+def _columns(rng: random.Random) -> Iterator[tuple[list[str], list[int | None]]]:
+    """Names and sizes of each row group: far apart, alike, a few alike, and none at all."""
+    kinds: list[Sequence[int | None]] = [
+        (0, -1, 2**62, -(2**63), 2**63 - 1, None),
+        (7,),
+        (7,),
+        (0, 200, None),
+        (1000,),
+        (None,),
+        (-(2**31), 2**31, 70_000, None),
+        (3, None),
+    ]
+    for count, values in zip(_GROUPS, kinds, strict=True):
+        yield rng.choices(_NAMES, k=count), rng.choices(values, k=count)
+
+
+def _written_both(folder: Path, seed: str, **options: Any) -> tuple[pa.Table, pa.Table]:
+    """A spliced file `both.parquet`, as Arrow reads it, and the table that it should be."""
+    rng = random.Random(seed)
+    left = _rows(_LEFT, sum(_GROUPS), rng)
+    metadata = _written(folder / "left", left, _GROUPS, **options)
+    columns = list(_columns(rng))
+    numbers = range(metadata.num_row_groups)
+    made = [_made(*one) for one in columns]
+    found = _spliced(folder / "both.parquet", _BOTH, folder / "left", numbers, made)
+    names, sizes = ([value for one in part for value in one] for part in zip(*columns, strict=True))
+    return found, _both(left, names, sizes)
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd", "lz4"])
 @pytest.mark.parametrize("use_dictionary", [True, False])
-def test_columns_of_two_files_are_one_table_for_every_reader(
+def test_copied_and_made_columns_are_one_table_for_every_reader(
     tmp_path: Path, compression: str, use_dictionary: bool
 ) -> None:
-    rng = random.Random(f"{compression} {use_dictionary}")
-    groups = [5, 1, 0, 300, 17]
-    left, right = _rows(_LEFT, sum(groups), rng), _rows(_RIGHT, sum(groups), rng)
-    for name, table in (("left", left), ("right", right)):
-        _written(
-            tmp_path / name, table, groups, compression=compression, use_dictionary=use_dictionary
-        )
-    numbers = range(pq.read_metadata(tmp_path / "left").num_row_groups)
-    parts = [(tmp_path / "left", numbers), (tmp_path / "right", numbers)]
-    found = _spliced(tmp_path / "both.parquet", _BOTH, parts)
-
-    names = arrow_schema(_BOTH).names
-    wanted = pa.table(
-        {name: (left if name in left.schema.names else right)[name] for name in names}
-    )
+    options = {"compression": compression, "use_dictionary": use_dictionary}
+    found, wanted = _written_both(tmp_path, str(options), **options)
     assert found.schema.equals(arrow_schema(_BOTH))
     assert found.to_pylist() == wanted.to_pylist()
     with duckdb.connect() as database:
@@ -82,41 +121,40 @@ def test_columns_of_two_files_are_one_table_for_every_reader(
     assert by_database == [tuple(row.values()) for row in wanted.to_pylist()]
 
 
+@pytest.mark.parametrize("spread", [0, 1, 200, 300, 70_000, 2**33, 2**62])
+def test_numbers_as_far_apart_as_bytes_hold(tmp_path: Path, spread: int) -> None:
+    rng = random.Random(spread)
+    sizes = [rng.choice((None, rng.randint(-spread, spread), spread)) for _ in range(1000)]
+    left = _rows(_LEFT, len(sizes), rng)
+    _written(tmp_path / "left", left, [len(sizes)])
+    names = rng.choices(_NAMES, k=len(sizes))
+    made = [_made(names, sizes)]
+    found = _spliced(tmp_path / "both.parquet", _BOTH, tmp_path / "left", [0], made)
+    assert found.to_pylist() == _both(left, names, sizes).to_pylist()
+
+
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("spark")
-def test_spark_reads_a_spliced_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("vectorized", ["true", "false"])
+def test_spark_reads_a_spliced_file(tmp_path: Path, vectorized: str) -> None:
     from pyspark.sql import SparkSession
 
     spark = SparkSession.getActiveSession()
     assert spark is not None
-    table = _rows(_BOTH, 500, random.Random(7))
-    for name, columns in (("left", _LEFT), ("right", _RIGHT)):
-        with table_writer(tmp_path / name, columns) as writer:
-            given = {
-                field.name: table[field.name]
-                if field.name in table.schema.names
-                else pa.nulls(500, field.type)
-                for field in arrow_schema(columns)
-            }
-            writer.write_table(pa.table(given, schema=arrow_schema(columns)), row_group_size=200)
-    parts = [(tmp_path / name, range(3)) for name in ("left", "right")]
-    _spliced(tmp_path / "both.parquet", _BOTH, parts)
-    found = spark.read.parquet(str(tmp_path / "both.parquet")).collect()
-    assert [row.asDict() for row in found] == table.to_pylist()
+    _, wanted = _written_both(tmp_path, "7", compression="lz4", use_dictionary=False)
+    spark.conf.set("spark.sql.parquet.enableVectorizedReader", vectorized)
+    try:
+        found = spark.read.parquet(str(tmp_path / "both.parquet")).collect()
+    finally:
+        spark.conf.unset("spark.sql.parquet.enableVectorizedReader")
+    assert [row.asDict() for row in found] == wanted.to_pylist()
 
 
 def test_some_row_groups_of_one_file_after_the_other(tmp_path: Path) -> None:
     table = _rows(_BOTH, 60, random.Random(3))
     _written(tmp_path / "a", table, [10, 20, 30])
-    with (
-        open_splice(tmp_path / "some.parquet", table.schema) as splice,
-        pa.OSFile(str(tmp_path / "a")) as file,
-    ):
-        metadata = pq.read_metadata(tmp_path / "a")
-        splice.add([SplicePart(file, metadata, [2])])
-        splice.add([SplicePart(file, metadata, [0])])
-    found = pq.read_table(tmp_path / "some.parquet")
+    found = _spliced(tmp_path / "some.parquet", _BOTH, tmp_path / "a", [2, 0])
     assert found.to_pylist() == [*table.slice(30).to_pylist(), *table.slice(0, 10).to_pylist()]
 
 
@@ -130,23 +168,26 @@ def test_a_table_without_rows(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     rng = random.Random(1)
-    _written(tmp_path / "left", _rows(_LEFT, 10, rng), [10])
-    _written(tmp_path / "right", _rows(_RIGHT, 9, rng), [9])
-    _written(tmp_path / "other", pa.table({"verdict": [1] * 10, "map_size": ["x"] * 10}), [10])
-    _written(tmp_path / "brotli", _rows(_RIGHT, 10, rng), [10], compression="brotli")
-    out, left = tmp_path / "out.parquet", (tmp_path / "left", [0])
-    with pytest.raises(SpliceError, match=r"row groups \(0, 0\) have \[9, 10\] rows"):
-        _spliced(out, _BOTH, [left, (tmp_path / "right", [0])])
-    with pytest.raises(SpliceError, match=r"column verdict is .*INT64.*, wanted .*BYTE_ARRAY"):
-        _spliced(out, _BOTH, [left, (tmp_path / "other", [0])])
-    with pytest.raises(SpliceError, match="column verdict is in none of the 1 parts"):
-        _spliced(out, _BOTH, [left])
-    with pytest.raises(SpliceError, match=r"column verdict is .*compressed by BROTLI; wanted"):
-        _spliced(out, _BOTH, [left, (tmp_path / "brotli", [0])])
-    metadata = pq.read_metadata(tmp_path / "left")
-    cut = pa.BufferReader((tmp_path / "left").read_bytes()[:30])
+    left, out = tmp_path / "left", tmp_path / "out.parquet"
+    _written(left, _rows(_LEFT, 10, rng), [10])
+    _written(tmp_path / "brotli", _rows(_BOTH, 10, rng), [10], compression="brotli")
+    never_null = pa.schema([pa.field("key", pa.string(), nullable=False)])
+    _written(tmp_path / "never-null", pa.table({"key": ["a"]}, schema=never_null), [1])
+    made = _made(["live"] * 10, [1] * 10)
+    with pytest.raises(SpliceError, match=r"column verdict has 9 rows of BYTE_ARRAY, wanted 10"):
+        _spliced(out, _BOTH, left, [0], [_made(["live"] * 9, [1] * 9)])
+    with pytest.raises(SpliceError, match=r"column verdict has 10 rows of INT64, wanted .*BYTE_"):
+        _spliced(out, _BOTH, left, [0], [{**made, "verdict": made["map_size"]}])
+    with pytest.raises(SpliceError, match="column map_size is neither made nor in the file"):
+        _spliced(out, _BOTH, left, [0], [{"verdict": made["verdict"]}])
+    with pytest.raises(SpliceError, match=r"column key is .*compressed by BROTLI; wanted"):
+        _spliced(out, "key string", tmp_path / "brotli", [0])
+    with pytest.raises(SpliceError, match=r"column key has levels up to \(0, 0\), wanted \(1, 0\)"):
+        _spliced(out, "key string", tmp_path / "never-null", [0])
+    metadata = pq.read_metadata(left)
+    cut = pa.BufferReader(left.read_bytes()[:30])
     with (
         pytest.raises(SpliceError, match="a file ends at byte 30, wanted"),
         open_splice(out, arrow_schema(_LEFT)) as splice,
     ):
-        splice.add([SplicePart(cut, metadata, [0])])
+        splice.add(SplicePart(cut, metadata, 0), {})

@@ -7,6 +7,7 @@ written beside them. One thread reads and joins ahead, and one copies behind.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ from streammeta.reconcile.arrow_start import return_memory
 from streammeta.reconcile.errors import ReconcileError
 from streammeta.reconcile.listing_order import in_order_of_partitions
 from streammeta.reconcile.map_join import Joined, MapJoin
+from streammeta.reconcile.parquet_pages import Pages, Presence, name_pages, number_pages
 from streammeta.reconcile.parquet_splice import Splice, SplicePart, open_splice
 from streammeta.reconcile.pipelining import Behind, ahead
 from streammeta.reconcile.tables import (
@@ -35,7 +37,6 @@ from streammeta.reconcile.tables import (
     groups_to_read,
     open_table_file,
     table_writer,
-    writer_options,
 )
 from streammeta.reconcile.verdict_rows import unlisted_rows
 from streammeta.reconcile.verdicts import (
@@ -72,8 +73,8 @@ def judge_locally(draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict,
             if not numbers.all():
                 raise ReconcileError(f"{piece.path.name} of the listing has a key without a size")
             counts.add(numbers, piece.columns["size"])
-            judged = _judged_file(numbers, joined, piece.rows_of_groups())
-            behind.take(partial(report.add_listed, piece, numbers, judged))
+            made = list(_made_pages(numbers, joined, piece.rows_of_groups()))
+            behind.take(partial(report.add_listed, piece, numbers, made))
         for ids, columns in of_map.unmet():
             rows, numbers = unlisted_rows(ids, columns, rules, namespace)
             counts.add(numbers, np.zeros(len(numbers), dtype=np.int64))
@@ -171,11 +172,13 @@ class _Report:
     def __exit__(self, *failure: object) -> None:
         self._stack.__exit__(*failure)  # type: ignore[arg-type]
 
-    def add_listed(self, piece: _Piece, numbers: _Numbers, judged: pa.Buffer) -> None:
-        """Add rows of a listing, and beside them the file of what is new in the report."""
+    def add_listed(
+        self, piece: _Piece, numbers: _Numbers, made: Sequence[Mapping[str, Pages]]
+    ) -> None:
+        """Add rows of a listing, with the columns that were made for each of its row groups."""
         self._source.go_to(piece)
-        listed = SplicePart(self._source.file, piece.metadata, piece.groups)
-        self._verdicts.add([listed, _part_of(judged)])
+        for group, pages in zip(piece.groups, made, strict=True):
+            self._verdicts.add(SplicePart(self._source.file, piece.metadata, group), pages)
         self._add_candidates(piece, np.flatnonzero(numbers == _ORPHAN))
 
     def _add_candidates(self, piece: _Piece, orphans: npt.NDArray[np.intp]) -> None:
@@ -202,7 +205,10 @@ class _Report:
             with pa.BufferOutputStream() as sink:
                 with table_writer(sink, VERDICT_COLUMNS) as writer:
                     writer.write_batch(rows)
-                self._verdicts.add([_part_of(sink.getvalue())])
+                written = sink.getvalue()
+            metadata = pq.read_metadata(pa.BufferReader(written))
+            for group in range(metadata.num_row_groups):
+                self._verdicts.add(SplicePart(pa.BufferReader(written), metadata, group), {})
 
 
 class _Source:
@@ -229,46 +235,12 @@ class _Source:
             self.table = self._stack.enter_context(open_table_file(piece.path, piece.metadata))
 
 
-_JUDGED_SCHEMA = pa.schema(
-    [
-        pa.field("verdict", pa.dictionary(pa.int8(), pa.string())),
-        *(pa.field(name, pa.int64()) for name in _OF_MAP),
-    ]
-)
-
-
-def _judged_file(numbers: _Numbers, joined: Joined, rows_of_groups: Sequence[int]) -> pa.Buffer:
-    """A Parquet file of what the join and the ladder add to row groups of a listing."""
-    columns = [_verdict_column(numbers), *_map_columns(joined)]
-    rows = pa.RecordBatch.from_arrays(columns, schema=_JUDGED_SCHEMA)
-    with pa.BufferOutputStream() as sink:
-        options = writer_options(_JUDGED_SCHEMA)
-        with pq.ParquetWriter(sink, _JUDGED_SCHEMA, **options, store_schema=False) as writer:
-            first = 0
-            for count in rows_of_groups:
-                writer.write_batch(rows.slice(first, count))
-                first += count
-        return sink.getvalue()
-
-
-def _verdict_column(numbers: _Numbers) -> pa.DictionaryArray:
-    found = [number for number, _ in _present(numbers)]
-    places = np.zeros(len(NUMBERED), dtype=np.int8)
-    places[found] = np.arange(len(found), dtype=np.int8)
-    return pa.DictionaryArray.from_arrays(places.take(numbers), [NUMBERED[one] for one in found])
-
-
-def _map_columns(joined: Joined) -> Iterator[pa.Array]:
-    count = len(joined.is_known)
-    nulls = count - int(np.count_nonzero(joined.is_known))
-    validity = pa.py_buffer(np.packbits(joined.is_known, bitorder="little")) if nulls else None
-    for name in _OF_MAP:
-        column = joined.columns[name].astype(np.int64, copy=False)
-        buffers = [validity, pa.py_buffer(column)]
-        yield pa.Array.from_buffers(pa.int64(), count, buffers, nulls)
-
-
-def _part_of(written: pa.Buffer) -> SplicePart:
-    """All row groups of a file in memory."""
-    metadata = pq.read_metadata(pa.BufferReader(written))
-    return SplicePart(pa.BufferReader(written), metadata, range(metadata.num_row_groups))
+def _made_pages(
+    numbers: _Numbers, joined: Joined, rows_of_groups: Sequence[int]
+) -> Iterator[Mapping[str, Pages]]:
+    """What the join and the ladder add to each row group of a listing."""
+    ends = itertools.accumulate(rows_of_groups)
+    for rows in [slice(end - count, end) for end, count in zip(ends, rows_of_groups, strict=True)]:
+        presence = Presence(joined.is_known[rows])
+        pages = {name: number_pages(joined.columns[name][rows], presence) for name in _OF_MAP}
+        yield pages | {"verdict": name_pages(numbers[rows], NUMBERED)}

@@ -140,8 +140,8 @@ class MapJoin:
         self._size = 0
         self._met: dict[int, npt.NDArray[np.uint8]] = {}
         self._file = scratch
-        self._runs: list[npt.NDArray[np.int64]] = []
-        self._spread(folder)
+        self._descriptor = scratch.fileno()
+        self._places = self._spread(folder)
 
     def join(self, owners: Int64Column, ids: Int64Column) -> Joined:
         """Find what the map has of listed rows; an id below 0 names no object."""
@@ -186,18 +186,24 @@ class MapJoin:
                 of_map = {name: column.astype(np.int64) for name, column in columns.items()}
                 yield partition.ids[rows], of_map
 
-    def _spread(self, folder: Path) -> None:
-        """Write runs of rows in the order of partitions, one after the other, and their places."""
+    def _spread(self, folder: Path) -> npt.NDArray[np.int64]:
+        """Write runs of rows in the order of partitions, one after the other.
+
+        Returns, for each run, the row of the file that each partition begins at, and its end.
+        """
         position = 0
+        places: list[list[int]] = []
         with Behind() as behind:
             for run in _runs_of_words(ahead(read_batches(folder, _USED_COLUMNS))):
                 numbers = self._partitions(run[:, 0])
                 ordered = run.take(np.argsort(numbers, kind="stable"), axis=0)
                 behind.take(partial(self._write, ordered))
                 counts = np.bincount(numbers, minlength=self._count)
-                self._runs.append(position + np.concatenate(([0], np.cumsum(counts))))
+                ends = position + np.cumsum(counts)
+                places.append([position, *ends.tolist()])
                 position += len(run)
         return_memory()
+        return np.array(places, dtype=np.int64).reshape(-1, self._count + 1)
 
     def _partitions(self, ids: Int64Column) -> npt.NDArray[np.uint8]:
         """Partition of each id: the first digits of its key, its last ones turned round."""
@@ -238,17 +244,16 @@ class MapJoin:
         return bool(np.unpackbits(met, count=self._size_of(number)).all())
 
     def _size_of(self, number: int) -> int:
-        return sum(int(run[number + 1] - run[number]) for run in self._runs)
+        return int((self._places[:, number + 1] - self._places[:, number]).sum())
 
     def _load(self, number: int) -> _Partition:
         count = self._size_of(number)
         words = np.empty((count, _WORDS), dtype=np.int64)
-        at = 0
-        for run in self._runs:
-            start, end = int(run[number]), int(run[number + 1])
-            if start < end:
-                self._read(start, words[at : at + end - start])
-                at += end - start
+        rest = _bytes_of(words)
+        for start, end in self._places[:, number : number + 2].tolist():
+            size = (end - start) * _RECORD.itemsize
+            self._read(start * _RECORD.itemsize, rest[:size])
+            rest = rest[size:]
         ids = words[:, 0]
         if np.any(ids[1:] < ids[:-1]):
             words = words.take(np.argsort(ids, kind="stable"), axis=0)
@@ -265,16 +270,14 @@ class MapJoin:
         while len(view):
             view = view[self._file.write(view) :]
 
-    def _read(self, position: int, words: _Words) -> None:
-        """Fill `words` with rows of the scratch file, from that of this number on."""
-        at = position * _RECORD.itemsize
-        view = _bytes_of(words)
-        while len(view):
-            count = os.preadv(self._file.fileno(), [view], at)
+    def _read(self, position: int, wanted: memoryview) -> None:
+        """Read from this byte of the scratch file on."""
+        while wanted:
+            count = os.preadv(self._descriptor, [wanted], position)
             if not count:
-                raise OSError(f"the scratch file lacks {len(view)} bytes of a partition")
-            view = view[count:]
-            at += count
+                raise OSError(f"the scratch file lacks {len(wanted)} bytes of a partition")
+            wanted = wanted[count:]
+            position += count
 
 
 def _runs_of_words(batches: Iterator[pa.RecordBatch]) -> Iterator[_Words]:

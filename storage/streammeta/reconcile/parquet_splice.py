@@ -1,49 +1,41 @@
 """Parquet files made of columns of other Parquet files, which are copied as they are encoded.
 
 A column that a table takes over unchanged need not be decoded, encoded and compressed again: its
-bytes are copied, and a new footer says where they lie. Tables have the two types of `tables`. The
-layout is that of Parquet's `parquet.thrift`, in Thrift's compact protocol.
+bytes are copied, columns that are new are written after them, and a new footer says where all of
+it lies.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from io import BufferedWriter
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streammeta.reconcile.errors import ReconcileError
+from streammeta.reconcile.parquet_layout import (
+    CODECS,
+    ENCODINGS,
+    MAGIC,
+    PHYSICAL_TYPES,
+    Chunk,
+    footer,
+    row_group,
+)
+from streammeta.reconcile.parquet_pages import Pages
 
-_MAGIC = b"PAR1"
 _COPY_BYTES = 1 << 20
-_CREATED_BY = b"streammeta"
-
-_INT32, _INT64, _BINARY, _LIST, _STRUCT = 5, 6, 8, 9, 12
-_OPTIONAL, _UTF8 = 1, 0
-_NUMBERS = {"INT64": 2, "BYTE_ARRAY": 6}
-_TYPES = {pa.int64(): "INT64", pa.string(): "BYTE_ARRAY"}
-_ENCODINGS = {
-    "PLAIN": 0,
-    "PLAIN_DICTIONARY": 2,
-    "RLE": 3,
-    "BIT_PACKED": 4,
-    "DELTA_BINARY_PACKED": 5,
-    "DELTA_LENGTH_BYTE_ARRAY": 6,
-    "DELTA_BYTE_ARRAY": 7,
-    "RLE_DICTIONARY": 8,
-}
-_CODECS = {"UNCOMPRESSED": 0, "SNAPPY": 1, "GZIP": 2, "ZSTD": 6, "LZ4": 7}
+_Placed: TypeAlias = tuple[Chunk, int]
+"""A chunk, and the byte that it begins at."""
 
 
 class SpliceError(ReconcileError):
-    """The files do not fit together."""
+    """The columns do not fit together."""
 
 
 class Readable(Protocol):
@@ -60,11 +52,11 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SplicePart:
-    """Row groups of an open Parquet file, by their numbers."""
+    """A row group of an open Parquet file, by its number."""
 
     file: Readable
     metadata: pq.FileMetaData
-    groups: Sequence[int]
+    group: int
 
 
 class Splice:
@@ -73,66 +65,52 @@ class Splice:
     def __init__(self, file: BufferedWriter, schema: pa.Schema) -> None:
         self._file = file
         self._schema = schema
+        self._types = {field.name: PHYSICAL_TYPES[field.type] for field in schema}
         self._groups: list[bytes] = []
         self._rows = 0
-        self._end = file.write(_MAGIC)
+        self._end = file.write(MAGIC)
         self._buffer = bytearray(_COPY_BYTES)
 
-    def add(self, parts: Sequence[SplicePart]) -> None:
-        """Add the row groups of all `parts` side by side, the first of each beside one another.
-
-        A column is that of the first part that has it.
+    def add(self, part: SplicePart, made: Mapping[str, Pages]) -> None:
+        """Add a row group with the columns that were `made` for it; the others are copied.
 
         Raises:
-            SpliceError: a column is in no part, is of another type, or has other rows than others.
+            SpliceError: a column is missing, is of another type, or has other rows than others.
         """
-        columns = [self._column_of(name, parts) for name in self._schema.names]
-        for numbers in zip(*(part.groups for part in parts), strict=True):
-            groups = [
-                part.metadata.row_group(number) for part, number in zip(parts, numbers, strict=True)
-            ]
-            rows = {group.num_rows for group in groups}
-            if len(rows) != 1:
-                raise SpliceError(f"row groups {numbers} have {sorted(rows)} rows, wanted the same")
-            moved = [
-                self._copied(part.file, group) for part, group in zip(parts, groups, strict=True)
-            ]
-            chunks = [(groups[part].column(column), moved[part]) for part, column in columns]
-            self._groups.append(_row_group(chunks, rows.pop()))
-            self._rows += groups[0].num_rows
+        there = _chunks_of(part, self._types.keys() - made.keys())
+        moved = self._copy(part.file, there.values())
+        chunks = {name: (chunk, start + moved) for name, (chunk, start) in there.items()}
+        for name, pages in made.items():
+            chunks[name] = (pages.chunk, self._end)
+            self._end += self._file.write(pages.content)
+        rows = part.metadata.row_group(part.group).num_rows
+        for name, wanted in self._types.items():
+            found = chunks[name][0]
+            if (found.physical_type, found.rows) != (wanted, rows):
+                raise SpliceError(
+                    f"column {name} has {found.rows} rows of {found.physical_type}, wanted {rows}"
+                    f" of {wanted}"
+                )
+        self._groups.append(row_group([(name, *chunks[name]) for name in self._types], rows))
+        self._rows += rows
 
     def finish(self) -> None:
         """Write the footer."""
-        footer = _footer(self._schema, self._rows, self._groups)
-        self._file.write(footer + len(footer).to_bytes(4, "little") + _MAGIC)
+        self._file.write(footer(self._schema, self._rows, self._groups))
 
-    def _column_of(self, name: str, parts: Sequence[SplicePart]) -> tuple[int, int]:
-        """The part that has a column, and the number of the column in it."""
-        wanted = _TYPES[self._schema.field(name).type]
-        for number, part in enumerate(parts):
-            names = part.metadata.schema.names
-            if name in names:
-                column = part.metadata.schema.column(names.index(name))
-                found = (column.physical_type, column.max_definition_level)
-                if found != (wanted, 1) or column.max_repetition_level:
-                    raise SpliceError(f"column {name} is {found}, wanted an optional {wanted}")
-                return number, names.index(name)
-        raise SpliceError(f"column {name} is in none of the {len(parts)} parts")
-
-    def _copied(self, source: Readable, group: pq.RowGroupMetaData) -> int:
-        """Copy the bytes of a row group; returns how far they have moved."""
-        chunks = [group.column(number) for number in range(group.num_columns)]
-        start = min(map(_start_of, chunks))
-        end = max(_start_of(chunk) + chunk.total_compressed_size for chunk in chunks)
-        moved = self._end - start
-        source.seek(start)
+    def _copy(self, source: Readable, chunks: Iterable[_Placed]) -> int:
+        """Copy these chunks and all between them; returns how far they have moved."""
+        places = [(start, start + chunk.size) for chunk, start in chunks]
+        at, end = min(start for start, _ in places), max(end for _, end in places)
+        moved = self._end - at
+        source.seek(at)
         view = memoryview(self._buffer)
-        while start < end:
-            count = source.readinto(view[: end - start])
+        while at < end:
+            count = source.readinto(view[: end - at])
             if not count:
-                raise SpliceError(f"a file ends at byte {start}, wanted {end}")
+                raise SpliceError(f"a file ends at byte {at}, wanted {end}")
             self._file.write(view[:count])
-            start += count
+            at += count
             self._end += count
         return moved
 
@@ -146,119 +124,39 @@ def open_splice(path: Path, schema: pa.Schema) -> Iterator[Splice]:
         splice.finish()
 
 
-def _start_of(chunk: pq.ColumnChunkMetaData) -> int:
-    start: int = chunk.data_page_offset
-    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
-        start = chunk.dictionary_page_offset
-    return start
+def _chunks_of(part: SplicePart, names: Iterable[str]) -> dict[str, _Placed]:
+    """Chunks of these columns, which may be null and hold no lists, as they lie in their file."""
+    schema, group = part.metadata.schema, part.metadata.row_group(part.group)
+    numbers = {name: number for number, name in enumerate(schema.names)}
+    chunks = {}
+    for name in names:
+        if name not in numbers:
+            raise SpliceError(f"column {name} is neither made nor in the file")
+        column = schema.column(numbers[name])
+        levels = (column.max_definition_level, column.max_repetition_level)
+        if levels != (1, 0):
+            raise SpliceError(f"column {name} has levels up to {levels}, wanted (1, 0)")
+        chunks[name] = _chunk_of(name, group.column(numbers[name]))
+    return chunks
 
 
-def _footer(schema: pa.Schema, rows: int, groups: Sequence[bytes]) -> bytes:
-    """`FileMetaData`."""
-    root = _struct((4, _BINARY, _binary(b"schema")), (5, _INT32, _integer(len(schema))))
-    elements = [root, *map(_schema_element, schema)]
-    return _struct(
-        (1, _INT32, _integer(2)),
-        (2, _LIST, _list(_STRUCT, elements)),
-        (3, _INT64, _integer(rows)),
-        (4, _LIST, _list(_STRUCT, groups)),
-        (6, _BINARY, _binary(_CREATED_BY)),
-    )
-
-
-def _schema_element(field: pa.Field) -> bytes:
-    fields = [
-        (1, _INT32, _integer(_NUMBERS[_TYPES[field.type]])),
-        (3, _INT32, _integer(_OPTIONAL)),
-        (4, _BINARY, _binary(field.name.encode())),
-    ]
-    if field.type == pa.string():
-        fields += [(6, _INT32, _integer(_UTF8)), (10, _STRUCT, _struct((1, _STRUCT, _struct())))]
-    return _struct(*fields)
-
-
-def _row_group(chunks: Sequence[tuple[pq.ColumnChunkMetaData, int]], rows: int) -> bytes:
-    """`RowGroup` of chunks of columns, each with how far it has moved."""
-    first, moved = chunks[0]
-    return _struct(
-        (1, _LIST, _list(_STRUCT, [_column_chunk(*one) for one in chunks])),
-        (2, _INT64, _integer(sum(chunk.total_uncompressed_size for chunk, _ in chunks))),
-        (3, _INT64, _integer(rows)),
-        (5, _INT64, _integer(_start_of(first) + moved)),
-        (6, _INT64, _integer(sum(chunk.total_compressed_size for chunk, _ in chunks))),
-    )
-
-
-def _column_chunk(chunk: pq.ColumnChunkMetaData, moved: int) -> bytes:
-    """`ColumnChunk` with its `ColumnMetaData`."""
-    fields = [
-        (5, _INT64, _integer(chunk.num_values)),
-        (6, _INT64, _integer(chunk.total_uncompressed_size)),
-        (7, _INT64, _integer(chunk.total_compressed_size)),
-        (9, _INT64, _integer(chunk.data_page_offset + moved)),
-    ]
-    start = _start_of(chunk)
-    if start < chunk.data_page_offset:
-        fields.append((11, _INT64, _integer(start + moved)))
-    kind = _column_kind(
-        chunk.physical_type, chunk.path_in_schema, chunk.encodings, chunk.compression
-    )
-    metadata = kind + _fields(4, *fields) + _STOP
-    return _struct((2, _INT64, _integer(0)), (3, _STRUCT, metadata))
-
-
-@cache
-def _column_kind(physical_type: str, path: str, encodings: tuple[str, ...], codec: str) -> bytes:
-    """The fields of `ColumnMetaData` that are the same in most row groups."""
-    if codec not in _CODECS or not set(encodings) <= _ENCODINGS.keys():
+def _chunk_of(name: str, column: pq.ColumnChunkMetaData) -> _Placed:
+    codec, encodings = column.compression, column.encodings
+    if codec not in CODECS or not set(encodings) <= ENCODINGS.keys():
         raise SpliceError(
-            f"column {path} is encoded as {', '.join(encodings)} and compressed by {codec}; wanted"
-            f" {', '.join(_CODECS)}, and of encodings {', '.join(_ENCODINGS)}"
+            f"column {name} is encoded as {', '.join(encodings)} and compressed by {codec}; wanted"
+            f" {', '.join(CODECS)}, and of encodings {', '.join(ENCODINGS)}"
         )
-    numbers = [_integer(_ENCODINGS[one]) for one in encodings]
-    return _fields(
-        0,
-        (1, _INT32, _integer(_NUMBERS[physical_type])),
-        (2, _LIST, _list(_INT32, numbers)),
-        (3, _LIST, _list(_BINARY, [_binary(path.encode())])),
-        (4, _INT32, _integer(_CODECS[codec])),
+    data = start = column.data_page_offset
+    if column.has_dictionary_page and 0 < column.dictionary_page_offset < data:
+        start = column.dictionary_page_offset
+    chunk = Chunk(
+        physical_type=column.physical_type,
+        encodings=encodings,
+        codec=codec,
+        rows=column.num_values,
+        dictionary_size=data - start,
+        size=column.total_compressed_size,
+        uncompressed_size=column.total_uncompressed_size,
     )
-
-
-_STOP = b"\0"
-
-
-def _struct(*fields: tuple[int, int, bytes]) -> bytes:
-    """A struct of Thrift's compact protocol."""
-    return _fields(0, *fields) + _STOP
-
-
-def _fields(before: int, *fields: tuple[int, int, bytes]) -> bytes:
-    """Number, type and value of each field, ascending; `before` is the number of one before."""
-    numbers = [before, *(number for number, _, _ in fields)]
-    steps = [after - earlier for earlier, after in itertools.pairwise(numbers)]
-    heads = [bytes([step << 4 | kind]) for step, (_, kind, _) in zip(steps, fields, strict=True)]
-    return b"".join(head + value for head, (_, _, value) in zip(heads, fields, strict=True))
-
-
-def _list(kind: int, items: Sequence[bytes]) -> bytes:
-    count = len(items)
-    head = bytes([count << 4 | kind]) if count < 15 else bytes([0xF0 | kind]) + _varint(count)
-    return head + b"".join(items)
-
-
-def _binary(value: bytes) -> bytes:
-    return _varint(len(value)) + value
-
-
-def _integer(value: int) -> bytes:
-    return _varint(2 * value if value >= 0 else -2 * value - 1)
-
-
-def _varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    found.append(value)
-    return bytes(found)
+    return chunk, start
