@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from streammeta.reconcile.apply import ApplyConfig, apply
 from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.errors import ReconcileError
 from streammeta.reconcile.plan import PlanConfig, plan
+from streammeta.reconcile.task_tracing import TaskTracing
 from streammeta.reconcile.watch import WatchConfig, watch
+from streammeta.rpc import tracing
 from tests.kit.real_cluster import STEADY, running_cluster, streammeta, wait_until
 from tests.kit.traces import collecting, exporting, ids, only
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, own
@@ -74,6 +79,79 @@ def test_a_run_has_a_span_for_each_phase_and_each_batch(
             outcomes.update({name: int(str(n)) for name, n in (batch.attributes or {}).items()})
         assert outcomes == {"deleted": 30}
         assert {ids(one)[0] for one in spans} == {ids(root)[0]}
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+@pytest.mark.timeout(300)
+def test_tasks_of_spark_send_spans_of_their_batches_into_the_trace_of_the_run(
+    bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
+) -> None:
+    plant(bucket, state, orphans=30)
+    plan(planned(bucket, endpoint, tmp_path / "p"))
+    order = ApplyConfig(tmp_path / "p", delete=True, keys_per_s=20, engine=EngineName.SPARK)
+    with collecting() as collector:
+        with exporting() as exported:
+            apply(order)
+            root = only(exported.get_finished_spans(), f"{PREFIX}apply")
+        batches = collector.named(f"{PREFIX}batch")
+        trace_id, root_id = ids(root)
+        assert {(one.trace_id, one.parent_span_id) for one in batches} == {(trace_id, root_id)}
+        outcomes: Counter[str] = Counter()
+        for batch in batches:
+            assert CHECK in [one.name for one in collector.in_span(batch)]
+            outcomes.update({one.key: one.value.int_value for one in batch.attributes})
+        assert outcomes == {"deleted": 30}
+        assert collector.services == {"streammeta-reconcile"}
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+@pytest.mark.timeout(300)
+def test_tasks_of_a_run_that_is_not_traced_send_nothing(
+    bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
+) -> None:
+    plant(bucket, state, orphans=3)
+    plan(planned(bucket, endpoint, tmp_path / "p"))
+    order = ApplyConfig(tmp_path / "p", delete=True, engine=EngineName.SPARK)
+    with collecting() as collector:
+        assert apply(order).complete
+        with exporting(ALWAYS_OFF):
+            assert apply(order).complete
+        assert collector.spans == []
+
+
+PARENT = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+ADDRESS = "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+
+def work_of_a_task(variables: dict[str, str]) -> None:
+    """Do what a task does, in a process that traces nothing itself."""
+    with TaskTracing(PARENT, variables).joined(), tracing.span("work"):
+        pass
+
+
+def test_a_task_has_the_driver_s_variables_but_for_those_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with collecting() as collector:
+        work_of_a_task({ADDRESS: "http://127.0.0.1:1"})
+        (sent,) = collector.spans
+        assert (sent.trace_id.hex(), sent.parent_span_id.hex()) == ("1" * 32, "2" * 16)
+        there = os.environ[ADDRESS]
+        monkeypatch.delenv(ADDRESS)
+        work_of_a_task({ADDRESS: there, "OTEL_SERVICE_NAME": "mine"})
+        assert len(collector.spans) == 2
+        assert collector.services == {"streammeta-reconcile", "mine"}
+        assert {ADDRESS, "OTEL_SERVICE_NAME"} & os.environ.keys() == set()
+
+
+def test_a_task_without_opentelemetry_does_its_work_untraced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with TaskTracing(PARENT, {}).joined():
+        assert not tracing.is_on()
 
 
 def test_a_round_of_a_watch_is_one_trace(

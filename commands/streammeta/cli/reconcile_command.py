@@ -12,7 +12,6 @@ from streammeta.cli.output import EXIT_FAILED, CommandError, Moment, Output, wit
 from streammeta.cli.reconcile_options import (
     EXIT_LOST,
     SHARD_DIGITS,
-    TRACED_AS,
     engine_options,
     limit_options,
     removal_options,
@@ -22,6 +21,7 @@ from streammeta.cli.reconcile_signals import Ending, ending_event, interruptible
 from streammeta.cli.reconcile_telling import tell_controllers
 from streammeta.cli.reconcile_watch_command import watch_command
 from streammeta.cli.tracing import exporting_traces
+from streammeta.reconcile.task_tracing import SERVICE
 from streammeta.storage.installation import optional_packages
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def plan_command(
         interruptible(
             f"no plan was written to {folder}, and nothing deleted", "run the command again"
         ),
-        exporting_traces(TRACED_AS, wanted=tracing),
+        exporting_traces(SERVICE, wanted=tracing),
     ):
         result = plan(config, tell_progress)
     run = run_of_plan(result, started_ms, _now_ms())
@@ -200,7 +200,7 @@ def apply_command(
             is_ending=ending.is_set,
             **settings,  # the fields of the same names
         )
-        with exporting_traces(TRACED_AS, wanted=tracing):
+        with exporting_traces(SERVICE, wanted=tracing):
             result = apply(config, tell_progress)
         run = run_of_apply(result, started_ms, _now_ms())
         connect = config.connect or read_plan_file(config.folder).connect

@@ -14,9 +14,6 @@ from streammeta.cli.tracing import tracing_option
 EXIT_LOST = 3
 """Exit code of a plan that has confirmed missing or damaged objects."""
 
-TRACED_AS = "streammeta-reconcile"
-"""Name of the service in traces, unless OTEL_SERVICE_NAME says another."""
-
 SHARD_DIGITS: Mapping[str, int | None] = {"auto": None, "16": 1, "256": 2}
 """Values of `--shards`, with the digits of keys that they cut at; None: by what is there."""
 

@@ -13,7 +13,6 @@ from streammeta.cli.output import EXIT_FAILED, CommandError, Duration, Output, w
 from streammeta.cli.reconcile_options import (
     EXIT_LOST,
     SHARD_DIGITS,
-    TRACED_AS,
     engine_options,
     limit_options,
     removal_options,
@@ -22,6 +21,7 @@ from streammeta.cli.reconcile_options import (
 from streammeta.cli.reconcile_signals import ending_event
 from streammeta.cli.reconcile_telling import tell_controllers
 from streammeta.cli.tracing import exporting_traces
+from streammeta.reconcile.task_tracing import SERVICE
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.installation import optional_packages
 
@@ -117,7 +117,7 @@ def watch_command(
             replace_file(PosixFileSystem(), metrics_file, [text.encode()])
         tell_controllers(run_of_round(one), planned.connect, planned.tls)
 
-    with exporting_traces(TRACED_AS, wanted=tracing), ending_event() as ending:
+    with exporting_traces(SERVICE, wanted=tracing), ending_event() as ending:
         last = watch(config, ending, tell, tell_progress)
     _show(output, last)
     problem = _problem(last)

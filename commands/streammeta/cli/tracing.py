@@ -1,7 +1,4 @@
-"""Export of traces by OTLP, as the variables OTEL_* of the environment say.
-
-Owns the provider of a process that runs as a command; a program that embeds the client has its own.
-"""
+"""The option `--tracing`, and traces of a process that runs as a command."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from contextlib import contextmanager
 import click
 
 from streammeta.cli.client import Command
-from streammeta.rpc import tracing
+from streammeta.rpc.trace_export import otlp_provider, tracing_by
 from streammeta.storage.installation import optional_packages
 
 
@@ -35,16 +32,6 @@ def exporting_traces(service: str, *, wanted: bool) -> Iterator[None]:
         yield
         return
     with optional_packages("--tracing", "tracing"):
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    own = Resource.create({"service.name": service})
-    provider = TracerProvider(resource=own.merge(OTELResourceDetector().detect()))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    tracing.enable(provider)
-    try:
+        provider = otlp_provider(service)
+    with tracing_by(provider):
         yield
-    finally:
-        tracing.disable()
-        provider.shutdown()

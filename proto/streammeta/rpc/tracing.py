@@ -182,6 +182,25 @@ def serving(name: str, traceparent: str) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def within(traceparent: str) -> Iterator[None]:
+    """Make the span that `traceparent` names, of any process, the parent of those begun inside.
+
+    One that names none changes nothing.
+    """
+    parent = None if _tracer is None else _context(traceparent)
+    if parent is None:
+        yield
+        return
+    from opentelemetry.context import attach, detach
+
+    token = attach(parent)
+    try:
+        yield
+    finally:
+        detach(token)
+
+
 def current_traceparent() -> str:
     """Return what joins another process to the current span; empty: none, or not sampled."""
     if _tracer is None:

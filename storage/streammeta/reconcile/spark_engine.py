@@ -34,6 +34,7 @@ from streammeta.reconcile.tables import (
     count_rows,
     read_batches,
 )
+from streammeta.reconcile.task_tracing import TaskTracing, tracing_of_tasks
 from streammeta.reconcile.verdict_columns import judged_table
 from streammeta.reconcile.verdicts import Owner, Rules, Verdict
 
@@ -120,7 +121,8 @@ class SparkEngine:
             share = replace(order, keys_per_s=order.keys_per_s / tasks)
             rows = self._read(candidates, CANDIDATE_COLUMNS)
             spread = rows.repartitionByRange(tasks, "key").sortWithinPartitions("key")
-            spread.mapInArrow(_deleter(share), OUTCOME_COLUMNS).write.parquet(str(outcomes))
+            deleter = _deleter(share, tracing_of_tasks())
+            spread.mapInArrow(deleter, OUTCOME_COLUMNS).write.parquet(str(outcomes))
 
     def _read(self, table: Path, columns: str) -> DataFrame:
         return self._spark.read.schema(columns).parquet(str(table))
@@ -183,7 +185,9 @@ def _inventory_reader(
     return run
 
 
-def _deleter(order: DeletionOrder) -> Callable[[_Batches], Iterator[pa.RecordBatch]]:
+def _deleter(
+    order: DeletionOrder, traced: TaskTracing
+) -> Callable[[_Batches], Iterator[pa.RecordBatch]]:
     """Make the function that an executor runs: candidates in, outcomes out."""
 
     def run(batches: _Batches) -> Iterator[pa.RecordBatch]:
@@ -192,7 +196,8 @@ def _deleter(order: DeletionOrder) -> Callable[[_Batches], Iterator[pa.RecordBat
         context = TaskContext.get()
         task = f"{context.partitionId():05d}-{context.attemptNumber()}" if context else "00000"
         given = iter(batches)
-        yield from carry_out(order, task, given)
+        with traced.joined():
+            yield from carry_out(order, task, given)
         # Of a run that is to end some are left, which Spark wants to be rid of all the same.
         for _ in given:
             pass

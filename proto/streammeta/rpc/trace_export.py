@@ -1,0 +1,42 @@
+"""Export of traces by OTLP, as the variables OTEL_* of the environment say.
+
+For processes whose traces are the product's own: a program that embeds the client has a provider.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from streammeta.rpc import tracing
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+
+def otlp_provider(service: str) -> TracerProvider:
+    """Make a provider that exports as `service`, unless the environment names another.
+
+    Raises `ModuleNotFoundError` if a package of the extra `tracing` is not installed.
+    """
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    own = Resource.create({"service.name": service})
+    provider = TracerProvider(resource=own.merge(OTELResourceDetector().detect()))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider
+
+
+@contextlib.contextmanager
+def tracing_by(provider: TracerProvider) -> Iterator[None]:
+    """Trace in the body by a provider, which has sent all spans at its end and is shut down."""
+    tracing.enable(provider)
+    try:
+        yield
+    finally:
+        tracing.disable()
+        provider.shutdown()
