@@ -1,5 +1,6 @@
-"""The core's index of its log agrees with the log it indexes."""
+"""The core's index of its log agrees with the log it indexes, and keeps within its memory."""
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -62,7 +63,7 @@ def test_gaps_and_older_epochs_are_defects() -> None:
 
 def test_reads_give_whole_batches_at_least_one_and_none_for_the_old() -> None:
     log = [batch(index, 1, b"x" * 10) for index in range(10)]
-    view = LogView(log_of(log), tail_bytes=40)
+    view = LogView(log_of(log), tail_bytes=4 * log[0].held_bytes)
     assert view.read(EndOffset(3), max_bytes=1) == (log[3],)
     assert view.read(EndOffset(3), max_bytes=25) == (log[3], log[4])
     assert view.read(EndOffset(3), max_bytes=1000, end=EndOffset(5)) == (log[3], log[4])
@@ -74,9 +75,34 @@ def test_reads_give_whole_batches_at_least_one_and_none_for_the_old() -> None:
 
 def test_uncommitted_batches_stay_in_memory() -> None:
     log = [batch(index, 1, b"x" * 10) for index in range(10)]
-    view = LogView(log_of(log), tail_bytes=40)
+    view = LogView(log_of(log), tail_bytes=4 * log[0].held_bytes)
     view.trim_tail(EndOffset(2))
     assert view.read(EndOffset(2), max_bytes=1) == (log[2],)
+
+
+def memory_of(kept: Batch) -> int:
+    parts = (kept, kept.base_offset, kept.size, kept.payloads, *kept.payloads)
+    return sum(map(sys.getsizeof, parts))
+
+
+@pytest.mark.parametrize(("payloads", "size"), [(1, 20), (1, 100), (30, 20), (1, 4_000)])
+def test_the_newest_batches_take_the_memory_they_may_and_go_a_few_at_a_time(
+    payloads: int, size: int
+) -> None:
+    """However small they are: the objects of a small commit take several times its bytes."""
+    limit, first = 1 << 18, 1 << 32
+    view = LogView(LogStart(EndOffset(first), EndOffset(first)), limit)
+    taken = latest = 0
+    while view.tail_start == first:
+        taken += latest
+        added = batch(view.end_offset, 1, *(bytes(size) for _ in range(payloads)))
+        latest = memory_of(added)
+        view.append([added], token=1)
+        view.trim_tail(view.end_offset)
+    assert limit * 3 // 4 < taken <= limit
+    kept = view.read(view.tail_start, max_bytes=limit)
+    assert kept is not None
+    assert sum(map(memory_of, kept)) > taken * 7 // 8
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=7), st.integers(0, 20))

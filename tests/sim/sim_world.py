@@ -408,7 +408,7 @@ def _some_timings(rng: random.Random) -> QuorumTimings:
 def _some_limits(rng: random.Random) -> QuorumLimits:
     return QuorumLimits(
         max_fetch_bytes=rng.choice([60, 300, 8 << 20]),
-        tail_bytes=rng.choice([60, 400, 32 << 20]),
+        tail_bytes=rng.choice([500, 3_000, 32 << 20]),
         snapshot_chunk_bytes=rng.choice([64, 200, 1 << 20]),
         snapshots_kept=rng.choice([1, 2, 3]),
         max_uncommitted_bytes=_UNCOMMITTED_MAX,

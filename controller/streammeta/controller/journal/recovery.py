@@ -54,7 +54,7 @@ class _ScannedLog:
     end_offset: EndOffset
     epoch_starts: list[EpochStart] = field(default_factory=list)
     tail: deque[Batch] = field(default_factory=deque)
-    tail_size: int = 0
+    tail_held: int = 0
     control: list[Batch] = field(default_factory=list)
 
     @property
@@ -81,9 +81,9 @@ class _ScannedLog:
         if batch.kind is BatchKind.CONTROL:
             self.control.append(batch)
         self.tail.append(batch)
-        self.tail_size += batch.size
-        while self.tail_size > _TAIL_BYTES and len(self.tail) > 1:
-            self.tail_size -= self.tail.popleft().size
+        self.tail_held += batch.held_bytes
+        while self.tail_held > _TAIL_BYTES and len(self.tail) > 1:
+            self.tail_held -= self.tail.popleft().held_bytes
 
 
 @dataclass(frozen=True, slots=True)

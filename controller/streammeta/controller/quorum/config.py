@@ -64,7 +64,7 @@ class QuorumLimits:
     max_uncommitted_bytes: int = 64 << 20
     """Appended and not yet committed; beyond it appends are refused."""
     tail_bytes: int = 32 << 20
-    """Committed batches kept in memory for followers with little lag."""
+    """Memory of the newest batches, which followers with little lag are sent; others are read."""
     max_delayed_fetches: int = 64
     """Maximum number of delayed Fetches; one more is answered at once."""
     max_pending_reads: int = 16_384

@@ -18,6 +18,9 @@ from streammeta.controller.quorum.voters import VoterSet
 EMPTY_LOG_END = EndOffset(0)
 _NO_EPOCH = Epoch(0)
 
+_TRIMMED_SHARE = 16
+"""One part in so many of the batches in memory goes at once; all else waits for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class EpochStart:
@@ -67,7 +70,7 @@ class LogView:
         self._starts = [item.start_offset for item in recovered.epoch_starts]
         self._enter_epoch_at_start()
         self._tail: list[Batch] = list(recovered.tail)
-        self._tail_size = sum(batch.size for batch in self._tail)
+        self._tail_held = sum(batch.held_bytes for batch in self._tail)
         self._tail_limit = tail_bytes
         self._unflushed: deque[tuple[int, EndOffset]] = deque()
 
@@ -105,14 +108,14 @@ class LogView:
                 self._epochs.append(batch.epoch)
                 self._starts.append(batch.base_offset)
             self._tail.append(batch)
-            self._tail_size += batch.size
+            self._tail_held += batch.held_bytes
             self.end_offset = batch.end_offset
         self._unflushed.append((token, self.end_offset))
 
     def truncate(self, end_offset: EndOffset) -> None:
         """Forget everything from `end_offset` on; it must be where a batch begins."""
         while self._tail and self._tail[-1].base_offset >= end_offset:
-            self._tail_size -= self._tail.pop().size
+            self._tail_held -= self._tail.pop().held_bytes
         if self._tail and self._tail[-1].end_offset != end_offset:
             raise InvariantError(
                 f"truncation to {end_offset} would cut the batch at {self._tail[-1].base_offset}"
@@ -141,7 +144,7 @@ class LogView:
         self.start_offset = self.end_offset = self.flushed_end = snapshot_id.end_offset
         self.start_epoch = snapshot_id.epoch
         self._epochs, self._starts = [], []
-        self._tail, self._tail_size = [], 0
+        self._tail, self._tail_held = [], 0
         self._unflushed.clear()
 
     def epoch_before(self, end_offset: EndOffset) -> Epoch:
@@ -192,13 +195,13 @@ class LogView:
 
     def trim_tail(self, high_watermark: EndOffset) -> None:
         """Drop the oldest committed batches from memory when there are too many."""
-        if self._tail_size <= self._tail_limit:
+        if self._tail_held <= self._tail_limit:
             return
         drop = 0
-        target = self._tail_limit * 3 // 4
+        target = self._tail_limit - self._tail_limit // _TRIMMED_SHARE
         for batch in self._tail:
-            if self._tail_size <= target or batch.end_offset > high_watermark:
+            if self._tail_held <= target or batch.end_offset > high_watermark:
                 break
-            self._tail_size -= batch.size
+            self._tail_held -= batch.held_bytes
             drop += 1
         del self._tail[:drop]

@@ -28,6 +28,13 @@ class BatchKind(IntEnum):
     CONTROL = 2
 
 
+_BATCH_OVERHEAD_BYTES = 208
+"""Memory of a batch's own objects and of its place in a list."""
+
+_PAYLOAD_OVERHEAD_BYTES = 48
+"""Memory of a payload besides its bytes: its object's head and padding, and its place."""
+
+
 @value()
 class Batch:
     """The unit of replication, written and truncated as a whole.
@@ -50,6 +57,11 @@ class Batch:
     def end_offset(self) -> EndOffset:
         """The offset after the last payload."""
         return EndOffset(self.base_offset + len(self.payloads))
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the batch takes, in bytes; of small ones most is not payload."""
+        return self.size + _BATCH_OVERHEAD_BYTES + _PAYLOAD_OVERHEAD_BYTES * len(self.payloads)
 
 
 @unique

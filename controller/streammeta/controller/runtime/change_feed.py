@@ -10,6 +10,7 @@ Runs on the event loop; knows neither records nor gRPC.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class ChangeFeed:
 
     def __init__(self, ring_bytes: int = RING_BYTES) -> None:
         self._ring_bytes = ring_bytes
-        self._offsets: list[int] = []
+        self._offsets = array("Q")
         self._payloads: list[bytes] = []
         self._first = 0  # entries before this place have been dropped
         self._bytes = 0
@@ -79,7 +80,7 @@ class ChangeFeed:
 
     def restart(self, end_offset: int) -> None:
         """Start again at `end_offset`: a snapshot replaced everything below."""
-        self._offsets, self._payloads, self._first, self._bytes = [], [], 0, 0
+        self._offsets, self._payloads, self._first, self._bytes = array("Q"), [], 0, 0
         self.start_offset = self.end_offset = end_offset
         self._generation += 1
         self._tell()
