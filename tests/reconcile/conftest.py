@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streammeta.reconcile.engine import EngineName
+from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.session import SparkConfig, spark_session
 from tests.reconcile.fake_controller import FakeMap, LocalBucket, serving
 
@@ -56,3 +58,23 @@ def bucket(state: FakeMap, tmp_path: Path) -> LocalBucket:
 def endpoint(state: FakeMap) -> Iterator[str]:
     with serving(state) as where:
         yield where
+
+
+@pytest.fixture
+def make_plan(
+    bucket: LocalBucket, endpoint: str, tmp_path: Path, engine: EngineName
+) -> Callable[..., Any]:
+    """Plans with an engine, by the name of a folder; gives the folder and what was found."""
+
+    def make(name: str, **settings: Any) -> Any:
+        config = PlanConfig(
+            store=bucket.uri,
+            connect=(endpoint,),
+            folder=tmp_path / name,
+            engine=engine,
+            max_share=1,
+            **settings,
+        )
+        return config.folder, plan(config)
+
+    return make

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from streammeta.cli.root import cli
 from streammeta.reconcile import plan_folder
-from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.errors import ConfigurationError, InventoryError, PlanError, SparkJobError
 from streammeta.reconcile.inventory import fetch, read_inventory
 from streammeta.reconcile.inventory_rows import inventory_rows
@@ -55,29 +54,9 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return sorted(rows.to_pylist(), key=lambda row: (row["key"], row["verdict"]))
 
 
-@pytest.fixture
-def planned(
-    bucket: LocalBucket, endpoint: str, tmp_path: Path, engine: EngineName
-) -> Callable[..., Any]:
-    """Plans with an engine; gives the folder and what was found."""
-
-    def make(name: str, **settings: Any) -> Any:
-        config = PlanConfig(
-            store=bucket.uri,
-            connect=(endpoint,),
-            folder=tmp_path / name,
-            engine=engine,
-            max_share=1,
-            **settings,
-        )
-        return tmp_path / name, plan(config)
-
-    return make
-
-
 @pytest.mark.timeout(300)
 def test_an_inventory_of_each_format_gives_the_plan_that_a_listing_gives(
-    bucket: LocalBucket, state: FakeMap, tmp_path: Path, planned: Callable[..., Any]
+    bucket: LocalBucket, state: FakeMap, tmp_path: Path, make_plan: Callable[..., Any]
 ) -> None:
     state.objects = {i: MapObject(COMMITTED, size=10) for i in range(20)}
     for object_id in range(5, 30):
@@ -85,12 +64,12 @@ def test_an_inventory_of_each_format_gives_the_plan_that_a_listing_gives(
     for key in (key_for(905, OTHER), f"{own(906)}.bak", *ODD_KEYS):
         bucket.put(key)
     listed = [Listed(one.key, one.size) for one in bucket.store.list_objects()]
-    by_listing, found = planned("listed")
+    by_listing, found = make_plan("listed")
     assert found.candidates.keys == 10
     for kind in KINDS:
         # Taken long after what the map lacks was committed, so that what it lacks is missing.
         manifest = write_inventory(tmp_path / kind, listed, kind, started_ms=NOW_MS)
-        by_inventory, result = planned(f"by-{kind}", inventory=str(manifest))
+        by_inventory, result = make_plan(f"by-{kind}", inventory=str(manifest))
         assert rows_of(by_inventory) == rows_of(by_listing)
         assert result.guards == found.guards
         assert (result.inventory, result.listing_started_ms) == (str(manifest), NOW_MS)
@@ -98,7 +77,7 @@ def test_an_inventory_of_each_format_gives_the_plan_that_a_listing_gives(
 
 @pytest.mark.timeout(300)
 def test_old_versions_and_delete_markers_are_counted_and_never_compared(
-    bucket: LocalBucket, state: FakeMap, tmp_path: Path, planned: Callable[..., Any]
+    bucket: LocalBucket, state: FakeMap, tmp_path: Path, make_plan: Callable[..., Any]
 ) -> None:
     state.objects = {7: MapObject(COMMITTED, size=10)}
     bucket.put(own(7))
@@ -112,7 +91,7 @@ def test_old_versions_and_delete_markers_are_counted_and_never_compared(
     ]
     for kind in KINDS:
         manifest = write_inventory(tmp_path / kind, rows, kind)
-        folder, result = planned(f"by-{kind}", inventory=str(manifest), unsafe_grace=True)
+        folder, result = make_plan(f"by-{kind}", inventory=str(manifest), unsafe_grace=True)
         counted = {str(verdict): tally.keys for verdict, tally in result.classes.items()}
         expected = {"live": 1, "orphan": 0, "too_young": 1, "old_version": 2, "delete_marker": 2}
         assert counted == {name: keys for name, keys in expected.items() if keys}
@@ -129,7 +108,7 @@ def test_old_versions_and_delete_markers_are_counted_and_never_compared(
 
 @pytest.mark.timeout(300)
 def test_what_came_after_an_inventory_is_neither_missing_nor_an_orphan(
-    bucket: LocalBucket, state: FakeMap, tmp_path: Path, planned: Callable[..., Any]
+    bucket: LocalBucket, state: FakeMap, tmp_path: Path, make_plan: Callable[..., Any]
 ) -> None:
     taken_ms = NOW_MS
     grace_ms = 3_600_000
@@ -146,7 +125,7 @@ def test_what_came_after_an_inventory_is_neither_missing_nor_an_orphan(
         Listed(own(12), modified_ms=taken_ms + 5000),
     ]
     manifest = write_inventory(tmp_path, rows, started_ms=taken_ms)
-    folder, result = planned("plan", inventory=str(manifest), grace_ms=grace_ms)
+    folder, result = make_plan("plan", inventory=str(manifest), grace_ms=grace_ms)
     verdicts = {row["object_id"]: row["verdict"] for row in rows_of(folder)}
     assert verdicts == {
         1: Verdict.UNLISTED,
@@ -329,12 +308,12 @@ def test_a_row_that_is_no_object_of_the_bucket_is_refused_by_column(
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_broken_file_ends_a_plan_with_its_name_and_leaves_none(
-    bucket: LocalBucket, planned: Callable[..., Any], tmp_path: Path, number: int
+    bucket: LocalBucket, make_plan: Callable[..., Any], tmp_path: Path, number: int
 ) -> None:
     manifest = write_inventory(tmp_path / "lists", GOOD)
     sorted((tmp_path / "lists").rglob("*.csv.gz"))[number].write_bytes(b"x")
     with pytest.raises((InventoryError, SparkJobError), match=rf"{number}\.csv\.gz has 1 bytes"):
-        planned("plan", inventory=str(manifest))
+        make_plan("plan", inventory=str(manifest))
     assert not (tmp_path / "plan").exists()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streammeta.reconcile import plan_folder, repeated_keys
-from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.key_owners import owner_of
-from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.repeated_keys import OF_VERSIONS, KeyNumbers, keep_one_row_a_key
 from streammeta.reconcile.tables import LISTING_COLUMNS, record_batch
 from streammeta.reconcile.verdicts import Owner
@@ -28,7 +25,6 @@ from tests.reconcile.fake_controller import (
     OTHER,
     OWN,
     FakeMap,
-    LocalBucket,
     MapObject,
     own,
 )
@@ -37,26 +33,6 @@ from tests.reconcile.inventories import LONG_AGO_MS, Listed, write_inventory
 DAY_MS = 24 * 3_600_000
 TAKEN_MS = LONG_AGO_MS + 100 * DAY_MS
 YOUNG_MS = TAKEN_MS - 1000
-
-
-@pytest.fixture
-def planned(
-    bucket: LocalBucket, endpoint: str, tmp_path: Path, engine: EngineName
-) -> Callable[..., Any]:
-    """Plans an inventory with an engine; gives the folder and what was found."""
-
-    def make(inventory: Path, **settings: Any) -> Any:
-        config = PlanConfig(
-            store=bucket.uri,
-            connect=(endpoint,),
-            folder=tmp_path / "plan",
-            inventory=str(inventory),
-            engine=engine,
-            max_share=1,
-        )
-        return config.folder, plan(replace(config, **settings))
-
-    return make
 
 
 def write_table(folder: Path, rows: Sequence[tuple[str, int, int, str]], parts: int) -> Path:
@@ -82,7 +58,7 @@ def verdicts_of(folder: Path) -> dict[str, tuple[Any, ...]]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("parts", [1, 3])
 def test_the_newest_row_of_a_key_counts_and_each_key_once(
-    state: FakeMap, tmp_path: Path, planned: Callable[..., Any], parts: int
+    state: FakeMap, tmp_path: Path, make_plan: Callable[..., Any], parts: int
 ) -> None:
     state.objects = {
         one: MapObject(COMMITTED, size=10, time_ms=TAKEN_MS - 50 * DAY_MS) for one in (1, 2, 300)
@@ -109,7 +85,7 @@ def test_the_newest_row_of_a_key_counts_and_each_key_once(
         (theirs, 5, LONG_AGO_MS, "e"),
     ]
     table = write_table(tmp_path / "table", rows, parts)
-    folder, result = planned(table, inventory_taken_ms=TAKEN_MS)
+    folder, result = make_plan("plan", inventory=str(table), inventory_taken_ms=TAKEN_MS)
     assert verdicts_of(folder) == {
         own(1): ("live", 10, LONG_AGO_MS + 1, "e"),
         own(2): ("size_mismatch", 11, LONG_AGO_MS, "d"),
@@ -137,7 +113,7 @@ def test_the_newest_row_of_a_key_counts_and_each_key_once(
 
 @pytest.mark.timeout(300)
 def test_versions_of_a_key_all_stay_and_of_its_current_rows_one_counts(
-    state: FakeMap, tmp_path: Path, planned: Callable[..., Any]
+    state: FakeMap, tmp_path: Path, make_plan: Callable[..., Any]
 ) -> None:
     state.objects = {7: MapObject(COMMITTED, size=10)}
     rows = [
@@ -148,7 +124,7 @@ def test_versions_of_a_key_all_stay_and_of_its_current_rows_one_counts(
         *[Listed("zoo/a", 3, version=one, is_latest=False) for one in "pq"],
     ]
     manifest = write_inventory(tmp_path, rows, "Parquet", started_ms=TAKEN_MS)
-    folder, result = planned(manifest)
+    folder, result = make_plan("plan", inventory=str(manifest))
     counted = {str(one): (tally.keys, tally.size) for one, tally in result.classes.items()}
     assert counted == {"live": (1, 10), "old_version": (4, 14), "delete_marker": (2, 0)}
     assert pq.read_table(folder / plan_folder.VERDICTS).num_rows == 7
@@ -157,13 +133,13 @@ def test_versions_of_a_key_all_stay_and_of_its_current_rows_one_counts(
 
 @pytest.mark.timeout(300)
 def test_without_a_map_each_key_counts_once_too(
-    state: FakeMap, tmp_path: Path, planned: Callable[..., Any]
+    state: FakeMap, tmp_path: Path, make_plan: Callable[..., Any]
 ) -> None:
     rows = [(own(1), 3, LONG_AGO_MS, ""), (own(1), 10, LONG_AGO_MS + 1, "")]
     rows += [("zoo/a", 1, LONG_AGO_MS, ""), ("zoo/a", 2, LONG_AGO_MS + 1, "")]
     table = write_table(tmp_path / "table", rows, 1)
     state.broken_copies = 99
-    _, result = planned(table, inventory_taken_ms=TAKEN_MS, patience_s=0)
+    _, result = make_plan("plan", inventory=str(table), inventory_taken_ms=TAKEN_MS, patience_s=0)
     counted = {str(one): (tally.keys, tally.size) for one, tally in result.classes.items()}
     assert counted == {"uncompared": (1, 10), "foreign": (1, 2)}
     assert result.repeated_rows == 2
