@@ -8,7 +8,6 @@ import json
 import shlex
 import signal
 import tempfile
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import click
 
 from streammeta.cli.local_cluster import READY_PREFIX, ChildFailedError, LocalCluster, free_ports
 from streammeta.cli.output import CommandError, OutputFormat, fail, format_option
+from streammeta.cli.signal_event import SignalEvent
 from streammeta.rpc.identity import USER_ROLES, Role
 
 CONTROLLER_COUNT = 3
@@ -63,7 +63,7 @@ def dev(
       streammeta shell --connect 127.0.0.1:9091 -- tree /
       streammeta dev --tls --data-dir ./dev
     """
-    stop = threading.Event()
+    stop = SignalEvent()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     with contextlib.ExitStack() as stack:
@@ -118,7 +118,7 @@ def _say_ready(
         click.echo(f"export {name}={shlex.quote(value)}")
 
 
-def _wait(cluster: LocalCluster, stop: threading.Event) -> None:
+def _wait(cluster: LocalCluster, stop: SignalEvent) -> None:
     """Return when asked to stop; a controller that ends by itself is an error."""
     while not stop.wait(0.5):
         for child in cluster.children.values():

@@ -11,12 +11,13 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from streammeta.cli.output import CommandError
+from streammeta.cli.signal_event import SignalEvent
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STDERR = 2
 
 
-class Ending(threading.Event):
+class Ending(SignalEvent):
     """Set by the first signal, of which `by` is the name."""
 
     by = ""

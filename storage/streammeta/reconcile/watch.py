@@ -19,12 +19,12 @@ import fcntl
 import itertools
 import re
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from streammeta.reconcile import plan_folder
 from streammeta.reconcile.apply import ApplyConfig, apply
@@ -44,6 +44,18 @@ LOCK_FILE = "watch.lock"
 _ROUND = re.compile(r"[0-9]{8}T[0-9]{6}Z-round-[0-9a-f]{4}")
 _DRAFT = re.compile(rf"\.{_ROUND.pattern}\.draft-[0-9a-f]{{8}}")
 _TABLES = (plan_folder.VERDICTS, plan_folder.MAP, plan_folder.UPLOADS, plan_folder.LISTING)
+
+
+class Ending(Protocol):
+    """Set when rounds are to end; `threading.Event` has these methods too."""
+
+    def is_set(self) -> bool:
+        """Return True once it is set."""
+        ...
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until it is set, at most `timeout` seconds; returns whether it is."""
+        ...
 
 
 class RoundOutcome(enum.StrEnum):
@@ -105,7 +117,7 @@ class _EndedError(Exception):
 
 def watch(
     config: WatchConfig,
-    ending: threading.Event,
+    ending: Ending,
     tell: Callable[[Round], None],
     progress: Callable[[str], None] = lambda _line: None,
 ) -> Round:
@@ -169,7 +181,7 @@ def _locked(folder: Path) -> Iterator[None]:
 @tracing.span("streammeta.reconcile.round")
 def _one_round(
     config: WatchConfig,
-    ending: threading.Event,
+    ending: Ending,
     last_success_ms: int,
     progress: Callable[[str], None],
 ) -> Round:
