@@ -112,7 +112,8 @@ def _pieces(files: Iterable[Path]) -> Iterator[_Piece]:
 
 
 def _numbers_of(column: pa.ChunkedArray) -> Int64Column:
-    values: Int64Column = column.fill_null(ABSENT).to_numpy()
+    filled = column.fill_null(ABSENT) if column.null_count else column
+    values: Int64Column = filled.to_numpy()
     return values
 
 

@@ -73,6 +73,7 @@ class Joined:
 class _Partition:
     """Objects in the order of their ids, and which of them were met.
 
+    After them comes a row of `ABSENT`, which numpy takes for -1: that of every id that is not here.
     Ids of a partition end in the same `shared_bits`, and few are left out between the least and
     the largest: so a directory has the row of each, by what is left of the id.
     """
@@ -80,7 +81,7 @@ class _Partition:
     def __init__(self, words: _Words, is_met: npt.NDArray[np.bool_], shared_bits: int) -> None:
         records = words.reshape(-1).view(_RECORD)
         self.columns = {name: np.ascontiguousarray(records[name]) for name in _UNMET}
-        self.ids: Int64Column = np.ascontiguousarray(words[:, 0])
+        self.ids: Int64Column = np.ascontiguousarray(words[:-1, 0])
         self.is_met = is_met
         self._bits = shared_bits
         self._directory: npt.NDArray[np.int32] | None = None
@@ -97,18 +98,19 @@ class _Partition:
         columns = sum(column.nbytes for column in self.columns.values())
         return columns + self.ids.nbytes + self.is_met.nbytes + directory
 
-    def find(self, wanted: Int64Column) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """Return the row of each of the wanted ids, and whether there is one."""
+    def rows_of(self, wanted: Int64Column) -> npt.NDArray[Any]:
+        """Return the row of each of the wanted ids, -1 for those that are not here."""
+        if not len(self.ids):
+            return np.full(len(wanted), -1)
         if self._directory is None:
             at = np.searchsorted(self.ids, wanted)
             at[at == len(self.ids)] = 0
-            return at, self.ids[at] == wanted
+            return np.where(self.ids[at] == wanted, at, -1)
         places = self._places(wanted)
-        is_inside = (places >= 0) & (places < len(self._directory))
-        if not is_inside.all():
-            places = np.where(is_inside, places, 0)
-        rows = self._directory.take(places)
-        return rows, is_inside & (rows >= 0)
+        is_inside = places.view(np.uint64) < len(self._directory)  # none below 0 is, then
+        if is_inside.all():
+            return self._directory.take(places)
+        return np.where(is_inside, self._directory.take(places, mode="clip"), -1)
 
     def _places(self, ids: Int64Column) -> Int64Column:
         places: Int64Column = (ids - self.ids[0]) >> self._bits
@@ -145,26 +147,20 @@ class MapJoin:
 
     def join(self, owners: Int64Column, ids: Int64Column) -> Joined:
         """Find what the map has of listed rows; an id below 0 names no object."""
-        found = {name: np.empty(len(ids), dtype=_RECORD[name]) for name in JOINED}
+        found = {name: np.full(len(ids), ABSENT, dtype=_RECORD[name]) for name in JOINED}
         is_known = np.zeros(len(ids), dtype=np.bool_)
         own = np.flatnonzero((owners == Owner.OWN) & (ids >= 0))
         for number, rows in self._by_partition(ids, own):
             partition = self._partition(number)
-            if not len(partition.ids):
-                continue
-            at, hits = partition.find(ids[rows])
-            partition.is_met[at if hits.all() else at[hits]] = True
+            at = partition.rows_of(ids[rows])
+            partition.is_met[at] = True
+            is_known[rows] = at >= 0
             for name, column in found.items():
                 if isinstance(rows, slice):
                     # Without a mode that can't fail numpy makes a copy of `out` first.
                     partition.columns[name].take(at, out=column[rows], mode="wrap")
                 else:
                     column[rows] = partition.columns[name].take(at)
-            is_known[rows] = hits
-        if not is_known.all():
-            unknown = ~is_known
-            for column in found.values():
-                column[unknown] = ABSENT
         return Joined(is_known, found)
 
     def partitions_of(self, listed: pa.RecordBatch) -> npt.NDArray[np.uint8]:
@@ -179,7 +175,7 @@ class MapJoin:
             if self._is_all_met(number):
                 continue
             partition = self._partition(number)
-            rest = np.flatnonzero(~partition.is_met)
+            rest = np.flatnonzero(~partition.is_met[:-1])
             for first in range(0, len(rest), _ROWS_A_BATCH):
                 rows = rest[first : first + _ROWS_A_BATCH]
                 columns = {name: partition.columns[name][rows] for name in _UNMET}
@@ -248,20 +244,21 @@ class MapJoin:
 
     def _load(self, number: int) -> _Partition:
         count = self._size_of(number)
-        words = np.empty((count, _WORDS), dtype=np.int64)
+        words = np.empty((count + 1, _WORDS), dtype=np.int64)
+        words[-1] = ABSENT
         rest = _bytes_of(words)
         for start, end in self._places[:, number : number + 2].tolist():
             size = (end - start) * _RECORD.itemsize
             self._read(start * _RECORD.itemsize, rest[:size])
             rest = rest[size:]
-        ids = words[:, 0]
+        ids = words[:-1, 0]
         if np.any(ids[1:] < ids[:-1]):
-            words = words.take(np.argsort(ids, kind="stable"), axis=0)
+            words[:-1] = words.take(np.argsort(ids, kind="stable"), axis=0)
         met = self._met.pop(number, None)
         is_met = (
-            np.zeros(count, dtype=np.bool_)
+            np.zeros(count + 1, dtype=np.bool_)
             if met is None
-            else np.unpackbits(met, count=count).astype(np.bool_)
+            else np.unpackbits(met, count=count + 1).astype(np.bool_)
         )
         return _Partition(words, is_met, 4 * self._digits)
 

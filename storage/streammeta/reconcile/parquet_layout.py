@@ -6,7 +6,6 @@ types of `tables` that may be null. Knows nothing of how values are encoded.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -151,10 +150,12 @@ def _struct(*fields: tuple[int, int, bytes]) -> bytes:
 
 def _fields(before: int, *fields: tuple[int, int, bytes]) -> bytes:
     """Number, type and value of each field, ascending; `before` is the number of one before."""
-    numbers = [before, *(number for number, _, _ in fields)]
-    steps = [after - earlier for earlier, after in itertools.pairwise(numbers)]
-    heads = [bytes([step << 4 | kind]) for step, (_, kind, _) in zip(steps, fields, strict=True)]
-    return b"".join(head + value for head, (_, _, value) in zip(heads, fields, strict=True))
+    found = bytearray()
+    for number, kind, value in fields:
+        found.append(number - before << 4 | kind)
+        found += value
+        before = number
+    return bytes(found)
 
 
 def _list(kind: int, items: Sequence[bytes]) -> bytes:

@@ -29,7 +29,7 @@ from streammeta.reconcile.parquet_layout import (
 )
 from streammeta.reconcile.parquet_pages import Pages
 
-_COPY_BYTES = 1 << 20
+_COPY_BYTES = 1 << 18
 _Placed: TypeAlias = tuple[Chunk, int]
 """A chunk, and the byte that it begins at."""
 
