@@ -23,7 +23,7 @@ from tests.kit.memory_store import MemoryObjectStore
 from tests.kit.real_cluster import streammeta
 from tests.storage.format_objects import PUBLISHED_LINES, published_object
 from tests.storage.kafka_batches import PARTITION, PRODUCERS, ZSTD, kafka_batch, kafka_record
-from tests.storage.s3_servers import running_moto
+from tests.storage.s3_servers import running_ministack
 
 
 @pytest.fixture(scope="module")
@@ -252,14 +252,14 @@ def run_json(*words: str) -> tuple[int, dict[str, Any]]:
 
 @pytest.mark.s3
 def test_a_good_server_passes_all_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    with running_moto() as endpoint:
+    with running_ministack() as endpoint:
         endpoint.create_bucket("data")
         assert run_cli(cli, ["s3", "check", endpoint.uri("data")]) == 0
         out, err = capsys.readouterr()
         assert err == ""
         lines = out.splitlines()
         assert [line[:7] for line in lines[:8]] == ["[ OK ] "] * 8
-        assert lines[8].startswith("checksums that this server refuses damaged bytes by: none")
+        assert lines[8].startswith("checksums that this server refuses damaged bytes by: md5")
         store = open_object_store(endpoint.uri("data"))
         assert list(store.list_objects()) == []
         store.close()
