@@ -98,7 +98,7 @@ class _Partition:
         columns = sum(column.nbytes for column in self.columns.values())
         return columns + self.ids.nbytes + self.is_met.nbytes + directory
 
-    def rows_of(self, wanted: Int64Column) -> npt.NDArray[Any]:
+    def rows_of(self, wanted: Int64Column) -> npt.NDArray[np.intp]:
         """Return the row of each of the wanted ids, -1 for those that are not here."""
         if not len(self.ids):
             return np.full(len(wanted), -1)
@@ -108,9 +108,9 @@ class _Partition:
             return np.where(self.ids[at] == wanted, at, -1)
         places = self._places(wanted)
         is_inside = places.view(np.uint64) < len(self._directory)  # none below 0 is, then
-        if is_inside.all():
-            return self._directory.take(places)
-        return np.where(is_inside, self._directory.take(places, mode="clip"), -1)
+        rows = self._directory.take(places, mode="clip").astype(np.intp)
+        rows[~is_inside] = -1
+        return rows
 
     def _places(self, ids: Int64Column) -> Int64Column:
         places: Int64Column = (ids - self.ids[0]) >> self._bits
