@@ -266,10 +266,12 @@ def test_what_the_exit_code_of_plan_says(
     changes: dict[str, Any],
     code: str | None,
     exit_code: int,
+    endpoint: str,
 ) -> None:
     made = example_plan(**{"classes": {Verdict.MISSING: Tally(1, 0)}} | changes)
     monkeypatch.setattr("streammeta.reconcile.plan.plan", lambda *_: made)
-    said = streammeta("reconcile", "plan", "--store", "s3://b", "--connect", "h:1", "--plan", "p")
+    told = ("--connect", endpoint)  # which answers at once that it takes no such thing
+    said = streammeta("reconcile", "plan", "--store", "s3://b", *told, "--plan", "p")
     assert said["exit_code"] == exit_code
     assert said.get("error", {}).get("code") == code
     assert said["classes"] != []

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from streammeta.cli.local_cluster import LocalCluster, free_ports
-from streammeta.client import BrokerSession, ControllerClient, StreamReader, StreamWriter, errors
+from streammeta.client import (
+    BrokerSession,
+    ControllerClient,
+    StreamReader,
+    StreamWriter,
+    bucket_check,
+    errors,
+)
 from streammeta.storage.bucket_marker import is_own_key, read_claimed, read_marker
 from streammeta.storage.errors import WrongBucketError
 from streammeta.storage.object_format.object_key import key_for
@@ -88,7 +95,10 @@ def test_a_cluster_of_the_same_name_is_refused_the_bucket_and_so_are_its_brokers
             second.stop_all()
 
 
-def test_a_broker_with_the_wrong_bucket_writes_and_reads_nothing(tmp_path: Path) -> None:
+def test_a_broker_with_the_wrong_bucket_writes_and_reads_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_check, "MARKER_WAIT", 0.5)  # of a marker that never comes
     with running_cluster(tmp_path, 1) as cluster:
         issuing(cluster)
         elsewhere = tmp_path / "elsewhere"
