@@ -88,7 +88,7 @@ RECONCILING = (
         "fast readers of listings: a key in another form is dropped, and looks lost",
         """
         streammeta.storage.object_store.object_page:
-        - if sum(len(entry) for entry, *_ in found) != len(entries):
+        - if sum(map(len, map(itemgetter(0), found))) != len(entries):
         + if not found:
         """,
         Tested(

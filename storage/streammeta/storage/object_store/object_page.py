@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
+from operator import itemgetter
 from xml.etree import ElementTree
 
 from streammeta.storage.object_store.base import ObjectInfo
@@ -26,6 +27,7 @@ OBJECT_PAGE = "ListBucketResult"
 _NEXT = {"NextContinuationToken": "ContinuationToken"}
 _FIELDS = ("Key", "Size", "LastModified", "ETag")
 _END = b"</Contents>"
+_PRINTABLE = bytes(range(0x20, 0x7F))
 _TEXT = "[^<>&]*"
 _USUAL_ENTRY = re.compile(
     "(<Contents>"
@@ -54,11 +56,11 @@ def read_object_page(body: bytes) -> ListingPage[ObjectInfo]:
 def _read_usual(body: bytes) -> ListingPage[ObjectInfo] | None:
     """Read a page whose entries are all in the usual form and in ASCII; None: it is another."""
     start, end = body.find(b"<Contents>"), body.rfind(_END) + len(_END)
-    entries = body[start:end].decode("ascii", "replace")
-    if start < 0 or b"<!" in body or not (entries.isascii() and entries.isprintable()):
+    entries = body[start:end]
+    if start < 0 or b"<!" in body or entries.translate(None, _PRINTABLE):
         return None
-    found = _USUAL_ENTRY.findall(entries)
-    if sum(len(entry) for entry, *_ in found) != len(entries):
+    found = _USUAL_ENTRY.findall(entries.decode("ascii"))
+    if sum(map(len, map(itemgetter(0), found))) != len(entries):
         return None
     # What is around the entries is read with an empty one in their place, which has to be found
     # where entries belong.
