@@ -20,8 +20,7 @@ from streammeta.reconcile.verdicts import Owner, Rules, Verdict
 
 AUTO_KEYS = 20_000_000
 """Most keys in a bucket, and most candidates of a plan, that `EngineName.AUTO` leaves to the
-process itself where Spark is installed: as many as were measured, in a time that grows as they do,
-in memory that does not grow, and on some 6 GB of disk."""
+process itself where Spark is installed: they take less than a minute, and some 6 GB of disk."""
 
 
 @contextmanager
