@@ -139,7 +139,7 @@ def test_a_signal_ends_an_apply_after_the_batches_under_way_and_the_next_one_goe
         "code": "INTERRUPTED",
         "message": f"ended by {name}: {len(deleted)} of {len(orphans)} candidates were settled,"
         f" {len(left)} are left",
-        "hint": "apply the plan again for the rest",
+        "hint": "run apply again for the rest",
     }
     assert answer["left"] == len(left)
     assert [(row["outcome"], row["keys"]) for row in answer["outcomes"]] == [

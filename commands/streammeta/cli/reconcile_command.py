@@ -324,44 +324,38 @@ def _plan_problem(folder: Path, result: "PlanResult") -> CommandError | None:
 
 def _run_problem(result: "ApplyResult", ending: Ending) -> CommandError | None:
     """Return what has kept an apply from settling every candidate, if anything has."""
+    settled = _settled(result)
+    ended = (
+        f"ended by {ending.by}: {settled} of {settled + result.left} candidates were settled,"
+        f" {result.left} are left"
+    )
+    return _unsettled("apply", result, ended)
+
+
+def _undo_problem(result: "UndoResult", ending: Ending) -> CommandError | None:
+    """Return what has kept an undo from bringing every object back, if anything has."""
+    ended = (
+        f"ended by {ending.by}: {_settled(result)} objects were settled, up to {result.left}"
+        " candidates of the plan are left"
+    )
+    return _unsettled("undo", result, ended)
+
+
+def _settled(result: "ApplyResult | UndoResult") -> int:
+    return sum(tally.keys for tally in result.outcomes.values())
+
+
+def _unsettled(command: str, result: "ApplyResult | UndoResult", ended: str) -> CommandError | None:
+    """Return the failure of a run that has left something, told by `ended` if a signal did."""
     if result.left:
-        settled = sum(tally.keys for tally in result.outcomes.values())
-        told = (
-            f"ended by {ending.by}: {settled} of {settled + result.left} candidates were settled,"
-            f" {result.left} are left"
-        )
         return CommandError(
-            "INTERRUPTED",
-            "; ".join((told, *result.problems)),
-            "apply the plan again for the rest",
+            "INTERRUPTED", "; ".join((ended, *result.problems)), f"run {command} again for the rest"
         )
     if not result.complete:
         return CommandError(
             "INCOMPLETE",
             "; ".join(result.problems) or "some candidates were not settled",
-            "nothing is lost by running apply again once this is mended",
-        )
-    return None
-
-
-def _undo_problem(result: "UndoResult", ending: Ending) -> CommandError | None:
-    """Return what has kept an undo from bringing every object back, if anything has."""
-    if result.left:
-        settled = sum(tally.keys for tally in result.outcomes.values())
-        told = (
-            f"ended by {ending.by}: {settled} objects were settled, up to {result.left} candidates"
-            " of the plan are left"
-        )
-        return CommandError(
-            "INTERRUPTED",
-            "; ".join((told, *result.problems)),
-            "run undo again for the rest",
-        )
-    if not result.complete:
-        return CommandError(
-            "INCOMPLETE",
-            "; ".join(result.problems),
-            "nothing is lost by running undo again once this is mended",
+            f"nothing is lost by running {command} again once this is mended",
         )
     return None
 

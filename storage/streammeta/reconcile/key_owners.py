@@ -1,4 +1,4 @@
-"""Owners of keys: the cluster itself, another one, or somebody else.
+"""Owners of keys: the cluster itself, another cluster, or neither.
 
 Nearly all keys of a bucket are objects of the cluster in the one spelling of ids below 2^32; of
 many keys those are recognised as columns, and the others one by one. Knows nothing of the map.

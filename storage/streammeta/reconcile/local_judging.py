@@ -239,7 +239,7 @@ class _Source:
 def _made_pages(
     numbers: _Numbers, joined: Joined, rows_of_groups: Sequence[int]
 ) -> Iterator[Mapping[str, Pages]]:
-    """What the join and the ladder add to each row group of a listing."""
+    """Columns that the join and the ladder add to each row group of a listing."""
     ends = itertools.accumulate(rows_of_groups)
     for rows in [slice(end - count, end) for end, count in zip(ends, rows_of_groups, strict=True)]:
         presence = Presence(joined.is_known[rows])

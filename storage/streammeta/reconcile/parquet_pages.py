@@ -37,7 +37,7 @@ class Pages:
 
 
 class Presence:
-    """Which rows of a row group have a value, in all columns that have one in the same rows."""
+    """Rows of a row group that have a value, for all columns with values in the same rows."""
 
     def __init__(self, is_present: npt.NDArray[np.bool_]) -> None:
         self.rows = len(is_present)
@@ -111,7 +111,7 @@ def _with_length(levels: bytes) -> bytes:
 
 
 def _packed_run(count: int) -> bytes:
-    """What precedes packed values: how often there are eight of them."""
+    """Head of a run of packed values: the number of groups of eight."""
     return varint(-(-count // 8) << 1 | 1)
 
 

@@ -22,7 +22,7 @@ _OTEL = "OTEL_"
 
 @dataclass(frozen=True, slots=True)
 class TaskTracing:
-    """What a task has to know: the span that it belongs to, and the driver's variables OTEL_*.
+    """Settings of a task's traces: the span that it belongs to, and the driver's variables OTEL_*.
 
     Without a `traceparent` nothing is traced.
     """
