@@ -44,6 +44,61 @@ async def test_a_killed_leader_is_noticed_at_once() -> None:
         assert b.client.leader == b.cluster.endpoints[1]
 
 
+async def test_one_slow_answer_of_a_leader_that_was_not_given_cuts_nothing_off() -> None:
+    """Nothing else happens: no election, and the one endpoint that was given is a follower's."""
+    is_slow = asyncio.Event()
+
+    async def answer_late(_: Any) -> None:
+        if is_slow.is_set():
+            await asyncio.Event().wait()
+
+    async with FakeCluster(3) as cluster:
+        cluster.move_leader(2)
+        cluster.hooks["CreateStreams"] = answer_late
+        client = ControllerClient(cluster.endpoints[:1], attempt_timeout_s=0.2)
+        async with client:
+            request = objects_pb2.PrepareObjectsRequest(count=1, ttl_ms=60_000)
+            await client.call(PREPARE_OBJECTS, request)
+            is_slow.set()
+            with pytest.raises(errors.ControllerUnavailableError):
+                await client.call(CREATE_STREAMS, streams_pb2.CreateStreamsRequest(), 0.5)
+            assert client.router.silent_s > 0
+            is_slow.clear()
+            await client.call(CREATE_STREAMS, streams_pb2.CreateStreamsRequest())
+            assert client.leader == cluster.endpoints[2]
+            assert client.router.silent_s == 0
+
+
+async def test_a_call_with_less_time_than_an_attempt_leaves_a_leader_that_hangs() -> None:
+    hanging = asyncio.Event()
+
+    async def hang(_: Any) -> None:
+        if hanging.is_set():
+            await asyncio.Event().wait()
+
+    async with FakeCluster(2) as cluster:
+        cluster.hooks["PrepareObjects"] = hang
+        async with ControllerClient(cluster.endpoints, attempt_timeout_s=60) as client:
+            request = objects_pb2.PrepareObjectsRequest(count=1, ttl_ms=60_000)
+            await client.call(PREPARE_OBJECTS, request)
+            hanging.set()
+            while client.leader == cluster.endpoints[0]:
+                with pytest.raises(errors.ControllerUnavailableError):
+                    await client.call(PREPARE_OBJECTS, request, 0.25)
+            hanging.clear()
+            cluster.move_leader(1)
+            await client.call(PREPARE_OBJECTS, request)
+            assert client.leader == cluster.endpoints[1]
+
+
+async def test_a_client_learns_controllers_that_it_was_not_given() -> None:
+    async with FakeCluster(3) as cluster:
+        cluster.listed = cluster.endpoints
+        async with ControllerClient(cluster.endpoints[:1]) as client:
+            await client.describe_cluster()
+            assert set(client.router.known) == set(cluster.endpoints)
+
+
 async def test_a_lost_answer_is_asked_for_again_under_the_same_request_id() -> None:
     async with broker(3) as b:
         for status, reason in (

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from streammeta.brokers.kafka.codes import Code
-from streammeta.brokers.kafka.state import VIEW_AGE_MAX_S, BrokerState
+from streammeta.brokers.kafka.state import LEADER_SILENT_MAX_S, VIEW_AGE_MAX_S, BrokerState
 from streammeta.brokers.kafka.tally import API_NAMES, BrokerTally
 from streammeta.brokers.kafka.wire import SERVED
 from tests.kit.kafka_brokers import KafkaBrokers, result_of
@@ -83,3 +84,10 @@ def test_a_broker_is_ready_while_it_serves_and_hears_of_controllers() -> None:
     assert BrokerState().unready == "it joins the cluster"
     assert BrokerState(is_serving=True, view_age_s=VIEW_AGE_MAX_S).unready == ""
     assert "12 s" in BrokerState(is_serving=True, view_age_s=12.0).unready
+
+
+def test_a_broker_whose_leader_is_silent_is_not_ready_although_its_view_is_fresh() -> None:
+    state = BrokerState(is_serving=True, leader_silent_s=LEADER_SILENT_MAX_S)
+    assert state.unready == ""
+    reason = replace(state, leader_silent_s=14.0).unready
+    assert reason == "the leading controller has not answered for 14 s"

@@ -318,6 +318,7 @@ class FakeCluster:
         self.leader = 0
         self.epoch = 1
         self.endpoints: list[str] = []
+        self.listed: list[str] = []  # endpoints that DescribeCluster names
         self.calls: dict[str, int] = defaultdict(int)
         self.request_ids: dict[str, list[str]] = defaultdict(list)
         self.requests: dict[str, list[Any]] = defaultdict(list)
@@ -391,7 +392,8 @@ class FakeCluster:
             (methods.GET_OBJECTS, self.map.objects),
             (methods.DESCRIBE_CLUSTER, lambda request: admin_pb2.DescribeClusterResponse(
                 cluster_id="fake", object_namespace=NAMESPACE, answered_by=member,
-                cluster_uuid=FAKE_UUID, high_watermark=self.high_watermark())),
+                cluster_uuid=FAKE_UUID, high_watermark=self.high_watermark(),
+                controllers=[admin_pb2.Controller(endpoint=each) for each in self.listed])),
         ):  # fmt: skip
             by_service[method.service][method.name] = self._handler(member, method, apply)
         by_service["ObjectService"]["CommitPipeline"] = self._pipeline(member)

@@ -205,6 +205,9 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 "ops",
                 [rate("client_leader_changes_total"), rate("client_watch_restarts_total")],
             ),
+            Panel(
+                "Time without an answer of the leader", "s", [now("client_leader_silent_seconds")]
+            ),
             Panel("Write-ahead log", "Bps", [rate("client_log_bytes_total")]),
             Panel(
                 "Kept in the write-ahead log",

@@ -118,6 +118,7 @@ def of_broker(**other: str) -> dict[str, str]:
         f'{UPLOADS}{{result="stored"}}': "0+600x100",
         f'{UPLOADS}{{result="failed"}}': "0+1x100",
         "streammeta_client_oldest_unsettled_age_seconds": "1x100",
+        "streammeta_client_leader_silent_seconds": "29x100",
         "streammeta_client_log_used_bytes": "70x100",
         "streammeta_client_log_limit_bytes": "100x100",
         "streammeta_kafka_serving": "1x100",
@@ -345,6 +346,10 @@ CASES: Mapping[str, tuple[Mapping[str, str], Sequence[str]]] = {
     "a client's writes are held": (
         WELL | of_broker(streammeta_client_oldest_unsettled_age_seconds="0x55 31+60x20"),
         ["StreammetaClientWritesHeld"],
+    ),
+    "a client hears nothing of the leader": (
+        WELL | of_broker(streammeta_client_leader_silent_seconds="0x55 31+60x20"),
+        ["StreammetaClientLeaderSilent"],
     ),
     "a client's log fills": (
         WELL | of_broker(streammeta_client_log_used_bytes="81x100"),

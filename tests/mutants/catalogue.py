@@ -11,6 +11,7 @@ from tests.mutants.levels import LEVELS
 from tests.mutants.membership import MEMBERSHIP
 from tests.mutants.monitoring import MONITORING
 from tests.mutants.object_logs import OBJECT_LOGS
+from tests.mutants.outages import OUTAGES
 from tests.mutants.overload import OVERLOAD
 from tests.mutants.peers import PEERS
 from tests.mutants.reads import READS
@@ -37,6 +38,7 @@ _ALL = (
     *BACKUPS,
     *ADOPTIONS,
     *RECOVERY,
+    *OUTAGES,
     *OVERLOAD,
     *RECONCILING,
     *OBJECT_LOGS,

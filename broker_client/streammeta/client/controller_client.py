@@ -189,7 +189,7 @@ class ControllerClient(ClosedAtExit):
         fields: Any = request
         if "request_id" in request.DESCRIPTOR.fields_by_name and not fields.request_id:
             fields.request_id = self._new_request_id()
-        search = LeaderSearch(self.router)
+        search = LeaderSearch(self.router, is_for_leader=method.leader_only)
         try:
             async with asyncio.timeout(seconds):
                 return await self._until_answered(method, request, search)
@@ -257,11 +257,17 @@ class ControllerClient(ClosedAtExit):
             answer = await self.call(DESCRIBE_CLUSTER, request, _LEARNING_S)
         except (ControllerUnavailableError, RefusedError):
             return
-        self.spread.learn((one.endpoint for one in answer.controllers), answer.leader_endpoint)
+        self._take_list(answer)
+
+    def _take_list(self, answer: admin_pb2.DescribeClusterResponse) -> None:
+        listed = [controller.endpoint for controller in answer.controllers]
+        self.spread.learn(listed, answer.leader_endpoint)
+        self.router.learn(listed)
 
     async def describe_cluster(self) -> ClusterDescription:
         """Return the leader and the size of the map, as any one controller knows them."""
         answer = await self.call(DESCRIBE_CLUSTER, admin_pb2.DescribeClusterRequest())
+        self._take_list(answer)
         return cluster_description(answer)
 
     async def object_namespace(self) -> str:
@@ -346,10 +352,13 @@ class ControllerClient(ClosedAtExit):
     async def _until_answered(
         self, method: Method[RequestT, ResponseT], request: RequestT, search: LeaderSearch
     ) -> ResponseT:
+        loop = asyncio.get_running_loop()
         while True:
+            began = loop.time()
             try:
                 answer = await self._send(search.endpoint, method, request)
             except asyncio.CancelledError:
+                search.given_up(loop.time() - began)
                 task = asyncio.current_task()
                 if self._is_closed and task is not None and not task.cancelling():
                     raise ClientClosedError(method.name) from None

@@ -91,6 +91,12 @@ def _of_calls(seen: ClientMetrics) -> Iterator[Metric]:
         "Times that another controller answered as the leader than before.",
         seen.leader_changes,
     )
+    yield GaugeMetricFamily(
+        f"{_PREFIX}leader_silent_seconds",
+        "Time for which calls to the leader have failed without an answer between them; 0 after an"
+        " answer.",
+        value=seen.leader_silent_s,
+    )
     yield _count(
         "watch_restarts",
         "Times that a watch of the map ended and was begun anew.",

@@ -231,6 +231,7 @@ class StreamClient(ClosedAtExit):
             buffered_bytes=0 if writer is None else writer.buffered_bytes,
             oldest_unsettled_s=0.0 if writer is None else writer.oldest_age_s,
             leader_changes=self.controllers.router.leader_changes,
+            leader_silent_s=self.controllers.router.silent_s,
             log_bytes=(on_disk.flushed_bytes if on_disk is not None else 0)
             + (in_bucket.slot_bytes if in_bucket is not None else 0),
             log_flushes=0 if on_disk is None else on_disk.flushes,

@@ -129,7 +129,8 @@ class ClientMetrics:
 
     `append_records` counts one for each offset, `append_bytes` what they take in an object.
     `uploads` is by `RESULTS`, its bytes and times those of what was stored. `commits` has the times
-    by `VERDICTS`, each from when the commit was handed in; `retries` is by `REASONS`.
+    by `VERDICTS`, each from when the commit was handed in; `retries` is by `REASONS`. Calls to the
+    leader have failed for `leader_silent_s` seconds without an answer between them.
 
     `cache_hits` and `cache_misses` are by what reads look for: `block` and `index` of objects, and
     `map`, for ranges of it. `fetched_bytes` were read from the bucket in `fetches` requests.
@@ -150,6 +151,7 @@ class ClientMetrics:
     commits: Mapping[str, TimesSeen]
     retries: Mapping[str, int]
     leader_changes: int
+    leader_silent_s: float
     watch_restarts: int
     cache_hits: Mapping[str, int]
     cache_misses: Mapping[str, int]
@@ -171,6 +173,7 @@ def snapshot(
     buffered_bytes: int = 0,
     oldest_unsettled_s: float = 0.0,
     leader_changes: int = 0,
+    leader_silent_s: float = 0.0,
     log_bytes: int = 0,
     log_flushes: int = 0,
     log_slots: int = 0,
@@ -190,6 +193,7 @@ def snapshot(
         commits={verdict: times.frozen() for verdict, times in tally.commits.items()},
         retries=dict(tally.retries),
         leader_changes=leader_changes,
+        leader_silent_s=leader_silent_s,
         watch_restarts=tally.watch_restarts,
         cache_hits={
             "block": reads.block_hits,

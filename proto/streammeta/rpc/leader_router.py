@@ -1,6 +1,6 @@
 """State machine of the search for the leader: answers and failures in, next endpoint and wait out.
 
-Does no I/O, reads no clock, and draws jitter from the generator it is given. All calls of a client
+Does no I/O, reads time and draws jitter from what it is given. All calls of a client
 share one router, so that one call's discovery of the leader serves the rest; each call has its own
 search, which counts its failures. `streammeta.client.ControllerClient` is the asynchronous face,
 `streammeta.rpc.blocking_client` the blocking one.
@@ -9,7 +9,8 @@ search, which counts its failures. `streammeta.client.ControllerClient` is the a
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -21,8 +22,23 @@ from streammeta.storage.backoff import Backoff
 LOOK_ROUND = 4
 """One in this many refusals for now is followed by an attempt at another controller."""
 
-_ROUNDS_WITHOUT_HANGING = 8
-"""Rounds without controllers that hang: long enough for the others to elect a leader."""
+LOOK_ROUND_OF_HINTS = 6
+"""One in this many failures of a call is followed by the rotation, whatever hints say."""
+
+SUSPICION_S = 3.0
+"""Time for which a controller that failed is suspected, in seconds: longer than an election."""
+
+_ROUNDS_OF_SUSPICION = 8
+"""Rounds after which one call follows hints to suspects, and asks those that hang too."""
+
+GIVEN_UP_S_MAX = 2.0
+"""Time that callers wait in sum for a controller without an answer until it counts as hanging."""
+
+EPOCH_KEPT_S = 10.0
+"""Time for which hints of earlier epochs are ignored after a later one was heard of, in seconds."""
+
+LEARNED_MAX = 16
+"""Maximum of endpoints in the rotation that were learned and not given."""
 
 
 class FailureKind(Enum):
@@ -99,17 +115,31 @@ RETRY_AFTER_S_MAX = 60.0
 """Maximum wait that a controller's word is taken for, in seconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Suspicion:
+    """A controller failed. `hangs`: it did not answer in the time of an attempt."""
+
+    ends_at: float
+    hangs: bool
+
+
 class LeaderRouter:
     """Belief in one leader at a time; after a failure it follows hints, else rotates.
 
-    `start` is the endpoint that is asked first, a random one if it is None.
+    `start` is the endpoint that is asked first, a random one if it is None. The rotation has the
+    endpoints given and those learned from hints, from answers and by `learn`. It asks the one next
+    whose last failure is the oldest. `clock` returns monotonic seconds.
 
-    A hint that names a controller which just failed is ignored until the quorum epoch grows: a
-    follower takes longer than a client to notice that its leader is gone. One that hangs costs the
-    whole time of an attempt, so for some rounds only the others are asked. A leader that takes
-    nothing now is asked again with growing waits, and now and then another one in its place, since
-    it may not have heard of the next leader. `leader_changes` counts how often another one answered
-    as the leader than before.
+    A hint that names a controller which just failed is ignored, because a follower takes longer
+    than a client to notice that its leader is gone. Such a suspicion ends when the quorum epoch
+    grows and after `SUSPICION_S`: an answer may be late, or a connection break, without an
+    election. Then one attempt finds out whether the controller answers again. A controller that
+    hangs costs the whole time of an attempt, so the rotation leaves it out while it is suspected.
+
+    No hint is obeyed without a bound: one attempt in `LOOK_ROUND_OF_HINTS` goes to the rotation. A
+    leader that takes nothing now is asked again with growing waits, and now and then another
+    controller, since the leader may not know of its successor. `leader_changes` counts how often
+    another controller answered as the leader than before.
     """
 
     def __init__(
@@ -117,19 +147,29 @@ class LeaderRouter:
         endpoints: Sequence[str],
         rng: random.Random,
         start: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not endpoints or len(set(endpoints)) != len(endpoints) or not all(endpoints):
             raise ValueError(
                 f"endpoints are {list(endpoints)}, wanted one or more different host:port addresses"
             )
         self._endpoints = tuple(endpoints)
+        self._known = self._endpoints
         self._rng = rng
+        self._clock = clock
+
         self._leader: str | None = None
+        self._is_proven = False  # the believed leader has answered, and has not failed since
         self._answered = ""
         self.leader_changes = 0
+        self._silent_since: float | None = None
+
         self._epoch = -1
-        self._suspects: set[str] = set()
-        self._hanging: set[str] = set()
+        self._epoch_heard_at = float("-inf")
+        self._suspects: dict[str, _Suspicion] = {}
+        self._waited_s: dict[str, float] = {}
+        self._failures = 0
+        self._last_failures: dict[str, int] = {}
         self._turn = (
             rng.randrange(len(self._endpoints)) if start is None else self._endpoints.index(start)
         )
@@ -140,22 +180,62 @@ class LeaderRouter:
         return self._endpoints
 
     @property
+    def known(self) -> tuple[str, ...]:
+        """The endpoints of the rotation: those given, then those learned."""
+        return self._known
+
+    @property
     def leader(self) -> str | None:
         """The endpoint believed to lead."""
         return self._leader
 
+    @property
+    def silent_s(self) -> float:
+        """Time since the first failed call to the leader after its last answer; 0 without one."""
+        return 0.0 if self._silent_since is None else self._clock() - self._silent_since
+
+    def learn(self, endpoints: Iterable[str]) -> None:
+        """Take a list of all controllers into the rotation, in place of those learned before.
+
+        Empty endpoints are unknown ones. A list without any changes nothing.
+        """
+        listed = [endpoint for endpoint in endpoints if endpoint]
+        if listed:
+            self._known = self._endpoints
+            for endpoint in (*listed, self._leader):
+                self._know(endpoint)
+
     def first(self) -> str:
-        """Return where a new call starts: at the believed leader, or anywhere."""
-        return self._leader or self._endpoints[self._turn]
+        """Return where a new call starts: at the believed leader, or in the rotation."""
+        return self._leader or self._next_in_rotation(self._turn, 1)
 
     def answered(self, endpoint: str) -> None:
         """Note that `endpoint` answered as the leader."""
         self._leader = endpoint
+        self._is_proven = True
+        self._silent_since = None
+        self._know(endpoint)
+        self._epoch_heard_at = self._clock()
         if endpoint != self._answered:
             self.leader_changes += bool(self._answered)
             self._answered = endpoint
-        self._suspects.discard(endpoint)
-        self._hanging.discard(endpoint)
+        self._suspects.pop(endpoint, None)
+        self._waited_s.pop(endpoint, None)
+
+    def missed(self) -> None:
+        """Note that a call to the leader is not answered yet."""
+        if self._silent_since is None:
+            self._silent_since = self._clock()
+
+    def given_up(self, endpoint: str, waited_s: float) -> None:
+        """Note that a caller waited `waited_s` seconds for `endpoint` and had no time left.
+
+        Callers with little time never see an attempt time out. The sum of their waits without an
+        answer between them is the evidence that the endpoint hangs.
+        """
+        self._waited_s[endpoint] = self._waited_s.get(endpoint, 0.0) + waited_s
+        if self._waited_s[endpoint] >= GIVEN_UP_S_MAX:
+            self.failed(endpoint, FailureKind.TIMED_OUT, 1)
 
     def failed(
         self,
@@ -165,19 +245,20 @@ class LeaderRouter:
         hint: LeaderHint | None = None,
     ) -> Step:
         """Choose the next step of a call whose attempt `failures`, from 1, failed at `endpoint`."""
+        self._failures += 1
+        self._last_failures[endpoint] = self._failures
         if failure is FailureKind.NOT_NOW:
             return self._put_off(endpoint, failures)
+
         if failure in (FailureKind.UNREACHABLE, FailureKind.TIMED_OUT):
-            self._suspects.add(endpoint)
-        if failure is FailureKind.TIMED_OUT:
-            self._hanging.add(endpoint)
-        hinted = self._accept(endpoint, hint)
-        if hinted is None and self._leader != endpoint:
-            hinted = self._leader  # another call has found it meanwhile
-        if hinted is not None:
-            free = failures <= len(self._endpoints)
+            self._suspect(endpoint, hangs=failure is FailureKind.TIMED_OUT)
+        if endpoint == self._leader:
+            self._leader = None
+        hinted = self._accept(endpoint, hint, failures) or self._leader
+
+        if hinted is not None and failures % LOOK_ROUND_OF_HINTS:
+            free = failures <= len(self._known)
             return Step(hinted, 0.0 if free else self._pause(failures))
-        self._leader = None
         return Step(self._rotate(endpoint, failures), self._pause_in_round(failure, failures))
 
     def _put_off(self, endpoint: str, failures: int) -> Step:
@@ -188,43 +269,93 @@ class LeaderRouter:
             return Step(self._rotate(endpoint, failures), wait)
         return Step(endpoint, wait)
 
-    def _accept(self, endpoint: str, hint: LeaderHint | None) -> str | None:
+    def _accept(self, endpoint: str, hint: LeaderHint | None, failures: int) -> str | None:
         """Return the endpoint of a hint worth following, which becomes the belief."""
-        if hint is None or not hint.endpoint or hint.epoch < self._epoch:
+        if hint is None or not hint.endpoint or self._is_outdated(hint, failures):
             return None
-        if self._epoch < 0:
-            self._epoch = hint.epoch  # the first one heard of may be that of the suspects
         if hint.epoch > self._epoch:
-            self._epoch = hint.epoch
-            self._suspects.clear()
-            self._hanging.clear()
-        if hint.endpoint in self._suspects or hint.endpoint == endpoint:
+            self._is_proven = False
+            if self._epoch >= 0:  # the first epoch heard of may be that of the suspects
+                self._suspects.clear()
+        self._epoch, self._epoch_heard_at = hint.epoch, self._clock()
+
+        self._know(hint.endpoint)
+        if hint.endpoint == endpoint or self._is_suspected(hint.endpoint, failures):
             return None
-        self._leader = hint.endpoint
+        if self._leader is not None and self._is_proven:
+            return None  # it has answered, and this hint is of no later epoch
+        if hint.endpoint in self._suspects:
+            return self._probe(hint.endpoint)
+        self._leader, self._is_proven = hint.endpoint, False
         return hint.endpoint
 
+    def _is_outdated(self, hint: LeaderHint, failures: int) -> bool:
+        """Tell whether a hint is of an earlier epoch than one heard of lately.
+
+        Epochs of a restored cluster begin at 1, so that an epoch is not relied on for ever.
+        """
+        is_recent = self._clock() - self._epoch_heard_at <= EPOCH_KEPT_S
+        return hint.epoch < self._epoch and is_recent and not self._is_long_search(failures)
+
+    def _know(self, endpoint: str | None) -> None:
+        """Take an endpoint into the rotation; the one learned first leaves a full one."""
+        if not endpoint or endpoint in self._known:
+            return
+        learned = (*self._known[len(self._endpoints) :], endpoint)
+        self._known = (*self._endpoints, *learned[-LEARNED_MAX:])
+        for memory in (self._suspects, self._waited_s, self._last_failures):
+            for forgotten in memory.keys() - set(self._known):
+                del memory[forgotten]
+
+    def _suspect(self, endpoint: str, *, hangs: bool) -> None:
+        self._suspects[endpoint] = _Suspicion(self._clock() + SUSPICION_S, hangs=hangs)
+        self._waited_s.pop(endpoint, None)
+
+    def _is_suspected(self, endpoint: str, failures: int) -> bool:
+        suspicion = self._suspects.get(endpoint)
+        if suspicion is None or self._is_long_search(failures):
+            return False
+        return self._clock() < suspicion.ends_at
+
+    def _is_long_search(self, failures: int) -> bool:
+        """Tell whether a call has failed so often that it trusts no suspicion any more."""
+        return failures > _ROUNDS_OF_SUSPICION * len(self._known)
+
+    def _probe(self, endpoint: str) -> str:
+        """Return the endpoint; a suspect stays suspected meanwhile, so that others don't follow."""
+        suspicion = self._suspects.get(endpoint)
+        if suspicion is not None:
+            self._suspect(endpoint, hangs=suspicion.hangs)
+        return endpoint
+
     def _rotate(self, endpoint: str, failures: int) -> str:
-        """Return the endpoint after `endpoint`, or in turn when that is not one of ours."""
-        if endpoint in self._endpoints:
-            self._turn = self._endpoints.index(endpoint)
-        awake = [other for other in self._endpoints if other not in self._hanging]
-        asks_all = not awake or failures > _ROUNDS_WITHOUT_HANGING * len(self._endpoints)
-        for _ in self._endpoints:
-            self._turn = (self._turn + 1) % len(self._endpoints)
-            if asks_all or self._endpoints[self._turn] in awake:
-                break
-        return self._endpoints[self._turn]
+        """Return the endpoint to ask after `endpoint`, which failed."""
+        if endpoint in self._known:
+            self._turn = (self._known.index(endpoint) + 1) % len(self._known)
+        return self._next_in_rotation(self._turn, failures)
+
+    def _next_in_rotation(self, turn: int, failures: int) -> str:
+        """Return the endpoint that does not hang whose last failure is the oldest; ties in turn."""
+        known = self._known
+
+        def rank(endpoint: str) -> tuple[int, int]:
+            return self._last_failures.get(endpoint, 0), (known.index(endpoint) - turn) % len(known)
+
+        awake = [endpoint for endpoint in known if not self._hangs(endpoint, failures)]
+        return self._probe(min(awake or known, key=rank))
+
+    def _hangs(self, endpoint: str, failures: int) -> bool:
+        return self._is_suspected(endpoint, failures) and self._suspects[endpoint].hangs
 
     def _pause_in_round(self, failure: FailureKind, failures: int) -> float:
         """Return the wait: none within the first round over dead endpoints, another may lead."""
-        if failure in (FailureKind.UNREACHABLE, FailureKind.TIMED_OUT) and failures < len(
-            self._endpoints
-        ):
+        is_silent = failure in (FailureKind.UNREACHABLE, FailureKind.TIMED_OUT)
+        if is_silent and failures < len(self._known):
             return 0.0
         return self._pause(failures)
 
     def _pause(self, failures: int) -> float:
-        round_number = (failures - 1) // len(self._endpoints)
+        round_number = (failures - 1) // len(self._known)
         return ELECTION_BACKOFF.wait(round_number, self._rng.random())
 
 
@@ -233,13 +364,19 @@ class LeaderSearch:
 
     `endpoint` is the one to ask next, `tried` has the last failure at each that failed, `refusal`
     the last reason for which the leader took nothing. Failures of kinds outside `repeats` end it.
+    With `is_for_leader` False any controller may answer, and failures say nothing of the leader.
     """
 
     def __init__(
-        self, router: LeaderRouter, repeats: Collection[FailureKind] = frozenset(FailureKind)
+        self,
+        router: LeaderRouter,
+        repeats: Collection[FailureKind] = frozenset(FailureKind),
+        *,
+        is_for_leader: bool = True,
     ) -> None:
         self._router = router
         self._repeats = repeats
+        self._is_for_leader = is_for_leader
         self._failures = 0
         self.endpoint = router.first()
         self.tried: dict[str, RpcFailure] = {}
@@ -250,7 +387,7 @@ class LeaderSearch:
         """Whether every endpoint was asked and none could be reached."""
         return all(
             endpoint in self.tried and kind_of(self.tried[endpoint]) is FailureKind.UNREACHABLE
-            for endpoint in self._router.endpoints
+            for endpoint in self._router.known
         )
 
     @property
@@ -263,6 +400,12 @@ class LeaderSearch:
         """Note that `endpoint` answered as the leader; the search begins anew."""
         self._router.answered(self.endpoint)
         self.restart()
+
+    def given_up(self, waited_s: float) -> None:
+        """Note that the caller waited `waited_s` seconds for `endpoint` and has no time left."""
+        if self._is_for_leader:
+            self._router.missed()
+        self._router.given_up(self.endpoint, waited_s)
 
     def restart(self) -> None:
         """Forget the failures so far."""
@@ -279,6 +422,8 @@ class LeaderSearch:
         kind = kind_of(failure)
         if kind is None:
             return None
+        if self._is_for_leader:
+            self._router.missed()
         self._failures += 1
         step = self._router.failed(self.endpoint, kind, self._failures, LeaderHint.of(failure))
         if kind not in self._repeats:

@@ -1,8 +1,9 @@
 """Metrics of a broker, read at each scrape from what it counts anyway; probes, and their listener.
 
 Serves `/metrics`, `/livez` and `/readyz` in plain text, beside the listener of Kafka's protocol: no
-page names a topic, a group or a client. A live broker answers; a ready one serves Kafka's clients,
-and has heard of the controllers of late.
+page names a topic, a group or a client. A live broker answers. A ready one serves Kafka's clients,
+and has had answers from the leading controller of late. `/livez` names what `/readyz` fails for but
+stays 200: a restart would end the connections of clients and bring no controller back.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ async def serving_http(
         return web.Response(body=generate_latest(registry), headers=headers)
 
     async def livez(_: web.Request) -> web.Response:
-        return web.Response(text="[+] live\n")
+        reason = state().unready
+        return web.Response(text="[+] live\n" + (f"[-] serving: {reason}\n" if reason else ""))
 
     async def readyz(_: web.Request) -> web.Response:
         reason = state().unready

@@ -156,6 +156,7 @@ class _Door:
         return BrokerState(
             is_serving=True,
             view_age_s=broker.view_age_s,
+            leader_silent_s=broker.client.controllers.router.silent_s,
             connections=life.server.connections,
             partitions=len(broker.logs),
             groups=len(life.groups.groups),
