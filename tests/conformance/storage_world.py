@@ -48,7 +48,7 @@ class StorageWorld:
 
     async def expire(self) -> None:
         """Mark what is past its deadline, as the running controller does."""
-        expiry = Expiry(self._run.live.controller, self._run.clock, 1_000)
+        expiry = Expiry(self._run.live.controller, 1_000)
         task = asyncio.create_task(expiry.run())
         await self._drive(task, lambda: not self._is_expiry_due())
 

@@ -288,7 +288,7 @@ async def test_who_does_not_lead_asks_nothing_of_the_bucket(uploading: Uploading
 async def test_objects_expire_by_deadline_in_bounded_entries(world: World) -> None:
     late = await world.prepare(10, ttl_ms=60_000)
     early = await world.prepare(2 * EXPIRE_BATCH_MAX + 1, ttl_ms=5_000)
-    async with running(Expiry(world.controller, world.clock, 5).run()):
+    async with running(Expiry(world.controller, 5).run()):
         world.clock.advance(5_000)
         await asyncio.sleep(0.03)
         assert world.states(early) == PREPARED, "at the deadline it may still commit"
@@ -306,7 +306,7 @@ async def test_objects_expire_by_deadline_in_bounded_entries(world: World) -> No
 async def test_who_does_not_lead_expires_nothing_and_goes_on_when_it_does(world: World) -> None:
     ids = await world.prepare(5, ttl_ms=1_000)
     world.log.lose_leadership(truncate=False)
-    async with running(Expiry(world.controller, world.clock, 5).run()):
+    async with running(Expiry(world.controller, 5).run()):
         world.clock.advance(2_000)
         await asyncio.sleep(0.03)
         assert world.states(ids) == PREPARED

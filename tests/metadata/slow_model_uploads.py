@@ -298,7 +298,12 @@ def expire(state: State, request: r.ExpireObjects, now: int) -> a.ExpireObjectsA
     due = sorted(
         (item.timestamp, object_id)
         for object_id, item in state.objects.items()
-        if item.state is ObjectState.PREPARED and item.timestamp < now
+        if item.state is ObjectState.PREPARED and request.since_ms <= item.timestamp < now
+    )
+    due += sorted(
+        (item.timestamp, object_id)
+        for object_id, item in state.objects.items()
+        if item.state is ObjectState.PREPARED and item.timestamp >= max(now, request.beyond_ms)
     )
     expired = [object_id for _, object_id in due][: request.limit]
     state.destroy(expired, now)

@@ -272,7 +272,7 @@ class ControllerNode:
             self._bucket,
             self._deletion,
             self._new_failover(clock),
-            *self._sweeps(store, clock),
+            *self._sweeps(store),
             *((self._backup,) if self._backup else ()),
         )
         self._memory = ProcessMemory(_memory_limit(config))
@@ -309,10 +309,10 @@ class ControllerNode:
             per_target=self._config.recoveries_per_node,
         )
 
-    def _sweeps(self, store: ObjectStore, clock: Clock) -> tuple[LifecycleTask, ...]:
+    def _sweeps(self, store: ObjectStore) -> tuple[LifecycleTask, ...]:
         config = self._config
         return (
-            Expiry(self._controller, clock, config.lifecycle_interval_ms),
+            Expiry(self._controller, config.lifecycle_interval_ms),
             StreamSweep(self._controller, config.lifecycle_interval_ms),
             SetObjectSweep(self._controller, self._sessions, config.sweep_interval_ms),
             UploadSweep(

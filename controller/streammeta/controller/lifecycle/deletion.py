@@ -23,9 +23,12 @@ from streammeta.controller.errors import ApiError
 from streammeta.controller.lifecycle.backup_wait import WAITING_MAX, BackupWait
 from streammeta.controller.lifecycle.deletion_pace import RateLimiter, Refusal, RetryQueue
 from streammeta.controller.lifecycle.tasks import in_thread
+from streammeta.controller.metadata.maintenance import DeletionHold
 from streammeta.controller.metadata.requests import RemoveObjects
+from streammeta.controller.metadata.validation import TTL_MS_MAX
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.log_time import JUMP_MS
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import (
     AccessDeniedError,
@@ -116,6 +119,8 @@ class Deletion:
         self._retries = RetryQueue(self._rng)
         self._backup_wait = None if backed_up_end is None else BackupWait(backed_up_end)
         self._waits_long = False
+        self._doubted_hold = DeletionHold()
+        self._hold_rest_ms = 0
         self._in_flight: set[int] = set()
         self._deleted = 0
         self._failed = 0
@@ -163,6 +168,7 @@ class Deletion:
         if leads:
             # The marks bear the time of an earlier leader's clock: wait the delay by this one's.
             self._resume_ms = self._clock.monotonic_ms() + self._delay_ms
+            self._doubt_hold()
 
     def _start_due(self, requests: asyncio.TaskGroup) -> bool:
         """Start requests for due objects; return whether more wait for their turn."""
@@ -213,11 +219,35 @@ class Deletion:
 
     def _due(self, limit: int) -> Sequence[int]:
         """Return objects whose delay is over and which were not tried yet, oldest first."""
-        now_ms = self._clock.wall_ms()
+        now_ms, cluster_map = self._controller.log_time.now_ms(), self._controller.cluster_map
         known = len(self._in_flight) + len(self._retries)
-        due = self._controller.cluster_map.destroyed(now_ms - self._delay_ms, limit + known, now_ms)
+        due = cluster_map.destroyed(now_ms - self._delay_ms, limit + known, self._hold_time_ms())
         fresh = (one for one in due if one not in self._in_flight and one not in self._retries)
         return list(islice(fresh, limit))
+
+    def _hold_time_ms(self) -> int:
+        """Return the time to compare the end of the deletion hold with."""
+        log_time, hold = self._controller.log_time, self._controller.cluster_map.deletion_hold
+        if log_time.elapsed_ms < self._hold_rest_ms and hold == self._doubted_hold:
+            return min(log_time.now_ms(), hold.until_ms - 1)
+        return log_time.now_ms()
+
+    def _doubt_hold(self) -> None:
+        """Continue a hold that is over only because the clock is far ahead of the map's times.
+
+        Wait for the rest of it, as of the newest time in the map, by the monotonic clock.
+        """
+        began_ms, cluster_map = self._controller.log_time.began_ms, self._controller.cluster_map
+        hold = self._doubted_hold = cluster_map.deletion_hold
+        self._hold_rest_ms = 0
+        if not 0 <= hold.until_ms <= began_ms:
+            return
+        since_ms = hold.since_ms if hold.since_ms <= began_ms else -1
+        newest_ms = max(since_ms, cluster_map.newest_stamp_ms(began_ms))
+        jump_ms = began_ms - newest_ms
+        if jump_ms > JUMP_MS and newest_ms < hold.until_ms:
+            self._hold_rest_ms = min(hold.until_ms - newest_ms, TTL_MS_MAX)
+            _log.warning("deletion_hold_continues", jump_ms=jump_ms, rest_ms=self._hold_rest_ms)
 
     def _note_wait(self, wait: BackupWait, now_ms: int) -> None:
         """Log that objects wait long for the backup, and the end of it, each once."""

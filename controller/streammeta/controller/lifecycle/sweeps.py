@@ -20,12 +20,14 @@ from streammeta.controller.metadata.requests import (
     CheckObjects,
     DestroyDeadSetObjects,
     ExpireObjects,
+    HoldDeletions,
     SweepDeletedStreams,
     WriteRequest,
 )
-from streammeta.controller.metadata.values import ObjectState
-from streammeta.controller.runtime.clock import Clock
+from streammeta.controller.metadata.validation import TTL_MS_MAX
+from streammeta.controller.metadata.values import INT64_MAX, ObjectState
 from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.log_time import JUMP_MS
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.object_key import OwnKey, parse_key
 from streammeta.storage.object_store.base import MultipartUpload, ObjectStore
@@ -38,6 +40,9 @@ SWEEP_BATCH_MAX = 10_000
 
 SET_OBJECT_BATCH_MAX = 200
 """Set objects examined in one step; each may hold thousands of ranges."""
+
+DOUBTED_MS = 24 * 3_600_000
+"""Time of a term after which objects with an impossible deadline expire, in milliseconds."""
 
 UPLOAD_BATCH_MAX = 1_000
 """Uploads checked against the map in one step."""
@@ -65,19 +70,51 @@ class _Sweep(PeriodicTask):
 class Expiry(_Sweep):
     """Expires prepared objects whose writers did not commit in time.
 
-    Looks at the seconds that have begun alone, never at all objects.
+    Looks at the seconds that have begun alone, never at all objects. A deadline that no right clock
+    would have left to this term is not believed: its object stays for `DOUBTED_MS` of the term.
+    Such a deadline passed long before the term began, or lies further ahead than the longest
+    validity.
     """
 
-    def __init__(self, controller: MetadataController, clock: Clock, interval_ms: int) -> None:
+    def __init__(self, controller: MetadataController, interval_ms: int) -> None:
         super().__init__(controller, interval_ms)
-        self._clock = clock
+        controller.on_leadership(self._on_leadership)
 
     async def step(self) -> None:
-        """Expire every object whose deadline has passed."""
-        await self._write_while(self._is_due, ExpireObjects(limit=EXPIRE_BATCH_MAX))
+        """Expire every object whose deadline has passed, and cut a hold that can't be right."""
+        await self._write_while(self._is_hold_doubted, HoldDeletions(hold_ms=1))
+        since_ms, beyond_ms = self._believed()
+        request = ExpireObjects(limit=EXPIRE_BATCH_MAX, since_ms=since_ms, beyond_ms=beyond_ms)
+        await self._write_while(lambda: self._is_due(request), request)
 
-    def _is_due(self) -> bool:
-        return bool(self._controller.cluster_map.expired(self._clock.wall_ms(), limit=1))
+    def _believed(self) -> tuple[int, int]:
+        """Return the bounds of deadlines that are believed now."""
+        log_time = self._controller.log_time
+        if log_time.elapsed_ms < DOUBTED_MS:
+            return max(0, log_time.began_ms - JUMP_MS), INT64_MAX
+        return 0, log_time.now_ms() + TTL_MS_MAX + JUMP_MS
+
+    def _on_leadership(self, leads: bool) -> None:
+        """Log the deadlines that this term does not believe."""
+        if not leads:
+            return
+        cluster_map, began_ms = self._controller.cluster_map, self._controller.log_time.began_ms
+        beyond_ms = began_ms + TTL_MS_MAX + JUMP_MS
+        doubted = cluster_map.expired(began_ms - JUMP_MS, EXPIRE_BATCH_MAX, beyond_ms=beyond_ms)
+        if doubted:
+            jump_ms = began_ms - cluster_map.newest_stamp_ms(INT64_MAX)
+            _log.warning(
+                "deadlines_doubted", objects=len(doubted), jump_ms=jump_ms, kept_ms=DOUBTED_MS
+            )
+
+    def _is_hold_doubted(self) -> bool:
+        until_ms = self._controller.cluster_map.deletion_hold.until_ms
+        return until_ms > self._controller.log_time.now_ms() + TTL_MS_MAX + JUMP_MS
+
+    def _is_due(self, request: ExpireObjects) -> bool:
+        now_ms = self._controller.log_time.now_ms()
+        due = self._controller.cluster_map.expired(now_ms, 1, request.since_ms, request.beyond_ms)
+        return bool(due)
 
 
 class StreamSweep(_Sweep):

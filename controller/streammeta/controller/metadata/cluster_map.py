@@ -25,7 +25,12 @@ from streammeta.controller.metadata.compactions import Compactions
 from streammeta.controller.metadata.feature_level import FeatureLevel
 from streammeta.controller.metadata.frozen import FrozenMap, FrozenParts
 from streammeta.controller.metadata.kv import KVs
-from streammeta.controller.metadata.maintenance import BucketClaim, Claim, ObjectUpkeep
+from streammeta.controller.metadata.maintenance import (
+    BucketClaim,
+    Claim,
+    DeletionHold,
+    ObjectUpkeep,
+)
 from streammeta.controller.metadata.named_objects import NamedObjects
 from streammeta.controller.metadata.nodes import Node, Nodes
 from streammeta.controller.metadata.object_indexes import NodeObjects
@@ -39,7 +44,7 @@ from streammeta.controller.metadata.streams import Streams
 from streammeta.controller.metadata.tables import Undo
 from streammeta.controller.metadata.uploads import Uploads
 from streammeta.controller.metadata.validation import validate
-from streammeta.controller.metadata.values import Int64Column, ObjectState
+from streammeta.controller.metadata.values import INT64_MAX, Int64Column, ObjectState
 from streammeta.controller.records import record as rec
 from streammeta.controller.records.record import Record
 
@@ -311,9 +316,12 @@ class ClusterMap:
         """The object id that is issued next."""
         return self._objects.next_object_id
 
-    def expired(self, now_ms: int, limit: int) -> tuple[int, ...]:
-        """Return at most `limit` prepared objects whose deadline lies before `now_ms`."""
-        return self._objects.expired_before(now_ms, limit)
+    def expired(
+        self, now_ms: int, limit: int, since_ms: int = 0, beyond_ms: int = INT64_MAX
+    ) -> tuple[int, ...]:
+        """Return at most `limit` prepared objects that `ExpireObjects` marks at `now_ms`."""
+        request = requests.ExpireObjects(limit=limit, since_ms=since_ms, beyond_ms=beyond_ms)
+        return self._upkeep.expired(request, now_ms)
 
     def destroyed(self, marked_before_ms: int, limit: int, now_ms: int) -> tuple[int, ...]:
         """Return at most `limit` objects marked destroyed before that time, oldest first.
@@ -321,6 +329,15 @@ class ClusterMap:
         Those whose bytes are held at `now_ms` are left out.
         """
         return self._upkeep.deletable(marked_before_ms, limit, now_ms)
+
+    @property
+    def deletion_hold(self) -> DeletionHold:
+        """The replicated deletion hold."""
+        return self._upkeep.hold
+
+    def newest_stamp_ms(self, most_ms: int) -> int:
+        """Return the newest time of a commit or of a mark up to `most_ms`, -1 without any."""
+        return self._objects.newest_stamp_ms(most_ms)
 
     def has_sweepings(self) -> bool:
         """Return whether a deleted stream has left objects to destroy."""

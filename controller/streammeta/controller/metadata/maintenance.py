@@ -15,7 +15,8 @@ from streammeta.controller.metadata import answers, requests
 from streammeta.controller.metadata.object_queries import ObjectQueries
 from streammeta.controller.metadata.streams import Streams
 from streammeta.controller.metadata.tables import Undo
-from streammeta.controller.metadata.values import Int64Column, ObjectState, column
+from streammeta.controller.metadata.validation import TTL_MS_MAX
+from streammeta.controller.metadata.values import INT64_MAX, Int64Column, ObjectState, column
 from streammeta.controller.records import record as rec
 
 
@@ -48,8 +49,15 @@ class ObjectUpkeep:
         self, request: requests.ExpireObjects, now_ms: int
     ) -> tuple[rec.ObjectsDestroyed | None, answers.ExpireObjectsAnswer]:
         """Mark prepared objects past their deadline."""
-        ids = column(self._objects.expired_before(now_ms, request.limit))
+        ids = column(self.expired(request, now_ms))
         return _destroyed(ids, now_ms), answers.ExpireObjectsAnswer(expired=len(ids))
+
+    def expired(self, request: requests.ExpireObjects, now_ms: int) -> tuple[int, ...]:
+        """Return the objects that the request would mark."""
+        found = self._objects.expired_before(now_ms, request.limit, request.since_ms)
+        beyond_ms = max(now_ms, request.beyond_ms)
+        room = request.limit - len(found)
+        return found + self._objects.expired_before(INT64_MAX, room, beyond_ms)
 
     def decide_remove(
         self, request: requests.RemoveObjects
@@ -87,11 +95,15 @@ class ObjectUpkeep:
     def decide_hold(
         self, request: requests.HoldDeletions, now_ms: int
     ) -> tuple[rec.DeletionsHeld | None, answers.HoldDeletionsAnswer]:
-        """Begin to hold deletions, or go on for longer; a longer hold stays as it is."""
+        """Begin to hold deletions, or continue for longer; a longer hold stays as it is.
+
+        A hold that ends later than the longest one that begins now was stamped by a wrong clock:
+        it is cut to that length.
+        """
         since_ms, until_ms = now_ms, now_ms + request.hold_ms
         if now_ms < self._hold.until_ms:
             since_ms = min(since_ms, self._hold.since_ms)
-            until_ms = max(until_ms, self._hold.until_ms)
+            until_ms = max(until_ms, min(self._hold.until_ms, now_ms + TTL_MS_MAX))
         answer = answers.HoldDeletionsAnswer(until_ms=until_ms)
         if DeletionHold(since_ms, until_ms) == self._hold:
             return None, answer
@@ -102,10 +114,17 @@ class ObjectUpkeep:
         undo.assign(self, "_hold", DeletionHold(record.since_ms, record.until_ms))
 
     def deletable(self, marked_before_ms: int, limit: int, now_ms: int) -> tuple[int, ...]:
-        """Return at most `limit` objects destroyed before a time and not held, oldest first."""
+        """Return at most `limit` objects destroyed before a time and not held, oldest first.
+
+        A mark in the future is of an earlier term, whose leader had a wrong clock. Such objects
+        come last: a leader waits for the delay after its term began, so theirs is over.
+        """
         if now_ms < self._hold.until_ms:
             marked_before_ms = min(marked_before_ms, self._hold.since_ms)
-        return self._objects.destroyed_before(marked_before_ms, limit)
+            return self._objects.destroyed_before(marked_before_ms, limit)
+        found = self._objects.destroyed_before(marked_before_ms, limit)
+        future_ms = max(marked_before_ms, now_ms + 1)
+        return found + self._objects.destroyed_before(INT64_MAX, limit - len(found), future_ms)
 
 
 @dataclass(frozen=True, slots=True)

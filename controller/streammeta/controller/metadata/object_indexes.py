@@ -89,14 +89,19 @@ class ExpiryIndex:
         for number, part in zip(firsts, np.split(ids, cuts), strict=True):
             self.add_ids(number * _SLOT_MS, part)
 
-    def before(self, time_ms: int, limit: int) -> tuple[int, ...]:
-        """Return at most `limit` ids that expire before `time_ms`, earliest first; they stay."""
+    def before(self, time_ms: int, limit: int, since_ms: int = 0) -> tuple[int, ...]:
+        """Return at most `limit` ids that expire before `time_ms`, earliest first; they stay.
+
+        Ids that expire before `since_ms` are left out.
+        """
         found: list[int] = []
-        for number in self._order[: bisect.bisect_right(self._order, time_ms // _SLOT_MS)]:
+        first = bisect.bisect_left(self._order, since_ms // _SLOT_MS)
+        for number in self._order[first : bisect.bisect_right(self._order, time_ms // _SLOT_MS)]:
             ids, times = self._expiring(number)
             if not len(ids):
                 self._drop(number)
-            found.extend(ids[: np.searchsorted(times, time_ms)].tolist())
+            low, high = np.searchsorted(times, (since_ms, time_ms))
+            found.extend(ids[low:high].tolist())
             if len(found) >= limit:
                 break
         return tuple(found[:limit])

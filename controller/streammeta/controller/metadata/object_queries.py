@@ -221,13 +221,25 @@ class ObjectQueries:
         """Return what a remembered PrepareObjects was answered, or None."""
         return self._requests.get(key)
 
-    def expired_before(self, time_ms: int, limit: int) -> tuple[int, ...]:
-        """Return at most `limit` prepared objects with an earlier deadline, earliest first."""
-        return self._deadlines.before(time_ms, limit)
+    def expired_before(self, time_ms: int, limit: int, since_ms: int = 0) -> tuple[int, ...]:
+        """Return at most `limit` prepared objects with an earlier deadline, earliest first.
 
-    def destroyed_before(self, time_ms: int, limit: int) -> tuple[int, ...]:
-        """Return at most `limit` objects that were marked destroyed earlier, earliest first."""
-        return self._destroyed.before(time_ms, limit)
+        Deadlines before `since_ms` are left out.
+        """
+        return self._deadlines.before(time_ms, limit, since_ms)
+
+    def destroyed_before(self, time_ms: int, limit: int, since_ms: int = 0) -> tuple[int, ...]:
+        """Return at most `limit` objects that were marked destroyed earlier, earliest first.
+
+        Marks before `since_ms` are left out.
+        """
+        return self._destroyed.before(time_ms, limit, since_ms)
+
+    def newest_stamp_ms(self, most_ms: int) -> int:
+        """Return the newest time of a commit or of a mark up to `most_ms`, -1 without any."""
+        times = self._table["timestamp_ms"]
+        chosen = (self._table["state"] != ObjectState.PREPARED) & (times <= most_ms)
+        return int(times.max(initial=-1, where=chosen))
 
     def count(self, state: ObjectState) -> int:
         """Return how many objects are in a state."""

@@ -11,6 +11,7 @@ from typing import TypeAlias, overload
 
 from streammeta.controller.metadata.values import (
     EMPTY_COLUMN,
+    INT64_MAX,
     Int64Column,
     NodeIdentity,
     OnConflict,
@@ -373,9 +374,14 @@ class CheckObjects(ReadRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpireObjects(WriteRequest):
-    """Mark prepared objects past their deadline destroyed, at most `limit` of them."""
+    """Mark prepared objects past their deadline destroyed, at most `limit` of them.
+
+    Deadlines before `since_ms` are left out. Deadlines from `beyond_ms` on count as passed.
+    """
 
     limit: int
+    since_ms: int = 0
+    beyond_ms: int = INT64_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,7 @@ from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.commit_phases import Phases
 from streammeta.controller.runtime.commit_tally import CommitTally
 from streammeta.controller.runtime.interfaces import ReplicatedLog, SnapshotPoint
+from streammeta.controller.runtime.log_time import LogTime
 from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, LoadedMap, read_map
 from streammeta.controller.runtime.object_id_gate import ObjectIdGate, open_gate
 from streammeta.controller.runtime.quorum_errors import NotCaughtUpError
@@ -135,7 +136,7 @@ class MetadataController:
         self._limits = limits or MapLimits()
         self._read_checkpoint = read_checkpoint
         self._map = cluster_map
-        self._clock = clock
+        self.log_time = LogTime(clock)
         self._object_ids = open_gate() if object_ids is None else object_ids
         self._log: ReplicatedLog | None = None
         self._answers = OffsetWaiters()
@@ -268,7 +269,7 @@ class MetadataController:
         is_proven = False
         end_offset = log.next_offset
         for request in requests:
-            decision = self._map.decide(request, self._clock.wall_ms(), end_offset)
+            decision = self._map.decide(request, self.log_time.now_ms(), end_offset)
             require_room(self._map, decision.records, self._limits)
             if type(request) is PrepareObjects and decision.records:
                 self._object_ids.check(self._map.next_object_id + request.count)
@@ -388,6 +389,7 @@ class MetadataController:
     def on_leadership_claimed(self, epoch: int) -> None:
         """Begin to serve: everything committed has been applied."""
         self._active, self._fence = True, None
+        self.log_time.begin_term()
         _log.info("leadership_claimed", epoch=epoch, end_offset=self._committed_end)
         for listener in self._on_leadership:
             listener(True)
