@@ -236,6 +236,25 @@ class RandomCommits(RandomDraws):
         )
         return replace(request, **other)
 
+    def _resend(self, state: State) -> Any:
+        """Commit an object that some commit left out, in a commit of its own or as a set object."""
+        left_out = sorted({key[1:] for key in state.rejected})
+        fitting = [key for key in left_out if state.is_prepared(key[0])]
+        if not fitting:
+            return self._repeat(state)
+        object_id, stream_id = self._one(fitting)
+        stream = state.streams.get(stream_id)
+        node = self._owner(state, stream_id) if stream is not None else self._node(state)
+        row = self._row(state, node.node_id, stream_id)
+        as_set_object = self._chance(30)
+        return self._commit(
+            node,
+            object_id if as_set_object else -1,
+            [row] if as_set_object else [],
+            [] if as_set_object else [row],
+            [] if as_set_object else [object_id],
+        )
+
     def _repeat_upload(self, state: State) -> Any:
         """Name an object that is committed, or was."""
         request = self._upload(state)

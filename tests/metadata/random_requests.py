@@ -9,6 +9,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from streammeta.controller.features import SUPPORTED
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.values import NodeIdentity, ObjectState, PageRequest, column
 from tests.metadata.random_commits import NODE_IDS, RandomCommits, RandomDraws, range_columns
@@ -43,7 +44,7 @@ class RandomRequests(RandomCommits):
             items = tuple(r.StreamToOpen(stream, 1) for stream in (first, first + 1))
             yield r.OpenStreams(node=node, streams=items)
             yield r.PrepareObjects(request_id=f"p{node_id}", node=node, count=8, ttl_ms=60_000)
-        yield r.SetFeatureLevel(level=3)
+        yield r.SetFeatureLevel(level=self._one((3, *(SUPPORTED.highest,) * 3)))
 
     def any(self, model: Model) -> Any:
         """Return some write; ids to commit are prepared when they run out."""
@@ -251,7 +252,7 @@ class RandomRequests(RandomCommits):
         return r.FinishRestore()
 
     def _feature_level(self, _state: State) -> Any:
-        return r.SetFeatureLevel(level=self._one((1, 3)))
+        return r.SetFeatureLevel(level=self._one((1, SUPPORTED.highest)))
 
     def _destroy_dead(self, state: State) -> Any:
         after = self._one((-1, -1, state.next_object // 2))
@@ -376,7 +377,8 @@ NAMES = ("a", "b", "b/1", "b/2", "c")
 _WEIGHTS = {
     "upload": 24,
     "batch": 9,
-    "repeat": 5,
+    "repeat": 6,
+    "resend": 3,
     "repeat_upload": 2,
     "compact_set": 12,
     "compact_stream": 14,

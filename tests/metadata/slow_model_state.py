@@ -84,7 +84,8 @@ class State:
     forgotten_commits: set[int] = field(default_factory=set)
     made_with: dict[int, object] = field(default_factory=dict)
     """Per object ever committed the content of the commit it came with."""
-    rejected: dict[tuple[int, int], ErrorCode] = field(default_factory=dict)
+    rejected: dict[tuple[str, int, int], ErrorCode] = field(default_factory=dict)
+    """(content of the commit, empty below level 4; object; stream) -> verdict of a left-out row."""
     requests: dict[tuple[str, int, str], tuple[int, int, int]] = field(default_factory=dict)
     """(kind, node, request id) -> (first id, count, deadline)."""
     tags_of_requests: dict[tuple[str, int, str], list[Tags]] = field(default_factory=dict)

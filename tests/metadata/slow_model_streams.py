@@ -235,6 +235,8 @@ def opening(state: State, request: r.GetOpeningStreams) -> a.GetOpeningStreamsAn
         epochs = [past.epoch for past in stream.past if past.node == node_id and past.end == end]
         if stream.node == node_id and stream.end == end and stream.range_start < end:
             epochs.append(stream.epoch)
+        if not epochs:  # a range that was adopted lies over the end of what is owed
+            return a.GetOpeningStreamsAnswer(error=ErrorCode.STREAM_INNER_ERROR)
         epoch = epochs[-1]
         found.append(a.OpeningStream(stream_id, epoch, stream.start, first, end))
     found.sort(key=lambda item: item.stream_id)

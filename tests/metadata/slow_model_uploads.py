@@ -155,7 +155,8 @@ def _upload(
     commit_stream_objects(state, good_objects, now)
     for row, code in zip(ranges + objects, codes, strict=True):
         if code:
-            state.rejected[(row.object_id, row.stream)] = code
+            of_commit = str(content) if state.feature_level >= 4 else ""
+            state.rejected[(of_commit, row.object_id, row.stream)] = code
     state.raise_ends(row.held for row in good_ranges + good_objects)
     _take_off(state, request.node.node_id, good_ranges + good_objects)
     return ErrorCode.NONE, range_codes, object_codes
@@ -194,16 +195,36 @@ def repeated(
 ) -> Verdicts:
     """Answer a commit of which an object is committed already."""
     known = [state.made_with[object_id] for object_id in deciding if state.was_committed(object_id)]
-    codes = remembered(state, ranges), remembered(state, objects)
+    codes = (
+        [first_code(state, content, row) for row in ranges],
+        [first_object_code(state, content, row) for row in objects],
+    )
     same = content in known and (accept_valid or not any((*codes[0], *codes[1])))
     if not same:
         return failed(ErrorCode.OBJECT_CONTENT_MISMATCH, ranges, objects)
     return ErrorCode.NONE, *codes
 
 
-def remembered(state: State, rows: list[Row]) -> list[ErrorCode]:
-    """Return the verdicts of the first time."""
-    return [state.rejected.get((row.object_id, row.stream), ErrorCode.NONE) for row in rows]
+def first_code(state: State, content: object, row: Row) -> ErrorCode:
+    """Return the verdict of the first time about a range: what its object holds was accepted."""
+    item = state.objects.get(row.object_id)
+    if item is not None and row.stream in {stream for stream, _, _ in item.held}:
+        return ErrorCode.NONE
+    return remembered(state, content, row) or ErrorCode.NONE
+
+
+def first_object_code(state: State, content: object, row: Row) -> ErrorCode:
+    """Return the verdict of the first time: an object that came with the commit was accepted."""
+    if state.was_committed(row.object_id) and state.made_with[row.object_id] == content:
+        return ErrorCode.NONE
+    unknown = object_code(state, row) or ErrorCode.OFFSET_NOT_MATCHED
+    return remembered(state, content, row) or unknown
+
+
+def remembered(state: State, content: object, row: Row) -> ErrorCode | None:
+    """Return the verdict about a row that this commit, or some commit before level 4, left out."""
+    codes = [state.rejected.get((key, row.object_id, row.stream)) for key in (str(content), "")]
+    return codes[0] or codes[1]
 
 
 def object_code(state: State, row: Row) -> ErrorCode:

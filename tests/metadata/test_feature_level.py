@@ -22,6 +22,7 @@ from streammeta.controller.snapshot.checkpoint_file import write_checkpoint
 from streammeta.v1 import records_pb2
 from tests.metadata.small_world import World
 
+BEYOND = features.SUPPORTED.highest + 1
 LEVEL_1 = Path(__file__).with_name("level_1.json")
 """Fields by message of records.proto, and sections of checkpoints, as of level 1; never changes."""
 
@@ -68,7 +69,7 @@ def test_levels_that_changed_data_are_those_of_the_tables(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("level", "error", "told"),
     [
-        (4, NewerLogError, "start a version that runs at level 4"),
+        (BEYOND, NewerLogError, f"start a version that runs at level {BEYOND}"),
         (1, InvariantError, "sets feature level 1, but it is 1"),
     ],
 )
@@ -83,10 +84,10 @@ def test_a_record_of_a_level_that_is_not_above_or_not_known_is_refused(
 
 def test_a_checkpoint_of_a_higher_level_is_that_of_a_newer_version() -> None:
     cluster_map = ClusterMap()
-    sections = {**cluster_map.freeze().sections(), "feature_level": {"level": level_column(4)}}
+    sections = {**cluster_map.freeze().sections(), "feature_level": {"level": level_column(BEYOND)}}
     snapshot_id, file = SnapshotId(EndOffset(1), Epoch(1)), io.BytesIO()
     write_checkpoint(file, snapshot_id, "c", sections)
-    with pytest.raises(NewerVersionError, match="feature level 4, only 1 to 3"):
+    with pytest.raises(NewerVersionError, match=f"feature level {BEYOND}, only 1 to {BEYOND - 1}"):
         snapshot_check(ClusterId("c"))(snapshot_id, file)
 
 

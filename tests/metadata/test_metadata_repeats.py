@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from streammeta.controller import features
 from streammeta.controller.errors import ErrorCode, InvalidRequestError, LimitExceededError
+from streammeta.controller.metadata import left_out_rows
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.commit_validation import OBJECT_SIZE_MAX
 from streammeta.controller.metadata.object_indexes import COMMITTED_BYTES_MAX
@@ -298,3 +300,146 @@ def test_the_sum_of_all_sizes_is_bounded() -> None:
             world.write(request)
     assert world.map.state_hash() == before
     assert world.write(upload(1, (0, 1, 2), object_size=10)).error is ErrorCode.NONE
+
+
+ACCEPT = OnConflict.ACCEPT_VALID
+LEVELS = (1, features.SUPPORTED.highest)
+BELOW, ABOVE = LEVELS
+NOT_THERE, NOT_NEXT = ErrorCode.OBJECT_NOT_EXIST, ErrorCode.OFFSET_NOT_MATCHED
+
+
+def at_level(level: int) -> World:
+    world = World()
+    world.write(r.SetFeatureLevel(level=level))
+    return world
+
+
+def of_objects(*rows: tuple[int, int, int, int], **changes: Any) -> r.CommitStreamSetObject:
+    """A commit of stream objects alone, of (object, stream, start, end)."""
+    given: dict[str, Any] = {"on_conflict": ACCEPT, "ranges": RangeColumns(), "object_size": 0}
+    return upload(-1, (0, 0, 1), stream_objects=stream_objects(*rows), **(given | changes))
+
+
+def rows_of(answer: Any) -> list[int]:
+    """Return the verdicts of a commit that was made, ranges first."""
+    assert answer.error is ErrorCode.NONE
+    return [*answer.range_errors.tolist(), *answer.stream_object_errors.tolist()]
+
+
+def assert_answers_again(world: World, *made: tuple[Any, list[int]]) -> None:
+    """Each of these commits gets its first answer, here and after a restart."""
+    for asked in (world, world.restored()):
+        before = asked.map.state_hash()
+        for request, verdicts in made:
+            assert rows_of(asked.write(request)) == verdicts
+        assert asked.map.state_hash() == before
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_row_that_was_left_out_does_not_answer_for_a_later_commit(level: int) -> None:
+    world = at_level(level)
+    partly = of_objects((1, 0, 0, 5), (2, 1, 10, 20))
+    missing, again = of_objects((3, 1, 0, 10)), of_objects((2, 1, 10, 20))
+    assert rows_of(world.write(partly)) == [0, NOT_NEXT]
+    assert rows_of(world.write(missing)) == [0]
+    assert rows_of(world.write(again)) == [0]
+    assert_answers_again(world, (again, [0]), (missing, [0]), (partly, [0, NOT_NEXT]))
+    for policy in OnConflict:
+        assert rows_of(world.write(replace(again, on_conflict=policy))) == [0]
+    assert_refused(world, replace(partly, on_conflict=OnConflict.REJECT_ALL))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("many", [False, True])
+def test_a_row_under_an_id_that_was_never_issued_does_not_answer_for_its_set_object(
+    level: int, many: bool
+) -> None:
+    world = at_level(level)
+    never_issued = 50
+    partly = of_objects((1, 0, 0, 5), (never_issued, 1, 0, 5))
+    assert rows_of(world.write(partly)) == [0, NOT_THERE]
+    prepared = world.write(r.PrepareObjects(request_id="later", node=NODE, count=1, ttl_ms=60_000))
+    assert prepared.first_object_id == never_issued
+    held = (never_issued, (1, 0, 5), (2, 0, 5))
+    later: Any = batch(held) if many else upload(*held)
+    world.write(later)
+    assert_made_before(world, later)
+    assert_made_before(world.restored(), later)
+    assert rows_of(world.write(upload(*held))) == [0, 0]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_set_object_remembers_its_own_rows_and_none_of_a_commit_before(level: int) -> None:
+    world = at_level(level)
+    before = of_objects((1, 0, 0, 5), (2, 1, 7, 9))
+    own = upload(2, (1, 0, 5), (2, 7, 9), on_conflict=ACCEPT)
+    assert rows_of(world.write(before)) == [0, NOT_NEXT]
+    assert rows_of(world.write(own)) == [0, NOT_NEXT]
+    assert_answers_again(world, (own, [0, NOT_NEXT]), (before, [0, NOT_NEXT]))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_committed_object_that_another_commit_names_is_not_forgotten(level: int) -> None:
+    """Its row is left out there, and the commit that made it still gets its first answer."""
+    world = at_level(level)
+    first = upload(1, (1, 0, 5))
+    other = upload(2, (0, 0, 5), on_conflict=ACCEPT, stream_objects=stream_objects((1, 1, 5, 9)))
+    assert rows_of(world.write(first)) == [0]
+    assert rows_of(world.write(other)) == [0, ErrorCode.INVALID_REQUEST]
+    assert_answers_again(world, (first, [0]), (other, [0, ErrorCode.INVALID_REQUEST]))
+
+
+def test_two_commits_that_leave_out_the_same_row_get_their_own_verdicts() -> None:
+    world = at_level(ABOVE)
+    first = of_objects((1, 0, 0, 5), (2, 1, 7, 9))
+    second = of_objects((3, 0, 5, 9), (2, 1, 7, 9), epochs=())
+    assert rows_of(world.write(first)) == [0, NOT_NEXT]
+    world.write(r.CloseStreams(node=NODE, streams=(r.StreamToClose(1, 1),)))
+    assert rows_of(world.write(second)) == [0, ErrorCode.STREAM_NOT_OPENED]
+    expected = [0, ErrorCode.STREAM_NOT_OPENED]
+    assert_answers_again(world, (first, [0, NOT_NEXT]), (second, expected))
+
+
+def test_a_set_object_is_answered_for_after_it_was_compacted_away() -> None:
+    world = at_level(ABOVE)
+    before, own = of_objects((1, 0, 0, 5), (2, 1, 7, 9)), upload(2, (1, 0, 5), (2, 0, 5))
+    world.write(before)
+    world.write(own)
+    compacted = upload(4, (1, 0, 5), (2, 0, 5), compacted_object_ids=column([2]))
+    assert world.write(compacted).error is ErrorCode.NONE
+    assert_answers_again(world, (own, [0, 0]), (before, [0, NOT_NEXT]), (compacted, [0, 0]))
+    world.write(r.RemoveObjects(object_ids=(2,)))
+    assert_answers_again(world, (own, [0, 0]), (before, [0, NOT_NEXT]))
+
+
+def test_rows_remembered_before_the_level_was_raised_are_answered_after_it() -> None:
+    world = at_level(BELOW)
+    partly = of_objects((1, 0, 0, 5), (2, 1, 10, 20))
+    world.write(partly)
+    world.write(r.SetFeatureLevel(level=ABOVE))
+    assert_answers_again(world, (partly, [0, NOT_NEXT]))
+    sections = world.map.freeze().sections()
+    assert [len(sections[name]["error"]) for name in ("rejected_rows", "left_out_rows")] == [1, 0]
+
+
+def test_a_row_whose_verdict_is_forgotten_is_not_answered_accepted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(left_out_rows, "REJECTED_ROWS_MAX", 2)
+    world = at_level(ABOVE)
+    partly = of_objects((1, 0, 0, 5), (2, 1, 10, 20), (3, 2, 10, 20), (90, 3, 0, 5))
+    assert rows_of(world.write(partly)) == [0, NOT_NEXT, NOT_NEXT, NOT_THERE]
+    assert len(world.map.freeze().sections()["left_out_rows"]["error"]) == 2, "it is bounded"
+    world.write(of_objects((4, 0, 5, 6), (5, 1, 10, 20), (6, 2, 10, 20)))
+    world.write(upload(2, (1, 0, 5)))
+    verdicts = [0, ErrorCode.INVALID_REQUEST, NOT_NEXT, NOT_THERE]
+    assert_answers_again(world, (partly, verdicts))
+
+
+def test_a_commit_of_which_nothing_was_valid_is_judged_again() -> None:
+    world = at_level(ABOVE)
+    early = of_objects((2, 1, 10, 20))
+    assert world.write(early).error is NOT_NEXT
+    world.write(of_objects((1, 1, 0, 10)))
+    assert rows_of(world.write(early)) == [0]
+    assert_answers_again(world, (early, [0]))

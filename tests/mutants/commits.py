@@ -6,8 +6,55 @@ _TESTS = "tests/metadata/test_commit_effects.py::"
 
 _NAMED = "tests/metadata/test_named_objects.py::"
 _RECOVERERS = "tests/metadata/test_recoverers.py::"
+_REPEATS = "tests/metadata/test_metadata_repeats.py::"
 
 COMMITS = (
+    Mutant(
+        "left-out-row-poisons-its-object",
+        "A stream object that a commit left out is answered so in every later commit.",
+        "the same object sent again in order, and its answer lost",
+        """
+        streammeta.controller.metadata.commit_rules:
+        - verdicts[came] = 0
+        """,
+        Tested(
+            _REPEATS + "test_a_row_that_was_left_out_does_not_answer_for_a_later_commit",
+        ),
+    ),
+    Mutant(
+        "left-out-row-poisons-its-set-object",
+        "A range is answered refused because another commit named its object before.",
+        "an id that was used before it was issued",
+        """
+        streammeta.controller.metadata.commit_rules:
+        - verdicts[np.isin(stream_id, held)] = 0
+        """,
+        Tested(
+            _REPEATS
+            + "test_a_row_under_an_id_that_was_never_issued_does_not_answer_for_its_set_object"
+        ),
+    ),
+    Mutant(
+        "left-out-row-is-of-no-commit",
+        "A left-out row is remembered without its commit.",
+        "two commits that leave out the same row for different reasons",
+        """
+        streammeta.controller.metadata.left_out_rows:
+        - self._errors.put(RowKey(record.content_digest, object_id, stream_id), error, undo)
+        + self._errors.put(RowKey(NO_DIGEST, object_id, stream_id), error, undo)
+        """,
+        Tested(_REPEATS + "test_two_commits_that_leave_out_the_same_row_get_their_own_verdicts"),
+    ),
+    Mutant(
+        "forgotten-row-was-accepted",
+        "A repeat answers that a row was accepted, since its verdict is no longer remembered.",
+        "a broker that drops records which were never committed",
+        """
+        streammeta.controller.metadata.commit_rules:
+        - verdicts = np.where((verdicts == 0) & ~may_have_come, unknown, verdicts)
+        """,
+        Tested(_REPEATS + "test_a_row_whose_verdict_is_forgotten_is_not_answered_accepted"),
+    ),
     Mutant(
         "any-node-recovers",
         "A recovery that names its recoverer is let through, whoever it was assigned to.",

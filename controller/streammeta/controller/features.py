@@ -42,7 +42,7 @@ class Software:
         return f"version {self.version or 'unknown'}, levels {self.levels}"
 
 
-SUPPORTED = Levels(BASE_LEVEL, 3)
+SUPPORTED = Levels(BASE_LEVEL, 4)
 """The levels of this version."""
 
 UNTOLD = Software("", Levels(BASE_LEVEL, BASE_LEVEL))
@@ -53,6 +53,8 @@ ADDED: Mapping[int, str] = {
     2: "the level itself: record FeatureLevelSet; recovery after a restore: section recovery, "
     "records ObjectsReclaimed and RestoreFinished",
     3: "values put and streams trimmed with a commit; named objects: NamedObjectsCommitted",
+    4: "rows left out of a commit, remembered by the commit: field content_digest of "
+    "CommitRowsRejected, section left_out_rows",
 }
 """Additions of each level."""
 
@@ -69,10 +71,11 @@ FIELDS: Mapping[tuple[str, str], int] = {
     ("Record", "objects_reclaimed"): 2,
     ("Record", "restore_finished"): 2,
     ("Record", "named_objects_committed"): 3,
+    ("CommitRowsRejectedRecord", "content_digest"): 4,
 }
 """Levels of the fields, by message and name, that older messages got after level 1."""
 
-SECTIONS: Mapping[str, int] = {"recovery": 2}
+SECTIONS: Mapping[str, int] = {"recovery": 2, "left_out_rows": 4}
 """Levels of the checkpoint's sections that came after level 1."""
 
 

@@ -670,22 +670,26 @@ class CommitRowsRejectedRecord(_message.Message):
     OBJECT_ID_FIELD_NUMBER: _builtins.int
     STREAM_ID_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
     object_id: _builtins.bytes
     """column; the set object, or the row's own stream object"""
     stream_id: _builtins.bytes
     """column"""
     error: _builtins.bytes
     """column; ErrorCode numbers"""
+    content_digest: _builtins.int
+    """of the commit that left them out; 0: unknown"""
     def __init__(
         self,
         *,
         object_id: _builtins.bytes = ...,
         stream_id: _builtins.bytes = ...,
         error: _builtins.bytes = ...,
+        content_digest: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "object_id", b"object_id", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_digest", b"content_digest", "error", b"error", "object_id", b"object_id", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -81,7 +81,9 @@ class ClusterMap:
         self._bucket_claim = BucketClaim()
         self._feature_level = FeatureLevel()
         self._repeats = Repeats(self._objects)
-        self._uploads = Uploads(self._nodes, self._streams, self._objects, self._repeats)
+        self._uploads = Uploads(
+            self._nodes, self._streams, self._objects, self._repeats, self._feature_level
+        )
         self._compactions = Compactions(
             self._nodes, self._streams, self._objects, self._uploads, self._repeats
         )
@@ -221,7 +223,7 @@ class ClusterMap:
             bucket_claim=self._bucket_claim.current,
             feature_level=self._feature_level.current,
             undecided=self._recovery.undecided,
-            rejected=self._repeats.view(),
+            left_out=self._repeats.left_out.view(),
         )
         return FrozenMap(self.applied_end_offset, parts)
 
@@ -480,7 +482,7 @@ class ClusterMap:
             rec.StreamSetObjectsCommitted: uploads.replay_set_objects,
             rec.StreamObjectsCommitted: uploads.replay_stream_objects,
             rec.NamedObjectsCommitted: objects.replay_named,
-            rec.CommitRowsRejected: self._repeats.replay_rejected,
+            rec.CommitRowsRejected: self._repeats.left_out.replay,
             rec.PendingUploadsSet: streams.replay_pending_set,
             rec.UploadsAbandoned: streams.replay_abandoned,
             rec.ObjectsDestroyed: self._replay_destroyed,

@@ -10,9 +10,9 @@ so a stream's ranges are contiguous if their lengths add up to the distance from
 the last end; no sorting is needed to check that.
 
 An object remembers the digest of its commit, also after it was compacted away and, for a bounded
-number of objects, after it was removed. Verdicts of rows that a commit left out are remembered
-beside it. An object without a known digest was committed by a version that kept none: its repeats
-are accepted as honest.
+number of objects, after it was removed. `left_out_rows` remembers the verdicts of rows that a
+commit left out. An object without a known digest was committed by a version that kept none: its
+repeats are accepted as honest.
 """
 
 from bisect import bisect_right
@@ -25,13 +25,12 @@ import numpy as np
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer
+from streammeta.controller.metadata.left_out_rows import LeftOutRows
 from streammeta.controller.metadata.object_queries import ObjectQueries
-from streammeta.controller.metadata.request_identity import NO_DIGEST, REJECTED_ROWS_MAX
+from streammeta.controller.metadata.request_identity import NO_DIGEST
 from streammeta.controller.metadata.requests import CommitStreamSetObject
-from streammeta.controller.metadata.shared_views import Window, WindowView
 from streammeta.controller.metadata.stream_ranges import NO_SPANS, StreamSpans
 from streammeta.controller.metadata.streams import DELETED, Head, Streams
-from streammeta.controller.metadata.tables import Undo
 from streammeta.controller.metadata.values import (
     EMPTY_COLUMN,
     INT64_MAX,
@@ -42,7 +41,6 @@ from streammeta.controller.metadata.values import (
     RangeColumns,
     StreamState,
 )
-from streammeta.controller.records.record import CommitRowsRejected
 
 # Members of an enum are slow to look up; these are looked up for every commit.
 _OPENED = int(StreamState.OPENED)
@@ -290,7 +288,7 @@ class Repeats:
 
     def __init__(self, objects: ObjectQueries) -> None:
         self._objects = objects
-        self._rejected: Window[tuple[int, int], int] = Window(REJECTED_ROWS_MAX)
+        self.left_out = LeftOutRows()
 
     def judge(self, object_ids: Iterable[int], digest: int) -> Repeat:
         """Compare a commit with those that committed any of these objects.
@@ -319,42 +317,52 @@ class Repeats:
         verdicts[self._objects.states(object_id) != _PREPARED] = ErrorCode.OBJECT_NOT_EXIST
         verdicts[self._objects.was_committed(object_id)] = ErrorCode.INVALID_REQUEST
 
-    def first_answer(self, request: CommitStreamSetObject) -> CommitStreamSetObjectAnswer:
-        """Return what this commit was answered when it was made.
+    def first_answer(
+        self, request: CommitStreamSetObject, digest: int
+    ) -> CommitStreamSetObjectAnswer:
+        """Return the answer that this commit, which was made, got the first time.
 
         REJECT_ALL can't have been the policy if rows were left out: it is another commit then.
         """
         rows = request.stream_objects
-        owners = np.full(len(request.ranges.stream_id), request.object_id)
-        ranges = self.verdicts(owners, request.ranges.stream_id)
-        others = self.verdicts(rows.object_id, rows.stream_id)
+        ranges = self.range_verdicts(request.object_id, request.ranges.stream_id, digest)
+        others = self._stream_object_verdicts(rows.object_id, rows.stream_id, digest)
         if request.on_conflict is OnConflict.REJECT_ALL and (ranges.any() or others.any()):
             return failed_commit(request, ErrorCode.OBJECT_CONTENT_MISMATCH)
         return CommitStreamSetObjectAnswer(
             error=ErrorCode.NONE, range_errors=ranges, stream_object_errors=others
         )
 
-    def verdicts(self, object_id: Int64Column, stream_id: Int64Column) -> Int64Column:
-        """Return the `ErrorCode` number that each row of a commit was answered first."""
-        if not len(self._rejected):
-            return np.zeros(len(object_id), dtype=np.int64)
-        keys = zip(object_id.tolist(), stream_id.tolist(), strict=True)
-        return np.array([self._rejected.get(key) or 0 for key in keys], dtype=np.int64)
+    def range_verdicts(self, object_id: int, stream_id: Int64Column, digest: int) -> Int64Column:
+        """Return the first verdict about each range of a set object that was committed."""
+        owners = np.full(len(stream_id), object_id)
+        verdicts = self.left_out.verdicts(digest, owners, stream_id)
+        if np.count_nonzero(verdicts) and (row := self._objects.row(object_id)) >= 0:
+            # Without a digest the verdict may be about another commit that named this object.
+            held = self._objects.spans(np.array([row])).stream_id
+            verdicts[np.isin(stream_id, held)] = 0
+        return verdicts
 
-    def view(self) -> WindowView[tuple[int, int], int]:
-        """Return an immutable view of the remembered verdicts, by (object id, stream id)."""
-        return self._rejected.view()
+    def _stream_object_verdicts(
+        self, object_id: Int64Column, stream_id: Int64Column, digest: int
+    ) -> Int64Column:
+        """Return the first verdict about each stream object of a commit that was made.
 
-    def load(self, rejected: Iterable[tuple[tuple[int, int], int]]) -> None:
-        """Fill an empty window of verdicts."""
-        self._rejected.load(rejected)
+        An object that came with this commit was accepted. Any other one was left out, also if its
+        verdict is no longer remembered.
+        """
+        if not len(object_id):
+            return EMPTY_COLUMN
+        made_with = [self._objects.commit_digest(item) for item in object_id.tolist()]
+        came = np.array([digest == of_object for of_object in made_with])
+        may_have_come = came | np.array([of_object == NO_DIGEST for of_object in made_with])
 
-    def replay_rejected(self, record: CommitRowsRejected, undo: Undo) -> None:
-        """See `CommitRowsRejected`."""
-        for object_id, stream_id, error in zip(
-            record.object_id.tolist(), record.stream_id.tolist(), record.error.tolist(), strict=True
-        ):
-            self._rejected.put((object_id, stream_id), error, undo)
+        unknown = np.full(len(object_id), int(ErrorCode.OFFSET_NOT_MATCHED))
+        self.refuse_unusable(object_id, unknown)
+        verdicts = self.left_out.verdicts(digest, object_id, stream_id)
+        verdicts = np.where((verdicts == 0) & ~may_have_come, unknown, verdicts)
+        verdicts[came] = 0
+        return verdicts
 
 
 def failed_commit(request: CommitStreamSetObject, error: ErrorCode) -> CommitStreamSetObjectAnswer:

@@ -90,7 +90,7 @@ class Compactions:
         digest = digest_of_commit(request)
         repeat = self._set_repeat(request, digest)
         if repeat is Repeat.SAME:
-            return [], self._repeats.first_answer(request)
+            return [], self._repeats.first_answer(request, digest)
         if repeat in REFUSED:
             return [], failed_commit(request, REFUSED[repeat])
         if not fit.all() or not _usable(ids, request.object_id):

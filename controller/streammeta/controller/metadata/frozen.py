@@ -21,7 +21,8 @@ sections whatever happened to them. A view may be read in another thread.
 | free_node_ids | ids that can be issued again | node_id |
 | kvs | one a key | namespace, key, value, version |
 | requests | remembered requests, oldest first | kind, node_id, request_id, first_id, count, deadline_ms, content_digest |
-| rejected_rows | remembered verdicts, oldest first | object_id, stream_id, error |
+| rejected_rows | remembered verdicts of unknown commits, oldest first | object_id, stream_id, error |
+| left_out_rows | remembered verdicts of known commits, oldest first; absent below feature level 4 | content_digest, object_id, stream_id, error |
 | removed_objects | remembered removals, oldest first | object_id, content_digest |
 | bucket_claim | 1 | cluster_uuid, issued_below |
 | feature_level | 1 | level |
@@ -36,7 +37,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from streammeta.controller.features import SECTIONS as ADDED_SECTIONS
 from streammeta.controller.metadata.kv import StoredValue
+from streammeta.controller.metadata.left_out_rows import RowKey
 from streammeta.controller.metadata.maintenance import Claim, DeletionHold
 from streammeta.controller.metadata.nodes import Node, NodesView
 from streammeta.controller.metadata.object_facts import facts_in_view
@@ -64,7 +67,7 @@ class FrozenParts:
     bucket_claim: Claim
     feature_level: int
     undecided: tuple[int, int] | None
-    rejected: WindowView[tuple[int, int], int]
+    left_out: WindowView[RowKey, int]
 
 
 class FrozenMap:
@@ -107,8 +110,11 @@ class _Sections(Mapping[str, Section]):
         return name in list(self)
 
     def __iter__(self) -> Iterator[str]:
-        is_recovering = self._parts.undecided is not None
-        return (name for name in _SECTIONS if name != "recovery" or is_recovering)
+        parts = self._parts
+        absent = {name for name, level in ADDED_SECTIONS.items() if level > parts.feature_level}
+        if parts.undecided is None:
+            absent.add("recovery")
+        return (name for name in _SECTIONS if name not in absent)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -260,10 +266,20 @@ def _requests(parts: FrozenParts) -> Section:
 
 
 def _rejected_rows(parts: FrozenParts) -> Section:
+    return _row_section([entry for entry in parts.left_out if not entry[0].content_digest])
+
+
+def _left_out_rows(parts: FrozenParts) -> Section:
+    entries = [entry for entry in parts.left_out if entry[0].content_digest]
+    digests = column([key.content_digest for key, _ in entries])
+    return {"content_digest": digests, **_row_section(entries)}
+
+
+def _row_section(entries: Sequence[tuple[RowKey, int]]) -> Section:
     return {
-        "object_id": column([object_id for (object_id, _), _ in parts.rejected]),
-        "stream_id": column([stream_id for (_, stream_id), _ in parts.rejected]),
-        "error": column([error for _, error in parts.rejected]),
+        "object_id": column([key.object_id for key, _ in entries]),
+        "stream_id": column([key.stream_id for key, _ in entries]),
+        "error": column([error for _, error in entries]),
     }
 
 
@@ -315,6 +331,7 @@ _SECTIONS: dict[str, Callable[[FrozenParts], Section]] = {
     "kvs": _kvs,
     "requests": _requests,
     "rejected_rows": _rejected_rows,
+    "left_out_rows": _left_out_rows,
     "removed_objects": _removed_objects,
     "bucket_claim": _bucket_claim,
     "feature_level": _feature_level,

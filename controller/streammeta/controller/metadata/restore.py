@@ -10,6 +10,7 @@ from streammeta.controller.errors import DamagedMapError
 from streammeta.controller.metadata.commit_rules import Repeats
 from streammeta.controller.metadata.feature_level import FeatureLevel
 from streammeta.controller.metadata.kv import KVs, StoredValue
+from streammeta.controller.metadata.left_out_rows import RowKey
 from streammeta.controller.metadata.maintenance import (
     BucketClaim,
     Claim,
@@ -72,7 +73,9 @@ def restore(
     streams.load_other(pending, lost, requests[RequestKind.CREATE_STREAMS])
     node_requests = requests[RequestKind.NEXT_NODE_ID]
     nodes.load(node_rows, int(counters["last_node_id"][0]), free_ids, node_requests)
-    repeats.load(_rejected(checked["rejected_rows"]))
+    repeats.left_out.load(_left_out(checked["rejected_rows"]))
+    if "left_out_rows" in sections:
+        repeats.left_out.load(_left_out(checked["left_out_rows"]))
     objects.load_windows(
         requests[RequestKind.PREPARE_OBJECTS], _removed(checked["removed_objects"])
     )
@@ -194,10 +197,12 @@ def _requests(section: Mapping[str, Any]) -> dict[RequestKind, list[tuple[Reques
     return {kind: [entry for entry in entries if entry[0].kind is kind] for kind in RequestKind}
 
 
-def _rejected(section: Mapping[str, Any]) -> Iterator[tuple[tuple[int, int], int]]:
+def _left_out(section: Mapping[str, Any]) -> Iterator[tuple[RowKey, int]]:
     columns = (section[name].tolist() for name in ("object_id", "stream_id", "error"))
-    for object_id, stream_id, error in zip(*columns, strict=True):
-        yield (object_id, stream_id), error
+    rows = list(zip(*columns, strict=True))
+    digests = section["content_digest"].tolist() if "content_digest" in section else [0] * len(rows)
+    for digest, (object_id, stream_id, error) in zip(digests, rows, strict=True):
+        yield RowKey(digest, object_id, stream_id), error
 
 
 def _removed(section: Mapping[str, Any]) -> Iterator[tuple[int, int]]:

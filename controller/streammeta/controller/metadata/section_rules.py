@@ -496,6 +496,15 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
             _among("error", _ERRORS),
         ),
     ),
+    "left_out_rows": (
+        ("content_digest", "object_id", "stream_id", "error"),
+        (
+            Unique(("content_digest", "object_id", "stream_id")),
+            Between("object_id", 0, INT64_MAX),
+            Between("stream_id", 0, INT64_MAX),
+            _among("error", _ERRORS),
+        ),
+    ),
     "removed_objects": (
         ("object_id",),
         (

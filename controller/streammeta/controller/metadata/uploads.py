@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from streammeta.controller.errors import ErrorCode
+from streammeta.controller.features import FIELDS
 from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, CommitUploadsAnswer
 from streammeta.controller.metadata.commit_rules import (
     REFUSED,
@@ -22,10 +23,15 @@ from streammeta.controller.metadata.commit_rules import (
     failed_commit,
     has_twins,
 )
+from streammeta.controller.metadata.feature_level import FeatureLevel
 from streammeta.controller.metadata.nodes import Nodes
 from streammeta.controller.metadata.object_facts import Facts, facts_of_one, known_columns
 from streammeta.controller.metadata.objects import Objects
-from streammeta.controller.metadata.request_identity import digest_of_commit, digests_of_uploads
+from streammeta.controller.metadata.request_identity import (
+    NO_DIGEST,
+    digest_of_commit,
+    digests_of_uploads,
+)
 from streammeta.controller.metadata.requests import CommitStreamSetObject, CommitUploads
 from streammeta.controller.metadata.stream_ranges import StreamSpans
 from streammeta.controller.metadata.streams import Streams
@@ -44,15 +50,26 @@ from streammeta.controller.records import record as rec
 _NONE = ErrorCode.NONE
 _PREPARED = int(ObjectState.PREPARED)
 
+_DIGESTS_OF_LEFT_OUT_ROWS = FIELDS["CommitRowsRejectedRecord", "content_digest"]
+"""Feature level from which a left-out row is remembered by its commit."""
+
 
 class Uploads:
     """Decides CommitUploads and CommitStreamSetObject; replays every commit."""
 
-    def __init__(self, nodes: Nodes, streams: Streams, objects: Objects, repeats: Repeats) -> None:
+    def __init__(
+        self,
+        nodes: Nodes,
+        streams: Streams,
+        objects: Objects,
+        repeats: Repeats,
+        feature_level: FeatureLevel,
+    ) -> None:
         self._nodes = nodes
         self._streams = streams
         self._objects = objects
         self._repeats = repeats
+        self._feature_level = feature_level
         self._continuity = Continuity(streams)
 
     # ---- deciding one upload ----
@@ -71,7 +88,7 @@ class Uploads:
         digest = digest_of_commit(request)
         repeat = self._repeat_of(request, digest)
         if repeat is Repeat.SAME:
-            return [], self._repeats.first_answer(request)
+            return [], self._repeats.first_answer(request, digest)
         if repeat in REFUSED:
             return [], failed_commit(request, REFUSED[repeat])
         verdicts = self._judge(request)
@@ -83,7 +100,9 @@ class Uploads:
         self._objects.require_room(request.object_size, request.stream_objects.object_size)
         records = list(self._records(request, verdicts, digest, now_ms))
         if error is not _NONE:
-            records.append(_rejections(request, verdicts))
+            has_digests = self._feature_level.current >= _DIGESTS_OF_LEFT_OUT_ROWS
+            left_out_of = digest if has_digests else NO_DIGEST
+            records.append(_rejections(request, verdicts, left_out_of))
         return records, verdicts.answer(_NONE)
 
     def _repeat_of(self, request: CommitStreamSetObject, digest: int) -> Repeat:
@@ -206,8 +225,9 @@ class Uploads:
             if repeat in REFUSED:
                 errors[index] = row_errors[part] = REFUSED[repeat]
             elif repeat is Repeat.SAME:
-                owners = np.full(stop - part.start, object_id)
-                row_errors[part] = self._repeats.verdicts(owners, rows.stream_id[part])
+                row_errors[part] = self._repeats.range_verdicts(
+                    object_id, rows.stream_id[part], int(digests[index])
+                )
             else:
                 verdicts = Verdicts(self._take_turn(node_id, rows.ranges_at(part), turn))
                 row_errors[part] = verdicts.ranges
@@ -361,7 +381,9 @@ def _owed_changes(
         )
 
 
-def _rejections(request: CommitStreamSetObject, verdicts: Verdicts) -> rec.CommitRowsRejected:
+def _rejections(
+    request: CommitStreamSetObject, verdicts: Verdicts, digest: int
+) -> rec.CommitRowsRejected:
     bad, bad_objects = verdicts.ranges != 0, verdicts.stream_objects != 0
     rows = request.stream_objects
     owners = np.full(int(np.count_nonzero(bad)), request.object_id)
@@ -369,4 +391,5 @@ def _rejections(request: CommitStreamSetObject, verdicts: Verdicts) -> rec.Commi
         object_id=np.concatenate((owners, rows.object_id[bad_objects])),
         stream_id=np.concatenate((request.ranges.stream_id[bad], rows.stream_id[bad_objects])),
         error=np.concatenate((verdicts.ranges[bad], verdicts.stream_objects[bad_objects])),
+        content_digest=digest,
     )

@@ -180,11 +180,15 @@ class NamedObjectsCommitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CommitRowsRejected:
-    """Remembers the verdicts of rows a commit left out, so that its repeat is answered alike."""
+    """Remembers the verdicts of rows a commit left out, so that its repeat is answered alike.
+
+    `content_digest` is the digest of that commit; 0 below the feature level that added it.
+    """
 
     object_id: Int64Column
     stream_id: Int64Column
     error: Int64Column
+    content_digest: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
