@@ -32,8 +32,13 @@ from streammeta.storage.backoff import Backoff
 from streammeta.storage.compaction.entries import Column, Entry, EntryTable
 from streammeta.storage.compaction.selection import SelectionConfig
 from streammeta.storage.compaction.verification import RecordedChecksum, SourceChecks
-from streammeta.storage.errors import ObjectNotFoundError, StoreUnavailableError
+from streammeta.storage.errors import (
+    AccessDeniedError,
+    ObjectNotFoundError,
+    StoreUnavailableError,
+)
 from streammeta.storage.object_format.record import RecordBatch
+from streammeta.storage.object_store.patience import Patience
 from tests.kit.built_objects import ObjectBuilder
 from tests.kit.fake_broker import until
 from tests.kit.memory_store import MemoryObjectStore
@@ -54,7 +59,7 @@ def calls_of(
 
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_calls, "_PAUSES", Backoff(0.001, 0.01))
+    monkeypatch.setattr(store_calls, "_REJECTED", Patience(Backoff(0.001, 0.01)))
 
 
 def test_transfers_come_to_the_rate_and_time_is_not_saved_up() -> None:
@@ -121,6 +126,8 @@ async def test_a_store_that_turns_it_away_is_asked_again_and_other_errors_are_fi
     slow_down = StoreUnavailableError("slow down", throttled=True, retry_after_s=0.001)
     with calls_of(store) as calls:
         store.fail_next("get_range", slow_down, times=5)
+        assert await calls.read(4, lambda: store.get_range("key")) == b"data"
+        store.fail_next("get_range", AccessDeniedError("the clock is wrong"), times=5)
         assert await calls.read(4, lambda: store.get_range("key")) == b"data"
         with pytest.raises(ObjectNotFoundError):
             await calls.read(4, lambda: store.get_range("none"))

@@ -31,7 +31,12 @@ from streammeta.client.object_log.setting_aside import read_aside
 from streammeta.client.object_log.slot_queue import SlotQueue
 from streammeta.client.write_ahead_log.config import LogIdentity
 from streammeta.client.write_ahead_log.errors import WriteAheadLogClosedError, WrongLogError
-from streammeta.storage.errors import AccessDeniedError, StoreUnavailableError
+from streammeta.storage.errors import (
+    AccessDeniedError,
+    BucketNotFoundError,
+    StorageError,
+    StoreUnavailableError,
+)
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_log.slot import Sealer, SlotKind, decode_slot
 from streammeta.storage.object_log.slot_keys import LogName
@@ -389,11 +394,37 @@ async def test_a_store_that_creates_twice_is_refused(store: MemoryObjectStore) -
 async def test_a_store_that_refuses_for_good_ends_the_log(store: MemoryObjectStore) -> None:
     async with opened(store) as log:
         await appended(log, 0, 1)
-        store.fail_next("put", AccessDeniedError("no right to write"))
-        with pytest.raises(ObjectLogFailedError, match="no right to write"):
+        store.fail_next("put", BucketNotFoundError("gone"))
+        with pytest.raises(ObjectLogFailedError, match="'gone' does not exist"):
             await appended(log, 1, 2)
         with pytest.raises(ObjectLogFailedError):
             log.has_room(1)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AccessDeniedError("the clock of this machine is wrong"),
+        StoreUnavailableError("slow down", throttled=True, retry_after_s=0.01),
+    ],
+)
+async def test_a_failure_that_passes_ends_no_log(
+    store: MemoryObjectStore, error: StorageError
+) -> None:
+    async with opened(store) as log:
+        store.fail_next("put", error, times=4)
+        await appended(log, 0, 1)
+        assert store.objects()
+        assert log.has_room(1)
+
+
+async def test_a_log_closes_in_its_time_while_the_store_refuses(store: MemoryObjectStore) -> None:
+    async with opened(store, config=replace(QUICK, close_deadline_s=0.05)) as log:
+        store.fail_next("put", AccessDeniedError("no right to write"), times=10_000)
+        ack = log.append(*encoded(record_at(0)))
+        await log.close()
+        with pytest.raises(WriteAheadLogClosedError):
+            await ack
 
 
 async def test_a_closed_log_takes_no_records(store: MemoryObjectStore) -> None:

@@ -12,7 +12,12 @@ import pytest
 
 from streammeta.client import ReaderConfig, StreamReader, StreamTail, errors
 from streammeta.client.reading import map_follower
-from streammeta.storage.errors import StoreUnavailableError
+from streammeta.storage.errors import (
+    AccessDeniedError,
+    StorageError,
+    StoreRejectedError,
+    StoreUnavailableError,
+)
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
 from tests.kit.fake_broker import until
@@ -323,15 +328,33 @@ async def test_a_closed_reader_refuses_and_lets_nobody_wait(waits_for: str) -> N
         never.set()
 
 
-async def test_a_store_that_fails_for_a_moment_fails_that_read_alone() -> None:
+async def test_a_store_that_refuses_one_request_fails_that_read_alone() -> None:
     async with tailing() as (place, reader):
         for stream_id in range(3):
             place.world.commit({stream_id: 5})
-            place.world.store.fail_next("get_range", StoreUnavailableError("fake: down"))
-            with pytest.raises(StoreUnavailableError, match="fake: down"):
+            place.world.store.fail_next("get_range", StoreRejectedError("fake: no"))
+            with pytest.raises(StoreRejectedError, match="fake: no"):
                 await reader.read(stream_id, 10)
             assert len(await reader.read(stream_id, 0)) == 15
             assert reader.held_bytes < 10_000
+
+
+@pytest.mark.parametrize(
+    "error", [StoreUnavailableError("fake: down"), AccessDeniedError("RequestTimeTooSkewed")]
+)
+async def test_a_store_that_fails_for_a_moment_fails_no_read(error: StorageError) -> None:
+    async with tailing() as (place, reader):
+        place.world.commit({0: 5})
+        place.world.store.fail_next("get_range", error, times=3)
+        assert len(await reader.read(0, 0)) == 15
+
+
+async def test_a_read_gives_up_at_its_timeout_while_the_store_fails() -> None:
+    async with tailing(config=ReaderConfig(request_timeout_s=0.2)) as (place, reader):
+        place.world.commit({0: 5})
+        place.world.store.fail_next("get_range", AccessDeniedError("revoked"), times=1_000)
+        with pytest.raises(AccessDeniedError, match="revoked"):
+            await reader.read(0, 10)
 
 
 async def test_an_object_that_is_gone_while_it_is_still_remembered_is_asked_for_again() -> None:

@@ -11,15 +11,23 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.client import BrokerSession, SilentObserver, StreamWriter, errors
+from streammeta.client import BrokerSession, SilentObserver, StreamWriter, errors, uploader
 from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
 from streammeta.client.object_ids import STOCK_MIN
 from streammeta.client.record_buffer import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OVERHEAD
-from streammeta.storage.errors import StoreRejectedError
+from streammeta.storage.backoff import Backoff
+from streammeta.storage.errors import (
+    AccessDeniedError,
+    StorageError,
+    StoreRejectedError,
+    StoreUnavailableError,
+)
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import INT32_MAX
+from streammeta.storage.object_store import patience
+from streammeta.storage.object_store.patience import Patience
 from tests.kit.fake_broker import Broker, broker, until, writing
 from tests.kit.fake_cluster import NAMESPACE
 
@@ -328,6 +336,44 @@ async def test_an_object_the_store_refuses_fails_its_streams_and_no_others() -> 
         assert isinstance(outcomes[0], errors.UploadFailedError)
         assert outcomes[0].__cause__ is rejected
         assert outcomes[1] == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AccessDeniedError("RequestTimeTooSkewed"),
+        StoreUnavailableError("InternalError"),
+        StoreUnavailableError("SlowDown", throttled=True, retry_after_s=86_400.0),
+    ],
+    ids=str,
+)
+async def test_a_store_that_fails_for_a_while_fails_no_stream(
+    error: StorageError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "RETRY_AFTER_S_MAX", 0.01)
+    monkeypatch.setattr(uploader, "_PATIENCE", Patience(Backoff(0.01, 0.02)))
+    async with writing(1) as (b, writer):
+        b.store.fail_next("put", error, times=12)
+        b.store.fail_next("get_range", error, times=3)  # of the bucket's marker
+        assert await told(writer, 0) == [0]
+        assert await b.payloads(0) == [b"x"]
+
+
+async def test_a_store_that_keeps_failing_fails_the_append_at_the_deadline() -> None:
+    async with writing(1, commit_deadline_s=0.2) as (b, writer):
+        b.store.fail_next("put", AccessDeniedError("revoked"), times=10_000)
+        (outcome,) = await told(writer, 0)
+        assert isinstance(outcome, errors.UploadFailedError)
+        assert isinstance(outcome.__cause__, AccessDeniedError)
+
+
+async def test_a_writer_closes_in_its_time_while_the_store_refuses() -> None:
+    async with writing(1) as (b, writer):
+        b.store.fail_next("put", AccessDeniedError("revoked"), times=10_000)
+        ack = await writer.append(0, b"x")
+        await writer.close(0.05)
+        with pytest.raises(errors.WriterClosedError):
+            await ack
 
 
 async def test_a_batch_of_which_no_stream_is_valid_names_each_stream() -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.client import BrokerSession, StreamWriter, WriterConfig, errors
+from streammeta.client import BrokerSession, StreamWriter, WriterConfig, errors, writer_log
 from streammeta.client.batch import BatchUpload
 from streammeta.client.bucket_check import BucketCheck
 from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
@@ -33,9 +33,11 @@ from streammeta.client.write_ahead_log.errors import (
     WriteAheadLogFullError,
 )
 from streammeta.client.write_ahead_log.log import WriteAheadLog
-from streammeta.storage.errors import StoreUnavailableError
+from streammeta.storage.backoff import Backoff
+from streammeta.storage.errors import AccessDeniedError, StoreUnavailableError
 from streammeta.storage.object_format.record import RecordBatch, decode_record
 from streammeta.storage.object_store.base import Body
+from streammeta.storage.object_store.patience import Patience
 from tests.kit.fake_broker import NEVER, Broker, broker, until, writing
 from tests.kit.fake_cluster import NAMESPACE
 from tests.kit.memory_store import MemoryObjectStore
@@ -157,8 +159,8 @@ async def test_passing_failures_are_repeated_until_they_pass(
         assert log.trims[-1] == 6
         assert await b.payloads(0) == [b"0", b"2", b"4"]
         assert await b.payloads(1) == [b"1", b"3", b"5"]
-    assert "it is repeated in 0.5 s: object" in caplog.text
-    assert "it is repeated in 0.5 s: PrepareObjects" in caplog.text
+    assert "upload of object 0 failed, retrying in" in caplog.text
+    assert "preparation of objects failed, retrying in" in caplog.text
 
 
 async def test_close_leaves_in_the_log_what_it_could_not_commit() -> None:
@@ -289,6 +291,29 @@ async def test_a_recovery_that_fails_trims_nothing_then_or_later() -> None:
             with pytest.raises(errors.StreamFencedError):
                 await writer.append(0, b"y")
         assert log.trims == []
+
+
+async def test_a_store_that_fails_for_a_while_does_not_end_trimming(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(writer_log, "_PATIENCE", Patience(Backoff(0.001, 0.002)))
+    log = FakeLog()
+    async with writing(2, log=log, durability="wal", upload_bytes=1) as (b, writer):
+        await b.steal(1)
+        failures = [AccessDeniedError("the clock is wrong"), StoreUnavailableError("down")] * 3
+        set_aside = log.set_aside
+
+        async def fail_first(records: Iterable[RecordBatch], reason: str) -> Path | None:
+            if failures:
+                raise failures.pop()
+            return await set_aside(records, reason)
+
+        log.set_aside = fail_first  # type: ignore[method-assign]
+        await writer.append(1, b"lost")
+        log.finish()
+        await writer.flush()
+        assert [record.payload for record in log.aside] == [b"lost"]
+        assert log.trims == [1]
 
 
 async def test_what_could_not_be_set_aside_is_not_trimmed_by_a_later_batch() -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from streammeta.client.errors import BrokerClientError
 from streammeta.storage.backoff import Backoff
+from streammeta.storage.object_store.patience import Patience
 from tests.compaction.compaction_lives import (
     TINY,
     compact,
@@ -139,7 +140,8 @@ async def test_a_store_that_asks_for_fewer_requests_delays_and_spoils_nothing() 
 async def test_a_store_that_turns_a_call_away_once_does_not_end_a_compaction(
     fate: Fate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streammeta.client.compaction.store_calls._PAUSES", Backoff(0.001, 0.01))
+    patience = Patience(Backoff(0.001, 0.01))
+    monkeypatch.setattr("streammeta.client.compaction.store_calls._REJECTED", patience)
     patient = replace(TINY, store_patience_s=5.0)
 
     names = await steps_of(await small_world())

@@ -93,4 +93,85 @@ OUTAGES = (
             "test_a_broker_whose_leader_is_silent_is_not_ready_although_its_view_is_fresh"
         ),
     ),
+    Mutant(
+        "refused-credentials-are-final",
+        "A skewed clock or rotated keys end logs and streams for good.",
+        "5 s of 403 ended a log in the bucket until the process restarted",
+        """
+        streammeta.storage.errors:
+          It may pass: a clock is set right, keys are rotated, a policy is corrected.
+          \"\"\"
+        -
+        - may_pass = True
+        """,
+        Tested("tests/broker_client/test_object_log.py::test_a_failure_that_passes_ends_no_log"),
+    ),
+    Mutant(
+        "retry-after-believed-without-a-bound",
+        "A store that names a day is not asked again for a day, or fails the call at once.",
+        "a proxy's wrong Retry-After of 86400",
+        """
+        streammeta.storage.object_store.patience:
+        - return min(error.retry_after_s or 0.0, RETRY_AFTER_S_MAX)
+        + return error.retry_after_s or 0.0
+        """,
+        Tested(
+            "tests/storage/test_storage_retry.py::"
+            "test_a_store_that_asks_for_a_day_is_asked_again_within_the_bound_and_the_deadline"
+        ),
+    ),
+    Mutant(
+        "uploads-have-no-deadline-of-their-own",
+        "An upload under the default durability is tried once, while its commit has a minute.",
+        "3 s of 500 failed the streams of a batch",
+        """
+        streammeta.client.uploader:
+        - limit_s = math.inf if self._is_persistent else self._config.commit_deadline_s
+        + limit_s = math.inf if self._is_persistent else 0.0
+        """,
+        Tested(
+            "tests/broker_client/test_writer.py::test_a_store_that_fails_for_a_while_fails_no_stream"
+        ),
+    ),
+    Mutant(
+        "permanent-refusals-repeated",
+        "A bucket that is gone is asked until the deadline.",
+        "a policy by deadline alone",
+        """
+        streammeta.storage.object_store.patience:
+        - if not error.may_pass or left_s <= 0:
+        + if left_s <= 0:
+        """,
+        Tested("tests/storage/test_storage_patience.py::test_what_does_not_pass_is_not_repeated"),
+    ),
+    Mutant(
+        "credentials-read-once",
+        "A file of credentials is read at the start alone, so that rotation ends the process.",
+        "keys mounted from a secret that is rotated",
+        """
+        streammeta.storage.object_store.s3:
+          if isinstance(failure, AccessDeniedError):
+        -     self._connection.renew()
+        +     pass
+        """,
+        Tested(
+            "tests/storage/test_storage_s3_store.py::"
+            "test_credentials_that_were_refused_are_read_again_from_their_file"
+        ),
+    ),
+    Mutant(
+        "set-aside-tried-once",
+        "One failed write of records that can't be committed ends the trimming of the log.",
+        "a log that fills up until the process restarts",
+        """
+        streammeta.client.writer_log:
+        - if wait is None:
+        + if attempt >= 0:
+              raise
+        """,
+        Tested(
+            "tests/broker_client/test_writer_log.py::"
+            "test_a_store_that_fails_for_a_while_does_not_end_trimming"
+        ),
+    ),
 )

@@ -12,6 +12,7 @@ import pytest
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import DeadlineExceededError, StorageError, StoreUnavailableError
 from streammeta.storage.object_store.calls import Meter, OperationMetrics, Tally
+from streammeta.storage.object_store.patience import RETRY_AFTER_S_MAX
 from streammeta.storage.object_store.retry import Retrier, RetryPolicy, run_for
 
 PATIENCE_S = 30.0
@@ -51,14 +52,27 @@ def test_the_store_is_not_asked_again_before_it_wants_to_be() -> None:
 
 def test_a_delay_that_would_end_too_late_is_not_waited_for() -> None:
     slept: list[float] = []
-    retrier = Retrier(RetryPolicy(), sleep=slept.append)
-    asked = StoreUnavailableError("later", retry_after_s=600)
+    error = StoreUnavailableError("later")
+    policy = RetryPolicy(first_delay_s=60.0, longest_delay_s=60.0)
+    retrier = Retrier(policy, sleep=slept.append, random_unit=lambda: 1.0)
     with pytest.raises(DeadlineExceededError, match=r"attempt 1, which failed: later") as caught:
-        retrier.call(failing(asked), deadline=time.monotonic() + 60)
-    assert caught.value.__cause__ is asked
+        retrier.call(failing(error), deadline=time.monotonic() + 30)
+    assert caught.value.__cause__ is error
+    policy = RetryPolicy(first_delay_s=60.0, longest_delay_s=60.0, call_s=30.0)
+    retrier = Retrier(policy, sleep=slept.append, random_unit=lambda: 1.0)
     with pytest.raises(DeadlineExceededError, match="no time is left"):
-        retrier.call(failing(asked))  # the policy has a limit of its own
+        retrier.call(failing(error))  # the policy has a limit of its own
     assert slept == []
+
+
+def test_a_store_that_asks_for_a_day_is_asked_again_within_the_bound_and_the_deadline() -> None:
+    slept: list[float] = []
+    retrier = Retrier(RetryPolicy(), sleep=slept.append, random_unit=lambda: 0.0)
+    a_day = StoreUnavailableError("later", retry_after_s=86_400)
+    assert retrier.call(failing(a_day)) == "done"
+    assert slept == [RETRY_AFTER_S_MAX]
+    assert retrier.call(failing(a_day), deadline=time.monotonic() + 4) == "done"
+    assert 0 < slept[1] <= 2, "half of the time that is left"
 
 
 def test_repetitions_and_throttling_are_counted() -> None:

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import BotoCoreError, CredentialRetrievalError, TokenRetrievalError
 
 from streammeta.cli.local_cluster import free_ports
 from streammeta.storage import errors
+from streammeta.storage.object_store import s3_client
 from streammeta.storage.object_store.address import Checksum, S3Config, open_object_store
 from streammeta.storage.object_store.base import MultipartUpload, UploadedPart
 from streammeta.storage.object_store.local import LocalObjectStore
@@ -125,6 +127,48 @@ def test_wrong_credentials_are_told_and_not_tried_again(status: int, code: str) 
         with pytest.raises(errors.AccessDeniedError, match=f"{code}.*check AWS_ACCESS_KEY_ID"):
             store.check()
         assert len(script.seen) == 1
+
+
+def test_credentials_that_were_refused_are_read_again_from_their_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setattr(s3_client, "_LOOKED_AGAIN_S", 0.0)
+
+    def rotate(key: str) -> None:
+        file.write_text(f"[default]\naws_access_key_id={key}\naws_secret_access_key=s\n")
+
+    rotate("FIRST")
+    refused = Answer.error(403, "InvalidAccessKeyId")
+    page = Answer(200, b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>")
+    with scripted(refused, refused, page, keys=False) as (store, script):
+        view = store.until(time.monotonic() + 60)
+        with pytest.raises(errors.AccessDeniedError):
+            store.check()
+        rotate("SECOND")
+        with pytest.raises(errors.AccessDeniedError):
+            store.check()
+        view.check()
+        used = [signature.split("/")[0].rpartition("=")[2] for signature in script.signatures]
+        assert used == ["FIRST", "FIRST", "SECOND"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CredentialRetrievalError(provider="custom-process", error_msg="the process failed"),
+        TokenRetrievalError(provider="sso", error_msg="no connection"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_credentials_that_could_not_be_fetched_may_come_later(error: BotoCoreError) -> None:
+    translated = s3_client.translate(error, bucket="bucket", endpoint="here")
+    assert isinstance(translated, errors.AccessDeniedError)
+    assert translated.may_pass
 
 
 def test_a_denied_head_has_no_words_and_is_still_understood() -> None:
@@ -278,7 +322,7 @@ def test_the_server_says_when_to_ask_again() -> None:
     for told, least, most in (("0.01", 0.01, 0.01), (in_an_hour, 3000, 3600), ("soon", 0, 0)):
         busy = Answer(503, Answer.error(503, "SlowDown").body, headers=(("Retry-After", told),))
         with scripted(busy) as (store, _), pytest.raises(errors.StoreUnavailableError) as caught:
-            store.until(time.monotonic() + 60).check()
+            store.until(time.monotonic() + 2).check()
         assert least <= (caught.value.retry_after_s or 0) <= most
 
 

@@ -52,7 +52,7 @@ class WriterConfig:
     parallel_uploads: int = 4  # batches prepared or uploading at the same time
     upload_threads: int = 8  # objects uploading at the same time
     ttl_s: float = 600.0  # validity of prepared ids, 1..604800
-    commit_deadline_s: float = 60.0  # how long a commit, and the call for its ids, is repeated
+    commit_deadline_s: float = 60.0  # how long a commit, its ids, and an upload are each repeated
     close_deadline_s: float = 120.0  # how long `close` waits unless told otherwise
     reupload_attempts: int = 3  # new uploads of a batch whose ids expired; 0: fail instead
     durability: Literal["object", "wal"] = "object"

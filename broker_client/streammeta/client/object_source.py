@@ -7,25 +7,32 @@ Indexes may be cached for good, since an object id is never reused.
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import logging
+import random
 import time
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from streammeta.client.config import ReaderStats
 from streammeta.client.errors import CorruptObjectError
 from streammeta.client.reading.lookups import UNKNOWN_CRC, Slice
 from streammeta.client.resources import RecentlyUsed, SharedWork, StoreThreads
 from streammeta.rpc import tracing
+from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import CorruptObjectError as BrokenFormatError
-from streammeta.storage.errors import RangeNotSatisfiableError
+from streammeta.storage.errors import RangeNotSatisfiableError, StorageError
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.composite import decode_composite
 from streammeta.storage.object_format.index_block import IndexBlock, IndexEntry
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.object_reader import ObjectReader, read_entry
 from streammeta.storage.object_format.record import RecordBatch
+from streammeta.storage.object_store.patience import Patience
 from streammeta.storage.object_store.reads import merge_ranges
 
 WHOLE_OBJECT_BYTES = 128 * 1024
@@ -36,6 +43,12 @@ _BYTES_PER_ENTRY = 48
 _BYTES_PER_LINK = 64
 _BYTES_PER_INDEX = 1024
 _SPAN = "streammeta.read"
+
+_PATIENCE = Patience(Backoff(first=0.1, longest=5.0))
+
+_log = logging.getLogger(__name__)
+
+_ResultT = TypeVar("_ResultT")
 
 
 RECORD_BYTES = 256
@@ -186,7 +199,7 @@ class ObjectSource:
     async def fetch(self, wanted: BlockRange) -> list[bytes]:
         """Fetch a range: the bytes of each of its blocks. Raises as `index` does."""
         with tracing.part(_SPAN, {"bytes": wanted.end - wanted.start}):
-            cut = await self._threads.run(lambda: self._read_range(wanted))
+            cut = await self._patiently(lambda: self._read_range(wanted))
         self._count(1, wanted.end - wanted.start)
         return cut
 
@@ -208,7 +221,7 @@ class ObjectSource:
             return [self.decode(block, data) for block, data in parts]
 
         with tracing.part(_SPAN, {"bytes": wanted.end - wanted.start}):
-            decoded = await self._threads.run(read)
+            decoded = await self._patiently(read)
         self._count(1, wanted.end - wanted.start)
         return decoded
 
@@ -222,9 +235,7 @@ class ObjectSource:
 
     async def _fetch_index(self, piece: Slice, stream_id: int, *, whole: bool) -> ObjectIndex:
         with tracing.part(_SPAN):
-            fetched = await self._threads.run(
-                lambda: self._read_index(piece, stream_id, whole=whole)
-            )
+            fetched = await self._patiently(lambda: self._read_index(piece, stream_id, whole=whole))
             tracing.note({"bytes": fetched.received})
         self.stats.indexes_fetched += 1
         self._count(fetched.requests, fetched.received)
@@ -232,6 +243,24 @@ class ObjectSource:
         if fetched.whole is not None:
             self.on_whole(fetched.index, fetched.whole)
         return fetched.index
+
+    async def _patiently(self, read: Callable[[], _ResultT]) -> _ResultT:
+        """Run `read` in a thread, again after failures that may pass, until the request's timeout.
+
+        The waits are here and not in the thread, which other reads need.
+        """
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + self._request_timeout
+        for attempt in itertools.count():
+            try:
+                return await self._threads.run(read)
+            except StorageError as error:
+                wait = _PATIENCE.wait_s(error, attempt, ends_at - loop.time(), random.random())
+                if wait is None:
+                    raise
+                _log.warning("a read of the store failed, retrying in %.3g s: %s", wait, error)
+            await asyncio.sleep(wait)
+        raise AssertionError("attempts without end have ended")
 
     def _get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         """Read from the store, in a thread."""

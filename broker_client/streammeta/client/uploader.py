@@ -10,7 +10,10 @@ not depend on the id.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import math
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,15 +42,18 @@ from streammeta.client.resources import StoreThreads
 from streammeta.client.session import BrokerSession
 from streammeta.client.tally import UPLOAD, UPLOAD_ANEW
 from streammeta.storage.backoff import Backoff
-from streammeta.storage.errors import StorageError, StoreUnavailableError
+from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.patience import Patience
 from streammeta.v1 import common_pb2
 from streammeta.v1.common_pb2 import ErrorCode
 
 _DESCRIBE_DEADLINE = 2.0
-_PAUSES = Backoff(0.5, 10.0, jitter=0)
-"""Seconds between attempts of what is repeated until it succeeds."""
+_PATIENCE = Patience(Backoff(0.5, 10.0))
+_RETRY_S = 10.0
+_ID_PAUSES = Backoff(0.5, 10.0)
+"""Waits before ids are asked for again, in seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +73,8 @@ class Submission:
 class Uploader:
     """Uploads and commits batches for one session.
 
-    With `is_persistent` an attempt that failed for a transient reason is repeated without limit.
+    What failed for a reason that may pass is repeated for `config.commit_deadline_s`; without limit
+    with `is_persistent`, when a log has the records.
     """
 
     def __init__(
@@ -126,8 +133,10 @@ class Uploader:
         try:
             async with self._preparing:  # in their order: later batches have later ids
                 # Before ids are asked for: what is uploaded elsewhere could never be read.
-                await self._persistently(self._bucket.passed)
-                taken = await self._persistently(lambda: self._ids.take(len(contents)))
+                await self._patiently("check of the bucket", self._bucket.passed)
+                taken = await self._patiently(
+                    "preparation of objects", lambda: self._ids.take(len(contents))
+                )
         except (BrokerClientError, StorageError) as error:
             for content in contents:
                 batch.failures.update(dict.fromkeys(batch.open_runs(content), error))
@@ -156,31 +165,47 @@ class Uploader:
             began = time.monotonic()
             try:
                 await self._store.run(lambda: store.put(key, data))
-                self._tally.uploaded(len(data), time.monotonic() - began)
-            except StorageError as error:
+            except StorageError:
                 self._tally.upload_failed()
-                raise UploadFailedError(key, one.object_id, str(error)) from error
+                raise
+            self._tally.uploaded(len(data), time.monotonic() - began)
 
-        try:
-            await self._persistently(put)
-        except UploadFailedError as error:
-            return error
-        return None
-
-    async def _persistently(self, work: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """Await `work`, and do so again after transient errors if the uploader is persistent."""
-        attempt = 0
         while True:
             try:
+                await self._patiently(f"upload of object {one.object_id}", put)
+                return None
+            except StorageError as error:
+                failed = UploadFailedError(key, one.object_id, str(error))
+                failed.__cause__ = error
+            if not self._is_persistent:
+                return failed
+            # The log holds the records: an operator may still correct the store.
+            _log.error("the store rejects a logged batch, retrying in %g s: %s", _RETRY_S, failed)
+            await asyncio.sleep(_RETRY_S)
+
+    async def _patiently(self, subject: str, work: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        """Await `work`, again after failures that may pass, until the deadline if there is one."""
+        loop = asyncio.get_running_loop()
+        limit_s = math.inf if self._is_persistent else self._config.commit_deadline_s
+        ends_at = loop.time() + limit_s
+        for attempt in itertools.count():
+            try:
                 return await work()
-            except (ControllerUnavailableError, StoreUnavailableError, UploadFailedError) as error:
-                if not self._is_persistent:
+            except (ControllerUnavailableError, StorageError) as error:
+                wait = self._wait_after(error, attempt, ends_at - loop.time())
+                if wait is None:
                     raise
-                wait = _PAUSES.wait(attempt)
                 self._tally.retries[UPLOAD] += 1
-                _log.warning("it is repeated in %g s: %s", wait, error)
+                _log.warning("%s failed, retrying in %.3g s: %s", subject, wait, error)
             await asyncio.sleep(wait)
-            attempt += 1
+        raise AssertionError("attempts without end have ended")
+
+    def _wait_after(self, error: Exception, attempt: int, left_s: float) -> float | None:
+        """Return the wait before the next attempt; None to give up."""
+        unit = random.random()
+        if isinstance(error, StorageError):
+            return _PATIENCE.wait_s(error, attempt, left_s, unit)
+        return _ID_PAUSES.wait(attempt, unit) if self._is_persistent else None
 
     # -- committing
 

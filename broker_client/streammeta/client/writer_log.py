@@ -9,7 +9,9 @@ that opens it next recovers them.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +28,10 @@ from streammeta.client.errors import (
 from streammeta.client.record_buffer import StreamRun
 from streammeta.client.write_ahead_log.errors import WriteAheadLogFullError
 from streammeta.client.write_ahead_log.record_log import RecordLog
+from streammeta.storage.backoff import Backoff
+from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.record import RecordBatch
+from streammeta.storage.object_store.patience import Patience
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +112,8 @@ _FOR_GOOD = (
     StreamNotOpenedError,
 )
 
+_PATIENCE = Patience(Backoff(0.5, 10.0))
+
 _log = logging.getLogger(__name__)
 
 
@@ -154,7 +161,17 @@ class LogTrimmer:
                         run.end_offset,
                         batch.failures[run],
                     )
-        await self._log.set_aside(records, "; ".join({str(batch.failures[run]) for run in lost}))
+        reason = "; ".join({str(batch.failures[run]) for run in lost})
+        for attempt in itertools.count():
+            try:
+                await self._log.set_aside(records, reason)
+                return
+            except StorageError as error:
+                wait = _PATIENCE.wait_s(error, attempt, random_unit=random.random())
+                if wait is None:
+                    raise
+                _log.warning("records are not set aside yet, retrying in %.3g s: %s", wait, error)
+            await asyncio.sleep(wait)
 
 
 def _is_for_good(error: Exception | None) -> bool:

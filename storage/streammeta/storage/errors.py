@@ -2,7 +2,8 @@
 
 Every call on a store or a file format raises one of these errors; no botocore, OSError or struct
 error escapes. A message names the object or bucket, what was found, what was wanted, and what to do
-next. Only `StoreUnavailableError` and its subclass `DeadlineExceededError` are retriable.
+next. `StoreUnavailableError` and its subclass `DeadlineExceededError` may be repeated at once.
+`AccessDeniedError` may pass too, but by an operator's action: `object_store.patience` has the rule.
 
 A deviation is a breach of the format that AutoMQ's own reader passes over. Objects of other writers
 may have a few and still hold every record. Readers are strict unless given a list for deviations;
@@ -19,7 +20,14 @@ from dataclasses import dataclass
 
 
 class StorageError(Exception):
-    """The common base: catch it to handle every failure of the storage package."""
+    """The common base: catch it to handle every failure of the storage package.
+
+    `may_pass`: the same call may succeed later although nothing is changed by its caller.
+    `retry_after_s` is the wait in seconds that the store asked for; None if it asked for none.
+    """
+
+    may_pass: bool = False
+    retry_after_s: float | None = None
 
 
 class CorruptObjectError(StorageError):
@@ -87,7 +95,12 @@ class BucketNotFoundError(StorageError):
 
 
 class AccessDeniedError(StorageError):
-    """The store refused the credentials, or they do not allow this operation."""
+    """The store refused the credentials, or they do not allow this operation.
+
+    It may pass: a clock is set right, keys are rotated, a policy is corrected.
+    """
+
+    may_pass = True
 
 
 class RangeNotSatisfiableError(StorageError):
@@ -120,6 +133,8 @@ class StoreUnavailableError(StorageError):
     The call may have taken effect. `throttled`: the store asked for fewer requests;
     `retry_after_s`: the wait in seconds that it asked for.
     """
+
+    may_pass = True
 
     def __init__(
         self, message: str, *, throttled: bool = False, retry_after_s: float | None = None

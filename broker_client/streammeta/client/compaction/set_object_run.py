@@ -48,7 +48,7 @@ from streammeta.storage.compaction.verification import (
     check_blocks,
     check_coverage,
 )
-from streammeta.storage.errors import StorageError, StoreUnavailableError
+from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.checksum import ObjectChecksum
 
 HUGE_PAGE_WORTH = 8 * 1024 * 1024
@@ -227,8 +227,7 @@ class CommitRun:
         try:
             got, crc32c = await self._context.calls.read(read.size, fetch)
         except StorageError as error:
-            passing = isinstance(error, StoreUnavailableError)
-            raise SourceError(read.object_id, str(error), passing=passing) from error
+            raise SourceError(read.object_id, str(error), passing=error.may_pass) from error
         if got != read.size:
             end = read.position + got
             reason = f"{key!r} ends at byte {end}, its index says at {read.position + read.size}"

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.resources import ignore_failure, start_in
 from streammeta.storage.backoff import Backoff
-from streammeta.storage.errors import StoreUnavailableError
+from streammeta.storage.errors import StorageError
 from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.patience import Patience
 
 _LOOK_AGAIN_S = 0.005
 
@@ -108,8 +109,7 @@ ResultT = TypeVar("ResultT")
 WAIT_FOR_OTHERS_MAX_S = 1.0
 """Maximum wait of one request for others, in seconds; each moves megabytes, so work goes on."""
 
-_PAUSES = Backoff(first=0.5, longest=10.0)
-"""Waits before a rejected request is repeated, in seconds."""
+_REJECTED = Patience(Backoff(first=0.5, longest=10.0))
 
 
 class StoreCalls:
@@ -179,10 +179,10 @@ class StoreCalls:
             self._calling += 1
             try:
                 return await self._in_thread(work)
-            except StoreUnavailableError as error:
-                pause = _PAUSES.wait(attempt, self._rng.random())
-                wait = max(error.retry_after_s or 0.0, pause)
-                if loop.time() + wait > until:
+            except StorageError as error:
+                left_s = until - loop.time()
+                wait = _REJECTED.wait_s(error, attempt, left_s, self._rng.random())
+                if wait is None:
                     raise
             finally:
                 self._calling -= 1

@@ -40,7 +40,7 @@ from streammeta.client.write_ahead_log.errors import (
     WrongLogError,
 )
 from streammeta.storage.backoff import Backoff
-from streammeta.storage.errors import CorruptObjectError, StorageError, StoreUnavailableError
+from streammeta.storage.errors import CorruptObjectError, StorageError
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch
 from streammeta.storage.object_log.slot import (
     LOG_ID_SIZE,
@@ -53,6 +53,7 @@ from streammeta.storage.object_log.slot import (
 )
 from streammeta.storage.object_log.slot_keys import LogName
 from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.patience import Patience
 
 _DELETED_AT_ONCE = 64
 """Slots that are past are deleted when there are so many; the last ones when the log is closed."""
@@ -60,7 +61,7 @@ _DELETED_AT_ONCE = 64
 _MAX_SLOT = 2**30
 """Bytes of the largest slot."""
 
-_PAUSES = Backoff(0.05, 5.0, jitter=0)
+_PATIENCE = Patience(Backoff(0.05, 5.0, jitter=0))
 
 _log = logging.getLogger(__name__)
 
@@ -332,12 +333,12 @@ class ObjectLog(ClosedAtExit):
                 else:
                     self._end(LogSealedError(upload.key, await self._sealer_of(upload.key)))
                 return
-            except StoreUnavailableError as error:
-                wait = _PAUSES.wait(attempt)
-                _log.warning("slot %s is tried again in %g s: %s", upload.key, wait, error)
             except StorageError as error:
-                self._end(ObjectLogFailedError(upload.key, str(error)))
-                return
+                wait = _PATIENCE.wait_s(error, attempt)
+                if wait is None:
+                    self._end(ObjectLogFailedError(upload.key, str(error)))
+                    return
+                _log.warning("slot %s failed, retrying in %g s: %s", upload.key, wait, error)
             await asyncio.sleep(wait)
             attempt += 1
 

@@ -20,6 +20,7 @@ from typing import TypeVar
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import DeadlineExceededError, StoreUnavailableError
 from streammeta.storage.object_store.calls import Tally
+from streammeta.storage.object_store.patience import asked_wait_s
 
 T = TypeVar("T")
 
@@ -75,8 +76,9 @@ class Retrier:
     ) -> T:
         """Run `request`, again after a delay while it raises `StoreUnavailableError`.
 
-        The delay is random between 0 and a bound that doubles each time, but never shorter than the
-        store asked for. Raises the last error when attempts or budget are used up, any other error
+        The delay is random between 0 and a bound that doubles each time, but not shorter than the
+        store asked for, within the bound of `patience` and half of the time left.
+        Raises the last error when attempts or budget are used up, any other error
         at once, and `DeadlineExceededError` when the call would not end by `deadline` or within
         `policy.call_s`. `tally` counts the retries.
         """
@@ -94,16 +96,16 @@ class Retrier:
                 counted.throttled += error.throttled
                 if attempt >= self._policy.attempts or not self._spend():
                     raise
-                delay = self._delay(attempt, error)
+                delay = self._delay(attempt, error, end - time.monotonic())
                 if time.monotonic() + delay >= end:
                     raise _no_time_left(attempt, error) from error
             self._sleep(delay)
             attempt += 1
             counted.retries += 1
 
-    def _delay(self, attempt: int, error: StoreUnavailableError) -> float:
+    def _delay(self, attempt: int, error: StoreUnavailableError, left_s: float) -> float:
         wait = self._backoff.wait(attempt, self._random_unit())
-        return max(wait, error.retry_after_s or 0.0)
+        return max(wait, min(asked_wait_s(error), left_s / 2))
 
     def _run(self, request: Callable[[], T], end: float) -> T:
         number = self._begin(end)

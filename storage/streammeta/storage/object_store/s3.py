@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from botocore.exceptions import BotoCoreError, ClientError
 
 from streammeta.storage.errors import (
+    AccessDeniedError,
     ObjectExistsError,
     ObjectNotFoundError,
     StoreRejectedError,
@@ -47,17 +48,18 @@ from streammeta.storage.object_store.retry import Retrier, RetryPolicy
 from streammeta.storage.object_store.s3_client import (
     LISTING_PAGE,
     THROTTLED_CODES,
+    S3Connection,
     as_view,
     check_part,
     check_whole,
     lacking_right,
-    open_client,
     sendable,
     tagging,
     translate,
 )
 
 if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import CompletedPartTypeDef, ErrorTypeDef, HeadObjectOutputTypeDef
 
 T = TypeVar("T")
@@ -81,7 +83,11 @@ class S3ObjectStore:
         self._retrier = Retrier(policy)
         self._meter = Meter()
         self._deadline: float | None = None
-        self._client = open_client(config, policy)
+        self._connection = S3Connection(config, policy)
+
+    @property
+    def _client(self) -> S3Client:
+        return self._connection.client
 
     def check(self) -> None:
         """See `ObjectStore.check`. A listing, unlike HEAD, says in words why it is refused."""
@@ -177,17 +183,18 @@ class S3ObjectStore:
     ) -> Iterator[ObjectInfo]:
         """See `ObjectStore.list_objects`; 1000 keys a page."""
         first = {} if start_after is None else {"StartAfter": start_after}
-        request = partial(self._client.list_objects_v2, Bucket=self._bucket, Prefix=prefix)
-        return self._listed("list_objects", request, first)
+        return self._listed(
+            "list_objects",
+            lambda page: self._client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, **page),
+            first,
+        )
 
     def _listed(
-        self, operation: str, request: Callable[..., Any], options: Mapping[str, str]
+        self, operation: str, request: Callable[[Any], Any], options: Mapping[str, str]
     ) -> Iterator[Any]:
         """Give the entries of all pages; `options` are the parameters for the first."""
         while True:
-            page: ListingPage[Any] = self._call(operation, partial(request, **options))[
-                LISTING_PAGE
-            ]
+            page: ListingPage[Any] = self._call(operation, partial(request, options))[LISTING_PAGE]
             yield from page.entries
             if page.next_options is None:
                 return
@@ -343,18 +350,24 @@ class S3ObjectStore:
 
     def list_multipart_uploads(self, prefix: str = "") -> Iterator[MultipartUpload]:
         """See `ObjectStore.list_multipart_uploads`."""
-        request = partial(
-            self._client.list_multipart_uploads,
-            Bucket=self._bucket,
-            Prefix=prefix,
-            EncodingType="url",  # which botocore asks for by itself in other listings
+        return self._listed(
+            "list_multipart_uploads",
+            lambda page: self._client.list_multipart_uploads(
+                Bucket=self._bucket,
+                Prefix=prefix,
+                EncodingType="url",  # which botocore asks for by itself in other listings
+                **page,
+            ),
+            {},
         )
-        return self._listed("list_multipart_uploads", request, {})
 
     def list_old_versions(self) -> Iterator[OldVersion]:
         """See `ObjectStore.list_old_versions`; current versions cost as much to list."""
-        request = partial(self._client.list_object_versions, Bucket=self._bucket)
-        return self._listed("list_old_versions", request, {})
+        return self._listed(
+            "list_old_versions",
+            lambda page: self._client.list_object_versions(Bucket=self._bucket, **page),
+            {},
+        )
 
     def enforces_checksum(self, key: str, checksum: Checksum) -> bool:
         """Tell whether the server takes bytes with their `checksum`, and refuses others with it.
@@ -407,14 +420,17 @@ class S3ObjectStore:
         try:
             return request()
         except (ClientError, BotoCoreError) as error:
-            raise translate(
+            failure = translate(
                 error,
                 bucket=self._bucket,
                 endpoint=self._endpoint,
                 key=key,
                 start=start,
                 upload_id=upload_id,
-            ) from error
+            )
+            if isinstance(failure, AccessDeniedError):
+                self._connection.renew()
+            raise failure from error
 
     def _once(self, put: Callable[[], None], key: str, put_id: str) -> Callable[[], None]:
         """Make a conditional put that may be repeated after an answer was lost."""

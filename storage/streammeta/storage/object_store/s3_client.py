@@ -1,8 +1,9 @@
 """The boundary to botocore: client, request bodies, parts of answers, translated errors.
 
 Decides which errors may be retried: 408, 429, 5xx (except 501: the server lacks the operation),
-throttling and broken connections become `StoreUnavailableError`; every other answer is final. Does
-no retries itself and knows nothing of the store protocol.
+throttling and broken connections become `StoreUnavailableError`, refused credentials become
+`AccessDeniedError`, which may pass; every other answer is final. Does no retries itself and knows
+nothing of the store protocol.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import email.utils
 import io
 import math
 import re
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,11 +24,13 @@ from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
+    CredentialRetrievalError,
     FlexibleChecksumError,
     HTTPClientError,
     IncompleteReadError,
     NoCredentialsError,
     PartialCredentialsError,
+    TokenRetrievalError,
 )
 from botocore.exceptions import ConnectionError as BotoConnectionError
 from botocore.loaders import create_loader
@@ -106,6 +110,7 @@ class ViewBody(io.RawIOBase):
 
 
 _CONNECT_S = 5.0
+_LOOKED_AGAIN_S = 1.0
 _DESCRIPTIONS = create_loader()
 """Botocore's description of S3, parsed once for all clients: most of the cost of a client."""
 _CONTENT_RANGE = re.compile(r"bytes (?P<first>\d+)-(?P<last>\d+)/(?P<total>\d+)")
@@ -138,6 +143,48 @@ def open_client(config: S3Config, policy: RetryPolicy) -> S3Client:
         # For any service, which makes it the first: botocore's own handler for S3 reads it as well.
         client.meta.events.register(f"before-parse.*.{operation}", reader)
     return cast("S3Client", client)
+
+
+class S3Connection:
+    """The client of one bucket, which is opened again when its credentials were replaced.
+
+    Botocore renews credentials that it fetches from a service, but it reads a file of credentials
+    once. Keys in the address of the bucket stay as they are.
+    """
+
+    def __init__(self, config: S3Config, policy: RetryPolicy) -> None:
+        self.client = open_client(config, policy)
+        self._config = config
+        self._policy = policy
+        self._keys: tuple[str, ...] | None = None
+        self._looking = threading.Lock()
+        self._looked_at = float("-inf")
+
+    def renew(self) -> None:
+        """Read the credentials again after they were refused, at most once a second."""
+        with self._looking:
+            now = time.monotonic()
+            if self._config.access_key is not None or now - self._looked_at < _LOOKED_AGAIN_S:
+                return
+            keys = _current_keys(self._config)
+            self._looked_at = time.monotonic()
+            if keys != self._keys:
+                # Calls under way keep the former client, which ends with them.
+                self.client, self._keys = open_client(self._config, self._policy), keys
+
+
+def _current_keys(config: S3Config) -> tuple[str, ...]:
+    """Return the credentials that a client opened now would sign with; empty if there are none."""
+    if config.access_key is not None:
+        return ()
+    try:
+        credentials = botocore.session.get_session().get_credentials()
+        if credentials is None:
+            return ()
+        frozen = credentials.get_frozen_credentials()
+        return tuple(part or "" for part in frozen)
+    except BotoCoreError:
+        return ()
 
 
 LISTING_PAGE = "ListingPage"
@@ -231,7 +278,16 @@ def lacking_right(operation: str) -> str:
 
 
 _DENIED_CODES = frozenset(
-    {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
+    {
+        "AccessDenied",
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+        "RequestTimeTooSkewed",
+        "RequestExpired",
+        "ExpiredToken",
+        "InvalidToken",
+        "TokenRefreshRequired",
+    }
 )
 THROTTLED_CODES = frozenset(
     {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"}
@@ -245,6 +301,12 @@ _UNAVAILABLE_CODES = frozenset(
         # Another conditional put of the key is under way: only the next answer names the winner.
         "ConditionalRequestConflict",
     }
+)
+_NO_CREDENTIALS = (
+    NoCredentialsError,
+    PartialCredentialsError,
+    CredentialRetrievalError,
+    TokenRetrievalError,
 )
 _DAMAGED_CODES = frozenset({"BadDigest", "IncompleteBody", "XAmzContentChecksumMismatch"})
 _CREDENTIALS_ADVICE = (
@@ -264,8 +326,10 @@ def translate(
     """Translate an error of botocore; the other arguments describe the request."""
     if isinstance(error, ClientError):
         return _translate_answer(error, bucket, key, start, upload_id)
-    if isinstance(error, (NoCredentialsError, PartialCredentialsError)):
-        return AccessDeniedError(f"no credentials for bucket {bucket!r}; {_CREDENTIALS_ADVICE}")
+    if isinstance(error, _NO_CREDENTIALS):
+        return AccessDeniedError(
+            f"no credentials for bucket {bucket!r} ({error}); {_CREDENTIALS_ADVICE}"
+        )
     if isinstance(error, (BotoConnectionError, HTTPClientError)):
         return StoreUnavailableError(
             f"no answer from {endpoint} for bucket {bucket!r}: {error}; check that the endpoint is"

@@ -1,0 +1,47 @@
+"""Patience with a store: which failures are repeated, after which wait, and until when.
+
+This is the one policy for everything that outlasts the retries of a single call: uploads, slots of
+a log, reads, compaction. The reason decides first. An outage, throttling and refused credentials
+may pass: clocks are set right, keys are rotated, policies corrected. A missing or foreign bucket,
+an invalid request and a damaged object do not pass. Then the deadline decides, which the caller
+measures by a monotonic clock. A store may ask for a longer wait, but neither beyond a bound nor
+beyond the deadline: a wrong `Retry-After` of a day must not stop a broker for a day. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from streammeta.storage.backoff import Backoff
+from streammeta.storage.errors import StorageError
+
+RETRY_AFTER_S_MAX = 10.0
+"""Maximum wait that a store's Retry-After is obeyed for, in seconds."""
+
+
+def asked_wait_s(error: StorageError) -> float:
+    """Return the wait that the store asked for, as far as it is obeyed, in seconds."""
+    return min(error.retry_after_s or 0.0, RETRY_AFTER_S_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Waits between attempts, in seconds."""
+
+    pauses: Backoff
+
+    def wait_s(
+        self,
+        error: StorageError,
+        attempt: int,
+        left_s: float = math.inf,
+        random_unit: float = 1.0,
+    ) -> float | None:
+        """Return the wait after attempt `attempt`, 0-based, failed; None to give up.
+
+        `left_s` is the time until the deadline. The last attempt begins at the deadline.
+        """
+        if not error.may_pass or left_s <= 0:
+            return None
+        return min(left_s, max(self.pauses.wait(attempt, random_unit), asked_wait_s(error)))
