@@ -124,7 +124,9 @@ class RandomRequests(RandomCommits):
         for stream_id in streams:
             stream = state.streams.get(stream_id)
             epoch = (stream.epoch if stream is not None else 0) + self._one((1, 1, 1, 0, 2))
-            items.append(r.StreamToOpen(stream_id, max(0, epoch), self._tags()))
+            items.append(
+                r.StreamToOpen(stream_id, max(0, epoch), self._tags(), reopen=self._chance(40))
+            )
         return r.OpenStreams(node=node, streams=tuple(items))
 
     def _close(self, state: State) -> Any:

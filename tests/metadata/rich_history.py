@@ -16,7 +16,19 @@ import numpy as np
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.frozen import FrozenMap
-from streammeta.controller.metadata.requests import GetNextNodeId, RegisterNode, UnregisterNode
+from streammeta.controller.metadata.requests import (
+    AbandonUploads,
+    CloseStreams,
+    CreateStreams,
+    GetNextNodeId,
+    GetOpeningStreams,
+    NewStream,
+    OpenStreams,
+    RegisterNode,
+    StreamToClose,
+    StreamToOpen,
+    UnregisterNode,
+)
 from streammeta.controller.metadata.values import NodeIdentity
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
@@ -24,10 +36,12 @@ from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint
 from tests.metadata.map_pair import Pair, recovering
 from tests.metadata.random_requests import RandomRequests
 
-SEEDS = (8, 13, 14)
+SEEDS = (8, 13, 18)
 _REQUESTS = 150
 _FREED_LAST = (NodeIdentity(3_000, 1), NodeIdentity(3_001, 1))
 """Nodes whose ids are free at the end of each history, whatever was drawn."""
+_FENCED_LAST = NodeIdentity(3_002, 1)
+"""A node that another recovers at the end of each history: only a newer process ends that."""
 _FREED = (NodeIdentity(1_000, 1), NodeIdentity(1_001, 1))
 
 Plain: TypeAlias = dict[str, dict[str, list[Any]]]
@@ -101,10 +115,25 @@ def history(seed: int) -> History:
     for _ in range(_REQUESTS):
         made.pair.now += rng.choice((1, 1, 50, 400))
         made.write(requests.any(made.pair.model))
+    for request in _last_requests(made.pair):
+        made.write(request)
     for node in _FREED_LAST:
         made.write(RegisterNode(node=node))
         made.write(UnregisterNode(node=node))
     return made
+
+
+def _last_requests(pair: Pair) -> Iterator[Any]:
+    """Have a node lose the ends of two streams, and another recover it."""
+    node, first = _FENCED_LAST, pair.model.state.next_stream
+    yield RegisterNode(node=node)
+    yield CreateStreams(request_id="lost", node=node, streams=(NewStream(), NewStream()))
+    both = (first, first + 1)
+    yield OpenStreams(node=node, streams=tuple(StreamToOpen(one, 1) for one in both))
+    closed = tuple(StreamToClose(stream_id, 1, end_offset=5) for stream_id in both)
+    yield CloseStreams(node=node, streams=closed)
+    yield AbandonUploads(node_id=node.node_id)
+    yield GetOpeningStreams(node=node, failover=True)
 
 
 def _first_requests(requests: RandomRequests, pair: Pair) -> Iterator[Any]:

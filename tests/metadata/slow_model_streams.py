@@ -78,7 +78,8 @@ def _may_open(state: State, node_id: int, item: r.StreamToOpen) -> ErrorCode:
         return ErrorCode.STREAM_FENCED
     if stream.epoch == item.stream_epoch and stream.node != node_id:
         return ErrorCode.STREAM_FENCED
-    if stream.epoch < item.stream_epoch and stream.opened:
+    is_own = item.reopen and stream.node == node_id
+    if stream.epoch < item.stream_epoch and stream.opened and not is_own:
         return ErrorCode.STREAM_NOT_CLOSED
     if state.owed(node_id, item.stream_id):
         return ErrorCode.STREAM_NOT_CLOSED
@@ -292,9 +293,9 @@ NODE_ID_MIN = 1_000
 
 def register(state: State, request: r.RegisterNode) -> a.ErrorAnswer:
     """A larger epoch ends failover, recovery and departure."""
-    known = state.nodes.get(request.node.node_id)
-    if known is not None and known.epoch > request.node.node_epoch:
-        return a.ErrorAnswer(error=ErrorCode.NODE_EPOCH_EXPIRED)
+    error = _may_register(state, request.node, fence=True)
+    if error:
+        return a.ErrorAnswer(error=error)
     node = _of_epoch(state, request.node)
     node.wal_config, node.tags = request.wal_config, tuple(sorted(request.tags))
     return a.ErrorAnswer(error=ErrorCode.NONE)
@@ -302,11 +303,19 @@ def register(state: State, request: r.RegisterNode) -> a.ErrorAnswer:
 
 def set_epoch(state: State, node: NodeIdentity, *, failover: bool) -> ErrorCode:
     """GetOpeningStreams registers the node for fencing."""
-    known = state.nodes.get(node.node_id)
-    if known is not None and known.epoch > node.node_epoch:
-        return ErrorCode.NODE_EPOCH_EXPIRED
+    error = _may_register(state, node, fence=not failover)
+    if error:
+        return error
     _of_epoch(state, node).failover = failover
     return ErrorCode.NONE
+
+
+def _may_register(state: State, identity: NodeIdentity, *, fence: bool) -> ErrorCode:
+    """A process that has been fenced needs a larger epoch."""
+    known = state.nodes.get(identity.node_id)
+    if known is None or known.epoch < identity.node_epoch:
+        return ErrorCode.NONE
+    return state.check(identity, fence=fence)
 
 
 def _of_epoch(state: State, identity: NodeIdentity) -> Node:

@@ -124,3 +124,31 @@ def test_uploads_of_recoverers_are_not_joined_with_others() -> None:
     one = upload(0, (0, 0, 10), epochs=(1,), compacted_object_ids=EMPTY_COLUMN)
     assert is_plain(one)
     assert not is_plain(upload(0, (0, 0, 10), epochs=(1,), recoverer=OTHER))
+
+
+def test_a_fenced_process_does_not_lift_its_own_fence() -> None:
+    world = World()
+    world.write(r.GetOpeningStreams(node=NODE, failover=True))
+    before = world.map.state_hash()
+    for call in (r.GetOpeningStreams(node=NODE), r.RegisterNode(node=NODE, wal_config="other")):
+        assert world.write(call).error is ErrorCode.NODE_FENCED, call
+    assert world.map.state_hash() == before
+    assert world.write(r.GetOpeningStreams(node=NODE, failover=True)).error is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("call", [r.GetOpeningStreams, r.RegisterNode])
+def test_a_newer_process_ends_the_failover_of_an_older_one(call: Any) -> None:
+    world = World()
+    world.write(r.GetOpeningStreams(node=NODE, failover=True))
+    newer = NodeIdentity(NODE.node_id, 2)
+    assert world.write(call(node=newer)).error is ErrorCode.NONE
+    assert world.write(r.GetOpeningStreams(node=newer)).error is ErrorCode.NONE
+
+
+def test_a_process_that_has_unregistered_does_not_come_back() -> None:
+    world = World(streams=1)
+    world.commit(1, (0, 0, 5))
+    world.write(r.CloseStreams(node=NODE, streams=(r.StreamToClose(0, 1),)))
+    world.write(r.UnregisterNode(node=NODE))
+    for call in (r.GetOpeningStreams(node=NODE), r.RegisterNode(node=NODE)):
+        assert world.write(call).error is ErrorCode.NODE_FENCED, call

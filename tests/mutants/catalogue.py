@@ -7,6 +7,7 @@ from tests.mutants.commits import COMMITS
 from tests.mutants.controllers import CONTROLLERS
 from tests.mutants.disk import DISK
 from tests.mutants.elections import ELECTIONS
+from tests.mutants.fences import FENCES
 from tests.mutants.levels import LEVELS
 from tests.mutants.membership import MEMBERSHIP
 from tests.mutants.monitoring import MONITORING
@@ -42,6 +43,7 @@ _ALL = (
     *OVERLOAD,
     *RECONCILING,
     *OBJECT_LOGS,
+    *FENCES,
 )
 
 MUTANTS = {mutant.name: mutant for mutant in _ALL}

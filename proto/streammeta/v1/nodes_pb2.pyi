@@ -89,7 +89,7 @@ class RegisterNodeResponse(_message.Message):
 
     ERROR_FIELD_NUMBER: _builtins.int
     error: _common_pb2.ErrorCode.ValueType
-    """NODE_EPOCH_EXPIRED if a newer process has registered"""
+    """NODE_EPOCH_EXPIRED if a newer process has registered, NODE_FENCED"""
     def __init__(
         self,
         *,

@@ -81,8 +81,9 @@ class NodeServiceServicer:
 
     def RegisterNode(self, request, context):
         """Registers a broker process. A larger epoch fences every older process of the same node.
-        Retry: safe, registering the same epoch again replaces wal_config and tags by the same.
-        Errors: NODE_EPOCH_EXPIRED.
+        Retry: safe, registering the same epoch again replaces wal_config and tags by the same. It does not
+        lift a fence: a process that is recovered by another, or has unregistered, needs a larger epoch.
+        Errors: NODE_EPOCH_EXPIRED, NODE_FENCED.
         Roles: broker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

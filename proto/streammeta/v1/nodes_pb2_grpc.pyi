@@ -33,8 +33,9 @@ class NodeServiceStub:
     def __new__(cls, channel: _aio.Channel) -> NodeServiceAsyncStub: ...
     RegisterNode: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.RegisterNodeRequest, _nodes_pb2.RegisterNodeResponse]
     """Registers a broker process. A larger epoch fences every older process of the same node.
-    Retry: safe, registering the same epoch again replaces wal_config and tags by the same.
-    Errors: NODE_EPOCH_EXPIRED.
+    Retry: safe, registering the same epoch again replaces wal_config and tags by the same. It does not
+      lift a fence: a process that is recovered by another, or has unregistered, needs a larger epoch.
+    Errors: NODE_EPOCH_EXPIRED, NODE_FENCED.
     Roles: broker.
     """
     UnregisterNode: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.UnregisterNodeRequest, _nodes_pb2.UnregisterNodeResponse]
@@ -86,8 +87,9 @@ class NodeServiceAsyncStub(NodeServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     RegisterNode: _aio.UnaryUnaryMultiCallable[_nodes_pb2.RegisterNodeRequest, _nodes_pb2.RegisterNodeResponse]  # type: ignore[assignment]
     """Registers a broker process. A larger epoch fences every older process of the same node.
-    Retry: safe, registering the same epoch again replaces wal_config and tags by the same.
-    Errors: NODE_EPOCH_EXPIRED.
+    Retry: safe, registering the same epoch again replaces wal_config and tags by the same. It does not
+      lift a fence: a process that is recovered by another, or has unregistered, needs a larger epoch.
+    Errors: NODE_EPOCH_EXPIRED, NODE_FENCED.
     Roles: broker.
     """
     UnregisterNode: _aio.UnaryUnaryMultiCallable[_nodes_pb2.UnregisterNodeRequest, _nodes_pb2.UnregisterNodeResponse]  # type: ignore[assignment]
@@ -142,8 +144,9 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.RegisterNodeResponse, _abc.Awaitable[_nodes_pb2.RegisterNodeResponse]]:
         """Registers a broker process. A larger epoch fences every older process of the same node.
-        Retry: safe, registering the same epoch again replaces wal_config and tags by the same.
-        Errors: NODE_EPOCH_EXPIRED.
+        Retry: safe, registering the same epoch again replaces wal_config and tags by the same. It does not
+          lift a fence: a process that is recovered by another, or has unregistered, needs a larger epoch.
+        Errors: NODE_EPOCH_EXPIRED, NODE_FENCED.
         Roles: broker.
         """
 

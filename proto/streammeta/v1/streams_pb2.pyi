@@ -138,10 +138,16 @@ class StreamToOpen(_message.Message):
     STREAM_ID_FIELD_NUMBER: _builtins.int
     STREAM_EPOCH_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
+    REOPEN_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     """which stream"""
     stream_epoch: _builtins.int
     """>= 0; larger than the current epoch, or equal to repeat an open"""
+    reopen: _builtins.bool
+    """With a larger epoch: if the node has the stream open itself, its range ends, and another begins under
+    the larger epoch in the same step. A new process takes over the streams of an earlier one so, and a
+    process a stream whose write has failed. Without it an open stream is refused: STREAM_NOT_CLOSED.
+    """
     @_builtins.property
     def tags(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Tag]:
         """set only if the stream has none yet"""
@@ -152,10 +158,11 @@ class StreamToOpen(_message.Message):
         stream_id: _builtins.int | None = ...,
         stream_epoch: _builtins.int | None = ...,
         tags: _abc.Iterable[_common_pb2.Tag] | None = ...,
+        reopen: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "reopen", b"reopen", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stream_epoch: _TypeAlias = _typing.Literal["stream_epoch"]  # noqa: Y015
     _WhichOneofArgType__stream_epoch: _TypeAlias = _typing.Literal["_stream_epoch", b"_stream_epoch"]  # noqa: Y015
@@ -829,7 +836,7 @@ class GetOpeningStreamsResponse(_message.Message):
     STREAMS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     error: _common_pb2.ErrorCode.ValueType
-    """NODE_EPOCH_EXPIRED if a newer process has registered"""
+    """NODE_EPOCH_EXPIRED if a newer process has registered, NODE_FENCED"""
     next_page_token: _builtins.str
     """empty on the last page"""
     @_builtins.property

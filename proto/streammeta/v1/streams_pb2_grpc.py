@@ -92,7 +92,8 @@ class StreamServiceServicer:
 
     def OpenStreams(self, request, context):
         """Takes ownership of streams under a stream epoch no smaller than any before.
-        Retry: safe, an open with the current epoch of the same owner changes nothing.
+        Retry: safe, an open with the current epoch of the same owner changes nothing. An open stream is
+        refused with STREAM_NOT_CLOSED until its owner closes it; the owner itself may say `reopen`.
         Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and those of the node check:
         NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
         Roles: broker.
@@ -144,9 +145,13 @@ class StreamServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetOpeningStreams(self, request, context):
-        """Registers a node's epoch for fencing and lists the streams that it must recover, page by page.
-        Retry: safe, registering the same epoch again changes nothing.
-        Errors: NODE_EPOCH_EXPIRED; STREAM_INNER_ERROR if an upload that is owed fits no range of the node.
+        """Registers a node's epoch for fencing and lists the streams that it must recover, page by page. They
+        keep their stream epochs: open them with `reopen` and larger ones before anything is appended, or
+        nobody can say which process wrote the offsets behind those of a write-ahead log that comes back.
+        Retry: safe, registering the same epoch again changes nothing. It does not lift a fence: a process
+        that is recovered by another needs a larger node epoch.
+        Errors: NODE_EPOCH_EXPIRED, NODE_FENCED; STREAM_INNER_ERROR if an upload that is owed fits no range
+        of the node.
         Roles: broker; with failover for a node that it recovers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -40,7 +40,8 @@ class StreamServiceStub:
     """
     OpenStreams: _grpc.UnaryUnaryMultiCallable[_streams_pb2.OpenStreamsRequest, _streams_pb2.OpenStreamsResponse]
     """Takes ownership of streams under a stream epoch no smaller than any before.
-    Retry: safe, an open with the current epoch of the same owner changes nothing.
+    Retry: safe, an open with the current epoch of the same owner changes nothing. An open stream is
+      refused with STREAM_NOT_CLOSED until its owner closes it; the owner itself may say `reopen`.
     Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and those of the node check:
       NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
     Roles: broker.
@@ -72,9 +73,13 @@ class StreamServiceStub:
     Roles: broker, compactor, reader, reconciler, admin.
     """
     GetOpeningStreams: _grpc.UnaryUnaryMultiCallable[_streams_pb2.GetOpeningStreamsRequest, _streams_pb2.GetOpeningStreamsResponse]
-    """Registers a node's epoch for fencing and lists the streams that it must recover, page by page.
-    Retry: safe, registering the same epoch again changes nothing.
-    Errors: NODE_EPOCH_EXPIRED; STREAM_INNER_ERROR if an upload that is owed fits no range of the node.
+    """Registers a node's epoch for fencing and lists the streams that it must recover, page by page. They
+    keep their stream epochs: open them with `reopen` and larger ones before anything is appended, or
+    nobody can say which process wrote the offsets behind those of a write-ahead log that comes back.
+    Retry: safe, registering the same epoch again changes nothing. It does not lift a fence: a process
+      that is recovered by another needs a larger node epoch.
+    Errors: NODE_EPOCH_EXPIRED, NODE_FENCED; STREAM_INNER_ERROR if an upload that is owed fits no range
+      of the node.
     Roles: broker; with failover for a node that it recovers.
     """
     AbandonUploads: _grpc.UnaryUnaryMultiCallable[_streams_pb2.AbandonUploadsRequest, _streams_pb2.AbandonUploadsResponse]
@@ -97,7 +102,8 @@ class StreamServiceAsyncStub(StreamServiceStub):
     """
     OpenStreams: _aio.UnaryUnaryMultiCallable[_streams_pb2.OpenStreamsRequest, _streams_pb2.OpenStreamsResponse]  # type: ignore[assignment]
     """Takes ownership of streams under a stream epoch no smaller than any before.
-    Retry: safe, an open with the current epoch of the same owner changes nothing.
+    Retry: safe, an open with the current epoch of the same owner changes nothing. An open stream is
+      refused with STREAM_NOT_CLOSED until its owner closes it; the owner itself may say `reopen`.
     Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and those of the node check:
       NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
     Roles: broker.
@@ -129,9 +135,13 @@ class StreamServiceAsyncStub(StreamServiceStub):
     Roles: broker, compactor, reader, reconciler, admin.
     """
     GetOpeningStreams: _aio.UnaryUnaryMultiCallable[_streams_pb2.GetOpeningStreamsRequest, _streams_pb2.GetOpeningStreamsResponse]  # type: ignore[assignment]
-    """Registers a node's epoch for fencing and lists the streams that it must recover, page by page.
-    Retry: safe, registering the same epoch again changes nothing.
-    Errors: NODE_EPOCH_EXPIRED; STREAM_INNER_ERROR if an upload that is owed fits no range of the node.
+    """Registers a node's epoch for fencing and lists the streams that it must recover, page by page. They
+    keep their stream epochs: open them with `reopen` and larger ones before anything is appended, or
+    nobody can say which process wrote the offsets behind those of a write-ahead log that comes back.
+    Retry: safe, registering the same epoch again changes nothing. It does not lift a fence: a process
+      that is recovered by another needs a larger node epoch.
+    Errors: NODE_EPOCH_EXPIRED, NODE_FENCED; STREAM_INNER_ERROR if an upload that is owed fits no range
+      of the node.
     Roles: broker; with failover for a node that it recovers.
     """
     AbandonUploads: _aio.UnaryUnaryMultiCallable[_streams_pb2.AbandonUploadsRequest, _streams_pb2.AbandonUploadsResponse]  # type: ignore[assignment]
@@ -163,7 +173,8 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_streams_pb2.OpenStreamsResponse, _abc.Awaitable[_streams_pb2.OpenStreamsResponse]]:
         """Takes ownership of streams under a stream epoch no smaller than any before.
-        Retry: safe, an open with the current epoch of the same owner changes nothing.
+        Retry: safe, an open with the current epoch of the same owner changes nothing. An open stream is
+          refused with STREAM_NOT_CLOSED until its owner closes it; the owner itself may say `reopen`.
         Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and those of the node check:
           NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
         Roles: broker.
@@ -225,9 +236,13 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _streams_pb2.GetOpeningStreamsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_streams_pb2.GetOpeningStreamsResponse, _abc.Awaitable[_streams_pb2.GetOpeningStreamsResponse]]:
-        """Registers a node's epoch for fencing and lists the streams that it must recover, page by page.
-        Retry: safe, registering the same epoch again changes nothing.
-        Errors: NODE_EPOCH_EXPIRED; STREAM_INNER_ERROR if an upload that is owed fits no range of the node.
+        """Registers a node's epoch for fencing and lists the streams that it must recover, page by page. They
+        keep their stream epochs: open them with `reopen` and larger ones before anything is appended, or
+        nobody can say which process wrote the offsets behind those of a write-ahead log that comes back.
+        Retry: safe, registering the same epoch again changes nothing. It does not lift a fence: a process
+          that is recovered by another needs a larger node epoch.
+        Errors: NODE_EPOCH_EXPIRED, NODE_FENCED; STREAM_INNER_ERROR if an upload that is owed fits no range
+          of the node.
         Roles: broker; with failover for a node that it recovers.
         """
 

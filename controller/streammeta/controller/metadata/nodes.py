@@ -145,11 +145,15 @@ class Nodes:
     # ---- deciding ----
 
     def decide_register(self, request: RegisterNode) -> tuple[NodeRegistered | None, ErrorAnswer]:
-        """Create or replace a node unless a newer process has registered."""
+        """Create or replace a node unless a newer process has registered.
+
+        A process that is fenced, or has unregistered, can't register again: a newer one can.
+        """
         identity = request.node
         node = self._nodes.get(identity.node_id)
-        if node is not None and node.node_epoch > identity.node_epoch:
-            return None, ErrorAnswer(error=ErrorCode.NODE_EPOCH_EXPIRED)
+        error = self._check_registration(identity)
+        if error is not ErrorCode.NONE:
+            return None, ErrorAnswer(error=error)
         _check_growth(identity, node)
         tags = tuple(sorted(request.tags))
         answer = ErrorAnswer(error=ErrorCode.NONE)
@@ -167,10 +171,14 @@ class Nodes:
     def decide_epoch(
         self, identity: NodeIdentity, *, failover: bool
     ) -> tuple[NodeEpochSet | None, ErrorCode]:
-        """Set a node's epoch and failover flag unless a newer process has registered."""
+        """Set a node's epoch and failover flag unless a newer process has registered.
+
+        Only a newer process ends a failover: the fenced one does not lift its own fence.
+        """
         node = self._nodes.get(identity.node_id)
-        if node is not None and node.node_epoch > identity.node_epoch:
-            return None, ErrorCode.NODE_EPOCH_EXPIRED
+        error = self._check_registration(identity, fence_failover=not failover)
+        if error is not ErrorCode.NONE:
+            return None, error
         _check_growth(identity, node)
         known = (identity.node_epoch, failover)
         if node is not None and (node.node_epoch, node.failover) == known:
@@ -179,6 +187,15 @@ class Nodes:
             node_id=identity.node_id, node_epoch=identity.node_epoch, failover=failover
         )
         return record, ErrorCode.NONE
+
+    def _check_registration(
+        self, identity: NodeIdentity, *, fence_failover: bool = True
+    ) -> ErrorCode:
+        """Return NONE if this process may register: it is newer, or known and not fenced."""
+        node = self._nodes.get(identity.node_id)
+        if node is None or node.node_epoch < identity.node_epoch:
+            return ErrorCode.NONE
+        return self.check(identity, fence_failover=fence_failover)
 
     def decide_unregister(
         self, identity: NodeIdentity, *, owes_streams: bool

@@ -58,6 +58,7 @@ class StreamToOpen:
     stream_id: int
     stream_epoch: int
     tags: Tags = ()
+    reopen: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

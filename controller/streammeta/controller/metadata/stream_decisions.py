@@ -84,7 +84,7 @@ class StreamDecisions:
         opened, reopened, answers = [], [], []
         heads = self._streams.heads([item.stream_id for item in request.streams])
         for item, head in zip(request.streams, heads, strict=True):
-            error = self._open_verdict(head, item.stream_epoch, node_id, item.stream_id in owed)
+            error = self._open_verdict(head, item, node_id, item.stream_id in owed)
             if head is None or error is not ErrorCode.NONE:
                 answers.append(OpenedStream(error))
                 continue
@@ -112,16 +112,16 @@ class StreamDecisions:
         return records, OpenStreamsAnswer(streams=tuple(answers))
 
     def _open_verdict(
-        self, head: Head[int] | None, epoch: int, node_id: int, owed: bool
+        self, head: Head[int] | None, item: requests.StreamToOpen, node_id: int, owed: bool
     ) -> ErrorCode:
         if head is None:
             return ErrorCode.STREAM_NOT_EXIST
-        if head.epoch > epoch:
+        if head.epoch > item.stream_epoch:
             return ErrorCode.STREAM_FENCED
-        if head.epoch == epoch:
+        if head.epoch == item.stream_epoch:
             if head.node_id != node_id:
                 return ErrorCode.STREAM_FENCED
-        elif head.state == StreamState.OPENED:
+        elif head.state == StreamState.OPENED and not (item.reopen and head.node_id == node_id):
             return ErrorCode.STREAM_NOT_CLOSED
         if owed:
             # Its next upload would continue at the wrong offset.
