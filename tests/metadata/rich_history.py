@@ -36,7 +36,7 @@ from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint
 from tests.metadata.map_pair import Pair, recovering
 from tests.metadata.random_requests import RandomRequests
 
-SEEDS = (8, 13, 18)
+SEEDS = (8, 13, 14, 18)
 _REQUESTS = 150
 _FREED_LAST = (NodeIdentity(3_000, 1), NodeIdentity(3_001, 1))
 """Nodes whose ids are free at the end of each history, whatever was drawn."""
