@@ -194,7 +194,8 @@ def _item_variants(value: Any, where: str) -> Iterator[tuple[str, Any]]:
     for index, item in enumerate(value):
         inner = f"{where}[{index if isinstance(value, tuple) else ''}]"
         for what, changed in _variants(item, inner):
-            yield what, type(value)((*value[:index], changed, *value[index + 1 :]))
+            make = getattr(value, "_make", type(value))  # a named tuple takes its fields singly
+            yield what, make((*value[:index], changed, *value[index + 1 :]))
 
 
 def _window_variants(value: WindowView[Any, Any], where: str) -> Iterator[tuple[str, Any]]:
