@@ -24,6 +24,7 @@ from streammeta.controller.metadata.requests import (
     GetOpeningStreams,
     NewStream,
     OpenStreams,
+    PrepareObjects,
     RegisterNode,
     StreamToClose,
     StreamToOpen,
@@ -35,13 +36,16 @@ from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint
 from tests.metadata.map_pair import Pair, recovering
 from tests.metadata.random_requests import RandomRequests
+from tests.metadata.small_world import upload
 
-SEEDS = (8, 13, 14, 18)
+SEEDS = (8, 13, 14)
 _REQUESTS = 150
 _FREED_LAST = (NodeIdentity(3_000, 1), NodeIdentity(3_001, 1))
 """Nodes whose ids are free at the end of each history, whatever was drawn."""
 _FENCED_LAST = NodeIdentity(3_002, 1)
 """A node that another recovers at the end of each history: only a newer process ends that."""
+_DEPARTED_LAST = NodeIdentity(3_003, 1)
+"""A node that has departed at the end of each history, and holds a set object."""
 _FREED = (NodeIdentity(1_000, 1), NodeIdentity(1_001, 1))
 
 Plain: TypeAlias = dict[str, dict[str, list[Any]]]
@@ -124,7 +128,17 @@ def history(seed: int) -> History:
 
 
 def _last_requests(pair: Pair) -> Iterator[Any]:
-    """Have a node lose the ends of two streams, and another recover it."""
+    """Have a node depart that holds an object, and one lose the ends of two streams and be fenced."""
+    node, stream_id = _DEPARTED_LAST, pair.model.state.next_stream
+    object_id = pair.model.state.next_object
+    yield RegisterNode(node=node)
+    yield CreateStreams(request_id="departed", node=node, streams=(NewStream(),))
+    yield OpenStreams(node=node, streams=(StreamToOpen(stream_id, 1),))
+    yield PrepareObjects(request_id="departed", node=node, count=1, ttl_ms=60_000)
+    yield upload(object_id, (stream_id, 0, 5), node=node)
+    yield CloseStreams(node=node, streams=(StreamToClose(stream_id, 1),))
+    yield UnregisterNode(node=node)
+
     node, first = _FENCED_LAST, pair.model.state.next_stream
     yield RegisterNode(node=node)
     yield CreateStreams(request_id="lost", node=node, streams=(NewStream(), NewStream()))
