@@ -128,7 +128,7 @@ def history(seed: int) -> History:
 
 
 def _last_requests(pair: Pair) -> Iterator[Any]:
-    """Have a node depart that holds an object, and one lose the ends of two streams and be fenced."""
+    """Have a node depart that holds an object, and one be fenced that has lost uploads."""
     node, stream_id = _DEPARTED_LAST, pair.model.state.next_stream
     object_id = pair.model.state.next_object
     yield RegisterNode(node=node)
