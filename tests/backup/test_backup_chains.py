@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 import pytest
 
 from streammeta.controller.backup.chains import (
+    JUMPS_MIN,
+    ages,
     chain_to,
     dispensable,
     newest_chain,
@@ -134,14 +137,14 @@ def test_retention_keeps_every_point_from_its_time_on_and_the_newest_chain(seed:
     assert newest is not None
     for index in (*sorted(rng.sample(range(len(log.ends)), 4)), len(log.ends) + 100):
         before = backup.archive.inventory()
-        before_ms = backup.ms_at(0) + 1_000 * index
-        gone = dispensable(before, before_ms)
+        keep_ms = max(0, max(before.written_ms.values()) - backup.ms_at(0) - 1_000 * index)
+        gone = dispensable(before, keep_ms)
         assert newest.base not in gone
         assert not set(newest.segments) & set(gone)
         wanted = [end for end in log.ends[index:] if chain_to(before, end) is not None]
         assert backup.archive.delete(gone) == len(gone)
         after = backup.archive.inventory()
-        assert dispensable(after, before_ms) == ()
+        assert dispensable(after, keep_ms) == ()
         for end in wanted:
             chain = chain_to(after, end)
             assert chain is not None
@@ -153,13 +156,53 @@ def names(*pairs: tuple[int, int]) -> tuple[SegmentName, ...]:
     return tuple(sorted(SegmentName(*pair) for pair in pairs))
 
 
+def steady(times_ms: Sequence[int]) -> Inventory:
+    """A backup of a segment and a checkpoint at each of some times, ten offsets apart."""
+    segments = names(*((10 * at, 10 * at + 10) for at in range(len(times_ms))))
+    checkpoints = tuple(CheckpointName(one.end_offset, 1) for one in segments)
+    written: dict[FileName, int] = dict(zip(segments, times_ms, strict=True))
+    written |= dict(zip(checkpoints, times_ms, strict=True))
+    return Inventory(segments, checkpoints, (), written)
+
+
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
+WEEK = [DAY_MS + 6 * HOUR_MS * at for at in range(40)]
+
+
+def test_retention_keeps_the_newest_checkpoint_that_is_older() -> None:
+    gone = dispensable(steady(WEEK), 7 * DAY_MS)
+    assert max(one.end_offset for one in gone) == 110, "of 40 checkpoints 28 are 7 days old at most"
+    assert len([one for one in gone if isinstance(one, CheckpointName)]) == 10
+
+
+def test_retention_keeps_the_newest_checkpoints_whatever_their_age() -> None:
+    left = set(steady(WEEK).files) - set(dispensable(steady(WEEK), 0))
+    ends = sorted(one.end_offset for one in left if isinstance(one, CheckpointName))
+    assert ends == [380, 390, 400]
+    assert dispensable(steady(WEEK[:2]), 0) == ()
+
+
+@pytest.mark.parametrize("jump_ms", [30 * DAY_MS, -30 * DAY_MS, 3_650 * DAY_MS])
+@pytest.mark.parametrize("files", [1, 8])
+def test_a_jump_of_the_clock_that_stamps_files_removes_none_early(jump_ms: int, files: int) -> None:
+    for at in (*range(32), 40 - files):
+        times = [*WEEK[:at], *(one + jump_ms for one in WEEK[at : at + files]), *WEEK[at + files :]]
+        age_ms = ages(steady(times), 7 * DAY_MS // JUMPS_MIN)
+        assert max(age_ms.values()) <= WEEK[-1] - WEEK[0] + 7 * DAY_MS // JUMPS_MIN
+
+        gone = dispensable(steady(times), 7 * DAY_MS)
+        assert all(WEEK[one.end_offset // 10 - 1] < WEEK[-1] - 5 * DAY_MS for one in gone)
+
+
+def test_files_that_were_copied_to_another_bucket_are_new() -> None:
+    assert dispensable(steady([WEEK[0]] * 40), DAY_MS) == ()
+
+
 def test_retention_without_an_old_checkpoint_removes_nothing() -> None:
-    segments = names((0, 10), (10, 20))
-    base = CheckpointName(15, 1)
-    written: dict[FileName, int] = dict.fromkeys((*segments, base), 5)
-    assert dispensable(Inventory(segments, (base,), (), written), 5) == ()
-    assert dispensable(Inventory(segments, (), (), written), 9) == ()
-    assert dispensable(Inventory(segments, (base,), (), written), 6) == (segments[0],)
+    whole = steady(WEEK)
+    none_old = Inventory(whole.segments, whole.checkpoints[-4:], (), whole.written_ms)
+    assert dispensable(none_old, 7 * DAY_MS) == ()
+    assert dispensable(Inventory(whole.segments, (), (), whole.written_ms), 0) == ()
 
 
 def test_the_newest_chain_is_that_which_reaches_furthest() -> None:

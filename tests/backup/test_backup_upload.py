@@ -13,8 +13,11 @@ from streammeta.controller.backup.chains import chain_to, spans
 from streammeta.storage.backup_files import SegmentName
 from tests.backup.backup_world import FOLDER
 from tests.backup.upload_world import DAY_MS, DOWN, FlakyStore, UploadWorld
+from tests.kit.memory_store import MemoryObjectStore
 from tests.monitoring.sampled import SOURCES, registry_of
 from tests.monitoring.test_alerts import ALERTS
+
+BUCKET_MS = 1_700_000_000_000
 
 
 async def test_everything_committed_is_there_after_each_interval() -> None:
@@ -174,17 +177,37 @@ async def test_a_first_backup_of_a_trimmed_log_begins_with_its_checkpoint() -> N
 async def test_checkpoints_follow_and_what_is_too_old_goes() -> None:
     world = await UploadWorld().start()
     ends = []
-    for _ in range(4):
+    for _ in range(8):
         await world.write(5)
         world.checkpoint()
         await world.step()
         ends.append(world.restorable_end())
-        world.world.clock.advance(DAY_MS // 2)
+        world.world.clock.advance(DAY_MS // 4)
     inventory = world.archive.inventory()
     kept = [one.end_offset for one in inventory.checkpoints]
-    assert kept == ends[-3:], "a day back, from the newest checkpoint that is older"
+    assert kept == ends[-5:], "a day back, from the newest checkpoint that is older"
     assert {one.start_offset >= kept[0] for one in inventory.segments} == {True}
     assert world.restorable_end() == world.committed
+
+
+@pytest.mark.parametrize("days", [30, -30])
+async def test_a_leader_whose_clock_is_wrong_removes_no_backup(days: int) -> None:
+    world = await UploadWorld(MemoryObjectStore(lambda: BUCKET_MS)).start()
+    for _ in range(4):
+        await world.write(5)
+        world.checkpoint()
+        await world.step()
+    files = world.archive.inventory().files
+    world.world.clock.wall_ahead_ms += days * DAY_MS
+    world.change_leader()
+    with capture_logs() as logs:
+        for _ in range(8):
+            await world.write(5)
+            world.checkpoint()
+            await world.step()
+    assert set(files) <= set(world.archive.inventory().files)
+    (line,) = [one for one in logs if one["event"] == "clock_differs_from_bucket"]
+    assert round(line["ahead_ms"] / DAY_MS) == days
 
 
 async def test_a_backup_of_another_history_is_left_alone() -> None:

@@ -106,7 +106,9 @@ BACKUPS = (
         - *(one for one in inventory.segments if one.end_offset <= keep_from),
         + *(one for one in inventory.segments if one.start_offset <= keep_from),
         """,
-        _SIMULATED,
+        Tested(
+            f"{_CHAINS}::test_retention_keeps_every_point_from_its_time_on_and_the_newest_chain"
+        ),
     ),
     Mutant(
         "file-removed-before-its-manifest",

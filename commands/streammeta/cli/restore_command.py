@@ -9,7 +9,6 @@ import hashlib
 import io
 import time
 import uuid
-from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -222,9 +221,11 @@ def apply_command(
 
 def _offset_at(archive: Archive | SingleFile, inventory: Inventory, to_time: datetime) -> int:
     """Return the end of the last segment that was committed by a time."""
+    from streammeta.controller.backup.points import committed_by
+
     to_ms = int(to_time.replace(tzinfo=UTC).timestamp() * 1_000)
     segments = sorted(inventory.segments, key=lambda one: one.end_offset)
-    at = bisect_right(segments, to_ms, key=lambda one: archive.segment_manifest(one).last_ms)
+    at = committed_by(segments, to_ms, inventory.written_ms, archive.segment_manifest)
     if at == 0:
         raise CommandError(
             "TOO_EARLY",

@@ -12,6 +12,12 @@ from dataclasses import dataclass
 
 from streammeta.storage.backup_files import CheckpointName, FileName, Inventory, SegmentName
 
+KEPT_MIN = 3
+"""Newest checkpoints that stay whatever their age."""
+
+JUMPS_MIN = 4
+"""Jumps of the bucket's clock within the time to keep that remove no file before that time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chain:
@@ -91,19 +97,37 @@ def unreachable(inventory: Inventory) -> tuple[SegmentName, ...]:
     return tuple(found)
 
 
-def dispensable(inventory: Inventory, before_ms: int) -> tuple[FileName, ...]:
-    """Return the files that neither a point at or after a time needs nor the newest chain.
+def ages(inventory: Inventory, gap_max_ms: int) -> dict[FileName, int]:
+    """Return how long before the newest file each file was written, by the bucket's clock.
 
-    A point is restored from the newest checkpoint before it. So the newest one that is older than
-    the time stays, with everything behind it.
+    An age is the sum of the gaps between successive files of the log, none counted as more than
+    `gap_max_ms` or less than 0: a jump of the clock that stamped the files is one gap.
+    """
+    found: dict[FileName, int] = {}
+    age_ms, later_ms = 0, 0
+    for file in sorted(inventory.files, key=lambda one: one.end_offset, reverse=True):
+        written_ms = inventory.written_ms[file]
+        if found:
+            age_ms += min(max(0, later_ms - written_ms), gap_max_ms)
+        found[file], later_ms = age_ms, written_ms
+    return found
+
+
+def dispensable(inventory: Inventory, keep_ms: int) -> tuple[FileName, ...]:
+    """Return the files that neither a point of the last `keep_ms` needs nor the newest chain.
+
+    A point is restored from the newest checkpoint before it. So the newest checkpoint that is older
+    stays, with everything after it, and so do the newest `KEPT_MIN` checkpoints whatever their age.
     """
     newest = newest_chain(inventory)
-    if newest is None:
+    if newest is None or len(inventory.checkpoints) < KEPT_MIN:
         return ()
+    age_ms = ages(inventory, keep_ms // JUMPS_MIN + 1)
+    last_end = min(newest.start_offset, inventory.checkpoints[-KEPT_MIN].end_offset)
     old = [
         one.end_offset
         for one in inventory.checkpoints
-        if inventory.written_ms[one] < before_ms and one.end_offset <= newest.start_offset
+        if age_ms[one] > keep_ms and one.end_offset <= last_end
     ]
     keep_from = max(old, default=0)
     return (

@@ -171,7 +171,8 @@ def _counters(section: Section, view: FrozenMap, plan: RestorePlan) -> Section:
         "next_object_id": column([plan.next_object_id]),
         "last_node_id": column([last_node_id]),
         "deletions_held_since_ms": column([0]),
-        "deletions_held_until_ms": column([plan.created_ms + HOLD_MS]),
+        # A clock that was behind when the plan was made must not end the hold at once.
+        "deletions_held_until_ms": column([max(plan.created_ms, plan.committed_by_ms) + HOLD_MS]),
     }
 
 

@@ -33,8 +33,15 @@ from streammeta.controller.lifecycle.term_work import CALL_TIMEOUT_S, TermOverEr
 from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.log_time import JUMP_MS
 from streammeta.controller.runtime.state_hashes import EMPTY_LOG_HASH, UNKNOWN_LOG_HASH
-from streammeta.storage.backup_files import CheckpointManifest, Folder, Manifest, SegmentManifest
+from streammeta.storage.backup_files import (
+    CheckpointManifest,
+    Folder,
+    Inventory,
+    Manifest,
+    SegmentManifest,
+)
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_store.base import ObjectStore
 
@@ -105,6 +112,7 @@ class _Term:
     checkpoint_end: int = 0
     problem: str = ""
     is_late: bool = False
+    is_clock_doubted: bool = False
 
 
 class Backup(PeriodicTask, TermWork[_Term]):
@@ -283,7 +291,7 @@ class Backup(PeriodicTask, TermWork[_Term]):
             _log.warning("backup_interrupted", end_offset=step.start.end_offset)
             term.position = None
             return
-        now_ms = self._clock.wall_ms()
+        now_ms = self._controller.log_time.now_ms()
         writing = Writing(
             folder=term.archive.folder,
             first_ms=min(term.last_ms, now_ms),
@@ -302,7 +310,7 @@ class Backup(PeriodicTask, TermWork[_Term]):
         term.last_ms = manifest.last_ms
 
     async def _put_checkpoint(self, term: _Term, snapshot_id: SnapshotId) -> None:
-        now_ms = self._clock.wall_ms()
+        now_ms = self._controller.log_time.now_ms()
         level = self._controller.cluster_map.feature_level
 
         def put(archive: Archive) -> bytes:
@@ -323,14 +331,24 @@ class Backup(PeriodicTask, TermWork[_Term]):
             term.position, term.last_ms = Position(snapshot_id.end_offset, log_hash), now_ms
 
     async def _remove_old(self, term: _Term) -> None:
-        before_ms = self._clock.wall_ms() - self._keep_ms
+        """Remove old files: their ages are differences of the bucket's times alone."""
 
-        def remove(archive: Archive) -> int:
-            return archive.delete(dispensable(archive.inventory(), before_ms))
+        def remove(archive: Archive) -> tuple[Inventory, int]:
+            inventory = archive.inventory()
+            return inventory, archive.delete(dispensable(inventory, self._keep_ms))
 
-        removed = await self._with_archive(term, remove)
+        inventory, removed = await self._with_archive(term, remove)
+        self._compare_clocks(term, inventory)
         if removed:
             _log.info("old_backups_removed", files=removed)
+
+    def _compare_clocks(self, term: _Term, inventory: Inventory) -> None:
+        """Log that this machine's clock and the bucket's differ much, once a term."""
+        written_ms = max(inventory.written_ms.values(), default=0)
+        ahead_ms = self._clock.wall_ms() - written_ms
+        if written_ms and abs(ahead_ms) > JUMP_MS and not term.is_clock_doubted:
+            term.is_clock_doubted = True
+            _log.warning("clock_differs_from_bucket", ahead_ms=ahead_ms)
 
     # -- helpers
 

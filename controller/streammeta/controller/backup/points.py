@@ -1,0 +1,36 @@
+"""Points in time of a backup: which segments were committed by then.
+
+The bucket's times decide, since a leader's clock may have been wrong. A copy of a backup has other
+times in its bucket: there the leaders' own times decide, as its manifests have them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from statistics import median
+
+from streammeta.controller.runtime.log_time import JUMP_MS
+from streammeta.storage.backup_files import FileName, SegmentManifest, SegmentName
+
+SAMPLE = 9
+"""Segments whose times by leaders are compared with the bucket's."""
+
+
+def committed_by(
+    segments: Sequence[SegmentName],
+    to_ms: int,
+    written_ms: Mapping[FileName, int],
+    manifest_of: Callable[[SegmentName], SegmentManifest],
+) -> int:
+    """Return how many of the segments, in the order of their ends, were committed by a time."""
+    sample = segments[:: max(1, len(segments) // SAMPLE)]
+    apart = [abs(written_ms[one] - manifest_of(one).last_ms) for one in sample]
+    if not apart or median(apart) > JUMP_MS:
+        return bisect_right(segments, to_ms, key=lambda one: manifest_of(one).last_ms)
+
+    # A segment was committed before those after it, whatever a clock said when it was written.
+    newest_first = (written_ms[one] for one in reversed(segments))
+    times = list(accumulate(newest_first, min))[::-1]
+    return bisect_right(times, to_ms)
