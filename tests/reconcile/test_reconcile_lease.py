@@ -43,6 +43,24 @@ class Clock:
         return self.now_s
 
 
+class Waits:
+    """Counts the seconds waited for, and lets something happen at one of the waits."""
+
+    def __init__(self, at: int = 0, happens: Callable[[], object] = lambda: None) -> None:
+        self.seconds = 0.0
+        self._left = at
+        self._happens = happens
+
+    def __call__(self, seconds: float) -> None:
+        self.seconds += seconds
+        self._left -= 1
+        if self._left == 0:
+            self._happens()
+
+
+DAY_S = 86_400
+
+
 def has_it(store: MemoryObjectStore, run: str) -> bool:
     """Whether a run may go on."""
     with suppress(LeaseError):
@@ -79,7 +97,7 @@ def test_a_lease_that_is_not_renewed_can_be_taken_when_it_is_over() -> None:
     with pytest.raises(LeaseError):
         two.take()
     clock.now_s = 2 * LEASE_MS / 1000
-    two.take()
+    Lease(store, OWN, "two", clock, Waits()).take()
     with pytest.raises(LeaseError, match="run two on"):
         one.renew()
     one.release()
@@ -102,6 +120,48 @@ def test_a_process_of_another_machine_is_waited_for() -> None:
     put_term(store, 1, ELSEWHERE)
     with pytest.raises(LeaseError, match=r"on elsewhere deletes in this bucket; .* or 61 s if"):
         Lease(store, OWN, "one", Clock()).take()
+
+
+@pytest.mark.parametrize("ahead_s", [400 * DAY_S, -400 * DAY_S])
+def test_a_lease_by_a_wrong_clock_is_taken_after_its_length(ahead_s: int) -> None:
+    store, clock, waits = MemoryObjectStore(), Clock(), Waits()
+    clock.now_s = 1_000 * DAY_S
+    expires_ms = int(clock.now_s + ahead_s) * 1_000
+    put_term(store, 1, replace(ELSEWHERE, expires_ms=expires_ms))
+    Lease(store, OWN, "one", clock, waits).take()
+    assert has_it(store, "one")
+    assert waits.seconds == pytest.approx(LEASE_MS / 1_000)
+
+
+@pytest.mark.parametrize("ahead_s", [400 * DAY_S, -400 * DAY_S])
+@pytest.mark.parametrize("at", [1, 12])
+def test_a_lease_by_a_wrong_clock_that_is_renewed_is_not_taken(ahead_s: int, at: int) -> None:
+    store, clock, others = MemoryObjectStore(), Clock(), Clock()
+    clock.now_s = 1_000 * DAY_S
+    others.now_s = clock.now_s + ahead_s
+    other = Lease(store, OWN, "other", others)
+    other.take()
+    put_term(store, 1, replace(ELSEWHERE, run="other", expires_ms=int(others.now_s * 1_000)))
+    with pytest.raises(LeaseError, match="run other of process"):
+        Lease(store, OWN, "one", clock, Waits(at, other.renew)).take()
+    assert has_it(store, "other")
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_a_watched_lease_is_taken_at_once_when_it_becomes_free(is_removed: bool) -> None:
+    store = MemoryObjectStore()
+
+    def free() -> None:
+        if is_removed:
+            store.delete_many(list(store.objects()))
+        else:
+            put_term(store, 7, replace(ELSEWHERE, expires_ms=0))
+
+    put_term(store, 1, replace(ELSEWHERE, expires_ms=400 * DAY_S * 1_000))
+    waits = Waits(2, free)
+    Lease(store, OWN, "one", Clock(), waits).take()
+    assert has_it(store, "one")
+    assert waits.seconds == pytest.approx(2 * LEASE_MS / 1_000 / 12)
 
 
 def test_a_term_of_another_version_is_refused_and_strange_names_are_passed_over() -> None:

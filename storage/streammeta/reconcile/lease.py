@@ -2,8 +2,10 @@
 
 The lease is a row of terms, each a small object named by its number. A term is created and never
 replaced, so that no store needs a compare-and-swap; the creator of the highest has the lease until
-the moment that it names, and the highest is never deleted. No deletion is right because of the
-lease, which compares clocks of different machines: it keeps two runs from doing the same work.
+the moment that it names, and the highest is never deleted. That moment is by the clock of another
+machine: it may refuse a run for `LEASE_MS` at most. Beyond that the observer watches the lease, and
+takes it if nobody renews it meanwhile. No deletion is right because of the lease: it keeps two runs
+from doing the same work.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ LEASE_MS = 60_000
 
 _RENEWALS = 3
 _READS = 5
+_LOOKS = 12
 _RELEASED = 0
 
 
@@ -106,8 +109,14 @@ class Lease:
     """The lease of a namespace, as one run takes, renews and gives it back."""
 
     def __init__(
-        self, store: ObjectStore, namespace: str, run: str, clock: Callable[[], float] = time.time
+        self,
+        store: ObjectStore,
+        namespace: str,
+        run: str,
+        clock: Callable[[], float] = time.time,
+        wait: Callable[[float], object] = time.sleep,
     ) -> None:
+        self._wait = wait
         self._store = store
         self._namespace = namespace
         self._run = run
@@ -117,17 +126,35 @@ class Lease:
     def take(self) -> None:
         """Take the lease if it is free, over, or of a process that has ended on this machine.
 
+        Watches the lease for `LEASE_MS` where this machine's clock can't say whether it is over.
+
         Raises:
             LeaseError: another run has it.
         """
         number, newest = _newest(self._store, self._namespace)
-        left_ms = 0 if newest is None else newest.expires_ms - self._now_ms()
-        if newest is not None and left_ms > 0 and not _has_ended(newest):
-            raise LeaseError(
-                f"run {newest.run} of process {newest.process} on {newest.machine} deletes in this"
-                f" bucket; wait for its end, or {left_ms // 1000 + 1} s if it was killed"
-            )
+        if newest is not None and newest.expires_ms != _RELEASED and not _has_ended(newest):
+            left_ms = newest.expires_ms - self._now_ms()
+            if 0 < left_ms <= LEASE_MS:
+                raise _held_error(newest, left_ms)
+            number = self._watch(number)
         self._create(number + 1, self._now_ms() + LEASE_MS)
+
+    def _watch(self, number: int) -> int:
+        """Return the highest term once nobody has renewed it for `LEASE_MS`, or once it is free.
+
+        The time is measured by this machine's timer.
+
+        Raises:
+            LeaseError: another run has renewed or taken it.
+        """
+        for _ in range(_LOOKS):
+            self._wait(LEASE_MS / 1000 / _LOOKS)
+            found, newest = _newest(self._store, self._namespace)
+            if newest is None or newest.expires_ms == _RELEASED:
+                return found
+            if found != number:
+                raise _held_error(newest, LEASE_MS)
+        return number
 
     def renew(self) -> None:
         """Begin the next term. Raises `LeaseError` if another run has the lease."""
@@ -157,6 +184,13 @@ class Lease:
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
+
+
+def _held_error(term: Term, left_ms: int) -> LeaseError:
+    return LeaseError(
+        f"run {term.run} of process {term.process} on {term.machine} deletes in this"
+        f" bucket; wait for its end, or {left_ms // 1000 + 1} s if it was killed"
+    )
 
 
 def _newest(store: ObjectStore, namespace: str) -> tuple[int, Term | None]:
