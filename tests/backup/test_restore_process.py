@@ -82,15 +82,17 @@ class Restoring:
             *("--voters", voters, "--plan", str(self.plan), "--namespace", NAMESPACE, *more),
         )
 
-    def apply(self, node_id: int) -> dict[str, Any]:
+    def apply(self, node_id: int, *more: str) -> dict[str, Any]:
         where = str(self.cluster.data_dir(node_id))
         return streammeta(
             *("restore", "apply", *self.at, "--plan", str(self.plan)),
-            *("--node-id", str(node_id), "--data-dir", where),
+            *("--node-id", str(node_id), "--data-dir", where, *more),
         )
 
-    def applied(self) -> None:
-        done = [self.apply(node_id) for node_id in self.cluster.node_ids]
+    def applied(self, *, are_stopped: bool = True) -> None:
+        """Apply the plan on each controller; `are_stopped`: those of the old cluster surely are."""
+        declared = ("--old-controllers-stopped",) if are_stopped else ()
+        done = [self.apply(node_id, *declared) for node_id in self.cluster.node_ids]
         assert {one["exit_code"] for one in done} == {0}, done
         assert len({(one["state_hash"], one["sha256"]) for one in done}) == 1
 
@@ -204,7 +206,7 @@ def test_the_old_cluster_refuses_writes_and_an_old_backup_is_not_restored_unaske
             assert planned["exit_code"] == 0, planned
             store = open_object_store(old.store_uri)
             assert planned["next_object_id"] > read_claimed(store, NAMESPACE)
-            restoring.applied()
+            restoring.applied(are_stopped=False)
 
             def is_fenced() -> bool:
                 try:

@@ -14,6 +14,7 @@ from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.interfaces import SnapshotPoint
+from streammeta.controller.runtime.marker_lease import MarkerLease
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError
 from tests.kit.clock import ManualClock
 
@@ -143,16 +144,16 @@ def create(request_id: str, count: int = 1) -> CreateStreams:
     return CreateStreams(request_id=request_id, node=NODE, streams=(NewStream(),) * count)
 
 
-def new_controller() -> tuple[MetadataController, MemoryLog]:
-    controller = MetadataController(ClusterMap(), ManualClock())
+def new_controller(lease: MarkerLease | None = None) -> tuple[MetadataController, MemoryLog]:
+    controller = MetadataController(ClusterMap(), ManualClock(), lease=lease)
     log = MemoryLog(controller)
     controller.bind(log)
     return controller, log
 
 
-async def leading() -> tuple[MetadataController, MemoryLog]:
+async def leading(lease: MarkerLease | None = None) -> tuple[MetadataController, MemoryLog]:
     """Return a leader at which `NODE` is registered."""
-    controller, log = new_controller()
+    controller, log = new_controller(lease)
     log.lead()
     await committed(log, controller.write(REGISTER))
     return controller, log

@@ -23,6 +23,7 @@ from streammeta.controller.metadata.values import (
     column,
 )
 from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.marker_lease import MarkerLease
 from streammeta.controller.runtime.object_id_gate import ObjectIdGate
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.object_key import key_for
@@ -69,10 +70,11 @@ class RecordingStore(MemoryObjectStore):
 class World:
     """One controller that leads, and its bucket; `succeed` replaces it by another."""
 
-    def __init__(self, gate: ObjectIdGate | None = None) -> None:
+    def __init__(self, gate: ObjectIdGate | None = None, *, is_leased: bool = False) -> None:
         self.clock = ManualClock(5_000, wall_ahead_ms=1_700_000_000_000)
         self.store = RecordingStore()
-        self.controller = MetadataController(ClusterMap(), self.clock, gate)
+        lease = MarkerLease(self.clock.monotonic_ms) if is_leased else None
+        self.controller = MetadataController(ClusterMap(), self.clock, gate, lease=lease)
         self.log = CommittingLog(self.controller)
         self.controller.bind(self.log)
 
@@ -209,8 +211,9 @@ TIMEOUT_MS = 9_000
 class Cluster:
     """A leader with its sessions, driven by hand, over a log that outlives leaders."""
 
-    def __init__(self) -> None:
-        self.world = World()
+    def __init__(self, *, is_leased: bool = False) -> None:
+        self.world = World(is_leased=is_leased)
+        self.world.controller.lease.renew(self.world.clock.monotonic_ms())
         self._supervise()
 
     def _supervise(self) -> None:

@@ -19,6 +19,7 @@ from streammeta.controller import errors
 from streammeta.controller.errors import MapOlderThanBucketError
 from streammeta.controller.lifecycle import bucket_claim
 from streammeta.controller.lifecycle import bucket_claim as protocol
+from streammeta.controller.lifecycle.marker_watch import RECHECK_MS
 from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.answers import PrepareObjectsAnswer
 from streammeta.controller.runtime import object_id_gate
@@ -54,7 +55,8 @@ class Claiming(World):
 
     def __init__(self) -> None:
         self.gate = ObjectIdGate()
-        super().__init__(self.gate)
+        super().__init__(self.gate, is_leased=True)
+        self.controller.lease.renew(self.clock.monotonic_ms())  # as a follower, before it led
         self.bucket = AwayStore()
         self.claims = bucket_claim.BucketClaims(
             self.controller,
@@ -155,7 +157,7 @@ async def test_another_clusters_bucket_is_refused_until_it_is_put_right(world: C
         assert bucket_marker.read_marker(world.bucket, NAMESPACE) == other
         assert bucket_marker.read_claimed(world.bucket, NAMESPACE) == 0
         world.bucket.delete_many([bucket_marker.marker_key(NAMESPACE)])
-        world.clock.advance(bucket_claim.RECHECK_MS)
+        world.clock.advance(RECHECK_MS)
         await world.opened()
         assert await world.issue("a") == 0
 
@@ -200,7 +202,7 @@ async def test_a_map_older_than_the_bucket_issues_and_deletes_nothing(world: Cla
         assert bucket_marker.read_claimed(world.bucket, NAMESPACE) == 6
         # The operator puts it right.
         world.bucket.delete_many([bucket_marker.claim_key(NAMESPACE, 6)])
-        world.clock.advance(bucket_claim.RECHECK_MS)
+        world.clock.advance(RECHECK_MS)
         await world.opened()
         assert world.claims.may_delete
         assert await world.issue("a") == 0
@@ -481,7 +483,7 @@ async def test_a_cluster_that_was_restored_over_this_one_fences_it(world: Claimi
     async with running(world.claims.run()):
         await world.opened()
         bucket_marker.create_generation(world.bucket, generation(2, "another"))
-        world.clock.advance(bucket_claim.RECHECK_MS - 1_000)
+        world.clock.advance(RECHECK_MS - 1_000)
         await world.issue("still its own")
         world.clock.advance(1_000)
         assert "'after'" in await world.refused()
@@ -491,7 +493,7 @@ async def test_a_cluster_that_was_restored_over_this_one_fences_it(world: Claimi
         with pytest.raises(errors.SupersededError):
             await world.issue("none")
         await world.controller.read(requests.CheckObjects(object_ids=(0,)))
-        world.clock.advance(bucket_claim.RECHECK_MS)
+        world.clock.advance(RECHECK_MS)
         await world.until(lambda: bool(world.claims._term and world.claims._term.refused), "again")
         world.log.lose_leadership(truncate=False)
         world.log.lead()
@@ -503,9 +505,10 @@ async def test_nothing_is_deleted_while_the_markers_can_not_be_looked_at(world: 
         await world.opened()
         assert world.claims.may_delete
         world.bucket.is_away = True
-        world.clock.advance(3 * bucket_claim.RECHECK_MS)
+        world.clock.advance(3 * RECHECK_MS)
         assert not world.claims.may_delete
-        await world.issue("claimed before")
+        with pytest.raises(errors.MarkerUnseenError):
+            await world.issue("claimed before")
         world.bucket.is_away = False
         await world.until(lambda: world.claims.may_delete, "a look", INTERVAL_MS)
 
@@ -518,16 +521,18 @@ async def test_the_newest_generation_is_its_owners_and_leaves_ids_undecided(
         own = world.claims.cluster_uuid
         bucket_marker.create_generation(world.bucket, generation(2, "another"))
         bucket_marker.create_generation(world.bucket, generation(3, own))
-        world.clock.advance(bucket_claim.RECHECK_MS)
+        world.clock.advance(RECHECK_MS)
         await world.until(lambda: world.claims.is_undecided(10), "a look", INTERVAL_MS)
         found = [one for one in range(30) if world.claims.is_undecided(one)]
         assert found == [*range(10, 20)]
-        assert world.claims.problem == ""
+        assert "before this one may acknowledge" in world.claims.problem
+        world.clock.advance(bucket_marker.FENCE_WAIT_MS)
+        await world.until(lambda: world.claims.problem == "", "the fence", INTERVAL_MS)
         for number in (2, 3):
             mark = bucket_marker.GivenUp(
                 cluster_uuid=own, number=number, objects=1, bytes=1, created_ms=1
             )
             bucket_marker.give_up(world.bucket, NAMESPACE, mark)
-        world.clock.advance(bucket_claim.RECHECK_MS)
+        world.clock.advance(RECHECK_MS)
         await world.until(lambda: not world.claims.is_undecided(10), "a look", INTERVAL_MS)
         assert world.claims.problem == ""

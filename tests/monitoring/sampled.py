@@ -127,6 +127,7 @@ SOURCES = Sources(
         failed=2,
     ),
     feature_level=lambda: 2,
+    lease_left_ms=lambda: 25_000,
     reconcile_runs=lambda: Told(Runs(last_success_ms=5_000, orphan_bytes=70, missing=3)),
     work=WORK,
 )

@@ -73,6 +73,7 @@ def of_controller(number: int) -> dict[str, str]:
         'streammeta_map_used{quota="nodes"}': "70x100",
         'streammeta_map_limit{quota="nodes"}': "100x100",
         "streammeta_deletions_stuck": "0x100",
+        "streammeta_marker_lease_seconds": "25x100",
         'streammeta_bucket_calls_failed_total{operation="put"}': "0+1x100",
         'streammeta_bucket_throttled_total{operation="put"}': "0+1x100",
         'streammeta_node_sessions{state="fenced"}': "0x100",
@@ -218,6 +219,10 @@ CASES: Mapping[str, tuple[Mapping[str, str], Sequence[str]]] = {
     ),
     "backup fails": (changed("streammeta_backup_failing", "1x100"), ["StreammetaBackupFailing"]),
     "backup failed for a moment": (changed("streammeta_backup_failing", "0x62 1x10"), []),
+    "the bucket is out of the leader's reach": (
+        changed("streammeta_marker_lease_seconds", "25x50 12x50"),
+        ["StreammetaMarkerLeaseRunsOut"],
+    ),
     "deletions wait": (
         changed("streammeta_deletions_unbacked_age_seconds", "0x25 1801x50"),
         ["StreammetaDeletionsWaitForBackup"],

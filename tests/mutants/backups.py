@@ -243,8 +243,8 @@ BACKUPS = (
         "A leader that finds another cluster restored over it goes on changing its map.",
         "etcd fences by ids alone: clients at the old addresses go on",
         """
-        streammeta.controller.lifecycle.bucket_claim:
-        - self._controller.fence(error)
+        streammeta.controller.lifecycle.marker_watch:
+        - self._lease.refuse(began_ms, error)
         """,
         Tested(
             "tests/lifecycle/test_lifecycle_bucket_claim.py"
@@ -257,8 +257,8 @@ BACKUPS = (
         "a flag where a number was meant",
         """
         streammeta.storage.bucket_marker:
-        - return tuple(one for one in found if one.number not in given_up)
-        + return () if given_up - {None} else found
+        - return tuple(one for one in self.generations if one.number not in self.given_up)
+        + return () if self.given_up else self.generations
         """,
         Tested(
             "tests/storage/test_bucket_marker.py"

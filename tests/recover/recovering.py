@@ -51,7 +51,8 @@ class Recovering:
     def apply_words(self, *more: str, node_id: int = SURVIVOR) -> tuple[str, ...]:
         return (
             *("recover", "apply", "--plan", str(self.plan_file), *self.store),
-            *("--data-dir", str(self.cluster.data_dir(node_id)), *more),
+            *("--data-dir", str(self.cluster.data_dir(node_id)), "--old-controllers-stopped"),
+            *more,
         )
 
     def recovered(self) -> dict[str, Any]:

@@ -55,7 +55,8 @@ class Place:
     def applied(self, name: str, node_id: int, *more: str) -> dict[str, Any]:
         return streammeta(
             *("recover", "apply", "--plan", str(self.root / name), "--store", self.uri),
-            *("--data-dir", str(self.root / f"node{node_id}"), *more),
+            *("--data-dir", str(self.root / f"node{node_id}"), "--old-controllers-stopped"),
+            *more,
         )
 
     def generations(self) -> list[int]:

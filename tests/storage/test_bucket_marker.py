@@ -11,7 +11,10 @@ import pytest
 from streammeta.storage import errors
 from streammeta.storage.bucket_marker import (
     CLAIMS_KEPT,
+    FENCE_WAIT_MS,
+    LEASE_MS,
     BucketMarker,
+    Fenced,
     Generation,
     GivenUp,
     IdClaim,
@@ -21,15 +24,18 @@ from streammeta.storage.bucket_marker import (
     create_generation,
     create_marker,
     delete_old_claims,
+    fenced_key,
     generation_key,
     give_up,
     given_up_key,
     is_own_key,
     marker_key,
     put_claim,
+    put_fenced,
     read_claimed,
     read_generations,
     read_marker,
+    read_ownership,
     read_undecided,
 )
 from streammeta.storage.object_format.object_key import ForeignKey, cluster_namespace, parse_key
@@ -228,3 +234,41 @@ def test_the_newest_generation_owns_the_namespace(store: ObjectStore) -> None:
     assert is_own_key(key, NAMESPACE)
     assert not is_own_key(f"{NAMESPACE}/generations/99.json", NAMESPACE)
     assert isinstance(parse_key(key, NAMESPACE), ForeignKey)
+
+
+def restored(number: int) -> Generation:
+    return Generation(
+        cluster_id="after",
+        cluster_uuid=f"u-{number}",
+        namespace=NAMESPACE,
+        number=number,
+        undecided_from=1,
+        undecided_below=2,
+        created_ms=number,
+    )
+
+
+def test_a_generation_stays_unfenced_until_its_own_mark_is_there(store: ObjectStore) -> None:
+    assert read_ownership(store, NAMESPACE).unfenced is None
+    create_marker(store, MARKER)
+    assert read_ownership(store, NAMESPACE).unfenced is None, "nobody was there before"
+    for number in (2, 3):
+        create_generation(store, restored(number))
+        assert read_ownership(store, NAMESPACE).unfenced == restored(number)
+        mark = Fenced(
+            cluster_uuid=f"u-{number}", number=number, is_declared=number == 3, created_ms=7
+        )
+        put_fenced(store, NAMESPACE, mark)
+        put_fenced(store, NAMESPACE, mark)
+        found = read_ownership(store, NAMESPACE)
+        assert (found.unfenced, found.marker) == (None, restored(number).marker)
+    body = json.loads(store.get_range(fenced_key(NAMESPACE, 3)))
+    assert body == {
+        "version": 1, "cluster_uuid": "u-3", "number": 3, "is_declared": True, "created_ms": 7,
+    }  # fmt: skip
+    assert is_own_key(fenced_key(NAMESPACE, 3), NAMESPACE)
+
+
+def test_whoever_waits_for_a_lease_waits_longer_than_it_lasts() -> None:
+    """The margin is for a clock that runs a tenth slower than the waiter's, at least."""
+    assert FENCE_WAIT_MS >= LEASE_MS * 1.1

@@ -260,6 +260,8 @@ _UNAVAILABLE_ADVICE = {
     "DISK_FULL": "make room on the disks of the controllers",
     "BUSY": "have fewer requests in flight, or a longer deadline",
     "OBJECT_IDS_NOT_READY": "check that the controllers reach their bucket",
+    "MARKER_UNSEEN": "check that the controllers reach their bucket",
+    "FENCE_PENDING": "wait until the cluster before this one is fenced, half a minute at most",
 }
 _PUT_OFF_ADVICE = "the controllers answer: their message says what stands in the way"
 """For reasons that a later version of the controllers may give."""

@@ -6,7 +6,6 @@ and judged again by the leader.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -20,7 +19,8 @@ import click
 from streammeta.cli.backup_command import opened_backup
 from streammeta.cli.client import ControllerClient, store_option
 from streammeta.cli.connecting import with_client
-from streammeta.cli.output import CommandError, Output, with_output
+from streammeta.cli.output import CommandError, Output, say_progress, with_output
+from streammeta.cli.predecessors import call_when_fenced, stopped_option, wait_for_fence
 from streammeta.cli.snapshot_command import DOWNLOAD_TIMEOUT_S, download
 from streammeta.controller.config import ConfigError
 from streammeta.storage.adoption.planner import HARMLESS, Adopted, AdoptionPlan, LeftBehind
@@ -47,11 +47,21 @@ _LEFT = ("object_id", "stream_id", "start_offset", "end_offset", "why")
 @store_option
 @click.option("--dry-run", is_flag=True, help="Tell what would be adopted; change nothing.")
 @click.option("--yes", is_flag=True, help="Adopt it.")
+@stopped_option
 @with_output
 def adopt(
-    *, client: ControllerClient, store: str, dry_run: bool, yes: bool, output: Output
+    *,
+    client: ControllerClient,
+    store: str,
+    dry_run: bool,
+    yes: bool,
+    old_controllers_stopped: bool,
+    output: Output,
 ) -> None:
     """Take what brokers wrote after the backup from the bucket into the restored map.
+
+    With --yes the command waits first until no controller of the old cluster can acknowledge
+    changes: 35 s after the new cluster began, unless --old-controllers-stopped was given.
 
     Every undecided object is read. `lost` is what can't be adopted and may have been acknowledged:
     behind a gap, of a stream that the map does not know, damaged, or in conflict. `missing` are
@@ -64,6 +74,8 @@ def adopt(
     if dry_run == yes:
         raise click.UsageError("give either --dry-run or --yes")
     cluster = described(client)
+    if yes:
+        _wait_for_fence(cluster, store, is_declared=old_controllers_stopped)
     surveyed = _surveyed(client, cluster, store)
     if surveyed is None:
         raise CommandError(
@@ -75,7 +87,7 @@ def adopt(
     if yes:
         for number, batch in enumerate(surveyed.plan.batches, 1):
             _adopt(client, batch)
-            _say(f"adopted batch {number} of {len(surveyed.plan.batches)}")
+            say_progress(f"adopted batch {number} of {len(surveyed.plan.batches)}")
     _report(output, surveyed)
     output.summary({"adopted": len(surveyed.plan.objects) if yes else 0})
 
@@ -94,6 +106,7 @@ def adopt(
     metavar="URI",
     help="The new cluster's --backup-store: wait until it holds the end of recovery mode.",
 )
+@stopped_option
 @with_output
 def finish(
     *,
@@ -101,9 +114,12 @@ def finish(
     store: str,
     leave_behind: bool,
     backups: str | None,
+    old_controllers_stopped: bool,
     output: Output,
 ) -> None:
     """End recovery mode: brokers may write again, from the streams' ends as they are now.
+
+    Waits as `adopt` does before it looks at the bucket for the last time.
 
     What is left behind stays in the bucket and is not taken into the map any more; offsets that it
     holds are issued again. Harmless if recovery mode is over.
@@ -113,11 +129,14 @@ def finish(
       streammeta restore finish --connect 127.0.0.1:9091 --store file:///objects --from file:///backups
     """
     cluster = described(client)
+    _wait_for_fence(cluster, store, is_declared=old_controllers_stopped)
     surveyed = _surveyed(client, cluster, store)
     if surveyed is not None:
         _require_settled(surveyed, leave_behind=leave_behind)
-    answer = client.call(
-        lambda channel: AdminServiceStub(channel).FinishRestore, admin_pb2.FinishRestoreRequest()
+    answer = call_when_fenced(
+        client,
+        lambda channel: AdminServiceStub(channel).FinishRestore,
+        admin_pb2.FinishRestoreRequest(),
     )
     output.summary({"was_recovering": answer.was_recovering})
     if backups is not None:
@@ -151,6 +170,25 @@ def described(client: ControllerClient) -> admin_pb2.DescribeClusterResponse:
         time.sleep(0.1)
 
 
+def _wait_for_fence(
+    cluster: admin_pb2.DescribeClusterResponse, address: str, *, is_declared: bool
+) -> None:
+    """Wait until whatever the old cluster acknowledged is in the bucket, and nothing is added."""
+    with opened_store(address) as store:
+        _require_own(store, cluster)
+        wait_for_fence(store, cluster.object_namespace, is_declared=is_declared)
+
+
+def _require_own(store: ObjectStore, cluster: admin_pb2.DescribeClusterResponse) -> None:
+    """Require that the bucket is the cluster's; raises `WrongBucketError`."""
+    check_marker(
+        read_marker(store, cluster.object_namespace),
+        cluster_id=cluster.cluster_id,
+        cluster_uuid=cluster.cluster_uuid,
+        namespace=cluster.object_namespace,
+    )
+
+
 def _surveyed(
     client: ControllerClient, cluster: admin_pb2.DescribeClusterResponse, address: str
 ) -> _Surveyed | None:
@@ -160,12 +198,7 @@ def _surveyed(
     from streammeta.storage.adoption.survey import list_stored, read_candidates
 
     with opened_store(address) as store, tempfile.TemporaryFile() as copy:
-        check_marker(
-            read_marker(store, cluster.object_namespace),
-            cluster_id=cluster.cluster_id,
-            cluster_uuid=cluster.cluster_uuid,
-            namespace=cluster.object_namespace,
-        )
+        _require_own(store, cluster)
         download(client, copy)
         state = read_map_state(copy)
         if state is None:
@@ -177,7 +210,7 @@ def _surveyed(
                 store,
                 cluster.object_namespace,
                 undecided,
-                lambda count: _say(f"read {count} of {len(undecided)} objects", ends="\r"),
+                lambda count: say_progress(f"read {count} of {len(undecided)} objects", ends="\r"),
             )
         )
     unusable = [one for one in found if isinstance(one, LeftBehind)]
@@ -208,7 +241,9 @@ def to_request(batch: Sequence[Adopted]) -> admin_pb2.AdoptObjectsRequest:
 
 
 def _adopt(client: ControllerClient, batch: Sequence[Adopted]) -> None:
-    answer = client.call(lambda channel: AdminServiceStub(channel).AdoptObjects, to_request(batch))
+    answer = call_when_fenced(
+        client, lambda channel: AdminServiceStub(channel).AdoptObjects, to_request(batch)
+    )
     for one, result in zip(batch, answer.results, strict=True):
         if result.error != common_pb2.ERROR_CODE_NONE:
             name = common_pb2.ErrorCode.Name(result.error).removeprefix("ERROR_CODE_")
@@ -314,9 +349,3 @@ def opened_store(address: str) -> Iterator[ObjectStore]:
     with closing(store):
         store.check()
         yield store
-
-
-def _say(line: str, ends: str = "\n") -> None:
-    """Progress is for people at a terminal alone."""
-    if sys.stderr.isatty():
-        click.echo(line + ends, err=True, nl=False)

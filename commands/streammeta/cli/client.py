@@ -43,6 +43,8 @@ _HINTS_BY_REASON: dict[str, str] = {
     Reason.FEATURE_LEVEL: "nothing was changed; `streammeta features describe` shows the versions "
     "of all controllers",
     Reason.RECOVERING: "nothing was changed; `streammeta restore finish` ends recovery mode",
+    Reason.MARKER_UNSEEN: "nothing was changed; let the controllers reach the bucket, then repeat",
+    Reason.FENCE_PENDING: "nothing was changed; repeat the command after the time that is named",
     Reason.QUOTA_EXCEEDED: "nothing was changed; delete what is not needed, or raise the limit "
     "that the message names, on all controllers",
     Reason.AUDIT_UNAVAILABLE: "nothing was changed; make the controllers' audit log writable, then "

@@ -38,6 +38,12 @@ from streammeta.storage.errors import MissingPackageError, StorageError
 from streammeta.storage.installation import optional_packages
 
 
+def say_progress(line: str, ends: str = "\n") -> None:
+    """Show progress on standard error, to people at a terminal alone."""
+    if sys.stderr.isatty():
+        click.echo(line + ends, err=True, nl=False)
+
+
 class _Quantity(click.ParamType[int]):
     """A whole number with a unit, given in the smallest unit."""
 

@@ -19,6 +19,7 @@ import click
 from streammeta.cli.backup_command import opened_backup
 from streammeta.cli.client import store_option
 from streammeta.cli.output import CommandError, Output, with_output
+from streammeta.cli.predecessors import stopped_option, wait_for_fence
 from streammeta.cli.restore_command import opened_objects, take_over
 from streammeta.cli.storage_command import data_dir_option
 from streammeta.controller.journal.directory import lock_directory
@@ -170,6 +171,7 @@ def plan_command(
 @store_option
 @click.option("--audit-log", type=_FILE, help="The controller's audit log, to record this in.")
 @click.option("--yes", is_flag=True, help="Do it; without, only tell what would be done.")
+@stopped_option
 @with_output
 def apply_command(
     *,
@@ -178,13 +180,16 @@ def apply_command(
     store: str,
     audit_log: Path | None,
     yes: bool,
+    old_controllers_stopped: bool,
     output: Output,
 ) -> None:
     """Make the survivor's directory that of the only voter, with all of its log.
 
     First a marker is put into the bucket, by which lost controllers that come back after all
-    refuse writes and delete nothing. The directory gets a new id; what it held stays there, in
-    `recovery-N/before`. Repeat it if it is interrupted. Then start the controller and add voters.
+    refuse writes and delete nothing. At the end the command waits 35 s, until controllers that do
+    not reach the bucket refuse writes too; --old-controllers-stopped skips the wait. The directory
+    gets a new id; what it held stays there, in `recovery-N/before`. Repeat it if it is interrupted.
+    Then start the controller and add voters.
 
     \b
     Example:
@@ -206,6 +211,7 @@ def apply_command(
             if yes:
                 with opened_objects(store) as objects:
                     application.carry_out(lambda: _fence(objects, plan, audit_log))
+                    wait_for_fence(objects, plan.namespace, is_declared=old_controllers_stopped)
                 _record(audit_log, plan, "OK")
             elif not was_done and not application.is_begun():
                 application.survivor()

@@ -23,6 +23,7 @@ from streammeta.cli.backup_command import cluster_options, opened_backup
 from streammeta.cli.client import store_option
 from streammeta.cli.give_up_command import give_up_command
 from streammeta.cli.output import CommandError, Output, with_output
+from streammeta.cli.predecessors import declare_stopped, stopped_option
 from streammeta.cli.storage_command import data_dir_option, parse_voters, voters_given
 from streammeta.controller.config import ConfigError, check_cluster_id
 from streammeta.controller.ids import ClusterId, NodeId
@@ -63,7 +64,8 @@ _from_option = click.option(
 def restore() -> None:
     """Make a new cluster from a backup, when the controllers of the old one are lost.
 
-    Stop what is left of the old cluster first, and take its credentials of the bucket away.
+    Stop what is left of the old cluster first. Controllers that run on and reach the bucket refuse
+    changes within seconds, those that do not reach it half a minute later.
 
     \b
     Example:
@@ -169,16 +171,25 @@ def plan_command(
 @click.option("--plan", "file", type=_FILE, required=True, help="The plan, the same on each.")
 @click.option("--node-id", type=int, required=True, help="This controller's id, one of the voters.")
 @data_dir_option
+@stopped_option
 @with_output
 def apply_command(
-    *, address: str, store: str, file: Path, node_id: int, data_dir: Path, output: Output
+    *,
+    address: str,
+    store: str,
+    file: Path,
+    node_id: int,
+    data_dir: Path,
+    old_controllers_stopped: bool,
+    output: Output,
 ) -> None:
     """Format an empty directory of one controller of the new cluster; repeat it on each.
 
     First the marker of a new generation is put into the bucket of objects, by which controllers of
-    the old cluster that still run refuse writes and delete nothing more within seconds. The hashes
-    that are printed must be equal on all. Start the controllers with the new --cluster-id and the
-    old cluster's --namespace.
+    the old cluster that still run refuse writes and delete nothing more: within seconds if they
+    reach the bucket, and else when their lease of 30 s is over. Until then the new cluster changes
+    nothing. The hashes that are printed must be equal on all. Start the controllers with the new
+    --cluster-id and the old cluster's --namespace.
 
     \b
     Example:
@@ -198,7 +209,9 @@ def apply_command(
     checkpoint = io.BytesIO()
     write_checkpoint(checkpoint, replayed, plan, voters)
     with opened_objects(store) as objects:
-        take_over(objects, plan)
+        generation = take_over(objects, plan)
+        if old_controllers_stopped:
+            declare_stopped(objects, generation)
     identity = format_directory(
         data_dir,
         cluster_id=ClusterId(plan.cluster_id),
@@ -300,8 +313,8 @@ def _planned(
     return replace(plan, state_hash=restoring.state_hash(view, plan))
 
 
-def take_over(objects: ObjectStore, plan: RestorePlan) -> None:
-    """Put the marker of the new generation; a repeat finds it there.
+def take_over(objects: ObjectStore, plan: RestorePlan) -> Generation:
+    """Put the marker of the new generation and return it; a repeat finds it there.
 
     Raises:
         CommandError: another cluster has taken the bucket over, or the plan is too old.
@@ -327,6 +340,7 @@ def take_over(objects: ObjectStore, plan: RestorePlan) -> None:
             f"another restore or recovery has taken the bucket over: cluster {found.cluster_id!r}"
         )
         raise CommandError("SUPERSEDED", message, advice)
+    return wanted
 
 
 @contextmanager

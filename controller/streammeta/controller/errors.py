@@ -194,6 +194,28 @@ class SupersededError(ApiError):
         self.cluster_id = cluster_id
 
 
+class MarkerUnseenError(ApiError):
+    """The controller has not seen its cluster's marker in the bucket for the length of a lease."""
+
+    def __init__(self, age_ms: int | None, why: str) -> None:
+        since = "since it started" if age_ms is None else f"for {age_ms / 1000:.0f} s"
+        super().__init__(
+            "nothing was changed: this controller has not seen its cluster's marker in the bucket "
+            f"{since}, and another cluster may own the bucket by now: {why}; try again, and check "
+            "that the controllers can reach the bucket"
+        )
+
+
+class FencePendingError(ApiError):
+    """The cluster was restored or recovered, and the one before may still acknowledge changes."""
+
+    def __init__(self, left_ms: int) -> None:
+        super().__init__(
+            "nothing was changed: controllers of the cluster before this one may acknowledge "
+            f"changes for another {left_ms / 1000:.0f} s; try again after that time"
+        )
+
+
 class RecoveringError(ApiError):
     """The cluster was restored, and what brokers wrote since the backup is not adopted yet."""
 

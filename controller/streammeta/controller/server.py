@@ -62,7 +62,7 @@ from streammeta.controller.rpc.services import (
 from streammeta.controller.rpc.snapshot_spool import SnapshotSpool
 from streammeta.controller.rpc.uncalled import UncalledConnections
 from streammeta.controller.runtime.checkpointer import CheckpointLimits
-from streammeta.controller.runtime.clock import Clock, SystemClock
+from streammeta.controller.runtime.clock import Clock, SystemClock, lease_clock_ms
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.descriptors import connections_within, raise_limit
 from streammeta.controller.runtime.feature_updates import FeatureUpdates
@@ -70,6 +70,7 @@ from streammeta.controller.runtime.interfaces import Endpoints
 from streammeta.controller.runtime.level_check import check_levels
 from streammeta.controller.runtime.log_source import LogSource
 from streammeta.controller.runtime.map_checkpoint import EarlyReading, snapshot_check
+from streammeta.controller.runtime.marker_lease import MarkerLease
 from streammeta.controller.runtime.object_id_gate import ObjectIdGate
 from streammeta.controller.runtime.process_memory import ProcessMemory, default_limit
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
@@ -94,13 +95,11 @@ that do not answer probes are ended."""
 STOP_GRACE_S = 1.0
 """Grace period of calls in flight when the server stops, in seconds."""
 
-
 SWITCH_INTERVAL_S = 0.0005
 """Time after which a busy thread lets another one have the interpreter, in seconds.
 
 Python's own is 5 ms: an acknowledgement that waits for the disk's thread would wait as long.
 """
-
 
 COLLECTED_EVERY = 10_000
 """New objects between two collections; Python's own number, 700, is that of a few calls."""
@@ -587,7 +586,8 @@ def _quorum_config(config: ControllerConfig, journal: Journal) -> QuorumConfig:
 def _new_controller(
     config: ControllerConfig, clock: SystemClock, object_ids: ObjectIdGate, early: EarlyReading
 ) -> MetadataController:
-    return MetadataController(ClusterMap(), clock, object_ids, early.read, _map_limits(config))
+    limits, lease = _map_limits(config), MarkerLease(lease_clock_ms)
+    return MetadataController(ClusterMap(), clock, object_ids, early.read, limits, lease)
 
 
 def _map_limits(config: ControllerConfig) -> MapLimits:

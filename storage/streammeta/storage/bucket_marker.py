@@ -11,6 +11,12 @@ finds itself superseded. It also says which object ids are undecided: objects ma
 that the restored map does not know, so a deletion of what no map knows leaves them alone, until an
 operator has given them up: a mark beside the generation's marker says so.
 
+A controller acknowledges changes for `LEASE_MS` after it began a look that found its own cluster's
+marker. Controllers that can't reach the bucket therefore stop by themselves, and a cluster that
+takes the namespace over waits for `FENCE_WAIT_MS` before it acknowledges anything. Whoever has
+waited puts a mark beside the generation's marker, so that nobody has to wait again and no clocks
+are compared.
+
 Keys lie under `<namespace>/`, where no object's key begins (see `object_key`): reconciliation and
 deletion judge them foreign. Names under `claims/` that this module would not have made are ignored
 and never deleted. Knows nothing of controllers: only the `ObjectStore` protocol and JSON.
@@ -19,7 +25,7 @@ and never deleted. Knows nothing of controllers: only the `ObjectStore` protocol
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from streammeta.storage import json_files
@@ -34,7 +40,17 @@ from streammeta.storage.object_store.base import ObjectStore
 CLAIMS_KEPT = 3
 """Newest claims that are kept when older ones are deleted."""
 
+LEASE_MS = 30_000
+"""Time after the begin of a look for which it proves the ownership of a namespace, in ms."""
+
+FENCE_WAIT_MS = 35_000
+"""Time after a new marker until the lease of every earlier generation is over, in milliseconds.
+
+Longer than `LEASE_MS` by a margin for clocks that run at different rates, up to one part in seven.
+"""
+
 _GIVEN_UP = ".given-up"
+_FENCED = ".fenced"
 _BOUND_DIGITS = 20
 _SUFFIX = ".json"
 
@@ -90,6 +106,44 @@ class GivenUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fenced:
+    """Mark that no controller of a generation before this one acknowledges anything any more.
+
+    The lease was waited out, or an operator declared that the controllers are stopped
+    (`is_declared`); `created_ms` in ms since 1970.
+    """
+
+    cluster_uuid: str
+    number: int
+    is_declared: bool
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ownership:
+    """Markers of a namespace as one look found them; generations are ordered by number.
+
+    `marker` is the newest generation's, or the first marker, None if the namespace has none.
+    """
+
+    marker: BucketMarker | None
+    generations: tuple[Generation, ...]
+    given_up: frozenset[int]
+    fenced: frozenset[int]
+
+    @property
+    def unfenced(self) -> Generation | None:
+        """The newest generation, if those before it may still acknowledge changes."""
+        newest = self.generations[-1] if self.generations else None
+        return None if newest is None or newest.number in self.fenced else newest
+
+    @property
+    def undecided(self) -> tuple[Generation, ...]:
+        """Generations whose undecided ids are not given up."""
+        return tuple(one for one in self.generations if one.number not in self.given_up)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IdClaim:
     """Object ids below `issued_below` may have been issued by the cluster with this UUID.
 
@@ -134,13 +188,37 @@ def given_up_key(namespace: str, number: int) -> str:
     return f"{generations_prefix(namespace)}{number:0{_BOUND_DIGITS}}{_GIVEN_UP}{_SUFFIX}"
 
 
+def fenced_key(namespace: str, number: int) -> str:
+    """Return the key of the mark that the generations before this one are fenced."""
+    return f"{generations_prefix(namespace)}{number:0{_BOUND_DIGITS}}{_FENCED}{_SUFFIX}"
+
+
 def is_own_key(key: str, namespace: str) -> bool:
     """True if a key is that of one of the namespace's markers or claims."""
     return (
         key == marker_key(namespace)
         or _number_in(key, claims_prefix(namespace)) is not None
         or _number_in(key, generations_prefix(namespace)) is not None
-        or _given_up_in(key, namespace) is not None
+        or _marked_in(key, _GIVEN_UP, namespace) is not None
+        or _marked_in(key, _FENCED, namespace) is not None
+    )
+
+
+def read_ownership(store: ObjectStore, namespace: str) -> Ownership:
+    """Look at all markers of a namespace.
+
+    Raises:
+        CorruptObjectError: there is one that this version can't read.
+    """
+    # Listed once, before any is read: marks that come in between count the next time.
+    keys = [info.key for info in store.list_objects(generations_prefix(namespace))]
+    generations = _read_generations(store, namespace, keys)
+    newest = generations[-1].marker if generations else _read_first_marker(store, namespace)
+    return Ownership(
+        marker=newest,
+        generations=generations,
+        given_up=_marked(keys, _GIVEN_UP, namespace),
+        fenced=_marked(keys, _FENCED, namespace),
     )
 
 
@@ -150,10 +228,8 @@ def read_generations(store: ObjectStore, namespace: str) -> tuple[Generation, ..
     Raises:
         CorruptObjectError: there is one that this version can't read.
     """
-    prefix = generations_prefix(namespace)
-    keys = [info.key for info in store.list_objects(prefix)]
-    found = [key for key in keys if _number_in(key, prefix) is not None]
-    return tuple(json_files.decode(Generation, key, store.get_range(key)) for key in found)
+    keys = [info.key for info in store.list_objects(generations_prefix(namespace))]
+    return _read_generations(store, namespace, keys)
 
 
 def create_generation(store: ObjectStore, generation: Generation) -> Generation:
@@ -176,16 +252,19 @@ def read_undecided(store: ObjectStore, namespace: str) -> tuple[Generation, ...]
     Raises:
         CorruptObjectError: there is one that this version can't read.
     """
-    # Listed first: what is given up in between counts the next time.
-    keys = [info.key for info in store.list_objects(generations_prefix(namespace))]
-    given_up = {_given_up_in(key, namespace) for key in keys}
-    found = read_generations(store, namespace)
-    return tuple(one for one in found if one.number not in given_up)
+    return read_ownership(store, namespace).undecided
 
 
 def give_up(store: ObjectStore, namespace: str, mark: GivenUp) -> None:
     """Put a mark, unless it is there: the undecided ids of its generation are given up for good."""
     key = given_up_key(namespace, mark.number)
+    with contextlib.suppress(ObjectExistsError):
+        store.put(key, json_files.encode(mark), if_absent=True)
+
+
+def put_fenced(store: ObjectStore, namespace: str, mark: Fenced) -> None:
+    """Put a mark, unless it is there: the generations before its own acknowledge nothing more."""
+    key = fenced_key(namespace, mark.number)
     with contextlib.suppress(ObjectExistsError):
         store.put(key, json_files.encode(mark), if_absent=True)
 
@@ -196,15 +275,7 @@ def read_marker(store: ObjectStore, namespace: str) -> BucketMarker | None:
     Raises:
         CorruptObjectError: there is one that this version can't read.
     """
-    generations = read_generations(store, namespace)
-    if generations:
-        return generations[-1].marker
-    key = marker_key(namespace)
-    try:
-        data = store.get_range(key)
-    except ObjectNotFoundError:
-        return None
-    return json_files.decode(BucketMarker, key, data)
+    return read_ownership(store, namespace).marker
 
 
 def create_marker(store: ObjectStore, marker: BucketMarker) -> BucketMarker:
@@ -276,11 +347,33 @@ def _claimed_bounds(store: ObjectStore, namespace: str) -> Iterator[int]:
             yield bound
 
 
-def _given_up_in(key: str, namespace: str) -> int | None:
-    """Return the number of the generation that the key of a mark gives up; None: it is none."""
-    if not key.endswith(f"{_GIVEN_UP}{_SUFFIX}"):
+def _read_generations(
+    store: ObjectStore, namespace: str, keys: Iterable[str]
+) -> tuple[Generation, ...]:
+    prefix = generations_prefix(namespace)
+    found = [key for key in keys if _number_in(key, prefix) is not None]
+    return tuple(json_files.decode(Generation, key, store.get_range(key)) for key in found)
+
+
+def _read_first_marker(store: ObjectStore, namespace: str) -> BucketMarker | None:
+    key = marker_key(namespace)
+    try:
+        data = store.get_range(key)
+    except ObjectNotFoundError:
         return None
-    marker = f"{key.removesuffix(_SUFFIX).removesuffix(_GIVEN_UP)}{_SUFFIX}"
+    return json_files.decode(BucketMarker, key, data)
+
+
+def _marked(keys: Iterable[str], mark: str, namespace: str) -> frozenset[int]:
+    numbers = (_marked_in(key, mark, namespace) for key in keys)
+    return frozenset(number for number in numbers if number is not None)
+
+
+def _marked_in(key: str, mark: str, namespace: str) -> int | None:
+    """Return the number of the generation that a mark's key names; None if it is no such key."""
+    if not key.endswith(f"{mark}{_SUFFIX}"):
+        return None
+    marker = f"{key.removesuffix(_SUFFIX).removesuffix(mark)}{_SUFFIX}"
     return _number_in(marker, generations_prefix(namespace))
 
 

@@ -2,8 +2,9 @@
 
 In each of its terms a leader agrees on the cluster's UUID in the log, creates or checks the marker
 in the bucket, and goes through `claim_round`; only then are object ids issued and bytes deleted.
-Commits wait for none of this. Failed bucket calls are retried; a state that only an operator can
-correct is checked again from time to time. See `storage.bucket_marker` for the objects.
+Commits wait for the lease on the marker alone, which `marker_watch` renews. Failed bucket calls are
+retried; a state that only an operator can correct is checked again from time to time. See
+`storage.bucket_marker` for the objects.
 
 `claim_round` is the protocol, as steps without I/O: a round yields its next step and is sent the
 result; the caller may stop for good after any step. The order is the safety: a bound is committed
@@ -24,10 +25,12 @@ import structlog
 from streammeta.controller.errors import (
     ApiError,
     BucketRefusedError,
+    FencePendingError,
     MapOlderThanBucketError,
     ObjectIdsNotReadyError,
     SupersededError,
 )
+from streammeta.controller.lifecycle.marker_watch import RECHECK_MS, MarkerWatch
 from streammeta.controller.lifecycle.term_work import TermOverError, TermWork
 from streammeta.controller.metadata.answers import ClaimBucketAnswer
 from streammeta.controller.metadata.requests import ClaimBucket
@@ -42,9 +45,7 @@ from streammeta.storage.bucket_marker import (
     delete_old_claims,
     put_claim,
     read_claimed,
-    read_generations,
     read_marker,
-    read_undecided,
 )
 from streammeta.storage.errors import (
     CorruptObjectError,
@@ -127,13 +128,6 @@ CLAIM_AGE_MS_MAX = 60_000
 Bounds the ids that a restored map can miss.
 """
 
-RECHECK_MS = 10_000
-"""Interval of looking at the bucket's markers, in milliseconds.
-
-After three without a look nothing is deleted until the next one: deletions have to wait longer than
-a restored cluster takes to fence this one.
-"""
-
 
 @dataclass(slots=True, eq=False)
 class _Term:
@@ -141,8 +135,6 @@ class _Term:
 
     cluster_uuid: str = ""
     is_marked: bool = False
-    looked_at_ms: int = 0
-    undecided: tuple[tuple[int, int], ...] = ()
     is_safe: bool = False
     claimed_at_ms: int = 0
     next_id_claimed: int | None = None
@@ -174,20 +166,27 @@ class BucketClaims(TermWork[_Term]):
         self._node_id = node_id
         self._namespace = namespace
         self._interval_ms = interval_ms
+        self._watch = MarkerWatch(
+            store,
+            controller.lease,
+            lambda: controller.cluster_map.bucket_claim,
+            clock.wall_ms,
+            cluster_id=cluster_id,
+            namespace=namespace,
+            interval_ms=interval_ms,
+            on_refusal=gate.wanted.set,
+        )
         controller.on_leadership(self._on_leadership)
 
     @property
     def may_delete(self) -> bool:
         """True if this node leads, the bucket is the cluster's, and the map is not behind it."""
         term = self._term
-        if term is None or not term.is_safe:
-            return False
-        return self._clock.monotonic_ms() - term.looked_at_ms < 3 * RECHECK_MS
+        return term is not None and term.is_safe and self._controller.lease.is_held
 
     def is_undecided(self, object_id: int) -> bool:
         """Whether an object unknown to the map may be from before a restore."""
-        undecided = () if self._term is None else self._term.undecided
-        return any(start <= object_id < end for start, end in undecided)
+        return any(start <= object_id < end for start, end in self._watch.undecided)
 
     @property
     def cluster_uuid(self) -> str:
@@ -198,10 +197,14 @@ class BucketClaims(TermWork[_Term]):
 
     @property
     def problem(self) -> str:
-        """Reason why this leader issues no object ids now; empty if it does, or does not lead."""
+        """Reason why this leader issues no object ids or acknowledges no change now.
+
+        Empty if it does, or does not lead.
+        """
         if self._term is None:
             return ""
-        return self._gate.problem(self._controller.cluster_map.next_object_id)
+        ids_problem = self._gate.problem(self._controller.cluster_map.next_object_id)
+        return ids_problem or self._controller.lease.problem
 
     def claim_soon(self) -> None:
         """Make a new claim soon: a snapshot was copied, and restoring it must be detectable."""
@@ -210,7 +213,12 @@ class BucketClaims(TermWork[_Term]):
             self._gate.wanted.set()
 
     async def run(self) -> None:
-        """Check the bucket at each takeover, and claim ids when due, until cancelled."""
+        """Look at the markers, check them at each takeover, claim ids when due, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch.run())
+            await self._claim_when_due()
+
+    async def _claim_when_due(self) -> None:
         while True:
             self._gate.wanted.clear()
             if self._term is not None:
@@ -233,8 +241,7 @@ class BucketClaims(TermWork[_Term]):
         try:
             if not term.is_marked:
                 await self._check_marker(term)
-            if self._clock.monotonic_ms() - term.looked_at_ms >= RECHECK_MS:
-                await self._look_for_successor(term)
+            self._require_ownership()
             if self._is_claim_due(term):
                 await self._claim(term)
         except TermOverError:
@@ -244,32 +251,26 @@ class BucketClaims(TermWork[_Term]):
         except MapOlderThanBucketError as error:
             self._refuse(term, error)
         except SupersededError as error:
-            self._controller.fence(error)
             self._refuse(term, error)
         except (ApiError, StorageError) as error:
             if self._term is term:
                 self._postpone(term, error)
 
-    async def _look_for_successor(self, term: _Term) -> None:
-        """Require that no other cluster was restored over this one.
+    def _require_ownership(self) -> None:
+        """Require that no look has found another cluster restored over this one.
 
         Raises:
             SupersededError: one was.
         """
-        began_ms = self._clock.monotonic_ms()
-        found = await self._call(term, lambda store: read_generations(store, self._namespace))
-        if found and found[-1].cluster_uuid != term.cluster_uuid:
-            raise SupersededError(found[-1].cluster_id)
-        open_ones = await self._call(term, lambda store: read_undecided(store, self._namespace))
-        term.undecided = tuple((one.undecided_from, one.undecided_below) for one in open_ones)
-        term.looked_at_ms = began_ms
+        if isinstance(refusal := self._controller.lease.refusal, SupersededError):
+            raise refusal
 
     async def _check_marker(self, term: _Term) -> None:
         answer = await self._write(
             term, ClaimBucket(cluster_uuid=str(uuid.uuid4()), issued_below=0)
         )
         term.cluster_uuid = answer.cluster_uuid
-        await self._look_for_successor(term)
+        await self._look(term)
         marker = BucketMarker(
             cluster_id=self._cluster_id,
             cluster_uuid=answer.cluster_uuid,
@@ -288,7 +289,21 @@ class BucketClaims(TermWork[_Term]):
             namespace=self._namespace,
         )
         term.is_marked = True
+        if not self._controller.lease.is_held:
+            self._watch.look_soon()  # there may have been no marker yet
         _log.info("bucket_checked", namespace=self._namespace, cluster_uuid=answer.cluster_uuid)
+
+    async def _look(self, term: _Term) -> None:
+        """Look at the markers in this term, whatever earlier looks have found.
+
+        Raises:
+            SupersededError: another cluster was restored over this one.
+        """
+        try:
+            with contextlib.suppress(FencePendingError):  # ids are claimed before the first lease
+                await self._watch.look()
+        finally:
+            self._require(term)
 
     def _is_claim_due(self, term: _Term) -> bool:
         next_id = self._controller.cluster_map.next_object_id
@@ -360,7 +375,10 @@ class BucketClaims(TermWork[_Term]):
     # -- helpers
 
     async def _write(self, term: _Term, request: ClaimBucket) -> ClaimBucketAnswer:
-        answer = (await self._controller.write(request)).answer
+        # Not by `write`, which waits for the first look, and that for the cluster's UUID.
+        submission = self._controller.submit((request,))
+        await submission.committed()
+        (answer,) = submission.answers
         self._require(term)
         assert isinstance(answer, ClaimBucketAnswer)
         return answer

@@ -74,6 +74,8 @@ class Heartbeats:
             NotLeaderError: this controller does not lead.
             OutcomeUnknownError: it ceased to lead while the node's first heartbeat was replicated.
             LimitExceededError: too many requests wait already, or the disk is full.
+            MarkerUnseenError, SupersededError, FencePendingError: there is no lease on the marker
+                in the bucket: another cluster may have given the node's streams to others.
         """
         if not self._controller.is_active:
             await self._controller.settled()  # raises with the leader's address
@@ -95,6 +97,7 @@ class Heartbeats:
         if may_shutdown:
             # Its last change must be committed, so that the next leader has it too.
             await self._controller.settled()
+        self._controller.lease.require()  # the node is heard, and may not rely on the answer
         return HeartbeatAnswer(
             error=error,
             may_shutdown=may_shutdown,

@@ -13,6 +13,9 @@ LAG_MS_MAX = 30_000
 BACKUP_LATE_S = 300
 """Lag of the backup from which on it is late, in seconds."""
 
+LEASE_LOW_S = 15
+"""Rest of the lease on the bucket's marker from which on it is an alarm, in seconds."""
+
 EXPIRES_SOON_S = 14 * 24 * 3600
 """Time before the end of a certificate from which on it is an alarm, in seconds."""
 
@@ -69,7 +72,11 @@ def _of_controllers(controllers: Sequence[Document]) -> Iterator[Alarm]:
 
 def _of_data(document: Document) -> Iterator[Alarm]:
     if problem := document["bucket"]["problem"]:
-        yield Alarm("critical", "bucket", f"No object ids are issued: {problem}")
+        yield Alarm("critical", "bucket", f"The leader can't use the bucket: {problem}")
+    lease_s = document["bucket"]["lease_s"]
+    if lease_s is not None and lease_s < LEASE_LOW_S:
+        text = f"Changes are acknowledged for {lease_s:.0f} s more: the bucket is not reached."
+        yield Alarm("critical", "lease", text)
     if stuck := document["deletions"]["stuck"]:
         text = f"{stuck} objects can't be deleted; they are tried again, ever more rarely."
         yield Alarm("warning", "deletions_stuck", text)

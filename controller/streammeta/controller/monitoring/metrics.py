@@ -63,6 +63,8 @@ class Sources:
     """The backup as the leader knows it; None elsewhere, and without a backup store."""
     deletion: Callable[[], DeletionStatus]
     feature_level: Callable[[], int]
+    lease_left_ms: Callable[[], int]
+    """Time for which changes may be acknowledged without another look at the bucket's marker."""
     reconcile_runs: Callable[[], Told]
     work: WorkSources
 
@@ -90,6 +92,11 @@ class ControllerCollector(Collector):
         yield from _of_audit(self._sources.audit)
         yield from _of_backup(self._sources.backup())
         yield from _of_deletion(self._sources.deletion())
+        yield value(
+            "marker_lease_seconds",
+            "Time for which changes may be acknowledged without seeing the bucket's marker.",
+            self._sources.lease_left_ms() / 1000,
+        )
         yield from _of_reconcile(self._sources.reconcile_runs())
         yield value("feature_level", "Feature level in force.", self._sources.feature_level())
         yield value(

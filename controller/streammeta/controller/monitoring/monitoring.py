@@ -153,6 +153,7 @@ class Monitoring:
             backup=lambda: None if parts.backup is None else parts.backup.status,
             deletion=parts.deletion.describe,
             feature_level=lambda: parts.controller.cluster_map.feature_level,
+            lease_left_ms=lambda: parts.controller.lease.left_ms,
             reconcile_runs=self._reconcile_runs,
             work=self._work(),
         )

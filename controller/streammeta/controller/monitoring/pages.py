@@ -239,6 +239,10 @@ async def _overview(s: Fields, _: int) -> Content:
         if backup is None
         else (("Backup behind", f"{backup['behind_s']:.0f} s", backup["problem"]),)
     )
+    lease_s = s["bucket"]["lease_s"]
+    lease_card = (
+        () if lease_s is None else (("Bucket lease", f"{lease_s:.0f} s", s["bucket"]["problem"]),)
+    )
     return Content(
         cards_=(
             ("Leader", "none" if leader is None else f"controller {leader}", _epoch(quorum)),
@@ -256,6 +260,7 @@ async def _overview(s: Fields, _: int) -> Content:
             ("Set objects", grouped(size["stream_set_objects"]), ""),
             ("Brokers", grouped(size["nodes"]), _sessions(s["brokers"]["sessions"])),
             ("Memory", in_bytes(process["memory_bytes"]), "of this controller"),
+            *lease_card,
             *backup_card,
         ),
         charts_=(

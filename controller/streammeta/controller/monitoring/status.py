@@ -68,7 +68,10 @@ def status(known: Knowledge, others: Mapping[int, Answer], now_s: float) -> Fiel
         "controllers": list(_controllers(seen, others, known)),
         "commits": _commits(known, now_s),
         "map": asdict(sources.map_size()),
-        "bucket": {"problem": known.bucket.problem},
+        "bucket": {
+            "problem": known.bucket.problem,
+            "lease_s": sources.lease_left_ms() / 1000 if seen.role == "leader" else None,
+        },
         "deletions": _deletions(known),
         "compaction": _compaction(known),
         "brokers": _brokers(known, leads=seen.role == "leader"),

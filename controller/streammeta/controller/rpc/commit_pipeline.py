@@ -44,7 +44,8 @@ from streammeta.controller.rpc.wire_columns import (
 )
 from streammeta.controller.runtime.admission import TurnBudget
 from streammeta.controller.runtime.commit_rests import CommitRests
-from streammeta.controller.runtime.controller import MetadataController, Submission
+from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.submission import Submission
 from streammeta.controller.trust.auditor import current_record
 from streammeta.controller.trust.commit_parts import require_parts
 from streammeta.controller.trust.door import (

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Self
 
 from streammeta.controller.runtime.commit_phases import Phases
-from streammeta.controller.runtime.controller import Submission
+from streammeta.controller.runtime.submission import Submission
 
 _NAME = "streammeta.v1.ObjectService/CommitPipeline"
 

@@ -164,6 +164,10 @@ def _classify_bucket(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, 
         case errors.SupersededError():
             by = {"cluster_id": error.cluster_id}
             return grpc.StatusCode.FAILED_PRECONDITION, Reason.SUPERSEDED, by
+        case errors.MarkerUnseenError():
+            return grpc.StatusCode.UNAVAILABLE, Reason.MARKER_UNSEEN, {}
+        case errors.FencePendingError():
+            return grpc.StatusCode.UNAVAILABLE, Reason.FENCE_PENDING, {}
         case errors.RecoveringError():
             return grpc.StatusCode.UNAVAILABLE, Reason.RECOVERING, {}
         case errors.MapOlderThanBucketError():

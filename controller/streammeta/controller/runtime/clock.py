@@ -26,3 +26,11 @@ class SystemClock:
     def wall_ms(self) -> int:
         """Return milliseconds since the Unix epoch."""
         return time.time_ns() // 1_000_000
+
+
+_SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def lease_clock_ms() -> int:
+    """Return milliseconds that never run backwards and count while the machine is suspended."""
+    return time.clock_gettime_ns(_SINCE_BOOT) // 1_000_000

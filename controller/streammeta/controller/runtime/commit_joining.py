@@ -20,7 +20,8 @@ from streammeta.controller.metadata.requests import CommitStreamSetObject
 from streammeta.controller.metadata.upload_batches import UploadBatch, is_plain
 from streammeta.controller.metadata.values import NodeIdentity
 from streammeta.controller.runtime.commit_rests import ENOUGH_BYTES, CommitRests
-from streammeta.controller.runtime.controller import Answered, MetadataController, Submission
+from streammeta.controller.runtime.controller import Answered, MetadataController
+from streammeta.controller.runtime.submission import Submission
 from streammeta.rpc.identity import Principal
 
 ANSWERED_PER_TURN = 32

@@ -19,7 +19,6 @@ from typing import BinaryIO
 import structlog
 
 from streammeta.controller.errors import (
-    ApiError,
     BusyError,
     InvalidRequestError,
     InvariantError,
@@ -30,7 +29,12 @@ from streammeta.controller.ids import SnapshotId
 from streammeta.controller.metadata.answers import Answer
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.map_limits import MapLimits, require_room
-from streammeta.controller.metadata.requests import PrepareObjects, ReadRequest, WriteRequest
+from streammeta.controller.metadata.requests import (
+    ClaimBucket,
+    PrepareObjects,
+    ReadRequest,
+    WriteRequest,
+)
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import Record
@@ -42,9 +46,11 @@ from streammeta.controller.runtime.commit_tally import CommitTally
 from streammeta.controller.runtime.interfaces import ReplicatedLog, SnapshotPoint
 from streammeta.controller.runtime.log_time import LogTime
 from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, LoadedMap, read_map
+from streammeta.controller.runtime.marker_lease import MarkerLease, unbounded_lease
 from streammeta.controller.runtime.object_id_gate import ObjectIdGate, open_gate
 from streammeta.controller.runtime.quorum_errors import NotCaughtUpError
 from streammeta.controller.runtime.state_hashes import AHEAD_MAX, AwaitedViews, RollingHash, ViewAt
+from streammeta.controller.runtime.submission import Submission
 from streammeta.controller.runtime.waiters import OffsetWaiters
 from streammeta.controller.snapshot.checkpoint_file import Sink
 from streammeta.controller.trust.node_binding import NodeBinding
@@ -84,43 +90,6 @@ class StateHash:
     log_hash: bytes
 
 
-class Submission:
-    """Mutations that were decided and appended together, and the wait for them to be committed."""
-
-    def __init__(
-        self,
-        answers: Sequence[Answer],
-        offset: int,
-        waiting: asyncio.Future[None] | None,
-        log: ReplicatedLog,
-        *,
-        is_proven: bool,
-    ) -> None:
-        """Take what was decided; `is_proven`: its commit proves that this node led."""
-        self.answers = answers
-        self.offset = offset
-        self._waiting = waiting
-        self._log = log
-        self._is_proven = is_proven
-
-    def tell_flushed(self, told: Callable[[], None]) -> None:
-        """Call `told` when all is on this node's disk, if it leads until then."""
-        self._log.tell_flushed(self.offset, told)
-
-    async def committed(self) -> None:
-        """Return when the answers may be given.
-
-        Raises:
-            NotLeaderError: this node did not lead when it decided.
-            OutcomeUnknownError: leadership was lost before all was committed.
-        """
-        if not self._is_proven:
-            # The last mutation appended nothing whose commit would prove that this node led.
-            await self._log.read_barrier()
-        if self._waiting is not None:
-            await self._waiting
-
-
 class MetadataController:
     """The replicated state machine: the map over the log."""
 
@@ -131,8 +100,12 @@ class MetadataController:
         object_ids: ObjectIdGate | None = None,
         read_checkpoint: Callable[[BinaryIO, SnapshotId], LoadedMap] = read_map,
         limits: MapLimits | None = None,
+        lease: MarkerLease | None = None,
     ) -> None:
-        """Take the parts; without `object_ids` any object id may be issued."""
+        """Take the parts; without `object_ids` any object id may be issued.
+
+        Without a `lease` on a bucket's marker, changes are acknowledged at any time.
+        """
         self._limits = limits or MapLimits()
         self._read_checkpoint = read_checkpoint
         self._map = cluster_map
@@ -153,7 +126,7 @@ class MetadataController:
         self.commits = CommitTally()
         self._log_hash = RollingHash()
         self._awaited_views = AwaitedViews(self._view_at)
-        self._fence: ApiError | None = None
+        self.lease = unbounded_lease() if lease is None else lease
 
     def bind(self, log: ReplicatedLog) -> None:
         """Connect the log; once, before it starts."""
@@ -162,10 +135,6 @@ class MetadataController:
     def on_leadership(self, listener: Callable[[bool], None]) -> None:
         """Call `listener` with True when this node begins to serve writes, else with False."""
         self._on_leadership.append(listener)
-
-    def fence(self, error: ApiError) -> None:
-        """Refuse every mutation with `error` until leadership changes; reads go on."""
-        self._fence = error
 
     @property
     def is_active(self) -> bool:
@@ -205,7 +174,10 @@ class MetadataController:
             NotLeaderError: this node does not lead.
             InvalidRequestError: the request is malformed.
             LimitExceededError: it, or what waits already, is too large, or disks are full.
-            OutcomeUnknownError: leadership was lost, or disks became full, before it was committed.
+            OutcomeUnknownError: leadership or the lease was lost, or disks became full, before it
+                was committed.
+            MarkerUnseenError, SupersededError, BucketRefusedError, FencePendingError: there is no
+                lease on the marker in the bucket.
             ObjectIdsNotReadyError, BucketRefusedError, MapOlderThanBucketError: it asks for object
                 ids, and none can be issued.
         """
@@ -239,7 +211,9 @@ class MetadataController:
             BusyError: too many requests wait already.
         """
         self._require_capacity(self._answers)
-        await self._leading_log().append_turn()
+        log = self._leading_log()
+        await self.lease.decided()
+        await log.append_turn()
 
     def submit(
         self, requests: Sequence[WriteRequest], held_to: Principal | None = None
@@ -252,7 +226,9 @@ class MetadataController:
         Raises:
             NotYourNodeError: the broker `held_to` may not make one of them; none was decided.
             NotLeaderError: this node does not lead.
-            SupersededError: another cluster has taken the bucket over.
+            MarkerUnseenError: this controller has not seen its marker in the bucket for too long.
+            SupersededError, BucketRefusedError, FencePendingError: the bucket is another cluster's,
+                or the one before may still use it.
             InvalidRequestError: a request is malformed.
             LimitExceededError: it, or what waits already, is too large, or disks are full.
             QuotaExceededError: the map would hold too much.
@@ -260,8 +236,9 @@ class MetadataController:
                 object ids, and none can be issued.
         """
         log = self._leading_log()
-        if self._fence is not None:
-            raise self._fence
+        lease = self.lease if _need_lease(requests) else None
+        if lease is not None:
+            lease.require()
         self._require_capacity(self._answers)
         if held_to is not None:
             self.require_own(requests, held_to)
@@ -281,7 +258,7 @@ class MetadataController:
         if not is_proven and end_offset > self._committed_end:
             log.require_disk_space()  # or the state it rests on may not be committed for long
         waiting = self._answers.until(end_offset) if end_offset > self._committed_end else None
-        return Submission(answers, end_offset, waiting, log, is_proven=is_proven)
+        return Submission(answers, end_offset, waiting, log, lease, is_proven=is_proven)
 
     def require_own(self, requests: Sequence[WriteRequest], held_to: Principal) -> None:
         """Require that a broker may speak for the nodes of all requests, as `submit` does."""
@@ -388,7 +365,7 @@ class MetadataController:
 
     def on_leadership_claimed(self, epoch: int) -> None:
         """Begin to serve: everything committed has been applied."""
-        self._active, self._fence = True, None
+        self._active = True
         self.log_time.begin_term()
         _log.info("leadership_claimed", epoch=epoch, end_offset=self._committed_end)
         for listener in self._on_leadership:
@@ -591,3 +568,8 @@ class MetadataController:
         self._awaited_views.reached(end_offset)
         self._advance(end_offset)
         self._changes.restart(end_offset)
+
+
+def _need_lease(requests: Sequence[WriteRequest]) -> bool:
+    """Whether a request is a caller's change: claims of the bucket precede the first lease."""
+    return any(type(request) is not ClaimBucket for request in requests)

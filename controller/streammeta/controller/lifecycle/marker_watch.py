@@ -1,0 +1,182 @@
+"""Looks at the cluster's markers in the bucket, on every controller, and the lease they renew.
+
+Followers look too, so that a new leader can acknowledge changes at once. A look that finds another
+cluster restored over this one ends the lease; any other failure lets it run out. A cluster that was
+restored or recovered gets its first lease once nobody can hold one on an earlier generation: the
+controller that has seen the new marker for `FENCE_WAIT_MS` notes so in the bucket, unless an
+operator's command did before.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+import structlog
+
+from streammeta.controller.errors import ApiError, FencePendingError, SupersededError
+from streammeta.controller.lifecycle.tasks import T, in_thread
+from streammeta.controller.metadata.maintenance import Claim
+from streammeta.controller.runtime.marker_lease import MarkerLease
+from streammeta.storage.bucket_marker import (
+    FENCE_WAIT_MS,
+    Fenced,
+    Generation,
+    Ownership,
+    check_marker,
+    put_fenced,
+    read_ownership,
+)
+from streammeta.storage.errors import StorageError
+from streammeta.storage.object_store.base import ObjectStore
+
+_log = structlog.get_logger(component="lifecycle")
+
+RECHECK_MS = 10_000
+"""Interval of looking at the bucket's markers, in milliseconds."""
+
+LOOK_TIMEOUT_S = 8.0
+"""Deadline of one look, retries included, in seconds: one that hangs must not use up a lease."""
+
+
+class MarkerWatch:
+    """Looks at the markers from time to time; `claim` reads the map's claim of the bucket."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        lease: MarkerLease,
+        claim: Callable[[], Claim],
+        wall_ms: Callable[[], int],
+        *,
+        cluster_id: str,
+        namespace: str,
+        interval_ms: int,
+        on_refusal: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._lease = lease
+        self._claim = claim
+        self._wall_ms = wall_ms
+        self._cluster_id = cluster_id
+        self._namespace = namespace
+        self._interval_ms = interval_ms
+        self._on_refusal = on_refusal
+        self._due_ms = 0
+        self._is_wanted = asyncio.Event()
+        self._seen_unfenced: tuple[int, int] | None = None
+        """Newest generation whose predecessors may be alive, and the time it was seen first."""
+        self._failure: type[ApiError | StorageError] | None = None
+        self.undecided: tuple[tuple[int, int], ...] = ()
+        """Ids that the newest good look found undecided, as (first, below)."""
+
+    def look_soon(self) -> None:
+        """Look at once: there may be a marker now, or this controller has begun to lead."""
+        self._due_ms = 0
+        self._is_wanted.set()
+
+    async def run(self) -> None:
+        """Look whenever it is due, until cancelled."""
+        while True:
+            self._is_wanted.clear()
+            if self._lease.now_ms() >= self._due_ms and self._claim().cluster_uuid:
+                await self._look_again()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_ms / 1000):
+                    await self._is_wanted.wait()
+
+    async def look(self) -> None:
+        """Look once, for the cluster whose UUID the map has; nothing is renewed without a marker.
+
+        Raises:
+            SupersededError: another cluster was restored over this one.
+            FencePendingError: the cluster before this one may acknowledge changes still.
+            StorageError: the bucket can't be looked at, or the marker is not this cluster's.
+        """
+        began_ms = self._lease.now_ms()
+        try:
+            found = await self._call(lambda store: read_ownership(store, self._namespace))
+            self._require_own(found)
+            self.undecided = tuple(
+                (one.undecided_from, one.undecided_below) for one in found.undecided
+            )
+            if found.unfenced is not None:
+                await self._fence(found.unfenced)
+        except ApiError as error:
+            self._lease.refuse(began_ms, error)
+            raise
+        except StorageError as error:
+            self._lease.note_failure(str(error))
+            raise
+        if found.marker is not None:
+            self._lease.renew(began_ms)
+
+    async def _look_again(self) -> None:
+        began_ms = self._lease.now_ms()
+        self._due_ms = began_ms + RECHECK_MS
+        try:
+            await self.look()
+        except FencePendingError as error:
+            self._due_ms = 0
+            self._tell(error)
+        except ApiError as error:
+            self._on_refusal()
+            self._tell(error)
+        except StorageError as error:
+            self._due_ms = 0
+            self._tell(error)
+        else:
+            if self._failure is not None:
+                _log.info("marker_seen", namespace=self._namespace)
+            self._failure = None
+
+    def _tell(self, error: ApiError | StorageError) -> None:
+        """Log a failure, unless the look before failed for the same reason."""
+        if self._failure is not type(error):
+            _log.warning(
+                "lease_not_renewed",
+                namespace=self._namespace,
+                left_ms=self._lease.left_ms,
+                reason=str(error),
+            )
+        self._failure = type(error)
+
+    def _require_own(self, found: Ownership) -> None:
+        """Require that the newest marker, if there is any, is this cluster's."""
+        claim = self._claim()
+        if found.generations:
+            newest = found.generations[-1]
+            if newest.cluster_uuid != claim.cluster_uuid:
+                raise SupersededError(newest.cluster_id)
+        elif found.marker is not None or claim.issued_below:  # else the leader is about to put one
+            check_marker(
+                found.marker,
+                cluster_id=self._cluster_id,
+                cluster_uuid=claim.cluster_uuid,
+                namespace=self._namespace,
+            )
+
+    async def _fence(self, generation: Generation) -> None:
+        """Note in the bucket that the generations before are fenced, once they surely are.
+
+        Raises:
+            FencePendingError: they may not be.
+        """
+        now_ms = self._lease.now_ms()
+        if self._seen_unfenced is None or self._seen_unfenced[0] != generation.number:
+            self._seen_unfenced = generation.number, now_ms
+        left_ms = self._seen_unfenced[1] + FENCE_WAIT_MS - now_ms
+        if left_ms > 0:
+            raise FencePendingError(left_ms)
+        mark = Fenced(
+            cluster_uuid=generation.cluster_uuid,
+            number=generation.number,
+            is_declared=False,
+            created_ms=self._wall_ms(),
+        )
+        await self._call(lambda store: put_fenced(store, self._namespace, mark))
+        _log.info("predecessors_fenced", namespace=self._namespace, generation=generation.number)
+
+    async def _call(self, call: Callable[[ObjectStore], T]) -> T:
+        store = self._store.until(time.monotonic() + LOOK_TIMEOUT_S)
+        return await in_thread(lambda: call(store))

@@ -1,0 +1,158 @@
+"""Commands wait until no controller of the cluster before can acknowledge changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from streammeta.cli import predecessors
+from streammeta.cli.client import CallError, ControllerClient
+from streammeta.storage.bucket_marker import (
+    FENCE_WAIT_MS,
+    BucketMarker,
+    Fenced,
+    Generation,
+    create_generation,
+    create_marker,
+    put_fenced,
+    read_ownership,
+)
+from tests.kit.memory_store import MemoryObjectStore
+
+NAMESPACE = "_streammeta_test"
+
+
+class Waiting:
+    """A clock that sleeping moves; `after(s)` is called when it has gone on for so long."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.events: list[tuple[float, Callable[[], None]]] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time_ns(self) -> int:
+        return 0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        while self.events and self.now >= self.events[0][0]:
+            self.events.pop(0)[1]()
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> Waiting:
+    found = Waiting()
+    monkeypatch.setattr(predecessors, "time", found)
+    return found
+
+
+@pytest.fixture
+def store() -> MemoryObjectStore:
+    made = MemoryObjectStore()
+    create_marker(
+        made, BucketMarker(cluster_id="t", cluster_uuid="u", namespace=NAMESPACE, created_ms=1)
+    )
+    return made
+
+
+def begin_generation(store: MemoryObjectStore, number: int) -> Generation:
+    generation = Generation(
+        cluster_id="after",
+        cluster_uuid=f"u-{number}",
+        namespace=NAMESPACE,
+        number=number,
+        undecided_from=0,
+        undecided_below=1,
+        created_ms=1,
+    )
+    create_generation(store, generation)
+    return generation
+
+
+def test_a_cluster_that_was_never_restored_waits_for_nobody(
+    store: MemoryObjectStore, waiting: Waiting
+) -> None:
+    predecessors.wait_for_fence(store, NAMESPACE, is_declared=False)
+    assert waiting.now == 0
+
+
+def test_the_lease_is_waited_out_once_and_the_bucket_says_so(
+    store: MemoryObjectStore, waiting: Waiting
+) -> None:
+    begin_generation(store, 2)
+    predecessors.wait_for_fence(store, NAMESPACE, is_declared=False)
+    assert waiting.now == FENCE_WAIT_MS / 1000
+    assert read_ownership(store, NAMESPACE).unfenced is None
+    predecessors.wait_for_fence(store, NAMESPACE, is_declared=False)
+    assert waiting.now == FENCE_WAIT_MS / 1000, "a repeat finds the mark"
+
+
+def test_nothing_is_marked_before_the_wait_is_over(
+    store: MemoryObjectStore, waiting: Waiting
+) -> None:
+    generation = begin_generation(store, 2)
+    seen: list[Generation | None] = []
+    waiting.events.append(
+        (FENCE_WAIT_MS / 1000 - 1, lambda: seen.append(read_ownership(store, NAMESPACE).unfenced))
+    )
+    predecessors.wait_for_fence(store, NAMESPACE, is_declared=False)
+    assert seen == [generation]
+
+
+def test_a_controller_that_has_waited_ends_the_wait(
+    store: MemoryObjectStore, waiting: Waiting
+) -> None:
+    begin_generation(store, 2)
+    mark = Fenced(cluster_uuid="u-2", number=2, is_declared=False, created_ms=1)
+    waiting.events.append((5, lambda: put_fenced(store, NAMESPACE, mark)))
+    predecessors.wait_for_fence(store, NAMESPACE, is_declared=False)
+    assert waiting.now < 7
+
+
+def test_a_newer_generation_is_waited_for_from_its_own_begin(
+    store: MemoryObjectStore, waiting: Waiting
+) -> None:
+    begin_generation(store, 2)
+    waiting.events.append((20, lambda: (begin_generation(store, 3), None)[1]))
+    predecessors.wait_for_fence(store, NAMESPACE, is_declared=False)
+    assert waiting.now >= 20 + FENCE_WAIT_MS / 1000
+
+
+def test_an_operator_may_declare_the_old_controllers_stopped(
+    store: MemoryObjectStore, waiting: Waiting
+) -> None:
+    begin_generation(store, 2)
+    predecessors.wait_for_fence(store, NAMESPACE, is_declared=True)
+    assert waiting.now == 0
+    assert read_ownership(store, NAMESPACE).unfenced is None
+
+
+class Leader:
+    """A leader that answers each call with the next of its answers."""
+
+    def __init__(self, *codes: str) -> None:
+        self.codes = list(codes)
+
+    def call(self, *_: Any) -> str:
+        if self.codes:
+            raise CallError(self.codes.pop(0), "no", "")
+        return "done"
+
+
+def client_of(leader: Leader) -> ControllerClient:
+    return cast(ControllerClient, leader)
+
+
+def test_a_call_is_repeated_until_the_leader_has_seen_the_fence(waiting: Waiting) -> None:
+    call: Any = SimpleNamespace()
+    leader = Leader("FENCE_PENDING", "FENCE_PENDING")
+    assert predecessors.call_when_fenced(client_of(leader), call, call) == "done"
+    with pytest.raises(CallError, match="no"):
+        predecessors.call_when_fenced(client_of(Leader("RECOVERING")), call, call)
+    with pytest.raises(CallError):
+        predecessors.call_when_fenced(client_of(Leader(*["FENCE_PENDING"] * 1_000)), call, call)
