@@ -52,8 +52,7 @@ def test_a_cluster_that_can_not_see_the_bucket_stops_before_the_restored_one_beg
     tmp_path: Path,
 ) -> None:
     bucket, seen_by_old = tmp_path / "bucket", tmp_path / "seen-by-old"
-    bucket.mkdir()
-    seen_by_old.symlink_to(bucket)
+    seen_by_old.mkdir()
     old = LocalCluster(
         tmp_path, "test", f"file://{seen_by_old}", free_ports(1), options(tmp_path),
         starter=start_warm,
@@ -68,7 +67,7 @@ def test_a_cluster_that_can_not_see_the_bucket_stops_before_the_restored_one_beg
         wait_until(lambda: is_copied(old, tmp_path), "all to be copied")
         with Writing(old) as writing:
             wait_until(lambda: writing.acknowledged_at > 0, "the old cluster to acknowledge")
-            seen_by_old.unlink()
+            seen_by_old.rename(bucket)
             blind_at = time.monotonic()
             begin_restored(restoring)
             assert not writing.refusals, "the old cluster acknowledges until its lease is over"

@@ -179,7 +179,9 @@ class BucketRefusedError(ApiError):
     """The bucket is not this cluster's, or its marker can't be read; an operator has to act."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(f"no object ids are issued and nothing is deleted: {why}")
+        super().__init__(
+            f"no object ids are issued, no change is acknowledged and nothing is deleted: {why}"
+        )
 
 
 class SupersededError(ApiError):

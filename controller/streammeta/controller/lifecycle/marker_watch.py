@@ -14,7 +14,12 @@ from collections.abc import Callable
 
 import structlog
 
-from streammeta.controller.errors import ApiError, FencePendingError, SupersededError
+from streammeta.controller.errors import (
+    ApiError,
+    BucketRefusedError,
+    FencePendingError,
+    SupersededError,
+)
 from streammeta.controller.lifecycle.tasks import T, in_thread
 from streammeta.controller.metadata.maintenance import Claim
 from streammeta.controller.runtime.marker_lease import MarkerLease
@@ -27,7 +32,7 @@ from streammeta.storage.bucket_marker import (
     put_fenced,
     read_ownership,
 )
-from streammeta.storage.errors import StorageError
+from streammeta.storage.errors import CorruptObjectError, StorageError, WrongBucketError
 from streammeta.storage.object_store.base import ObjectStore
 
 _log = structlog.get_logger(component="lifecycle")
@@ -104,6 +109,9 @@ class MarkerWatch:
                 await self._fence(found.unfenced)
         except ApiError as error:
             self._lease.refuse(began_ms, error)
+            raise
+        except (WrongBucketError, CorruptObjectError) as error:
+            self._lease.note_failure(BucketRefusedError(str(error)))
             raise
         except StorageError as error:
             self._lease.note_failure(str(error))

@@ -11,7 +11,12 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from streammeta.controller.errors import ApiError, MarkerUnseenError, OutcomeUnknownError
+from streammeta.controller.errors import (
+    ApiError,
+    BucketRefusedError,
+    MarkerUnseenError,
+    OutcomeUnknownError,
+)
 from streammeta.storage.bucket_marker import LEASE_MS
 
 DECIDED_WAIT_MS = 1_000
@@ -28,7 +33,7 @@ class MarkerLease:
         """Begin of the newest look that found the own marker."""
         self._refused_ms: int | None = None
         self._refusal: ApiError | None = None
-        self._why = "it has not looked yet"
+        self._failure: str | BucketRefusedError = "it has not looked yet"
         self._decided = asyncio.Event()
 
     @property
@@ -64,6 +69,7 @@ class MarkerLease:
             return  # a later look has found another owner
         self._proven_ms = began_ms if self._proven_ms is None else max(self._proven_ms, began_ms)
         self._refusal = None
+        self._failure = "no later look has ended"
         self._decided.set()
 
     def refuse(self, began_ms: int, refusal: ApiError) -> None:
@@ -71,9 +77,12 @@ class MarkerLease:
         self._refused_ms, self._refusal = began_ms, refusal
         self._decided.set()
 
-    def note_failure(self, why: str) -> None:
-        """Note why a look failed; the lease is neither extended nor ended."""
-        self._why = why
+    def note_failure(self, failure: str | BucketRefusedError) -> None:
+        """Note why a look failed; the lease is neither extended nor ended.
+
+        An error is what callers get when the lease is over: waiting alone will not help them.
+        """
+        self._failure = failure
         self._decided.set()
 
     async def decided(self) -> None:
@@ -104,8 +113,10 @@ class MarkerLease:
     def _error(self) -> ApiError:
         if self._refusal is not None:
             return self._refusal
+        if isinstance(self._failure, BucketRefusedError):
+            return self._failure
         age_ms = None if self._proven_ms is None else self.now_ms() - self._proven_ms
-        return MarkerUnseenError(age_ms, self._why)
+        return MarkerUnseenError(age_ms, self._failure)
 
 
 def unbounded_lease() -> MarkerLease:
