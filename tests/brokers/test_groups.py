@@ -165,3 +165,69 @@ def test_end_answers_all_that_waits() -> None:
     world.join("a")
     world.take(world.group.end(Code.NOT_COORDINATOR))
     assert world.replies["a"]["error_code"] is Code.NOT_COORDINATOR
+
+
+def test_no_commit_while_a_rebalance_completes() -> None:
+    world = World()
+    world.join("a")
+    world.pass_time(INITIAL_DELAY_MS)
+    a = world.replies["a"]["member_id"]
+    assert world.group.check_commit(a, 1, None) is Code.REBALANCE_IN_PROGRESS
+    world.sync("sync", a, {a: b"all"})
+    assert world.group.check_commit(a, 1, None) is Code.NONE
+    world.join("b")
+    assert world.group.state is State.PREPARING
+    assert world.group.check_commit(a, 1, None) is Code.NONE  # of the generation that ends
+
+
+def test_a_fenced_static_member_commits_nothing() -> None:
+    world = World()
+    world.join("a", instance_id="one")
+    world.pass_time(INITIAL_DELAY_MS)
+    former = world.replies["a"]["member_id"]
+    world.sync("sync", former, {})
+    world.join("again", instance_id="one")
+    assert world.group.check_commit(former, 1, "one") is Code.FENCED_INSTANCE_ID
+    assert world.group.check_commit(former, 1, None) is Code.UNKNOWN_MEMBER_ID
+
+
+def test_an_assignment_is_of_its_generation_alone() -> None:
+    world, a, b = _two_members()
+    world.join("a again", a)
+    world.join("a once more", a)
+    world.join("b again", b)
+    world.take(world.group.sync("sync old", b, 1, {}, world.now))
+    assert world.replies["sync old"]["error_code"] is Code.ILLEGAL_GENERATION
+    world.join("c")
+    world.take(world.group.sync("sync early", b, world.group.generation, {}, world.now))
+    assert world.replies["sync early"]["error_code"] is Code.REBALANCE_IN_PROGRESS
+
+
+def test_members_that_do_not_join_in_time_are_left_out() -> None:
+    world, a, b = _two_members()
+    world.join("c", rebalance_ms=60_000)
+    world.join("a again", a)
+    for _ in range(9):
+        world.pass_time(6_000)
+        assert world.group.heartbeat(b, 1, world.now) is Code.REBALANCE_IN_PROGRESS
+    assert "c" not in world.replies
+    world.pass_time(6_000)
+    assert world.replies["c"]["generation_id"] == 2
+    assert b not in world.group.members
+
+
+def test_an_id_that_is_not_used_in_time_is_forgotten() -> None:
+    world = World()
+    world.join("first", needs_id=True, session_ms=10_000)
+    member_id = world.replies["first"]["member_id"]
+    world.pass_time(10_000)
+    world.join("late", member_id, needs_id=True)
+    assert world.replies["late"]["error_code"] is Code.UNKNOWN_MEMBER_ID
+
+
+def test_the_last_member_that_leaves_empties_the_group() -> None:
+    world, a, b = _two_members()
+    for member_id in (a, b):
+        world.take(world.group.leave(member_id, world.now)[1])
+    assert (world.group.state, world.group.members) == (State.EMPTY, {})
+    assert world.group.check_commit("", -1, None) is Code.NONE

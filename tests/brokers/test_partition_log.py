@@ -23,6 +23,7 @@ from streammeta.brokers.partition.errors import (
 )
 from streammeta.brokers.partition.log import LogConfig, PartitionLog
 from streammeta.brokers.partition.opening import create_meta_stream, open_log, partition_tags
+from streammeta.brokers.partition.producer_state import EXPIRATION_MS
 from streammeta.brokers.partition.record_batch import read_batches
 from streammeta.brokers.partition.segments import Retention, SegmentLimits
 from streammeta.brokers.partition.time_search import offset_by_time
@@ -113,6 +114,75 @@ async def test_batch_shows_once_it_is_durable() -> None:
     assert await _values(log) == [(0, b"a")]
 
 
+async def test_nothing_is_read_before_it_is_durable() -> None:
+    """A reader never sees a batch that a failed upload takes back, not even from memory."""
+    streams = MemoryStreams()
+    log = await _open(streams)
+    await _append(log, plain("a"))
+    streams.holds_back = True
+    taken_back = await log.append(plain("b"))
+    assert [batch.base_offset for batch in read_batches(await log.read(0, 1 << 20))] == [0]
+    streams.pending.pop().future.set_exception(OSError("the store is gone"))
+    with pytest.raises(PartitionFailedError):
+        await taken_back.durable
+    assert await _values(log) == [(0, b"a")]
+
+
+async def test_a_failed_log_takes_nothing_though_later_appends_succeed() -> None:
+    streams = MemoryStreams()
+    log = await _open(streams)
+    streams.holds_back = True
+    failed, behind = await log.append(plain("a")), await log.append(plain("b"))
+    streams.pending.pop(0).future.cancel()
+    streams.pending.pop().future.set_result(1)
+    for appended in (failed, behind):
+        with pytest.raises(PartitionFailedError):
+            await appended.durable
+    assert not log.is_writable
+    assert log.high_watermark == 0
+    with pytest.raises(PartitionFailedError):
+        await log.append(plain("c"))
+
+
+async def test_a_closed_log_is_not_writable() -> None:
+    log = await _open(MemoryStreams())
+    assert log.is_writable
+    await log.close()
+    assert not log.is_writable
+
+
+async def test_watchers_hear_of_durable_batches_failures_and_the_end() -> None:
+    streams = MemoryStreams()
+    log = await _open(streams)
+    heard: list[tuple[int, bool]] = []
+    with log.watched(lambda: heard.append((log.high_watermark, log.is_writable))):
+        await _append(log, plain("a"))
+        assert heard == [(1, True)]
+        streams.holds_back = True
+        failed = await log.append(plain("b"))
+        assert len(heard) == 1
+        streams.pending.pop().future.set_exception(OSError("the store is gone"))
+        with pytest.raises(PartitionFailedError):
+            await failed.durable
+        assert heard == [(1, True), (1, False)]
+        log.give_up()
+        assert len(heard) == 3
+    log.give_up()
+    assert len(heard) == 3
+
+
+async def test_newest_batches_are_read_from_memory() -> None:
+    streams = MemoryStreams()
+    log = await _open(streams, tail_bytes=1)
+    await _append(log, plain("a", "b"))
+    await _append(log, plain("c"))
+    streams.fetches.clear()
+    assert await _values(log, 2) == [(2, b"c")]
+    assert streams.fetches == []
+    assert await _values(log, 0) == [(0, b"a"), (1, b"b"), (2, b"c")]
+    assert streams.fetches == [(log.stream_ids[1], 0)]
+
+
 async def test_repeated_batch_is_answered_with_its_offset_once_it_is_durable() -> None:
     streams = MemoryStreams()
     log = await _open(streams)
@@ -124,6 +194,20 @@ async def test_repeated_batch_is_answered_with_its_offset_once_it_is_durable() -
     streams.settle()
     await repeated.durable
     assert log.high_watermark == 2
+
+
+async def test_producer_0_is_idempotent_too() -> None:
+    log = await _open(MemoryStreams())
+    assert [await _append(log, sequenced(0, 0, at)) for at in (0, 0, 1)] == [0, 0, 1]
+    with pytest.raises(OutOfOrderSequenceError):
+        await log.append(sequenced(0, 0, 5))
+
+
+async def test_a_checkpoint_forgets_producers_that_were_idle_too_long() -> None:
+    log = await _open(MemoryStreams(), checkpoint_bytes=1)
+    await _append(log, sequenced(7, 0, 0, time=NOW - EXPIRATION_MS))
+    await _append(log, sequenced(8, 0, 0, time=NOW))
+    assert await _append(log, sequenced(7, 0, 9, time=NOW)) == 2
 
 
 async def test_sequence_of_producer_is_checked() -> None:
@@ -287,8 +371,29 @@ async def test_time_index_has_what_a_cancelled_checkpoint_was_to_save() -> None:
 async def test_closed_log_takes_no_more_and_says_so() -> None:
     log = await _open(MemoryStreams())
     await log.close()
-    with pytest.raises(PartitionClosedError):
-        await log.append(plain("a"))
+    for change in (log.append(plain("a")), log.roll(), log.trim(0), log.retain()):
+        with pytest.raises(PartitionClosedError):
+            await change
+
+
+async def test_a_checkpoint_is_written_once_for_its_bytes() -> None:
+    streams = MemoryStreams()
+    log = await _open(streams, checkpoint_bytes=1_000)
+    meta = streams.table.streams[log.stream_ids[0]]
+    before = meta.end
+    for _ in range(10):
+        await _append(log, plain("v" * 300))
+    assert meta.end - before == 3 * 4  # four values a checkpoint, one after every third batch
+
+
+async def test_a_checkpoint_saves_each_entry_of_the_time_index_once() -> None:
+    streams = MemoryStreams()
+    log = await _open(streams, checkpoint_bytes=1)
+    for number in range(3):
+        await _append(log, make_batch([Rec(NOW + number, None, bytes(5000))]))
+    again = await _open(MemoryStreams(streams.table), log.stream_ids[0], epoch=1)
+    assert await again.time_entries(again.segments[-1]) == [(NOW + at, at) for at in range(3)]
+    assert streams.table.streams[log.stream_ids[2]].end == 3 * 12
 
 
 async def test_unreadable_value_fails_the_opening_and_names_its_offset() -> None:
@@ -331,6 +436,40 @@ async def test_retention_by_bytes_and_by_time() -> None:
     log.config = replace(log.config, retention=Retention(age_ms=500))
     assert await log.retain() == 20
     assert await _append(log, plain("next")) == 20
+
+
+class SavingStreams(MemoryStreams):
+    """Streams that say when values of a map are appended while appends wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saves = asyncio.Event()
+
+    async def append_many(self, *words: Any, **named: Any) -> Any:
+        if self.holds_back:
+            self.saves.set()
+        return await super().append_many(*words, **named)
+
+
+async def test_records_are_not_deleted_before_they_are_durable() -> None:
+    streams = SavingStreams()
+    log = await _open(
+        streams, segment=SegmentLimits(bytes=1), retention=Retention(age_ms=-1, bytes=0)
+    )
+    await _append(log, plain("a"))
+    streams.holds_back = True
+    await log.append(plain("b"))
+    waiting = await log.append(plain("c"))
+    with pytest.raises(OffsetOutOfRangeError):
+        await log.trim(2)
+    streams.saves.clear()
+    retaining = asyncio.create_task(log.retain())
+    await streams.saves.wait()
+    assert log.start_offset <= log.high_watermark == 1
+    streams.holds_back = False
+    streams.settle()
+    await waiting.durable
+    assert await retaining == 1  # as it began, the batches behind it were not durable
 
 
 async def test_deleted_records_stay_deleted_and_producers_stay_known() -> None:

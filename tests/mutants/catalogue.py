@@ -19,6 +19,7 @@ from tests.mutants.reads import READS
 from tests.mutants.reconciling import RECONCILING
 from tests.mutants.recovery import RECOVERY
 from tests.mutants.replication import REPLICATION
+from tests.mutants.shapes import SHAPES
 from tests.mutants.snapshots import SNAPSHOTS
 from tests.mutants.state import STATE
 
@@ -44,6 +45,7 @@ _ALL = (
     *RECONCILING,
     *OBJECT_LOGS,
     *FENCES,
+    *SHAPES,
 )
 
 MUTANTS = {mutant.name: mutant for mutant in _ALL}

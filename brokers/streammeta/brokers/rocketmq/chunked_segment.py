@@ -59,6 +59,7 @@ class ChunkedSegment:
         self._prefix = prefix.rstrip("/")
         self._chunks: list[Chunk] = []
         self._merged: Chunk | None = None
+        self._has_other_writer = False
 
     @classmethod
     async def open(cls, store: ObjectStore, prefix: str) -> ChunkedSegment:
@@ -103,7 +104,12 @@ class ChunkedSegment:
         return self._chunks[-1].end if self._chunks else 0
 
     async def size(self) -> int | None:
-        """Return the number of stored bytes, None if the store does not answer."""
+        """Return the number of stored bytes, None if the store does not answer.
+
+        Also None after a write met a chunk of another writer: the size counts foreign bytes then.
+        """
+        if self._has_other_writer:
+            return None
         if self._merged is None:
             try:
                 self._chunks = await self._listed("chunk/chunk-")
@@ -117,7 +123,8 @@ class ChunkedSegment:
         Raises:
             SegmentSealedError: the segment takes nothing more.
             IllegalOffsetError: the position is not the end.
-            SegmentWriteError: the store failed; the chunk may be there.
+            SegmentWriteError: the store failed and may have the chunk, or another writer has stored
+                other bytes at the position.
         """
         if self._merged is not None:
             raise SegmentSealedError("segment is sealed", self.end)
@@ -126,11 +133,21 @@ class ChunkedSegment:
         key = f"{self._prefix}/chunk/chunk-{position}"
         try:
             await asyncio.to_thread(self._store.put, key, data, if_absent=True)
-        except ObjectExistsError as error:
-            raise SegmentWriteError(f"chunk {key} exists already") from error
+        except ObjectExistsError:
+            await self._require_same(key, data)
         except StorageError as error:
             raise SegmentWriteError(str(error)) from error
         self._chunks.append(Chunk(key, position, len(data)))
+
+    async def _require_same(self, key: str, data: bytes) -> None:
+        """Accept a chunk that an attempt of this write has stored; its answer was lost."""
+        try:
+            stored = await asyncio.to_thread(self._store.get_range, key)
+        except StorageError as error:
+            raise SegmentWriteError(str(error)) from error
+        if stored != data:
+            self._has_other_writer = True
+            raise SegmentWriteError(f"another writer stored chunk {key}; open the segment again")
 
     async def read(self, position: int, length: int) -> bytes:
         """Return stored bytes, fewer at the end; chunks are read at the same time."""
