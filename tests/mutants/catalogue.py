@@ -21,6 +21,7 @@ from tests.mutants.recovery import RECOVERY
 from tests.mutants.replication import REPLICATION
 from tests.mutants.shapes import SHAPES
 from tests.mutants.snapshots import SNAPSHOTS
+from tests.mutants.starvation import STARVATION
 from tests.mutants.state import STATE
 
 _ALL = (
@@ -42,6 +43,7 @@ _ALL = (
     *RECOVERY,
     *OUTAGES,
     *OVERLOAD,
+    *STARVATION,
     *RECONCILING,
     *OBJECT_LOGS,
     *FENCES,

@@ -32,8 +32,8 @@ ELECTIONS = (
         "a variant of the lost vote; KIP-595 persists every change of epoch",
         """
         streammeta.controller.quorum.replica:
-        - if self._has_new_state():
-        + if self.vote is not None and self._has_new_state():
+        - if self._is_probing or self._has_new_state():
+        + if self._is_probing or (self.vote is not None and self._has_new_state()):
         """,
         Simulated("crashy"),
     ),

@@ -69,6 +69,8 @@ class Lone:
         )
         self._last_write = 0
         self._answered = 0
+        self.writes_states = True
+        """Whether every quorum-state is durable at once; else by `flush`, as all other writes."""
         self.effects: list[events.Effect] = []
         self._note(self.core.start(self.now))
 
@@ -78,9 +80,16 @@ class Lone:
         return self._note(self.core.step(self.now, event))
 
     def _note(self, effects: list[events.Effect]) -> list[events.Effect]:
-        self.effects = effects
-        self._last_write = max([self._last_write, *(getattr(item, "token", 0) for item in effects)])
-        return effects
+        self.effects = []
+        while effects:
+            self.effects += effects
+            tokens = [item.token for item in effects if isinstance(item, events.PersistQuorumState)]
+            effects = []
+            if tokens and self.writes_states:
+                effects = self.core.step(self.now, events.StateDone(tokens[-1]))
+        written = (getattr(item, "token", 0) for item in self.effects)
+        self._last_write = max([self._last_write, *written])
+        return self.effects
 
     def receive(self, message: messages.Message) -> list[events.Effect]:
         return self.step(events.Received(message))

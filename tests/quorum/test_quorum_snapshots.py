@@ -203,6 +203,7 @@ def test_a_snapshot_is_downloaded_chunk_by_chunk_then_installed_then_fetching_go
     assert (install.total_bytes, install.digest) == (8, DIGEST)
     node.pass_time(10_000)
     assert not node.effects
+    node.flush()
     node.step(events.SnapshotInstalled(snapshot(6, 3), voter_set(0, 1, 2, 3)))
     assert node.effects_of(events.CommitAdvanced) == [events.CommitAdvanced(EndOffset(6))]
     assert (node.core.log.start_offset, node.core.log.end_offset) == (6, 6)
@@ -308,6 +309,7 @@ def test_with_a_full_disk_nothing_is_downloaded() -> None:
     assert not node.sent(messages.FetchSnapshotRequest)
     assert node.only(messages.FetchRequest).is_disk_full
     node.step(events.DiskFull(is_full=False))
+    node.flush()
     assert node.only(messages.FetchRequest).fetch_offset == 2
 
 

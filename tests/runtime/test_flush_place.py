@@ -9,6 +9,7 @@ from streammeta.controller.runtime.flush_place import (
     REMEMBERED,
     SLOW_S,
     SMALL_BYTES,
+    STALL_SHARE,
     FlushPlace,
 )
 
@@ -87,3 +88,15 @@ def test_the_pause_is_short_again_after_as_long_without_a_slow_flush(place: Flus
     now += flush_slowly(place, now)
     now += 2.1 * FIRST_BACKOFF_S
     assert flush_slowly(place, now) == FIRST_BACKOFF_S
+
+
+def test_flushes_of_seconds_take_the_loop_a_small_share_of_its_time(place: FlushPlace) -> None:
+    now = stalled_s = 0.0
+    for _ in range(2000):
+        if place.is_loop(1, now):
+            stalled_s += 2.0
+            place.flushed_on_loop(2.0, now := now + 2.0)
+        for _ in range(REMEMBERED):
+            place.flushed(QUICK_S / 4)
+        now += 0.1
+    assert 0 < stalled_s <= now / STALL_SHARE

@@ -9,7 +9,16 @@ from streammeta.controller.ids import ClusterId
 from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.core import QuorumCore
-from streammeta.controller.quorum.events import Append, Effect, Event, Received, Send
+from streammeta.controller.quorum.events import (
+    Append,
+    Effect,
+    Event,
+    PersistQuorumState,
+    Received,
+    Send,
+    StateDone,
+    WriteDone,
+)
 from streammeta.controller.quorum.roles import Candidate, Follower, Leader
 from streammeta.controller.quorum.voters import VoterSet
 from tests.sim.sim_time import violated
@@ -35,6 +44,8 @@ class Watch:
         self._heard: dict[int, int] = {}
         """When a leader got the last Fetch of each voter, by its own clock."""
         self._heard_nobody_since = 0
+        self._state_under_way = 0
+        """Token of the newest quorum-state while that is not durable: nothing can be heard yet."""
         self._voted_at = 0
         """When a leader was last one of the committed voters, or last slept too long to be told."""
         self._looked_at = 0
@@ -83,8 +94,16 @@ class Watch:
                         "pre-votes and other clusters' messages change nothing",
                         f"{self._node.key}: {effect}",
                     )
+        self._note_state(event, effects)
         if isinstance(core.role, Leader) and not isinstance(event, Append):
             self._check_hold(core, now)  # an append leaves what is due to the next event
+
+    def _note_state(self, event: Event, effects: Sequence[Effect]) -> None:
+        if isinstance(event, WriteDone | StateDone) and event.token >= self._state_under_way:
+            self._state_under_way = 0
+        for effect in effects:
+            if isinstance(effect, PersistQuorumState):
+                self._state_under_way = effect.token
 
     def check_role(self, core: QuorumCore) -> None:
         """The role in memory is one that the quorum-state allows."""
@@ -109,6 +128,8 @@ class Watch:
                 self._heard.clear()
                 self._voted_at = now
             self._epoch_led, self._voters = core.epoch, core.voters
+            self._heard_nobody_since = now
+        if self._state_under_way:
             self._heard_nobody_since = now
         if any(voter.key.matches(self._node.key) for voter in self._node.world.ghost.ledger.voters):
             self._voted_at = now

@@ -168,11 +168,7 @@ class QuorumCore:
             case events.Received(message=message):
                 self._on_message(message)
             case events.WriteDone(token=token):
-                self._replica.log.write_done(token)
-                self._leading.update_high_watermark()
-                self._following.on_flushed()
-            case events.DiskFull(is_full=is_full):
-                self._following.on_disk_full(is_full=is_full)
+                self._on_write_done(token)
             case events.Append(payloads=payloads):
                 self._leading.append(payloads)
                 # Overdue work waits for the next event, so that nothing is appended in between.
@@ -192,14 +188,25 @@ class QuorumCore:
                 self._on_maintenance(event)
         return self._finish()
 
+    def _on_write_done(self, token: int) -> None:
+        replica = self._replica
+        roles.put_off(replica.role, replica.writes.done(token, replica.now), replica.now)
+        replica.log.write_done(token)
+        self._leading.update_high_watermark()
+        self._following.on_flushed()
+
     def _on_maintenance(
         self,
         event: events.TransferRequested
         | events.VoterChangeRequested
         | events.SnapshotTaken
         | events.SnapshotReadDone
-        | events.SnapshotInstalled,
+        | events.SnapshotInstalled
+        | events.StateDone
+        | events.TimeLost
+        | events.DiskFull,
     ) -> None:
+        replica = self._replica
         match event:
             case events.TransferRequested(to=to):
                 self._membership.request_transfer(to)
@@ -212,6 +219,13 @@ class QuorumCore:
                 self._leading.on_snapshot_read(read_id, chunk)
             case events.SnapshotInstalled():
                 self._following.on_snapshot_installed(event)
+            case events.StateDone(token=token):
+                took_ms = replica.writes.state_done(token, replica.now)
+                roles.put_off(replica.role, took_ms, replica.now)
+            case events.TimeLost(lost_ms=lost_ms):
+                roles.put_off(replica.role, lost_ms, replica.now)
+            case events.DiskFull(is_full=is_full):
+                self._following.on_disk_full(is_full=is_full)
             case _:
                 assert_never(event)
 
@@ -250,9 +264,9 @@ class QuorumCore:
         return self._replica.finish()
 
     def _on_request_failed(self, peer: NodeId, request_id: int) -> None:
-        kind = self._replica.take_failed(peer, request_id)
+        kind, is_late = self._replica.take_failed(peer, request_id)
         if kind is messages.VoteResponse:
-            self._election.on_vote_request_failed(peer)
+            self._election.on_vote_request_failed(peer, is_late=is_late)
         elif kind in (messages.FetchResponse, messages.FetchSnapshotResponse):
             self._following.on_fetch_failed(peer)
         elif kind is messages.BeginQuorumEpochResponse:
@@ -395,16 +409,20 @@ class QuorumCore:
                 return [] if replica.installing is not None else self._follower_deadlines(follower)
             case roles.Unattached(election_deadline=deadline, next_search=next_search):
                 if replica.may_campaign:
-                    return [deadline]
+                    return self._unless_writing(deadline)
                 return [] if replica.installing is not None else [next_search]
             case roles.Prospective(starts_at=starts_at, deadline=deadline, asked=asked):
-                return [deadline if asked else starts_at]
+                return self._unless_writing(deadline if asked else starts_at)
             case roles.Candidate(deadline=deadline):
-                return [deadline]
+                return self._unless_writing(deadline)
             case roles.Resigned(election_deadline=deadline, unacknowledged=unacknowledged):
-                return [deadline, *unacknowledged.values()]
+                return [*self._unless_writing(deadline), *unacknowledged.values()]
             case _:
                 assert_never(replica.role)
+
+    def _unless_writing(self, deadline: int) -> list[int]:
+        """Return a limit of the role, which waits while the quorum-state is being written."""
+        return [] if self._replica.writes.is_state_pending else [deadline]
 
     def _follower_deadlines(self, follower: roles.Follower) -> list[int]:
         replica = self._replica
@@ -414,7 +432,10 @@ class QuorumCore:
             if (until := replica.pending_until(follower.leader_id, kind)) is not None
             and until > replica.now
         ]
-        deadlines = [follower.fetch_deadline, max(waiting, default=follower.next_fetch)]
+        deadlines = self._unless_writing(follower.fetch_deadline)
+        deadlines.append(max(waiting, default=follower.next_fetch))
+        if (sign_at := self._following.next_sign_of_life(follower)) is not None:
+            deadlines.append(sign_at)
         if self._following.must_update(follower):
             deadlines.append(follower.next_update)
         return deadlines
@@ -436,6 +457,7 @@ _ROUTINE = frozenset(
     (
         events.Tick,
         events.WriteDone,
+        events.StateDone,
         events.Append,
         events.ReadIndexRequested,
         events.LogReadDone,

@@ -24,22 +24,37 @@ class Election:
         """Start, repeat or abandon a campaign when its time has come."""
         replica = self._replica
         match replica.role:
-            case roles.Unattached(election_deadline=deadline):
-                if replica.may_campaign and replica.now >= deadline:
+            case roles.Unattached() as role:
+                is_due = replica.may_campaign and replica.is_due(role.election_deadline)
+                if is_due and self._is_out_of_patience():
                     self.campaign()
             case roles.Resigned(election_deadline=deadline):
-                if replica.now >= deadline:
+                if replica.is_due(deadline):
                     self._leave_resigned_epoch()
             case roles.Prospective() as role:
-                if not role.asked and replica.now >= role.starts_at:
-                    self._ask(role)
-                elif replica.now >= role.deadline:
+                if not role.asked:
+                    if replica.is_due(role.starts_at) and self._is_out_of_patience():
+                        self._ask(role)
+                elif replica.is_due(role.deadline):
                     self._lose_pre_vote()
             case roles.Candidate(deadline=deadline):
-                if replica.now >= deadline:
+                if replica.is_due(deadline):
                     self._lose_election()
             case roles.Follower() | roles.Leader():
                 pass
+
+    def _is_out_of_patience(self) -> bool:
+        """Whether no other candidate may still be at the writes that its office needs.
+
+        Time alone can't tell: a disk may take seconds for each. So a replica waits for writes of
+        its own besides, which are quick again as soon as the disks are.
+        """
+        replica = self._replica
+        if replica.candidacy.patience == 0:
+            return True
+        replica.candidacy.patience -= 1
+        replica.probe_disk()
+        return False
 
     def campaign(self) -> None:
         """Ask for pre-votes; the only voter of a quorum wins at once."""
@@ -55,14 +70,23 @@ class Election:
             return
         if response.pre_vote is not isinstance(role, roles.Prospective):
             return
-        (role.granted if response.granted else role.denied).add(response.header.sender)
+        sender = response.header.sender
+        (role.granted if response.granted else role.denied).add(sender)
+        if isinstance(role, roles.Candidate) and not response.granted:
+            self._replica.candidacy.on_hopeless(sender)
+            self._replica.candidacy.on_rival()
         self._advance()
 
-    def on_vote_request_failed(self, peer: NodeId) -> None:
-        """Count an unreachable peer as a refusal, until the next campaign."""
+    def on_vote_request_failed(self, peer: NodeId, *, is_late: bool) -> None:
+        """Count an unreachable peer as a refusal, until the next campaign.
+
+        One that did not answer in time may be busy writing its vote.
+        """
         role = self._replica.role
         if isinstance(role, roles.Prospective | roles.Candidate):
             role.denied.add(peer)
+            if isinstance(role, roles.Candidate) and not is_late:
+                self._replica.candidacy.on_hopeless(peer)
             self._advance()
 
     def _ask(self, role: roles.Prospective | roles.Candidate) -> None:
@@ -125,14 +149,14 @@ class Election:
 
     def _lose_pre_vote(self) -> None:
         replica = self._replica
-        replica.lost_elections += 1
+        replica.candidacy.lost_elections += 1
         if replica.leader_id is None or replica.leader_id == replica.local.node_id:
             replica.become_unattached(replica.epoch)
         else:
             replica.become_follower(replica.epoch, replica.leader_id)
 
     def _lose_election(self) -> None:
-        self._replica.lost_elections += 1
+        self._replica.candidacy.lost_elections += 1
         self._replica.become_prospective(self._replica.draw_backoff())
 
     def _leave_resigned_epoch(self) -> None:
@@ -144,6 +168,8 @@ class Election:
 
     def on_vote_request(self, request: messages.VoteRequest) -> None:
         """Answer; the caller has checked the cluster and adopted a higher epoch."""
+        if not request.pre_vote:
+            self._replica.candidacy.on_rival()
         error, granted = self._judge(request)
         self._replica.answer_vote(request, error, granted=granted)
 
@@ -159,24 +185,27 @@ class Election:
             replica.log.end_offset,
         )
         if request.pre_vote:
-            return messages.QuorumError.NONE, is_up_to_date and self._may_pre_vote()
+            may_pre_vote = self._may_pre_vote(request.header.sender)
+            return messages.QuorumError.NONE, is_up_to_date and may_pre_vote
         return messages.QuorumError.NONE, self._grant(
             request.header.sender, is_up_to_date=is_up_to_date
         )
 
-    def _may_pre_vote(self) -> bool:
-        match self._replica.role:
+    def _may_pre_vote(self, sender: ReplicaKey) -> bool:
+        replica = self._replica
+        match replica.role:
             case roles.Leader():
                 return False
             case roles.Follower() as follower:
                 # Before its first Fetch a follower can't know that its leader lives (KAFKA-17641).
                 # Others lose patience a little earlier than this one, by design; a refusal would
                 # cost them a whole timeout without a leader.
-                patience = self._replica.timings.fetch_timeout_ms // 10
-                has_lost_patience = self._replica.now >= follower.fetch_deadline - patience
+                patience = replica.timings.fetch_timeout_ms // 10
+                has_lost_patience = replica.now >= follower.fetch_deadline - patience
                 return follower.leader_gone or not follower.has_fetched or has_lost_patience
             case _:
-                return True
+                # A vote that is being written may be the one that elects another candidate.
+                return not replica.writes.is_state_pending or replica.vote in (None, sender)
 
     def _grant(self, candidate: ReplicaKey, *, is_up_to_date: bool) -> bool:
         replica = self._replica

@@ -58,6 +58,20 @@ class WriteDone:
 
 
 @value()
+class StateDone:
+    """The quorum-state of this token is durable, ahead of writes before it."""
+
+    token: int
+
+
+@value()
+class TimeLost:
+    """The process did not run for this long: nobody else may be blamed for it."""
+
+    lost_ms: int
+
+
+@value()
 class DiskFull:
     """The disk is full but for the reserve, or has room again; waiting batches are in the log."""
 
@@ -142,6 +156,8 @@ Event: TypeAlias = (
     | PeerConnectionLost
     | Append
     | WriteDone
+    | StateDone
+    | TimeLost
     | DiskFull
     | LogReadDone
     | ReadIndexRequested

@@ -33,7 +33,7 @@ class Following:
                 if not replica.may_campaign and replica.now >= role.next_search:
                     self._search(role)
             case roles.Follower() as role:
-                if replica.now < role.fetch_deadline:
+                if not replica.is_due(role.fetch_deadline):
                     self._follow(role)
                 elif replica.may_campaign:
                     self._election.campaign()
@@ -53,7 +53,10 @@ class Following:
         replica = self._replica
         is_waiting = replica.has_pending(role.leader_id, messages.FetchResponse)
         is_waiting |= replica.has_pending(role.leader_id, messages.FetchSnapshotResponse)
-        if replica.now >= role.next_fetch and not is_waiting:
+        sign_at = self.next_sign_of_life(role)
+        if sign_at is not None and replica.now >= sign_at:
+            self._give_sign_of_life(role)
+        elif replica.now >= role.next_fetch and not is_waiting:
             if role.download is None:
                 self._fetch_from(role.leader_id, role.read_round, replica.timings.fetch_max_wait_ms)
             else:
@@ -61,13 +64,17 @@ class Following:
         if self.must_update(role) and replica.now >= role.next_update:
             self._send_update_voter(role)
 
-    def _fetch_from(self, node_id: NodeId, read_round: int, max_wait_ms: int) -> None:
+    def _fetch_from(
+        self, node_id: NodeId, read_round: int, max_wait_ms: int, *, is_sign_of_life: bool = False
+    ) -> None:
         replica = self._replica
         role = replica.role
         log = replica.log
-        fetch_offset = log.flushed_end if replica.is_disk_full else log.end_offset
+        is_ahead = replica.is_disk_full or is_sign_of_life
+        fetch_offset = log.flushed_end if is_ahead else log.end_offset
         if isinstance(role, roles.Follower):
-            role.fetch_offset = fetch_offset
+            role.fetch_offset, role.is_sign_of_life = fetch_offset, is_sign_of_life
+        takes_nothing = is_sign_of_life or self._is_stuck()
         request = messages.FetchRequest(
             header=replica.request_header(node_id, messages.FetchResponse),
             fetch_offset=fetch_offset,
@@ -75,7 +82,7 @@ class Following:
             high_watermark=replica.high_watermark,
             read_round=read_round,
             max_wait_ms=max_wait_ms,
-            max_bytes=0 if self._is_stuck() else replica.config.limits.max_fetch_bytes,
+            max_bytes=0 if takes_nothing else replica.config.limits.max_fetch_bytes,
             answered_request_id=role.answered_request_id if isinstance(role, roles.Follower) else 0,
             is_disk_full=replica.is_disk_full,
         )
@@ -95,6 +102,29 @@ class Following:
         )
         replica.send(request)
 
+    # -- a slow disk
+
+    def next_sign_of_life(self, role: roles.Follower) -> int | None:
+        """Return when to tell the leader that this follower lives, though its disk is slow.
+
+        A Fetch waits for the disk. Meanwhile others, which take nothing and go ahead of it, keep
+        both sides from giving each other up.
+        """
+        replica = self._replica
+        oldest = replica.writes.oldest
+        is_apart = replica.is_disk_full or role.download is not None or role.leader_gone
+        if oldest is None or is_apart:
+            return None
+        due = max(oldest + replica.timings.fetch_max_wait_ms, role.next_fetch)
+        if not role.is_sign_of_life:
+            return due
+        waiting = replica.pending_until(role.leader_id, messages.FetchResponse)
+        return due if waiting is None else max(due, waiting)
+
+    def _give_sign_of_life(self, role: roles.Follower) -> None:
+        wait_ms = self._replica.timings.fetch_max_wait_ms
+        self._fetch_from(role.leader_id, role.read_round, wait_ms, is_sign_of_life=True)
+
     # -- a full disk
 
     def on_disk_full(self, *, is_full: bool) -> None:
@@ -110,8 +140,12 @@ class Following:
         self._fetch_again()  # an earlier Fetch may wait for the disk
 
     def on_flushed(self) -> None:
-        """Report entries flushed on a full disk to the leader: the Fetch in flight lacks them."""
-        if self._replica.is_disk_full and not self._is_stuck():
+        """Report entries flushed on a full or slow disk: the Fetch in flight lacks them."""
+        replica = self._replica
+        role = replica.role
+        is_sign = isinstance(role, roles.Follower) and role.is_sign_of_life
+        has_more = not self._is_stuck() if replica.is_disk_full else is_sign
+        if has_more and (replica.is_disk_full or replica.writes.is_empty):
             self._fetch_again()
 
     def _fetch_again(self) -> None:
@@ -144,7 +178,7 @@ class Following:
         role = replica.role
         if not isinstance(role, roles.Follower) or response.header.sender != role.leader_id:
             return
-        is_usable = self._is_stuck() or self._fits(response)
+        is_usable = self._is_stuck() or role.is_sign_of_life or self._fits(response)
         if response.header.error is not messages.QuorumError.NONE or not is_usable:
             self._fetch_later(role)
             has_resigned = response.header.error is messages.QuorumError.NOT_LEADER
@@ -153,7 +187,7 @@ class Following:
                 # would compete with the successor that its leader has chosen.
                 self.on_leader_gone(role.leader_id)
             return
-        is_refused = self._has_no_room_for(response)
+        is_refused = self._has_no_room_for(response) or self._is_ahead(role, response)
         if is_refused:
             # It will be asked for again.
             if response.snapshot_id is None:  # else the leader has not compared the logs
@@ -181,6 +215,10 @@ class Following:
             return False
         return self._is_stuck() or response.snapshot_id is not None
 
+    def _is_ahead(self, role: roles.Follower, response: messages.FetchResponse) -> bool:
+        """Whether the answer is to a sign of life, so that it says nothing of unflushed batches."""
+        return role.is_sign_of_life and response.diverging is None
+
     def _heard_from_leader(self, role: roles.Follower, header: messages.ResponseHeader) -> None:
         replica = self._replica
         role.answered_request_id = header.request_id
@@ -188,7 +226,7 @@ class Following:
         role.leader_gone = False
         role.fetch_deadline = replica.next_fetch_deadline(role.leader_id)
         role.next_fetch = replica.now
-        replica.lost_elections = 0
+        replica.candidacy.on_leader()
 
     def _fetch_later(self, role: roles.Follower) -> None:
         role.next_fetch = self._replica.now + self._replica.timings.retry_backoff_ms

@@ -307,7 +307,7 @@ class Leading:
             self._announce_end(self._replica.role)
 
     def _lead_on(self, role: roles.Leader) -> None:
-        if self._has_lost_majority(role):
+        if not self._replica.writes.is_state_pending and self._has_lost_majority(role):
             limit_ms = self._replica.timings.check_quorum_ms
             self.resign(f"no majority of the voters was heard from for {limit_ms} ms")
             return
@@ -474,7 +474,9 @@ def _takes(role: roles.Leader, request: messages.FetchRequest) -> bool:
 
     A full disk has only its reserve left, which is kept until a commit needs it.
     """
-    return not request.is_disk_full or (request.max_bytes > 0 and bool(role.full_majority))
+    if request.max_bytes == 0:
+        return False
+    return not request.is_disk_full or bool(role.full_majority)
 
 
 def _is_valid_fetch(request: messages.FetchRequest) -> bool:

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum import events, messages, roles
+from streammeta.controller.quorum.candidacy import Candidacy
 from streammeta.controller.quorum.config import QuorumConfig, QuorumState
 from streammeta.controller.quorum.log_view import EMPTY_LOG_END, LogStart, LogView
+from streammeta.controller.quorum.pending_writes import PendingWrites
 from streammeta.controller.quorum.voters import ReplicaKey, VoterHistory, VoterSet
 
 
@@ -71,7 +73,8 @@ class Replica:
             self.snapshots[-1].end_offset if self.snapshots else self.log.start_offset
         )
         self.now = 0
-        self.lost_elections = 0
+        self.writes = PendingWrites()
+        self.candidacy = Candidacy()
         self.is_founder = config.bootstrap_voters.contains(config.local)
         """True if this disk was formatted as that of a first voter."""
         self._history = self._recover_voters(recovered)
@@ -85,6 +88,7 @@ class Replica:
         self._token = 0
         self._state_token = 0
         self._last_write = 0
+        self._is_probing = False
         self._writes_in_step = 0
         self._writes: list[events.Effect] = []
         self._first: list[events.Effect] = []
@@ -192,8 +196,15 @@ class Replica:
     def draw_backoff(self) -> int:
         """Return a random wait that grows with the elections lost in a row, up to 2T."""
         timeout = self.timings.election_timeout_ms
-        bound = min(timeout * 2, max(2, timeout // 50) << min(self.lost_elections, 10))
+        bound = min(timeout * 2, max(2, timeout // 50) << min(self.candidacy.lost_elections, 10))
         return self._rng.randrange(bound)
+
+    def is_due(self, deadline: int) -> bool:
+        """Whether a limit has passed that ends what this replica waits for.
+
+        None does while its own state is being written: before that it can't act in any epoch.
+        """
+        return self.now >= deadline and not self.writes.is_state_pending
 
     # -- transitions
 
@@ -233,9 +244,16 @@ class Replica:
         self._change_role(role)
 
     def become_candidate(self) -> None:
-        """Open a new epoch and vote for itself in it."""
-        self._adopt_epoch(Epoch(self.epoch + 1), None)
-        self.vote = self.local
+        """Vote for itself in a new epoch, or ask again in the one in which it did already.
+
+        None is resumed that has a leader, be it this replica itself.
+        """
+        is_candidacy = self.vote == self.local and self.leader_id is None
+        if is_candidacy and self.candidacy.may_resume(self.voters):
+            self.candidacy.resume()
+        else:
+            self._adopt_epoch(Epoch(self.epoch + 1), None)
+            self.vote = self.local
         self._change_role(
             roles.Candidate(self.now + self.draw_election_timeout(), granted=self._own())
         )
@@ -247,7 +265,7 @@ class Replica:
     def become_leader(self) -> None:
         """Lead the epoch of the won election."""
         self.leader_id = self.local.node_id
-        self.lost_elections = 0
+        self.candidacy.on_leader()
         progress = {
             voter.key: roles.ReplicaProgress(
                 voter.key, last_fetch=self.now, heard_us_at=self.now, next_heartbeat=self.now
@@ -273,6 +291,7 @@ class Replica:
         self.epoch = epoch
         self.vote = None
         self.leader_id = leader_id
+        self.candidacy.on_epoch()
 
     def _change_role(self, role: roles.Role, reason: str = "") -> None:
         old = self.role
@@ -412,13 +431,15 @@ class Replica:
         del self._pending[header.sender, kind]
         return True
 
-    def take_failed(self, peer: NodeId, request_id: int) -> type[messages.Message] | None:
-        """End the outstanding request with this id and return its type."""
+    def take_failed(
+        self, peer: NodeId, request_id: int
+    ) -> tuple[type[messages.Message] | None, bool]:
+        """End the outstanding request with this id; return its type, and whether it timed out."""
         for (to, kind), waiting in self._pending.items():
             if to == peer and waiting.request_id == request_id:
                 del self._pending[to, kind]
-                return kind
-        return None
+                return kind, self.now >= waiting.expires_at
+        return None, False
 
     def answer(
         self, header: messages.RequestHeader, error: messages.QuorumError
@@ -508,17 +529,22 @@ class Replica:
         """Drop a pending request; a late answer is ignored."""
         self._pending.pop((to, kind), None)
 
+    def probe_disk(self) -> None:
+        """Write the quorum-state again, unchanged, to see how long that takes."""
+        self._is_probing = True
+
     # -- the end of a step
 
     def _send_after(self, message: messages.Message) -> events.Send:
         """Return the effect that sends a message after the write that it depends on.
 
         A Fetch acknowledges the log below its offset; all else vouches for the state only, and so
-        does a Fetch while nothing more can be written, which begins at what is flushed.
+        does a Fetch from the flushed end while nothing more can be written, or not soon.
         """
         receiver = message.header.receiver
         to = receiver.node_id if isinstance(receiver, ReplicaKey) else receiver
-        if isinstance(message, messages.FetchRequest) and not self.is_disk_full:
+        is_ahead = isinstance(self.role, roles.Follower) and self.role.is_sign_of_life
+        if isinstance(message, messages.FetchRequest) and not (self.is_disk_full or is_ahead):
             return events.Send(to, message, self._last_write)
         return events.Send(to, message, self._state_token, vouches_for_log=False)
 
@@ -534,15 +560,14 @@ class Replica:
         effects = self._first
         self._first = []
         self._token += 1
-        if self._has_new_state():
-            state = self._persisted = QuorumState(self.epoch, self.vote, self.leader_id)
-            self._state_token = self._last_write = self._token
-            effects.append(events.PersistQuorumState(self._token, state))
+        if self._is_probing or self._has_new_state():
+            self._write_state(effects)
         if self._writes:
             effects.extend(self._writes)
             self._token += self._writes_in_step
             if self._writes_in_step:
                 self._last_write = self._token
+                self.writes.begin(self._token, self.now, is_state=False)
             self._writes, self._writes_in_step = [], 0
         if self._sends:
             effects.extend(map(self._send_after, self._sends))
@@ -554,3 +579,19 @@ class Replica:
             effects.extend(self._last)
             self._last = []
         return effects
+
+    def _write_state(self, effects: list[events.Effect]) -> None:
+        """Add the write of the quorum-state, and note which messages wait for it.
+
+        The news of another's leadership binds to nothing that the vote and the epoch do not, so a
+        follower need not write it before it answers. A leader must: it restarts as Resigned.
+        """
+        before = self._persisted
+        state = self._persisted = QuorumState(self.epoch, self.vote, self.leader_id)
+        is_binding = (state.epoch, state.vote) != (before.epoch, before.vote)
+        if is_binding or state.leader_id == self.local.node_id:
+            self._state_token = self._token
+        self._is_probing = False
+        self._last_write = self._token
+        self.writes.begin(self._token, self.now, is_state=True)
+        effects.append(events.PersistQuorumState(self._token, state))

@@ -70,6 +70,8 @@ class Follower:
     read_round: int = 0
     fetch_offset: EndOffset = EMPTY_LOG_END
     """Offset of the newest Fetch: the leader's answer compares the logs up to there."""
+    is_sign_of_life: bool = False
+    """Whether that Fetch went ahead of a slow write, and takes no batches."""
     answered_request_id: int = 0
     """The newest request that this leader has answered."""
     download: Download | None = None
@@ -194,6 +196,24 @@ class Resigned:
     successors: tuple[ReplicaKey, ...]
     unacknowledged: dict[NodeId, int]
     """Voters that have not acknowledged the end of the epoch, with the time of the next attempt."""
+
+
+def put_off(role: Role, ms: int, now: int) -> None:
+    """Put off the limits of a role by time in which this replica could not act."""
+    if ms == 0:
+        return
+    match role:
+        case Unattached() | Resigned():
+            role.election_deadline += ms
+        case Prospective() | Candidate():
+            role.deadline += ms
+        case Follower():
+            if not role.leader_gone:
+                role.fetch_deadline += ms
+        case Leader():
+            for progress in role.progress.values():
+                progress.heard_us_at = min(now, progress.heard_us_at + ms)
+            role.idle_until = 0
 
 
 Role: TypeAlias = Unattached | Prospective | Candidate | Follower | Leader | Resigned

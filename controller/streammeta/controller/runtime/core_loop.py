@@ -14,10 +14,19 @@ from typing import TypeAlias
 
 from streammeta.controller.ids import NodeId
 from streammeta.controller.quorum.core import QuorumCore
-from streammeta.controller.quorum.events import Append, Effect, Event, Send, Tick
-from streammeta.controller.quorum.messages import Request, RequestHeader, Response, ResponseHeader
+from streammeta.controller.quorum.events import Append, Effect, Event, Send, Tick, TimeLost
+from streammeta.controller.quorum.messages import (
+    FetchRequest,
+    Request,
+    RequestHeader,
+    Response,
+    ResponseHeader,
+)
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.interfaces import PeerTransport, Reply
+
+_LATE_MS = 500
+"""Delay of a timer from which on the process counts as one that did not run."""
 
 _CallKey: TypeAlias = tuple[NodeId, int, int]
 
@@ -88,6 +97,7 @@ class CoreLoop:
     def _drain(self) -> None:
         self._is_stepping = True
         try:
+            self._note_lost_time()
             while self.is_running:
                 for append in self._take_appends():
                     self._step(append)
@@ -102,6 +112,18 @@ class CoreLoop:
 
     def _step(self, event: Event) -> None:
         self._carry_out(self._core.step(self._clock.monotonic_ms(), event))
+
+    def _note_lost_time(self) -> None:
+        """Tell the core of time in which this process did not run, before anything that has come.
+
+        Its limits would pass at once, though the peers' messages of that time are yet to be read.
+        """
+        if self._timer is None:
+            return
+        lost_ms = self._clock.monotonic_ms() - self._timer_at
+        if lost_ms > _LATE_MS and self.is_running:
+            self._timer_at += lost_ms
+            self._step(TimeLost(lost_ms))
 
     def _set_timer(self) -> None:
         """Arrange to wake by the core's next deadline; a timer that is earlier stays.
@@ -122,6 +144,7 @@ class CoreLoop:
         self._timer = asyncio.get_running_loop().call_later((wait_ms + 1) / 1000, self._wake)
 
     def _wake(self) -> None:
+        self.enter(self._note_lost_time)
         self._timer = None
         deadline = self._core.next_deadline()
         if deadline is not None and self._clock.monotonic_ms() < deadline:
@@ -151,6 +174,8 @@ class Outbox:
     def send(self, effect: Send) -> None:
         """Send a message once the write it depends on is durable, unless its epoch is over then."""
         message = effect.message
+        if self._held and isinstance(message, FetchRequest) and not effect.vouches_for_log:
+            self._replace_held_fetch(effect.to)
         if self._must_wait(effect):
             self._held.append(effect)
         elif message.header.epoch < self._epoch:
@@ -196,6 +221,14 @@ class Outbox:
         reply = self._replies.pop(_call_key(header.receiver, header), None)
         if reply is not None:
             reply(answer)
+
+    def _replace_held_fetch(self, to: NodeId) -> None:
+        """Drop a Fetch that waits for the disk: its sender sends another in its place."""
+        self._held = deque(
+            held
+            for held in self._held
+            if held.to != to or not isinstance(held.message, FetchRequest)
+        )
 
     def _must_wait(self, effect: Send) -> bool:
         is_state_durable = not effect.vouches_for_log and effect.after <= self._state_token

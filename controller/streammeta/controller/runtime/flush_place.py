@@ -30,6 +30,12 @@ LONGEST_BACKOFF_S = 60.0
 It doubles with each, and is the first one again when the loop flushed for as long without any.
 """
 
+STALL_SHARE = 20
+"""Times as long as a flush on the loop that the thread flushes after it, at least.
+
+So flushes of seconds hold up everything else for a twentieth of the time at most.
+"""
+
 
 class FlushPlace:
     """The rule, with what it remembers; all calls are made on the event loop."""
@@ -81,4 +87,4 @@ class FlushPlace:
         has_recovered = now - self._thread_until > self._backoff_s
         longer_s = min(2 * self._backoff_s, LONGEST_BACKOFF_S)
         self._backoff_s = FIRST_BACKOFF_S if has_recovered else longer_s
-        self._thread_until = now + self._backoff_s
+        self._thread_until = now + max(self._backoff_s, STALL_SHARE * took_s)

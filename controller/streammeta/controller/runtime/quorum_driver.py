@@ -527,6 +527,7 @@ class QuorumDriver:
             return
         if isinstance(report, StateWritten):
             self._outbox.state_durable(report.token)
+            self._core_loop.feed(events.StateDone(report.token))
             return
         match report:
             case events.WriteDone(token=token):
