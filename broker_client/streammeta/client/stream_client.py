@@ -7,7 +7,6 @@ can be reached for what the short calls leave out; the parts work without the fa
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from streammeta.client.compaction.stream_object_compactor import StreamObjectCom
 from streammeta.client.config import ReaderConfig, UploadObserver, WriterConfig
 from streammeta.client.controller_client import DEFAULT_DEADLINE_S, ControllerClient
 from streammeta.client.errors import StreamNotFoundError, StreamNotOpenedError
+from streammeta.client.node_epochs import register
 from streammeta.client.object_log.config import WAL_CONFIG, ObjectLogConfig
 from streammeta.client.object_log.failover import FailoverReport, FailoverWorker
 from streammeta.client.object_log.log import ObjectLog
@@ -131,9 +131,10 @@ class StreamClient(ClosedAtExit):
         `bucket` is an address, `s3://bucket?options` or `file:///absolute/directory`, or a store.
         With `tls` the controllers are called over TLS with the broker's certificate.
         With a `node_id` the process registers as that node and older processes of it are fenced;
-        `node_epoch` must grow with each start, by default it is the time in ms. Streams that an
-        earlier process of the node left open are taken over, and what a write-ahead log holds is
-        uploaded: see `inherited` and `recovery`.
+        `node_epoch` must grow with each start. By default it is the time in ms, or above the
+        registered epoch where that lies ahead of this machine's clock. Streams that an earlier
+        process of the node left open are taken over, and what a write-ahead log holds is uploaded:
+        see `inherited` and `recovery`.
 
         Raises `NodeEpochExpiredError` when a newer process of the node has registered, and what
         opening and recovering a write-ahead log raises.
@@ -153,18 +154,17 @@ class StreamClient(ClosedAtExit):
                 namespace = await controllers.object_namespace()
             else:
                 check_int("node_id", node_id, 0, INT32_MAX)
-                epoch = time.time_ns() // 1_000_000 if node_epoch is None else node_epoch
                 wal_config = WAL_CONFIG if config.object_log is not None else ""
-                session = await BrokerSession.open(
+                session = await register(
                     controllers,
                     node_id,
-                    epoch,
+                    node_epoch,
                     wal_config=wal_config,
                     tags=tags,
                     timeout_s=config.session_timeout_s,
                 )
                 namespace = session.namespace
-                log = await _open_log(session, store, epoch, config, closing)
+                log = await _open_log(session, store, config, closing)
                 bounds = config.writer or WriterConfig(
                     durability="object" if log is None else "wal"
                 )
@@ -379,11 +379,10 @@ class StreamClient(ClosedAtExit):
 async def _open_log(
     session: BrokerSession,
     store: ObjectStore,
-    node_epoch: int,
     config: StreamClientConfig,
     closing: AsyncExitStack,
 ) -> WriteAheadLog | ObjectLog | None:
-    identity = LogIdentity(session.namespace, session.node.node_id, node_epoch)
+    identity = LogIdentity(session.namespace, session.node.node_id, session.node.node_epoch)
     if config.object_log is not None:
         await BucketCheck(session.client, store, session.namespace).passed()
         in_bucket = await ObjectLog.open(store, identity, config.object_log)
