@@ -1,8 +1,9 @@
 """A simulated world of object logs: virtual time, a bad store, a small map, brokers that die.
 
 Everything follows from one seed. The store delays, reorders, loses and repeats requests and
-answers; what was sent lands even if its sender is dead. The map refuses a fenced process. A zombie
-is a process that goes on as if nothing had happened.
+answers; what was sent lands even if its sender is dead. Its listings may lag, object by object,
+and its times may be wrong by weeks. The map refuses a fenced process. A zombie goes on
+as if nothing had happened. A stalled process does nothing until it is resumed; its clock runs.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import random
 import selectors
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -95,43 +95,73 @@ async def _run(world: World, scenario: Callable[[World], Awaitable[None]]) -> No
 
 
 class BadStore:
-    """A store of slots in memory; `badness` is the share of requests that something happens to."""
+    """A store of slots in memory; `badness` is the share of requests that something happens to.
+
+    A listing shows a change up to `lag_s` seconds late. Times of objects are wrong by `skew_ms` at
+    most.
+    """
 
     def __init__(self, rng: random.Random, badness: float = 0.15) -> None:
         self.objects: dict[str, bytes] = {}
         self.badness = badness
+        self.lag_s = 0.0
+        self.skew_ms = 0
         self._rng = rng
+        self._index: dict[str, ObjectInfo] = {}
 
     async def create(self, key: str, pieces: Sequence[bytes]) -> bool:
         data = b"".join(pieces)
 
         def apply() -> bool:
-            return self.objects.setdefault(key, data) == data
+            if key not in self.objects:
+                self._change(key, data)
+            return self.objects[key] == data
 
         return await self._request(apply, may_repeat=True)
 
     async def put(self, key: str, data: bytes) -> None:
-        await self._request(partial(self.objects.__setitem__, key, data))
+        await self._request(partial(self._change, key, data))
 
     async def get(self, key: str) -> bytes | None:
         return await self._request(partial(self.objects.get, key))
 
     async def list(self, prefix: str) -> list[ObjectInfo]:
         def apply() -> list[ObjectInfo]:
-            found, now_ms = sorted(self.objects.items()), time.time_ns() // 1_000_000
-            return [ObjectInfo(k, len(v), now_ms, "") for k, v in found if k.startswith(prefix)]
+            return [info for key, info in sorted(self._index.items()) if key.startswith(prefix)]
 
         return await self._request(apply)
 
     async def delete(self, keys: Sequence[str]) -> None:
         def apply() -> None:
             for key in keys:
-                self.objects.pop(key, None)
+                self._change(key, None)
 
         await self._request(apply)
 
     def close(self) -> None:
         """Nothing to close."""
+
+    def _change(self, key: str, data: bytes | None) -> None:
+        """Write or delete an object now, and show it in listings later."""
+        if data is None:
+            self.objects.pop(key, None)
+        else:
+            self.objects[key] = data
+        loop = asyncio.get_running_loop()
+        skew = self._rng.randint(-self.skew_ms, self.skew_ms) if self.skew_ms else 0
+        stamp_ms = round(loop.time() * 1000) + skew
+        if self.lag_s:
+            loop.call_later(self._rng.uniform(0, self.lag_s), self._show, key, stamp_ms)
+        else:
+            self._show(key, stamp_ms)
+
+    def _show(self, key: str, stamp_ms: int) -> None:
+        """Bring the listing's entry of an object up to date."""
+        data = self.objects.get(key)
+        if data is None:
+            self._index.pop(key, None)
+        else:
+            self._index[key] = ObjectInfo(key, len(data), stamp_ms, "")
 
     async def _request(self, apply: Callable[[], ResultT], *, may_repeat: bool = False) -> ResultT:
         loop, rng = asyncio.get_running_loop(), self._rng
@@ -163,6 +193,40 @@ class BadStore:
         result = await answer
         await asyncio.sleep(rng.uniform(0, 0.05))
         return result
+
+
+class StallingStore:
+    """The store as one process reaches it: a stalled process neither sends nor hears answers."""
+
+    def __init__(self, store: BadStore) -> None:
+        self.store = store
+        self.running = asyncio.Event()
+        self.running.set()
+
+    async def create(self, key: str, pieces: Sequence[bytes]) -> bool:
+        return await self._call(partial(self.store.create, key, pieces))
+
+    async def put(self, key: str, data: bytes) -> None:
+        await self._call(partial(self.store.put, key, data))
+
+    async def get(self, key: str) -> bytes | None:
+        return await self._call(partial(self.store.get, key))
+
+    async def list(self, prefix: str) -> list[ObjectInfo]:
+        return await self._call(partial(self.store.list, prefix))
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        await self._call(partial(self.store.delete, keys))
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    async def _call(self, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        await self.running.wait()
+        try:
+            return await call()
+        finally:
+            await self.running.wait()
 
 
 @dataclass
@@ -279,21 +343,27 @@ class World:
 class SimBroker:
     """One process of the node: it logs records, commits them now and then, and trims its log."""
 
-    def __init__(self, world: World, epoch: int) -> None:
+    def __init__(self, world: World, epoch: int, config: ObjectLogConfig = SMALL) -> None:
+        self.config = config
+        self.pauses = [0, 0.001, 0.02, 0.1]
+        """Seconds between appends, drawn at random."""
         self._world = world
         self._epoch = epoch
+        self._store = StallingStore(world.store)
         self._tasks: list[asyncio.Task[None]] = []
         self._pending: list[RecordBatch] = []
+        self._committing = asyncio.Lock()
         self._ends: dict[int, int] = {}
         self.log: ObjectLog | None = None
 
     async def start(self) -> None:
         """Register, open the log, and commit what it holds; then write on."""
         opened = await self._world.map.register(self._epoch)
+        loop = asyncio.get_running_loop()
         identity = LogIdentity(NAMESPACE, NODE, self._epoch)
         log_id = self._world.rng.randbytes(16)
         log = await self._again(
-            lambda: ObjectLog.open_in(self._world.store, identity, SMALL, log_id)
+            lambda: ObjectLog.open_in(self._store, identity, self.config, log_id, loop.time)
         )
         self.log = log
         plan = RecoveryPlan(opened)
@@ -335,25 +405,53 @@ class SimBroker:
                     self._ends[stream_id] = offset + 1
                     self._pending.append(record)
                     number += 1
-                await asyncio.sleep(rng.choice([0, 0.001, 0.02, 0.1]))
+                await asyncio.sleep(rng.choice(self.pauses))
+                await self._store.running.wait()
         except WriteAheadLogError:
             return
 
     async def _commit(self) -> None:
-        log = self.log
-        assert log is not None
         while True:
             await asyncio.sleep(self._world.rng.uniform(0.1, 0.8))
+            await self._store.running.wait()
+            if not await self._commit_pending():
+                return
+
+    async def _commit_pending(self) -> bool:
+        """Commit what was appended and trim the log; False: another speaks for the node."""
+        log = self.log
+        assert log is not None
+        async with self._committing:
             batch, self._pending, end = self._pending, [], log.end
             rows: dict[int, list[RecordBatch]] = {}
             for record in batch:
                 rows.setdefault(record.stream_id, []).append(record)
             try:
                 if rows and await self._world.map.commit(self._epoch, rows):
-                    return
+                    return False
             except (NodeFencedError, NodeEpochExpiredError):
-                return
+                return False
             log.trim(end)
+            return True
+
+    def stall(self) -> None:
+        """Let the process do nothing until it is resumed."""
+        self._store.running.clear()
+
+    def resume(self) -> None:
+        """Let a stalled process go on."""
+        self._store.running.set()
+
+    async def close(self) -> None:
+        """End the process in order: what was appended is committed, and the log is closed."""
+        log, (write, commit) = self.log, self._tasks
+        assert log is not None
+        write.cancel()
+        await log.flush()
+        await self._commit_pending()
+        commit.cancel()
+        await log.close()
+        self.log = None
 
     def kill(self) -> None:
         """End the process at once; what it has sent lands all the same."""
@@ -361,7 +459,8 @@ class SimBroker:
             task.cancel()
         if self.log is not None:
             log, self.log = self.log, None
-            for sent in [*log._uploads, *([log._cleaning] if log._cleaning else [])]:
-                sent.cancel()
+            for sent in [*log._uploads, log._cleaning, log._sweeping]:
+                if sent is not None:
+                    sent.cancel()
             log._end(WriteAheadLogError("killed"))
             log._is_closed = True

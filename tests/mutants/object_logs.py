@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant, Tested
 
 _LOG = "tests/broker_client/test_object_log.py"
 _FAILOVER = "tests/broker_client/test_object_log_failover.py"
+_FENCES = "tests/broker_client/test_object_log_fences.py"
 _FORMAT = "tests/storage/test_storage_object_log.py"
 
 OBJECT_LOGS = (
@@ -35,8 +36,8 @@ OBJECT_LOGS = (
         "found by the simulator, seed 1435, in the first version of this log",
         """
         streammeta.client.object_log.reading:
-        - _log.info("write-ahead log %s has a seal, slot %d", name.prefix, end)
-        + return SealedLog(name, first, end)
+        - _log.info("write-ahead log %s has a seal, slot %d", name.prefix, needed.end)
+        + return SealedLog(name, needed.first, needed.end)
         """,
         Tested(f"{_LOG}::test_a_seal_in_the_place_of_a_deleted_slot_is_no_seal"),
     ),
@@ -130,5 +131,186 @@ OBJECT_LOGS = (
         + if False:
         """,
         Tested(f"{_FORMAT}::test_no_changed_bit_and_no_cut_passes"),
+    ),
+    Mutant(
+        "claim-deleted-with-past-slots",
+        "The claim is deleted when the log is closed: a second process may use its epoch.",
+        "slot 0 was deleted with the first 64 past slots; an acknowledged record was lost",
+        """
+        streammeta.client.object_log.log:
+        - self._deleted_below = max(self._deleted_below, below)
+        + self._deleted_below = below
+        """,
+        Tested(f"{_FENCES}::test_the_epoch_of_a_log_that_was_closed_is_refused"),
+    ),
+    Mutant(
+        "claim-is-a-past-slot",
+        "The claim is deleted with the first past slots while its process lives.",
+        "two processes of one node epoch wrote one log",
+        """
+        streammeta.client.object_log.log:
+        - self._deleted_below = 1  # slot 0 is the claim
+        + self._deleted_below = 0
+        """,
+        Tested(
+            f"{_FENCES}::test_an_epoch_is_refused_though_the_first_slots_of_its_log_were_deleted"
+        ),
+    ),
+    Mutant(
+        "epoch-of-a-recovered-log-used-again",
+        "A process writes into a log that has the mark of a recovered one: no one reads it.",
+        "a node that restarts with a fixed epoch after a failover",
+        """
+        streammeta.client.object_log.log:
+        - if not is_fresh or await slots.get(name.recovered_key) is not None:
+        + if not is_fresh:
+        """,
+        Tested(
+            f"{_FENCES}::test_the_epoch_of_a_recovered_log_is_refused_though_no_listing_shows_its_mark"
+        ),
+    ),
+    Mutant(
+        "claim-is-not-repeated",
+        "A claim whose answer was lost makes its own process fail.",
+        "a store that closes the connection after the put",
+        """
+        streammeta.client.object_log.log:
+        - for attempt in range(reading.DOUBTS):
+        + for attempt in range(0):
+        """,
+        Tested(f"{_FENCES}::test_a_claim_whose_answer_was_lost_is_repeated"),
+    ),
+    Mutant(
+        "stalled-process-acknowledges",
+        "A process that stalled while its seal was swept acknowledges what no one will read.",
+        "a clock that was eight days ahead swept a seal of some seconds",
+        """
+        streammeta.client.object_log.log:
+        - if self._lease.covers(self._clock()) or await self._has_claim():
+        + if True:
+        """,
+        Tested(
+            f"{_FENCES}::test_a_process_that_stalled_while_its_seal_was_swept_acknowledges_nothing"
+        ),
+    ),
+    Mutant(
+        "lease-from-the-end-of-a-put",
+        "A repeated put renews the lease from its last attempt, though an earlier one did it.",
+        "leases that count from the answer, not from the request",
+        """
+        streammeta.client.object_log.ack_lease:
+        - self._started.setdefault(sequence, now)
+        + self._started[sequence] = now
+        """,
+        Tested(
+            f"{_FENCES}::test_a_lease_counts_from_the_start_of_the_last_slot_without_a_hole_before_it"
+        ),
+    ),
+    Mutant(
+        "slot-after-a-hole-renews-the-lease",
+        "A slot that was stored after one that is missing proves that there is no seal.",
+        "parallel uploads beside a seal",
+        """
+        streammeta.client.object_log.ack_lease:
+        - for sequence in [at for at in self._started if at < durable_below]:
+        + for sequence in list(self._started):
+        """,
+        Tested(
+            f"{_FENCES}::test_a_lease_counts_from_the_start_of_the_last_slot_without_a_hole_before_it"
+        ),
+    ),
+    Mutant(
+        "claim-of-another-is-a-proof",
+        "A process takes the claim of a later process with its epoch for its own.",
+        "fences that check that an object exists, and not whose it is",
+        """
+        streammeta.client.object_log.log:
+        - decode_slot(data, key, self._queue.log.namespace).log_id == self._queue.log_id
+        + decode_slot(data, key, self._queue.log.namespace).log_id is not None
+        """,
+        Tested(f"{_FENCES}::test_a_claim_of_another_process_is_no_proof"),
+    ),
+    Mutant(
+        "sweep-at-the-start",
+        "A process sweeps with one look at the bucket, by times that may be weeks off.",
+        "a clock that was eight days ahead swept a seal of some seconds",
+        """
+        streammeta.client.object_log.sweeping:
+        - if before is None or before.recovered_ms is None or log.recovered_ms is None:
+        + if log.recovered_ms is None:
+        """,
+        Tested(f"{_FENCES}::test_a_sweep_needs_two_looks_and_the_store_s_own_times"),
+    ),
+    Mutant(
+        "newest-log-swept",
+        "A process sweeps logs as new as its own: their epochs may be used again.",
+        "retention that looks at the age alone",
+        """
+        streammeta.client.object_log.sweeping:
+        - if epoch >= own_epoch or log is None:
+        + if log is None:
+        """,
+        Tested(f"{_FENCES}::test_no_log_behind_one_that_is_needed_and_not_the_newest_is_swept"),
+    ),
+    Mutant(
+        "seal-swept-before-its-claim",
+        "A sweep removes seals while the claim still says that none was removed.",
+        "the order of deletion in a first design of this sweep",
+        """
+        streammeta.client.object_log.sweeping:
+        - await _delete(slots, claims)
+        - await _delete(slots, others)
+        + await _delete(slots, others)
+        + await _delete(slots, claims)
+        """,
+        Tested(f"{_FENCES}::test_a_sweep_removes_the_claim_before_a_seal_and_leaves_one_mark"),
+    ),
+    Mutant(
+        "swept-mark-left-out",
+        "A slot that lands after the sweep of its log stops all later starts of the node.",
+        "two logs that could not be opened again, found by hostile runs with faulty listings",
+        """
+        streammeta.client.object_log.reading:
+        - log.is_swept = epoch <= swept_to
+        + log.is_swept = False
+        """,
+        Tested(f"{_FENCES}::test_a_slot_that_comes_after_the_sweep_is_no_damage"),
+    ),
+    Mutant(
+        "unlisted-slot-is-missing",
+        "A slot that a listing leaves out passes for damage.",
+        "listings that lag behind puts",
+        """
+        streammeta.client.object_log.reading:
+        - slot = await _slot(slots, name, end)
+        - if slot is None:
+        + slot = None
+        + if slot is None:
+        """,
+        Tested(f"{_FENCES}::test_a_slot_that_a_listing_leaves_out_is_neither_damage_nor_the_end"),
+    ),
+    Mutant(
+        "unlisted-mark-is-missing",
+        "A recovered log passes for a damaged one while a listing leaves out its mark.",
+        "listings that lag behind puts",
+        """
+        streammeta.client.object_log.reading:
+        - if found.is_recovered or await slots.get(name.recovered_key) is not None:
+        + if found.is_recovered:
+        """,
+        Tested(f"{_FENCES}::test_a_mark_that_a_listing_leaves_out_is_found"),
+    ),
+    Mutant(
+        "listing-without-the-own-claim-counts",
+        "A listing that is older than the process hides the log of the process before it.",
+        "listings that lag behind puts",
+        """
+        streammeta.client.object_log.log:
+        - if name.node_epoch in found and 0 in found[name.node_epoch].sequences:
+        + if name.node_epoch in found or not found.setdefault(
+        +     name.node_epoch, FoundLog(name, [0])
+        + ).is_recovered:
+        """,
+        Tested(f"{_FENCES}::test_a_listing_without_the_own_claim_is_repeated"),
     ),
 )

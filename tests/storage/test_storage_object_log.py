@@ -25,6 +25,7 @@ from streammeta.storage.object_log.slot_keys import (
     LogName,
     RecoveredKey,
     SlotKey,
+    SweptKey,
     parse_log_key,
 )
 
@@ -106,6 +107,7 @@ def test_keys_are_those_of_the_format() -> None:
         "_streammeta_demo/wal/0000000007/0000001700000000000/000000000000002a"
     )
     assert LOG.recovered_key == "_streammeta_demo/wal/0000000007/0000001700000000000/recovered"
+    assert LOG.swept_key == "_streammeta_demo/wal/0000000007/0000001700000000000/swept"
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
@@ -115,6 +117,7 @@ def test_keys_are_read_back_in_the_order_of_their_numbers(
     log = LogName(NAMESPACE, node_id, node_epoch)
     assert parse_log_key(log.slot_key(sequence), NAMESPACE) == SlotKey(log, sequence)
     assert parse_log_key(log.recovered_key, NAMESPACE) == RecoveredKey(log)
+    assert parse_log_key(log.swept_key, NAMESPACE) == SweptKey(log)
     assert parse_log_key(log.aside_key("0f" * 16), NAMESPACE) == AsideKey(node_id)
     if sequence:
         assert log.slot_key(sequence - 1) < log.slot_key(sequence)

@@ -17,6 +17,19 @@ class LogSealedError(WriteAheadLogError):
         )
 
 
+class LogSweptError(LogSealedError):
+    """The claim of this log is missing: it was recovered and swept while its process stalled."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        WriteAheadLogError.__init__(
+            self,
+            f"the claim {key} of the write-ahead log is missing or of another process: the log was"
+            " recovered and removed while this process did not run; end this process, and start it"
+            " again with a larger node epoch",
+        )
+
+
 class DamagedSlotError(WriteAheadLogError):
     """A slot that had been in the bucket is missing or has changed; nothing was changed.
 

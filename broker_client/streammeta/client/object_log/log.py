@@ -1,8 +1,12 @@
 """Write-ahead log of a broker in the bucket: slots created one by one, acknowledged in order.
 
 Owns the timer that closes a slot, the uploads under way, and what becomes of the logs of earlier
-processes of the node: they are sealed and read when this one is opened, and discarded when all they
-held is settled. Another process that seals this log ends it. Which slot goes when is the queue's.
+processes of the node: they are sealed and read when this one is opened, discarded when all they
+held is settled, and swept by a later process. Another process that seals this log ends it. Which
+slot goes when is the queue's.
+
+A record that is acknowledged is in a slot that every later recovery reads: its slot was created
+when no seal was, or had been, in its place or before it. `ack_lease` says when that needs a look.
 """
 
 from __future__ import annotations
@@ -10,25 +14,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from streammeta.client.arguments import check_kind, check_store
+from streammeta.client.object_log import reading, sweeping
+from streammeta.client.object_log.ack_lease import AckLease, elapsed_s
 from streammeta.client.object_log.bucket_slots import BucketSlots, SlotStore
 from streammeta.client.object_log.config import ObjectLogConfig
 from streammeta.client.object_log.errors import (
     LogSealedError,
+    LogSweptError,
     ObjectLogFailedError,
     UnfitStoreError,
 )
 from streammeta.client.object_log.reading import (
+    FoundLog,
     SealedLog,
+    delete_leftovers,
     delete_slots,
     discard_log,
     list_logs,
     read_log,
     seal_log,
-    sweep_logs,
 )
 from streammeta.client.object_log.setting_aside import write_aside
 from streammeta.client.object_log.slot_queue import SlotGroup, SlotQueue, SlotUpload
@@ -40,7 +47,7 @@ from streammeta.client.write_ahead_log.errors import (
     WrongLogError,
 )
 from streammeta.storage.backoff import Backoff
-from streammeta.storage.errors import CorruptObjectError, StorageError
+from streammeta.storage.errors import CorruptObjectError, StorageError, StoreUnavailableError
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch
 from streammeta.storage.object_log.slot import (
     LOG_ID_SIZE,
@@ -83,12 +90,16 @@ class ObjectLog(ClosedAtExit):
         config: ObjectLogConfig,
         former: list[SealedLog],
         recovered: list[RecordBatch],
+        lease: AckLease,
+        clock: Callable[[], float],
     ) -> None:
         self._slots = slots
         self._queue = queue
         self._config = config
         self._former = former
         self._recovered = recovered
+        self._lease = lease
+        self._clock = clock
         self._recovered_bytes = sum(one.encoded_size for one in recovered)
         self._loop = asyncio.get_running_loop()
         self._me = Sealer(queue.log.node_id, queue.log.node_epoch)
@@ -96,7 +107,8 @@ class ObjectLog(ClosedAtExit):
         self._timer: asyncio.TimerHandle | None = None
         self._uploads: set[asyncio.Task[None]] = set()
         self._cleaning: asyncio.Task[None] | None = None
-        self._deleted_below = 0
+        self._sweeping: asyncio.Task[None] | None = None
+        self._deleted_below = 1  # slot 0 is the claim
         self._idle = asyncio.Event()
         self._idle.set()
         self._ended: WriteAheadLogError | None = None
@@ -131,18 +143,23 @@ class ObjectLog(ClosedAtExit):
 
     @classmethod
     async def open_in(
-        cls, slots: SlotStore, identity: LogIdentity, config: ObjectLogConfig, log_id: bytes
+        cls,
+        slots: SlotStore,
+        identity: LogIdentity,
+        config: ObjectLogConfig,
+        log_id: bytes,
+        clock: Callable[[], float] = elapsed_s,
     ) -> ObjectLog:
-        """Open the log on a store of slots; `log_id` is random, 16 bytes. Raises as `open`."""
+        """Open the log on a store of slots; `log_id` is random, 16 bytes. Raises as `open`.
+
+        `clock` gives seconds, and never steps.
+        """
         name = LogName(identity.namespace, identity.node_id, identity.node_epoch)
+        lease = AckLease(clock())
         await _claim(slots, name, log_id)
         # The claim is first: of two processes that begin at once the older one finds the newer.
-        found = await list_logs(slots, name.namespace, name.node_id)
-        if max(found) > name.node_epoch:
-            raise WrongLogError(
-                f"node {name.node_id} has a write-ahead log of the newer process {max(found)}, this"
-                f" one is {name.node_epoch}: stop it, or start it with a larger node epoch"
-            )
+        found = await _list_with_claim(slots, name)
+        await _check_own_place(slots, name, found)
         me = Sealer(name.node_id, name.node_epoch)
         former: list[SealedLog] = []
         records: list[RecordBatch] = []
@@ -154,12 +171,11 @@ class ObjectLog(ClosedAtExit):
                 former.append(sealed)
                 async for some in read_log(slots, sealed):
                     records.extend(some)
-        now_ms = time.time_ns() // 1_000_000
-        earlier = [log for epoch, log in found.items() if epoch < name.node_epoch]
-        await sweep_logs(slots, earlier, now_ms, round(config.retention_s * 1000))
+        await delete_leftovers(slots, (log for epoch, log in found.items() if epoch < max(found)))
         queue: SlotQueue[_Ack] = SlotQueue(name, log_id, config, len(records))
         queue.trimmed = 0
-        log_opened = cls(slots, queue, config, former, records)
+        log_opened = cls(slots, queue, config, former, records, lease, clock)
+        log_opened._sweeping = asyncio.create_task(log_opened._sweep_later(found))
         if not records:
             log_opened._clean()
         return log_opened
@@ -286,7 +302,8 @@ class ObjectLog(ClosedAtExit):
         finally:
             self._is_closed = True
             self._end(WriteAheadLogClosedError("the write-ahead log is closed"))
-            tasks = [*self._uploads, *([self._cleaning] if self._cleaning is not None else [])]
+            others = (self._cleaning, self._sweeping)
+            tasks = [*self._uploads, *(task for task in others if task is not None)]
             for task in tasks:
                 task.cancel()
             if tasks:
@@ -326,10 +343,14 @@ class ObjectLog(ClosedAtExit):
     async def _upload(self, upload: SlotUpload) -> None:
         """Create one slot, however long it takes."""
         attempt = 0
+        self._lease.start(upload.sequence, self._clock())
         while self._ended is None:
             try:
                 if await self._slots.create(upload.key, upload.pieces):
-                    self._stored(upload)
+                    if self._lease.covers(self._clock()) or await self._has_claim():
+                        self._stored(upload)
+                    else:
+                        self._end(LogSweptError(self._queue.log.slot_key(0)))
                 else:
                     self._end(LogSealedError(upload.key, await self._sealer_of(upload.key)))
                 return
@@ -341,6 +362,17 @@ class ObjectLog(ClosedAtExit):
                 _log.warning("slot %s failed, retrying in %g s: %s", upload.key, wait, error)
             await asyncio.sleep(wait)
             attempt += 1
+
+    async def _has_claim(self) -> bool:
+        """Tell whether no seal of this log was removed: a sweep removes the claim first."""
+        key = self._queue.log.slot_key(0)
+        data = await self._slots.get(key)
+        try:
+            return data is not None and (
+                decode_slot(data, key, self._queue.log.namespace).log_id == self._queue.log_id
+            )
+        except CorruptObjectError as error:
+            raise StoreUnavailableError(f"the claim of this log can't be read: {error}") from error
 
     async def _sealer_of(self, key: str) -> str:
         """Name who has taken a slot, as far as it can be read."""
@@ -356,7 +388,9 @@ class ObjectLog(ClosedAtExit):
         return "another process"
 
     def _stored(self, upload: SlotUpload) -> None:
-        for group in self._queue.stored(upload.sequence):
+        groups = self._queue.stored(upload.sequence)
+        self._lease.renew(self._queue.durable_below)
+        for group in groups:
             self.slots += 1
             self.slot_bytes += group.size
             if not group.ack.done():
@@ -399,20 +433,76 @@ class ObjectLog(ClosedAtExit):
                 self._former.pop(0)
             below = self._queue.past_below
             await delete_slots(self._slots, self._queue.log, range(self._deleted_below, below))
-            self._deleted_below = below
+            self._deleted_below = max(self._deleted_below, below)
         except StorageError as error:
             _log.warning("slots that are past stay for now: %s", error)
 
+    async def _sweep_later(self, found: Mapping[int, FoundLog]) -> None:
+        """Sweep logs of earlier processes, once they were watched for long enough."""
+        await asyncio.sleep(sweeping.WATCH_S)
+        retention_ms = round(self._config.retention_s * 1000)
+        try:
+            await sweeping.sweep_logs(self._slots, self._queue.log, found, retention_ms)
+        except StorageError as error:
+            _log.warning("seals of earlier processes are left to the next process: %s", error)
+
 
 async def _claim(slots: SlotStore, name: LogName, log_id: bytes) -> None:
-    """Create the first slot, and try the store's promise on it: it must not do so twice."""
+    """Create the first slot, and try the store's promise on it: it must not do so twice.
+
+    The claim stays until the log has the mark of a recovered one, which refuses its epoch too. It
+    has the id of its process, so a repeat after a lost answer succeeds.
+    """
     key = name.slot_key(0)
     first = Slot(name, log_id, 0, 0, 0, SlotKind.RECORDS)
-    if not await slots.create(key, [first.encode()]):
-        raise WrongLogError(
-            f"the write-ahead log {name.prefix} is there already: a process of this epoch had it,"
-            " or another broker has recovered it; start this one with a larger node epoch"
-        )
+    if not await _create_again(slots, key, first.encode()):
+        raise _used_epoch(name)
     other = Slot(name, bytes(byte ^ 0xFF for byte in log_id), 0, 0, 0, SlotKind.RECORDS)
     if await slots.create(key, [other.encode()]):
         raise UnfitStoreError(key)
+
+
+async def _create_again(slots: SlotStore, key: str, data: bytes) -> bool:
+    """Create a slot, for some attempts; only this process can repeat what it may have created."""
+    for attempt in range(reading.DOUBTS):
+        try:
+            return await slots.create(key, [data])
+        except StoreUnavailableError as error:
+            wait = reading.PAUSES.wait(attempt)
+            _log.warning("creation of claim %s failed, retrying in %g s: %s", key, wait, error)
+            await asyncio.sleep(wait)
+    return await slots.create(key, [data])
+
+
+async def _list_with_claim(slots: SlotStore, name: LogName) -> dict[int, FoundLog]:
+    """List the logs of the node; a listing without the own claim, which exists, is an old one."""
+    for doubts in range(reading.DOUBTS + 1):
+        found = await list_logs(slots, name.namespace, name.node_id)
+        if name.node_epoch in found and 0 in found[name.node_epoch].sequences:
+            return found
+        await asyncio.sleep(reading.PAUSES.wait(doubts))
+    raise StoreUnavailableError(
+        f"listings do not show the claim {name.slot_key(0)}, which this process has created; check"
+        " the store, and start this process again"
+    )
+
+
+async def _check_own_place(slots: SlotStore, name: LogName, found: Mapping[int, FoundLog]) -> None:
+    """Raise `WrongLogError` unless the log is the node's newest, and has nothing but its claim."""
+    if max(found) > name.node_epoch:
+        raise WrongLogError(
+            f"node {name.node_id} has a write-ahead log of the newer process {max(found)}, this"
+            f" one is {name.node_epoch}: stop it, or start it with a larger node epoch"
+        )
+    own = found[name.node_epoch]
+    is_fresh = own.sequences == [0] and not own.is_recovered
+    if not is_fresh or await slots.get(name.recovered_key) is not None:
+        raise _used_epoch(name)
+
+
+def _used_epoch(name: LogName) -> WrongLogError:
+    return WrongLogError(
+        f"the write-ahead log {name.prefix} is there already: a process of this epoch had it, or"
+        f" another broker has recovered it; start this process with a larger node epoch than"
+        f" {name.node_epoch}"
+    )

@@ -172,6 +172,11 @@ class SlotQueue(Generic[AckT]):
         return min(first, self._durable_below)
 
     @property
+    def durable_below(self) -> int:
+        """All slots below this are in the bucket."""
+        return self._durable_below
+
+    @property
     def past_below(self) -> int:
         """Slots below this may be deleted: one in the bucket says that they are past."""
         return self._needed_from

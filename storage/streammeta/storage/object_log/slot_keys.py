@@ -2,9 +2,10 @@
 
 A process of a node has one log, `<namespace>/wal/<node id>/<node epoch>/`, with ids and epochs in
 decimal of fixed width, so that a listing has logs in their order. In it are slots, `<sequence>` in
-16 hex digits, and perhaps the mark `recovered`. Records that can't be committed are kept under
-`<namespace>/wal/<node id>/aside/`. All of it lies under the namespace, where no object's key begins
-(see `object_key`). Parsing is strict: a key that this module would not have made belongs to no log.
+16 hex digits, and perhaps the marks `recovered` and `swept`. Records that can't be committed are
+kept under `<namespace>/wal/<node id>/aside/`. All of it lies under the namespace, where no object's
+key begins (see `object_key`). Parsing is strict: a key that this module would not have made belongs
+to no log.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ _NODE_DIGITS = 10
 _EPOCH_DIGITS = 19
 _ASIDE = "aside"
 _RECOVERED = "recovered"
+_SWEPT = "swept"
 _NODE = re.compile(r"[0-9]{10}", re.ASCII)
 _EPOCH = re.compile(r"[0-9]{19}", re.ASCII)
 _SEQUENCE = re.compile(r"[0-9a-f]{16}", re.ASCII)
@@ -47,6 +49,11 @@ class LogName:
         """Key of the mark that nothing in the log is needed any more."""
         return f"{self.prefix}{_RECOVERED}"
 
+    @property
+    def swept_key(self) -> str:
+        """Key of the mark that this log and all earlier ones of the node were swept."""
+        return f"{self.prefix}{_SWEPT}"
+
     def aside_key(self, token: str) -> str:
         """Return the key of a file of records set aside; `token` is 32 hex digits."""
         node = node_prefix(self.namespace, self.node_id)
@@ -69,13 +76,20 @@ class RecoveredKey:
 
 
 @dataclass(frozen=True, slots=True)
+class SweptKey:
+    """The mark that a log and all earlier ones of its node were swept."""
+
+    log: LogName
+
+
+@dataclass(frozen=True, slots=True)
 class AsideKey:
     """A file of records that were set aside."""
 
     node_id: int
 
 
-LogKey: TypeAlias = SlotKey | RecoveredKey | AsideKey
+LogKey: TypeAlias = SlotKey | RecoveredKey | SweptKey | AsideKey
 
 
 def logs_prefix(namespace: str) -> str:
@@ -104,6 +118,8 @@ def parse_log_key(key: str, namespace: str) -> LogKey | None:
     log = LogName(namespace, int(node), int(epoch))
     if name == _RECOVERED:
         return RecoveredKey(log)
+    if name == _SWEPT:
+        return SweptKey(log)
     if not _SEQUENCE.fullmatch(name) or int(name, 16) > INT64_MAX:
         return None
     return SlotKey(log, int(name, 16))
