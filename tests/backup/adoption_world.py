@@ -14,8 +14,14 @@ from typing import Any
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.values import NodeIdentity, RangeColumns, column
-from streammeta.storage.adoption.planner import Candidate, Entry, StoredRecord, StoredRun
+from streammeta.controller.metadata.values import (
+    NodeIdentity,
+    ObjectState,
+    RangeColumns,
+    StreamObjectColumns,
+    column,
+)
+from streammeta.storage.adoption.model import Candidate, Entry, StoredRecord, StoredRun
 
 NODES = (NodeIdentity(7, 1), NodeIdentity(8, 1), NodeIdentity(9, 1))
 NOW_MS = 1_000_000
@@ -39,6 +45,10 @@ class World:
     owed: dict[int, tuple[int, list[StoredRecord]]] = field(default_factory=dict)
     """By stream closed before its last upload, the node that owes it and the records."""
     texts: Any = field(default_factory=itertools.count)
+    lives_long: bool = False
+    """Whether much is compacted, trimmed and deleted, and the bytes of replaced objects go."""
+    trimmed: dict[int, int] = field(default_factory=dict)
+    """By stream, the first offset that is still wanted; of deleted ones none is."""
 
     def start(self) -> None:
         """Register the nodes; each opens two streams."""
@@ -62,8 +72,10 @@ class World:
 
     def step(self) -> None:
         """Let something happen."""
-        kinds, weights = ("upload", "take_over", "owe", "compact"), (70, 14, 6, 10)
-        (kind,) = self.rng.choices(kinds, weights)
+        weights = {"upload": 70, "take_over": 14, "owe": 6, "compact": 10}
+        if self.lives_long:
+            weights |= {"upload": 50, "split": 16, "merge": 16, "trim": 5, "drop": 1, "forget": 14}
+        (kind,) = self.rng.choices(list(weights), list(weights.values()))
         getattr(self, f"_{kind}")()
 
     # ---- uploads ----
@@ -112,6 +124,9 @@ class World:
         return object_id
 
     def _entries(self, records: list[StoredRecord], *, whole: bool) -> tuple[Entry, ...]:
+        if self.lives_long and len(records) > 1 and self.rng.random() < 0.4:
+            cut = self.rng.randrange(1, len(records))  # anywhere, as blocks are cut by size
+            return (tuple(records[:cut]), tuple(records[cut:]))
         if whole or self.rng.random() < 0.3:
             return (tuple(records),)
         return tuple((record,) for record in records)
@@ -208,16 +223,143 @@ class World:
             return
         first = self.rng.randrange(len(ids) - 1)
         sources = ids[first : first + self.rng.randint(2, 4)]
-        runs: dict[int, list[StoredRecord]] = {}
-        for source in sources:
-            for run in self.bucket[source].runs:
-                runs.setdefault(run.stream_id, []).extend(run.records)
+        runs = self._live(sources)
         for records in runs.values():
-            records.sort(key=lambda record: record.start)
             if any(one.end != two.start for one, two in itertools.pairwise(records)):
                 return  # one range for each stream is enough here
-        self.commit(index, self._put(index, runs, whole=True), runs, sources)
+        if runs:
+            self.commit(index, self._put(index, runs, whole=True), runs, sources)
+
+    def _set_objects(self, index: int) -> list[int]:
+        listed: Any = self.write_free(r.ListStreamSetObjects(node_id=NODES[index].node_id))
+        return [described.object_id for described in listed.objects]
+
+    def _live(self, ids: list[int]) -> dict[int, list[StoredRecord]]:
+        """The records that objects have of streams that exist, and are not trimmed."""
+        runs: dict[int, list[StoredRecord]] = {}
+        for object_id in ids:
+            for run in self.bucket[object_id].runs:
+                low = self.trimmed.get(run.stream_id, 0)
+                live = [record for record in run.records if record.end > low]
+                if live:
+                    runs.setdefault(run.stream_id, []).extend(live)
+        for records in runs.values():
+            records.sort(key=lambda record: record.start)
+        return runs
+
+    def _split(self) -> None:
+        """Replace some set objects of a node by an object for each of their streams, or fewer."""
+        index = self.rng.randrange(len(NODES))
+        ids = self._set_objects(index)
+        if not ids:
+            return
+        sources = self.rng.sample(ids, self.rng.randint(1, min(3, len(ids))))
+        runs = self._live(sources)
+        if any(
+            before.end != after.start
+            for records in runs.values()
+            for before, after in itertools.pairwise(records)
+        ):
+            return  # one range for each stream is enough here
+        rest = {one: runs.pop(one) for one in sorted(runs) if self.rng.random() < 0.3}
+        made = [(one, self._put(index, {one: records})) for one, records in sorted(runs.items())]
+        self.write(
+            r.CommitStreamSetObject(
+                node=NODES[index],
+                object_id=self._put(index, rest) if rest else -1,
+                order_id=-1,
+                object_size=10 if rest else 0,
+                ranges=_ranges(RangeColumns, rest),
+                stream_objects=_ranges(
+                    StreamObjectColumns,
+                    runs,
+                    object_id=column([object_id for _, object_id in made]),
+                    object_size=column([10] * len(made)),
+                ),
+                compacted_object_ids=column(sorted(sources)),
+            )
+        )
+
+    def _merge(self) -> None:
+        """Replace neighbouring objects of one stream by one."""
+        stream_id = self.rng.choice(sorted(self.owners) or [-1])
+        if stream_id < 0:
+            return
+        low = self.trimmed.get(stream_id, 0)
+        query = r.ObjectQuery(stream_id, low, -1)
+        found: Any = self.write_free(r.GetObjects(queries=(query,)))
+        ids = [part.object_id for part in found.results[0].objects]
+        alone = [one for one in ids if one not in self._all_set_objects()]
+        if len(alone) < 2:
+            return
+        first = self.rng.randrange(len(alone) - 1)
+        sources = alone[first : first + self.rng.randint(2, 4)]
+        records = self._live(sources).get(stream_id, [])
+        if not records or any(a.end != b.start for a, b in itertools.pairwise(records)):
+            return
+        index = self.owners[stream_id]
+        self.write(
+            r.CommitStreamObject(
+                node=NODES[index],
+                object_id=self._put(index, {stream_id: records}),
+                object_size=10,
+                stream_id=stream_id,
+                stream_epoch=self.epochs[stream_id],
+                start_offset=records[0].start,
+                end_offset=records[-1].end,
+                source_object_ids=column(sources),
+            )
+        )
+
+    def _all_set_objects(self) -> set[int]:
+        return {one for index in range(len(NODES)) for one in self._set_objects(index)}
+
+    # ---- what is wanted no more ----
+
+    def _trim(self) -> None:
+        stream_id = self.rng.choice(sorted(self.owners) or [-1])
+        starts = sorted(self.acknowledged.get(stream_id, ()))
+        if not starts:
+            return
+        start = self.rng.choice(starts)
+        item = r.StreamToTrim(stream_id, self.epochs[stream_id], start)
+        answer = self.write(r.TrimStreams(node=NODES[self.owners[stream_id]], streams=(item,)))
+        if not any(answer.errors):
+            self.trimmed[stream_id] = max(start, self.trimmed.get(stream_id, 0))
+
+    def _drop(self) -> None:
+        """Delete a stream."""
+        free = sorted(self.owners.keys() - self.owed.keys())
+        if not free:
+            return
+        stream_id = self.rng.choice(free)
+        index = self.owners[stream_id]
+        self._close(stream_id, None)
+        item = r.StreamToDelete(stream_id, self.epochs[stream_id])
+        answer = self.write(r.DeleteStreams(node=NODES[index], streams=(item,)))
+        assert answer.errors == (ErrorCode.NONE,), answer
+        self.trimmed[stream_id] = 1 << 62
+
+    def _forget(self) -> None:
+        """Delete some of the bytes that are not needed any more, in no order."""
+        ids = tuple(sorted(self.bucket))
+        if not ids:
+            return
+        states: Any = self.write_free(r.CheckObjects(object_ids=ids)).states
+        for object_id, state in zip(ids, states, strict=True):
+            if state is ObjectState.MARK_DESTROYED and self.rng.random() < 0.8:
+                del self.bucket[object_id]
 
     def write_free(self, request: Any) -> Any:
         """Ask something."""
         return self.map.query(request)
+
+
+def _ranges(kind: Any, runs: dict[int, list[StoredRecord]], **more: Any) -> Any:
+    ids = sorted(runs)
+    return kind(
+        stream_id=column(ids),
+        start_offset=column([runs[one][0].start for one in ids]),
+        end_offset=column([runs[one][-1].end for one in ids]),
+        **more,
+    )

@@ -217,16 +217,34 @@ class RandomRequests(RandomCommits):
         source = free if free and not self._chance(8) else range(high + 2)
         ids = sorted(self._some(source, 3)) or [high]
         ends: dict[int, int] = {}
+        replaced = self._some(sorted(state.objects), 2) if self._chance(40) else []
         rows = [self._rows_to_adopt(state, ends) for _ in ids]
         self._rng.shuffle(rows)
+        if replaced:
+            rows[0] = self._rows_in_place_of(state, replaced) or rows[0]
         facts = self._fact_columns(len(ids))
         return r.AdoptObjects(
             object_id=column(ids),
             object_size=column([self._rng.randrange(90) for _ in ids]),
             range_count=column([len(part) for part in rows]),
             ranges=range_columns([row for part in rows for row in part], epochs=True),
+            replaced=column(sorted(replaced)),
             **facts,
         )
+
+    def _rows_in_place_of(self, state: State, replaced: list[int]) -> list[Row]:
+        """Return ranges with most of what objects hold, and sometimes what follows."""
+        held = [part for one in replaced for part in state.objects[one].held]
+        rows: dict[int, Row] = {}
+        for stream_id, start, end in sorted(held):
+            if self._chance(15) or stream_id not in state.streams:
+                continue
+            first, stream = rows.get(stream_id), state.streams[stream_id]
+            low = (start if first is None else first.start) + self._one((0, 0, 0, 1))
+            high = stream.end + self._rng.randint(0, 5) if self._chance(30) else end
+            if low < high:
+                rows[stream_id] = Row(stream_id, low, high, max(0, stream.epoch), -1)
+        return [row for _, row in sorted(rows.items())]
 
     def _rows_to_adopt(self, state: State, ends: dict[int, int]) -> list[Row]:
         """Return ranges that continue their streams behind those before them, most of them."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from streammeta.controller.errors import ErrorCode, RecoveringError
+from streammeta.controller.errors import ErrorCode, InvalidRequestError, RecoveringError
 from streammeta.controller.metadata import answers as a
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata import values as v
@@ -48,23 +48,74 @@ def adopt(state: State, request: r.AdoptObjects, now: int) -> a.AdoptObjectsAnsw
     items = _items(request)
     for item in items:
         _judge_object(state, item)
+    free = _freed(state, request.replaced.tolist())
+    held = {key: set(offsets) for key, offsets in free.items()}
     ends: dict[int, tuple[int, int]] = {}
     owed = {key: state.owed(*key) for key in state.pending}
     fresh = [item for item in items if not item.error and not item.adopted]
     places = [(row.stream, row.start, item, at) for item in fresh for at, row in _rows(item)]
     for _, _, item, at in sorted(places, key=lambda place: place[:2]):
-        item.codes[at] = _judge_row(state, item.rows[at], ends, owed)
+        item.codes[at] = _judge_row(state, item.rows[at], ends, owed, free)
     for item in fresh:
         if _owner(state, item) < 0:
             item.error = ErrorCode.NODE_EPOCH_NOT_EXIST
         item.error = item.error or next((code for code in item.codes if code), ErrorCode.NONE)
     if fresh and not any(item.error for item in items):
+        _require_touched(state, request.replaced.tolist(), held, free)
         _take(state, fresh, ends, now)
+        gone = [one for one in request.replaced.tolist() if _is_committed(state, one)]
+        gone += [one for one, item in state.objects.items() if item.composite in gone]
+        state.destroy(gone, now)
+        for stream_id, offsets in free.items():
+            state.streams[stream_id].lost |= offsets
+            state.data[stream_id] -= offsets
         state.pending |= {key: span for key, span in owed.items() if span is not None}
     return a.AdoptObjectsAnswer(
         errors=v.column([int(item.error) for item in items]),
         range_errors=v.column([int(code) for item in items for code in item.codes]),
     )
+
+
+def _is_committed(state: State, object_id: int) -> bool:
+    item = state.objects.get(object_id)
+    return item is not None and item.state is ObjectState.COMMITTED
+
+
+def _visible(state: State, object_id: int) -> dict[int, set[int]]:
+    """The offsets by stream that readers find in an object."""
+    if not _is_committed(state, object_id):
+        return {}
+    found = {}
+    for stream_id, start, end in state.objects[object_id].held:
+        stream = state.streams.get(stream_id)
+        if stream is not None and end > stream.start:
+            found[stream_id] = set(range(max(start, stream.start), end))
+    return found
+
+
+def _freed(state: State, replaced: list[int]) -> dict[int, set[int]]:
+    """The offsets by stream that the replaced objects have."""
+    free: dict[int, set[int]] = {}
+    for index, object_id in enumerate(replaced):
+        item = state.objects.get(object_id)
+        is_gone = item is None and object_id < state.next_object
+        if not is_gone and (
+            item is None or item.state not in (ObjectState.COMMITTED, ObjectState.MARK_DESTROYED)
+        ):
+            raise InvalidRequestError(f"replaced_object_ids[{index}]", "none that the map reads")
+        for stream_id, offsets in _visible(state, object_id).items():
+            free.setdefault(stream_id, set()).update(offsets)
+    return free
+
+
+def _require_touched(
+    state: State, replaced: list[int], held: dict[int, set[int]], free: dict[int, set[int]]
+) -> None:
+    taken = {stream_id: held[stream_id] - free[stream_id] for stream_id in held}
+    for index, object_id in enumerate(replaced):
+        visible = _visible(state, object_id)
+        if visible and not any(offsets & taken[key] for key, offsets in visible.items()):
+            raise InvalidRequestError(f"replaced_object_ids[{index}]", "replaced by nothing")
 
 
 def _rows(item: _Item) -> list[tuple[int, Row]]:
@@ -103,6 +154,7 @@ def _judge_row(
     row: Row,
     ends: dict[int, tuple[int, int]],
     owed: dict[tuple[int, int], tuple[int, int] | None],
+    free: dict[int, set[int]],
 ) -> ErrorCode:
     stream = state.streams.get(row.stream)
     if stream is None:
@@ -116,12 +168,42 @@ def _judge_row(
             return ErrorCode.NONE
     end, epoch = ends.get(row.stream, (stream.end, stream.epoch))
     assert row.epoch is not None
-    if row.start != end:
+    if row.start > end:
         return ErrorCode.OFFSET_NOT_MATCHED
+    if row.start < end and not _cover(state, row, end, owed, free.setdefault(row.stream, set())):
+        return ErrorCode.OFFSET_NOT_MATCHED
+    if row.end <= end:
+        return ErrorCode.NONE
     if row.epoch < epoch:
         return ErrorCode.STREAM_FENCED
     ends[row.stream] = (row.end, row.epoch)
     return ErrorCode.NONE
+
+
+def _cover(
+    state: State,
+    row: Row,
+    end: int,
+    owed: dict[tuple[int, int], tuple[int, int] | None],
+    free: set[int],
+) -> bool:
+    """Take the offsets of a row below the end from what replaced objects have, and what is owed."""
+    start, limit = max(row.start, state.streams[row.stream].start), min(row.end, end)
+    offsets = set(range(start, limit))
+    filled = {}
+    assert row.epoch is not None
+    for key, span in owed.items():
+        if key[1] != row.stream or span is None or not start <= span[0] < min(span[1], limit):
+            continue
+        if 0 <= epoch_owed(state, *key) <= row.epoch:
+            filled[key] = (min(span[1], limit), span[1])
+            offsets -= set(range(span[0], limit))
+    taken = offsets & free
+    if offsets - free or (not taken and row.end <= end):
+        return False
+    free -= taken
+    owed |= filled
+    return True
 
 
 def epoch_owed(state: State, node_id: int, stream_id: int) -> int:

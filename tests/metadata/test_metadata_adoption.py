@@ -10,7 +10,7 @@ from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.object_directory import ObjectDirectory
 from streammeta.controller.metadata.recovery import ALLOWED
-from streammeta.controller.metadata.values import RangeColumns, column
+from streammeta.controller.metadata.values import ObjectState, RangeColumns, column
 from tests.metadata.map_pair import recovering
 from tests.metadata.slow_model_adoption import WAITING
 from tests.metadata.small_world import NODE, NOW, OTHER, World, upload
@@ -20,7 +20,9 @@ FIRST, BELOW = 50, 500
 """The undecided ids."""
 
 
-def adopt(*objects: tuple[Any, ...], epoch: int = 1, size: int = 10) -> r.AdoptObjects:
+def adopt(
+    *objects: tuple[Any, ...], epoch: int = 1, size: int = 10, replaced: tuple[int, ...] = ()
+) -> r.AdoptObjects:
     """Make a request of (object id, (stream, start, end, epoch or nothing), ...)."""
     rows = [(*row, epoch)[:4] for _, *ranges in objects for row in ranges]
     return r.AdoptObjects(
@@ -33,6 +35,7 @@ def adopt(*objects: tuple[Any, ...], epoch: int = 1, size: int = 10) -> r.AdoptO
             end_offset=column([row[2] for row in rows]),
             stream_epoch=column([row[3] for row in rows]),
         ),
+        replaced=column(replaced),
     )
 
 
@@ -124,7 +127,7 @@ def test_what_a_node_owes_is_adopted_below_the_end_of_its_stream() -> None:
     world.write(r.CloseStreams(node=NODE, streams=(r.StreamToClose(0, 1, 9),)))
     sections = recovering(world.map.freeze().sections(), (FIRST, BELOW))
     world.map = ClusterMap.from_sections(sections, world.map.applied_end_offset)
-    assert errors(world.write(adopt((60, (0, 5, 10))))) == [GAP]
+    assert errors(world.write(adopt((60, (0, 6, 10))))) == [GAP]
     assert errors(world.write(adopt((60, (0, 5, 7)), epoch=2))) == [GAP], "of another writer"
     assert (
         errors(world.write(adopt((60, (0, 5, 7)), (61, (0, 9, 12)), (62, (0, 7, 9))))) == [NONE] * 3
@@ -133,6 +136,90 @@ def test_what_a_node_owes_is_adopted_below_the_end_of_its_stream() -> None:
     abandoned: Any = world.write(r.AbandonUploads(node_id=NODE.node_id))
     assert not abandoned.abandoned, "nothing is owed any more"
     assert described(world, 0).end_offset == 12
+
+
+def parts(world: World, stream_id: int, start: int = 0) -> list[tuple[int, int, int]]:
+    query = r.ObjectQuery(stream_id, start, -1)
+    found: Any = world.map.query(r.GetObjects(queries=(query,)))
+    return [(one.object_id, one.start_offset, one.end_offset) for one in found.results[0].objects]
+
+
+def test_a_compaction_takes_the_place_of_objects_and_continues_their_streams() -> None:
+    world = restored_world()
+    answer = world.write(adopt((60, (0, 0, 9, 3)), (61, (1, 0, 3)), (62, (1, 3, 7)), replaced=(0,)))
+    assert errors(answer) == [NONE] * 3
+    assert parts(world, 0) == [(60, 0, 9)]
+    assert parts(world, 1) == [(61, 0, 3), (62, 3, 7)]
+    assert (described(world, 0).epoch, described(world, 0).end_offset) == (3, 9)
+    known: Any = world.map.query(r.CheckObjects(object_ids=(0,)))
+    assert known.states == (ObjectState.MARK_DESTROYED,)
+    before = world.map.state_hash()
+    repeated = adopt((60, (0, 0, 9, 3)), (61, (1, 0, 3)), (62, (1, 3, 7)), replaced=(0,))
+    assert errors(world.write(repeated)) == [NONE] * 3
+    assert world.map.state_hash() == before
+
+
+def test_offsets_of_replaced_objects_that_no_range_has_are_lost_and_passed_over() -> None:
+    world = restored_world()
+    assert errors(world.write(adopt((60, (0, 2, 6)), replaced=(0,)))) == [NONE]
+    query = r.ObjectQuery(0, 0, -1)
+    found: Any = world.map.query(r.GetObjects(queries=(query,)))
+    assert found.results[0].lost_end_offset == 2
+    assert parts(world, 0, 2) == [(60, 2, 6)]
+    of_other: Any = world.map.query(r.GetObjects(queries=(r.ObjectQuery(1, 0, -1),)))
+    assert of_other.results[0].lost_end_offset == 5
+    world.write(r.FinishRestore())
+    abandoned: Any = world.write(r.AbandonUploads(node_id=NODE.node_id))
+    assert not abandoned.abandoned, "the node owes no more than before"
+
+
+def test_a_compaction_fills_a_pending_upload_that_it_spans() -> None:
+    world = World()
+    world.write(upload(0, (0, 0, 5)))
+    world.write(r.CloseStreams(node=NODE, streams=(r.StreamToClose(0, 1, 9),)))
+    sections = recovering(world.map.freeze().sections(), (FIRST, BELOW))
+    world.map = ClusterMap.from_sections(sections, world.map.applied_end_offset)
+    assert errors(world.write(adopt((60, (0, 0, 12)), replaced=(0,)))) == [NONE]
+    assert parts(world, 0) == [(60, 0, 12)]
+    world.write(r.FinishRestore())
+    abandoned: Any = world.write(r.AbandonUploads(node_id=NODE.node_id))
+    assert not abandoned.abandoned
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        adopt((60, (0, 0, 9))),
+        adopt((60, (0, 0, 9)), (61, (0, 4, 10)), replaced=(0,)),
+        adopt((60, (0, 0, 3)), (61, (0, 2, 5)), replaced=(0,)),
+        adopt((60, (0, 5, 9)), (61, (0, 3, 9)), replaced=(0,)),
+    ],
+)
+def test_a_range_lies_where_the_map_has_something_only_if_that_is_replaced(
+    request_: r.AdoptObjects,
+) -> None:
+    world = restored_world()
+    before = world.map.state_hash()
+    assert GAP in errors(world.write(request_))
+    assert world.map.state_hash() == before
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (adopt((60, (0, 5, 9)), replaced=(0,)), "replaced_object_ids[0]"),
+        (adopt((60, (0, 5, 9)), replaced=(BELOW + 7,)), "replaced_object_ids[0]"),
+        (adopt((60, (0, 5, 9)), replaced=(0, 0)), "replaced_object_ids[1]"),
+        (adopt((60, (0, 5, 9)), replaced=(-1,)), "replaced_object_ids[0]"),
+    ],
+)
+def test_an_object_is_not_replaced_with_nothing(request_: r.AdoptObjects, field: str) -> None:
+    world = restored_world()
+    before = world.map.state_hash()
+    with pytest.raises(InvalidRequestError) as caught:
+        world.write(request_)
+    assert caught.value.field.startswith(field[:-3])
+    assert world.map.state_hash() == before
 
 
 def test_objects_belong_to_the_owner_of_their_first_stream() -> None:

@@ -7,6 +7,7 @@ _ANY = "tests/backup/test_adoption_property.py"
 _DISASTER = (
     f"{_ANY}::test_nothing_acknowledged_is_lost_whatever_happened_before_and_after_the_backup"
 )
+_PLANNER = "tests/storage/test_storage_adoption_planner.py"
 _REFUSED = f"{_MAP}::test_what_does_not_fit_is_refused_with_all_that_comes_with_it"
 
 ADOPTIONS = (
@@ -16,8 +17,8 @@ ADOPTIONS = (
         "a chain whose links are not compared; the rule of 6.5 that it ends at the first gap",
         """
         streammeta.controller.metadata.adoption:
-        - if start != stream.end_offset:
-        + if start < stream.end_offset:
+        - if start > stream.end_offset:
+        -     return ErrorCode.OFFSET_NOT_MATCHED
         """,
         Tested(_REFUSED),
     ),
@@ -27,8 +28,8 @@ ADOPTIONS = (
         "two objects for one range, as a compaction and its source are",
         """
         streammeta.controller.metadata.adoption:
-        - if start != stream.end_offset:
-        + if start > stream.end_offset:
+        - if start < stream.end_offset and not _take_free(stream, epoch, start, end):
+        -     return ErrorCode.OFFSET_NOT_MATCHED
         """,
         Tested(_REFUSED),
     ),
@@ -106,9 +107,11 @@ ADOPTIONS = (
         "Of two objects for one range the planner takes that of the smaller epoch.",
         "found when the rule of fenced writers was tried at random",
         """
-        streammeta.storage.adoption.planner:
-        - return left.epoch - right.epoch
-        + return right.epoch - left.epoch
+        streammeta.storage.adoption.stream_path:
+        - place = bisect_right(self._epochs, epoch)
+        - return self._floors[place] if place < len(self._floors) else 1 << 63
+        + place = bisect_left(self._epochs, epoch)
+        + return self._floors[place - 1] if place else 1 << 63
         """,
         Tested(_DISASTER),
     ),
@@ -117,9 +120,9 @@ ADOPTIONS = (
         "An entry is adopted although a writer of a larger epoch began within it.",
         "a leftover that hides what was acknowledged behind its first record",
         """
-        streammeta.storage.adoption.planner:
-        - offers = [offer for offer in open_ones if not self._is_fenced_within(offer[1])]
-        + offers = open_ones
+        streammeta.storage.adoption.stream_path:
+        - return record.end <= self._floors.of(record.epoch)
+        + return record.start < self._floors.of(record.epoch)
         """,
         Tested(
             "tests/storage/test_storage_adoption_planner.py"
@@ -136,5 +139,82 @@ ADOPTIONS = (
         + if start == first and end <= owed_end:
         """,
         Tested(f"{_MAP}::test_what_a_node_owes_is_adopted_below_the_end_of_its_stream"),
+    ),
+    Mutant(
+        "adopted-from-the-restored-end-alone",
+        "Entries that begin below the end of the restored map are not adopted.",
+        "found in a restore to an earlier point: all that was compacted since was called a gap",
+        """
+        streammeta.storage.adoption.stream_path:
+        - if (id(run), entry[0].start) not in banned and not _meets(barred, start, end):
+        + if start >= self._head.end_offset and (id(run), entry[0].start) not in banned:
+        """,
+        Tested(f"{_PLANNER}::test_a_compaction_replaces_objects_that_the_bucket_no_longer_has"),
+    ),
+    Mutant(
+        "replaced-though-another-stream-reads-it",
+        "An object that one stream needs no more leaves the map for all of its streams.",
+        "a set object of several streams, one of which has nothing in its place",
+        """
+        streammeta.storage.adoption.planner:
+        - pinned = set(needed)
+        + pinned = set[int]()
+        """,
+        Tested(f"{_PLANNER}::test_an_object_of_a_stream_without_any_candidate_stays"),
+    ),
+    Mutant(
+        "replaced-stays-in-the-map",
+        "Replaced objects stay in the map, with the ranges of those that replace them.",
+        "a swap of which one half was left out",
+        """
+        streammeta.controller.metadata.adoption:
+        - if len(gone):
+        + if len(gone) > 1_000:
+        """,
+        Tested(f"{_MAP}::test_a_compaction_takes_the_place_of_objects_and_continues_their_streams"),
+    ),
+    Mutant(
+        "replaced-with-nothing",
+        "A request takes objects out of the map that its ranges have nothing of.",
+        "a mistaken id would destroy what readers can read",
+        """
+        streammeta.controller.metadata.adoption:
+        - replaced.require_touched(ahead)
+        """,
+        Tested(f"{_MAP}::test_an_object_is_not_replaced_with_nothing"),
+    ),
+    Mutant(
+        "hole-instead-of-lost-offsets",
+        "Offsets of replaced objects that nothing has are in the map as if they were readable.",
+        "readers would wait for them for ever",
+        """
+        streammeta.controller.metadata.adoption:
+        - yield from self._losses(ahead)
+        """,
+        Tested(
+            f"{_MAP}::test_offsets_of_replaced_objects_that_no_range_has_are_lost_and_passed_over"
+        ),
+    ),
+    Mutant(
+        "fenced-writer-below-the-end",
+        "A record below the restored end counts although its writer was fenced before it.",
+        "a leftover that spans the place of a deleted object",
+        """
+        streammeta.storage.adoption.stream_path:
+        - begun = [(start, epoch) for start, _, epoch in head.owners]
+        + begun = list[tuple[int, int]]()
+        """,
+        Tested(f"{_PLANNER}::test_a_fenced_writer_does_not_replace_what_the_bucket_has_lost"),
+    ),
+    Mutant(
+        "first-way-taken",
+        "Of several paths the one that begins with what comes first is taken.",
+        "as the chain was followed at first: it ended where an upload had been compacted away",
+        """
+        streammeta.storage.adoption.stream_path:
+        - ends.append(((cost[0] + reach - at, *cost[1:]), at, source))
+        + ends.append(((cost[0], *cost[1:]), at, source))
+        """,
+        Tested(f"{_PLANNER}::test_a_dead_end_gives_way_to_a_compaction_that_goes_further"),
     ),
 )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from streammeta.storage.adoption.planner import (
+from streammeta.storage.adoption.model import (
     AdoptedRange,
-    AdoptionPlan,
     Candidate,
     Entry,
+    HeldRange,
     StoredRecord,
     StoredRun,
     StreamHead,
     Why,
-    plan_adoption,
 )
+from streammeta.storage.adoption.planner import AdoptionPlan, plan_adoption
 
 Part = tuple[int, int, int, str]
 """Start, end, epoch and content of a record."""
@@ -130,5 +130,86 @@ def test_objects_that_wait_for_each_other_come_in_one_request() -> None:
 
     heads = {0: StreamHead(10, 5), 1: StreamHead(10, 5)}
     found = plan_adoption(heads, 7, [crossing(1, 10, 11), crossing(2, 11, 10)])
-    assert [[one.object_id for one in batch] for batch in found.batches] == [[1, 2]]
+    assert [[one.object_id for one in batch.objects] for batch in found.batches] == [[1, 2]]
     assert found.objects[0].ranges == (AdoptedRange(0, 10, 11, 5), AdoptedRange(1, 11, 12, 5))
+
+
+def held(*ranges: tuple[int, int, int, bool], end: int = 10) -> StreamHead:
+    """Stream 0 under epoch 5, which reads start, end, object and whether the bucket has it."""
+    return StreamHead(end, 5, held=tuple(HeldRange(*part) for part in ranges))
+
+
+GONE = held((0, 4, 50, False), (4, 10, 51, False))
+
+
+def test_a_compaction_replaces_objects_that_the_bucket_no_longer_has() -> None:
+    spanning = stored(1, entry((0, 4, 3, "a"), (4, 12, 5, "b")), entry((12, 15, 5, "c")))
+    found = plan(spanning, head=GONE)
+    assert adopted(found) == {1: (0, 15, 5)}
+    assert found.replaced == (50, 51)
+    assert not found.left
+
+
+def test_objects_that_can_be_read_stay_as_far_as_nothing_is_lost_by_that() -> None:
+    head = held((0, 4, 50, True), (4, 10, 51, True))
+    aligned = stored(1, entry((0, 4, 5, "a")), entry((4, 10, 5, "b")), entry((10, 12, 5, "c")))
+    assert adopted(plan(aligned, head=head)) == {1: (10, 12, 5)}
+    assert plan(aligned, head=head).replaced == ()
+    across = stored(1, entry((0, 4, 5, "a")), entry((4, 10, 5, "b"), (10, 12, 5, "c")))
+    assert adopted(plan(across, head=head)) == {1: (4, 12, 5)}
+    assert plan(across, head=head).replaced == (51,)
+
+
+def test_a_dead_end_gives_way_to_a_compaction_that_goes_further() -> None:
+    head = held((0, 10, 50, True))
+    found = plan(
+        stored(1, entry((10, 12, 5, "a"))),
+        stored(2, entry((0, 10, 5, "0"), (10, 12, 5, "a"), (12, 20, 5, "b"))),
+        head=head,
+    )
+    assert adopted(found) == {2: (0, 20, 5)}
+    assert found.replaced == (50,)
+
+
+def test_a_stream_that_was_trimmed_since_loses_no_more_than_the_trimmed_part() -> None:
+    found = plan(stored(1, entry((2, 4, 5, "a"), (4, 12, 5, "b"))), head=GONE)
+    assert adopted(found) == {1: (2, 12, 5)}
+    assert found.replaced == (50, 51)
+
+
+def test_a_fenced_writer_does_not_replace_what_the_bucket_has_lost() -> None:
+    head = StreamHead(10, 6, held=GONE.held, owners=((0, 4, 5), (4, 10, 6)))
+    found = plan(stored(1, entry((4, 10, 5, "never committed"))), head=head)
+    assert adopted(found) == {}
+    assert left(found) == {(1, 4, Why.FENCED)}
+    later = plan(stored(1, entry((4, 10, 7, "of no writer below the end"))), head=head)
+    assert adopted(later) == {}
+
+
+def test_an_object_that_another_stream_reads_stays_for_all_of_its_streams() -> None:
+    heads = {
+        0: held((0, 10, 50, True)),
+        1: held((0, 10, 50, True)),
+    }
+    across = stored(1, entry((0, 10, 5, "a"), (10, 12, 5, "b")))
+    kept = plan_adoption(heads, 7, [across])
+    assert (kept.objects, kept.replaced) == ((), ())
+    assert {one.why for one in kept.lost} == {Why.GAP}
+    both = Candidate(2, 10, (StoredRun(2, 1, (entry((0, 10, 5, "c")),)),))
+    found = plan_adoption(heads, 7, [across, both])
+    assert adopted(found) == {1: (0, 12, 5), 2: (0, 10, 5)}
+    assert [(len(batch.objects), batch.replaced) for batch in found.batches] == [(2, (50,))]
+
+
+def test_an_object_gives_one_range_of_a_stream_around_what_the_map_has() -> None:
+    head = held((0, 4, 50, False), (4, 6, 51, True), (6, 10, 52, False))
+    whole = stored(1, entry((0, 4, 5, "a")), entry((4, 6, 5, "b")), entry((6, 12, 5, "c")))
+    found = plan(whole, head=head)
+    assert adopted(found) == {1: (0, 12, 5)}
+    assert found.replaced == (50, 51, 52)
+
+
+def test_an_object_of_a_stream_without_any_candidate_stays() -> None:
+    heads = {0: held((0, 10, 50, True)), 1: held((0, 10, 50, True))}
+    found = plan_adoption(heads, 7, [stored(1, entry((0, 10, 5, "a"), (10, 12, 5, "b")))])
+    assert (found.objects, found.replaced) == ((), ())

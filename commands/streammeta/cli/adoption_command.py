@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,8 @@ from streammeta.cli.output import CommandError, Output, say_progress, with_outpu
 from streammeta.cli.predecessors import call_when_fenced, stopped_option, wait_for_fence
 from streammeta.cli.snapshot_command import DOWNLOAD_TIMEOUT_S, download
 from streammeta.controller.config import ConfigError
-from streammeta.storage.adoption.planner import HARMLESS, Adopted, AdoptionPlan, LeftBehind
+from streammeta.storage.adoption.model import HARMLESS, LeftBehind
+from streammeta.storage.adoption.planner import AdoptionBatch, AdoptionPlan
 from streammeta.storage.bucket_marker import check_marker, read_marker
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import ObjectStore
@@ -63,9 +64,10 @@ def adopt(
     With --yes the command waits first until no controller of the old cluster can acknowledge
     changes: 35 s after the new cluster began, unless --old-controllers-stopped was given.
 
-    Every undecided object is read. `lost` is what can't be adopted and may have been acknowledged:
-    behind a gap, of a stream that the map does not know, damaged, or in conflict. `missing` are
-    objects of the map that the bucket lacks. Can be interrupted and repeated.
+    Every undecided object is read. Objects of the map that were compacted since, and deleted, are
+    replaced with the compactions. `lost` is what can't be adopted and may have been acknowledged:
+    after a gap, of a stream that the map does not know, damaged, or in conflict. `missing` are
+    offsets of the map that no object in the bucket has. Can be interrupted and repeated.
 
     \b
     Example:
@@ -193,9 +195,9 @@ def _surveyed(
     client: ControllerClient, cluster: admin_pb2.DescribeClusterResponse, address: str
 ) -> _Surveyed | None:
     """Compare the leader's map with the bucket; None if it is not in recovery mode."""
-    from streammeta.cli.adoption_survey import missing_objects, read_map_state
+    from streammeta.cli.adoption_survey import list_missing, read_map_state
     from streammeta.storage.adoption.planner import plan_adoption
-    from streammeta.storage.adoption.survey import list_stored, read_candidates
+    from streammeta.storage.adoption.survey import find_present, list_stored, read_candidates
 
     with opened_store(address) as store, tempfile.TemporaryFile() as copy:
         _require_own(store, cluster)
@@ -204,6 +206,10 @@ def _surveyed(
         if state is None:
             return None
         stored = list(list_stored(store, cluster.object_namespace))
+        present = {one.object_id for one in stored}
+        # What a list leaves out may be there nevertheless.
+        unlisted = sorted(state.held.keys() - present)
+        present |= set(find_present(store, cluster.object_namespace, unlisted))
         undecided = [one for one in stored if state.is_candidate(one.object_id)]
         found = list(
             read_candidates(
@@ -215,20 +221,21 @@ def _surveyed(
         )
     unusable = [one for one in found if isinstance(one, LeftBehind)]
     candidates = [one for one in found if not isinstance(one, LeftBehind)]
-    plan = plan_adoption(state.streams, state.next_stream_id, candidates)
+    plan = plan_adoption(state.stream_heads(present), state.next_stream_id, candidates)
+    adopted = (part for one in plan.objects for part in one.ranges)
     return _Surveyed(
         state.undecided,
         len(undecided),
         sum(one.size for one in undecided),
         AdoptionPlan(plan.batches, (*plan.left, *unusable)),
-        tuple(missing_objects(state, stored)),
+        tuple(list_missing(state.held, present, adopted)),
     )
 
 
-def to_request(batch: Sequence[Adopted]) -> admin_pb2.AdoptObjectsRequest:
+def to_request(batch: AdoptionBatch) -> admin_pb2.AdoptObjectsRequest:
     """Return the request that adopts some objects."""
-    request = admin_pb2.AdoptObjectsRequest()
-    for one in batch:
+    request = admin_pb2.AdoptObjectsRequest(replaced_object_ids=batch.replaced)
+    for one in batch.objects:
         item = request.objects.add(object_id=one.object_id, object_size=one.size)
         for part in one.ranges:
             item.ranges.add(
@@ -240,11 +247,11 @@ def to_request(batch: Sequence[Adopted]) -> admin_pb2.AdoptObjectsRequest:
     return request
 
 
-def _adopt(client: ControllerClient, batch: Sequence[Adopted]) -> None:
+def _adopt(client: ControllerClient, batch: AdoptionBatch) -> None:
     answer = call_when_fenced(
         client, lambda channel: AdminServiceStub(channel).AdoptObjects, to_request(batch)
     )
-    for one, result in zip(batch, answer.results, strict=True):
+    for one, result in zip(batch.objects, answer.results, strict=True):
         if result.error != common_pb2.ERROR_CODE_NONE:
             name = common_pb2.ErrorCode.Name(result.error).removeprefix("ERROR_CODE_")
             raise CommandError(
@@ -266,6 +273,7 @@ def _report(output: Output, surveyed: _Surveyed) -> None:
             "objects": surveyed.objects,
             "bytes": surveyed.bytes,
             "adoptable": len(plan.objects),
+            "replaced": len(plan.replaced),
             "streams": len({part.stream_id for part in ranges}),
             "offsets": sum(part.end - part.start for part in ranges),
             "not_needed": sum(left.values()),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -12,8 +12,7 @@ import numpy as np
 from streammeta.controller.backup.restoring import STREAM_ID_JUMP
 from streammeta.controller.metadata.values import Int64Column, ObjectState
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
-from streammeta.storage.adoption.planner import StreamHead
-from streammeta.storage.adoption.survey import StoredObject
+from streammeta.storage.adoption.model import AdoptedRange, HeldRange, StreamHead
 
 _SPAN = ("stream_id", "start_offset", "end_offset")
 
@@ -33,7 +32,8 @@ class MapState:
     """Streams, undecided ids and objects of a restored map.
 
     Streams from `next_stream_id` on were not created at the restored point. `object_ids` are all
-    that the map knows, sorted; `held` are the ranges of those whose bytes are needed, by id.
+    that the map knows, sorted; `held` are the ranges of those whose bytes are needed, by id;
+    `links` the objects that a composite names, by its id.
     """
 
     streams: dict[int, StreamHead]
@@ -41,6 +41,7 @@ class MapState:
     undecided: range
     object_ids: Int64Column
     held: dict[int, list[Missing]]
+    links: dict[int, list[int]]
 
     def is_candidate(self, object_id: int) -> bool:
         """Return whether an object in the bucket may be adopted."""
@@ -48,6 +49,28 @@ class MapState:
             return False
         place = int(self.object_ids.searchsorted(object_id))
         return place == len(self.object_ids) or self.object_ids[place] != object_id
+
+    def stream_heads(self, present: Set[int]) -> dict[int, StreamHead]:
+        """Return the streams with what they read, where the bucket has these objects."""
+        linked = {object_id for ids in self.links.values() for object_id in ids}
+        held: dict[int, list[HeldRange]] = defaultdict(list)
+        for object_id, ranges in self.held.items():
+            if object_id in linked:
+                continue  # its composite is what streams read
+            is_readable = present >= {object_id, *self.links.get(object_id, ())}
+            for part in ranges:
+                head = self.streams.get(part.stream_id)
+                if head is not None and part.end > head.start_offset:
+                    start = max(part.start, head.start_offset)
+                    held[part.stream_id].append(HeldRange(start, part.end, object_id, is_readable))
+        return {
+            stream_id: replace(head, held=tuple(sorted(held[stream_id], key=_by_start)))
+            for stream_id, head in self.streams.items()
+        }
+
+
+def _by_start(held: HeldRange) -> int:
+    return held.start
 
 
 def read_map_state(copy: BinaryIO) -> MapState | None:
@@ -66,7 +89,8 @@ def read_map_state(copy: BinaryIO) -> MapState | None:
         next_stream_id=int(counters["next_stream_id"][0]) - STREAM_ID_JUMP,
         undecided=range(int(window["undecided_from"][0]), int(window["undecided_below"][0])),
         object_ids=np.asarray(objects["object_id"], dtype=np.int64),
-        held=_held(objects, reader.columns("object_ranges")),
+        held=list_held(objects, reader.columns("object_ranges")),
+        links=_links(objects),
     )
 
 
@@ -80,21 +104,42 @@ def read_object_ids(copy: BinaryIO) -> Int64Column:
     return np.asarray(reader.columns("objects")["object_id"], dtype=np.int64)
 
 
-def missing_objects(state: MapState, stored: Iterable[StoredObject]) -> Iterator[Missing]:
-    """Yield what the map has and the bucket lacks, by object."""
-    there = {one.object_id for one in stored}
-    for object_id, ranges in sorted(state.held.items()):
-        if object_id not in there:
-            yield from ranges
+def list_missing(
+    held: Mapping[int, Sequence[Missing]], present: Set[int], adopted: Iterable[AdoptedRange] = ()
+) -> Iterator[Missing]:
+    """Yield offsets of the map's objects that are neither in the bucket nor in adopted ranges."""
+    covers: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for part in adopted:
+        covers[part.stream_id].append((part.start, part.end))
+    for object_id, ranges in sorted(held.items()):
+        if object_id in present:
+            continue
+        for missing in ranges:
+            at = missing.start
+            for start, end in sorted(covers[missing.stream_id]):
+                if at < min(start, missing.end):
+                    yield replace(missing, start=at, end=min(start, missing.end))
+                at = max(at, end)
+            if at < missing.end:
+                yield replace(missing, start=at)
 
 
 def _streams(reader: CheckpointReader) -> dict[int, StreamHead]:
     owed = _owed(reader)
+    owners: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for stream_id, start, end, epoch in _rows(reader.columns("ranges"), *_SPAN, "epoch"):
+        owners[stream_id].append((start, end, epoch))
     streams = {}
     columns = ("stream_id", "start_offset", "end_offset", "epoch")
     for stream_id, start, end, epoch in _rows(reader.columns("streams"), *columns):
         spans = [(max(start, low), high, by) for low, high, by in owed[stream_id] if high > start]
-        streams[stream_id] = StreamHead(end, epoch, tuple(sorted(spans)))
+        streams[stream_id] = StreamHead(
+            end,
+            epoch,
+            owed=tuple(sorted(spans)),
+            start_offset=start,
+            owners=tuple(sorted(owners[stream_id])),
+        )
     return streams
 
 
@@ -118,7 +163,17 @@ def _owed(reader: CheckpointReader) -> dict[int, list[tuple[int, int, int]]]:
     return owed
 
 
-def _held(objects: dict[str, Any], ranges: dict[str, Any]) -> dict[int, list[Missing]]:
+def _links(objects: dict[str, Any]) -> dict[int, list[int]]:
+    """Return the objects that each composite links; a linked one names it as its order."""
+    links: dict[int, list[int]] = defaultdict(list)
+    for object_id, state, composite_id in _rows(objects, "object_id", "state", "order_id"):
+        if state == ObjectState.LINKED:
+            links[composite_id].append(object_id)
+    return dict(links)
+
+
+def list_held(objects: Mapping[str, Any], ranges: Mapping[str, Any]) -> dict[int, list[Missing]]:
+    """Return the ranges of all objects whose bytes a map needs, by object."""
     states = np.asarray(objects["state"])
     needed = (states == ObjectState.COMMITTED) | (states == ObjectState.LINKED)
     held: dict[int, list[Missing]] = {
@@ -130,5 +185,5 @@ def _held(objects: dict[str, Any], ranges: dict[str, Any]) -> dict[int, list[Mis
     return held
 
 
-def _rows(section: dict[str, Any], *names: str) -> Iterator[tuple[int, ...]]:
+def _rows(section: Mapping[str, Any], *names: str) -> Iterator[tuple[int, ...]]:
     return zip(*(np.asarray(section[name]).tolist() for name in names), strict=True)

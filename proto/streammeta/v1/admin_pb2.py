@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from streammeta.v1 import common_pb2 as streammeta_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19streammeta/v1/admin.proto\x12\rstreammeta.v1\x1a\x1astreammeta/v1/common.proto\"\x15\n\x13TakeSnapshotRequest\"N\n\x14TakeSnapshotResponse\x12\x12\n\nend_offset\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x13\n\x0b\x61nswered_by\x18\x03 \x01(\x05\"C\n\x19TransferLeadershipRequest\x12\x17\n\nto_node_id\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\r\n\x0b_to_node_id\"\x1c\n\x1aTransferLeadershipResponse\"J\n\x19UpdateFeatureLevelRequest\x12\r\n\x05level\x18\x01 \x01(\x05\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x12\r\n\x05lower\x18\x03 \x01(\x08\";\n\x1aUpdateFeatureLevelResponse\x12\x0e\n\x06\x62\x65\x66ore\x18\x01 \x01(\x05\x12\r\n\x05level\x18\x02 \x01(\x05\"D\n\x13\x41\x64optObjectsRequest\x12-\n\x07objects\x18\x01 \x03(\x0b\x32\x1c.streammeta.v1.ObjectToAdopt\"\xff\x01\n\rObjectToAdopt\x12\x16\n\tobject_id\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0bobject_size\x18\x02 \x01(\x03\x12+\n\x06ranges\x18\x03 \x03(\x0b\x32\x1b.streammeta.v1.RangeToAdopt\x12\x1d\n\x10min_timestamp_ms\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x1d\n\x10max_timestamp_ms\x18\x05 \x01(\x03H\x02\x88\x01\x01\x12\x13\n\x06\x63rc32c\x18\x06 \x01(\rH\x03\x88\x01\x01\x42\x0c\n\n_object_idB\x13\n\x11_min_timestamp_msB\x13\n\x11_max_timestamp_msB\t\n\x07_crc32c\"\x8a\x01\n\x0cRangeToAdopt\x12\x16\n\tstream_id\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x19\n\x0cstream_epoch\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x14\n\x0cstart_offset\x18\x03 \x01(\x03\x12\x12\n\nend_offset\x18\x04 \x01(\x03\x42\x0c\n\n_stream_idB\x0f\n\r_stream_epoch\"F\n\x14\x41\x64optObjectsResponse\x12.\n\x07results\x18\x01 \x03(\x0b\x32\x1d.streammeta.v1.AdoptionResult\"i\n\x0e\x41\x64optionResult\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\x12.\n\x0crange_errors\x18\x02 \x03(\x0e\x32\x18.streammeta.v1.ErrorCode\"(\n\x14\x46inishRestoreRequest\x12\x10\n\x08given_up\x18\x01 \x03(\x05\"/\n\x15\x46inishRestoreResponse\x12\x16\n\x0ewas_recovering\x18\x01 \x01(\x08\"\x18\n\x16\x44\x65scribeClusterRequest\"\xa5\x03\n\x17\x44\x65scribeClusterResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x16\n\tleader_id\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\x0fleader_endpoint\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x1b\n\x0ehigh_watermark\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x0b\x61nswered_by\x18\x06 \x01(\x05\x12.\n\x0b\x63ontrollers\x18\x07 \x03(\x0b\x32\x19.streammeta.v1.Controller\x12$\n\x04size\x18\x08 \x01(\x0b\x32\x16.streammeta.v1.MapSize\x12\x18\n\x10object_namespace\x18\t \x01(\t\x12\x14\n\x0c\x63luster_uuid\x18\n \x01(\t\x12\x16\n\x0e\x62ucket_problem\x18\x0b \x01(\t\x12\x15\n\rfeature_level\x18\x0c \x01(\x05\x12.\n\tundecided\x18\r \x01(\x0b\x32\x1b.streammeta.v1.UndecidedIdsB\x0c\n\n_leader_idB\x11\n\x0f_high_watermark\",\n\x0cUndecidedIds\x12\r\n\x05\x66irst\x18\x01 \x01(\x03\x12\r\n\x05\x62\x65low\x18\x02 \x01(\x03\"\xa9\x01\n\nController\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\r\n\x05voter\x18\x03 \x01(\x08\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x19\n\x0clowest_level\x18\x05 \x01(\x05H\x00\x88\x01\x01\x12\x1a\n\rhighest_level\x18\x06 \x01(\x05H\x01\x88\x01\x01\x42\x0f\n\r_lowest_levelB\x10\n\x0e_highest_level\"\xcd\x01\n\x07MapSize\x12\x0f\n\x07streams\x18\x01 \x01(\x03\x12\x0f\n\x07objects\x18\x02 \x01(\x03\x12\x18\n\x10prepared_objects\x18\x03 \x01(\x03\x12\x19\n\x11\x63ommitted_objects\x18\x04 \x01(\x03\x12\x19\n\x11\x64\x65stroyed_objects\x18\x05 \x01(\x03\x12\x1a\n\x12stream_set_objects\x18\x06 \x01(\x03\x12\r\n\x05nodes\x18\x07 \x01(\x03\x12\x0c\n\x04keys\x18\x08 \x01(\x03\x12\x17\n\x0f\x63ommitted_bytes\x18\t \x01(\x03\"8\n\x10StateHashRequest\x12\x16\n\tat_offset\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\x0c\n\n_at_offset\"X\n\x11StateHashResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x0c\n\x04hash\x18\x02 \x01(\x0c\x12\x13\n\x0b\x61nswered_by\x18\x03 \x01(\x05\x12\x10\n\x08log_hash\x18\x04 \x01(\x0c\x32\xa4\x05\n\x0c\x41\x64minService\x12W\n\x0cTakeSnapshot\x12\".streammeta.v1.TakeSnapshotRequest\x1a#.streammeta.v1.TakeSnapshotResponse\x12i\n\x12TransferLeadership\x12(.streammeta.v1.TransferLeadershipRequest\x1a).streammeta.v1.TransferLeadershipResponse\x12i\n\x12UpdateFeatureLevel\x12(.streammeta.v1.UpdateFeatureLevelRequest\x1a).streammeta.v1.UpdateFeatureLevelResponse\x12W\n\x0c\x41\x64optObjects\x12\".streammeta.v1.AdoptObjectsRequest\x1a#.streammeta.v1.AdoptObjectsResponse\x12Z\n\rFinishRestore\x12#.streammeta.v1.FinishRestoreRequest\x1a$.streammeta.v1.FinishRestoreResponse\x12`\n\x0f\x44\x65scribeCluster\x12%.streammeta.v1.DescribeClusterRequest\x1a&.streammeta.v1.DescribeClusterResponse\x12N\n\tStateHash\x12\x1f.streammeta.v1.StateHashRequest\x1a .streammeta.v1.StateHashResponseBD\n\x10io.streammeta.v1P\x01Z.streammeta.io/proto/streammeta/v1;streammetav1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19streammeta/v1/admin.proto\x12\rstreammeta.v1\x1a\x1astreammeta/v1/common.proto\"\x15\n\x13TakeSnapshotRequest\"N\n\x14TakeSnapshotResponse\x12\x12\n\nend_offset\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x13\n\x0b\x61nswered_by\x18\x03 \x01(\x05\"C\n\x19TransferLeadershipRequest\x12\x17\n\nto_node_id\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\r\n\x0b_to_node_id\"\x1c\n\x1aTransferLeadershipResponse\"J\n\x19UpdateFeatureLevelRequest\x12\r\n\x05level\x18\x01 \x01(\x05\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x12\r\n\x05lower\x18\x03 \x01(\x08\";\n\x1aUpdateFeatureLevelResponse\x12\x0e\n\x06\x62\x65\x66ore\x18\x01 \x01(\x05\x12\r\n\x05level\x18\x02 \x01(\x05\"a\n\x13\x41\x64optObjectsRequest\x12-\n\x07objects\x18\x01 \x03(\x0b\x32\x1c.streammeta.v1.ObjectToAdopt\x12\x1b\n\x13replaced_object_ids\x18\x02 \x03(\x03\"\xff\x01\n\rObjectToAdopt\x12\x16\n\tobject_id\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0bobject_size\x18\x02 \x01(\x03\x12+\n\x06ranges\x18\x03 \x03(\x0b\x32\x1b.streammeta.v1.RangeToAdopt\x12\x1d\n\x10min_timestamp_ms\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x1d\n\x10max_timestamp_ms\x18\x05 \x01(\x03H\x02\x88\x01\x01\x12\x13\n\x06\x63rc32c\x18\x06 \x01(\rH\x03\x88\x01\x01\x42\x0c\n\n_object_idB\x13\n\x11_min_timestamp_msB\x13\n\x11_max_timestamp_msB\t\n\x07_crc32c\"\x8a\x01\n\x0cRangeToAdopt\x12\x16\n\tstream_id\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x19\n\x0cstream_epoch\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x14\n\x0cstart_offset\x18\x03 \x01(\x03\x12\x12\n\nend_offset\x18\x04 \x01(\x03\x42\x0c\n\n_stream_idB\x0f\n\r_stream_epoch\"F\n\x14\x41\x64optObjectsResponse\x12.\n\x07results\x18\x01 \x03(\x0b\x32\x1d.streammeta.v1.AdoptionResult\"i\n\x0e\x41\x64optionResult\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\x12.\n\x0crange_errors\x18\x02 \x03(\x0e\x32\x18.streammeta.v1.ErrorCode\"(\n\x14\x46inishRestoreRequest\x12\x10\n\x08given_up\x18\x01 \x03(\x05\"/\n\x15\x46inishRestoreResponse\x12\x16\n\x0ewas_recovering\x18\x01 \x01(\x08\"\x18\n\x16\x44\x65scribeClusterRequest\"\xa5\x03\n\x17\x44\x65scribeClusterResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x16\n\tleader_id\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\x0fleader_endpoint\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x1b\n\x0ehigh_watermark\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x0b\x61nswered_by\x18\x06 \x01(\x05\x12.\n\x0b\x63ontrollers\x18\x07 \x03(\x0b\x32\x19.streammeta.v1.Controller\x12$\n\x04size\x18\x08 \x01(\x0b\x32\x16.streammeta.v1.MapSize\x12\x18\n\x10object_namespace\x18\t \x01(\t\x12\x14\n\x0c\x63luster_uuid\x18\n \x01(\t\x12\x16\n\x0e\x62ucket_problem\x18\x0b \x01(\t\x12\x15\n\rfeature_level\x18\x0c \x01(\x05\x12.\n\tundecided\x18\r \x01(\x0b\x32\x1b.streammeta.v1.UndecidedIdsB\x0c\n\n_leader_idB\x11\n\x0f_high_watermark\",\n\x0cUndecidedIds\x12\r\n\x05\x66irst\x18\x01 \x01(\x03\x12\r\n\x05\x62\x65low\x18\x02 \x01(\x03\"\xa9\x01\n\nController\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\r\n\x05voter\x18\x03 \x01(\x08\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x19\n\x0clowest_level\x18\x05 \x01(\x05H\x00\x88\x01\x01\x12\x1a\n\rhighest_level\x18\x06 \x01(\x05H\x01\x88\x01\x01\x42\x0f\n\r_lowest_levelB\x10\n\x0e_highest_level\"\xcd\x01\n\x07MapSize\x12\x0f\n\x07streams\x18\x01 \x01(\x03\x12\x0f\n\x07objects\x18\x02 \x01(\x03\x12\x18\n\x10prepared_objects\x18\x03 \x01(\x03\x12\x19\n\x11\x63ommitted_objects\x18\x04 \x01(\x03\x12\x19\n\x11\x64\x65stroyed_objects\x18\x05 \x01(\x03\x12\x1a\n\x12stream_set_objects\x18\x06 \x01(\x03\x12\r\n\x05nodes\x18\x07 \x01(\x03\x12\x0c\n\x04keys\x18\x08 \x01(\x03\x12\x17\n\x0f\x63ommitted_bytes\x18\t \x01(\x03\"8\n\x10StateHashRequest\x12\x16\n\tat_offset\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\x0c\n\n_at_offset\"X\n\x11StateHashResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x0c\n\x04hash\x18\x02 \x01(\x0c\x12\x13\n\x0b\x61nswered_by\x18\x03 \x01(\x05\x12\x10\n\x08log_hash\x18\x04 \x01(\x0c\x32\xa4\x05\n\x0c\x41\x64minService\x12W\n\x0cTakeSnapshot\x12\".streammeta.v1.TakeSnapshotRequest\x1a#.streammeta.v1.TakeSnapshotResponse\x12i\n\x12TransferLeadership\x12(.streammeta.v1.TransferLeadershipRequest\x1a).streammeta.v1.TransferLeadershipResponse\x12i\n\x12UpdateFeatureLevel\x12(.streammeta.v1.UpdateFeatureLevelRequest\x1a).streammeta.v1.UpdateFeatureLevelResponse\x12W\n\x0c\x41\x64optObjects\x12\".streammeta.v1.AdoptObjectsRequest\x1a#.streammeta.v1.AdoptObjectsResponse\x12Z\n\rFinishRestore\x12#.streammeta.v1.FinishRestoreRequest\x1a$.streammeta.v1.FinishRestoreResponse\x12`\n\x0f\x44\x65scribeCluster\x12%.streammeta.v1.DescribeClusterRequest\x1a&.streammeta.v1.DescribeClusterResponse\x12N\n\tStateHash\x12\x1f.streammeta.v1.StateHashRequest\x1a .streammeta.v1.StateHashResponseBD\n\x10io.streammeta.v1P\x01Z.streammeta.io/proto/streammeta/v1;streammetav1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,33 +46,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UPDATEFEATURELEVELRESPONSE']._serialized_start=350
   _globals['_UPDATEFEATURELEVELRESPONSE']._serialized_end=409
   _globals['_ADOPTOBJECTSREQUEST']._serialized_start=411
-  _globals['_ADOPTOBJECTSREQUEST']._serialized_end=479
-  _globals['_OBJECTTOADOPT']._serialized_start=482
-  _globals['_OBJECTTOADOPT']._serialized_end=737
-  _globals['_RANGETOADOPT']._serialized_start=740
-  _globals['_RANGETOADOPT']._serialized_end=878
-  _globals['_ADOPTOBJECTSRESPONSE']._serialized_start=880
-  _globals['_ADOPTOBJECTSRESPONSE']._serialized_end=950
-  _globals['_ADOPTIONRESULT']._serialized_start=952
-  _globals['_ADOPTIONRESULT']._serialized_end=1057
-  _globals['_FINISHRESTOREREQUEST']._serialized_start=1059
-  _globals['_FINISHRESTOREREQUEST']._serialized_end=1099
-  _globals['_FINISHRESTORERESPONSE']._serialized_start=1101
-  _globals['_FINISHRESTORERESPONSE']._serialized_end=1148
-  _globals['_DESCRIBECLUSTERREQUEST']._serialized_start=1150
-  _globals['_DESCRIBECLUSTERREQUEST']._serialized_end=1174
-  _globals['_DESCRIBECLUSTERRESPONSE']._serialized_start=1177
-  _globals['_DESCRIBECLUSTERRESPONSE']._serialized_end=1598
-  _globals['_UNDECIDEDIDS']._serialized_start=1600
-  _globals['_UNDECIDEDIDS']._serialized_end=1644
-  _globals['_CONTROLLER']._serialized_start=1647
-  _globals['_CONTROLLER']._serialized_end=1816
-  _globals['_MAPSIZE']._serialized_start=1819
-  _globals['_MAPSIZE']._serialized_end=2024
-  _globals['_STATEHASHREQUEST']._serialized_start=2026
-  _globals['_STATEHASHREQUEST']._serialized_end=2082
-  _globals['_STATEHASHRESPONSE']._serialized_start=2084
-  _globals['_STATEHASHRESPONSE']._serialized_end=2172
-  _globals['_ADMINSERVICE']._serialized_start=2175
-  _globals['_ADMINSERVICE']._serialized_end=2851
+  _globals['_ADOPTOBJECTSREQUEST']._serialized_end=508
+  _globals['_OBJECTTOADOPT']._serialized_start=511
+  _globals['_OBJECTTOADOPT']._serialized_end=766
+  _globals['_RANGETOADOPT']._serialized_start=769
+  _globals['_RANGETOADOPT']._serialized_end=907
+  _globals['_ADOPTOBJECTSRESPONSE']._serialized_start=909
+  _globals['_ADOPTOBJECTSRESPONSE']._serialized_end=979
+  _globals['_ADOPTIONRESULT']._serialized_start=981
+  _globals['_ADOPTIONRESULT']._serialized_end=1086
+  _globals['_FINISHRESTOREREQUEST']._serialized_start=1088
+  _globals['_FINISHRESTOREREQUEST']._serialized_end=1128
+  _globals['_FINISHRESTORERESPONSE']._serialized_start=1130
+  _globals['_FINISHRESTORERESPONSE']._serialized_end=1177
+  _globals['_DESCRIBECLUSTERREQUEST']._serialized_start=1179
+  _globals['_DESCRIBECLUSTERREQUEST']._serialized_end=1203
+  _globals['_DESCRIBECLUSTERRESPONSE']._serialized_start=1206
+  _globals['_DESCRIBECLUSTERRESPONSE']._serialized_end=1627
+  _globals['_UNDECIDEDIDS']._serialized_start=1629
+  _globals['_UNDECIDEDIDS']._serialized_end=1673
+  _globals['_CONTROLLER']._serialized_start=1676
+  _globals['_CONTROLLER']._serialized_end=1845
+  _globals['_MAPSIZE']._serialized_start=1848
+  _globals['_MAPSIZE']._serialized_end=2053
+  _globals['_STATEHASHREQUEST']._serialized_start=2055
+  _globals['_STATEHASHREQUEST']._serialized_end=2111
+  _globals['_STATEHASHRESPONSE']._serialized_start=2113
+  _globals['_STATEHASHRESPONSE']._serialized_end=2201
+  _globals['_ADMINSERVICE']._serialized_start=2204
+  _globals['_ADMINSERVICE']._serialized_end=2880
 # @@protoc_insertion_point(module_scope)

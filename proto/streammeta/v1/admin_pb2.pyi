@@ -156,18 +156,24 @@ class AdoptObjectsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OBJECTS_FIELD_NUMBER: _builtins.int
+    REPLACED_OBJECT_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def objects(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObjectToAdopt]:
         """1 to 10 000, no id twice"""
+
+    @_builtins.property
+    def replaced_object_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """at most 10 000; objects of the map whose offsets the ranges have: they leave it, and offsets of theirs that no range has are lost"""
 
     def __init__(
         self,
         *,
         objects: _abc.Iterable[Global___ObjectToAdopt] | None = ...,
+        replaced_object_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["objects", b"objects"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["objects", b"objects", "replaced_object_ids", b"replaced_object_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,8 +55,10 @@ class AdminServiceStub:
     """Takes objects of before a restore, found in the bucket, into the map of a restored cluster: all of a request, or
     none. The leader serves it, in recovery mode alone. Every range continues its stream at the stream's end, or is
     what a node still owes of it, under an epoch that is not below the stream's; an object's ranges may be parts of what it holds.
+    Ranges may also have the offsets of objects that the request replaces, as compactions after the restored point do.
     Retry: safe; an object that was adopted before with the same content has no error.
-    Errors: OBJECT_NOT_EXIST (id is not undecided), OBJECT_CONTENT_MISMATCH, STREAM_NOT_EXIST, STREAM_FENCED,
+    Errors: status INVALID_REQUEST (a replaced object is not committed, or the ranges have nothing of it);
+      OBJECT_NOT_EXIST (id is not undecided), OBJECT_CONTENT_MISMATCH, STREAM_NOT_EXIST, STREAM_FENCED,
       OFFSET_NOT_MATCHED, NODE_EPOCH_NOT_EXIST (no node has registered that it could belong to).
     Roles: admin.
     """
@@ -106,8 +108,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Takes objects of before a restore, found in the bucket, into the map of a restored cluster: all of a request, or
     none. The leader serves it, in recovery mode alone. Every range continues its stream at the stream's end, or is
     what a node still owes of it, under an epoch that is not below the stream's; an object's ranges may be parts of what it holds.
+    Ranges may also have the offsets of objects that the request replaces, as compactions after the restored point do.
     Retry: safe; an object that was adopted before with the same content has no error.
-    Errors: OBJECT_NOT_EXIST (id is not undecided), OBJECT_CONTENT_MISMATCH, STREAM_NOT_EXIST, STREAM_FENCED,
+    Errors: status INVALID_REQUEST (a replaced object is not committed, or the ranges have nothing of it);
+      OBJECT_NOT_EXIST (id is not undecided), OBJECT_CONTENT_MISMATCH, STREAM_NOT_EXIST, STREAM_FENCED,
       OFFSET_NOT_MATCHED, NODE_EPOCH_NOT_EXIST (no node has registered that it could belong to).
     Roles: admin.
     """
@@ -178,8 +182,10 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Takes objects of before a restore, found in the bucket, into the map of a restored cluster: all of a request, or
         none. The leader serves it, in recovery mode alone. Every range continues its stream at the stream's end, or is
         what a node still owes of it, under an epoch that is not below the stream's; an object's ranges may be parts of what it holds.
+        Ranges may also have the offsets of objects that the request replaces, as compactions after the restored point do.
         Retry: safe; an object that was adopted before with the same content has no error.
-        Errors: OBJECT_NOT_EXIST (id is not undecided), OBJECT_CONTENT_MISMATCH, STREAM_NOT_EXIST, STREAM_FENCED,
+        Errors: status INVALID_REQUEST (a replaced object is not committed, or the ranges have nothing of it);
+          OBJECT_NOT_EXIST (id is not undecided), OBJECT_CONTENT_MISMATCH, STREAM_NOT_EXIST, STREAM_FENCED,
           OFFSET_NOT_MATCHED, NODE_EPOCH_NOT_EXIST (no node has registered that it could belong to).
         Roles: admin.
         """

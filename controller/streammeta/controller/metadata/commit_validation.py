@@ -225,6 +225,8 @@ def check_adoption(request: AdoptObjects) -> None:
             "ranges.stream_epoch", f"got {len(epochs)} rows, must be one a range, {rows}"
         )
     raise_at("ranges.stream_epoch", epochs < 0, 0, ">= 0")
+    _check_source_ids("replaced_object_ids", request.replaced)
+    _check_no_twin("replaced_object_ids", request.replaced)
 
 
 def _check_ranges(

@@ -434,7 +434,8 @@ class AdoptObjects(WriteRequest):
     """Take objects of before a restore, found in the bucket, into the restored map, all or none.
 
     Columns as in `CommitUploads`; the ranges may be parts of what an object holds. The epoch of
-    each is the largest among its records.
+    each is the largest among its records. `replaced` are objects of the map that leave it, as the
+    ranges have what is left of theirs.
     """
 
     object_id: Int64Column
@@ -444,11 +445,13 @@ class AdoptObjects(WriteRequest):
     min_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     max_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     crc32c: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    replaced: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
 
 
 def as_uploads(request: AdoptObjects) -> CommitUploads:
     """Return the same objects as uploads of no node."""
-    columns = {part.name: getattr(request, part.name) for part in fields(request)}
+    names = (part.name for part in fields(request) if part.name != "replaced")
+    columns = {name: getattr(request, name) for name in names}
     return CommitUploads(node=NodeIdentity(0, 0), **columns)
 
 

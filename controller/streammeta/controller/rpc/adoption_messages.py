@@ -40,6 +40,7 @@ def adoption_in(message: admin_pb2.AdoptObjectsRequest) -> AdoptObjects:
             start_offset=_column(ranges, "start_offset"),
             end_offset=_column(ranges, "end_offset"),
         ),
+        replaced=column(message.replaced_object_ids),
         **{name: _facts(message.objects, name) for name in FACT_COLUMNS},
     )
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from streammeta.storage.adoption.planner import (
+from streammeta.storage.adoption.model import (
     Candidate,
     Entry,
     LeftBehind,
@@ -19,7 +19,7 @@ from streammeta.storage.adoption.planner import (
     StoredRun,
     Why,
 )
-from streammeta.storage.errors import CorruptObjectError
+from streammeta.storage.errors import CorruptObjectError, ObjectNotFoundError
 from streammeta.storage.object_format.composite import decode_composite
 from streammeta.storage.object_format.object_key import OwnKey, key_for, parse_key
 from streammeta.storage.object_format.object_reader import ObjectReader
@@ -46,6 +46,27 @@ def list_stored(store: ObjectStore, namespace: str) -> Iterator[StoredObject]:
         owner = parse_key(info.key, namespace)
         if isinstance(owner, OwnKey):
             yield StoredObject(owner.object_id, info.size)
+
+
+def find_present(store: ObjectStore, namespace: str, object_ids: Iterable[int]) -> Iterator[int]:
+    """Yield which of some objects the bucket has, each looked up by its key.
+
+    Raises:
+        StorageError: the store can't be read.
+    """
+
+    def is_present(object_id: int) -> bool:
+        try:
+            store.head(key_for(object_id, namespace))
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    ids = list(object_ids)
+    with ThreadPoolExecutor(READERS, "adoption") as pool:
+        for object_id, found in zip(ids, pool.map(is_present, ids), strict=True):
+            if found:
+                yield object_id
 
 
 def read_candidates(
