@@ -214,6 +214,21 @@ def test_a_voter_is_not_taken_for_a_lost_observer() -> None:
     assert not controllers[0].added
 
 
+def test_adding_a_voter_again_is_confirmed_for_the_same_disk_and_endpoint() -> None:
+    with serving(view(1, "leader"), view(2, "follower")) as (connect, controllers):
+        for controller in controllers:
+            for voter in controller.view.voters:
+                voter.peer_endpoint = "h:1"
+        answer = add_voter(connect, 2)
+        (request,) = controllers[0].added
+        for controller in controllers:
+            controller.view.observers.append(replica(2, "another disk"))
+        refused = add_voter(connect, 2)
+    assert answer["exit_code"] == 0
+    assert request.voter.key.directory_id == "d"
+    assert refused["error"]["code"] == "DUPLICATE_VOTER"
+
+
 LEADER = 1
 SERVICES = (admin_pb2_grpc, quorum_pb2_grpc)
 

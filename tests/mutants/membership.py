@@ -2,6 +2,8 @@
 
 from tests.mutants.mutant import Mutant, Simulated, Tested
 
+_AGAIN = "tests/quorum/test_quorum_membership.py"
+
 MEMBERSHIP = (
     Mutant(
         "change-before-own-commit",
@@ -246,5 +248,40 @@ MEMBERSHIP = (
         Tested(
             "tests/quorum/test_quorum_voters.py::test_sets_that_follow_each_other_have_majorities_that_meet"
         ),
+    ),
+    Mutant(
+        "repeated-addition-refused",
+        "Adding a voter again after an unknown outcome is refused for ever.",
+        "the hint of an unknown outcome says to repeat the command",
+        """
+        streammeta.controller.quorum.membership:
+        - if named.key == key:
+        + if named.key == key and named.endpoint == "":
+        """,
+        Tested(f"{_AGAIN}::test_a_change_that_was_made_before_is_confirmed_and_changes_nothing"),
+    ),
+    Mutant(
+        "any-disk-confirmed",
+        "Adding a node that votes with another disk is confirmed, though that disk has no vote.",
+        "a lost disk would be taken for replaced",
+        """
+        streammeta.controller.quorum.membership:
+        - if named.key == key:
+        + if named.key.node_id == key.node_id:
+        """,
+        Tested(f"{_AGAIN}::test_a_node_that_votes_with_another_disk_is_not_added"),
+    ),
+    Mutant(
+        "repeated-removal-refused",
+        "Removing a voter again after an unknown outcome is refused for ever.",
+        "as for the addition",
+        """
+        streammeta.controller.quorum.membership:
+        - if voter is None:
+        -     self._confirm(change_id)
+        - elif not voter.key.matches(key):
+        + if voter is None or not voter.key.matches(key):
+        """,
+        Tested(f"{_AGAIN}::test_a_change_that_was_made_before_is_confirmed_and_changes_nothing"),
     ),
 )

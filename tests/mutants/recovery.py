@@ -218,4 +218,15 @@ RECOVERY = (
         """,
         Tested(f"{_JUMP}::test_a_leader_of_before_is_not_followed"),
     ),
+    Mutant(
+        "empty-log-is-foreign",
+        "A voter's directory that never got an entry is taken for one of another cluster.",
+        "found by trying a recovery beside a controller that was formatted and never started",
+        """
+        streammeta.controller.recover.planning:
+        - uuids = {report.cluster_uuid for report in reports if report.cluster_uuid}
+        + uuids = {report.cluster_uuid for report in reports}
+        """,
+        Tested("tests/recover/test_recover_plan.py"),
+    ),
 )

@@ -75,6 +75,26 @@ CASES = (
         None,
         "FOREIGN_REPORT",
     ),
+    Case(
+        "a voter that never got anything",
+        (five(4), five(5, (0, 0), cluster_uuid="")),
+        (1, 2, 3),
+        4,
+    ),
+    Case(
+        "an empty log and one of another cluster",
+        (five(4, (0, 0), cluster_uuid=""), five(5, cluster_id="other")),
+        (1, 2, 3),
+        None,
+        "FOREIGN_REPORT",
+    ),
+    Case(
+        "an empty log of a node that votes with another disk",
+        (five(4), five(5, (0, 0), cluster_uuid="", directory_id="never voted")),
+        (1, 2, 3),
+        None,
+        "NOT_A_VOTER",
+    ),
     Case("one directory twice", (five(4), five(4)), (1, 2, 3, 5), None, "REPEATED_REPORT"),
     Case(
         "two disks of one node",

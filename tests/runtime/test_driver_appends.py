@@ -206,7 +206,8 @@ async def test_operators_hear_why_a_change_is_refused(cluster: MemoryCluster) ->
     async with operator_of(cluster, leader) as stub:
         stranger = await refusal(stub.AddVoter(add_voter()))
         assert stranger.reason in QuorumError.__members__
-        unknown = pb.RemoveVoterRequest(cluster_id=CLUSTER, key=pb.ReplicaKey(node_id=9))
+        other_disk = pb.ReplicaKey(node_id=leader, directory_id="of another machine")
+        unknown = pb.RemoveVoterRequest(cluster_id=CLUSTER, key=other_disk)
         assert (await refusal(stub.RemoveVoter(unknown))).reason == "VOTER_NOT_FOUND"
     async with operator_of(cluster, next(i for i in cluster.nodes if i != leader)) as stub:
         asked = pb.DescribeQuorumRequest(leader_only=True)

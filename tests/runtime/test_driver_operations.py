@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from streammeta.controller.errors import NotLeaderError, OutcomeUnknownError
-from streammeta.controller.ids import NodeId
+from streammeta.controller.ids import DirectoryId, NodeId
 from streammeta.controller.metadata.requests import DescribeStreams
 from streammeta.controller.quorum.config import QuorumLimits
 from streammeta.controller.quorum.messages import EndQuorumEpochRequest, QuorumError, Request
@@ -76,15 +76,27 @@ async def test_changes_that_make_no_sense_are_refused_with_the_reason(
     await cluster.fill("a", 1)
     await settled(cluster)
     node = cluster.nodes[await cluster.leader()]
-    with pytest.raises(quorum_errors.VoterChangeError, match="node 9") as unknown:
-        await node.driver.remove_voter(ReplicaKey(NodeId(9)), SOON_MS)
+    other_disk = ReplicaKey(node.key.node_id, DirectoryId("of another machine"))
+    with pytest.raises(quorum_errors.VoterChangeError, match="not with directory") as unknown:
+        await node.driver.remove_voter(other_disk, SOON_MS)
     assert unknown.value.error is QuorumError.VOTER_NOT_FOUND
     with pytest.raises(quorum_errors.VoterChangeError) as twice:
-        await node.driver.add_voter(Voter(node.key, "elsewhere:1"), SOON_MS)
+        await node.driver.add_voter(Voter(other_disk, "elsewhere:1"), SOON_MS)
     assert twice.value.error is QuorumError.DUPLICATE_VOTER
     with pytest.raises(quorum_errors.VoterChangeError, match="does not fetch"):
         await node.driver.add_voter(Voter(ReplicaKey(NodeId(9)), "h:1"), SOON_MS)
     assert voters_of(cluster, node.key.node_id) == {0, 1, 2}
+
+
+async def test_a_repeated_change_is_answered_as_the_first_was(cluster: MemoryCluster) -> None:
+    await cluster.fill("a", 1)
+    await settled(cluster)
+    leader = cluster.nodes[await cluster.leader()]
+    gone = next(node for node in cluster.nodes.values() if node.key != leader.key)
+    removed = await leader.driver.remove_voter(gone.key, SOON_MS)
+    assert await leader.driver.remove_voter(gone.key, SOON_MS) == removed
+    assert await leader.driver.add_voter(Voter(leader.key, "here:1"), SOON_MS) == removed
+    assert voters_of(cluster, leader.key.node_id) == {0, 1, 2} - {gone.key.node_id}
 
 
 async def test_a_change_that_is_not_committed_in_time_may_still_be(cluster: MemoryCluster) -> None:

@@ -89,6 +89,8 @@ def test_an_entry_is_not_taken_if_a_later_writer_began_within_it() -> None:
     )
     assert adopted(found) == {2: (10, 12, 5), 3: (12, 13, 6)}
     assert not found.lost
+    within = plan(stored(1, entry((10, 14, 5, "a"))), stored(3, entry((12, 13, 6, "b"))))
+    assert adopted(within) == {}
 
 
 def test_equal_epochs_must_agree() -> None:

@@ -187,6 +187,7 @@ def add_voter(
     """Make a running observer a voter, and wait until that is committed.
 
     Start the controller first, on a directory formatted with --join: it becomes an observer.
+    Repeating the command does no harm.
 
     \b
     Example:
@@ -195,7 +196,8 @@ def add_voter(
     check_reachable("endpoint", endpoint)
     view = leaders_view(client)
     if directory_id is None:
-        _refuse_voter(view, node_id)
+        directory_id = _voting_disk(view, node_id, endpoint)
+    if directory_id is None:
         observer = find_replica(node_id, None, live_observers(view), "observer")
         directory_id = observer.key.directory_id
     key = pb.ReplicaKey(node_id=node_id, directory_id=directory_id)
@@ -212,16 +214,27 @@ def add_voter(
     )
 
 
-def _refuse_voter(view: pb.DescribeQuorumResponse, node_id: int) -> None:
-    """Raise CommandError if this node votes already, in the words of the controller's refusal."""
+def _voting_disk(view: pb.DescribeQuorumResponse, node_id: int, endpoint: str) -> str | None:
+    """Return the disk with which this node votes already, None if it does not.
+
+    The command was repeated then. With another endpoint or another disk at hand it was not.
+
+    Raises:
+        CommandError: another replica of the node is wanted, in the words of the controller.
+    """
+    observers = [one for one in live_observers(view) if one.key.node_id == node_id]
     for voter in view.voters:
-        if voter.key.node_id == node_id:
-            raise CommandError(
-                "DUPLICATE_VOTER",
-                f"node {node_id} votes already, at {voter.peer_endpoint}",
-                "nothing was changed; to replace its disk, remove this voter first: "
-                f"streammeta quorum remove-voter --node-id {node_id}",
-            )
+        if voter.key.node_id != node_id:
+            continue
+        if voter.peer_endpoint == endpoint and voter.key.directory_id and not observers:
+            return voter.key.directory_id
+        raise CommandError(
+            "DUPLICATE_VOTER",
+            f"node {node_id} votes already, at {voter.peer_endpoint}",
+            "nothing was changed; to replace its disk, remove this voter first: "
+            f"streammeta quorum remove-voter --node-id {node_id}",
+        )
+    return None
 
 
 @quorum.command("remove-voter")
@@ -239,26 +252,29 @@ def remove_voter(
     """Take a voter's vote away, and wait until that is committed.
 
     The controller may run or be lost; one that runs goes on as an observer until it is stopped.
-    The leader may be removed too, and hands over.
+    The leader may be removed too, and hands over. Repeating the command does no harm: `was_voter`
+    is false for a node that does not vote.
 
     \b
     Example:
       streammeta quorum remove-voter --connect 127.0.0.1:9091 --node-id 3
     """
     view = leaders_view(client)
-    voter = find_replica(node_id, directory_id, view.voters, "voter")
+    was_voter = any(voter.key.node_id == node_id for voter in view.voters)
+    key = pb.ReplicaKey(node_id=node_id, directory_id=directory_id or "")
+    if was_voter:
+        key = find_replica(node_id, directory_id, view.voters, "voter").key
     answer = client.call(
         lambda channel: QuorumServiceStub(channel).RemoveVoter,
         pb.RemoveVoterRequest(
-            cluster_id=view.cluster_id,
-            key=voter.key,
-            timeout_ms=_controllers_timeout_ms(client),
+            cluster_id=view.cluster_id, key=key, timeout_ms=_controllers_timeout_ms(client)
         ),
     )
     output.summary(
         {
             "removed": node_id,
-            "directory_id": voter.key.directory_id or None,
+            "was_voter": was_voter,
+            "directory_id": key.directory_id or None,
             "end_offset": answer.end_offset,
         }
     )

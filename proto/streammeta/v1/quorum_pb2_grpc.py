@@ -56,7 +56,7 @@ class QuorumServiceServicer:
 
     def AddVoter(self, request, context):
         """Makes an observer a voter. The leader serves it.
-        Retry: safe; a repeat that comes after the first took effect is answered DUPLICATE_VOTER.
+        Retry: safe; a repeat that comes after the first took effect is answered like it, unless the node votes with another disk: DUPLICATE_VOTER.
         Errors: statuses INVALID_REQUEST, DUPLICATE_VOTER, REQUEST_TIMED_OUT, FEATURE_LEVEL.
         Roles: admin.
         """
@@ -66,7 +66,7 @@ class QuorumServiceServicer:
 
     def RemoveVoter(self, request, context):
         """Takes a voter's vote away. The leader serves it.
-        Retry: safe; a repeat that comes after the first took effect is answered VOTER_NOT_FOUND.
+        Retry: safe; a repeat that comes after the first took effect is answered like it, and so is a node that never voted.
         Errors: statuses INVALID_REQUEST, VOTER_NOT_FOUND, REQUEST_TIMED_OUT.
         Roles: admin.
         """

@@ -40,13 +40,13 @@ class QuorumServiceStub:
     def __new__(cls, channel: _aio.Channel) -> QuorumServiceAsyncStub: ...
     AddVoter: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.AddVoterRequest, _quorum_pb2.AddVoterResponse]
     """Makes an observer a voter. The leader serves it.
-    Retry: safe; a repeat that comes after the first took effect is answered DUPLICATE_VOTER.
+    Retry: safe; a repeat that comes after the first took effect is answered like it, unless the node votes with another disk: DUPLICATE_VOTER.
     Errors: statuses INVALID_REQUEST, DUPLICATE_VOTER, REQUEST_TIMED_OUT, FEATURE_LEVEL.
     Roles: admin.
     """
     RemoveVoter: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.RemoveVoterRequest, _quorum_pb2.RemoveVoterResponse]
     """Takes a voter's vote away. The leader serves it.
-    Retry: safe; a repeat that comes after the first took effect is answered VOTER_NOT_FOUND.
+    Retry: safe; a repeat that comes after the first took effect is answered like it, and so is a node that never voted.
     Errors: statuses INVALID_REQUEST, VOTER_NOT_FOUND, REQUEST_TIMED_OUT.
     Roles: admin.
     """
@@ -62,13 +62,13 @@ class QuorumServiceAsyncStub(QuorumServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     AddVoter: _aio.UnaryUnaryMultiCallable[_quorum_pb2.AddVoterRequest, _quorum_pb2.AddVoterResponse]  # type: ignore[assignment]
     """Makes an observer a voter. The leader serves it.
-    Retry: safe; a repeat that comes after the first took effect is answered DUPLICATE_VOTER.
+    Retry: safe; a repeat that comes after the first took effect is answered like it, unless the node votes with another disk: DUPLICATE_VOTER.
     Errors: statuses INVALID_REQUEST, DUPLICATE_VOTER, REQUEST_TIMED_OUT, FEATURE_LEVEL.
     Roles: admin.
     """
     RemoveVoter: _aio.UnaryUnaryMultiCallable[_quorum_pb2.RemoveVoterRequest, _quorum_pb2.RemoveVoterResponse]  # type: ignore[assignment]
     """Takes a voter's vote away. The leader serves it.
-    Retry: safe; a repeat that comes after the first took effect is answered VOTER_NOT_FOUND.
+    Retry: safe; a repeat that comes after the first took effect is answered like it, and so is a node that never voted.
     Errors: statuses INVALID_REQUEST, VOTER_NOT_FOUND, REQUEST_TIMED_OUT.
     Roles: admin.
     """
@@ -87,7 +87,7 @@ class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_quorum_pb2.AddVoterResponse, _abc.Awaitable[_quorum_pb2.AddVoterResponse]]:
         """Makes an observer a voter. The leader serves it.
-        Retry: safe; a repeat that comes after the first took effect is answered DUPLICATE_VOTER.
+        Retry: safe; a repeat that comes after the first took effect is answered like it, unless the node votes with another disk: DUPLICATE_VOTER.
         Errors: statuses INVALID_REQUEST, DUPLICATE_VOTER, REQUEST_TIMED_OUT, FEATURE_LEVEL.
         Roles: admin.
         """
@@ -99,7 +99,7 @@ class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_quorum_pb2.RemoveVoterResponse, _abc.Awaitable[_quorum_pb2.RemoveVoterResponse]]:
         """Takes a voter's vote away. The leader serves it.
-        Retry: safe; a repeat that comes after the first took effect is answered VOTER_NOT_FOUND.
+        Retry: safe; a repeat that comes after the first took effect is answered like it, and so is a node that never voted.
         Errors: statuses INVALID_REQUEST, VOTER_NOT_FOUND, REQUEST_TIMED_OUT.
         Roles: admin.
         """

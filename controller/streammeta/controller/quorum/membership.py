@@ -49,7 +49,10 @@ class Membership:
     def _begin_adding(self, role: roles.Leader, change_id: int, voter: Voter) -> None:
         replica = self._replica
         key = voter.key
-        if replica.voters.find(key.node_id) is not None:
+        if (named := replica.voters.find(key.node_id)) is not None:
+            if named.key == key:
+                self._confirm(change_id)
+                return
             reason = f"node {key.node_id} votes already; remove its old disk first to replace it"
             self._refuse(change_id, messages.QuorumError.DUPLICATE_VOTER, reason)
             return
@@ -76,8 +79,10 @@ class Membership:
     def _remove(self, role: roles.Leader, change_id: int, key: ReplicaKey) -> None:
         replica = self._replica
         voter = replica.voters.find(key.node_id)
-        if voter is None or not voter.key.matches(key):
-            reason = f"node {key.node_id} with directory {key.directory_id} does not vote"
+        if voter is None:
+            self._confirm(change_id)
+        elif not voter.key.matches(key):
+            reason = f"node {key.node_id} votes, but not with directory {key.directory_id}"
             self._refuse(change_id, messages.QuorumError.VOTER_NOT_FOUND, reason)
         elif len(replica.voters) == 1:
             reason = f"node {key.node_id} is the only voter; add another one first"
@@ -85,6 +90,11 @@ class Membership:
         else:
             role.voter_change = roles.VoterChange(change_id, removing=voter.key)
             self._append(role, replica.voters.removed(key.node_id))
+
+    def _confirm(self, change_id: int) -> None:
+        """Answer a request for voters that are there already, as a repeat of one that was made."""
+        end_offset = self._replica.voters_named_at
+        self._replica.emit(events.VoterChangeDone(change_id, end_offset))
 
     def _refuse(self, change_id: int, error: messages.QuorumError, reason: str) -> None:
         self._replica.emit(events.VoterChangeRefused(change_id, error, reason))

@@ -182,8 +182,10 @@ def _require_one_cluster(reports: Sequence[Report]) -> None:
         message = "there is no report of a survivor"
         hint = "make one of each directory that is left: `streammeta recover inspect`"
         raise RecoveryError("NO_REPORT", message, hint)
-    clusters = {(one.cluster_id, one.cluster_uuid) for one in reports}
-    if len(clusters) > 1:
+    names = {report.cluster_id for report in reports}
+    # A log that ends before the cluster's UUID, as an empty one does, contradicts none.
+    uuids = {report.cluster_uuid for report in reports if report.cluster_uuid}
+    if len(names) > 1 or len(uuids) > 1:
         named = "; ".join(
             f"node {one.node_id}: {one.cluster_id} {one.cluster_uuid}" for one in reports
         )
