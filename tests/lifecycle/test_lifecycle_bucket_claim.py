@@ -261,9 +261,14 @@ async def test_claims_are_renewed_when_short_or_old_or_when_a_copy_left(world: C
         world.clock.advance(bucket_claim.CLAIM_AGE_MS_MAX)
         bound = world.gate.bound
         await asyncio.sleep(10 * INTERVAL_MS / 1000)
-        assert world.gate.bound == bound, "no id was issued since"
+        assert world.gate.bound == bound, "nothing has changed since"
         await world.issue("a")
         await renewed("a claim after ids were issued for a while")
+        world.clock.advance(bucket_claim.CLAIM_AGE_MS_MAX)
+        await world.write(
+            requests.CreateStreams(request_id="c", node=BROKER, streams=(requests.NewStream(),))
+        )
+        await renewed("a claim after any other change")
         world.claims.claim_soon()
         await renewed("a claim after a copy has left")
         world.gate.open(

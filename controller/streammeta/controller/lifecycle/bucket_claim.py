@@ -122,10 +122,11 @@ def next_bound(issued: Issued) -> int:
     return min(_INT64_MAX, max(issued.next_object_id + CLAIM_STEP, issued.issued_below + 1))
 
 
-CLAIM_AGE_MS_MAX = 60_000
-"""Age in milliseconds at which a claim is renewed while ids are issued.
+CLAIM_AGE_MS_MAX = 10_000
+"""Age in milliseconds at which a claim is renewed if the map has changed since.
 
-Bounds the ids that a restored map can miss.
+Bounds the changes that a restored map can miss without being found older than the bucket: ids that
+it would issue again, and committed uploads that it would let expire, so that their objects go.
 """
 
 
@@ -137,7 +138,10 @@ class _Term:
     is_marked: bool = False
     is_safe: bool = False
     claimed_at_ms: int = 0
-    next_id_claimed: int | None = None
+    claimed_at_offset: int = 0
+    """End of the log with the last claim's bound; whatever came later no claim tells of."""
+    written_to: int = 0
+    """End of the log with the last entry of this task."""
     is_claim_wanted: bool = True
     refused: str = ""
     retry_at_ms: int = 0
@@ -308,9 +312,9 @@ class BucketClaims(TermWork[_Term]):
     def _is_claim_due(self, term: _Term) -> bool:
         next_id = self._controller.cluster_map.next_object_id
         is_short = next_id > self._gate.bound - CLAIM_STEP // 2
-        is_used = next_id != term.next_id_claimed
         age_ms = self._clock.monotonic_ms() - term.claimed_at_ms
-        return term.is_claim_wanted or is_short or (is_used and age_ms >= CLAIM_AGE_MS_MAX)
+        is_changed = self._controller.cluster_map.applied_end_offset > term.claimed_at_offset
+        return term.is_claim_wanted or is_short or (is_changed and age_ms >= CLAIM_AGE_MS_MAX)
 
     async def _claim(self, term: _Term) -> None:
         term.is_claim_wanted, was_wanted = False, term.is_claim_wanted
@@ -324,7 +328,7 @@ class BucketClaims(TermWork[_Term]):
         if term.refused:
             _log.info("bucket_accepted", namespace=self._namespace)
         term.refused = ""
-        term.next_id_claimed, term.claimed_at_ms = next_id, self._clock.monotonic_ms()
+        term.claimed_at_ms = self._clock.monotonic_ms()
         _log.info("object_ids_claimed", next_id=next_id, issued_below=bound)
         await self._call(term, lambda store: delete_old_claims(store, self._namespace))
 
@@ -354,6 +358,7 @@ class BucketClaims(TermWork[_Term]):
                 term.is_safe = True  # the round comes to this only if the map is not behind
                 uuid_ = term.cluster_uuid
                 await self._write(term, ClaimBucket(cluster_uuid=uuid_, issued_below=bound))
+                term.claimed_at_offset = term.written_to
             case PutClaim(bound):
                 await self._put_claim(term, bound)
         return None
@@ -380,6 +385,7 @@ class BucketClaims(TermWork[_Term]):
         await submission.committed()
         (answer,) = submission.answers
         self._require(term)
+        term.written_to = submission.offset
         assert isinstance(answer, ClaimBucketAnswer)
         return answer
 
