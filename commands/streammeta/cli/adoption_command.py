@@ -206,10 +206,7 @@ def _surveyed(
         if state is None:
             return None
         stored = list(list_stored(store, cluster.object_namespace))
-        present = {one.object_id for one in stored}
-        # What a list leaves out may be there nevertheless.
-        unlisted = sorted(state.held.keys() - present)
-        present |= set(find_present(store, cluster.object_namespace, unlisted))
+        present = find_present(store, cluster.object_namespace, stored, state.held)
         undecided = [one for one in stored if state.is_candidate(one.object_id)]
         found = list(
             read_candidates(

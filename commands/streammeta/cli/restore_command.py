@@ -44,10 +44,14 @@ from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import ObjectStore
 
 if TYPE_CHECKING:
+    from streammeta.cli.adoption_survey import Missing
     from streammeta.controller.backup.archive import Archive
     from streammeta.controller.backup.replaying import Replayed
     from streammeta.controller.backup.restoring import RestorePlan
     from streammeta.controller.backup.single_file import SingleFile
+
+MISSING_SHOWN = 1_000
+"""Ranges that a plan lists as missing at most."""
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -124,7 +128,10 @@ def plan_command(
 ) -> None:
     """Tell what a restore would give, and write a plan of it; change nothing else.
 
-    The backup is restored in memory, every byte of it checked, by default to its end.
+    The backup is restored in memory, every byte of it checked, by default to its end. `missing` are
+    the first ranges that the map reads from objects that the bucket no longer has; `streammeta
+    restore adopt` finds the records that were compacted since, but not those that were trimmed or
+    whose stream was deleted.
 
     \b
     Example:
@@ -150,6 +157,7 @@ def plan_command(
         if not supersede:
             _require_owner(objects, namespace, folder)
         plan = _planned(replayed, folder, objects, namespace, new_cluster_id, voters)
+        missing = _list_missing(replayed, objects, namespace)
     if file is not None:
         if file.exists():
             raise CommandError("EXISTS", f"{file} exists; it was left as it is", "name another")
@@ -161,8 +169,22 @@ def plan_command(
             "streams": size.streams,
             "objects": size.objects,
             "keys": size.keys,
+            "missing_objects": len({row.object_id for row in missing}),
         }
     )
+    rows = [(row.object_id, row.stream_id, row.start, row.end) for row in missing[:MISSING_SHOWN]]
+    output.rows("missing", ("object_id", "stream_id", "start_offset", "end_offset"), rows)
+
+
+def _list_missing(replayed: Replayed, objects: ObjectStore, namespace: str) -> list[Missing]:
+    """Return what the restored map reads from objects that the bucket no longer has."""
+    from streammeta.cli.adoption_survey import list_held, list_missing
+    from streammeta.storage.adoption.survey import find_present, list_stored
+
+    sections = replayed.cluster_map.freeze().sections()
+    held = list_held(sections["objects"], sections["object_ranges"])
+    present = find_present(objects, namespace, list_stored(objects, namespace), held)
+    return list(list_missing(held, present))
 
 
 @restore.command("apply")

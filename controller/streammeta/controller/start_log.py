@@ -1,4 +1,4 @@
-"""The first line of a controller's log: its version and its settings, without secrets."""
+"""First lines of a controller's log: its version, its settings without secrets, and a warning."""
 
 from __future__ import annotations
 
@@ -35,3 +35,11 @@ def log_start(config: ControllerConfig) -> None:
         cluster_id=config.cluster_id,
         settings=settings,
     )
+    if config.backup_store and config.backup_keep_ms > config.delete_delay_ms:
+        _log.warning(
+            "backup_outlives_objects",
+            backup_keep_ms=config.backup_keep_ms,
+            delete_delay_ms=config.delete_delay_ms,
+            advice="a restore to a point that is older than --delete-delay-ms loses records that "
+            "were trimmed or deleted since; raise --delete-delay-ms to keep their objects longer",
+        )

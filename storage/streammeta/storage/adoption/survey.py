@@ -6,7 +6,7 @@ their records. Judges nothing, see `planner`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -48,12 +48,21 @@ def list_stored(store: ObjectStore, namespace: str) -> Iterator[StoredObject]:
             yield StoredObject(owner.object_id, info.size)
 
 
-def find_present(store: ObjectStore, namespace: str, object_ids: Iterable[int]) -> Iterator[int]:
-    """Yield which of some objects the bucket has, each looked up by its key.
+def find_present(
+    store: ObjectStore, namespace: str, stored: Iterable[StoredObject], wanted: Iterable[int]
+) -> set[int]:
+    """Return the listed objects, and wanted ones that are there although no list had them.
 
     Raises:
         StorageError: the store can't be read.
     """
+    present = {listed.object_id for listed in stored}
+    unlisted = sorted(set(wanted) - present)
+    return present | set(_look_up(store, namespace, unlisted))
+
+
+def _look_up(store: ObjectStore, namespace: str, object_ids: Sequence[int]) -> Iterator[int]:
+    """Yield which of some objects the bucket has, each by its key."""
 
     def is_present(object_id: int) -> bool:
         try:
@@ -62,9 +71,8 @@ def find_present(store: ObjectStore, namespace: str, object_ids: Iterable[int]) 
             return False
         return True
 
-    ids = list(object_ids)
     with ThreadPoolExecutor(READERS, "adoption") as pool:
-        for object_id, found in zip(ids, pool.map(is_present, ids), strict=True):
+        for object_id, found in zip(object_ids, pool.map(is_present, object_ids), strict=True):
             if found:
                 yield object_id
 
