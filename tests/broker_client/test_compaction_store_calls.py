@@ -20,6 +20,7 @@ from streammeta.client.compaction.commit import WrittenObject
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.output_writer import OutputJournal
 from streammeta.client.compaction.report import SourceError
+from streammeta.client.compaction.runner import repeat
 from streammeta.client.compaction.set_object_sources import (
     Source,
     SourceIndex,
@@ -35,7 +36,9 @@ from streammeta.storage.compaction.verification import RecordedChecksum, SourceC
 from streammeta.storage.errors import (
     AccessDeniedError,
     ObjectNotFoundError,
+    StorageError,
     StoreUnavailableError,
+    WrongBucketError,
 )
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.patience import Patience
@@ -135,6 +138,18 @@ async def test_a_store_that_turns_it_away_is_asked_again_and_other_errors_are_fi
         store.fail_next("get_range", slow_down)
         with pytest.raises(StoreUnavailableError):
             await calls.read(4, lambda: store.get_range("key"))
+
+
+async def test_cycles_of_compaction_outlast_failures_of_controllers_and_store() -> None:
+    failures: list[StorageError] = [AccessDeniedError("skewed"), StoreUnavailableError("down")]
+    ended = WrongBucketError("namespace", "another cluster's", "cluster c")
+
+    async def cycle(_now_s: float) -> None:
+        raise failures.pop() if failures else ended
+
+    with pytest.raises(WrongBucketError):
+        await repeat(0.001, cycle)
+    assert not failures
 
 
 async def test_what_was_begun_has_ended_before_anything_is_dropped() -> None:

@@ -8,15 +8,18 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import grpc
 import pytest
 
 from streammeta.client import ReaderConfig, StreamReader, StreamTail, errors
+from streammeta.client.methods import GET_OBJECTS
 from streammeta.client.reading import map_follower
 from streammeta.storage.errors import (
     AccessDeniedError,
     StorageError,
     StoreRejectedError,
     StoreUnavailableError,
+    WrongBucketError,
 )
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
@@ -39,8 +42,8 @@ async def tailing(
             yield place, reader
 
 
-async def take(tail: StreamTail, count: int) -> list[RecordBatch]:
-    async with asyncio.timeout(SOON):
+async def take(tail: StreamTail, count: int, within_s: float = SOON) -> list[RecordBatch]:
+    async with asyncio.timeout(within_s):
         return [await anext(tail) for _ in range(count)]
 
 
@@ -195,6 +198,57 @@ async def test_without_a_watch_waiters_ask_from_time_to_time() -> None:
         await until(lambda: place.cluster.calls["GetObjects"] > asked + 3, "questions")
         place.world.commit({0: 2})
         assert [one.base_offset for one in await waiting] == [10, 11]
+
+
+async def test_a_tail_waits_for_controllers_and_reads_on_where_it_was(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its calls end at their deadlines meanwhile, again and again; the tail does not."""
+    async with tailing() as (place, reader):
+        place.client.deadline_s = 0.05
+        place.world.watch_is_broken = True
+        tail = reader.tail(0, 0)
+        await take(tail, 10)
+        place.cluster.fail_next(GET_OBJECTS, grpc.StatusCode.UNAVAILABLE, times=1_000_000)
+        place.world.commit({0: 5})
+        waiting = asyncio.create_task(take(tail, 5, within_s=60.0))
+        retries = place.client.tally.retries
+        await until(lambda: retries["tail"] >= 3 or waiting.done(), "repeated reads", 60.0)
+        assert not waiting.done()
+        place.cluster.fail_next(GET_OBJECTS, grpc.StatusCode.UNAVAILABLE, times=0)
+        assert [record.base_offset for record in await waiting] == [10, 11, 12, 13, 14]
+    assert "tail at offset 10 can't read, retrying in" in caplog.text
+
+
+async def test_a_tail_waits_for_a_store_that_fails_longer_than_a_read_may() -> None:
+    config = ReaderConfig(poll_interval_s=60.0, request_timeout_s=0.02)
+    async with tailing(config=config) as (place, reader):
+        place.world.store.fail_next("get_range", AccessDeniedError("skewed"), times=8)
+        records = await take(reader.tail(0, 0), 10, within_s=60.0)
+        assert [record.base_offset for record in records] == list(range(10))
+        assert place.client.tally.retries["tail"] > 0
+
+
+@pytest.mark.parametrize("error", [StoreRejectedError("no"), WrongBucketError("n", "a", "b")])
+async def test_a_failure_that_does_not_pass_ends_a_tail(error: StorageError) -> None:
+    async with tailing() as (place, reader):
+        place.world.store.fail_next("get_range", error)
+        with pytest.raises(type(error)):
+            await take(reader.tail(0, 0), 1)
+        assert place.client.tally.retries["tail"] == 0
+
+
+async def test_a_tail_that_waits_out_an_outage_ends_when_it_or_its_reader_is_closed() -> None:
+    async with tailing() as (place, reader):
+        place.client.deadline_s = 0.05
+        place.cluster.fail_next(GET_OBJECTS, grpc.StatusCode.UNAVAILABLE, times=1_000_000)
+        tails = [reader.tail(0, 0), reader.tail(1, 0)]
+        waiting = [asyncio.create_task(take(tail, 1, within_s=60.0)) for tail in tails]
+        await until(lambda: place.client.tally.retries["tail"] >= 6, "repeated reads", 60.0)
+        await tails[0].close()
+        await reader.close()
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(error) for error in ended] == [StopAsyncIteration, errors.ReaderClosedError]
 
 
 async def test_changes_that_are_gone_everywhere_lose_nothing() -> None:

@@ -220,7 +220,7 @@ async def test_it_goes_on_and_names_what_is_to_be_done_for_others() -> None:
 
 
 async def test_one_that_does_not_get_through_is_not_the_last() -> None:
-    session = FakeSession([SHORT, UNAVAILABLE, UNAVAILABLE, SHORT])
+    session = FakeSession([SHORT, UNAVAILABLE, RuntimeError("a defect"), UNAVAILABLE, SHORT])
     async with heartbeat_of(session, []):
         await until(lambda: session.sent > 6, "heartbeats after failures")
 

@@ -174,4 +174,60 @@ OUTAGES = (
             "test_a_store_that_fails_for_a_while_does_not_end_trimming"
         ),
     ),
+    Mutant(
+        "tail-ends-with-an-outage",
+        "A tail ends when no controller has led for 30 s, while appends go on afterwards.",
+        "a background consumer that stops without a word",
+        """
+        streammeta.client.reading.map_follower:
+        - return isinstance(error, ControllerUnavailableError | ReadDeadlineError)
+        + return False
+        """,
+        Tested(
+            "tests/broker_client/test_reading_tail.py::"
+            "test_a_tail_waits_for_controllers_and_reads_on_where_it_was"
+        ),
+    ),
+    Mutant(
+        "tail-ends-with-a-refusal-that-passes",
+        "A tail ends when the store has refused longer than one read may take.",
+        "keys that are rotated while a consumer waits",
+        """
+        streammeta.client.reading.map_follower:
+        - return error.may_pass
+        + return False
+        """,
+        Tested(
+            "tests/broker_client/test_reading_tail.py::"
+            "test_a_tail_waits_for_a_store_that_fails_longer_than_a_read_may"
+        ),
+    ),
+    Mutant(
+        "tail-waits-out-what-does-not-pass",
+        "A tail of a bucket that is another cluster's waits for ever.",
+        "a loop around every error",
+        """
+        streammeta.client.reading.map_follower:
+        - if not _may_pass(error):
+        + if isinstance(error, str):
+        """,
+        Tested(
+            "tests/broker_client/test_reading_tail.py::"
+            "test_a_failure_that_does_not_pass_ends_a_tail"
+        ),
+    ),
+    Mutant(
+        "heartbeats-end-with-a-defect",
+        "An unexpected error ends the heartbeats without a word, and the node is fenced.",
+        "a background task whose exception nobody retrieves",
+        """
+        streammeta.client.session:
+        - except Exception:  # noqa: BLE001 - without heartbeats the node is fenced
+        + except ZeroDivisionError:
+        """,
+        Tested(
+            "tests/broker_client/test_refused_for_now.py::"
+            "test_one_that_does_not_get_through_is_not_the_last"
+        ),
+    ),
 )

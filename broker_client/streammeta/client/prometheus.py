@@ -81,8 +81,8 @@ def _of_writes(seen: ClientMetrics) -> Iterator[Metric]:
 def _of_calls(seen: ClientMetrics) -> Iterator[Metric]:
     yield _counter(
         "retries",
-        "Repetitions by reason: of calls to controllers, of upload, and of uploads under new ids"
-        " (upload_anew).",
+        "Repetitions by reason: of calls to controllers, of upload, of uploads under new ids"
+        " (upload_anew), and of reads of tails (tail).",
         "reason",
         seen.retries.items(),
     )

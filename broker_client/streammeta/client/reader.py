@@ -49,6 +49,7 @@ from streammeta.client.reading.range_reader import Fetched, RangeReader
 from streammeta.client.reading.slice_cache import SliceCache
 from streammeta.client.reading.time_lookup import Bound, OffsetAtTime, TimedStreams, TimestampOf
 from streammeta.client.resources import ClosedAtExit, StoreThreads, warn_unclosed
+from streammeta.client.tally import TAIL
 from streammeta.storage.object_format.index_block import UNLIMITED
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.base import ObjectStore
@@ -81,6 +82,7 @@ class StreamReader(ClosedAtExit):
         self._config = config = ReaderConfig() if config is None else config
         check_kind("config", config, ReaderConfig, "a ReaderConfig, or None for its defaults")
         self._stats = ReaderStats()
+        self._tally = client.tally
         self._bucket = BucketCheck(client, store, namespace)
         self._threads = StoreThreads(store, config.fetch_threads, "fetch")
         self._lookups = Lookups(client)
@@ -258,14 +260,16 @@ class StreamReader(ClosedAtExit):
     ) -> StreamTail:
         """Go through a stream from `offset` on without end, waiting for what is not there yet.
 
-        All tails of a reader share one watch. About `max_bytes` of payload are read at a time.
+        It also waits while no controller leads or the store fails for a reason that may pass; a log
+        message says so. All tails of a reader share one watch. About `max_bytes` of payload are
+        read at a time.
         """
         _check_read(stream_id, offset, None, max_bytes, "offset")
 
         def read(at: int) -> Awaitable[Fetched]:
             return self._fetch_once(StreamQuery(stream_id, at), max_bytes, None)
 
-        return StreamTail(self._news(stream_id), read, offset)
+        return StreamTail(self._news(stream_id), read, offset, self._note_retry)
 
     async def read_streams(
         self, stream_ids: Iterable[int]
@@ -323,6 +327,9 @@ class StreamReader(ClosedAtExit):
             query.stream_id,
             deadline_s,
         )
+
+    def _note_retry(self) -> None:
+        self._tally.retries[TAIL] += 1
 
     def _news(self, stream_id: int) -> ChangeWait:
         return ChangeWait(self._slices, self._follower, stream_id, self._config.poll_interval_s)

@@ -327,6 +327,8 @@ class Heartbeat(ClosedAtExit):
             return False  # no client to send with, or controllers without sessions
         except errors.BrokerClientError as error:
             _log.warning("a heartbeat was refused: %s", error)
+        except Exception:  # noqa: BLE001 - without heartbeats the node is fenced
+            _log.exception("a heartbeat failed unexpectedly, the next one follows")
         else:
             if answer.session_timeout_s > 0:
                 self._interval_s = answer.session_timeout_s / HEARTBEATS_PER_SESSION

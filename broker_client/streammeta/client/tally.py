@@ -26,13 +26,14 @@ VERDICTS = ("accepted", "refused", "unanswered")
 An unanswered commit may have been accepted.
 """
 
-UPLOAD, UPLOAD_ANEW = "upload", "upload_anew"
+UPLOAD, UPLOAD_ANEW, TAIL = "upload", "upload_anew", "tail"
 
-REASONS = (*(kind.name.lower() for kind in FailureKind), UPLOAD, UPLOAD_ANEW)
+REASONS = (*(kind.name.lower() for kind in FailureKind), UPLOAD, UPLOAD_ANEW, TAIL)
 """Reasons to do something again.
 
 Those of `FailureKind` repeat a call to the controllers; `upload` repeats the preparation or upload
-of an object, `upload_anew` uploads its records under a new id because the former one is of no use.
+of an object, `upload_anew` uploads its records under a new id because the former one is of no use,
+`tail` repeats a read of a tail that waits out an outage.
 """
 
 

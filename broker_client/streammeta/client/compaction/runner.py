@@ -14,6 +14,7 @@ from streammeta.client.compaction.store_calls import StoreCalls
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.errors import BrokerClientError, NodeFencedError, NodeNotRegisteredError
 from streammeta.client.model import NodeIdentity
+from streammeta.storage.errors import StorageError, WrongBucketError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import ObjectStore
 
@@ -66,8 +67,8 @@ async def repeat(interval_s: float, cycle: Callable[[float], Coroutine[Any, Any,
         begun = loop.time()
         try:
             await cycle(begun)
-        except BARRED:
+        except (*BARRED, WrongBucketError):
             raise
-        except BrokerClientError as error:
+        except (BrokerClientError, StorageError) as error:
             _log.warning("compaction failed and is tried again: %s", error)
         await asyncio.sleep(max(0.0, begun + interval_s - loop.time()))

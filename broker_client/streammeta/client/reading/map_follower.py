@@ -5,13 +5,15 @@ known it asks for these alone; a new one restarts it at its position with a larg
 nothing is missed. Many streams, or new ones all the time, are followed without a filter. A watch
 that fell too far behind restarts at the present, and the cache is notified of the gap. Without a
 healthy watch a tail polls. Its position is in the tail, not in a call: a cancelled call loses
-nothing.
+nothing. A tail has no deadline: while no controller leads, or the store fails for a reason that may
+pass, it waits and reads on from its position.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -19,12 +21,17 @@ from contextlib import ExitStack, aclosing
 from typing import Self
 
 from streammeta.client.controller_client import ControllerClient
-from streammeta.client.errors import BrokerClientError
+from streammeta.client.errors import (
+    BrokerClientError,
+    ControllerUnavailableError,
+    ReadDeadlineError,
+)
 from streammeta.client.metadata_watch import MetadataWatch
 from streammeta.client.reading.range_reader import Fetched
 from streammeta.client.reading.slice_cache import SliceCache
 from streammeta.rpc import tracing
 from streammeta.storage.backoff import Backoff
+from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.v1 import metadata_pb2
 
@@ -37,6 +44,8 @@ _LAG_CHECK_S = 10.0
 _LAG_ALLOWED_S = 3.0
 _PAUSES = Backoff(first=0.1, longest=10.0, jitter=0.0)
 """Waits before the map is followed again, in seconds."""
+_TAIL_PAUSES = Backoff(first=0.1, longest=5.0)
+"""Waits before a tail reads again after a failure that may pass, in seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -239,6 +248,17 @@ class ChangeWait:
         """Ignore changes that came before this call."""
         self._event.clear()
 
+    async def pause(self, seconds: float) -> None:
+        """Wait for some time, or until something is heard of the stream, or it is followed no more.
+
+        The changes that end it are not forgotten.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+        except TimeoutError:
+            return
+
     async def wait(self) -> None:
         """Return after a change since `expect`, or when one may have been missed."""
         while not self._event.is_set():
@@ -254,15 +274,22 @@ class ChangeWait:
 class StreamTail:
     """An endless iterator over the record batches of one stream from an offset on.
 
-    Use it as an async context manager or `close` it. Raises what `read` raises; after that it may
-    be iterated on, from the same place.
+    Use it as an async context manager or `close` it. Raises what `read` raises unless it may pass;
+    after that it may be iterated on, from the same place. `on_retry` is called for each failure
+    that it waits out.
     """
 
     def __init__(
-        self, news: ChangeWait, read: Callable[[int], Awaitable[Fetched]], offset: int
+        self,
+        news: ChangeWait,
+        read: Callable[[int], Awaitable[Fetched]],
+        offset: int,
+        on_retry: Callable[[], None] = lambda: None,
     ) -> None:
         self._news = news
         self._read = read
+        self._on_retry = on_retry
+        self._failures = 0
         self._waiting: deque[RecordBatch] = deque()
         self._read_to = offset
         self._position = offset
@@ -311,8 +338,36 @@ class StreamTail:
         if self._news.nothing_at(self._read_to):
             await self._news.wait()
             return
-        fetched = await self._read(self._read_to)
+        try:
+            fetched = await self._read(self._read_to)
+        except (BrokerClientError, StorageError) as error:
+            if not _may_pass(error):
+                raise
+            await self._pause(error)
+            return
+        self._note_success()
         self._waiting.extend(fetched.records)
         self._read_to = fetched.next_offset
         if not fetched.records:
             await self._news.wait()
+
+    async def _pause(self, error: Exception) -> None:
+        wait = _TAIL_PAUSES.wait(self._failures, random.random())
+        self._failures += 1
+        self._on_retry()
+        _log.warning(
+            "tail at offset %d can't read, retrying in %.3g s: %s", self._read_to, wait, error
+        )
+        await self._news.pause(wait)
+
+    def _note_success(self) -> None:
+        if self._failures:
+            _log.info("tail reads again from offset %d", self._read_to)
+        self._failures = 0
+
+
+def _may_pass(error: BrokerClientError | StorageError) -> bool:
+    """Tell whether the same read may succeed later."""
+    if isinstance(error, StorageError):
+        return error.may_pass
+    return isinstance(error, ControllerUnavailableError | ReadDeadlineError)

@@ -211,8 +211,8 @@ class Broker:
                     await self._housekeep()
             except ControllerUnavailableError as error:
                 _log.warning("the view is not renewed: %s", error)
-            except (BrokerClientError, PartitionError, StorageError):
-                _log.exception("the view is not acted upon")
+            except Exception:  # noqa: BLE001 - partitions must be opened and closed all the same
+                _log.exception("the view is not acted upon, it is read again")
 
     async def _appoint(self) -> bool:
         """Name leaders where there are none, or too many of a broker; say if any may be new."""

@@ -8,6 +8,7 @@ A former coordinator's commit is refused by the versions of the keys.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Iterable, Mapping
@@ -28,6 +29,8 @@ _PUT_ATTEMPTS = 3
 _NEEDS_ID_FROM = 4
 _GROUP, _TRANSACTION = 0, 1
 """Types of keys that a coordinator is looked for by."""
+
+_log = logging.getLogger(__name__)
 
 
 def _now_ms() -> int:
@@ -62,15 +65,21 @@ class Groups:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
-            now = _now_ms()
-            for name in [one for one in self._offsets if self._refusal(one) is not Code.NONE]:
-                del self._offsets[name]
-            for name, group in list(self.groups.items()):
-                if self._refusal(name) is Code.NOT_COORDINATOR:
-                    del self.groups[name]
-                    self._send(group.end(Code.NOT_COORDINATOR))
-                    continue
-                self._send(group.tick(now))
+            try:
+                self._pass_time(_now_ms())
+            except Exception:  # noqa: BLE001 - members of other groups must be timed out too
+                _log.exception("groups were not looked at, they are looked at again")
+
+    def _pass_time(self, now_ms: int) -> None:
+        """Drop groups of other coordinators, and time out members of the own ones."""
+        for name in [one for one in self._offsets if self._refusal(one) is not Code.NONE]:
+            del self._offsets[name]
+        for name, group in list(self.groups.items()):
+            if self._refusal(name) is Code.NOT_COORDINATOR:
+                del self.groups[name]
+                self._send(group.end(Code.NOT_COORDINATOR))
+                continue
+            self._send(group.tick(now_ms))
 
     def _send(self, replies: Iterable[Reply]) -> None:
         for token, answer in replies:

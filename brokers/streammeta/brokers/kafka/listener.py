@@ -70,7 +70,7 @@ class KafkaListener:
                 if await asyncio.to_thread(watched.look):
                     await self._renew()
                     _log.info("new connections get the certificate that replaced the one before")
-            except TlsError as error:
+            except (TlsError, OSError) as error:
                 _log.error("certificates not replaced: %s", error)
 
     async def _renew(self) -> None:

@@ -29,6 +29,8 @@ async def follow_news(controllers: ControllerClient, keys: Keys, tell: Callable[
             await _follow(controllers, keys, described.high_watermark or 0, tell)
         except BrokerClientError as error:
             _log.warning("no news of the cluster: %s", error)
+        except Exception:  # noqa: BLE001 - the view must be renewed all the same
+            _log.exception("the watch of the cluster failed unexpectedly, it is set up again")
         await asyncio.sleep(_PAUSE_S)
 
 
