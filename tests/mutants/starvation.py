@@ -3,6 +3,7 @@
 from tests.mutants.mutant import Mutant, Tested
 
 _DISKS = "tests/quorum/test_quorum_slow_disks.py::"
+_PATIENCE = "tests/quorum/test_peer_patience.py::"
 _LOOP = "tests/runtime/test_core_loop.py::"
 
 STARVATION = (
@@ -142,5 +143,51 @@ STARVATION = (
             "tests/runtime/test_flush_place.py"
             "::test_flushes_of_seconds_take_the_loop_a_small_share_of_its_time"
         ),
+    ),
+    Mutant(
+        "handshake-limit-fixed",
+        "Each handshake with a starved peer is given up at the same time, and begun again.",
+        "measured: a starved cluster over TLS had no leader for half a minute",
+        """
+        streammeta.controller.peers.patience:
+        - self._doublings = min(self._doublings + 1, _DOUBLINGS_MAX)
+        + self._doublings = 0
+        """,
+        Tested(_PATIENCE + "test_a_peer_that_takes_several_limits_for_its_hello_is_reached"),
+    ),
+    Mutant(
+        "limit-never-shrinks",
+        "A peer that was starved once is waited for eight times as long from then on.",
+        "limits that grow and stay; the cut that follows is noticed late",
+        """
+        streammeta.controller.peers.patience:
+        - while self._doublings and took_s * _SHARE_OF_ANSWER <= self.limit_s / 2:
+        + while self._doublings and took_s < 0:
+        """,
+        Tested(_PATIENCE + "test_the_limit_doubles_with_each_cut_and_shrinks_with_quick_answers"),
+    ),
+    Mutant(
+        "late-timer-ends-connections",
+        "A process that was stopped ends its connections before it reads the answers on them.",
+        "a variant of the time lost by the quorum's loop",
+        """
+        streammeta.controller.peers.dialled:
+        - if now - self._timer_at > _LATE_S:
+        + if now - self._timer_at > 1e9:
+        """,
+        Tested(
+            _PATIENCE + "test_answers_that_arrived_while_the_process_was_stopped_are_read_first"
+        ),
+    ),
+    Mutant(
+        "silent-connections-patiently-kept",
+        "Connections that say nothing keep their scarce places for as long as starved peers may.",
+        "a slow-handshake attack; found while the limits were made longer",
+        """
+        streammeta.controller.peers.server:
+        - return HELLO_TIMEOUT_S * (HELLO_PATIENCE if is_roomy else 1)
+        + return HELLO_TIMEOUT_S * HELLO_PATIENCE
+        """,
+        Tested(_PATIENCE + "test_silent_connections_have_less_time_when_their_places_are_scarce"),
     ),
 )

@@ -22,7 +22,10 @@ HANDSHAKES_MAX_PER_HOST = 32
 """The same of one host: one that shows nothing leaves room for the others."""
 
 HANDSHAKE_TIMEOUT_S = 2.0
-"""Time for a handshake, in seconds."""
+"""Time for a handshake while many are under way, in seconds."""
+
+HANDSHAKE_PATIENCE_S = 10.0
+"""Time for a handshake while few are: a peer that is starved is not made to begin again."""
 
 _BACKLOG = 100
 
@@ -34,6 +37,8 @@ class Bounds:
     handshakes: int = HANDSHAKES_MAX
     handshakes_of_host: int = HANDSHAKES_MAX_PER_HOST
     handshake_s: float = HANDSHAKE_TIMEOUT_S
+    handshake_patience_s: float = HANDSHAKE_PATIENCE_S
+    """Time for a handshake while less than half of the places are taken."""
     backlog: int = _BACKLOG
     """Connections that wait to be taken."""
 
@@ -168,18 +173,29 @@ class Listener:
         bounds = self._bounds
         return len(self._handshakes) < bounds.handshakes and from_host < bounds.handshakes_of_host
 
+    def _limit_s(self, host: str) -> float:
+        """Return the time for a new handshake: less while its places are scarce."""
+        bounds = self._bounds
+        from_host = sum(other == host for other in self._handshakes.values())
+        is_roomy = (
+            len(self._handshakes) <= bounds.handshakes // 2
+            and from_host <= bounds.handshakes_of_host // 2
+        )
+        return bounds.handshake_patience_s if is_roomy else bounds.handshake_s
+
     async def _take(self, opened: socket.socket, host: str) -> None:
         loop = asyncio.get_running_loop()
         self._untaken.discard(opened)
         untaken: socket.socket | None = opened
+        limit_s = self._limit_s(host)
         try:
-            async with asyncio.timeout(self._bounds.handshake_s):
+            async with asyncio.timeout(limit_s):
                 context = await self._wanted(opened)
                 untaken = None  # its protocol closes it from here on
                 made = partial(self._factory, host)
                 await loop.connect_accepted_socket(made, opened, ssl=context)
         except (OSError, TimeoutError) as error:
-            reason = str(error) or f"no handshake within {self._bounds.handshake_s} s"
+            reason = str(error) or f"no handshake within {limit_s:g} s"
             self._complain(host, "handshake_failed", reason)
         finally:
             if untaken is not None:

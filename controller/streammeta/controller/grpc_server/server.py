@@ -132,6 +132,7 @@ class Server:
                 handshakes=limits.handshakes,
                 handshakes_of_host=limits.handshakes_of_host,
                 handshake_s=limits.handshake_s,
+                handshake_patience_s=limits.handshake_s,
                 backlog=_BACKLOG,
             ),
             has_room=lambda handshakes: len(self.connections) + handshakes < limits.connections,

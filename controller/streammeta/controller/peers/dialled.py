@@ -2,14 +2,16 @@
 
 Requests wait until the listener has answered the hello. All have the same time limit, so that one
 timer, for the oldest, serves them all; when one passes, the whole connection ends, for TCP tries
-an old connection for minutes after a cut has healed. Reports every end once, with the requests that
-get no answer any more.
+an old connection for minutes after a cut has healed. The limit counts from the last progress, once
+over for each request, and time in which this process did not run does not count. Reports every end
+once, with the requests that get no answer any more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 import ssl
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -27,6 +29,7 @@ from streammeta.controller.peers.frames import (
     seal,
 )
 from streammeta.controller.peers.hello import Hello, HelloAnswer, HelloError, Purpose, Refusal
+from streammeta.controller.peers.patience import Patience
 from streammeta.controller.peers.tls import PeerTls, StrangerError
 from streammeta.controller.peers.wire import ANSWER_KINDS, decode_answer, encode_request
 from streammeta.controller.quorum.messages import Request, Response
@@ -37,6 +40,9 @@ IN_FLIGHT_MAX = 32
 
 OUTPUT_BYTES_MAX = 1 << 20
 """Bytes of requests that may wait to leave; with more a request fails at once."""
+
+_LATE_S = 0.5
+"""Delay of a timer from which on what has arrived is read before anything is given up."""
 
 
 class End(Enum):
@@ -103,7 +109,7 @@ class Caller(Protocol):
 class _Call(NamedTuple):
     request: Request
     answer_kind: FrameKind
-    deadline: float
+    asked_at: float
 
 
 class DialledConnection(FramedConnection):
@@ -114,7 +120,7 @@ class DialledConnection(FramedConnection):
         place: Place,
         identity: Identity,
         caller: Caller,
-        timeout_ms: int,
+        patience: Patience,
         version: int,
         tls: PeerTls,
     ) -> None:
@@ -129,22 +135,30 @@ class DialledConnection(FramedConnection):
         self._identity = identity
         self._tls = tls
         self._caller = caller
-        self._timeout_s = timeout_ms / 1000
+        self._patience = patience
         self._loop = asyncio.get_running_loop()
+        self._is_reached = False
+        """Whether the peer's host has taken the connection."""
         self._is_ready = False
         self._is_retired = False
         self._calls: dict[int, _Call] = {}
         self._last_call_id = 0
-        self.dialled_at = self._last_used = self._loop.time()
+        self.dialled_at = self._last_used = self._progress_at = self._loop.time()
         self._waiting: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
 
     async def dial(self) -> None:
         """Connect; the outcome is reported as every other."""
         host, _, port = self.place.endpoint.rpartition(":")
+        context = self._tls.dialling
         try:
+            opened = await _connected(host.strip("[]"), int(port))
+            self._is_reached = True
+            self._note_progress()
+            name = None if context is None else host.strip("[]")
             await self._loop.create_connection(
-                lambda: self, host.strip("[]"), int(port), ssl=self._tls.dialling
+                lambda: self, sock=opened, ssl=context, server_hostname=name
             )
         except OSError as error:
             self.detail = str(error) if isinstance(error, ssl.SSLError) else ""
@@ -157,15 +171,14 @@ class DialledConnection(FramedConnection):
         kind, parts = encode_request(request)
         self._last_call_id += 1
         self._last_used = self._loop.time()
-        deadline = self._last_used + self._timeout_s
-        self._calls[self._last_call_id] = _Call(request, ANSWER_KINDS[kind], deadline)
+        self._calls[self._last_call_id] = _Call(request, ANSWER_KINDS[kind], self._last_used)
         frame = seal(kind, self._last_call_id, parts)
         if self._is_ready:
             self.write(frame)
         else:
             self._waiting.append(frame)
         if self._timer is None:
-            self._timer = self._loop.call_at(deadline, self._on_time)
+            self._set_timer(self._last_used + self._limit_s)
         return True
 
     def retire(self) -> None:
@@ -192,8 +205,14 @@ class DialledConnection(FramedConnection):
 
     # -- events of the connection
 
+    def data_received(self, data: bytes) -> None:
+        """Take the frames that these bytes complete, and note that there is progress."""
+        self._note_progress()
+        super().data_received(data)
+
     def on_connected(self) -> None:
         """Send the hello, to the controller that the certificate names."""
+        self._note_progress()
         self.judge()
         if self.is_closed:
             return
@@ -216,6 +235,7 @@ class DialledConnection(FramedConnection):
         call = self._calls.pop(frame.call_id, None)
         if call is None:
             raise ProtocolError(f"{frame.kind.name} to call {frame.call_id}, which does not wait")
+        self._patience.answered(self._progress_at - call.asked_at)
         self._on_answer(call, frame)
         if self._is_retired and not self._calls:
             self._end(End.CLOSED)
@@ -275,21 +295,43 @@ class DialledConnection(FramedConnection):
 
     # -- time and the end
 
+    @property
+    def _limit_s(self) -> float:
+        """Time limit of a request: it grows only with a peer whose host is there."""
+        return self._patience.limit_s if self._is_reached else self._patience.base_s
+
+    def _note_progress(self) -> None:
+        self._progress_at = self._loop.time()
+
+    def _set_timer(self, at: float) -> None:
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._on_time)
+
+    def _deadline(self, call: _Call) -> float:
+        """Return when a request has waited too long: its limit, once more from later progress."""
+        limit_s = self._limit_s
+        return min(max(call.asked_at, self._progress_at), call.asked_at + limit_s) + limit_s
+
     def _on_time(self) -> None:
         """End the connection if the oldest request has waited too long, or bulk is idle."""
         self._timer = None
         now = self._loop.time()
+        if now - self._timer_at > _LATE_S:
+            self._set_timer(now + self._patience.base_s / 2)
+            return
         oldest = next(iter(self._calls.values()), None)
         if oldest is not None:
-            if oldest.deadline <= now:
-                self._end(End.SILENT)
-            else:
-                self._timer = self._loop.call_at(oldest.deadline, self._on_time)
+            if (deadline := self._deadline(oldest)) > now:
+                self._set_timer(deadline)
+                return
+            if self._is_reached:
+                self._patience.cut_off()
+            self._end(End.SILENT)
         elif self.place.purpose is Purpose.BULK:
-            if self._last_used + self._timeout_s <= now:
-                self._end(End.CLOSED)
+            if (idle_at := self._last_used + self._patience.base_s) > now:
+                self._set_timer(idle_at)
             else:
-                self._timer = self._loop.call_at(self._last_used + self._timeout_s, self._on_time)
+                self._end(End.CLOSED)
 
     def _end(self, end: End) -> None:
         if self.is_closed:
@@ -323,6 +365,34 @@ def _mismatch(answer: HelloAnswer, cluster_id: ClusterId, peer: NodeId) -> str |
     if answer.refusal is Refusal.CERTIFICATE_OF_ANOTHER:
         return REFUSED_CERTIFICATE
     return None
+
+
+async def _connected(host: str, port: int) -> socket.socket:
+    """Connect to the first address of a host that takes the connection.
+
+    Raises:
+        OSError: none does.
+    """
+    loop = asyncio.get_running_loop()
+    errors: list[OSError] = []
+    for family, kind, protocol, _, address in await loop.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM
+    ):
+        opened = socket.socket(family, kind, protocol)
+        opened.setblocking(False)
+        try:
+            await loop.sock_connect(opened, address)
+        except OSError as error:
+            opened.close()
+            errors.append(error)
+        except BaseException:
+            opened.close()
+            raise
+        else:
+            return opened
+    if len(errors) == 1:
+        raise errors[0]
+    raise OSError("; ".join(map(str, errors)))
 
 
 def _is_refused(error: OSError) -> bool:

@@ -60,7 +60,10 @@ SILENT_MAX_PER_HOST = 32
 """The same of one host: one that says nothing leaves room for the others."""
 
 HELLO_TIMEOUT_S = 2.0
-"""Time limit for the hello of a connection, in seconds."""
+"""Time limit for the hello of a connection while many are silent, in seconds."""
+
+HELLO_PATIENCE = 5
+"""Times as long that a starved peer may take while few are silent."""
 
 STOP_TIMEOUT_S = 1.0
 """Time limit for the last answers when the listener stops, in seconds."""
@@ -214,6 +217,12 @@ class PeerServer:
         self._all_left.clear()
         return ""
 
+    def hello_limit_s(self, host: str) -> float:
+        """Return how long a new connection may say nothing: less while its places are scarce."""
+        silent = Counter(self._silent.values())
+        is_roomy = silent.total() <= SILENT_MAX // 2 and silent[host] <= SILENT_MAX_PER_HOST // 2
+        return HELLO_TIMEOUT_S * (HELLO_PATIENCE if is_roomy else 1)
+
     def takes_turn(self, connection: _AcceptedConnection) -> bool:
         """Whether a connection's frames may be handled in this turn of the event loop.
 
@@ -290,7 +299,8 @@ class _AcceptedConnection(FramedConnection):
             return
         self._identify(self._transport)
         _probe(self._transport.get_extra_info("socket"))
-        self._timer = self._loop.call_later(HELLO_TIMEOUT_S, self._on_no_hello)
+        limit_s = self._server.hello_limit_s(self._host)
+        self._timer = self._loop.call_later(limit_s, self._on_no_hello, limit_s)
 
     def on_frame(self, frame: Frame) -> None:
         """Take the hello or a request."""
@@ -326,8 +336,8 @@ class _AcceptedConnection(FramedConnection):
             call.room.give()
             self._server.replica.forget(call.request, call.reply)
 
-    def _on_no_hello(self) -> None:
-        self._break("connection_broken", f"no hello within {HELLO_TIMEOUT_S} s")
+    def _on_no_hello(self, limit_s: float) -> None:
+        self._break("connection_broken", f"no hello within {limit_s:g} s")
 
     def _on_aged(self) -> None:
         """End a connection that its dialler should have made anew by now."""

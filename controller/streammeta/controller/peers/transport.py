@@ -25,6 +25,7 @@ from streammeta.controller.peers.dialled import (
 )
 from streammeta.controller.peers.frames import STOPPING
 from streammeta.controller.peers.hello import OLDEST_VERSION, VERSION, Purpose
+from streammeta.controller.peers.patience import Patience
 from streammeta.controller.peers.tls import PeerTls
 from streammeta.controller.quorum.messages import (
     FetchSnapshotRequest,
@@ -66,7 +67,8 @@ class TcpPeerTransport:
         """
         self._addresses = addresses
         self._identity = identity
-        self._timeout_ms = timeout_ms
+        self._timeout_s = timeout_ms / 1000
+        self._patience: dict[NodeId, Patience] = {}
         self._tls = tls or PeerTls()
         self._connections: dict[Place, DialledConnection] = {}
         self._dials: dict[DialledConnection, asyncio.Task[None]] = {}
@@ -234,9 +236,8 @@ class TcpPeerTransport:
     def _dialled(self, place: Place) -> DialledConnection:
         self._drop_unused()
         version = OLDEST_VERSION if place in self._older else VERSION
-        connection = DialledConnection(
-            place, self._identity, self, self._timeout_ms, version, self._tls
-        )
+        patience = self._patience.setdefault(place.peer, Patience(self._timeout_s))
+        connection = DialledConnection(place, self._identity, self, patience, version, self._tls)
         self._connections[place] = connection
         self._dials[connection] = asyncio.get_running_loop().create_task(connection.dial())
         return connection
