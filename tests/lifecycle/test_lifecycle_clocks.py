@@ -11,8 +11,9 @@ from streammeta.controller.metadata.maintenance import DeletionHold
 from streammeta.controller.metadata.requests import HoldDeletions
 from streammeta.controller.metadata.validation import TTL_MS_MAX
 from streammeta.controller.metadata.values import ObjectState
-from streammeta.controller.runtime.log_time import JUMP_MS, REPORTED_JUMP_MS, LogTime
+from streammeta.controller.runtime.log_time import JUMP_MS, LogTime
 from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.steady_time import REPORTED_JUMP_MS
 from tests.kit.clock import ManualClock
 from tests.lifecycle.lifecycle_world import NAMESPACE, World, running
 

@@ -26,11 +26,11 @@ from streammeta.brokers.kafka.tally import BrokerTally
 from streammeta.brokers.kafka.topic_configs import log_config
 from streammeta.brokers.partition.errors import PartitionError
 from streammeta.brokers.partition.log import PartitionLog
+from streammeta.brokers.partition.log_clock import wall_clock_ms
 from streammeta.brokers.partition.opening import (
     create_meta_stream,
     open_log,
     partition_tags,
-    wall_clock_ms,
 )
 from streammeta.client import (
     BrokerClientError,

@@ -14,7 +14,7 @@ from streammeta.brokers.kafka.codes import Code, KafkaError
 from streammeta.brokers.kafka.keys import deleted_key, leader_key, topic_key
 from streammeta.brokers.kafka.topic_configs import DEFAULTS, checked
 from streammeta.brokers.kafka.wire import Request, Tree
-from streammeta.brokers.partition.opening import wall_clock_ms
+from streammeta.brokers.partition.log_clock import wall_clock_ms
 
 PARTITIONS_MAX = 10_000
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")

@@ -6,13 +6,13 @@ anything of them is read.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from streammeta.brokers.partition.errors import DamagedPartitionError
 from streammeta.brokers.partition.leader_epochs import LeaderEpochs
 from streammeta.brokers.partition.log import LogConfig, PartitionLog
+from streammeta.brokers.partition.log_clock import log_clock, wall_clock_ms
 from streammeta.brokers.partition.meta_map import LEADER_EPOCHS, LOG, PARTITION, PRODUCER_SNAPSHOTS
 from streammeta.brokers.partition.meta_stream import MetaStream
 from streammeta.brokers.partition.producer_state import ProducerStates
@@ -26,11 +26,6 @@ from streammeta.storage.inspection.kafka_batch import KafkaBatch
 from streammeta.storage.inspection.meta_stream import LeaderEpochs as EpochsValue
 
 _RECOVERY_BYTES = 8 * 1024 * 1024
-
-
-def wall_clock_ms() -> int:
-    """Return the time in ms since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 async def create_meta_stream(streams: Streams, topic_id: str, partition: int) -> int:
@@ -50,18 +45,20 @@ async def open_log(
     epoch: int,
     tags: Mapping[str, str],
     config: LogConfig | None = None,
-    now_ms: Callable[[], int] = wall_clock_ms,
+    now_ms: Callable[[], int] | None = None,
 ) -> PartitionLog:
     """Open the partition whose map is in stream `meta_id`, at a leader epoch of this process.
 
-    Its other streams are created with `tags` when it is opened for the first time. Raises what
+    Its other streams are created with `tags` when it is opened for the first time. Without `now_ms`
+    the log has a clock of its own, see `log_clock`. Raises what
     opening a stream raises, such as `StreamFencedError` for an epoch that is not the newest, and
     `DamagedPartitionError`.
     """
     config = LogConfig() if config is None else config
     opened = (await streams.open_streams({meta_id: epoch})).require_all()[meta_id]
     meta = await MetaStream.replay(streams, meta_id, opened.start_offset, opened.next_offset)
-    names, segments = await _layout(streams, meta, tags, now_ms)
+    names, segments = await _layout(streams, meta, tags, now_ms or wall_clock_ms)
+    now_ms = now_ms or log_clock(segments)
     ids = [names["log"], names["tim"]]
     both = (await streams.open_streams(dict.fromkeys(ids, epoch))).require_all()
     state = await _recovered(streams, meta, both[ids[0]], both[ids[1]], segments, now_ms())
