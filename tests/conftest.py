@@ -44,9 +44,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook too
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    is_spread = config.pluginmanager.hasplugin("xdist")
     for item in items:
         groups = [group for mark, group in _GROUPS.items() if item.get_closest_marker(mark)]
-        if groups and not item.get_closest_marker("xdist_group"):
+        if is_spread and groups and not item.get_closest_marker("xdist_group"):
             number = zlib.crc32(item.path.name.encode()) % _GROUPS_OF_PROCESSES
             item.add_marker(pytest.mark.xdist_group(groups[0].format(number)))
         if item.get_closest_marker("slow") and not config.getoption("slow"):

@@ -148,3 +148,82 @@ async def test_a_log_without_a_node_is_refused(tmp_path: Path) -> None:
             f"file://{tmp_path}",
             config=StreamClientConfig(wal_directory=tmp_path),
         )
+
+
+HELD_BACK = {
+    "object": WriterConfig(linger_s=60.0),
+    "wal": WriterConfig(linger_s=60.0, durability="wal"),
+}
+
+
+@pytest.mark.parametrize("durability", HELD_BACK)
+@pytest.mark.parametrize(("wanted", "start"), [(8, 8), (15, 10), (2**63 - 1, 10)])
+async def test_appends_after_a_trim_are_visible_whatever_was_committed(
+    cluster: LocalCluster, tmp_path: Path, durability: str, wanted: int, start: int
+) -> None:
+    """Half of what was appended is not committed yet when the stream is trimmed."""
+    is_logged = durability == "wal"
+    config = StreamClientConfig(
+        wal_directory=tmp_path / "wal" if is_logged else None, writer=HELD_BACK[durability]
+    )
+    place = (cluster.endpoints, cluster.store_uri)
+    client = await StreamClient.open(*place, node_id=7, config=config)
+    (stream_id,) = await client.create_streams([{}])
+    await client.open_streams([stream_id])
+    first = await client.writer.append_many(stream_id, [b"first"] * 5)
+    await client.flush()
+    later = [await client.writer.append(stream_id, b"later", 2), first]
+    later += [await client.writer.append(stream_id, b"later", 3)]
+    if is_logged:
+        await asyncio.gather(*later)
+
+    trimmed = (await client.trim_streams({stream_id: wanted})).require_all()
+    assert trimmed == {stream_id: start}
+    assert await asyncio.gather(*later) == [5, 0, 7]
+    after = await client.writer.append(stream_id, b"after")
+    await client.flush()
+    assert await after == 10
+    seen = [one async for one in client.iterate(stream_id)]
+    assert [one.payload for one in seen][-1] == b"after"
+    assert seen[0].end_offset > start
+    await client.close()
+
+    async with await StreamClient.open(*place, node_id=7, config=config) as client:
+        assert client.recovery is None or not client.recovery.set_aside
+        assert [one.start_offset for one in client.inherited if one.stream_id == stream_id] == [
+            start
+        ]
+        again = await client.writer.append(stream_id, b"again")
+        await client.flush()
+        assert await again == 11
+        assert [one.payload async for one in client.iterate(stream_id, 10)] == [b"after", b"again"]
+
+
+async def test_a_session_without_a_writer_trims_what_is_committed(cluster: LocalCluster) -> None:
+    async with await StreamClient.open(
+        cluster.endpoints, cluster.store_uri, node_id=8, config=FAST
+    ) as client:
+        (stream_id,) = await client.create_streams([{}])
+        opened = (await client.open_streams([stream_id])).require_all()
+        epochs = {stream_id: opened[stream_id].epoch}
+        await client.append_many(stream_id, [b"0", b"1", b"2", b"3"])
+        trimmed = await client.session.trim_streams(epochs, {stream_id: 1000})
+        assert trimmed.require_all() == {stream_id: 4}
+        assert await client.append(stream_id, b"4") == 4
+        assert [one.payload async for one in client.iterate(stream_id)] == [b"4"]
+        covered = await client.session.trim_streams(epochs, {stream_id: 9}, {stream_id: 7})
+        assert covered.require_all() == {stream_id: 7}
+
+
+async def test_a_trim_of_a_stream_whose_writes_failed_ends_at_what_is_committed(
+    cluster: LocalCluster,
+) -> None:
+    async with await StreamClient.open(
+        cluster.endpoints, cluster.store_uri, node_id=9, config=FAST
+    ) as client:
+        (stream_id,) = await client.create_streams([{}])
+        await client.open_streams([stream_id])
+        await client.append(stream_id, b"0")
+        client.writer._streams[stream_id].failure = errors.StreamFencedError("a write")
+        client.writer._streams[stream_id].next_offset = 9
+        assert (await client.trim_streams({stream_id: 5})).require_all() == {stream_id: 1}

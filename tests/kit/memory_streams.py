@@ -87,13 +87,15 @@ class MemoryStreams:
             self.table.streams[stream_id].is_open = False
         return Outcomes(dict.fromkeys(stream_ids))
 
-    async def trim_streams(self, new_starts: Mapping[int, int]) -> Outcomes[None]:
+    async def trim_streams(self, new_starts: Mapping[int, int]) -> Outcomes[int]:
         for stream_id, start in new_starts.items():
             stream = self.table.streams[stream_id]
             assert start <= stream.end
             stream.start = max(stream.start, start)
             stream.records = [one for one in stream.records if one.end_offset > stream.start]
-        return Outcomes(dict.fromkeys(new_starts))
+        return Outcomes(
+            {stream_id: self.table.streams[stream_id].start for stream_id in new_starts}
+        )
 
     async def append(
         self,

@@ -91,6 +91,7 @@ class RandomRequests(RandomCommits):
                 stream_id,
                 self._epoch(state, stream_id),
                 self._trimmed_to(state, stream_id) if stream_id in state.streams else 0,
+                self._appended_end(state, stream_id),
             )
             for stream_id in chosen
         )
@@ -146,7 +147,8 @@ class RandomRequests(RandomCommits):
         for stream_id in streams:
             stream = state.streams.get(stream_id)
             start = self._trimmed_to(state, stream_id) if stream is not None else 0
-            items.append(r.StreamToTrim(stream_id, self._epoch(state, stream_id), start))
+            appended = self._appended_end(state, stream_id)
+            items.append(r.StreamToTrim(stream_id, self._epoch(state, stream_id), start, appended))
         return r.TrimStreams(node=self._owner(state, streams[0]), streams=tuple(items))
 
     def _trimmed_to(self, state: State, stream_id: int) -> int:
@@ -158,7 +160,15 @@ class RandomRequests(RandomCommits):
             held = (row for item in state.objects.values() for row in item.held)
             ends = {end for stream, _, end in held if stream == stream_id and low < end < high}
             offsets = sorted(ends) or offsets
+        if self._chance(4):
+            return self._one((high + 2**40, high + 2**40 + 1, 2**63 - 1))
         return max(0, self._one(offsets) + self._one((0, 0, 1, -1)))
+
+    def _appended_end(self, state: State, stream_id: int) -> int | None:
+        """Return how far the owner says that it has appended, which may be wrong."""
+        stream = state.streams.get(stream_id)
+        end = stream.end if stream is not None else 0
+        return self._one((None, 0, end, end + 2, end + 2, 2**63 - 1 if self._chance(20) else end))
 
     def _delete(self, state: State) -> Any:
         streams = self._streams(state, opened=False)[:2]
@@ -398,7 +408,7 @@ _WEIGHTS = {
     "upload": 24,
     "batch": 9,
     "repeat": 6,
-    "resend": 3,
+    "resend": 2,
     "repeat_upload": 2,
     "compact_set": 12,
     "compact_stream": 14,

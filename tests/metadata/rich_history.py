@@ -38,7 +38,7 @@ from tests.metadata.map_pair import Pair, recovering
 from tests.metadata.random_requests import RandomRequests
 from tests.metadata.small_world import upload
 
-SEEDS = (8, 13, 14)
+SEEDS = (8, 13, 15)
 _REQUESTS = 150
 _FREED_LAST = (NodeIdentity(3_000, 1), NodeIdentity(3_001, 1))
 """Nodes whose ids are free at the end of each history, whatever was drawn."""

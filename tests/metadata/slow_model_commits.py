@@ -27,7 +27,10 @@ def with_effects(state: State, request: Any, offset: int, commit: Callable[[Stat
     if is_repeat:
         results = tuple(_still(state, item) for item in request.kv_puts)
         return replace(
-            answer, kv_results=results, trim_errors=(ErrorCode.NONE,) * len(request.trims)
+            answer,
+            kv_results=results,
+            trim_errors=(ErrorCode.NONE,) * len(request.trims),
+            trim_start_offsets=_starts(state, request),
         )
     results = tuple(_put_result(state, item, offset) for item in request.kv_puts)
     node_id = request.node.node_id
@@ -40,7 +43,17 @@ def with_effects(state: State, request: Any, offset: int, commit: Callable[[Stat
         streams.trim_one(state, node_id, item)
     for item in request.kv_puts:
         state.kvs[(item.namespace, item.key)] = (item.value, offset + 1)
-    return replace(answer, kv_results=results, trim_errors=errors)
+    return replace(
+        answer,
+        kv_results=results,
+        trim_errors=errors,
+        trim_start_offsets=_starts(state, request),
+    )
+
+
+def _starts(state: State, request: Any) -> tuple[int, ...]:
+    streams_there = [state.streams.get(item.stream_id) for item in request.trims]
+    return tuple(-1 if stream is None else stream.start for stream in streams_there)
 
 
 def _results(request: Any) -> list[int]:

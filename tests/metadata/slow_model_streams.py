@@ -145,12 +145,13 @@ def _close(state: State, node_id: int, item: r.StreamToClose) -> ErrorCode:
     return ErrorCode.NONE
 
 
-def trim(state: State, request: r.TrimStreams) -> a.StreamErrorsAnswer:
-    errors = tuple(
-        state.check(request.node) or trim_one(state, request.node.node_id, item)
-        for item in request.streams
-    )
-    return a.StreamErrorsAnswer(errors=errors)
+def trim(state: State, request: r.TrimStreams) -> a.TrimStreamsAnswer:
+    errors, starts = [], []
+    for item in request.streams:
+        error = state.check(request.node) or trim_one(state, request.node.node_id, item)
+        errors.append(error)
+        starts.append(-1 if error else state.streams[item.stream_id].start)
+    return a.TrimStreamsAnswer(errors=tuple(errors), start_offsets=tuple(starts))
 
 
 def trim_one(state: State, node_id: int, item: r.StreamToTrim) -> ErrorCode:
@@ -160,7 +161,9 @@ def trim_one(state: State, node_id: int, item: r.StreamToTrim) -> ErrorCode:
     stream, start = state.streams[item.stream_id], item.new_start_offset
     if not stream.opened:
         return ErrorCode.STREAM_NOT_OPENED
-    if start < stream.start:
+    if item.appended_end_offset is not None and start > max(stream.end, item.appended_end_offset):
+        start = max(stream.end, item.appended_end_offset)
+    if start < stream.start or start - stream.end > 2**40:
         return ErrorCode.OFFSET_NOT_MATCHED
     if start == stream.start:
         return ErrorCode.NONE

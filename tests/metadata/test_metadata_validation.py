@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError, LimitExceededError
+from streammeta.controller.features import SUPPORTED
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.commit_validation import OBJECT_SIZE_MAX
 from streammeta.controller.metadata.values import NodeIdentity, PageRequest, RangeColumns, column
@@ -201,7 +202,7 @@ INVALID: list[tuple[Any, str]] = [
     ),
     (r.DeleteKVs(keys=(r.KVKey(key="k"),) * 2), "keys.key"),
     (r.SetFeatureLevel(level=0), "level"),
-    (r.SetFeatureLevel(level=4), "level"),
+    (r.SetFeatureLevel(level=SUPPORTED.highest + 1), "level"),
     (r.ClaimBucket(cluster_uuid="", issued_below=0), "cluster_uuid"),
     (r.ClaimBucket(cluster_uuid="u" * 65, issued_below=0), "cluster_uuid"),
     (r.ClaimBucket(cluster_uuid="u", issued_below=-1), "issued_below"),

@@ -10,6 +10,69 @@ _REPEATS = "tests/metadata/test_metadata_repeats.py::"
 
 COMMITS = (
     Mutant(
+        "trim-beyond-what-was-appended",
+        "A trim ends where it is asked to, beyond everything that its owner has appended.",
+        "a writer that continues below the start: its records are acknowledged and never seen",
+        """
+        streammeta.controller.metadata.stream_decisions:
+        - start = min(start, max(end, item.appended_end_offset))
+        + pass
+        """,
+        Tested("tests/metadata/test_trims.py::test_a_trim_ends_where_nothing_was_appended"),
+    ),
+    Mutant(
+        "trim-ends-a-stream",
+        "A trim uses up all offsets of its stream.",
+        "a trim to the largest number, to delete everything",
+        """
+        streammeta.controller.metadata.stream_decisions:
+        - if start < head.start_offset or start > end + TRIM_AHEAD_MAX:
+        + if start < head.start_offset:
+        """,
+        Tested("tests/metadata/test_trims.py::test_no_trim_uses_up_the_offsets_of_a_stream"),
+    ),
+    Mutant(
+        "trim-with-a-commit-ends-before-it",
+        "A trim that comes with a commit does not reach the records of that commit.",
+        "the end of a stream before and after the records of the same entry",
+        """
+        streammeta.controller.metadata.commit_effects:
+        - request.node.node_id, request.trims, _raised_ends(records)
+        + request.node.node_id, request.trims, {}
+        """,
+        Tested(
+            "tests/metadata/test_trims.py::"
+            "test_a_trim_that_comes_with_a_commit_may_reach_to_the_end_that_it_makes"
+        ),
+    ),
+    Mutant(
+        "trim-leaves-what-is-on-its-way",
+        "A trim does not wait for the appends that it covers, and ends before them.",
+        "records that were deleted come back with the next upload",
+        """
+        streammeta.client.stream_client:
+        - await writer.flush()
+        + pass
+        """,
+        Tested(
+            "tests/broker_client/test_stream_client.py::"
+            "test_appends_after_a_trim_are_visible_whatever_was_committed"
+        ),
+    ),
+    Mutant(
+        "session-trims-beyond-the-end",
+        "A session trims beyond the committed end though nothing was appended there.",
+        "a tool that trims a stream while its writer is not asked",
+        """
+        streammeta.client.session:
+        - appended_end_offset=ends.get(stream_id, 0),
+        """,
+        Tested(
+            "tests/broker_client/test_stream_client.py::"
+            "test_a_session_without_a_writer_trims_what_is_committed"
+        ),
+    ),
+    Mutant(
         "left-out-row-poisons-its-object",
         "A stream object that a commit left out is answered so in every later commit.",
         "the same object sent again in order, and its answer lost",

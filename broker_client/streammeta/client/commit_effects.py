@@ -32,11 +32,16 @@ class ValueToPut:
 
 @dataclass(frozen=True, slots=True)
 class StreamTrim:
-    """The first offset of a stream that stays visible, and the epoch it was opened with."""
+    """The first offset of a stream that stays visible, and the epoch it was opened with.
+
+    The trim ends at the stream's end after the commit at the latest, or at `appended_end_offset` if
+    that is larger: the end of what the stream's writer has appended.
+    """
 
     stream_id: int
     stream_epoch: int
     new_start_offset: int
+    appended_end_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +61,15 @@ class EffectsVerdict:
     """Outcome of the upload and all that came with it: all is done, or nothing.
 
     `put_results` and `trim_errors` are empty if the upload was refused for its own sake.
+    `trim_starts` says where each trimmed stream starts now; it is empty unless the upload is
+    committed, and from leaders of older versions.
     """
 
     error: ErrorCode.ValueType
     range_errors: Sequence[ErrorCode.ValueType] = ()
     put_results: Sequence[PutResult] = ()
     trim_errors: Sequence[ErrorCode.ValueType] = ()
+    trim_starts: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +132,7 @@ class EffectsCommit:
             range_errors=list(answer.range_errors),
             put_results=[PutResult(one.error, one.version, one.value) for one in answer.kv_results],
             trim_errors=list(answer.trim_errors),
+            trim_starts=list(answer.trim_start_offsets),
         )
 
 
@@ -142,4 +151,5 @@ def _trim_message(item: StreamTrim) -> streams_pb2.StreamToTrim:
         stream_id=item.stream_id,
         stream_epoch=item.stream_epoch,
         new_start_offset=item.new_start_offset,
+        appended_end_offset=item.appended_end_offset,
     )

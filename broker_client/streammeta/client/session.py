@@ -160,20 +160,36 @@ class BrokerSession:
         return await self._change(methods.CLOSE_STREAMS, "closing", streams)
 
     async def trim_streams(
-        self, epochs: Mapping[int, int], new_starts: Mapping[int, int]
-    ) -> Outcomes[None]:
-        """Move the first visible offset of each stream of `new_starts` forward."""
+        self,
+        epochs: Mapping[int, int],
+        new_starts: Mapping[int, int],
+        appended_ends: Mapping[int, int] | None = None,
+    ) -> Outcomes[int]:
+        """Move the first visible offset of each stream of `new_starts` forward.
+
+        A trim ends at the stream's committed end at the latest, or at its offset in
+        `appended_ends` if that is larger: the end of what its writer has appended. So no writer
+        continues below a start. `done` has the offset at which each stream starts now.
+        """
         starts = arguments.check_int_mapping("new_starts", new_starts, "new start offsets")
         known = arguments.check_int_mapping("epochs", epochs, _EPOCHS)
         if missing := starts.keys() - known.keys():
             raise ValueError(f"epochs has no stream {min(missing)}, which new_starts names")
+        ends = arguments.check_int_mapping("appended_ends", appended_ends or {}, "end offsets")
         streams = [
             streams_pb2.StreamToTrim(
-                stream_id=stream_id, stream_epoch=known[stream_id], new_start_offset=start
+                stream_id=stream_id,
+                stream_epoch=known[stream_id],
+                new_start_offset=start,
+                appended_end_offset=ends.get(stream_id, 0),
             )
             for stream_id, start in sorted(starts.items())
         ]
-        return await self._change(methods.TRIM_STREAMS, "trimming", streams)
+        outcomes: Outcomes[int] = Outcomes()
+        for batch in _batches(streams):
+            answer = await self._answer(methods.TRIM_STREAMS, batch)
+            _note_trims(outcomes, batch, answer)
+        return outcomes
 
     async def delete_streams(self, epochs: Mapping[int, int]) -> Outcomes[None]:
         """Delete closed streams for good, with all their data."""
@@ -214,6 +230,25 @@ async def _opening_streams(client: ControllerClient, node: NodeIdentity) -> list
             if not one.HasField("upload_end_offset")  # closed fast: it owes an upload
         )
     return streams
+
+
+def _note_trims(
+    outcomes: Outcomes[int],
+    trims: Sequence[streams_pb2.StreamToTrim],
+    answer: streams_pb2.TrimStreamsResponse,
+) -> None:
+    """Note the outcome of each trim."""
+    _same_length("TrimStreams", len(trims), len(answer.errors))
+    # A leader of an older version trims as far as it is asked to, and does not say where.
+    starts = answer.start_offsets or [trim.new_start_offset for trim in trims]
+    _same_length("TrimStreams", len(trims), len(starts))
+    for trim, code, start in zip(trims, answer.errors, starts, strict=True):
+        if code == common_pb2.ERROR_CODE_NONE:
+            outcomes.done[trim.stream_id] = start
+        else:
+            outcomes.failed[trim.stream_id] = errors.refusal(
+                code, f"trimming stream {trim.stream_id}"
+            )
 
 
 def _batches(items: Sequence[ItemT]) -> Iterator[Sequence[ItemT]]:

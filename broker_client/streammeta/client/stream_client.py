@@ -282,10 +282,21 @@ class StreamClient(ClosedAtExit):
             del self._epochs[stream_id]
         return outcomes
 
-    async def trim_streams(self, new_starts: Mapping[int, int]) -> Outcomes[None]:
-        """Move the first visible offset of open streams forward."""
+    async def trim_streams(self, new_starts: Mapping[int, int]) -> Outcomes[int]:
+        """Move the first visible offset of open streams forward; return where each starts now.
+
+        A stream is trimmed up to its next offset at the latest: later appends stay visible. If a
+        trim covers records that are not committed yet, it waits until they are, or have failed.
+        """
         starts = check_int_mapping("new_starts", new_starts, "new start offsets")
-        return await self.session.trim_streams(self._epochs_of(list(starts)), starts)
+        epochs, writer = self._epochs_of(list(starts)), self.writer
+        wanted = {
+            stream_id: min(start, writer.appended_end(stream_id))
+            for stream_id, start in starts.items()
+        }
+        if any(start > writer.committed_end(stream_id) for stream_id, start in wanted.items()):
+            await writer.flush()
+        return await self.session.trim_streams(epochs, wanted)
 
     def _epochs_of(self, stream_ids: Iterable[int]) -> dict[int, int]:
         ids = check_ints("stream_ids", stream_ids, "a sequence of stream ids")

@@ -198,6 +198,14 @@ class StreamWriter(ClosedAtExit):
         """Return the offset that the next append to the stream will get."""
         return self._stream(stream_id).next_offset
 
+    def appended_end(self, stream_id: int) -> int:
+        """Return the end of what was appended to the stream, also if that has failed."""
+        return self._attached(stream_id).next_offset
+
+    def committed_end(self, stream_id: int) -> int:
+        """Return the end of what this writer knows to be committed to the stream."""
+        return self._attached(stream_id).acknowledged
+
     # -- appending
 
     async def append(
@@ -368,6 +376,13 @@ class StreamWriter(ClosedAtExit):
             raise StreamNotOpenedError(f"append to stream {stream_id}", detail="not attached")
         if stream.failure is not None:
             raise stream.failed_before()
+        return stream
+
+    def _attached(self, stream_id: int) -> WriterStream:
+        """Find a stream, whether it takes appends or not."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            raise StreamNotOpenedError(f"stream {stream_id}", detail="not attached")
         return stream
 
     def _raise_fenced(self) -> None:

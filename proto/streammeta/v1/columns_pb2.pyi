@@ -376,6 +376,7 @@ class PackedCommitStreamSetObjectResponse(_message.Message):
     STREAM_OBJECT_ERRORS_FIELD_NUMBER: _builtins.int
     KV_RESULTS_FIELD_NUMBER: _builtins.int
     TRIM_ERRORS_FIELD_NUMBER: _builtins.int
+    TRIM_START_OFFSETS_FIELD_NUMBER: _builtins.int
     error: _common_pb2.ErrorCode.ValueType
     """the outcome"""
     range_errors: _builtins.bytes
@@ -388,6 +389,8 @@ class PackedCommitStreamSetObjectResponse(_message.Message):
     def kv_results(self) -> _containers.RepeatedCompositeFieldContainer[_kv_pb2.KVResult]:
         """of each value to put"""
 
+    @_builtins.property
+    def trim_start_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -396,10 +399,11 @@ class PackedCommitStreamSetObjectResponse(_message.Message):
         stream_object_errors: _builtins.bytes = ...,
         kv_results: _abc.Iterable[_kv_pb2.KVResult] | None = ...,
         trim_errors: _builtins.bytes = ...,
+        trim_start_offsets: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "kv_results", b"kv_results", "range_errors", b"range_errors", "stream_object_errors", b"stream_object_errors", "trim_errors", b"trim_errors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "kv_results", b"kv_results", "range_errors", b"range_errors", "stream_object_errors", b"stream_object_errors", "trim_errors", b"trim_errors", "trim_start_offsets", b"trim_start_offsets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

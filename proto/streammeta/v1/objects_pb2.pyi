@@ -386,6 +386,7 @@ class CommitStreamSetObjectResponse(_message.Message):
     STREAM_OBJECT_ERRORS_FIELD_NUMBER: _builtins.int
     KV_RESULTS_FIELD_NUMBER: _builtins.int
     TRIM_ERRORS_FIELD_NUMBER: _builtins.int
+    TRIM_START_OFFSETS_FIELD_NUMBER: _builtins.int
     error: _common_pb2.ErrorCode.ValueType
     """NONE: committed (under ACCEPT_VALID: all that was valid)"""
     @_builtins.property
@@ -406,6 +407,10 @@ class CommitStreamSetObjectResponse(_message.Message):
     def trim_errors(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.ErrorCode.ValueType]:
         """one per trim; empty if the commit was refused for its own sake"""
 
+    @_builtins.property
+    def trim_start_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """where each trimmed stream starts now; empty unless committed"""
+
     def __init__(
         self,
         *,
@@ -414,10 +419,11 @@ class CommitStreamSetObjectResponse(_message.Message):
         stream_object_errors: _abc.Iterable[_common_pb2.ErrorCode.ValueType] | None = ...,
         kv_results: _abc.Iterable[_kv_pb2.KVResult] | None = ...,
         trim_errors: _abc.Iterable[_common_pb2.ErrorCode.ValueType] | None = ...,
+        trim_start_offsets: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "kv_results", b"kv_results", "range_errors", b"range_errors", "stream_object_errors", b"stream_object_errors", "trim_errors", b"trim_errors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "kv_results", b"kv_results", "range_errors", b"range_errors", "stream_object_errors", b"stream_object_errors", "trim_errors", b"trim_errors", "trim_start_offsets", b"trim_start_offsets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -551,6 +557,7 @@ class CommitStreamObjectResponse(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     KV_RESULTS_FIELD_NUMBER: _builtins.int
     TRIM_ERRORS_FIELD_NUMBER: _builtins.int
+    TRIM_START_OFFSETS_FIELD_NUMBER: _builtins.int
     error: _common_pb2.ErrorCode.ValueType
     """the outcome"""
     @_builtins.property
@@ -561,16 +568,21 @@ class CommitStreamObjectResponse(_message.Message):
     def trim_errors(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.ErrorCode.ValueType]:
         """likewise"""
 
+    @_builtins.property
+    def trim_start_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """likewise"""
+
     def __init__(
         self,
         *,
         error: _common_pb2.ErrorCode.ValueType = ...,
         kv_results: _abc.Iterable[_kv_pb2.KVResult] | None = ...,
         trim_errors: _abc.Iterable[_common_pb2.ErrorCode.ValueType] | None = ...,
+        trim_start_offsets: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "kv_results", b"kv_results", "trim_errors", b"trim_errors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "kv_results", b"kv_results", "trim_errors", b"trim_errors", "trim_start_offsets", b"trim_start_offsets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

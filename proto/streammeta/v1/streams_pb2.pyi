@@ -370,29 +370,40 @@ class StreamToTrim(_message.Message):
     STREAM_ID_FIELD_NUMBER: _builtins.int
     STREAM_EPOCH_FIELD_NUMBER: _builtins.int
     NEW_START_OFFSET_FIELD_NUMBER: _builtins.int
+    APPENDED_END_OFFSET_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     """which stream"""
     stream_epoch: _builtins.int
     """the epoch it was opened with"""
     new_start_offset: _builtins.int
     """>= the current start offset"""
+    appended_end_offset: _builtins.int
+    """End of what the owner has appended to the stream, committed or not; 0 if that is not known. The trim
+    ends there, or at the stream's end if that is larger. Absent, as in older clients: the trim ends
+    at new_start_offset. OFFSET_NOT_MATCHED if it would end more than 2^40 above the stream's end.
+    """
     def __init__(
         self,
         *,
         stream_id: _builtins.int | None = ...,
         stream_epoch: _builtins.int | None = ...,
         new_start_offset: _builtins.int | None = ...,
+        appended_end_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_new_start_offset", b"_new_start_offset", "_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "new_start_offset", b"new_start_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_appended_end_offset", b"_appended_end_offset", "_new_start_offset", b"_new_start_offset", "_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "appended_end_offset", b"appended_end_offset", "new_start_offset", b"new_start_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_new_start_offset", b"_new_start_offset", "_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "new_start_offset", b"new_start_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_appended_end_offset", b"_appended_end_offset", "_new_start_offset", b"_new_start_offset", "_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "appended_end_offset", b"appended_end_offset", "new_start_offset", b"new_start_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__appended_end_offset: _TypeAlias = _typing.Literal["appended_end_offset"]  # noqa: Y015
+    _WhichOneofArgType__appended_end_offset: _TypeAlias = _typing.Literal["_appended_end_offset", b"_appended_end_offset"]  # noqa: Y015
     _WhichOneofReturnType__new_start_offset: _TypeAlias = _typing.Literal["new_start_offset"]  # noqa: Y015
     _WhichOneofArgType__new_start_offset: _TypeAlias = _typing.Literal["_new_start_offset", b"_new_start_offset"]  # noqa: Y015
     _WhichOneofReturnType__stream_epoch: _TypeAlias = _typing.Literal["stream_epoch"]  # noqa: Y015
     _WhichOneofArgType__stream_epoch: _TypeAlias = _typing.Literal["_stream_epoch", b"_stream_epoch"]  # noqa: Y015
     _WhichOneofReturnType__stream_id: _TypeAlias = _typing.Literal["stream_id"]  # noqa: Y015
     _WhichOneofArgType__stream_id: _TypeAlias = _typing.Literal["_stream_id", b"_stream_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__appended_end_offset) -> _WhichOneofReturnType__appended_end_offset | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__new_start_offset) -> _WhichOneofReturnType__new_start_offset | None: ...
     @_typing.overload
@@ -407,18 +418,24 @@ class TrimStreamsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ERRORS_FIELD_NUMBER: _builtins.int
+    START_OFFSETS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def errors(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.ErrorCode.ValueType]:
         """in request order"""
+
+    @_builtins.property
+    def start_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """where each stream starts now; -1 where its trim was refused"""
 
     def __init__(
         self,
         *,
         errors: _abc.Iterable[_common_pb2.ErrorCode.ValueType] | None = ...,
+        start_offsets: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "start_offsets", b"start_offsets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

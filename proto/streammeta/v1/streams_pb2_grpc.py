@@ -114,7 +114,8 @@ class StreamServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def TrimStreams(self, request, context):
-        """Moves the visible starts of streams forward.
+        """Moves the visible starts of streams forward. An owner may trim what it has appended and not
+        committed yet: the stream's end then moves with its start, and the late commit has no effect below it.
         Retry: safe, a repeated trim changes nothing.
         Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_OPENED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED,
         and those of the node check.

@@ -54,7 +54,8 @@ class StreamServiceStub:
     Roles: broker.
     """
     TrimStreams: _grpc.UnaryUnaryMultiCallable[_streams_pb2.TrimStreamsRequest, _streams_pb2.TrimStreamsResponse]
-    """Moves the visible starts of streams forward.
+    """Moves the visible starts of streams forward. An owner may trim what it has appended and not
+    committed yet: the stream's end then moves with its start, and the late commit has no effect below it.
     Retry: safe, a repeated trim changes nothing.
     Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_OPENED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED,
       and those of the node check.
@@ -116,7 +117,8 @@ class StreamServiceAsyncStub(StreamServiceStub):
     Roles: broker.
     """
     TrimStreams: _aio.UnaryUnaryMultiCallable[_streams_pb2.TrimStreamsRequest, _streams_pb2.TrimStreamsResponse]  # type: ignore[assignment]
-    """Moves the visible starts of streams forward.
+    """Moves the visible starts of streams forward. An owner may trim what it has appended and not
+    committed yet: the stream's end then moves with its start, and the late commit has no effect below it.
     Retry: safe, a repeated trim changes nothing.
     Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_OPENED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED,
       and those of the node check.
@@ -199,7 +201,8 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _streams_pb2.TrimStreamsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_streams_pb2.TrimStreamsResponse, _abc.Awaitable[_streams_pb2.TrimStreamsResponse]]:
-        """Moves the visible starts of streams forward.
+        """Moves the visible starts of streams forward. An owner may trim what it has appended and not
+        committed yet: the stream's end then moves with its start, and the late commit has no effect below it.
         Retry: safe, a repeated trim changes nothing.
         Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_OPENED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED,
           and those of the node check.

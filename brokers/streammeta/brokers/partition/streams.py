@@ -48,8 +48,8 @@ class Streams(Protocol):
     async def close_streams(self, stream_ids: Iterable[int]) -> Outcomes[None]:
         """Commit what was appended, and close streams."""
 
-    async def trim_streams(self, new_starts: Mapping[int, int]) -> Outcomes[None]:
-        """Move the first visible offsets of open streams forward."""
+    async def trim_streams(self, new_starts: Mapping[int, int]) -> Outcomes[int]:
+        """Move the first visible offsets of open streams forward; return where each starts now."""
 
     async def fetch(self, stream_id: int, offset: int, max_bytes: int = ...) -> Fetched:
         """Read records from `offset` on; none at the end of the stream."""

@@ -55,9 +55,17 @@ class OpenStreamsAnswer(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamErrorsAnswer(Answer):
-    """Answer to Close-, Trim- and DeleteStreams: one outcome a stream, in request order."""
+    """Answer to Close- and DeleteStreams: one outcome a stream, in request order."""
 
     errors: tuple[ErrorCode, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimStreamsAnswer(Answer):
+    """One outcome a stream, in request order, and where each starts now; -1 if it was refused."""
+
+    errors: tuple[ErrorCode, ...]
+    start_offsets: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +181,8 @@ class CommitStreamSetObjectAnswer(Answer):
 
     When the call fails before rows are looked at, every verdict equals `error`. `kv_results` and
     `trim_errors` have one item for each value to put and stream to trim, or none if the commit was
-    refused for its own sake.
+    refused for its own sake. `trim_start_offsets` says where each trimmed stream starts now; it is
+    empty unless the commit was made.
     """
 
     error: ErrorCode
@@ -181,6 +190,7 @@ class CommitStreamSetObjectAnswer(Answer):
     stream_object_errors: Int64Column
     kv_results: tuple[KVResult, ...] = ()
     trim_errors: tuple[ErrorCode, ...] = ()
+    trim_start_offsets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -201,6 +211,7 @@ class CommitStreamObjectAnswer(Answer):
     error: ErrorCode
     kv_results: tuple[KVResult, ...] = ()
     trim_errors: tuple[ErrorCode, ...] = ()
+    trim_start_offsets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,14 +59,37 @@ class CommitEffects:
         if not records:
             results = self._kvs.put_before(request.kv_puts)
             done = (ErrorCode.NONE,) * len(request.trims)
-            return records, replace(answer, kv_results=results, trim_errors=done)
+            starts = self._streams.starts_of([item.stream_id for item in request.trims])
+            return records, replace(
+                answer, kv_results=results, trim_errors=done, trim_start_offsets=starts
+            )
         put, results = self._kvs.decide_put_all(request.kv_puts, offset)
-        trimmed, errors = self._streams.trim_with_commit(request.node.node_id, request.trims)
+        trimmed, errors, starts = self._streams.trim_of_node(
+            request.node.node_id, request.trims, _raised_ends(records)
+        )
         error = _first_error(results, errors)
         if error is not ErrorCode.NONE:
             return (), replace(_refused(request, error), kv_results=results, trim_errors=errors)
         effects = [*([put] if request.kv_puts else ()), *trimmed]
-        return (*records, *effects), replace(answer, kv_results=results, trim_errors=errors)
+        return (*records, *effects), replace(
+            answer, kv_results=results, trim_errors=errors, trim_start_offsets=starts
+        )
+
+
+def _raised_ends(records: Sequence[rec.Record]) -> dict[int, int]:
+    """Return the largest end of each stream in the objects that records commit."""
+    ends: dict[int, int] = {}
+    for record in records:
+        if isinstance(record, rec.StreamSetObjectsCommitted):
+            rows: rec.SetObjectRanges | rec.StreamObjectsCommitted = record.ranges
+        elif isinstance(record, rec.StreamObjectsCommitted):
+            rows = record
+        else:
+            continue
+        pairs = zip(rows.stream_id.tolist(), rows.end_offset.tolist(), strict=True)
+        for stream_id, end in pairs:
+            ends[stream_id] = max(end, ends.get(stream_id, 0))
+    return ends
 
 
 def _first_error(results: Sequence[KVResult], errors: Sequence[ErrorCode]) -> ErrorCode:

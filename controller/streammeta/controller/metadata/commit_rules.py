@@ -288,7 +288,12 @@ class Repeats:
 
     def __init__(self, objects: ObjectQueries) -> None:
         self._objects = objects
-        self.left_out = LeftOutRows()
+        self._left_out = LeftOutRows()
+
+    @property
+    def left_out(self) -> LeftOutRows:
+        """The rows that commits have left out."""
+        return self._left_out
 
     def judge(self, object_ids: Iterable[int], digest: int) -> Repeat:
         """Compare a commit with those that committed any of these objects.
@@ -336,7 +341,7 @@ class Repeats:
     def range_verdicts(self, object_id: int, stream_id: Int64Column, digest: int) -> Int64Column:
         """Return the first verdict about each range of a set object that was committed."""
         owners = np.full(len(stream_id), object_id)
-        verdicts = self.left_out.verdicts(digest, owners, stream_id)
+        verdicts = self._left_out.verdicts(digest, owners, stream_id)
         if np.count_nonzero(verdicts) and (row := self._objects.row(object_id)) >= 0:
             # Without a digest the verdict may be about another commit that named this object.
             held = self._objects.spans(np.array([row])).stream_id
@@ -359,7 +364,7 @@ class Repeats:
 
         unknown = np.full(len(object_id), int(ErrorCode.OFFSET_NOT_MATCHED))
         self.refuse_unusable(object_id, unknown)
-        verdicts = self.left_out.verdicts(digest, object_id, stream_id)
+        verdicts = self._left_out.verdicts(digest, object_id, stream_id)
         verdicts = np.where((verdicts == 0) & ~may_have_come, unknown, verdicts)
         verdicts[came] = 0
         return verdicts

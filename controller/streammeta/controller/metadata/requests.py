@@ -93,11 +93,16 @@ class CloseStreams(WriteRequest):
 
 @dataclass(frozen=True, slots=True)
 class StreamToTrim:
-    """One stream of TrimStreams."""
+    """One stream of TrimStreams.
+
+    `appended_end_offset` is the end of what the owner has appended, which ends the trim; None: not
+    given, and the trim ends at `new_start_offset`.
+    """
 
     stream_id: int
     stream_epoch: int
     new_start_offset: int
+    appended_end_offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

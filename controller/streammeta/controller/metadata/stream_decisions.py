@@ -5,7 +5,7 @@ is the answer: does the stream exist, its epoch, its state, its owner, then offs
 `streams`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
@@ -17,6 +17,7 @@ from streammeta.controller.metadata.answers import (
     OpenStreamsAnswer,
     PendingUpload,
     StreamErrorsAnswer,
+    TrimStreamsAnswer,
 )
 from streammeta.controller.metadata.epochs import check_growth
 from streammeta.controller.metadata.nodes import Nodes
@@ -164,7 +165,7 @@ class StreamDecisions:
 
     def _judge(
         self,
-        request: requests.CloseStreams | requests.TrimStreams | requests.DeleteStreams,
+        request: requests.CloseStreams | requests.DeleteStreams,
         verdict: Callable[[Head[int] | None, Any, int], ErrorCode],
         *,
         fence_failover: bool = True,
@@ -201,28 +202,41 @@ class StreamDecisions:
 
     # ---- trim and delete ----
 
-    def trim(self, request: requests.TrimStreams) -> tuple[list[rec.Record], StreamErrorsAnswer]:
+    def trim(self, request: requests.TrimStreams) -> tuple[list[rec.Record], TrimStreamsAnswer]:
         """Raise streams' starts."""
-        answer, accepted = self._judge(request, _trim_verdict)
-        return _trim_records(accepted), answer
+        node, trims = request.node, request.streams
+        error = self._nodes.check(node)
+        if error is not ErrorCode.NONE:
+            count = len(trims)
+            return [], TrimStreamsAnswer(errors=(error,) * count, start_offsets=(-1,) * count)
+        records, errors, starts = self.trim_of_node(node.node_id, trims, {})
+        return records, TrimStreamsAnswer(errors=errors, start_offsets=starts)
 
-    def trim_with_commit(
-        self, node_id: int, trims: Sequence[requests.StreamToTrim]
-    ) -> tuple[list[rec.Record], tuple[ErrorCode, ...]]:
-        """Judge trims that come with a commit of a node, whose identity has been checked.
+    def trim_of_node(
+        self,
+        node_id: int,
+        trims: Sequence[requests.StreamToTrim],
+        raised_ends: Mapping[int, int],
+    ) -> tuple[list[rec.Record], tuple[ErrorCode, ...], tuple[int, ...]]:
+        """Judge trims of a node, whose identity has been checked.
 
-        The records are those of the trims that are accepted.
+        `raised_ends` are the ends of streams after the commit that the trims come with. Return the
+        records of the trims that are accepted, each trim's outcome, and where its stream starts.
         """
         heads = self._streams.heads([item.stream_id for item in trims])
-        errors = tuple(
-            _trim_verdict(head, item, node_id) for head, item in zip(heads, trims, strict=True)
-        )
-        accepted = [
-            (item, head)
-            for item, head, error in zip(trims, heads, errors, strict=True)
-            if error is ErrorCode.NONE and head is not None
-        ]
-        return _trim_records(accepted), errors
+        errors, starts, trimmed = [], [], []
+        for head, item in zip(heads, trims, strict=True):
+            error, start = _trim_verdict(head, item, node_id, raised_ends.get(item.stream_id, 0))
+            errors.append(error)
+            starts.append(start)
+            if head is not None and start > head.start_offset:
+                trimmed.append((item.stream_id, start))
+        return _trim_records(trimmed), tuple(errors), tuple(starts)
+
+    def starts_of(self, stream_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return where streams start, -1 for those that do not exist."""
+        heads = self._streams.heads(stream_ids)
+        return tuple(-1 if head is None else head.start_offset for head in heads)
 
     def delete(
         self, request: requests.DeleteStreams, now_ms: int
@@ -266,24 +280,40 @@ def _close_verdict(head: Head[int] | None, item: requests.StreamToClose, node_id
     return ErrorCode.OFFSET_NOT_MATCHED if wrong else ErrorCode.NONE
 
 
-def _trim_verdict(head: Head[int] | None, item: requests.StreamToTrim, node_id: int) -> ErrorCode:
+TRIM_AHEAD_MAX = 1 << 40
+"""Maximum offsets that a trim may end above a stream's end: no trim uses up a stream's offsets."""
+
+
+def _trim_verdict(
+    head: Head[int] | None, item: requests.StreamToTrim, node_id: int, raised_end: int
+) -> tuple[ErrorCode, int]:
+    """Return the outcome of a trim, and where its stream starts then; -1 if it is refused.
+
+    Records that nobody has appended can't be trimmed: a writer would continue below the start, and
+    what it appends there would be acknowledged and never seen. The committed end is known here;
+    how far it has appended beyond is known to the owner alone.
+    """
     error = ownership(head, item.stream_epoch, node_id)
     if error is not ErrorCode.NONE or head is None:
-        return error
+        return error, -1
     if head.state != StreamState.OPENED:
-        return ErrorCode.STREAM_NOT_OPENED
-    below = item.new_start_offset < head.start_offset
-    return ErrorCode.OFFSET_NOT_MATCHED if below else ErrorCode.NONE
+        return ErrorCode.STREAM_NOT_OPENED, -1
+
+    end = max(head.end_offset, raised_end)
+    start = item.new_start_offset
+    if item.appended_end_offset is not None:
+        start = min(start, max(end, item.appended_end_offset))
+    if start < head.start_offset or start > end + TRIM_AHEAD_MAX:
+        return ErrorCode.OFFSET_NOT_MATCHED, -1
+    return ErrorCode.NONE, start
 
 
-def _trim_records(accepted: Sequence[tuple[Any, Head[int]]]) -> list[rec.Record]:
-    """Return what raises the starts of streams, given with their trims; some may be there."""
-    trimmed = [item for item, head in accepted if item.new_start_offset > head.start_offset]
+def _trim_records(trimmed: Sequence[tuple[int, int]]) -> list[rec.Record]:
+    """Return what raises the starts of streams, given as (stream, new start)."""
     if not trimmed:
         return []
-    ids = column([item.stream_id for item in trimmed])
-    starts = column([item.new_start_offset for item in trimmed])
-    return [rec.StreamsTrimmed(stream_id=ids, start_offset=starts)]
+    ids, starts = zip(*trimmed, strict=True)
+    return [rec.StreamsTrimmed(stream_id=column(ids), start_offset=column(starts))]
 
 
 def _delete_verdict(

@@ -185,6 +185,8 @@ def _check_trims(field: str, trims: Sequence[requests.StreamToTrim]) -> None:
     _check_stream_ids(field, trims, epoch_min=0)
     for index, trim in enumerate(trims):
         check_between(f"{field}[{index}].new_start_offset", trim.new_start_offset, 0, INT64_MAX)
+        if (appended := trim.appended_end_offset) is not None:
+            check_between(f"{field}[{index}].appended_end_offset", appended, 0, INT64_MAX)
 
 
 def _check_delete_streams(request: requests.DeleteStreams) -> None:

@@ -51,7 +51,7 @@ ROUTES: Mapping[str, tuple[type, type]] = {
     "CreateStreams": (requests.CreateStreams, answers.CreateStreamsAnswer),
     "OpenStreams": (requests.OpenStreams, answers.OpenStreamsAnswer),
     "CloseStreams": (requests.CloseStreams, answers.StreamErrorsAnswer),
-    "TrimStreams": (requests.TrimStreams, answers.StreamErrorsAnswer),
+    "TrimStreams": (requests.TrimStreams, answers.TrimStreamsAnswer),
     "DeleteStreams": (requests.DeleteStreams, answers.StreamErrorsAnswer),
     "DescribeStreams": (requests.DescribeStreams, answers.DescribeStreamsAnswer),
     "GetOpeningStreams": (requests.GetOpeningStreams, answers.GetOpeningStreamsAnswer),

@@ -118,6 +118,7 @@ def commit_stream_set_object_out(
             stream_object_errors=bytes(len(answer.stream_object_errors)),
             kv_results=results,
             trim_errors=bytes(len(answer.trim_errors)),
+            trim_start_offsets=answer.trim_start_offsets,
         )
     response = objects_pb2.CommitStreamSetObjectResponse(
         error=_error(answer.error),
@@ -125,6 +126,7 @@ def commit_stream_set_object_out(
         stream_object_errors=answer.stream_object_errors.tolist(),
         kv_results=results,
         trim_errors=map(_error, answer.trim_errors),
+        trim_start_offsets=answer.trim_start_offsets,
     )
     return pb.PackedCommitStreamSetObjectResponse.FromString(response.SerializeToString())
 
