@@ -8,6 +8,7 @@ from tests.mutants.controllers import CONTROLLERS
 from tests.mutants.disk import DISK
 from tests.mutants.elections import ELECTIONS
 from tests.mutants.fences import FENCES
+from tests.mutants.leases import LEASES
 from tests.mutants.levels import LEVELS
 from tests.mutants.membership import MEMBERSHIP
 from tests.mutants.monitoring import MONITORING
@@ -48,6 +49,7 @@ _ALL = (
     *OBJECT_LOGS,
     *FENCES,
     *SHAPES,
+    *LEASES,
 )
 
 MUTANTS = {mutant.name: mutant for mutant in _ALL}

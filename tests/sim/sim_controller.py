@@ -41,7 +41,12 @@ class SimController(MetadataController):
     """The state machine of one life of a node, with a `Store` for a map."""
 
     def __init__(self, node: SimNode) -> None:
-        super().__init__(Store(node.levels), MapClock(node))  # type: ignore[arg-type]
+        restoration = node.world.restoration
+        super().__init__(
+            Store(node.levels),  # type: ignore[arg-type]
+            MapClock(node),
+            lease=None if restoration is None else restoration.lease_of(node),
+        )
         self._node = node
         self._changes = ChangeFeed(node.world.ring_bytes)
 

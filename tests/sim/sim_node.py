@@ -160,6 +160,8 @@ class SimNode:
         self.core = self.driver.core
         if self.world.backups is not None:
             self.loop.create_task(SimBackup(self).run())
+        if self.world.restoration is not None:
+            self.loop.create_task(self.world.restoration.watch_of(self))
         self.driver.start_now()
 
     def configure(self) -> QuorumConfig:

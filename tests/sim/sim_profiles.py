@@ -61,6 +61,8 @@ class Profile:
     """0 for no snapshots."""
     backups: float = 0.0
     """Above 0 the log is backed up, to a bucket that fails and goes away."""
+    restores: float = 0.0
+    """Above 0 another cluster is restored over this one, which loses sight of the bucket."""
     # the end
     full_for_long: float = 0.05
     """Share of runs in which the disks of a majority, at least, then fill and stay full."""
@@ -78,6 +80,7 @@ class Profile:
 _KEPT = {
     *("duration_ms", "long_delay_ms", "latency_ms", "disk_ms", "clients", "think_ms"),
     *("disks_return", "spare_nodes", "probes", "full_for_long", "core_first", "backups"),
+    "restores",
     "majorities_lost",
     "offsets_between_snapshots",
 }
@@ -149,11 +152,23 @@ PROFILES = {
     "backup": replace(
         MIXED, backups=1.0, leader_crashes=1.5, partitions=1.0, offsets_between_snapshots=4
     ),
+    # Few crashes: the old cluster is to be alive, and to acknowledge as long as it may.
+    "fenced": replace(
+        _STEADY,
+        restores=1.0,
+        pauses=2.0,
+        slow_disk=0.1,
+        crashes=0.2,
+        leader_crashes=0.3,
+        partitions=0.3,
+        one_way_cuts=0.2,
+        transfers=0.5,
+    ),
     "liveness": replace(MIXED, core_first=1.0, duration_ms=800, partitions=1.5, one_way_cuts=1.0),
 }
 """By name; `swarm`, not listed, picks one but `_APART` by the seed and switches some faults off."""
 
-_APART = ("calm", "backup", "lost")
+_APART = ("calm", "backup", "fenced", "lost")
 
 
 def profile_for(name: str, rng: random.Random) -> Profile:

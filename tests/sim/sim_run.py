@@ -70,6 +70,9 @@ class Run:
         world.begin()
         world.weather.begin()
         self._storm()
+        if world.restoration is not None:
+            world.restoration.go()
+            return
         if world.rngs.losses.random() < world.profile.majorities_lost:
             world.weather.end()
             Recovery(world).go()

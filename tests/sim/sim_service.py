@@ -62,7 +62,13 @@ class SimService:
 
     def write(self, key: str, request: Request, reply: Reply) -> Callable[[], None]:
         """Take a mutation; the returned call gives it up."""
-        return self._serve(self.controller.write(_keyed(key, request)), reply, self._committed)
+        return self._serve(self._write(key, request), reply, self._committed)
+
+    async def _write(self, key: str, request: Request) -> ControllerAnswered:
+        answered = await self.controller.write(_keyed(key, request))
+        if (restoration := self._node.world.restoration) is not None:
+            restoration.check_answer(key, request, answered)
+        return answered
 
     def read(self, key: str, request: Request, reply: Reply) -> Callable[[], None]:
         return self._serve(self.controller.read(_keyed(key, request)), reply, self._committed)

@@ -29,6 +29,7 @@ from tests.linearizability.history import Recorder
 from tests.sim.sim_backup import Backups
 from tests.sim.sim_clients import Client
 from tests.sim.sim_disk import StoppedError
+from tests.sim.sim_fence import Restoration
 from tests.sim.sim_followers import Auditor, Follower
 from tests.sim.sim_ghost import Ghost
 from tests.sim.sim_map_clients import Compactor, Janitor, MapClient, Upgrader
@@ -69,6 +70,7 @@ class Streams:
     room: random.Random
     losses: random.Random
     backup: random.Random
+    fence: random.Random
 
     @classmethod
     def of(cls, seed: int, profile: str) -> Streams:
@@ -110,6 +112,7 @@ class World:
             SimNode(self, node, bootstrap if node < voters else VoterSet()) for node in range(pool)
         ]
         self.backups = Backups(self) if self.profile.backups else None
+        self.restoration = Restoration(self) if self.profile.restores else None
         self.weather = Weather(self)
         self.counts["clocks that drift"] += sum(node.clock.rate != 1000 for node in self.nodes)
         self.clients: list[Client | MapClient] = [
@@ -131,6 +134,8 @@ class World:
         Auditor(self).begin()
         if self.backups is not None:
             self.backups.begin()
+        if self.restoration is not None:
+            self.restoration.begin()
 
     def _make_some_older(self, rng: random.Random) -> None:
         """Let some nodes run a version that lacks the level which clients of the map ask for."""
@@ -146,6 +151,8 @@ class World:
                 node.loop.close()
         if self.backups is not None:
             self.backups.close()
+        if self.restoration is not None:
+            self.restoration.close()
 
     def next_number(self) -> int:
         """A number never given before, for values and objects."""

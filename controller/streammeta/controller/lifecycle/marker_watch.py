@@ -156,7 +156,8 @@ class MarkerWatch:
             newest = found.generations[-1]
             if newest.cluster_uuid != claim.cluster_uuid:
                 raise SupersededError(newest.cluster_id)
-        elif found.marker is not None or claim.issued_below:  # else the leader is about to put one
+        elif found.marker is not None or claim.issued_below:
+            # Else the cluster is new, and its leader is about to put the marker.
             check_marker(
                 found.marker,
                 cluster_id=self._cluster_id,
