@@ -303,6 +303,10 @@ class SimDeparted:
     async def histories(self, stream_ids: Iterable[int]) -> Mapping[int, StreamHistory]:
         return {i: StreamHistory(0, {EPOCH: len(self.map.streams[i])}) for i in stream_ids}
 
+    async def is_stored(self, record: RecordBatch) -> bool:
+        held = self.map.streams[record.stream_id]
+        return held[record.base_offset] == record.payload
+
     async def upload(self, records: Mapping[int, Sequence[RecordBatch]]) -> bool:
         return not await self.map.commit(self.node.node_epoch, records, failover=True)
 

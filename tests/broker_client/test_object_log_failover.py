@@ -45,6 +45,7 @@ class Node:
     is_assigned: bool = True
     node: NodeIdentity = field(default_factory=lambda: NodeIdentity(NODE, 1))
     uploads: list[RecordBatch] = field(default_factory=list)
+    stored: list[RecordBatch] = field(default_factory=list)
     closed: list[int] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
 
@@ -56,6 +57,9 @@ class Node:
 
     async def histories(self, stream_ids: Iterable[int]) -> Mapping[int, StreamHistory]:
         return {one: StreamHistory(0, {EPOCH: 2}) for one in stream_ids if one < 9}
+
+    async def is_stored(self, record: RecordBatch) -> bool:
+        return record in self.stored
 
     async def upload(self, records: Mapping[int, Sequence[RecordBatch]]) -> bool:
         self.calls.append("upload")

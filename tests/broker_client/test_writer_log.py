@@ -402,7 +402,8 @@ class Storm:
             cluster.map.expire_prepared()
         elif fault == "steal":
             stream_id = rng.randrange(STREAMS)
-            thief = await BrokerSession.open(self.b.client, 1001, 1)
+            # Each thief is another node, or it would take over what the one before has stolen.
+            thief = await BrokerSession.open(self.b.client, 1000 + self.faults["steal"], 1)
             await thief.open_streams({stream_id: self.epochs[stream_id] + 1})
         elif fault == "store":
             self.b.store.fail_next("put", StoreUnavailableError("try later"))

@@ -22,7 +22,6 @@ from streammeta.client import BrokerSession, ControllerClient, SilentObserver, S
 from streammeta.client.config import WriterConfig
 from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
-from streammeta.client.write_ahead_log.recovery import RecoveryPlan
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_store.base import Body
 from streammeta.storage.object_store.local import LocalObjectStore
@@ -107,7 +106,7 @@ async def write_records(writer: StreamWriter, settings: Settings, streams: list[
 
 
 async def live(settings: Settings) -> None:
-    """Say on the standard output what there is to recover; recover, then write."""
+    """Recover, say on the standard output what there was to recover, then write."""
     executioner = Executioner(settings.step, settings.at)
     executioner.start()
     root = Path(settings.root)
@@ -124,12 +123,8 @@ async def live(settings: Settings) -> None:
             session, store, SMALL_WRITER, DoomedObserver(executioner), log
         ) as writer:
             writer.attach(session.inherited)
-            plan = RecoveryPlan(session.inherited)
-            for record in log.recover():
-                plan.judge(record)
-            found = plan.report
+            found = await writer.recover()
             print(json.dumps([found.committed, found.uploaded, found.set_aside]), flush=True)
-            await writer.recover()
             streams = [stream.stream_id for stream in session.inherited]
             if not streams:
                 ids = await session.create_streams([{}] * settings.streams)

@@ -77,8 +77,12 @@ class FakeStream:
     def ranges(self) -> list[streams_pb2.StreamRange]:
         ends = [*list(self.openings.values())[1:], self.end]
         return [
-            streams_pb2.StreamRange(epoch=epoch, start_offset=start, end_offset=end)
-            for (epoch, start), end in zip(self.openings.items(), ends, strict=False)
+            streams_pb2.StreamRange(
+                range_index=index, epoch=epoch, start_offset=start, end_offset=end
+            )
+            for index, ((epoch, start), end) in enumerate(
+                zip(self.openings.items(), ends, strict=False)
+            )
         ]
 
 

@@ -5,7 +5,76 @@ from tests.mutants.mutant import Mutant, Tested
 _REOPENED = "tests/metadata/test_reopened_streams.py"
 _RECOVERERS = "tests/metadata/test_recoverers.py"
 
+_RETURNING = "tests/broker_client/test_returning_logs.py"
+
 FENCES = (
+    Mutant(
+        "inherited-streams-keep-their-epochs",
+        "A new process goes on under the epochs of an earlier one, whose log then counts as its.",
+        "found by a log whose volume was not mounted for one start of its broker",
+        """
+        streammeta.client.session:
+        - return replace(session, inherited=await session._take_over(listed))
+        + return replace(session, inherited=tuple(listed))
+        """,
+        Tested(f"{_RETURNING}::test_a_log_that_returns_after_others_wrote_is_set_aside_whole"),
+    ),
+    Mutant(
+        "offsets-below-the-end-are-ones-own",
+        "A record of an earlier epoch counts as committed wherever the stream holds its offset.",
+        "the second half of the same fault: three acknowledged records were dropped silently",
+        """
+        streammeta.client.write_ahead_log.recovery:
+        - if record.end_offset > self._comparison.equal_to.get(key, least):
+        + if record.end_offset > history.end_offset:
+        """,
+        Tested(f"{_RETURNING}::test_a_log_that_returns_after_others_wrote_is_set_aside_whole"),
+    ),
+    Mutant(
+        "spliced-behind-another-writer",
+        "A record is uploaded because it begins at the stream's end, whoever wrote what is before.",
+        "the first half of the same fault: two records of a lost run were spliced in",
+        """
+        streammeta.client.write_ahead_log.recovery:
+        - return record.base_offset == end == self._reach(record, largest_end)
+        + return record.base_offset == end
+        """,
+        Tested(f"{_RETURNING}::test_a_log_that_returns_after_others_wrote_is_set_aside_whole"),
+    ),
+    Mutant(
+        "compared-without-payload",
+        "A record counts as stored if one of its offsets is, with whatever bytes.",
+        "a comparison of offsets, as before",
+        """
+        streammeta.client.write_ahead_log.stored_records:
+        - wanted = (record.base_offset, record.count, record.payload)
+        + found = found[:1] and [record]
+        + wanted = (record.base_offset, record.count, record.payload)
+        """,
+        Tested(f"{_RETURNING}::test_a_log_that_returns_after_others_wrote_is_set_aside_whole"),
+    ),
+    Mutant(
+        "given-up-records-come-back",
+        "After a failed write records of the older epoch take the offsets of the newer one's.",
+        "a log that is read in order, without looking at what its process did next",
+        """
+        streammeta.client.write_ahead_log.recovery:
+        - if self._newest.get(record.stream_id, record.epoch) > record.epoch:
+        -     return False
+        """,
+        Tested(f"{_RETURNING}::test_records_that_their_own_process_gave_up_are_not_continued"),
+    ),
+    Mutant(
+        "doubt-is-forgotten",
+        "A record that differs from the stored one does not bar the records behind it.",
+        "each record judged for itself",
+        """
+        streammeta.client.write_ahead_log.recovery:
+        - self.differing.add(key)
+        + pass
+        """,
+        Tested(f"{_RETURNING}::test_a_range_that_was_dropped_leaves_its_records_in_doubt"),
+    ),
     Mutant(
         "fenced-node-opens-again",
         "A process that another recovers lists its streams under its old epoch and goes on.",

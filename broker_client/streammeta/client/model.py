@@ -68,8 +68,12 @@ class ClusterDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRange:
-    """The offsets `[start_offset, end_offset)` that were written in one epoch, by one node."""
+    """The offsets `[start_offset, end_offset)` that were written in one epoch, by one node.
 
+    `range_index` counts all ranges of the stream, those that were dropped since included.
+    """
+
+    range_index: int
     epoch: int
     start_offset: int
     end_offset: int

@@ -12,7 +12,8 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 from streammeta.client import arguments, errors, methods
@@ -65,8 +66,8 @@ class BrokerSession:
 
     It calls with `client`, and `node` fences every mutating call of the process. `namespace` is in
     the keys of the cluster's objects. `inherited` are the streams that an earlier process of the
-    node left open, by id. `timeout_s` is the session that its heartbeats ask for, in seconds, 0 for
-    the longest that the controllers give.
+    node left open, by id, under new epochs. `timeout_s` is the session that its heartbeats ask for,
+    in seconds, 0 for the longest that the controllers give.
     """
 
     client: ControllerClient
@@ -104,9 +105,22 @@ class BrokerSession:
         )
         answer = await client.call(methods.REGISTER_NODE, request)
         _check(answer.error, f"registration of node {node_id} at epoch {node_epoch}")
-        inherited = await _opening_streams(client, node)
+        listed = await _opening_streams(client, node)
         namespace = await client.object_namespace()
-        return cls(client, node, namespace, tuple(inherited), timeout_s)
+        session = cls(client, node, namespace, (), timeout_s)
+        return replace(session, inherited=await session._take_over(listed))
+
+    async def _take_over(self, streams: Sequence[OpenedStream]) -> tuple[OpenedStream, ...]:
+        """Open what an earlier process left open under the next epochs, before anything is written.
+
+        So the offsets that this process writes are never taken for those of an earlier one, whose
+        write-ahead log may come back.
+        """
+        outcomes = await self.open_streams({one.stream_id: one.epoch + 1 for one in streams})
+        for _, failure in sorted(outcomes.failed.items()):
+            if not isinstance(failure, errors.StreamNotFoundError):  # it was deleted meanwhile
+                raise failure
+        return tuple(outcomes.done.values())
 
     async def heartbeat(self, *, wants_shutdown: bool = False) -> HeartbeatAnswer:
         """Keep the node's session alive; the answer says for how long."""
@@ -136,9 +150,13 @@ class BrokerSession:
         return ids
 
     async def open_streams(self, epochs: Mapping[int, int]) -> Outcomes[OpenedStream]:
-        """Open each stream of `epochs` (stream id to stream epoch) for this node."""
+        """Open each stream of `epochs` (stream id to stream epoch) for this node.
+
+        A stream that this node has open begins another range under a larger epoch: its earlier
+        range ends with what is committed, and whatever was under way for it is not.
+        """
         outcomes: Outcomes[OpenedStream] = Outcomes()
-        wanted = _epochs_of(streams_pb2.StreamToOpen, epochs)
+        wanted = _epochs_of(partial(streams_pb2.StreamToOpen, reopen=True), epochs)
         for batch in _batches(wanted):
             answer = await self._answer(methods.OPEN_STREAMS, batch)
             _same_length("OpenStreams", len(batch), len(answer.streams))

@@ -265,6 +265,7 @@ class StreamClient(ClosedAtExit):
                 async for one in self.controllers.describe_streams(ids)
             } if ids else {}  # fmt: skip
             missing = set(ids) - epochs.keys()
+        self.writer.require_attachable(epochs)
         outcomes = await self.session.open_streams(epochs)
         self.writer.attach(outcomes.done.values())
         self._epochs |= {one.stream_id: one.epoch for one in outcomes.done.values()}

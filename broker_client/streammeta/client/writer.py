@@ -170,24 +170,26 @@ class StreamWriter(ClosedAtExit):
     def attach(self, streams: Iterable[OpenedStream]) -> None:
         """Accept appends to `streams`, each from its next offset on.
 
-        Attaching a stream again, after it was opened again, clears its failure. Raises
-        `ValueError` if it still has records on their way: `flush` first.
+        Attaching a stream that was opened again clears its failure. Raises as `require_attachable`.
         """
         wanted = "streams as `open_streams(...).require_all().values()` has them"
         opened = check_items("streams", streams, wanted)
         for index, one in enumerate(opened):
             check_kind(f"streams[{index}]", one, OpenedStream, f"an OpenedStream: {wanted}")
-        for one in opened:
-            known = self._streams.get(one.stream_id)
-            if known is not None and known.failure is None and known.is_pending:
-                raise ValueError(
-                    f"stream {one.stream_id} has records that are not acknowledged yet; flush"
-                    " before attaching it again"
-                )
+        self.require_attachable(one.stream_id for one in opened)
         for one in opened:
             self._streams[one.stream_id] = WriterStream(
                 one.stream_id, one.epoch, one.next_offset, acknowledged=one.next_offset
             )
+
+    def require_attachable(self, stream_ids: Iterable[int]) -> None:
+        """Raise `ValueError` for a stream that has records on their way and has not failed."""
+        for stream in map(self._streams.get, stream_ids):
+            if stream is not None and stream.failure is None and stream.is_pending:
+                raise ValueError(
+                    f"stream {stream.stream_id} has records that are not acknowledged yet; flush"
+                    " before attaching it again"
+                )
 
     def detach(self, stream_ids: Iterable[int]) -> None:
         """Accept no more appends to these streams; what was appended still goes its way."""
@@ -279,9 +281,9 @@ class StreamWriter(ClosedAtExit):
     async def recover(self) -> RecoveryReport:
         """Upload what the write-ahead log holds and the map does not, and only that.
 
-        Without it a log that holds something takes no appends. Call it after the streams that the
-        node had open are attached, and before the first append. What can't be committed any more
-        is set aside beside the log; the report says so.
+        Without it a log that holds something takes no appends. Call it after the inherited streams
+        are attached, and before the first append. Records that can't be committed any more are set
+        aside beside the log; the report says so.
 
         Raises the first failure; the log is then kept as it was.
         """
@@ -299,7 +301,7 @@ class StreamWriter(ClosedAtExit):
 
         self._barred, self._is_recovering = None, True
         try:
-            report = await recover_into(self._log, self._session, upload)
+            report = await recover_into(self._log, self._session, upload, self._threads.store)
             await self.flush()
             await asyncio.sleep(0)  # the last callbacks
             if failures:
@@ -505,7 +507,6 @@ class StreamWriter(ClosedAtExit):
 
     async def _append_recovered(self, record: RecordBatch) -> asyncio.Future[int]:
         """Admit a record that the log holds already."""
-        size = record.encoded_size
         cost = len(record.payload) + RECORD_OVERHEAD + ACK_OVERHEAD
         stream = await self._wait_for_room(record.stream_id, cost, 0)
         run = self._run_for(stream, record.count)
@@ -516,7 +517,7 @@ class StreamWriter(ClosedAtExit):
             )
         run.cover(NO_TIME)
         run.add(record.payload, record.count)
-        return self._appended(run, record.base_offset, cost, size, ())
+        return self._appended(run, record.base_offset, cost, record.encoded_size, ())
 
     def _archive(self) -> None:
         """Send the open batch on its way and begin an empty one."""

@@ -21,6 +21,7 @@ from streammeta.client.object_ids import ObjectIds
 from streammeta.client.record_buffer import StreamRun, WriterStream, plan_objects
 from streammeta.client.session import BrokerSession
 from streammeta.client.write_ahead_log.recovery import StreamHistory, stream_histories
+from streammeta.client.write_ahead_log.stored_records import StoredRecords
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.base import ObjectStore
@@ -61,13 +62,20 @@ class DepartedNode:
     assigned here, `NodeEpochExpiredError` if a newer process of the node has registered.
     """
 
-    def __init__(self, session: BrokerSession, node: NodeIdentity, store: ObjectStore) -> None:
+    def __init__(
+        self,
+        session: BrokerSession,
+        node: NodeIdentity,
+        store: ObjectStore,
+        stored: StoredRecords,
+    ) -> None:
         self.node = node
         self._session = session
         self._store = store
         self._config = WriterConfig()
         self._bucket = BucketCheck(session.client, store, session.namespace)
         self._ids = ObjectIds(session, self._config.ttl_s)
+        self._stored = stored
 
     async def owed(self) -> list[OwedStream]:
         """List what the node has open or owes; from then on its own calls are fenced."""
@@ -95,6 +103,10 @@ class DepartedNode:
     async def histories(self, stream_ids: Iterable[int]) -> Mapping[int, StreamHistory]:
         """Return the epochs of streams; those that don't exist are left out."""
         return await stream_histories(self._session.client, stream_ids)
+
+    async def is_stored(self, record: RecordBatch) -> bool:
+        """Return whether the stream holds this very record."""
+        return await self._stored.hold(record)
 
     async def upload(self, records: Mapping[int, Sequence[RecordBatch]]) -> bool:
         """Upload consecutive records of streams in the node's name; False: some were refused.

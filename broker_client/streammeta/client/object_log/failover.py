@@ -32,7 +32,14 @@ from streammeta.client.object_log.setting_aside import write_aside
 from streammeta.client.resources import ClosedAtExit
 from streammeta.client.session import BrokerSession, Heartbeat, OpenedStream
 from streammeta.client.write_ahead_log.errors import WriteAheadLogError
-from streammeta.client.write_ahead_log.recovery import RecoveryPlan, StreamHistory, Verdict
+from streammeta.client.write_ahead_log.recovery import (
+    Comparison,
+    RecoveryPlan,
+    StreamHistory,
+    Verdict,
+    note_newest,
+)
+from streammeta.client.write_ahead_log.stored_records import StoredRecords
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_log.slot import Sealer
@@ -108,6 +115,10 @@ class Departed(Protocol):
         """Return the epochs of streams."""
         ...
 
+    async def is_stored(self, record: RecordBatch) -> bool:
+        """Return whether the stream holds this very record."""
+        ...
+
     async def upload(self, records: Mapping[int, Sequence[RecordBatch]]) -> bool:
         """Upload records in the node's name; False: some were refused."""
         ...
@@ -172,12 +183,17 @@ class _Attempt:
         self._held = {one.stream_id: one for one in owed}
         self._histories: dict[int, StreamHistory] = {}
         self._asked: set[int] = set()
+        self._newest: dict[int, int] = {}
+        self._knows_newest = False
+        self._comparison = Comparison()
         self._plan = RecoveryPlan(
             [
                 OpenedStream(one.stream_id, one.epoch, one.start_offset, one.next_offset)
                 for one in owed
             ],
             self._histories,
+            self._newest,
+            self._comparison,
         )
         self._wanted: dict[int, list[RecordBatch]] = {}
         self._aside: list[RecordBatch] = []
@@ -187,19 +203,28 @@ class _Attempt:
         """Judge all records and upload what is wanted; False: an upload was refused."""
         for log in logs:
             async for records in read_log(self._slots, log):
-                await self._learn(records)
+                await self._learn(records, logs)
                 for record in records:
+                    if self._plan.is_doubtful(record):
+                        is_stored = await self._departed.is_stored(record)
+                        self._comparison.note(record, is_stored=is_stored)
                     self._take(record)
                     if self._is_full and not await self._pass_on():
                         return False
         return await self._pass_on()
 
-    async def _learn(self, records: Sequence[RecordBatch]) -> None:
+    async def _learn(self, records: Sequence[RecordBatch], logs: Sequence[SealedLog]) -> None:
         """Ask for the epochs of streams that the node does not hold as the records say."""
         asked = {one.stream_id for one in records if not self._is_held(one)} - self._asked
         if asked:
             self._histories.update(await self._departed.histories(asked))
             self._asked |= asked
+        if not self._knows_newest and asked & self._held.keys():
+            self._knows_newest = True
+            for log in logs:
+                async for found in read_log(self._slots, log):
+                    for record in found:
+                        note_newest(self._newest, record)
 
     def _is_held(self, record: RecordBatch) -> bool:
         held = self._held.get(record.stream_id)
@@ -221,8 +246,10 @@ class _Attempt:
 
     def _is_owed(self, record: RecordBatch) -> bool:
         """True unless the stream was closed before the record was acknowledged."""
-        owed_to = self._held[record.stream_id].owed_to
-        return owed_to is None or record.end_offset <= owed_to
+        held = self._held[record.stream_id]
+        if held.owed_to is None:
+            return True
+        return record.epoch == held.epoch and record.end_offset <= held.owed_to
 
     @property
     def _is_full(self) -> bool:
@@ -299,15 +326,15 @@ class FailoverWorker(ClosedAtExit):
                 )
 
     async def _recover(self, node: NodeIdentity) -> None:
-        own = self._session.node
-        departed = DepartedNode(self._session, node, self._store)
+        session, store, own = self._session, self._store, self._session.node
         try:
-            report = await recover_node(
-                self._slots,
-                self._session.namespace,
-                departed,
-                Sealer(own.node_id, own.node_epoch),
-            )
+            async with StoredRecords(session.client, store, session.namespace) as stored:
+                report = await recover_node(
+                    self._slots,
+                    session.namespace,
+                    DepartedNode(session, node, store, stored),
+                    Sealer(own.node_id, own.node_epoch),
+                )
         except (BrokerClientError, StorageError, WriteAheadLogError) as error:
             _log.warning("node %d is not recovered yet: %s", node.node_id, error)
         except Exception:  # noqa: BLE001 - other nodes must be recovered all the same

@@ -2,8 +2,10 @@
 
 Decides for each record whether an object has it already, whether it is to be uploaded, or whether
 it can't be: then it is set aside. The decision is pure; `recover_into` asks the controllers and
-carries it out. A record of a stream's epoch counts as committed only below the end of the range of
-that very epoch: other offsets may hold records of another broker.
+carries it out. Each process opens its streams under epochs of its own, so the range of a record's
+epoch says what the process committed that wrote it. Offsets behind that range may hold records of
+another process, or those that an earlier recovery uploaded from this very log: a comparison with
+the stored records tells which.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from streammeta.client.controller_client import ControllerClient
 from streammeta.client.model import StreamDescription
 from streammeta.client.session import BrokerSession, OpenedStream
 from streammeta.client.write_ahead_log.record_log import RecordLog
+from streammeta.client.write_ahead_log.stored_records import StoredRecords
 from streammeta.storage.object_format.record import RecordBatch
+from streammeta.storage.object_store.base import ObjectStore
 
 _DESCRIBED_AT_ONCE = 1_000
 
@@ -31,16 +35,66 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class MissingRanges:
+    """Ranges between two epochs, which had the offsets `[start_offset, end_offset)` together."""
+
+    after_epoch: int
+    before_epoch: int
+    start_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class StreamHistory:
     """A stream's epochs so far, for records of epochs that the node does not hold.
 
     `ends` is the end offset of the range of each epoch, `owed` the offset ranges below them that
-    were never committed, half open.
+    were never committed, half open. `missing` stands for ranges that the controllers have dropped,
+    as they were empty or stream objects cover them.
     """
 
     start_offset: int
     ends: Mapping[int, int]
     owed: tuple[tuple[int, int], ...] = ()
+    missing: tuple[MissingRanges, ...] = ()
+
+    @property
+    def end_offset(self) -> int:
+        """The end of the stream."""
+        return max(self.ends.values(), default=self.start_offset)
+
+    def end_of(self, epoch: int) -> tuple[int, int] | None:
+        """Return the least and the largest offset at which an epoch's range can have ended.
+
+        They differ if that range is missing. None: the stream had no such epoch.
+        """
+        end = self.ends.get(epoch)
+        if end is not None:
+            return end, end
+        for gap in self.missing:
+            if gap.after_epoch < epoch < gap.before_epoch:
+                return gap.start_offset, gap.end_offset
+        return None
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Results of comparing doubtful records with the stored ones, by stream and epoch.
+
+    `equal_to` is the end of the records that were found stored as the log has them, one behind the
+    other. Of those in `differing` a record was not: all later ones are another writer's offsets.
+    """
+
+    equal_to: dict[tuple[int, int], int] = field(default_factory=dict)
+    differing: set[tuple[int, int]] = field(default_factory=set)
+
+    def note(self, record: RecordBatch, *, is_stored: bool) -> None:
+        """Remember the result for one record; those of a stream and epoch come in order."""
+        key = (record.stream_id, record.epoch)
+        if is_stored:
+            self.equal_to[key] = record.end_offset
+        else:
+            self.differing.add(key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +123,52 @@ class RecoveryPlan:
     """Judges the records of a log one by one, in log order.
 
     `held` are the streams that this process holds, as the controllers list them; `histories` those
-    of other streams, and of held streams with records of older epochs.
+    of other streams, and of held streams with records of older epochs. `newest` are the newest
+    epochs that the logs have records of, by stream: records of older ones are not continued, as
+    their process itself went on from another offset. Doubtful records count as stored or not by
+    `comparison`.
     """
 
     def __init__(
-        self, held: Iterable[OpenedStream], histories: Mapping[int, StreamHistory] | None = None
+        self,
+        held: Iterable[OpenedStream],
+        histories: Mapping[int, StreamHistory] | None = None,
+        newest: Mapping[int, int] | None = None,
+        comparison: Comparison | None = None,
     ) -> None:
         self._held = {stream.stream_id: stream for stream in held}
         self._next = {stream_id: stream.next_offset for stream_id, stream in self._held.items()}
         self._histories = {} if histories is None else histories
+        self._newest = {} if newest is None else newest
+        self._comparison = Comparison() if comparison is None else comparison
+        self._uploaded_to: dict[tuple[int, int], int] = {}
         self.report = RecoveryReport()
+
+    def is_doubtful(self, record: RecordBatch) -> bool:
+        """Return whether only a comparison tells if the stream holds this very record.
+
+        It is of an earlier process, and lies behind the range of its epoch, or perhaps so. Doubtful
+        records have to be compared in log order, before or while they are judged.
+        """
+        held = self._held.get(record.stream_id)
+        history = self._histories.get(record.stream_id)
+        if history is None or (held is not None and held.epoch == record.epoch):
+            return False
+        bounds = history.end_of(record.epoch)
+        if bounds is None or record.base_offset < history.start_offset:
+            return False
+        least, largest = bounds
+        return (
+            least < record.end_offset <= history.end_offset
+            and record.base_offset <= self._reach(record, largest)
+        )
+
+    def _reach(self, record: RecordBatch, largest_end: int) -> int:
+        """Return up to where the stream holds nothing but its epoch's records; -1: not even so."""
+        key = (record.stream_id, record.epoch)
+        if key in self._comparison.differing:
+            return -1
+        return self._uploaded_to.get(key, self._comparison.equal_to.get(key, largest_end))
 
     def judge(self, record: RecordBatch) -> Verdict:
         """Decide about the next record of the log, and note it in the report."""
@@ -108,20 +198,38 @@ class RecoveryPlan:
         return Verdict.UPLOAD
 
     def _judge_former(self, record: RecordBatch) -> Verdict | str:
-        """Judge a record of an epoch that this process does not hold: it uploads none of those."""
+        """Judge a record of an epoch that this process does not hold.
+
+        It is uploaded only if the stream holds nothing of any other process behind that epoch.
+        """
         history = self._histories.get(record.stream_id)
         if history is None:
             return "the stream does not exist (any more)"
         if record.end_offset <= history.start_offset:
             return Verdict.COMMITTED
-        end = history.ends.get(record.epoch)
-        if end is None:
+        bounds = history.end_of(record.epoch)
+        if bounds is None:
             return f"the stream has no range of epoch {record.epoch}"
-        if record.end_offset > end:
-            return f"epoch {record.epoch} of the stream ended at offset {end}"
+        least, largest = bounds
+        key = (record.stream_id, record.epoch)
+        if record.end_offset > self._comparison.equal_to.get(key, least):
+            if self._continues(record, largest):
+                self._next[record.stream_id] = self._uploaded_to[key] = record.end_offset
+                return Verdict.UPLOAD
+            return f"epoch {record.epoch} of the stream ended at offset {least}"
         if any(a < record.end_offset and record.base_offset < b for a, b in history.owed):
             return f"epoch {record.epoch} of the stream was closed before it was committed"
         return Verdict.COMMITTED
+
+    def _continues(self, record: RecordBatch, largest_end: int) -> bool:
+        """Return whether a record of a former epoch follows its epoch's data, at the very end."""
+        held = self._held.get(record.stream_id)
+        if held is None or held.epoch < record.epoch:
+            return False
+        if self._newest.get(record.stream_id, record.epoch) > record.epoch:
+            return False
+        end = self._next[record.stream_id]
+        return record.base_offset == end == self._reach(record, largest_end)
 
     def _note_aside(self, record: RecordBatch, reason: str) -> None:
         runs = self.report.aside
@@ -141,26 +249,47 @@ async def recover_into(
     log: RecordLog,
     session: BrokerSession,
     upload: Callable[[RecordBatch], Awaitable[object]],
+    store: ObjectStore | None = None,
 ) -> RecoveryReport:
     """Pass uncommitted records to `upload`, in log order, after setting the others aside.
 
-    `upload` takes a record into the upload buffer, and not into the log again. The caller trims
-    the log to `recovered_end` when all of it is committed. Raises the errors of `upload`, the
-    controllers and the log; a new process may repeat it then.
+    `upload` takes a record into the upload buffer, and not into the log again. Doubtful
+    records are compared with those in `store`; without it they are set aside. The caller trims the
+    log to `recovered_end` when all of it is committed. Raises the errors of `upload`, of reading,
+    the controllers and the log; a new process may repeat it then.
     """
     held = {stream.stream_id: stream.epoch for stream in session.inherited}
-    asked = {
-        record.stream_id for record in log.recover() if held.get(record.stream_id) != record.epoch
-    }
+    newest: dict[int, int] = {}
+    asked: set[int] = set()
+    for record in log.recover():
+        note_newest(newest, record)
+        if held.get(record.stream_id) != record.epoch:
+            asked.add(record.stream_id)
+
     histories = await stream_histories(session.client, asked)
-    sorting = RecoveryPlan(session.inherited, histories)
+    comparison = Comparison()
+    if store is not None:
+        doubts = RecoveryPlan(session.inherited, histories, newest, comparison)
+        async with StoredRecords(session.client, store, session.namespace) as stored:
+            for record in log.recover():
+                if doubts.is_doubtful(record):
+                    comparison.note(record, is_stored=await stored.hold(record))
+
+    sorting = RecoveryPlan(session.inherited, histories, newest, comparison)
     unwanted = (record for record in log.recover() if sorting.judge(record) is Verdict.ASIDE)
     sorting.report.file = await log.set_aside(unwanted, "found at the start of a broker")
-    plan = RecoveryPlan(session.inherited, histories)
+
+    plan = RecoveryPlan(session.inherited, histories, newest, comparison)
     for record in log.recover():
         if plan.judge(record) is Verdict.UPLOAD:
             await upload(record)
     return sorting.report
+
+
+def note_newest(newest: dict[int, int], record: RecordBatch) -> None:
+    """Raise the newest epoch of a record's stream to the record's."""
+    if newest.get(record.stream_id, -1) < record.epoch:
+        newest[record.stream_id] = record.epoch
 
 
 async def stream_histories(
@@ -177,8 +306,15 @@ async def stream_histories(
 
 
 def _history(described: StreamDescription) -> StreamHistory:
+    missing: list[MissingRanges] = []
+    index, epoch, end = -1, -1, 0
+    for range_ in described.ranges:
+        if range_.range_index > index + 1:
+            missing.append(MissingRanges(epoch, range_.epoch, end, range_.start_offset))
+        index, epoch, end = range_.range_index, range_.epoch, range_.end_offset
     return StreamHistory(
         described.start_offset,
-        {one.epoch: one.end_offset for one in described.ranges},
+        {range_.epoch: range_.end_offset for range_ in described.ranges},
         (*described.pending, *described.lost),
+        tuple(missing),
     )
