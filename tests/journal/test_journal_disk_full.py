@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from streammeta.cli.output import explain
 from streammeta.controller.ids import EndOffset, Epoch, NodeId
 from streammeta.controller.journal.directory import format_directory
 from streammeta.controller.journal.errors import DirectoryNotFormattedError
@@ -336,3 +337,37 @@ def test_on_a_real_full_disk_an_election_is_written_from_the_reserve(small_disk:
     found.reserve.refill()
     assert found.reserve.shortage is None
     found.close()
+
+
+@pytest.mark.parametrize(
+    ("call", "use"),
+    [
+        ("pread", lambda file: file.read(0, 10)),
+        ("pwrite", lambda file: file.write(0, b"x")),
+        ("ftruncate", lambda file: file.truncate(0)),
+        ("fdatasync", lambda file: file.sync()),
+        ("fstat", lambda file: file.size()),
+    ],
+)
+def test_an_error_of_the_disk_names_the_file_and_the_way_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    use: Callable[[PosixFile], object],
+) -> None:
+    file = PosixFile(tmp_path / "00000000000000000000.log", create=True)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(OSError, match=r"Input/output error: .*00000000000000000000\.log"):
+        use(file)
+    monkeypatch.undo()
+    file.close()
+
+
+def test_the_answer_to_an_unreadable_file_says_what_to_do() -> None:
+    answer = explain(OSError(errno.EIO, "Input/output error", "/data/x.log"))
+    assert "/data/x.log" in str(answer)
+    assert "another disk" in answer.hint

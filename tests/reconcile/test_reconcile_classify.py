@@ -235,6 +235,14 @@ def test_agrees_with_a_model_over_sets(world: World) -> None:
     assert got[len(rows) :] == expected
 
 
+def test_an_object_of_before_a_restore_is_missing_however_late_it_was_committed() -> None:
+    rules = replace(RULES, settled_below=8)
+    before = unlisted(known(COMMITTED, time_ms=UNLISTED_FROM))
+    after = replace(before, object_id=8)
+    found = judge(columns([before, after]), rules).tolist()
+    assert found == [Verdict.MISSING, Verdict.UNLISTED]
+
+
 def test_what_a_restore_left_undecided_is_no_candidate_unless_the_map_knows_it() -> None:
     rules = replace(RULES, undecided=((5, 10), (20, 30)))
     rows = [Row(object_id=one) for one in (4, 5, 9, 10, 19, 20, 29, 30)]

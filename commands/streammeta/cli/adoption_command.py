@@ -124,7 +124,8 @@ def finish(
     Waits as `adopt` does before it looks at the bucket for the last time.
 
     What is left behind stays in the bucket and is not taken into the map any more; offsets that it
-    holds are issued again. Harmless if recovery mode is over.
+    holds are issued again. `lost` and `missing` count the ranges that `adopt` lists under these
+    names. Harmless if recovery mode is over.
 
     \b
     Example:
@@ -135,6 +136,7 @@ def finish(
     surveyed = _surveyed(client, cluster, store)
     if surveyed is not None:
         _require_settled(surveyed, leave_behind=leave_behind)
+        output.summary({"lost": len(surveyed.plan.lost), "missing": len(surveyed.missing)})
     answer = call_when_fenced(
         client,
         lambda channel: AdminServiceStub(channel).FinishRestore,
@@ -296,7 +298,8 @@ def _require_settled(surveyed: _Surveyed, *, leave_behind: bool) -> None:
     raise CommandError(
         "LEFT_BEHIND",
         f"objects that can be adopted: {adoptable}; ranges that can't and may have been "
-        f"acknowledged: {lost}; recovery mode goes on",
+        f"acknowledged, `lost`: {lost}; ranges that no object in the bucket has, `missing`: "
+        f"{len(surveyed.missing)}; recovery mode goes on",
         "`streammeta restore adopt` lists them, with --yes it adopts; give --leave-behind to do "
         "without them",
     )

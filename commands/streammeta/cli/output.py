@@ -9,6 +9,7 @@
 - Durations and sizes are options such as 30s, 5m, 200MiB.
 """
 
+import errno
 import functools
 import json
 import re
@@ -173,7 +174,8 @@ def explain(error: Exception) -> CommandError:
         case ConfigError():
             return CommandError("CONFIG", str(error), "correct the option and repeat")
         case OSError():
-            return CommandError("OS", str(error), "check the path, its permissions and free space")
+            is_bad_disk = error.errno == errno.EIO
+            return CommandError("OS", str(error), _BAD_DISK if is_bad_disk else _BAD_PATH)
         case _:
             from streammeta.controller.rpc.request_guard import (
                 classify,  # needs the extra `controller`
@@ -181,6 +183,15 @@ def explain(error: Exception) -> CommandError:
 
             _, code, _ = classify(error)
             return CommandError(code, str(error), "nothing was changed")
+
+
+_BAD_PATH = "check the path, its permissions and free space"
+
+_BAD_DISK = (
+    "the disk can't read or write this file: look at the kernel's log, and copy the directory to "
+    "another disk; if the file can't be read there either, give this controller an empty "
+    "directory, as after the loss of a disk"
+)
 
 
 def _log_error(error: NewerLogError | LogOfBeforeError) -> CommandError:

@@ -19,6 +19,7 @@ from streammeta.reconcile.leader import LeaderClient
 from streammeta.storage.bucket_marker import (
     check_marker,
     read_claimed,
+    read_generations,
     read_marker,
     read_undecided,
 )
@@ -190,6 +191,16 @@ def undecided_ids(store: ObjectStore, identity: ClusterIdentity) -> tuple[tuple[
     """
     found = read_undecided(store, identity.namespace)
     return tuple((one.undecided_from, one.undecided_below) for one in found)
+
+
+def settled_below(store: ObjectStore, identity: ClusterIdentity) -> int:
+    """The bound of the object ids that were issued before the newest restore; 0: there was none.
+
+    Raises:
+        StorageError: the markers can't be read.
+    """
+    generations = read_generations(store, identity.namespace)
+    return generations[-1].undecided_below if generations else 0
 
 
 def check_standing(

@@ -33,6 +33,7 @@ from streammeta.reconcile.identity import (
     identify,
     open_store,
     place_of,
+    settled_below,
     undecided_ids,
 )
 from streammeta.reconcile.inventory import Inventory, read_inventory
@@ -139,6 +140,8 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
         claimed_below = check_bucket(store, identity)
         undecided = undecided_ids(store, identity)
         inventory = _inventory(config)
+        # An inventory may have been begun before a restore.
+        settled = 0 if inventory else settled_below(store, identity)
         with (
             plan_folder.new_plan_folder(config.folder) as draft,
             open_engine(config.engine, config.spark, progress, config.auto_keys) as engine,
@@ -168,7 +171,9 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
                 result = _read(config, store, draft, result, progress)
                 progress(f"comparing with {exported.objects} objects of the map")
                 result = _compared(
-                    engine, config, draft, result, listed, exported, claimed_below, undecided
+                    *(engine, config, draft, result, listed, exported, claimed_below),
+                    undecided=undecided,
+                    settled=settled,
                 )
                 result = _confirmed(config, store, draft, result, progress)
                 result = _with_versions(config, store, draft, result, progress)
@@ -277,7 +282,9 @@ def _compared(
     listed: int,
     exported: MapExport,
     claimed_below: int,
+    *,
     undecided: tuple[tuple[int, int], ...],
+    settled: int,
 ) -> PlanResult:
     """Add to `basis`, which has all that does not depend on the map, what the map says.
 
@@ -288,6 +295,7 @@ def _compared(
         young_from_ms=basis.young_from_ms,
         unlisted_from_ms=basis.listing_started_ms - _listing_lag_ms(basis),
         undecided=undecided,
+        settled_below=settled,
     )
     found = engine.judge(draft, rules, basis.namespace)
     classes = _in_order({**found, **_judge_uploads(draft, basis)})

@@ -123,14 +123,16 @@ class Rules:
 
     `next_object_id` is the map's: ids below it have been issued. Unknown objects modified at or
     after `young_from_ms` are left alone. Objects committed at or after `unlisted_from_ms` may have
-    been stored after the listing passed their place. `undecided` are ranges of ids that a restore
-    has left open: what the map does not know there may be data.
+    been stored after the listing passed their place, unless their ids are below `settled_below`:
+    those were issued before a restore, and the listing began after it. `undecided` are ranges of
+    ids that a restore has left open: what the map does not know there may be data.
     """
 
     next_object_id: int
     young_from_ms: int
     unlisted_from_ms: int
     undecided: tuple[tuple[int, int], ...] = ()
+    settled_below: int = 0
 
 
 WITHOUT_MAP = {
@@ -189,8 +191,11 @@ def ladder(rows: JoinedColumns, rules: Rules) -> list[tuple[Column, str]]:
         ((rows.object_id >= start) & (rows.object_id < end), Verdict.UNDECIDED)
         for start, end in rules.undecided
     ]
+    was_stored = (rows.map_time_ms < rules.unlisted_from_ms) | (
+        rows.object_id < rules.settled_below
+    )
     return [
-        (~listed & wanted & (rows.map_time_ms < rules.unlisted_from_ms), Verdict.MISSING),
+        (~listed & wanted & was_stored, Verdict.MISSING),
         (~listed & wanted, Verdict.UNLISTED),
         (~listed, ""),
         (rows.owner == Owner.OTHER_CLUSTER, Verdict.OTHER_CLUSTER),

@@ -114,10 +114,11 @@ class PosixFile:
     def read(self, position: int, size: int) -> bytes:
         """Return up to `size` bytes; fewer only at the end of the file."""
         parts: list[bytes] = []
-        while size > 0 and (part := os.pread(self._fd, size, position)):
-            parts.append(part)
-            position += len(part)
-            size -= len(part)
+        with _NamingFile(self._path):
+            while size > 0 and (part := os.pread(self._fd, size, position)):
+                parts.append(part)
+                position += len(part)
+                size -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def write(self, position: int, data: bytes) -> None:
@@ -131,15 +132,18 @@ class PosixFile:
 
     def size(self) -> int:
         """Return the file's length."""
-        return os.fstat(self._fd).st_size
+        with _NamingFile(self._path):
+            return os.fstat(self._fd).st_size
 
     def truncate(self, size: int) -> None:
         """Cut the file, never lengthen it; durable after `sync`."""
-        os.ftruncate(self._fd, size)
+        with _NamingFile(self._path):
+            os.ftruncate(self._fd, size)
 
     def sync(self) -> None:
         """Make everything written durable, with the length."""
-        os.fdatasync(self._fd)
+        with _NamingFile(self._path):
+            os.fdatasync(self._fd)
 
     def close(self) -> None:
         """Release the file; does not sync. Closing it again does nothing."""
@@ -231,7 +235,8 @@ def sync_directory(directory: Path) -> None:
     """Make the names in a directory of the machine's file system durable."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(fd)
+        with _NamingFile(directory):
+            os.fsync(fd)
     finally:
         os.close(fd)
 
@@ -304,8 +309,8 @@ class _FileReader(io.RawIOBase):
         super().close()
 
 
-class _TellingNoRoom:
-    """Turns the error of a call that found no room into a DiskFullError.
+class _NamingFile:
+    """Names the file in errors of calls that know a descriptor alone.
 
     A class of its own: each commit makes two of them, and a generator's costs four times as much.
     """
@@ -319,5 +324,16 @@ class _TellingNoRoom:
         """Nothing to prepare."""
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(self._path)
+
+
+class _TellingNoRoom(_NamingFile):
+    """Turns the error of a call that found no room into a DiskFullError as well."""
+
+    __slots__ = ()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             raise DiskFullError(error.errno, error.strerror, str(self._path)) from error
+        super().__exit__(kind, error, traceback)
