@@ -123,6 +123,14 @@ class FakeMap:
         self.nodes[node.node_id] = node.node_epoch
         return nodes_pb2.RegisterNodeResponse()
 
+    def list_nodes(self, request: nodes_pb2.GetNodesRequest) -> nodes_pb2.GetNodesResponse:
+        found = [one for one in sorted(self.nodes) if one in request.node_ids]
+        return nodes_pb2.GetNodesResponse(
+            nodes=[
+                nodes_pb2.NodeDescription(node_id=one, node_epoch=self.nodes[one]) for one in found
+            ]
+        )
+
     def opening(
         self, request: streams_pb2.GetOpeningStreamsRequest
     ) -> streams_pb2.GetOpeningStreamsResponse:
@@ -384,6 +392,7 @@ class FakeCluster:
         by_service: dict[str, dict[str, Any]] = defaultdict(dict)
         for method, apply in (
             (methods.REGISTER_NODE, self.map.register),
+            (methods.GET_NODES, self.map.list_nodes),
             (methods.HEARTBEAT, lambda request: nodes_pb2.HeartbeatResponse(
                 error=self.map.node_check(request.node), session_timeout_ms=9000)),
             (methods.GET_OPENING_STREAMS, self.map.opening),

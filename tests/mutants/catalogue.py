@@ -3,6 +3,7 @@
 from tests.mutants.adoptions import ADOPTIONS
 from tests.mutants.backups import BACKUPS
 from tests.mutants.clients import CLIENTS
+from tests.mutants.clocks import CLOCKS
 from tests.mutants.commits import COMMITS
 from tests.mutants.controllers import CONTROLLERS
 from tests.mutants.disk import DISK
@@ -38,6 +39,7 @@ _ALL = (
     *COMMITS,
     *PEERS,
     *CLIENTS,
+    *CLOCKS,
     *MONITORING,
     *BACKUPS,
     *ADOPTIONS,
