@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from streammeta.brokers.partition.errors import (
     DamagedPartitionError,
     InvalidBatchError,
     InvalidProducerEpochError,
+    InvalidTimestampError,
     OffsetOutOfRangeError,
     OutOfOrderSequenceError,
     PartitionClosedError,
@@ -37,13 +39,27 @@ TAGS = partition_tags("topic", 11)
 NOW = 1_700_000_100_000
 
 
+class Clock:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now_ms = NOW
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
 async def _open(
-    streams: MemoryStreams, meta_id: int | None = None, epoch: int = 0, **config: object
+    streams: MemoryStreams,
+    meta_id: int | None = None,
+    epoch: int = 0,
+    now_ms: Callable[[], int] = lambda: NOW,
+    **config: object,
 ) -> PartitionLog:
     if meta_id is None:
         meta_id = await create_meta_stream(streams, "topic", 11)
     settings = replace(LogConfig(), **config)  # type: ignore[arg-type]
-    return await open_log(streams, meta_id, epoch, TAGS, settings, lambda: NOW)
+    return await open_log(streams, meta_id, epoch, TAGS, settings, now_ms)
 
 
 async def _append(log: PartitionLog, payload: bytes) -> int:
@@ -204,10 +220,20 @@ async def test_producer_0_is_idempotent_too() -> None:
 
 
 async def test_a_checkpoint_forgets_producers_that_were_idle_too_long() -> None:
-    log = await _open(MemoryStreams(), checkpoint_bytes=1)
-    await _append(log, sequenced(7, 0, 0, time=NOW - EXPIRATION_MS))
+    clock = Clock()
+    log = await _open(MemoryStreams(), now_ms=clock, checkpoint_bytes=1)
+    await _append(log, sequenced(7, 0, 0, time=NOW))
+    clock.now_ms += EXPIRATION_MS
     await _append(log, sequenced(8, 0, 0, time=NOW))
     assert await _append(log, sequenced(7, 0, 9, time=NOW)) == 2
+
+
+@pytest.mark.parametrize("time", [-1, 0, 1, NOW - 2 * EXPIRATION_MS])
+async def test_a_producer_of_old_records_is_not_forgotten(time: int) -> None:
+    log = await _open(MemoryStreams(), checkpoint_bytes=1)
+    assert await _append(log, sequenced(7, 0, 0, time=time)) == 0
+    assert await _append(log, sequenced(7, 0, 1, time=time)) == 1
+    assert await _append(log, sequenced(7, 0, 0, time=time)) == 0, "a retry is recognised"
 
 
 async def test_sequence_of_producer_is_checked() -> None:
@@ -436,6 +462,58 @@ async def test_retention_by_bytes_and_by_time() -> None:
     log.config = replace(log.config, retention=Retention(age_ms=500))
     assert await log.retain() == 20
     assert await _append(log, plain("next")) == 20
+
+
+async def test_records_from_the_future_are_refused_and_change_nothing() -> None:
+    log = await _open(MemoryStreams(), timestamp_after_max_ms=1000)
+    await _append(log, plain("in time", timestamp=NOW + 1000))
+    late = plain("late", timestamp=NOW + 1001)
+    mixed = make_batch([Rec(NOW * 1000, None, b"microseconds"), Rec(NOW, None, b"now")])
+    for refused in (late, mixed):
+        with pytest.raises(InvalidTimestampError, match=r"message\.timestamp\.after\.max\.ms"):
+            await log.append(refused)
+    assert await _values(log) == [(0, b"in time")]
+    assert await _append(log, plain("next", timestamp=NOW)) == 1
+
+
+HOUR = 3_600_000
+
+
+@pytest.mark.parametrize("time", [NOW * 1000, NOW + 2 * HOUR, 0, -1])
+@pytest.mark.parametrize("with_it", [1, 20])
+async def test_a_time_that_says_nothing_neither_blocks_nor_hastens_retention(
+    with_it: int, time: int
+) -> None:
+    clock = Clock()
+    log = await _open(
+        MemoryStreams(),
+        now_ms=clock,
+        segment=SegmentLimits(bytes=500),
+        retention=Retention(age_ms=HOUR // 2),
+        timestamp_after_max_ms=2**62,
+    )
+    for number in range(20):
+        own = time if number < with_it else clock()
+        await _append(log, plain(str(number % 10) * 100, timestamp=own))
+    assert await log.retain() == 0, "nothing is as old as retention says"
+    clock.now_ms += HOUR // 2 + 1
+    assert await log.retain() == 20
+
+
+async def test_a_recovered_log_does_not_believe_times_of_the_future_either() -> None:
+    clock, streams = Clock(), MemoryStreams()
+    given: dict[str, Any] = {
+        "retention": Retention(age_ms=HOUR // 2),
+        "timestamp_after_max_ms": 2**62,
+    }
+    log = await _open(streams, now_ms=clock, **given)
+    await _append(log, plain("late", timestamp=NOW * 1000))
+    successor = await _open(
+        MemoryStreams(streams.table), log.stream_ids[0], epoch=1, now_ms=clock, **given
+    )
+    assert await successor.retain() == 0
+    clock.now_ms += HOUR // 2 + 1
+    assert await successor.retain() == 1
 
 
 class SavingStreams(MemoryStreams):

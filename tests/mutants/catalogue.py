@@ -1,5 +1,6 @@
 """All mutants, by name."""
 
+from tests.mutants.admission import ADMISSION
 from tests.mutants.adoptions import ADOPTIONS
 from tests.mutants.backups import BACKUPS
 from tests.mutants.clients import CLIENTS
@@ -42,6 +43,7 @@ _ALL = (
     *CLOCKS,
     *MONITORING,
     *BACKUPS,
+    *ADMISSION,
     *ADOPTIONS,
     *RECOVERY,
     *OUTAGES,

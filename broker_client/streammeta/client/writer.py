@@ -16,6 +16,7 @@ from typing import Self
 
 from streammeta.client.arguments import (
     INT32_MAX,
+    INT64_MAX,
     as_payload,
     check_int,
     check_items,
@@ -176,6 +177,8 @@ class StreamWriter(ClosedAtExit):
         opened = check_items("streams", streams, wanted)
         for index, one in enumerate(opened):
             check_kind(f"streams[{index}]", one, OpenedStream, f"an OpenedStream: {wanted}")
+            for name in ("stream_id", "epoch", "next_offset"):
+                check_int(f"streams[{index}].{name}", getattr(one, name))
         self.require_attachable(one.stream_id for one in opened)
         for one in opened:
             self._streams[one.stream_id] = WriterStream(
@@ -458,7 +461,16 @@ class StreamWriter(ClosedAtExit):
     # -- the open batch
 
     def _run_for(self, stream: WriterStream, offsets: int) -> StreamRun:
-        """Return the run that the next records of `stream` go to."""
+        """Return the run that the next records of `stream` go to.
+
+        Raises `LimitExceededError` if the stream has no such offsets left.
+        """
+        if offsets > INT64_MAX - stream.next_offset:
+            raise LimitExceededError(
+                f"append to stream {stream.stream_id}",
+                detail=f"{offsets} offsets from {stream.next_offset} on would end above"
+                f" {INT64_MAX}, the largest; write to another stream",
+            )
         run = self._open.get(stream)
         if run is not None:
             if run.end_offset + offsets - run.start_offset <= INT32_MAX:

@@ -30,6 +30,7 @@ class Code(IntEnum):
     UNKNOWN_MEMBER_ID = 25
     INVALID_SESSION_TIMEOUT = 26
     REBALANCE_IN_PROGRESS = 27
+    INVALID_TIMESTAMP = 32
     UNSUPPORTED_SASL_MECHANISM = 33
     ILLEGAL_SASL_STATE = 34
     UNSUPPORTED_VERSION = 35
@@ -63,6 +64,7 @@ class KafkaError(Exception):
 
 _CODES: tuple[tuple[type[Exception], Code], ...] = (
     (partition.CorruptBatchError, Code.CORRUPT_MESSAGE),
+    (partition.InvalidTimestampError, Code.INVALID_TIMESTAMP),
     (partition.BatchTooLargeError, Code.MESSAGE_TOO_LARGE),
     (partition.UnsupportedBatchError, Code.INVALID_RECORD),
     (partition.InvalidBatchError, Code.INVALID_RECORD),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from streammeta.brokers.kafka.codes import Code, KafkaError
-from streammeta.brokers.partition.log import LogConfig
+from streammeta.brokers.partition.log import TIMESTAMP_AFTER_MAX_MS, LogConfig
 from streammeta.brokers.partition.record_batch import MAX_BATCH_BYTES
 from streammeta.brokers.partition.segments import Retention, SegmentLimits
 
@@ -13,6 +13,7 @@ DEFAULTS: Mapping[str, str] = {
     "cleanup.policy": "delete",
     "compression.type": "producer",
     "max.message.bytes": str(MAX_BATCH_BYTES),
+    "message.timestamp.after.max.ms": str(TIMESTAMP_AFTER_MAX_MS),
     "message.timestamp.type": "CreateTime",
     "retention.bytes": "-1",
     "retention.ms": "604800000",
@@ -21,7 +22,7 @@ DEFAULTS: Mapping[str, str] = {
 }
 
 _FIXED = ("cleanup.policy", "compression.type", "message.timestamp.type")
-_LOWEST = {"retention.ms": -1, "retention.bytes": -1}
+_LOWEST = {"message.timestamp.after.max.ms": 0, "retention.ms": -1, "retention.bytes": -1}
 
 
 def checked(configs: Mapping[str, str | None]) -> dict[str, str]:
@@ -67,4 +68,5 @@ def log_config(configs: Mapping[str, str]) -> LogConfig:
         max_batch_bytes=int(values["max.message.bytes"]),
         segment=SegmentLimits(int(values["segment.bytes"]), int(values["segment.ms"])),
         retention=Retention(int(values["retention.ms"]), int(values["retention.bytes"])),
+        timestamp_after_max_ms=int(values["message.timestamp.after.max.ms"]),
     )

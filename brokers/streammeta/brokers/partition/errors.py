@@ -19,6 +19,10 @@ class UnsupportedBatchError(PartitionError):
     """A batch of a kind that is not offered: transactional ones."""
 
 
+class InvalidTimestampError(PartitionError):
+    """The records of a batch are later than the topic allows."""
+
+
 class BatchTooLargeError(PartitionError):
     """A batch is larger than the topic allows."""
 

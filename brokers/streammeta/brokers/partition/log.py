@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from streammeta.brokers.partition import segments as rules
 from streammeta.brokers.partition.errors import (
+    InvalidTimestampError,
     OffsetOutOfRangeError,
     PartitionClosedError,
     PartitionFailedError,
@@ -44,18 +45,22 @@ from streammeta.storage.inspection.kafka_batch import KafkaBatch
 CHECKPOINT_BYTES = 16 * 1024 * 1024
 """Bytes of batches between two checkpoints: what a recovery reads at most, and a batch."""
 
+TIMESTAMP_AFTER_MAX_MS = 3_600_000
+"""Most that the time of a record may be ahead of its append, as in Kafka since version 4."""
+
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """Bounds of a log; sizes in bytes."""
+    """Bounds of a log; sizes in bytes, `timestamp_after_max_ms` of records ahead of the time."""
 
     max_batch_bytes: int = MAX_BATCH_BYTES
     segment: rules.SegmentLimits = field(default_factory=rules.SegmentLimits)
     retention: rules.Retention = field(default_factory=rules.Retention)
     checkpoint_bytes: int = CHECKPOINT_BYTES
     tail_bytes: int = TAIL_BYTES
+    timestamp_after_max_ms: int = TIMESTAMP_AFTER_MAX_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,7 @@ class PartitionLog:
         epoch: int,
         config: LogConfig,
         now_ms: Callable[[], int],
+        wall_ms: Callable[[], int],
     ) -> None:
         self.epoch = epoch
         self.config = config
@@ -86,6 +92,7 @@ class PartitionLog:
         self._meta_id = meta_id
         self._state = state
         self._now_ms = now_ms
+        self._wall_ms = wall_ms
         self._tail = TailCache(config.tail_bytes)
         self._appending = asyncio.Lock()
         self._watchers: set[Callable[[], None]] = set()
@@ -122,8 +129,8 @@ class PartitionLog:
         """Append a batch as a producer sent it; repeated ones are answered with their old offset.
 
         Raises what `check_produced` raises, `OutOfOrderSequenceError`, `InvalidProducerEpochError`,
-        `PartitionFailedError` and `PartitionClosedError`; the future of the answer raises
-        `PartitionFailedError`: the batch may be in the log or not.
+        `InvalidTimestampError`, `PartitionFailedError`, `PartitionClosedError`; the future of the
+        answer raises `PartitionFailedError`: the batch may be in the log or not.
         """
         batch = check_produced(payload, self.config.max_batch_bytes)
         async with self._appending:
@@ -134,7 +141,22 @@ class PartitionLog:
                 if repeated is not None:
                     return Appended(repeated.first_offset, self._settled())
                 producers.check(batch.producer_id, batch.producer_epoch, batch.base_sequence)
+            self._check_time(batch)
             return await self._append(batch)
+
+    def _check_time(self, batch: KafkaBatch) -> None:
+        """Refuse records from the future: retention would keep everything with them."""
+        latest_ms = self._latest_ms(self.config.timestamp_after_max_ms)
+        newest_ms = max(batch.base_timestamp, batch.max_timestamp)
+        if newest_ms > latest_ms:
+            raise InvalidTimestampError(
+                f"the batch has records of {newest_ms} ms since 1970, wanted at most {latest_ms}:"
+                " the time and message.timestamp.after.max.ms"
+            )
+
+    def _latest_ms(self, after_max_ms: int) -> int:
+        """Return the latest time of a record that may be right: neither clock has to be."""
+        return max(self._wall_ms(), self._now_ms()) + after_max_ms
 
     async def _append(self, batch: KafkaBatch) -> Appended:
         state, writer = self._state, self._streams.writer
@@ -335,10 +357,11 @@ class PartitionLog:
         async with self._appending:
             self._require_writable()
             active = self._state.segments[-1]
-            retention = self.config.retention
-            if active.size and 0 <= retention.age_ms < self._now_ms() - active.last_time[0]:
+            retention, latest_ms = self.config.retention, self._latest_ms(TIMESTAMP_AFTER_MAX_MS)
+            age_ms = self._now_ms() - active.aged_from(latest_ms)
+            if active.size and 0 <= retention.age_ms < age_ms:
                 await self._roll(self._state.end_offset)
-            kept = rules.retained_from(self._state.segments, self._now_ms(), retention)
+            kept = rules.retained_from(self._state.segments, self._now_ms(), retention, latest_ms)
             await self._trim(min(kept, self.high_watermark))
             return self.start_offset
 

@@ -57,12 +57,13 @@ async def open_log(
     config = LogConfig() if config is None else config
     opened = (await streams.open_streams({meta_id: epoch})).require_all()[meta_id]
     meta = await MetaStream.replay(streams, meta_id, opened.start_offset, opened.next_offset)
-    names, segments = await _layout(streams, meta, tags, now_ms or wall_clock_ms)
+    wall_ms = now_ms or wall_clock_ms
+    names, segments = await _layout(streams, meta, tags, wall_ms)
     now_ms = now_ms or log_clock(segments)
     ids = [names["log"], names["tim"]]
     both = (await streams.open_streams(dict.fromkeys(ids, epoch))).require_all()
     state = await _recovered(streams, meta, both[ids[0]], both[ids[1]], segments, now_ms())
-    log = PartitionLog(streams, meta, meta_id, state, epoch, config, now_ms)
+    log = PartitionLog(streams, meta, meta_id, state, epoch, config, now_ms, wall_ms)
     await log.start_epoch()
     return log
 
@@ -113,9 +114,10 @@ async def _recovered(
         epochs=LeaderEpochs(() if epochs is None else epochs.entries),
     )
     if is_ahead:
-        await _read_producers(streams, state, max(state.producers.map_end, log.start_offset))
+        offset = max(state.producers.map_end, log.start_offset)
+        await _read_producers(streams, state, offset, now_ms)
     else:
-        await _read_tail(streams, state, max(partition["r"], log.start_offset))
+        await _read_tail(streams, state, max(partition["r"], log.start_offset), now_ms)
     return state
 
 
@@ -138,17 +140,21 @@ async def _saved_times(streams: Streams, opened: OpenedStream, active: Segment) 
     return decode_entries(bytes(rows), active.base_offset)
 
 
-async def _read_tail(streams: Streams, state: LogState, offset: int) -> None:
-    """Take the batches from `offset` on into the state, as their appends did."""
+async def _read_tail(streams: Streams, state: LogState, offset: int, now_ms: int) -> None:
+    """Take the batches from `offset` on into the state, as their appends did.
+
+    The times of the appends are not known: they are those of the records, as far as they may be.
+    """
     async for batch in _batches(streams, state, offset):
-        state.take(batch, batch.base_offset, batch.max_timestamp)
+        time_ms = batch.max_timestamp if 0 < batch.max_timestamp < now_ms else now_ms
+        state.take(batch, batch.base_offset, time_ms)
         state.epochs.assign(batch.partition_leader_epoch, batch.base_offset)
 
 
-async def _read_producers(streams: Streams, state: LogState, offset: int) -> None:
+async def _read_producers(streams: Streams, state: LogState, offset: int, now_ms: int) -> None:
     """Take no more than the producers of the batches from `offset` on into the state."""
     async for batch in _batches(streams, state, offset):
-        state.producers.record(batch, batch.base_offset)
+        state.producers.record(batch, batch.base_offset, now_ms)
 
 
 async def _batches(streams: Streams, state: LogState, offset: int) -> AsyncIterator[KafkaBatch]:

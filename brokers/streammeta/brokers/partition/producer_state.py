@@ -108,8 +108,12 @@ class ProducerStates:
                 f"producer {producer_id} continues with sequence {first_sequence}, wanted {wanted}"
             )
 
-    def record(self, batch: KafkaBatch, base_offset: int) -> None:
-        """Note a batch that was appended at `base_offset`, or that was found in the log."""
+    def record(self, batch: KafkaBatch, base_offset: int, now_ms: int | None = None) -> None:
+        """Note a batch that was appended at `base_offset`, or that was found in the log.
+
+        `now_ms` is the time of the append, from which the idle time of the producer counts; without
+        it that of the records, which may be far from it.
+        """
         self.map_end = base_offset + batch.last_offset_delta + 1
         if batch.producer_id < 0 or batch.is_control:
             return
@@ -121,7 +125,7 @@ class ProducerStates:
                 batch.last_sequence,
                 base_offset,
                 base_offset + batch.last_offset_delta,
-                batch.max_timestamp,
+                batch.max_timestamp if now_ms is None else now_ms,
             ),
         )
 

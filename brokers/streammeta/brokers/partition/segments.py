@@ -50,6 +50,17 @@ class Segment:
     first_batch_time: int = 0
     last_time: tuple[int, int] = (0, 0)
 
+    def aged_from(self, latest_ms: int) -> int:
+        """Return the time from which the segment ages: that of its newest record.
+
+        Records have their producers' times. Without one, or with one beyond `latest_ms`, the
+        segment ages from its last append.
+        """
+        newest_ms = max(self.last_time[0], self.first_batch_time)
+        if 0 < newest_ms <= latest_ms:
+            return newest_ms
+        return max(self.modified_ms, self.created_ms)
+
     def grown(self, size: int, max_timestamp: int, offset: int, now_ms: int) -> Segment:
         """Return the segment with one more batch, whose last offset is `offset`."""
         last_time = max(self.last_time, (max_timestamp, offset), key=lambda entry: entry[0])
@@ -103,11 +114,16 @@ def cut(segments: Sequence[Segment], offset: int, time_position: int, now_ms: in
     return rolled(kept, offset, time_position, now_ms)
 
 
-def retained_from(segments: Sequence[Segment], now_ms: int, retention: Retention) -> int:
-    """Return the base of the first segment that is kept; the active one always is."""
+def retained_from(
+    segments: Sequence[Segment], now_ms: int, retention: Retention, latest_ms: int = 2**63 - 1
+) -> int:
+    """Return the base of the first segment that is kept; the active one always is.
+
+    No time of a record beyond `latest_ms` is believed.
+    """
     excess = sum(one.size for one in segments) - retention.bytes
     for one in segments[:-1]:
-        is_old = 0 <= retention.age_ms < now_ms - max(one.last_time[0], one.first_batch_time)
+        is_old = 0 <= retention.age_ms < now_ms - one.aged_from(latest_ms)
         is_excess = retention.bytes >= 0 and excess >= one.size
         if not (is_old or is_excess):
             return one.base_offset

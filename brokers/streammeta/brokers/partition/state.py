@@ -37,7 +37,7 @@ class LogState:
         """Take a batch that was appended at `base_offset`, at the end of the log."""
         last = base_offset + batch.last_offset_delta
         self.end_offset = last + 1
-        self.producers.record(batch, base_offset)
+        self.producers.record(batch, base_offset, now_ms)
         self.segments[-1] = self.segments[-1].grown(batch.size, batch.max_timestamp, last, now_ms)
         self.since_time_entry += batch.size
         newest = self.times[-1] if self.times else (-1, -1)
