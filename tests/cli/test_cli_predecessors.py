@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from streammeta.cli import predecessors
+from streammeta.cli import adoption_command, predecessors
 from streammeta.cli.client import CallError, ControllerClient
+from streammeta.cli.output import CommandError
 from streammeta.storage.bucket_marker import (
     FENCE_WAIT_MS,
     BucketMarker,
@@ -21,6 +23,7 @@ from streammeta.storage.bucket_marker import (
     read_ownership,
 )
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.real_cluster import streammeta
 
 NAMESPACE = "_streammeta_test"
 
@@ -74,10 +77,16 @@ def begin_generation(store: MemoryObjectStore, number: int) -> Generation:
     return generation
 
 
+def wait_for(store: MemoryObjectStore, *, is_declared: bool, number: int = 2) -> None:
+    predecessors.wait_for_fence(
+        store, NAMESPACE, cluster_uuid=f"u-{number}", is_declared=is_declared
+    )
+
+
 def test_a_cluster_that_was_never_restored_waits_for_nobody(
     store: MemoryObjectStore, waiting: Waiting
 ) -> None:
-    predecessors.wait_for_fence(store, NAMESPACE, is_declared=False)
+    wait_for(store, is_declared=False)
     assert waiting.now == 0
 
 
@@ -85,10 +94,10 @@ def test_the_lease_is_waited_out_once_and_the_bucket_says_so(
     store: MemoryObjectStore, waiting: Waiting
 ) -> None:
     begin_generation(store, 2)
-    predecessors.wait_for_fence(store, NAMESPACE, is_declared=False)
+    wait_for(store, is_declared=False)
     assert waiting.now == FENCE_WAIT_MS / 1000
     assert read_ownership(store, NAMESPACE).unfenced is None
-    predecessors.wait_for_fence(store, NAMESPACE, is_declared=False)
+    wait_for(store, is_declared=False)
     assert waiting.now == FENCE_WAIT_MS / 1000, "a repeat finds the mark"
 
 
@@ -100,7 +109,7 @@ def test_nothing_is_marked_before_the_wait_is_over(
     waiting.events.append(
         (FENCE_WAIT_MS / 1000 - 1, lambda: seen.append(read_ownership(store, NAMESPACE).unfenced))
     )
-    predecessors.wait_for_fence(store, NAMESPACE, is_declared=False)
+    wait_for(store, is_declared=False)
     assert seen == [generation]
 
 
@@ -110,24 +119,27 @@ def test_a_controller_that_has_waited_ends_the_wait(
     begin_generation(store, 2)
     mark = Fenced(cluster_uuid="u-2", number=2, is_declared=False, created_ms=1)
     waiting.events.append((5, lambda: put_fenced(store, NAMESPACE, mark)))
-    predecessors.wait_for_fence(store, NAMESPACE, is_declared=False)
+    wait_for(store, is_declared=False)
     assert waiting.now < 7
 
 
-def test_a_newer_generation_is_waited_for_from_its_own_begin(
-    store: MemoryObjectStore, waiting: Waiting
+@pytest.mark.parametrize("is_declared", [False, True])
+def test_another_clusters_generation_is_never_marked(
+    store: MemoryObjectStore, waiting: Waiting, is_declared: bool
 ) -> None:
+    """A command that is repeated late says nothing about controllers it does not know."""
     begin_generation(store, 2)
-    waiting.events.append((20, lambda: (begin_generation(store, 3), None)[1]))
-    predecessors.wait_for_fence(store, NAMESPACE, is_declared=False)
-    assert waiting.now >= 20 + FENCE_WAIT_MS / 1000
+    newer = begin_generation(store, 3)
+    with pytest.raises(CommandError, match="taken the bucket over"):
+        wait_for(store, is_declared=is_declared)
+    assert read_ownership(store, NAMESPACE).unfenced == newer
 
 
 def test_an_operator_may_declare_the_old_controllers_stopped(
     store: MemoryObjectStore, waiting: Waiting
 ) -> None:
     begin_generation(store, 2)
-    predecessors.wait_for_fence(store, NAMESPACE, is_declared=True)
+    wait_for(store, is_declared=True)
     assert waiting.now == 0
     assert read_ownership(store, NAMESPACE).unfenced is None
 
@@ -156,3 +168,29 @@ def test_a_call_is_repeated_until_the_leader_has_seen_the_fence(waiting: Waiting
         predecessors.call_when_fenced(client_of(Leader("RECOVERING")), call, call)
     with pytest.raises(CallError):
         predecessors.call_when_fenced(client_of(Leader(*["FENCE_PENDING"] * 1_000)), call, call)
+
+
+@pytest.mark.parametrize("words", [("adopt", "--yes"), ("finish",)])
+def test_the_bucket_is_read_after_the_wait(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the old cluster acknowledges until the end of its lease is in the bucket then."""
+    order: list[str] = []
+
+    def noting(name: str, result: Any = None) -> Callable[..., Any]:
+        def note(*_: Any, **__: Any) -> Any:
+            order.append(name)
+            return result
+
+        return note
+
+    cluster = SimpleNamespace(object_namespace=NAMESPACE, cluster_uuid="u-2", cluster_id="after")
+    monkeypatch.setattr(adoption_command, "described", lambda _: cluster)
+    monkeypatch.setattr(adoption_command, "opened_store", lambda _: nullcontext())
+    monkeypatch.setattr(adoption_command, "_require_own", noting("ownership"))
+    monkeypatch.setattr(adoption_command, "wait_for_fence", noting("wait"))
+    monkeypatch.setattr(adoption_command, "_surveyed", noting("survey"))
+    answer = SimpleNamespace(was_recovering=False)
+    monkeypatch.setattr(adoption_command, "call_when_fenced", noting("call", answer))
+    streammeta("restore", *words, "--connect", "127.0.0.1:1", "--store", "file:///nowhere")
+    assert order[:3] == ["ownership", "wait", "survey"]

@@ -118,6 +118,46 @@ LEASES = (
         Tested(f"{_WAIT}::test_nothing_is_marked_before_the_wait_is_over"),
     ),
     Mutant(
+        "late-command-marks-anothers-generation",
+        "A late repeat of a recovery declares the predecessors of another restore stopped.",
+        "commands that act on the newest state, whoever made it",
+        """
+        streammeta.cli.predecessors:
+        - if generation.cluster_uuid != cluster_uuid:
+        + if False:
+        """,
+        Tested(f"{_WAIT}::test_another_clusters_generation_is_never_marked"),
+    ),
+    Mutant(
+        "recovery-does-not-wait",
+        "A recovery takes it for declared that all other controllers are stopped.",
+        "the default of an option that should be asked for",
+        """
+        streammeta.cli.recover_command:
+        - is_declared=old_controllers_stopped,
+        + is_declared=True,
+        """,
+        Tested(
+            "tests/recover/test_recover_command.py"
+            "::test_the_lease_of_lost_controllers_is_waited_out_unless_they_are_declared_stopped"
+        ),
+    ),
+    Mutant(
+        "finish-reads-before-the-wait",
+        "Recovery mode ends by a look at the bucket that the old cluster still added to.",
+        "the order of a check and of what makes it last",
+        """
+        streammeta.cli.adoption_command:
+        - _wait_for_fence(cluster, store, is_declared=old_controllers_stopped)
+        - surveyed = _surveyed(client, cluster, store)
+        - if surveyed is not None:
+        + surveyed = _surveyed(client, cluster, store)
+        + _wait_for_fence(cluster, store, is_declared=old_controllers_stopped)
+        + if surveyed is not None:
+        """,
+        Tested(f"{_WAIT}::test_the_bucket_is_read_after_the_wait"),
+    ),
+    Mutant(
         "empty-bucket-renews-the-lease",
         "A bucket without any marker counts as the cluster's own.",
         "an empty listing taken for good news",

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from streammeta.cli import predecessors
 from streammeta.controller.journal.directory import read_identity
-from streammeta.storage.bucket_marker import BucketMarker, create_marker, read_generations
+from streammeta.storage.bucket_marker import (
+    FENCE_WAIT_MS,
+    BucketMarker,
+    create_marker,
+    fenced_key,
+    read_generations,
+)
 from streammeta.storage.durable_files import PosixFileSystem
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.address import open_object_store
@@ -53,10 +62,13 @@ class Place:
         )
 
     def applied(self, name: str, node_id: int, *more: str) -> dict[str, Any]:
+        return self.applied_unsure(name, node_id, "--old-controllers-stopped", *more)
+
+    def applied_unsure(self, name: str, node_id: int, *more: str) -> dict[str, Any]:
+        """Apply without knowing whether other controllers are alive."""
         return streammeta(
             *("recover", "apply", "--plan", str(self.root / name), "--store", self.uri),
-            *("--data-dir", str(self.root / f"node{node_id}"), "--old-controllers-stopped"),
-            *more,
+            *("--data-dir", str(self.root / f"node{node_id}"), *more),
         )
 
     def generations(self) -> list[int]:
@@ -169,3 +181,26 @@ def test_a_takeover_whose_answer_was_lost_is_repeated(
     assert (place.generations(), place.disk_of(4)) == ([2], "disk4")
     assert place.applied("a.json", 4, "--yes")["done"]
     assert place.generations() == [2]
+
+
+@pytest.mark.parametrize("is_declared", [False, True])
+def test_the_lease_of_lost_controllers_is_waited_out_unless_they_are_declared_stopped(
+    place: Place, monkeypatch: pytest.MonkeyPatch, is_declared: bool
+) -> None:
+    slept: list[float] = []
+    now = SimpleNamespace(
+        monotonic=lambda: sum(slept), sleep=slept.append, time_ns=lambda: 1_000_000
+    )
+    monkeypatch.setattr(predecessors, "time", now)
+    place.survivor(3, written())
+    assert place.planned("a.json", "1,2", place.inspected(3))["exit_code"] == 0
+    apply = place.applied if is_declared else place.applied_unsure
+    assert apply("a.json", 3, "--yes")["done"]
+    assert sum(slept) == (0 if is_declared else FENCE_WAIT_MS / 1000)
+    store = open_object_store(place.uri)
+    mark = json.loads(store.get_range(fenced_key(NAMESPACE, 2)))
+    store.close()
+    assert mark["is_declared"] is is_declared
+    slept.clear()
+    assert place.applied_unsure("a.json", 3, "--yes")["done"]
+    assert not slept, "a repeat finds the mark"

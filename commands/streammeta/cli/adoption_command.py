@@ -180,7 +180,12 @@ def _wait_for_fence(
     """Wait until whatever the old cluster acknowledged is in the bucket, and nothing is added."""
     with opened_store(address) as store:
         _require_own(store, cluster)
-        wait_for_fence(store, cluster.object_namespace, is_declared=is_declared)
+        wait_for_fence(
+            store,
+            cluster.object_namespace,
+            cluster_uuid=cluster.cluster_uuid,
+            is_declared=is_declared,
+        )
 
 
 def _require_own(store: ObjectStore, cluster: admin_pb2.DescribeClusterResponse) -> None:

@@ -13,7 +13,7 @@ import click
 import grpc
 
 from streammeta.cli.client import CallError, Command, ControllerClient, Request, Response
-from streammeta.cli.output import say_progress
+from streammeta.cli.output import CommandError, say_progress
 from streammeta.rpc.failures import Reason
 from streammeta.storage.bucket_marker import (
     FENCE_WAIT_MS,
@@ -46,14 +46,25 @@ def declare_stopped(store: ObjectStore, generation: Generation) -> None:
     _put_mark(store, generation, is_declared=True)
 
 
-def wait_for_fence(store: ObjectStore, namespace: str, *, is_declared: bool) -> None:
-    """Return when no controller before the newest generation can acknowledge a change.
+def wait_for_fence(
+    store: ObjectStore, namespace: str, *, cluster_uuid: str, is_declared: bool
+) -> None:
+    """Return when no controller before the generation of a cluster can acknowledge a change.
 
     The wait counts from this process's first look at the generation, and ends early if a controller
-    of the new cluster has waited. Without a generation there is nothing to wait for.
+    of the cluster has waited. There is nothing to wait for if the cluster was never restored.
+
+    Raises:
+        CommandError: another cluster has taken the bucket over.
     """
     ends_at, number = 0.0, None
     while (generation := read_ownership(store, namespace).unfenced) is not None:
+        if generation.cluster_uuid != cluster_uuid:
+            raise CommandError(
+                "SUPERSEDED",
+                f"cluster {generation.cluster_id!r} has taken the bucket over meanwhile",
+                "nothing was marked; connect to the controllers of that cluster",
+            )
         now = time.monotonic()
         if number != generation.number:
             ends_at, number = now + FENCE_WAIT_MS / 1000, generation.number

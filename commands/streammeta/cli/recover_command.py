@@ -211,7 +211,12 @@ def apply_command(
             if yes:
                 with opened_objects(store) as objects:
                     application.carry_out(lambda: _fence(objects, plan, audit_log))
-                    wait_for_fence(objects, plan.namespace, is_declared=old_controllers_stopped)
+                    wait_for_fence(
+                        objects,
+                        plan.namespace,
+                        cluster_uuid=plan.cluster_uuid,
+                        is_declared=old_controllers_stopped,
+                    )
                 _record(audit_log, plan, "OK")
             elif not was_done and not application.is_begun():
                 application.survivor()

@@ -414,7 +414,7 @@ class DescribeClusterResponse(_message.Message):
     cluster_uuid: _builtins.str
     """drawn once for this cluster, in its bucket's marker; empty: not agreed yet"""
     bucket_problem: _builtins.str
-    """why no object ids are issued and nothing is deleted, as the answering controller knows; empty: all is well, or it does not lead"""
+    """why no object ids are issued, or no change is acknowledged, as the answering controller knows; empty: all is well, or it does not lead"""
     feature_level: _builtins.int
     """of the answering controller's map; 0: it has no levels"""
     @_builtins.property
