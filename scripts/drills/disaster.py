@@ -42,7 +42,7 @@ Written = dict[int, list[bytes]]
 
 
 @dataclass(slots=True)
-class _Clock:
+class Clock:
     """Times of the steps, in seconds."""
 
     narrator: Narrator
@@ -63,7 +63,7 @@ def run(root: Path, narrator: Narrator) -> Mapping[str, object]:
     Raises:
         AssertionError: a step failed, or something acknowledged is lost.
     """
-    clock = _Clock(narrator)
+    clock = Clock(narrator)
     (root / "backups").mkdir()
     backups = ("--backup-store", f"file://{root}/backups")
     interval = ("--backup-interval-ms", str(BACKUP_INTERVAL_MS))
@@ -84,11 +84,13 @@ def run(root: Path, narrator: Narrator) -> Mapping[str, object]:
             report = _restore(restoring, clock)
             clock.figures["rto_s"] = round(time.monotonic() - began, 1)
             with clock.step("write_on", "the brokers come back and write on"):
-                for node_id in BROKERS:
-                    asyncio.run(_write_on(new, node_id, written))
+                ids = sorted(written)
+                halves = (ids[:STREAMS_A_BROKER], ids[STREAMS_A_BROKER:])
+                for node_id, half in zip(BROKERS, halves, strict=True):
+                    asyncio.run(write_on(new, node_id, half, written))
             _reconcile(root, new, clock)
             with clock.step("read_back", "every record is read and compared"):
-                asyncio.run(_compare(new, written))
+                asyncio.run(compare(new, written))
             with clock.step("refusal", "the old cluster comes back from copies of its disks"):
                 _old_is_refused(old, copies)
         finally:
@@ -109,8 +111,8 @@ async def _write_until_killed(cluster: LocalCluster, root: Path) -> Written:
     """Let brokers write until the controllers are killed; return what was acknowledged."""
     written: Written = {}
     async with contextlib.AsyncExitStack() as closing:
-        brokers = [await _open(cluster, node_id) for node_id in BROKERS]
-        closing.push_async_callback(_drop, brokers)
+        brokers = [await open_broker(cluster, node_id) for node_id in BROKERS]
+        closing.push_async_callback(drop, brokers)
         for streams in brokers:
             ids = await streams.create_streams([{"of": "a drill"}] * STREAMS_A_BROKER)
             written |= {stream_id: [] for stream_id in ids}
@@ -121,7 +123,7 @@ async def _write_until_killed(cluster: LocalCluster, root: Path) -> Written:
         ids = sorted(written)
         halves = (ids[:STREAMS_A_BROKER], ids[STREAMS_A_BROKER:])
         writing = [
-            asyncio.create_task(_write(streams, half, written))
+            asyncio.create_task(write(streams, half, written))
             for streams, half in zip(brokers, halves, strict=True)
         ]
         await asyncio.sleep(WRITING_S)
@@ -133,18 +135,20 @@ async def _write_until_killed(cluster: LocalCluster, root: Path) -> Written:
     return written
 
 
-async def _open(cluster: LocalCluster, node_id: int) -> StreamClient:
+async def open_broker(cluster: LocalCluster, node_id: int) -> StreamClient:
+    """Start a broker of a cluster."""
     return await StreamClient.open(cluster.endpoints, cluster.store_uri, node_id=node_id)
 
 
-async def _drop(brokers: list[StreamClient]) -> None:
+async def drop(brokers: list[StreamClient]) -> None:
     """Let go of brokers whose controllers are gone: what they still hold was not acknowledged."""
     for streams in brokers:
         with contextlib.suppress(BrokerClientError, TimeoutError):
             await asyncio.wait_for(streams.close(), 2)
 
 
-async def _write(streams: StreamClient, ids: list[int], written: Written) -> None:
+async def write(streams: StreamClient, ids: list[int], written: Written) -> None:
+    """Append to streams for ever, and note what was acknowledged."""
     number = 0
     while True:
         for stream_id in ids:
@@ -157,11 +161,11 @@ async def _write(streams: StreamClient, ids: list[int], written: Written) -> Non
 # -- after
 
 
-def _restore(restoring: Restoring, clock: _Clock) -> dict[str, Any]:
+def _restore(restoring: Restoring, clock: Clock) -> dict[str, Any]:
     new = restoring.cluster
     place = ("--connect", new.connect, "--store", new.store_uri)
     with clock.step("plan", "streammeta restore plan"):
-        _expect(restoring.make_plan("--cluster-id", "test"))
+        expect(restoring.make_plan("--cluster-id", "test"))
     with clock.step("apply", "streammeta restore apply   (on each of three controllers)"):
         restoring.applied()
     with clock.step("start", "the new controllers start, in recovery mode"):
@@ -169,28 +173,26 @@ def _restore(restoring: Restoring, clock: _Clock) -> dict[str, Any]:
         leader_of(new)
         wait_until(lambda: not describe(new).bucket_problem, "ids to be issued")
     with clock.step("adopt", "streammeta restore adopt --yes"):
-        report = _expect(streammeta("restore", "adopt", *place, "--yes"))
+        report = expect(streammeta("restore", "adopt", *place, "--yes"))
     shown = {name: report[name] for name in ("objects", "adopted", "streams", "offsets")}
     clock.narrator.show(", ".join(f"{name}: {value}" for name, value in shown.items()))
     assert not report["lost"], report["lost"]
     assert not report["missing"], report["missing"]
     with clock.step("finish", "streammeta restore finish   (with a check of the next backup)"):
-        _expect(streammeta("restore", "finish", *place, "--from", restoring.at[1]))
+        expect(streammeta("restore", "finish", *place, "--from", restoring.at[1]))
     return report
 
 
-async def _write_on(cluster: LocalCluster, node_id: int, written: Written) -> None:
-    """Let a broker open half of the streams and append to each; it must go on at its end."""
-    ids = sorted(written)
-    half = ids[:STREAMS_A_BROKER] if node_id == BROKERS[0] else ids[STREAMS_A_BROKER:]
-    async with await _open(cluster, node_id) as streams:
-        await streams.open_streams(half)
-        for stream_id in half:
+async def write_on(cluster: LocalCluster, node_id: int, ids: list[int], written: Written) -> None:
+    """Let a broker open streams and append to each; it must go on at its end."""
+    async with await open_broker(cluster, node_id) as streams:
+        await streams.open_streams(ids)
+        for stream_id in ids:
             await streams.append_many(stream_id, [b"after the disaster"])
             written[stream_id].append(b"after the disaster")
 
 
-async def _compare(cluster: LocalCluster, written: Written) -> None:
+async def compare(cluster: LocalCluster, written: Written) -> None:
     """Hold what is read against what was acknowledged.
 
     Records of a last append that was never answered may be there too, behind what was.
@@ -206,13 +208,13 @@ async def _compare(cluster: LocalCluster, written: Written) -> None:
             assert found[-1] == after, f"stream {stream_id} lost what was written on"
 
 
-def _reconcile(root: Path, cluster: LocalCluster, clock: _Clock) -> None:
+def _reconcile(root: Path, cluster: LocalCluster, clock: Clock) -> None:
     place = ("--connect", cluster.connect, "--store", cluster.store_uri)
     plan = ("--plan", str(root / "reconcile"))
     with clock.step("reconcile", "streammeta reconcile plan --unsafe-grace 0s, apply --yes"):
         limits = ("--unsafe-grace", "0s", "--max-share", "1")
-        _expect(streammeta("reconcile", "plan", *place, *plan, *limits, "--engine", "local"))
-        _expect(streammeta("reconcile", "apply", *place, *plan, "--yes", "--engine", "local"))
+        expect(streammeta("reconcile", "plan", *place, *plan, *limits, "--engine", "local"))
+        expect(streammeta("reconcile", "apply", *place, *plan, "--yes", "--engine", "local"))
 
 
 def _old_is_refused(old: LocalCluster, copies: Mapping[int, Path]) -> None:
@@ -232,6 +234,7 @@ def _old_is_refused(old: LocalCluster, copies: Mapping[int, Path]) -> None:
     wait_until(is_refused, "the old cluster to notice that it is superseded", 30)
 
 
-def _expect(answer: dict[str, Any]) -> dict[str, Any]:
+def expect(answer: dict[str, Any]) -> dict[str, Any]:
+    """Require that a command succeeded; return its answer."""
     assert answer["exit_code"] == 0, answer
     return answer

@@ -15,13 +15,30 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from scripts.demonstration.narrator import Narrator
-from scripts.drills import disaster, majority, upgrade
+from scripts.drills import disaster, far_back, majority, upgrade
 from streammeta.cli.local_cluster import ChildFailedError
 
 Drill: TypeAlias = Callable[[Path, Narrator], Mapping[str, object]]
 
+
+def _run_disasters(root: Path, narrator: Narrator) -> Mapping[str, object]:
+    """Carry out both drills of a disaster, each in a folder of its own."""
+    figures: dict[str, object] = {}
+    for name, drill in (("directory", disaster.run), ("s3", far_back.run)):
+        (root / name).mkdir()
+        found = drill(root / name, narrator)
+        figures |= {f"{name}_{figure}": value for figure, value in found.items()}
+    return figures
+
+
 DRILLS: Mapping[str, Drill] = MappingProxyType(
-    {"disaster": disaster.run, "majority": majority.run, "upgrade": upgrade.run}
+    {
+        "disaster": _run_disasters,
+        "disaster-directory": disaster.run,
+        "disaster-s3": far_back.run,
+        "majority": majority.run,
+        "upgrade": upgrade.run,
+    }
 )
 """Drills by name. Each returns its figures, and raises if what it practises does not succeed."""
 

@@ -8,6 +8,10 @@ _DISASTER = (
     f"{_ANY}::test_nothing_acknowledged_is_lost_whatever_happened_before_and_after_the_backup"
 )
 _PLANNER = "tests/storage/test_storage_adoption_planner.py"
+_CLAIMS = (
+    "tests/lifecycle/test_lifecycle_bucket_claim.py"
+    "::test_claims_are_renewed_when_short_or_old_or_when_a_copy_left"
+)
 _REFUSED = f"{_MAP}::test_what_does_not_fit_is_refused_with_all_that_comes_with_it"
 
 ADOPTIONS = (
@@ -216,5 +220,55 @@ ADOPTIONS = (
         + ends.append(((cost[0], *cost[1:]), at, source))
         """,
         Tested(f"{_PLANNER}::test_a_dead_end_gives_way_to_a_compaction_that_goes_further"),
+    ),
+    Mutant(
+        "commits-make-no-claim",
+        "Claims in the bucket are renewed at a takeover alone, whatever was committed since.",
+        "found with a disk that was rolled back: committed uploads expired, and their objects went",
+        """
+        streammeta.controller.lifecycle.bucket_claim:
+        - is_changed = self._controller.cluster_map.applied_end_offset > term.claimed_at_offset
+        + is_changed = self._controller.cluster_map.next_object_id > self._gate.bound
+        """,
+        Tested(_CLAIMS),
+    ),
+    Mutant(
+        "claim-covers-what-came-after-it",
+        "A claim counts for changes that were made after its bound was committed.",
+        "an end of the log that is read when the claim has been put",
+        """
+        streammeta.controller.lifecycle.bucket_claim:
+        - term.claimed_at_offset = term.written_to
+        + term.claimed_at_offset = term.written_to + 1_000
+        """,
+        Tested(_CLAIMS),
+    ),
+    Mutant(
+        "lost-object-called-unlisted",
+        "An object of before a restore that the bucket lacks is called unlisted for a while.",
+        "the times of its commit and of the listing alone were compared",
+        """
+        streammeta.reconcile.verdicts:
+        - rows.object_id < rules.settled_below
+        + rows.object_id < 0
+        """,
+        Tested(
+            "tests/reconcile/test_reconcile_classify.py"
+            "::test_an_object_of_before_a_restore_is_missing_however_late_it_was_committed"
+        ),
+    ),
+    Mutant(
+        "failed-read-without-a-name",
+        "An error of the disk does not say which file it is of.",
+        "a start that ended in an EIO, among hundreds of files",
+        """
+        streammeta.storage.durable_files:
+        - error.filename = str(self._path)
+        + error.filename = None
+        """,
+        Tested(
+            "tests/journal/test_journal_disk_full.py"
+            "::test_an_error_of_the_disk_names_the_file_and_the_way_on"
+        ),
     ),
 )
