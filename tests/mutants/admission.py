@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant, Tested
 
-_WRITER = "tests/broker_client/test_writer.py::"
+_WRITER = "tests/broker_client/test_admission.py::"
 _LOG = "tests/brokers/test_partition_log.py::"
 
 ADMISSION = (
@@ -11,7 +11,7 @@ ADMISSION = (
         "An append beyond the largest offset is admitted, and fails when its batch is encoded.",
         "every stream of the batch fails with one that has no offsets left",
         """
-        streammeta.client.writer:
+        streammeta.client.admission:
         - if offsets > INT64_MAX - stream.next_offset:
         + if False:
         """,

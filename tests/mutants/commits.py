@@ -51,8 +51,8 @@ COMMITS = (
         "records that were deleted come back with the next upload",
         """
         streammeta.client.stream_client:
-        - await writer.flush()
-        + pass
+        - if any(start > ends[stream_id][0] for stream_id, start in wanted.items()):
+        + if False:
         """,
         Tested(
             "tests/broker_client/test_stream_client.py::"

@@ -290,13 +290,11 @@ class StreamClient(ClosedAtExit):
         trim covers records that are not committed yet, it waits until they are, or have failed.
         """
         starts = check_int_mapping("new_starts", new_starts, "new start offsets")
-        epochs, writer = self._epochs_of(list(starts)), self.writer
-        wanted = {
-            stream_id: min(start, writer.appended_end(stream_id))
-            for stream_id, start in starts.items()
-        }
-        if any(start > writer.committed_end(stream_id) for stream_id, start in wanted.items()):
-            await writer.flush()
+        epochs = self._epochs_of(list(starts))
+        ends = {stream_id: self.writer.ends(stream_id) for stream_id in starts}
+        wanted = {stream_id: min(start, ends[stream_id][1]) for stream_id, start in starts.items()}
+        if any(start > ends[stream_id][0] for stream_id, start in wanted.items()):
+            await self.writer.flush()
         return await self.session.trim_streams(epochs, wanted)
 
     def _epochs_of(self, stream_ids: Iterable[int]) -> dict[int, int]:

@@ -14,9 +14,9 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Self
 
+from streammeta.client.admission import check_fits, check_offsets, checked_streams
 from streammeta.client.arguments import (
     INT32_MAX,
-    INT64_MAX,
     as_payload,
     check_int,
     check_items,
@@ -29,7 +29,6 @@ from streammeta.client.arguments import (
 from streammeta.client.batch import APPEND_SPAN, BatchUpload, CommitOrder
 from streammeta.client.config import UPLOAD_BYTES_MAX, SilentObserver, UploadObserver, WriterConfig
 from streammeta.client.errors import (
-    LimitExceededError,
     RecoveryNeededError,
     StreamNotOpenedError,
     WriterClosedError,
@@ -173,12 +172,7 @@ class StreamWriter(ClosedAtExit):
 
         Attaching a stream that was opened again clears its failure. Raises as `require_attachable`.
         """
-        wanted = "streams as `open_streams(...).require_all().values()` has them"
-        opened = check_items("streams", streams, wanted)
-        for index, one in enumerate(opened):
-            check_kind(f"streams[{index}]", one, OpenedStream, f"an OpenedStream: {wanted}")
-            for name in ("stream_id", "epoch", "next_offset"):
-                check_int(f"streams[{index}].{name}", getattr(one, name))
+        opened = checked_streams(streams)
         self.require_attachable(one.stream_id for one in opened)
         for one in opened:
             self._streams[one.stream_id] = WriterStream(
@@ -203,13 +197,12 @@ class StreamWriter(ClosedAtExit):
         """Return the offset that the next append to the stream will get."""
         return self._stream(stream_id).next_offset
 
-    def appended_end(self, stream_id: int) -> int:
-        """Return the end of what was appended to the stream, also if that has failed."""
-        return self._attached(stream_id).next_offset
-
-    def committed_end(self, stream_id: int) -> int:
-        """Return the end of what this writer knows to be committed to the stream."""
-        return self._attached(stream_id).acknowledged
+    def ends(self, stream_id: int) -> tuple[int, int]:
+        """Return the ends of what is known to be committed to the stream, and of all appends."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            raise StreamNotOpenedError(f"stream {stream_id}", detail="not attached")
+        return stream.acknowledged, stream.next_offset
 
     # -- appending
 
@@ -383,13 +376,6 @@ class StreamWriter(ClosedAtExit):
             raise stream.failed_before()
         return stream
 
-    def _attached(self, stream_id: int) -> WriterStream:
-        """Find a stream, whether it takes appends or not."""
-        stream = self._streams.get(stream_id)
-        if stream is None:
-            raise StreamNotOpenedError(f"stream {stream_id}", detail="not attached")
-        return stream
-
     def _raise_fenced(self) -> None:
         if self._fenced is not None:
             raise self._fenced
@@ -430,7 +416,7 @@ class StreamWriter(ClosedAtExit):
 
     async def _wait_for_room(self, stream_id: int, cost: int, size: int) -> WriterStream:
         """Wait, in order, until `cost` bytes fit; upload early what fills the buffer."""
-        self._check_fits(stream_id, cost, size)
+        check_fits(stream_id, cost, size, self._config, self._log)
         async with self._admission:
             while not self._has_room(stream := self._stream(stream_id), cost, size):
                 is_idle = len(self._under_way) < self._config.parallel_uploads
@@ -439,20 +425,6 @@ class StreamWriter(ClosedAtExit):
                 self._room.clear()
                 await self._room.wait()
             return stream
-
-    def _check_fits(self, stream_id: int, cost: int, size: int) -> None:
-        limits = [
-            (cost + RUN_OVERHEAD, "the buffer has", self._config.max_buffer_bytes),
-            (size, "an object at most", UPLOAD_BYTES_MAX),
-        ]
-        if self._log is not None:
-            limits.append((size, "the log has", self._log.max_record_bytes))
-        for taken, holder, most in limits:
-            if taken > most:
-                raise LimitExceededError(
-                    f"record of stream {stream_id}",
-                    detail=f"it takes {taken} bytes, {holder} {most}",
-                )
 
     def _release(self, cost: int) -> None:
         self._buffered -= cost
@@ -465,12 +437,7 @@ class StreamWriter(ClosedAtExit):
 
         Raises `LimitExceededError` if the stream has no such offsets left.
         """
-        if offsets > INT64_MAX - stream.next_offset:
-            raise LimitExceededError(
-                f"append to stream {stream.stream_id}",
-                detail=f"{offsets} offsets from {stream.next_offset} on would end above"
-                f" {INT64_MAX}, the largest; write to another stream",
-            )
+        check_offsets(stream, offsets)
         run = self._open.get(stream)
         if run is not None:
             if run.end_offset + offsets - run.start_offset <= INT32_MAX:

@@ -390,7 +390,9 @@ class PackedCommitStreamSetObjectResponse(_message.Message):
         """of each value to put"""
 
     @_builtins.property
-    def trim_start_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def trim_start_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """where each trimmed stream starts now"""
+
     def __init__(
         self,
         *,
