@@ -93,4 +93,37 @@ OVERLOAD = (
             "test_connections_without_a_call_are_counted_and_others_are_not"
         ),
     ),
+    Mutant(
+        "newer-call-passes-one-that-waits",
+        "A waiting commit is passed by newer ones until its deadline.",
+        "admission that looks at free places before it looks at its queue",
+        """
+        streammeta.controller.runtime.admission:
+        - if not queue and self._has_room(kind):
+        + if self._has_room(kind):
+        """,
+        Tested("tests/runtime/test_admission.py::test_a_newer_call_does_not_pass_one_that_waits"),
+    ),
+    Mutant(
+        "expired-call-keeps-its-place",
+        "Calls that gave up waiting fill the queue, and later ones are refused.",
+        "queues that are only emptied from their head",
+        """
+        streammeta.controller.runtime.admission:
+        - self.admission.leave(ticket)
+          door.set_exception(_late())
+        """,
+        Tested("tests/runtime/test_admission.py::test_a_call_that_gave_up_waiting_takes_no_place"),
+    ),
+    Mutant(
+        "call-leaves-twice",
+        "A call that leaves twice frees two places: more run at once than may.",
+        "cleanup both at the end of a call and of its connection",
+        """
+        streammeta.controller.runtime.admission:
+        - ticket.is_running = False
+          self._running[ticket.kind] -= 1
+        """,
+        Tested("tests/runtime/test_admission.py::test_a_call_leaves_once"),
+    ),
 )

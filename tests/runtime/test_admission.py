@@ -1,6 +1,7 @@
 """Scans wait for each other alone; queues are bounded; deadlines are kept; turns have a budget."""
 
 import asyncio
+import contextlib
 import random
 
 import pytest
@@ -9,6 +10,7 @@ from streammeta.controller.errors import LimitExceededError
 from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.values import EMPTY_COLUMN, NodeIdentity, RangeColumns
 from streammeta.controller.runtime.admission import (
+    OPENED_PER_TURN,
     Admission,
     ClassLimits,
     Gate,
@@ -44,6 +46,36 @@ def test_who_waits_runs_in_the_order_of_classes_then_of_arrival() -> None:
         admission.leave(ticket)
 
     assert [admission.next(0) for _ in range(5)] == [*commits, *scans, None]
+
+
+def test_a_newer_call_does_not_pass_one_that_waits() -> None:
+    """A place that comes free belongs to the first that waits, though nobody has called it yet."""
+    admission = Admission(SMALL)
+    running = [admission.ask(RequestClass.COMMIT, None, 0) for _ in range(2)]
+    first = admission.ask(RequestClass.COMMIT, 100, 0)
+    for ticket in running:
+        admission.leave(ticket)
+    newer = admission.ask(RequestClass.COMMIT, None, 0)
+    assert not newer.is_running
+    assert admission.next(0) is first
+    assert first.is_running
+
+
+def test_refused_calls_are_counted_by_class() -> None:
+    admission = Admission(SMALL)
+    for _ in range(7):
+        with contextlib.suppress(LimitExceededError):
+            admission.ask(RequestClass.SCAN, None, 0)
+    assert admission.refused(RequestClass.SCAN) == 2
+    assert admission.refused(RequestClass.COMMIT) == 0
+
+
+def test_a_call_leaves_once() -> None:
+    admission = Admission(SMALL)
+    tickets = [admission.ask(RequestClass.SCAN, None, 0) for _ in range(2)]
+    for _ in range(2):
+        admission.leave(tickets[0])
+    assert admission.running(RequestClass.SCAN) == 1
 
 
 def test_a_late_call_is_never_run() -> None:
@@ -116,6 +148,11 @@ def test_classes_of_requests() -> None:
     assert class_of(many, writes=False) is RequestClass.SCAN
     keys = requests.GetKVs(keys=(requests.KVKey(namespace="", key="k"),) * 1_000)
     assert class_of(keys, writes=False) is RequestClass.SCAN
+    for count, kind in ((500, RequestClass.READ), (501, RequestClass.SCAN)):
+        key = requests.KVKey(namespace="", key="k")
+        assert class_of(requests.GetKVs(keys=(key,) * count), writes=False) is kind
+        query = requests.ObjectQuery(1, 0, -1)
+        assert class_of(requests.GetObjects(queries=(query,) * count), writes=False) is kind
     assert class_of(requests.GetNodes(), writes=False) is RequestClass.READ
     nodes = requests.GetNodes(include_stream_set_objects=True)
     assert class_of(nodes, writes=False) is RequestClass.SCAN
@@ -174,6 +211,44 @@ async def test_a_cancelled_call_leaves_its_place_to_the_next() -> None:
     ends.set()
     await asyncio.gather(*calls, return_exceptions=True)
     assert came == [0, 2]
+
+
+async def test_a_call_that_gave_up_waiting_takes_no_place() -> None:
+    gate = Gate(ManualClock(), Admission({**SMALL, RequestClass.SCAN: ClassLimits(1, 1)}))
+    ends = asyncio.Event()
+
+    async def call(remaining_s: float | None) -> None:
+        async with gate.admitted(RequestClass.SCAN, remaining_s):
+            await ends.wait()
+
+    first = asyncio.create_task(call(None))
+    await asyncio.sleep(0)
+    with pytest.raises(TimeoutError, match="while it waited"):
+        await call(0.01)
+    assert gate.admission.waiting(RequestClass.SCAN) == 0
+    patient = asyncio.create_task(call(60.0))
+    ends.set()
+    await asyncio.gather(first, patient)
+    assert gate.admission.running(RequestClass.SCAN) == 0
+
+
+async def test_all_that_wait_are_admitted_however_many() -> None:
+    limits = ClassLimits(running=3 * OPENED_PER_TURN, waiting=3 * OPENED_PER_TURN)
+    gate = Gate(ManualClock(), Admission({**SMALL, RequestClass.READ: limits}))
+    ends, came = asyncio.Event(), 0
+
+    async def call() -> None:
+        nonlocal came
+        async with gate.admitted(RequestClass.READ):
+            came += 1
+            await ends.wait()
+
+    calls = [asyncio.create_task(call()) for _ in range(6 * OPENED_PER_TURN)]
+    await asyncio.sleep(0)
+    assert came == 3 * OPENED_PER_TURN
+    ends.set()
+    await asyncio.gather(*calls)
+    assert came == 6 * OPENED_PER_TURN
 
 
 async def take_all(costs: list[int], per_turn: int) -> list[list[int]]:
