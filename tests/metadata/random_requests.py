@@ -295,8 +295,12 @@ class RandomRequests(RandomCommits):
     def _register(self, state: State) -> Any:
         identity = self._node(state)
         epoch = identity.node_epoch + self._one((0, 0, 0, 1))
+        tags = self._tags()
         return r.RegisterNode(
-            node=NodeIdentity(identity.node_id, epoch), wal_config=f"w{epoch}", tags=self._tags()
+            node=NodeIdentity(identity.node_id, epoch),
+            wal_config=f"w{epoch}",
+            tags=tags,
+            process_id=("", "a", "b")[len(tags) % 3],
         )
 
     def _unregister(self, state: State) -> Any:

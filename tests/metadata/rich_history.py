@@ -131,7 +131,7 @@ def _last_requests(pair: Pair) -> Iterator[Any]:
     """Have a node depart that holds an object, and one be fenced that has lost uploads."""
     node, stream_id = _DEPARTED_LAST, pair.model.state.next_stream
     object_id = pair.model.state.next_object
-    yield RegisterNode(node=node)
+    yield RegisterNode(node=node, process_id="last")
     yield CreateStreams(request_id="departed", node=node, streams=(NewStream(),))
     yield OpenStreams(node=node, streams=(StreamToOpen(stream_id, 1),))
     yield PrepareObjects(request_id="departed", node=node, count=1, ttl_ms=60_000)
@@ -140,7 +140,7 @@ def _last_requests(pair: Pair) -> Iterator[Any]:
     yield UnregisterNode(node=node)
 
     node, first = _FENCED_LAST, pair.model.state.next_stream
-    yield RegisterNode(node=node)
+    yield RegisterNode(node=node, process_id="last")
     yield CreateStreams(request_id="lost", node=node, streams=(NewStream(), NewStream()))
     both = (first, first + 1)
     yield OpenStreams(node=node, streams=tuple(StreamToOpen(one, 1) for one in both))

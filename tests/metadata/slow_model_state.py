@@ -72,6 +72,7 @@ class Node:
     departed: bool = False
     recovered_by: int = -1
     supervised: bool = False
+    process_id: str = ""
 
 
 @dataclass(slots=True)

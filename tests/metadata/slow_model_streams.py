@@ -299,7 +299,15 @@ def register(state: State, request: r.RegisterNode) -> a.ErrorAnswer:
     error = _may_register(state, request.node, fence=True)
     if error:
         return a.ErrorAnswer(error=error)
+    process_id = request.process_id if state.feature_level >= 4 else ""
+    known = state.nodes.get(request.node.node_id)
+    held = ""
+    if known is not None and known.epoch == request.node.node_epoch:
+        held = known.process_id
+    if held and process_id not in ("", held):
+        return a.ErrorAnswer(error=ErrorCode.NODE_EPOCH_EXPIRED)
     node = _of_epoch(state, request.node)
+    node.process_id = process_id or held
     node.wal_config, node.tags = request.wal_config, tuple(sorted(request.tags))
     return a.ErrorAnswer(error=ErrorCode.NONE)
 
@@ -328,7 +336,7 @@ def _of_epoch(state: State, identity: NodeIdentity) -> Node:
     state.freed_nodes.discard(identity.node_id)
     if node.epoch < identity.node_epoch:
         node.epoch, node.failover, node.departed = identity.node_epoch, False, False
-        node.recovered_by = -1
+        node.recovered_by, node.process_id = -1, ""
     return node
 
 

@@ -129,9 +129,10 @@ REFERENCES = [
     ("section", "rule"), REFERENCES, ids=lambda given: getattr(given, "field", given)
 )
 def test_a_reference_to_nothing_is_refused_with_its_place(section: str, rule: Refers) -> None:
+    having = [view for view in _views() if section in view[0]]
     sections, end_offset = next(
         view
-        for view in sorted(_views(), key=lambda view: -width(view[0][section]))
+        for view in sorted(having, key=lambda view: -width(view[0][section]))
         if len(_asked(view[0], section, rule))
     )
     target = sections[rule.target]

@@ -2,9 +2,9 @@
 
 from tests.mutants.mutant import Mutant, Tested
 
+_PROCESSES = "tests/metadata/test_node_processes.py"
 _REOPENED = "tests/metadata/test_reopened_streams.py"
 _RECOVERERS = "tests/metadata/test_recoverers.py"
-
 _RETURNING = "tests/broker_client/test_returning_logs.py"
 
 FENCES = (
@@ -74,6 +74,42 @@ FENCES = (
         + pass
         """,
         Tested(f"{_RETURNING}::test_a_range_that_was_dropped_leaves_its_records_in_doubt"),
+    ),
+    Mutant(
+        "process-of-a-used-epoch-registers",
+        "A second process of a node epoch registers: it and the first one write the same streams.",
+        "two machines with a copy of one write-ahead log and a fixed node epoch",
+        """
+        streammeta.controller.metadata.nodes:
+        - if process_id != node.process_id:
+        + if False:
+        """,
+        Tested(
+            f"{_PROCESSES}::test_another_process_of_the_same_epoch_is_refused_and_changes_nothing"
+        ),
+    ),
+    Mutant(
+        "registration-without-a-process-is-refused",
+        "A client that names no process can't repeat its registration.",
+        "an older client, or a tool, that registers again to change tags",
+        """
+        streammeta.controller.metadata.nodes:
+        - process_id = process_id or node.process_id
+        """,
+        Tested(f"{_PROCESSES}::test_a_process_that_does_not_say_which_it_is_changes_no_owner"),
+    ),
+    Mutant(
+        "process-of-an-epoch-not-in-checkpoints",
+        "After a restart from a checkpoint a second process of an epoch registers.",
+        "a field added to the state and forgotten in the snapshot",
+        """
+        streammeta.controller.metadata.restore:
+        - return [replace(node, process_id=known.get(node.node_id, "")) for node in nodes]
+        + return list(nodes)
+        """,
+        Tested(
+            f"{_PROCESSES}::test_another_process_of_the_same_epoch_is_refused_and_changes_nothing"
+        ),
     ),
     Mutant(
         "fenced-node-opens-again",

@@ -4,6 +4,7 @@ import io
 import re
 from pathlib import Path
 
+from streammeta.controller.features import SUPPORTED
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
@@ -31,6 +32,7 @@ def test_the_page_lists_every_section_and_column_in_order() -> None:
     voters = VoterSet((Voter(ReplicaKey(NodeId(1)), "h:2", "h:1"),))
     point = SnapshotPoint(SnapshotId(EndOffset(0), Epoch(0)), ClusterId("c"), voters)
     recovering = ClusterMap()
+    recovering._feature_level.load(SUPPORTED.highest)
     recovering._recovery.load(0, 1)
     file = io.BytesIO()
     FrozenCheckpoint(point, recovering.freeze(), bytes(16)).write(file)

@@ -163,9 +163,12 @@ class NodeFencedError(RefusedError):
 
 
 class NodeEpochExpiredError(NodeFencedError):
-    """A newer process of this node has registered."""
+    """A newer process of this node has registered, or another one with the same epoch."""
 
-    advice = "stop this process: a newer one speaks for the node"
+    advice = (
+        "stop this process: a newer one speaks for the node, or another one has its epoch; a start"
+        " needs a larger node epoch"
+    )
 
 
 class NodeNotRegisteredError(RefusedError):

@@ -25,6 +25,7 @@ from streammeta.client.model import (
     heartbeat_answer,
     node_message,
 )
+from streammeta.client.process_id import own_process_id
 from streammeta.client.resources import ClosedAtExit, warn_unclosed
 from streammeta.v1 import common_pb2, nodes_pb2, streams_pb2
 
@@ -90,7 +91,7 @@ class BrokerSession:
         """Register the process `node_epoch` of node `node_id`; older processes are fenced.
 
         `node_epoch` grows with each start, for example the start time in ms. Raises
-        `NodeEpochExpiredError` when a newer process has registered.
+        `NodeEpochExpiredError` when a newer process has registered, or another one with this epoch.
         """
         arguments.check_client(client)
         arguments.check_int("node_id", node_id, 0, arguments.INT32_MAX)
@@ -101,6 +102,7 @@ class BrokerSession:
         request = nodes_pb2.RegisterNodeRequest(
             node=node_message(node),
             wal_config=wal_config,
+            process_id=own_process_id(),
             tags=_tags(arguments.check_tags("tags", {} if tags is None else tags)),
         )
         answer = await client.call(methods.REGISTER_NODE, request)

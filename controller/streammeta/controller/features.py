@@ -54,7 +54,8 @@ ADDED: Mapping[int, str] = {
     "records ObjectsReclaimed and RestoreFinished",
     3: "values put and streams trimmed with a commit; named objects: NamedObjectsCommitted",
     4: "rows left out of a commit, remembered by the commit: field content_digest of "
-    "CommitRowsRejected, section left_out_rows",
+    "CommitRowsRejected, section left_out_rows; processes of one node epoch told apart: field "
+    "process_id of NodeRegistered, section node_processes",
 }
 """Additions of each level."""
 
@@ -72,10 +73,11 @@ FIELDS: Mapping[tuple[str, str], int] = {
     ("Record", "restore_finished"): 2,
     ("Record", "named_objects_committed"): 3,
     ("CommitRowsRejectedRecord", "content_digest"): 4,
+    ("NodeRegisteredRecord", "process_id"): 4,
 }
 """Levels of the fields, by message and name, that older messages got after level 1."""
 
-SECTIONS: Mapping[str, int] = {"recovery": 2, "left_out_rows": 4}
+SECTIONS: Mapping[str, int] = {"recovery": 2, "left_out_rows": 4, "node_processes": 4}
 """Levels of the checkpoint's sections that came after level 1."""
 
 

@@ -70,7 +70,7 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     ERROR_CODE_OFFSET_NOT_MATCHED: _ErrorCode.ValueType  # 509
     """the range does not continue at the stream's end offset"""
     ERROR_CODE_NODE_EPOCH_EXPIRED: _ErrorCode.ValueType  # 510
-    """a newer process of this node has registered"""
+    """a newer process of this node has registered, or another one with its epoch"""
     ERROR_CODE_NODE_EPOCH_NOT_EXIST: _ErrorCode.ValueType  # 511
     """the node has not registered"""
     ERROR_CODE_KEY_EXIST: _ErrorCode.ValueType  # 512
@@ -116,7 +116,7 @@ ERROR_CODE_COMPACTED_OBJECTS_NOT_FOUND: ErrorCode.ValueType  # 508
 ERROR_CODE_OFFSET_NOT_MATCHED: ErrorCode.ValueType  # 509
 """the range does not continue at the stream's end offset"""
 ERROR_CODE_NODE_EPOCH_EXPIRED: ErrorCode.ValueType  # 510
-"""a newer process of this node has registered"""
+"""a newer process of this node has registered, or another one with its epoch"""
 ERROR_CODE_NODE_EPOCH_NOT_EXIST: ErrorCode.ValueType  # 511
 """the node has not registered"""
 ERROR_CODE_KEY_EXIST: ErrorCode.ValueType  # 512

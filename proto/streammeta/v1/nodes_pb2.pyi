@@ -58,8 +58,11 @@ class RegisterNodeRequest(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     WAL_CONFIG_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
+    PROCESS_ID_FIELD_NUMBER: _builtins.int
     wal_config: _builtins.str
     """where its write-ahead log is; opaque to the controller"""
+    process_id: _builtins.str
+    """random, drawn by the process, at most 64 bytes. From feature level 4 another process with"""
     @_builtins.property
     def node(self) -> _common_pb2.NodeIdentity:
         """node id and the epoch of its new process"""
@@ -74,10 +77,11 @@ class RegisterNodeRequest(_message.Message):
         node: _common_pb2.NodeIdentity | None = ...,
         wal_config: _builtins.str = ...,
         tags: _abc.Iterable[_common_pb2.Tag] | None = ...,
+        process_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "tags", b"tags", "wal_config", b"wal_config"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "process_id", b"process_id", "tags", b"tags", "wal_config", b"wal_config"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -89,7 +93,7 @@ class RegisterNodeResponse(_message.Message):
 
     ERROR_FIELD_NUMBER: _builtins.int
     error: _common_pb2.ErrorCode.ValueType
-    """NODE_EPOCH_EXPIRED if a newer process has registered, NODE_FENCED"""
+    """NODE_EPOCH_EXPIRED if a newer process, or another one with this epoch, has registered;"""
     def __init__(
         self,
         *,

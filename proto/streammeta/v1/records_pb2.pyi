@@ -1015,12 +1015,15 @@ class NodeRegisteredRecord(_message.Message):
     NODE_EPOCH_FIELD_NUMBER: _builtins.int
     WAL_CONFIG_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
+    PROCESS_ID_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     """the node"""
     node_epoch: _builtins.int
     """epoch of its process"""
     wal_config: _builtins.str
     """opaque"""
+    process_id: _builtins.str
+    """of the process that has the epoch; empty: unknown"""
     @_builtins.property
     def tags(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Tag]:
         """replace the earlier ones"""
@@ -1032,10 +1035,11 @@ class NodeRegisteredRecord(_message.Message):
         node_epoch: _builtins.int = ...,
         wal_config: _builtins.str = ...,
         tags: _abc.Iterable[_common_pb2.Tag] | None = ...,
+        process_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_epoch", b"node_epoch", "node_id", b"node_id", "tags", b"tags", "wal_config", b"wal_config"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_epoch", b"node_epoch", "node_id", b"node_id", "process_id", b"process_id", "tags", b"tags", "wal_config", b"wal_config"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -75,11 +75,11 @@ class ClusterMap:
         set_objects = NodeObjects()
         self._objects = Objects(set_objects)
         self._streams = Streams(self._objects)
-        self._nodes = Nodes(set_objects)
+        self._feature_level = FeatureLevel()
+        self._nodes = Nodes(set_objects, self._feature_level)
         self._stream_decisions = StreamDecisions(self._streams, self._objects, self._nodes)
         self._kvs = KVs()
         self._bucket_claim = BucketClaim()
-        self._feature_level = FeatureLevel()
         self._repeats = Repeats(self._objects)
         self._uploads = Uploads(
             self._nodes, self._streams, self._objects, self._repeats, self._feature_level

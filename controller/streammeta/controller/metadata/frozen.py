@@ -17,6 +17,7 @@ sections whatever happened to them. A view may be read in another thread.
 | pending_uploads | one a stream a node owes an upload of | node_id, stream_id, start_offset, end_offset |
 | lost_ranges | offsets that were given up | stream_id, start_offset, end_offset |
 | nodes | one a node | node_id, node_epoch, failover, wal_config, locked, departed, recovered_by, supervised |
+| node_processes | one a node whose process is known; absent below feature level 4 | node_id, process_id |
 | node_tags | one a tag | node_id, key, value |
 | free_node_ids | ids that can be issued again | node_id |
 | kvs | one a key | namespace, key, value, version |
@@ -221,6 +222,11 @@ def _nodes(parts: FrozenParts) -> Section:
     return {name: _node_column(name, parts.nodes.in_order) for name in COLUMNS["nodes"]}
 
 
+def _node_processes(parts: FrozenParts) -> Section:
+    known = [node for node in parts.nodes.in_order if node.process_id]
+    return {name: _node_column(name, known) for name in COLUMNS["node_processes"]}
+
+
 def _node_column(name: str, nodes: Sequence[Node]) -> SectionColumn:
     values = [getattr(node, name) for node in nodes]
     if name in TEXTS:
@@ -327,6 +333,7 @@ _SECTIONS: dict[str, Callable[[FrozenParts], Section]] = {
     "lost_ranges": _lost_ranges,
     "nodes": _nodes,
     "node_tags": _node_tags,
+    "node_processes": _node_processes,
     "free_node_ids": _free_node_ids,
     "kvs": _kvs,
     "requests": _requests,

@@ -10,8 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from streammeta.controller.errors import ErrorCode, LimitExceededError
+from streammeta.controller.features import FIELDS
 from streammeta.controller.metadata.answers import AssignRecoveriesAnswer, ErrorAnswer, NodeIdAnswer
 from streammeta.controller.metadata.epochs import check_growth
+from streammeta.controller.metadata.feature_level import FeatureLevel
 from streammeta.controller.metadata.object_indexes import NodeObjects
 from streammeta.controller.metadata.request_identity import (
     REQUESTS_MAX,
@@ -39,6 +41,9 @@ from streammeta.controller.records.record import (
     RecoveryAssigned,
 )
 
+_PROCESS_IDS = FIELDS["NodeRegisteredRecord", "process_id"]
+"""Feature level from which the processes of one epoch are told apart."""
+
 NODE_ID_MIN = 1_000
 """The first id of the counter; those below are left to nodes named by hand."""
 
@@ -61,6 +66,7 @@ class Node:
     departed: bool = False
     recovered_by: int = -1
     supervised: bool = False
+    process_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +82,9 @@ class NodesView:
 class Nodes:
     """Nodes by id, and which ids were issued and can be issued again."""
 
-    def __init__(self, set_objects: NodeObjects) -> None:
+    def __init__(self, set_objects: NodeObjects, feature_level: FeatureLevel) -> None:
         self._set_objects = set_objects
+        self._feature_level = feature_level
         self._nodes: dict[int, Node] = {}
         self._departed: set[int] = set()
         self._free_ids: frozenset[int] = frozenset()
@@ -145,7 +152,7 @@ class Nodes:
     # ---- deciding ----
 
     def decide_register(self, request: RegisterNode) -> tuple[NodeRegistered | None, ErrorAnswer]:
-        """Create or replace a node unless a newer process has registered.
+        """Create or replace a node unless a newer process, or another of its epoch, registered.
 
         A process that is fenced, or has unregistered, can't register again: a newer one can.
         """
@@ -155,16 +162,28 @@ class Nodes:
         if error is not ErrorCode.NONE:
             return None, ErrorAnswer(error=error)
         _check_growth(identity, node)
+        process_id = request.process_id if self._feature_level.current >= _PROCESS_IDS else ""
+        if node is not None and node.node_epoch == identity.node_epoch and node.process_id:
+            process_id = process_id or node.process_id
+            if process_id != node.process_id:
+                return None, ErrorAnswer(error=ErrorCode.NODE_EPOCH_EXPIRED)
+
         tags = tuple(sorted(request.tags))
         answer = ErrorAnswer(error=ErrorCode.NONE)
-        known = (identity.node_epoch, request.wal_config, tags)
-        if node is not None and (node.node_epoch, node.wal_config, node.tags) == known:
+        known = (identity.node_epoch, request.wal_config, tags, process_id)
+        if node is not None and known == (
+            node.node_epoch,
+            node.wal_config,
+            node.tags,
+            node.process_id,
+        ):
             return None, answer
         record = NodeRegistered(
             node_id=identity.node_id,
             node_epoch=identity.node_epoch,
             wal_config=request.wal_config,
             tags=tags,
+            process_id=process_id,
         )
         return record, answer
 
@@ -275,7 +294,13 @@ class Nodes:
     def replay_registered(self, record: NodeRegistered, undo: Undo) -> None:
         """See `NodeRegistered`."""
         before = self._of_epoch(record.node_id, record.node_epoch)
-        self._set(replace(before, wal_config=record.wal_config, tags=record.tags), undo)
+        after = replace(
+            before,
+            wal_config=record.wal_config,
+            tags=record.tags,
+            process_id=record.process_id,
+        )
+        self._set(after, undo)
 
     def replay_epoch_set(self, record: NodeEpochSet, undo: Undo) -> None:
         """See `NodeEpochSet`."""
@@ -289,7 +314,14 @@ class Nodes:
             return Node(node_id, node_epoch)
         if node.node_epoch == node_epoch:
             return node
-        return replace(node, node_epoch=node_epoch, failover=False, departed=False, recovered_by=-1)
+        return replace(
+            node,
+            node_epoch=node_epoch,
+            failover=False,
+            departed=False,
+            recovered_by=-1,
+            process_id="",
+        )
 
     def replay_unregistered(self, record: NodeUnregistered, undo: Undo) -> None:
         """See `NodeUnregistered`."""

@@ -522,11 +522,15 @@ class AssignRecoveries(WriteRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterNode(WriteRequest):
-    """Register a broker process; a larger epoch fences older ones."""
+    """Register a broker process; a larger epoch fences older ones.
+
+    `process_id` tells processes of one epoch apart; empty: unknown.
+    """
 
     node: NodeIdentity
     wal_config: str = ""
     tags: Tags = ()
+    process_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Fills an empty map's managers from the sections `frozen` describes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -52,6 +53,8 @@ def restore(
     checked = _Checked(sections)
     counters = checked["counters"]
     node_rows = _nodes(checked["nodes"], checked["node_tags"])
+    if "node_processes" in sections:
+        node_rows = _with_processes(node_rows, checked["node_processes"])
     free_ids = checked["free_node_ids"]["node_id"].tolist()
     stream_rows = dict(checked["streams"])
     tags = dict(_flat_tags(checked["stream_tags"], "stream_id"))
@@ -155,6 +158,11 @@ def _nodes(section: Mapping[str, Any], tags: Mapping[str, Any]) -> list[Node]:
         texts = flat.get(fields["node_id"], ())
         nodes.append(Node(**fields, tags=tuple(zip(texts[::2], texts[1::2], strict=True))))
     return nodes
+
+
+def _with_processes(nodes: Iterable[Node], section: Mapping[str, Any]) -> list[Node]:
+    known = dict(zip(section["node_id"].tolist(), map(str, section["process_id"]), strict=True))
+    return [replace(node, process_id=known.get(node.node_id, "")) for node in nodes]
 
 
 def _plain(name: str, cell: Any) -> Any:

@@ -348,6 +348,10 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
         ("node_id", "key", "value"),
         (Ascending(("node_id", "key")), Refers("node_id", "nodes")),
     ),
+    "node_processes": (
+        ("node_id", "process_id"),
+        (Ascending(("node_id",)), Refers("node_id", "nodes")),
+    ),
     "free_node_ids": (
         ("node_id",),
         (
@@ -520,7 +524,9 @@ COLUMNS = {name: columns for name, (columns, _) in SECTIONS.items()}
 """The columns of each section. Those added later, which have no rule, are left out."""
 ADDED_COLUMNS = dict.fromkeys(("objects", "requests", "removed_objects"), ("content_digest",))
 """Columns that files of older versions lack."""
-TEXTS = frozenset(("cluster_uuid", "key", "value", "namespace", "wal_config", "request_id"))
+TEXTS = frozenset(
+    ("cluster_uuid", "key", "value", "namespace", "wal_config", "process_id", "request_id")
+)
 """Columns that hold no numbers, in whichever section."""
 FLAGS = frozenset(("failover", "locked", "departed", "supervised"))
 """Columns of truth values."""

@@ -48,6 +48,7 @@ VALUE_BYTES_MAX = 1 << 20
 NAME_BYTES_MAX = 512
 NAMED_MAX = 1_000
 WAL_CONFIG_BYTES_MAX = 16_384
+PROCESS_ID_BYTES_MAX = 64
 _ID_DIGITS_MAX = len(str(INT64_MAX))
 
 
@@ -85,6 +86,11 @@ def _length(longest: int) -> Callable[[str, str], None]:
 def _check_wal_config(field: str, text: str) -> None:
     if len(text.encode()) > WAL_CONFIG_BYTES_MAX:
         raise LimitExceededError(f"{field}: over {WAL_CONFIG_BYTES_MAX} bytes")
+
+
+def _check_process_id(field: str, text: str) -> None:
+    if len(text.encode()) > PROCESS_ID_BYTES_MAX:
+        raise fail(field, repr(text), f"at most {PROCESS_ID_BYTES_MAX} bytes")
 
 
 def _check_tags(field: str, tags: Tags) -> None:
@@ -418,6 +424,7 @@ _FIELDS: dict[str, Callable[[str, Any], None]] = {
     "object_ids": _check_described,
     "owner_node_id": _check_owner,
     "page": _check_id_page,
+    "process_id": _check_process_id,
     "request_id": _length(REQUEST_ID_LENGTH_MAX),
     "stream_ids": _check_described,
     "tags": _check_tags,

@@ -341,6 +341,7 @@ class NodeRegistered:
     node_epoch: int
     wal_config: str
     tags: Tags = ()
+    process_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
