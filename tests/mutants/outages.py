@@ -230,4 +230,32 @@ OUTAGES = (
             "test_one_that_does_not_get_through_is_not_the_last"
         ),
     ),
+    Mutant(
+        "store-threads-joined-at-the-end",
+        "The end of a process waits for calls of a closed client to a store that never answers.",
+        "two brokers that hung for minutes after close() had returned",
+        """
+        streammeta.client.daemon_threads:
+        - thread = threading.Thread(target=_carry_out, args=(work,), name=name, daemon=True)
+        + thread = threading.Thread(target=_carry_out, args=(work,), name=name)
+        """,
+        Tested(
+            "tests/broker_client/test_closing_process.py::"
+            "test_the_end_of_the_interpreter_waits_for_no_thread_of_a_store"
+        ),
+    ),
+    Mutant(
+        "marker-read-in-a-thread-that-is-joined",
+        "A look at the bucket's marker that is never answered keeps asyncio.run from returning.",
+        "asyncio.to_thread for calls that may hang",
+        """
+        streammeta.client.bucket_check:
+        - return await run_blocking(read_marker, store, self._namespace)
+        + return await asyncio.to_thread(read_marker, store, self._namespace)
+        """,
+        Tested(
+            "tests/broker_client/test_closing_process.py::"
+            "test_no_call_of_a_client_runs_where_asyncio_waits_for_it"
+        ),
+    ),
 )

@@ -11,6 +11,7 @@ import asyncio
 import time
 
 from streammeta.client.controller_client import ControllerClient
+from streammeta.client.daemon_threads import run_blocking
 from streammeta.client.errors import ControllerUnavailableError
 from streammeta.client.model import ClusterDescription
 from streammeta.client.resources import ignore_failure
@@ -94,4 +95,4 @@ class BucketCheck:
 
     async def _marker(self) -> BucketMarker | None:
         store = self._store.until(time.monotonic() + READ_TIMEOUT)
-        return await asyncio.to_thread(read_marker, store, self._namespace)
+        return await run_blocking(read_marker, store, self._namespace)

@@ -12,6 +12,7 @@ import logging
 
 import grpc
 
+from streammeta.client.daemon_threads import run_blocking
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.tls import TlsError, TlsFiles, WatchedTls
 
@@ -83,7 +84,7 @@ class Channels:
 
     async def _look(self, watched: WatchedTls) -> None:
         try:
-            if not await asyncio.to_thread(watched.look):
+            if not await run_blocking(watched.look):
                 return
         except TlsError as error:
             _log.warning("certificates not replaced: %s", error)

@@ -7,13 +7,13 @@ deleted first. Knows nothing of what the bytes mean.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from streammeta.client import methods
 from streammeta.client.arguments import check_kind, check_store
 from streammeta.client.bucket_check import BucketCheck
+from streammeta.client.daemon_threads import run_blocking
 from streammeta.client.errors import refusal
 from streammeta.client.model import node_message
 from streammeta.client.object_ids import ObjectIds
@@ -83,7 +83,7 @@ class NamedObjects:
         await self._bucket.passed()
         (object_id,) = (await self._ids.take(1)).ids
         key = key_for(object_id, self._session.namespace)
-        await asyncio.to_thread(self._store.put, key, data)
+        await run_blocking(self._store.put, key, data)
         item = objects_pb2.NamedObjectToCommit(
             object_id=object_id,
             name=name,
@@ -118,7 +118,7 @@ class NamedObjects:
             raise refusal(common_pb2.ERROR_CODE_KEY_NOT_EXIST, f"object {name!r}")
         (one,) = found
         key = key_for(one.object_id, self._session.namespace)
-        data = await asyncio.to_thread(self._store.get_range, key)
+        data = await run_blocking(self._store.get_range, key)
         if one.crc32c >= 0:
             ObjectChecksum.of(data).verify(one.crc32c, source=key)
         return data

@@ -7,10 +7,11 @@ import ctypes
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+from streammeta.client.daemon_threads import DaemonThreads
 from streammeta.storage.object_store.base import ObjectStore
 
 ResultT = TypeVar("ResultT")
@@ -30,7 +31,7 @@ class ClosedAtExit:
         raise NotImplementedError
 
 
-def start_in(pool: ThreadPoolExecutor, work: Callable[[], ResultT]) -> asyncio.Future[ResultT]:
+def start_in(pool: Executor, work: Callable[[], ResultT]) -> asyncio.Future[ResultT]:
     """Run `work` in a thread, which lets go of it, and of all it looks at, before it tells the end.
 
     Left to the pool, the thread would do so at its next turn, while the event loop already fills
@@ -49,7 +50,7 @@ class StoreThreads:
 
     def __init__(self, store: ObjectStore, threads: int, name: str) -> None:
         self.store = store
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._pool = DaemonThreads(threads, name)
 
     async def run(self, work: Callable[[], ResultT]) -> ResultT:
         """Run `work` in one of the threads; more work than threads waits in order."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.daemon_threads import DaemonThreads
 from streammeta.client.resources import ignore_failure, start_in
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import StorageError
@@ -135,7 +135,7 @@ class StoreCalls:
         self._may_read = asyncio.Semaphore(config.read_threads)
         self._may_write = asyncio.Semaphore(config.write_threads)
         threads = config.read_threads + config.write_threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compaction")
+        self._pool = DaemonThreads(threads, "compaction")
         self._running: set[asyncio.Future[Any]] = set()
         self._calling = 0
 

@@ -7,7 +7,6 @@ that is not, or no longer, assigned is refused with `NodeFencedError`. Knows not
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from streammeta.client import errors, methods
 from streammeta.client.batch import BatchCommit, UploadedObject
 from streammeta.client.bucket_check import BucketCheck
 from streammeta.client.config import WriterConfig
+from streammeta.client.daemon_threads import run_blocking
 from streammeta.client.model import NodeIdentity, node_message
 from streammeta.client.object_encoder import EncodedObject, encode_object
 from streammeta.client.object_ids import ObjectIds
@@ -114,7 +114,7 @@ class DepartedNode:
         What is refused may have been committed by another: ask for what is owed again.
         """
         runs = [_run_of(of_stream) for of_stream in records.values()]
-        contents = await asyncio.to_thread(self._encode, runs)
+        contents = await run_blocking(self._encode, runs)
         taken = await self._ids.take(len(contents))
         uploaded = [
             UploadedObject(content, object_id)
@@ -122,7 +122,7 @@ class DepartedNode:
         ]
         for one in uploaded:
             key = key_for(one.object_id, self._session.namespace)
-            await asyncio.to_thread(self._store.put, key, one.content.data)
+            await run_blocking(self._store.put, key, one.content.data)
         commit = BatchCommit.of(uploaded, ())
         request = commit.request(node_message(self.node))
         request.failover = True

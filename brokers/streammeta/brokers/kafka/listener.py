@@ -11,6 +11,7 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable
 
+from streammeta.client.daemon_threads import run_blocking
 from streammeta.rpc.tls import TlsError, TlsFiles, WatchedTls
 
 LOOKED_AT_EVERY_S = 5.0
@@ -67,7 +68,7 @@ class KafkaListener:
         while True:
             await asyncio.sleep(LOOKED_AT_EVERY_S)
             try:
-                if await asyncio.to_thread(watched.look):
+                if await run_blocking(watched.look):
                     await self._renew()
                     _log.info("new connections get the certificate that replaced the one before")
             except (TlsError, OSError) as error:

@@ -7,13 +7,13 @@ it has no row in a map, so a list of ledgers is all that tells live from left ov
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from streammeta.brokers.pulsar.blobs import BlobError, NoSuchBlobError
+from streammeta.client.daemon_threads import run_blocking
 from streammeta.storage.errors import (
     ObjectNotFoundError,
     RangeNotSatisfiableError,
@@ -67,7 +67,7 @@ class BucketBlobs:
                 ) from error
 
         try:
-            return await asyncio.to_thread(self._retrier.call, translated)
+            return await run_blocking(self._retrier.call, translated)
         except ObjectNotFoundError as error:
             raise NoSuchBlobError(name) from error
         except StorageError as error:
@@ -95,7 +95,7 @@ class BucketBlobs:
     async def read(self, name: str, start: int, length: int) -> bytes:
         """Return bytes of an object, fewer at its end."""
         try:
-            return await asyncio.to_thread(self._store.get_range, name, start, start + length)
+            return await run_blocking(self._store.get_range, name, start, start + length)
         except RangeNotSatisfiableError:
             return b""
         except ObjectNotFoundError as error:
@@ -113,7 +113,7 @@ class BucketBlobs:
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects."""
         try:
-            result = await asyncio.to_thread(self._store.delete_many, names)
+            result = await run_blocking(self._store.delete_many, names)
         except StorageError as error:
             raise BlobError(str(error)) from error
         if result.failed:
@@ -123,7 +123,7 @@ class BucketBlobs:
     async def names(self) -> list[str]:
         """List all objects of the bucket."""
         try:
-            return await asyncio.to_thread(lambda: [one.key for one in self._store.list_objects()])
+            return await run_blocking(lambda: [one.key for one in self._store.list_objects()])
         except StorageError as error:
             raise BlobError(str(error)) from error
 

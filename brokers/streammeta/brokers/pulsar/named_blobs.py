@@ -6,11 +6,11 @@ before leaves nothing, and reconciliation knows all that is there.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 
 from streammeta.brokers.pulsar.blobs import BlobError, NoSuchBlobError
 from streammeta.client import BrokerClientError, NamedObjects, OwnerKey, OwnerStream
+from streammeta.client.daemon_threads import run_blocking
 from streammeta.client.named_objects import NamedObject
 from streammeta.storage.errors import RangeNotSatisfiableError, StorageError
 from streammeta.storage.object_format.object_key import key_for
@@ -52,7 +52,7 @@ class NamedBlobs:
         found = await self._described(name)
         key = key_for(found.object_id, self._namespace)
         try:
-            return await asyncio.to_thread(self._store.get_range, key, start, start + length)
+            return await run_blocking(self._store.get_range, key, start, start + length)
         except RangeNotSatisfiableError:
             return b""
         except StorageError as error:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from streammeta.brokers.rocketmq.storage import SegmentWriteError, TimeBounds
+from streammeta.client.daemon_threads import run_blocking
 from streammeta.storage.errors import ObjectExistsError, StorageError, StoreUnavailableError
 from streammeta.storage.object_store.base import (
     MIN_PART_SIZE,
@@ -132,7 +133,7 @@ class ChunkedSegment:
             raise IllegalOffsetError(f"position is {position}, wanted {self.end}", self.end)
         key = f"{self._prefix}/chunk/chunk-{position}"
         try:
-            await asyncio.to_thread(self._store.put, key, data, if_absent=True)
+            await run_blocking(self._store.put, key, data, if_absent=True)
         except ObjectExistsError:
             await self._require_same(key, data)
         except StorageError as error:
@@ -142,7 +143,7 @@ class ChunkedSegment:
     async def _require_same(self, key: str, data: bytes) -> None:
         """Accept a chunk that an attempt of this write has stored; its answer was lost."""
         try:
-            stored = await asyncio.to_thread(self._store.get_range, key)
+            stored = await run_blocking(self._store.get_range, key)
         except StorageError as error:
             raise SegmentWriteError(str(error)) from error
         if stored != data:
@@ -154,7 +155,7 @@ class ChunkedSegment:
         sources = [self._merged] if self._merged is not None else self._chunks
         end = min(position + length, self.end)
         reads = [
-            asyncio.to_thread(
+            run_blocking(
                 self._store.get_range,
                 one.key,
                 max(position, one.start) - one.start,
@@ -170,7 +171,7 @@ class ChunkedSegment:
         if self._merged is not None or not self._chunks:
             return
         key = f"{self._prefix}/segment/segment-0"
-        await asyncio.to_thread(self._merge, key)
+        await run_blocking(self._merge, key)
         keys = [one.key for one in self._chunks]
         self._merged, self._chunks = Chunk(key, 0, self.end), []
         await self._delete(keys)
@@ -210,13 +211,13 @@ class ChunkedSegment:
                     found.append(Chunk(one.key, int(digits), one.size))
             return sorted(found, key=lambda one: one.start)
 
-        return await asyncio.to_thread(listed)
+        return await run_blocking(listed)
 
     async def _delete(self, keys: list[str]) -> None:
         """Delete objects; raise `StoreUnavailableError` if one is still there."""
         if not keys:
             return
-        result = await asyncio.to_thread(self._store.delete_many, keys)
+        result = await run_blocking(self._store.delete_many, keys)
         if result.failed:
             raise StoreUnavailableError(f"objects of {self._prefix} were not deleted; try again")
 

@@ -24,6 +24,7 @@ from streammeta.client import (
 )
 from streammeta.client.bucket_check import BucketCheck
 from streammeta.client.commit_effects import EffectsVerdict
+from streammeta.client.daemon_threads import run_blocking
 from streammeta.client.errors import refusal
 from streammeta.client.object_ids import ObjectIds
 from streammeta.storage.object_format.object_key import key_for
@@ -213,7 +214,7 @@ class UploadPool:
             writer.write(one.records(self._config.record_bytes))
         writer.finish()
         data = b"".join(writer.parts())
-        await asyncio.to_thread(self._store.put, key_for(object_id, self._namespace), data)
+        await run_blocking(self._store.put, key_for(object_id, self._namespace), data)
         crc32c = writer.summary.crc32c
         assert crc32c is not None
         upload = Upload(
