@@ -7,6 +7,7 @@ from tests.mutants.clients import CLIENTS
 from tests.mutants.clocks import CLOCKS
 from tests.mutants.commits import COMMITS
 from tests.mutants.controllers import CONTROLLERS
+from tests.mutants.damage import DAMAGE
 from tests.mutants.disk import DISK
 from tests.mutants.elections import ELECTIONS
 from tests.mutants.fences import FENCES
@@ -51,6 +52,7 @@ _ALL = (
     *STARVATION,
     *RECONCILING,
     *OBJECT_LOGS,
+    *DAMAGE,
     *FENCES,
     *SHAPES,
     *LEASES,

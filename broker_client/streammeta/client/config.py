@@ -31,6 +31,7 @@ _CHECKS = {
     "block_cache_bytes": at_least(0),
     "index_cache_bytes": at_least(0),
     "max_staleness_s": seconds(may_be_zero=True),
+    "verified_bytes": at_least(0),
 }
 """Checks of the fields that may be 0, or have other bounds than to be positive."""
 
@@ -118,7 +119,10 @@ class ReaderConfig:
 
     A reader holds at most `index_cache_bytes`, `block_cache_bytes` and `read_bytes` together,
     beside what it has handed out and, while `read_streams` is used, `bulk_bytes` and their records.
-    A single block that is larger is read all the same, alone.
+    A single block that is larger is read all the same, alone. An object of at most
+    `verified_bytes` with a recorded checksum is read from end to end, 4 MiB at a time on each
+    thread, before any of its blocks is returned; 0 leaves that out. In larger objects a change of
+    payload bytes is not seen by a read; compaction and `reconcile --deep` see it.
     """
 
     index_cache_bytes: int = 64 * _MIB  # indexes kept for the next read
@@ -130,6 +134,7 @@ class ReaderConfig:
     max_staleness_s: float = 5.0  # maximum age of a slice without a healthy watch; 0: no use of it
     poll_interval_s: float = 1.0  # poll interval of waiting reads while the watch is down
     bulk_bytes: int = 64 * _MIB  # blocks that `read_streams` holds at the same time
+    verified_bytes: int = 128 * 1024  # objects up to this size are read whole once and compared
     fetch_threads: int = 8  # requests to the store at the same time
     request_timeout_s: float = 30.0  # of one request to the store, with its repetitions
     deadline_s: float = 60.0  # of one call, unless it names another

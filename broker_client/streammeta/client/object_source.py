@@ -1,8 +1,9 @@
 """Object source: indexes and blocks of objects, fetched with few range requests.
 
-Owns the cache of indexes, the merging of neighbouring blocks into one range request, and the
-naming of broken and missing objects. It knows objects and entries, not the order of a stream.
-Indexes may be cached for good, since an object id is never reused.
+Owns the cache of indexes, the merging of neighbouring blocks into one range request, the checksums
+of blocks, and the naming of broken and missing objects. It knows objects and entries, not the order
+of a stream. Indexes may be cached for good, since an object id is never reused. Bytes that look
+damaged are fetched once more before they count so: a transfer may be torn.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import itertools
 import logging
 import random
 import time
+from array import array
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from streammeta.client.config import ReaderStats
 from streammeta.client.errors import CorruptObjectError
 from streammeta.client.reading.lookups import UNKNOWN_CRC, Slice
+from streammeta.client.reading.verified_blocks import LearnedChecksums, learn_checksums
 from streammeta.client.resources import RecentlyUsed, SharedWork, StoreThreads
 from streammeta.rpc import tracing
 from streammeta.storage.backoff import Backoff
@@ -39,7 +42,7 @@ WHOLE_OBJECT_BYTES = 128 * 1024
 """A smaller object is fetched whole when its index is wanted: one request instead of two."""
 
 # What an index costs in memory: six columns of 8 bytes each, and the Python objects around them.
-_BYTES_PER_ENTRY = 48
+_BYTES_PER_ENTRY = 52
 _BYTES_PER_LINK = 64
 _BYTES_PER_INDEX = 1024
 _SPAN = "streammeta.read"
@@ -57,10 +60,11 @@ RECORD_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One index entry and the object that has its bytes."""
+    """One index entry and the object that has its bytes; `crc32c` is that of the bytes."""
 
     object_id: int
     entry: IndexEntry
+    crc32c: int = UNKNOWN_CRC
 
     @property
     def key(self) -> tuple[int, int]:
@@ -87,21 +91,26 @@ class Block:
 class ObjectIndex:
     """The index of an object; of a composite with the objects that have its blocks.
 
-    Those are `linked_ids`, each from its place in `first_ordinals` on.
+    Those are `linked_ids`, each from its place in `first_ordinals` on. `checksums` are those of the
+    entries, empty if they are not known.
     """
 
     object_id: int
     index: IndexBlock
     linked_ids: tuple[int, ...] = ()
     first_ordinals: tuple[int, ...] = ()
+    checksums: array[int] = field(default_factory=lambda: array("I"))
 
     def find(self, stream_id: int, start: int, end: int, max_bytes: int) -> list[Block]:
         """List the blocks that hold `[start, end)` of a stream, up to a gap or `max_bytes`."""
         found = self.index.find(stream_id, start, end, max_bytes)
         return [
-            Block(self._holder(found.first_ordinal + i), entry)
-            for i, entry in enumerate(found.entries)
+            Block(self._holder(ordinal), entry, self._checksum(ordinal))
+            for ordinal, entry in enumerate(found.entries, found.first_ordinal)
         ]
+
+    def _checksum(self, ordinal: int) -> int:
+        return self.checksums[ordinal] if self.checksums else UNKNOWN_CRC
 
     def _holder(self, ordinal: int) -> int:
         if not self.linked_ids:
@@ -153,7 +162,8 @@ class _Fetched:
 class ObjectSource:
     """Reads indexes and blocks of one cluster's objects; caches up to `cache_bytes` of indexes.
 
-    An object that is fetched whole is held against its recorded checksum; parts have none.
+    An object of at most `verified_bytes` is read from end to end before any of its blocks, and
+    compared with its recorded checksum, as is one that is fetched whole; then each block has one.
     One request to the store, its repetitions included, takes at most `request_timeout_s` seconds.
     """
 
@@ -164,12 +174,14 @@ class ObjectSource:
         cache_bytes: int,
         request_timeout_s: float,
         stats: ReaderStats,
+        verified_bytes: int = 0,
         on_whole: Callable[[ObjectIndex, bytes], None] = lambda _index, _data: None,
     ) -> None:
         self.on_whole = on_whole
         self._threads = threads
         self._namespace = namespace
         self._request_timeout = request_timeout_s
+        self._verified_bytes = verified_bytes
         self.stats = stats
         self.cache: RecentlyUsed[ObjectIndex] = RecentlyUsed(cache_bytes)
         self._fetching: SharedWork[tuple[int, bool], ObjectIndex] = SharedWork()
@@ -199,7 +211,7 @@ class ObjectSource:
     async def fetch(self, wanted: BlockRange) -> list[bytes]:
         """Fetch a range: the bytes of each of its blocks. Raises as `index` does."""
         with tracing.part(_SPAN, {"bytes": wanted.end - wanted.start}):
-            cut = await self._patiently(lambda: self._read_range(wanted))
+            cut = await self._patiently(lambda: _twice(lambda: self._read_range(wanted)))
         self._count(1, wanted.end - wanted.start)
         return cut
 
@@ -221,7 +233,7 @@ class ObjectSource:
             return [self.decode(block, data) for block, data in parts]
 
         with tracing.part(_SPAN, {"bytes": wanted.end - wanted.start}):
-            decoded = await self._patiently(read)
+            decoded = await self._patiently(lambda: _twice(read))
         self._count(1, wanted.end - wanted.start)
         return decoded
 
@@ -235,7 +247,9 @@ class ObjectSource:
 
     async def _fetch_index(self, piece: Slice, stream_id: int, *, whole: bool) -> ObjectIndex:
         with tracing.part(_SPAN):
-            fetched = await self._patiently(lambda: self._read_index(piece, stream_id, whole=whole))
+            fetched = await self._patiently(
+                lambda: _twice(lambda: self._read_index(piece, stream_id, whole=whole))
+            )
             tracing.note({"bytes": fetched.received})
         self.stats.indexes_fetched += 1
         self._count(fetched.requests, fetched.received)
@@ -280,7 +294,9 @@ class ObjectSource:
                 index = ObjectIndex(object_id, decoded.index, linked, decoded.first_ordinals)
                 return _Fetched(index, 1, len(data))
             parser = ObjectReader(key, piece.object_size)
-            all_bytes = self._get(key, 0, piece.object_size) if whole else None
+            is_small = piece.object_size <= WHOLE_OBJECT_BYTES
+            is_whole = whole or (is_small and self._is_verified(piece))
+            all_bytes = self._get(key, 0, piece.object_size) if is_whole else None
             requests, received = 0, 0
             if all_bytes is not None:
                 requests, received = 1, len(all_bytes)
@@ -292,9 +308,39 @@ class ObjectSource:
                 data = self._get(key, needed.start, needed.end)
                 requests, received = requests + 1, received + len(data)
                 parser.receive(data)
-            return _Fetched(ObjectIndex(object_id, parser.index), requests, received, all_bytes)
+            checksums: array[int] = array("I")
+            if piece.crc32c != UNKNOWN_CRC and (is_whole or self._is_verified(piece)):
+                checksums = self._learn(piece, key, parser.index, all_bytes).blocks
+                received += 0 if is_whole else piece.object_size
+            found = ObjectIndex(object_id, parser.index, checksums=checksums)
+            return _Fetched(found, requests, received, all_bytes if whole else None)
         except (BrokenFormatError, RangeNotSatisfiableError, ValueError) as error:
             raise CorruptObjectError(key, object_id, stream_id, str(error)) from error
+
+    def _is_verified(self, piece: Slice) -> bool:
+        """Whether an object is compared with its checksum before any of its blocks is used."""
+        return piece.crc32c != UNKNOWN_CRC and piece.object_size <= self._verified_bytes
+
+    def _learn(
+        self, piece: Slice, key: str, index: IndexBlock, all_bytes: bytes | None
+    ) -> LearnedChecksums:
+        """Learn the checksums of the blocks from all bytes of an object, in a thread."""
+
+        def get(start: int, end: int) -> bytes:
+            return all_bytes[start:end] if all_bytes is not None else self._get(key, start, end)
+
+        learned = learn_checksums(get, piece.object_size, index, piece.crc32c, key)
+        again = ObjectReader(key, index.data_size + len(learned.tail))
+        if (needed := again.needed) is not None and needed.start <= index.data_size:
+            again.receive(bytes(index.data_size - needed.start) + learned.tail)
+        else:
+            again.receive(learned.tail[-(needed.end - needed.start) :] if needed else b"")
+            again.receive(learned.tail)
+        if list(again.index) != list(index):
+            raise BrokenFormatError(
+                key, index.data_size, "index", "another at its second reading", "the same one"
+            )
+        return learned
 
     def _read_range(self, wanted: BlockRange) -> list[bytes]:
         """Fetch a range and cut it into blocks, in a thread."""
@@ -304,13 +350,37 @@ class ObjectSource:
         except RangeNotSatisfiableError as error:
             stream_id = wanted.blocks[0].entry.stream_id
             raise CorruptObjectError(key, wanted.object_id, stream_id, str(error)) from error
-        if len(wanted.blocks) == 1:
-            return [data]
         at = wanted.start
-        return [
-            data[block.entry.position - at : block.entry.position - at + block.entry.size]
-            for block in wanted.blocks
-        ]
+        cut = [data]
+        if len(wanted.blocks) > 1:
+            cut = [
+                data[block.entry.position - at : block.entry.position - at + block.entry.size]
+                for block in wanted.blocks
+            ]
+        for block, part in zip(wanted.blocks, cut, strict=True):
+            self._check_block(block, part, key)
+        return cut
+
+    def _check_block(self, block: Block, data: bytes, key: str) -> None:
+        if block.crc32c == UNKNOWN_CRC:
+            return
+        entry, found = block.entry, ObjectChecksum.of(data).value
+        if len(data) != entry.size or found != block.crc32c:
+            problem = (
+                f"the block at byte {entry.position}, offsets {entry.start_offset} to"
+                f" {entry.end_offset}, has {len(data)} bytes with the CRC-32C {found:#010x}, wanted"
+                f" {entry.size} with {block.crc32c:#010x}"
+            )
+            raise CorruptObjectError(key, block.object_id, entry.stream_id, problem)
+
+
+def _twice(read: Callable[[], _ResultT]) -> _ResultT:
+    """Read again, afresh, if the bytes look damaged the first time."""
+    try:
+        return read()
+    except CorruptObjectError as error:
+        _log.warning("bytes look damaged, fetching them once more: %s", error)
+        return read()
 
 
 def _check_crc(piece: Slice, data: bytes, key: str) -> None:

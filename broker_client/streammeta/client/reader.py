@@ -97,6 +97,7 @@ class StreamReader(ClosedAtExit):
             config.index_cache_bytes,
             config.request_timeout_s,
             self._stats,
+            config.verified_bytes,
         )
         self._blocks = BlockCache(config.block_cache_bytes)
         self._fetcher = BlockFetcher(self._source, self._blocks, self._stats, config.read_bytes)

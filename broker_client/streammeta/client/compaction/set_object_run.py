@@ -27,6 +27,7 @@ from streammeta.client.compaction.commit import (
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
 from streammeta.client.compaction.output_writer import OutputJournal, OutputWriter
 from streammeta.client.compaction.report import Figures, SourceError
+from streammeta.client.compaction.source_reading import damaged_source, read_gaps
 from streammeta.client.compaction.store_calls import StoreCalls, run_each, run_to_end
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.model import NodeIdentity
@@ -128,7 +129,10 @@ class CommitRun:
         except BaseException:
             await run_to_end(self._abort())
             raise
-        await self._context.calls.compute(self._check_sources)
+        context = self._context
+        source_ids, figures = self._plan.source_ids, self._figures
+        await read_gaps(self._checks, context.calls, context.key_of, source_ids, figures)
+        await self._check_sources()
         return await self._context.calls.compute(self._replacement)
 
     # -- steps
@@ -284,13 +288,15 @@ class CommitRun:
 
     # -- the commit
 
-    def _check_sources(self) -> None:
+    async def _check_sources(self) -> None:
         """Refuse outputs of a damaged source, now and in later attempts."""
-        for object_id, reason in self._checks.damaged().items():
+        context = self._context
+        error = await damaged_source(self._checks, context.calls, context.key_of, self._figures)
+        if error is not None:
             made = [written for _, written in self._split]
             made += [] if self._set_object is None else [self._set_object]
-            self._context.journal.drop(one.object_id for one in made)
-            raise SourceError(object_id, reason)
+            context.journal.drop(one.object_id for one in made)
+            raise error
         self._figures.sources_checked += self._checks.checked
 
     def _replacement(self) -> Replacement:

@@ -18,6 +18,7 @@ from streammeta.client.compaction.commit import CompactionOutput, WrittenObject
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.output_writer import ObjectUpload
 from streammeta.client.compaction.report import Figures, SourceError
+from streammeta.client.compaction.source_reading import damaged_source, read_gaps
 from streammeta.client.compaction.store_calls import StoreCalls, run_all, run_to_end
 from streammeta.client.compaction.stream_object_sources import Source
 from streammeta.storage.compaction.copy_plan import (
@@ -159,12 +160,12 @@ class _MergeJob:
                 (part,) = self._plan.parts
                 assert isinstance(part, WrittenPart)  # what a single request consists of
                 data = await self._assembled(part)
-                self._refuse_damaged()
+                await self._refuse_damaged()
                 await upload.put(data)
             else:
                 await upload.begin()
                 await self._send_parts(upload)
-                self._refuse_damaged()
+                await self._refuse_damaged()
                 await upload.complete()
         except BaseException:
             await run_to_end(upload.abort())
@@ -173,10 +174,12 @@ class _MergeJob:
             return self._checksum.value
         return await self._calls.compute(self._crc_from_sources)
 
-    def _refuse_damaged(self) -> None:
-        """Compare the sources that were fetched completely with their recorded checksums."""
-        for object_id, reason in self._checks.damaged().items():
-            raise SourceError(object_id, reason)
+    async def _refuse_damaged(self) -> None:
+        """Compare the sources with their recorded checksums; read what was not fetched of them."""
+        checks, calls, key_of = self._checks, self._calls, self._key_of
+        await read_gaps(checks, calls, key_of, self._sources, self._moved)
+        if (error := await damaged_source(checks, calls, key_of, self._moved)) is not None:
+            raise error
 
     def _crc_from_sources(self) -> int:
         """Work out the checksum from those of the sources, if all have one and are used whole."""

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from streammeta.client.config import ReaderStats
+from streammeta.client.errors import CorruptObjectError
 from streammeta.client.object_source import (
     Block,
     BlockRange,
@@ -183,7 +184,7 @@ class BlockFetcher:
             found, waited = await self._collect(blocks)
             for block in blocks:
                 cursor.ahead.pop(block.key, None)
-            decoded = await self._decode(blocks, found)
+            decoded, found = await self._decode_afresh(blocks, found)
             parts = zip(blocks, decoded, strict=True)
             return [ReadBlock(one, found[one.key], records) for one, records in parts], waited
 
@@ -232,7 +233,7 @@ class BlockFetcher:
         """Return the records of one block, which stays while there is room."""
         async with self._budget.hold(block.cost):
             found, _ = await self._collect([block])
-            (records,) = await self._decode([block], found)
+            (records,), _ = await self._decode_afresh([block], found)
             if block.key not in self._cache:
                 self._cache.put(block.key, records, block.decoded_size, None)
             return records
@@ -305,6 +306,19 @@ class BlockFetcher:
         self._stats.block_hits += len(blocks) - missing
         found.update(await self._requests.get(absent))
         return found, bool(absent)
+
+    async def _decode_afresh(
+        self, blocks: Sequence[Block], found: dict[BlockKey, BlockData]
+    ) -> tuple[list[list[RecordBatch]], dict[BlockKey, BlockData]]:
+        """Decode what was found; fetch it once more if it looks damaged, past all caches."""
+        try:
+            return await self._decode(blocks, found), found
+        except CorruptObjectError as error:
+            _log.warning("blocks look damaged, fetching them once more: %s", error)
+        for object_id in {block.object_id for block in blocks}:
+            self._cache.forget_object(object_id)
+        found = dict(await self._requests.get(blocks))
+        return await self._decode(blocks, found), found
 
     async def _decode(
         self, blocks: Sequence[Block], found: dict[BlockKey, BlockData]

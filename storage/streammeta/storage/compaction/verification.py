@@ -168,8 +168,9 @@ _Piece: TypeAlias = tuple[int, int, int]
 class SourceChecks:
     """Checksums of the bytes read of each source, in any order, against the recorded ones.
 
-    A source of which some blocks were not read (expired, or copied by an earlier attempt) cannot be
-    checked.
+    A source of which some blocks were not read (expired, copied by the store or by an earlier
+    attempt) has `gaps`, which are to be read as well: the new object's checksum would vouch for
+    whatever was copied.
     """
 
     def __init__(self, recorded: Mapping[int, RecordedChecksum]) -> None:
@@ -184,6 +185,25 @@ class SourceChecks:
     def add(self, object_id: int, position: int, size: int, crc32c: int) -> None:
         """Add the checksum of some bytes of a source."""
         self._pieces[object_id].append((position, size, crc32c))
+
+    def afresh(self, object_id: int) -> SourceChecks:
+        """Return checks of one source, of which nothing has been read."""
+        return SourceChecks({object_id: self._recorded[object_id]})
+
+    def gaps(self) -> dict[int, list[tuple[int, int]]]:
+        """Return the ranges of blocks that have no checksum yet, by source."""
+        gaps: dict[int, list[tuple[int, int]]] = {}
+        for object_id, recorded in self._recorded.items():
+            end, missing = 0, []
+            for position, size, _ in sorted(self._pieces[object_id]):
+                if position > end:
+                    missing.append((end, position))
+                end = max(end, position + size)
+            if end < recorded.data_size:
+                missing.append((end, recorded.data_size))
+            if missing:
+                gaps[object_id] = missing
+        return gaps
 
     def damaged(self) -> dict[int, str]:
         """Return the sources that differ from their upload, each with the reason."""
