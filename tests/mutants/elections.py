@@ -128,9 +128,9 @@ ELECTIONS = (
         - del self._pending[header.sender, kind]
         + self._pending.pop((header.sender, kind), None)
         streammeta.controller.quorum.election:
-        - (role.granted if response.granted else role.denied).add(response.header.sender)
+        - (role.granted if response.granted else role.denied).add(sender)
         + votes = role.granted if response.granted else role.denied
-        + votes.add(NodeId(response.header.sender + 1000 * len(votes)))
+        + votes.add(NodeId(sender + 1000 * len(votes)))
         """,
         Simulated("noisy", seeds=range(32, 232)),
     ),
@@ -151,7 +151,7 @@ ELECTIONS = (
         "the disruptive server of the Raft thesis (section 9.6); KIP-996",
         """
         streammeta.controller.quorum.election:
-        - return messages.QuorumError.NONE, is_up_to_date and self._may_pre_vote()
+        - return messages.QuorumError.NONE, is_up_to_date and may_pre_vote
         + return messages.QuorumError.NONE, True
         """,
         Tested(

@@ -130,10 +130,11 @@ PEERS = (
         "TCP's retransmissions back off for minutes; the cut had healed long before",
         """
         streammeta.controller.peers.dialled:
-          if oldest.deadline <= now:
-        -     self._end(End.SILENT)
-        +     call = self._calls.pop(next(iter(self._calls)))
-        +     self._caller.on_failure(self.place, call.request, "silent")
+          if self._is_reached:
+              self._patience.cut_off()
+        - self._end(End.SILENT)
+        + call = self._calls.pop(next(iter(self._calls)))
+        + self._caller.on_failure(self.place, call.request, "silent")
         """,
         Tested(_PEERS + "test_a_connection_that_carries_nothing_is_not_waited_for"),
     ),

@@ -98,7 +98,7 @@ REPLICATION = (
         "KAFKA-17332 is of this family",
         """
         streammeta.controller.quorum.replica:
-        - if isinstance(message, messages.FetchRequest) and not self.is_disk_full:
+        - if isinstance(message, messages.FetchRequest) and not (self.is_disk_full or is_ahead):
         + if False:
         """,
         Simulated("crashy"),
