@@ -141,6 +141,12 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                     rate("bucket_throttled_total", "operation"),
                 ],
             ),
+            Panel(
+                "Lease on the bucket's marker",
+                "s",
+                [now("marker_lease_seconds")],
+                "At 0 the controller acknowledges no change.",
+            ),
             Panel("Deletions by result", "ops", [rate("deletions_total", "result")]),
             Panel(
                 "Deletions owed",

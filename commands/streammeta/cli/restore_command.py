@@ -32,6 +32,7 @@ from streammeta.controller.quorum.voters import VoterSet
 from streammeta.storage import json_files
 from streammeta.storage.backup_files import Folder, Inventory
 from streammeta.storage.bucket_marker import (
+    FENCE_WAIT_MS,
     Generation,
     create_generation,
     read_claimed,
@@ -252,6 +253,11 @@ def apply_command(
             "sha256": hashlib.sha256(checkpoint.getvalue()).hexdigest(),
         }
     )
+    if not old_controllers_stopped:
+        output.note(
+            f"The new cluster changes nothing for {FENCE_WAIT_MS // 1000} s after its start: "
+            "controllers of the old one may acknowledge changes until then."
+        )
 
 
 def _offset_at(archive: Archive | SingleFile, inventory: Inventory, to_time: datetime) -> int:
