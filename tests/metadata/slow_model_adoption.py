@@ -114,7 +114,9 @@ def _require_touched(
     taken = {stream_id: held[stream_id] - free[stream_id] for stream_id in held}
     for index, object_id in enumerate(replaced):
         visible = _visible(state, object_id)
-        if visible and not any(offsets & taken[key] for key, offsets in visible.items()):
+        if not _is_committed(state, object_id):
+            continue
+        if not any(offsets & taken[key] for key, offsets in visible.items()):
             raise InvalidRequestError(f"replaced_object_ids[{index}]", "replaced by nothing")
 
 

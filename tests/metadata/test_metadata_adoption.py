@@ -1,5 +1,6 @@
 """Adoption into a restored map: what lies in the bucket beyond the backup, by rules of uploads."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -220,6 +221,19 @@ def test_an_object_is_not_replaced_with_nothing(request_: r.AdoptObjects, field:
         world.write(request_)
     assert caught.value.field.startswith(field[:-3])
     assert world.map.state_hash() == before
+
+
+def test_a_range_after_a_gap_is_adopted_if_it_says_so_and_the_gap_is_lost() -> None:
+    world = restored_world()
+    gap = replace(
+        adopt((60, (0, 9, 12, 2)), (61, (0, 5, 7)), (62, (1, 5, 6))), after_gap=column([1, 0, 0])
+    )
+    assert errors(world.write(replace(gap, after_gap=column([0, 0, 1])))) != [NONE] * 3
+    assert errors(world.write(gap)) == [NONE] * 3
+    assert parts(world, 0, 9) == [(60, 9, 12)]
+    found: Any = world.map.query(r.GetObjects(queries=(r.ObjectQuery(0, 7, -1),)))
+    assert found.results[0].lost_end_offset == 9
+    assert described(world, 0).end_offset == 12
 
 
 def test_objects_belong_to_the_owner_of_their_first_stream() -> None:

@@ -21,8 +21,8 @@ ADOPTIONS = (
         "a chain whose links are not compared; the rule of 6.5 that it ends at the first gap",
         """
         streammeta.controller.metadata.adoption:
-        - if start > stream.end_offset:
-        -     return ErrorCode.OFFSET_NOT_MATCHED
+        - if not may_pass:
+        + if start < 0:
         """,
         Tested(_REFUSED),
     ),
@@ -270,5 +270,16 @@ ADOPTIONS = (
             "tests/journal/test_journal_disk_full.py"
             "::test_an_error_of_the_disk_names_the_file_and_the_way_on"
         ),
+    ),
+    Mutant(
+        "gap-left-a-hole",
+        "Offsets that a range has passed over are in the map as if they were readable.",
+        "readers would wait for them for ever",
+        """
+        streammeta.controller.metadata.adoption:
+        - stream_id: [*stream.free, *stream.gaps] for stream_id, stream in sorted(ahead.items())
+        + stream_id: [*stream.free] for stream_id, stream in sorted(ahead.items())
+        """,
+        Tested(f"{_MAP}::test_a_range_after_a_gap_is_adopted_if_it_says_so_and_the_gap_is_lost"),
     ),
 )

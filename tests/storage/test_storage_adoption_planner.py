@@ -215,3 +215,12 @@ def test_an_object_of_a_stream_without_any_candidate_stays() -> None:
     heads = {0: held((0, 10, 50, True)), 1: held((0, 10, 50, True))}
     found = plan_adoption(heads, 7, [stored(1, entry((0, 10, 5, "a"), (10, 12, 5, "b")))])
     assert (found.objects, found.replaced) == ((), ())
+
+
+def test_what_follows_a_gap_is_adopted_if_gaps_are_passed() -> None:
+    candidates = (stored(1, entry((10, 12, 5, "a"))), stored(2, entry((15, 17, 6, "b"))))
+    found = plan_adoption({0: GONE}, 7, candidates, passes_gaps=True)
+    assert adopted(found) == {1: (10, 12, 5), 2: (15, 17, 6)}
+    assert [part.after_gap for one in found.objects for part in one.ranges] == [False, True]
+    assert found.gaps == ((0, 12, 15),)
+    assert not found.lost

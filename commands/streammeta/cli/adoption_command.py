@@ -48,6 +48,11 @@ _LEFT = ("object_id", "stream_id", "start_offset", "end_offset", "why")
 @store_option
 @click.option("--dry-run", is_flag=True, help="Tell what would be adopted; change nothing.")
 @click.option("--yes", is_flag=True, help="Adopt it.")
+@click.option(
+    "--pass-gaps",
+    is_flag=True,
+    help="Adopt what comes after a gap too; offsets in the gap are lost.",
+)
 @stopped_option
 @with_output
 def adopt(
@@ -56,6 +61,7 @@ def adopt(
     store: str,
     dry_run: bool,
     yes: bool,
+    pass_gaps: bool,
     old_controllers_stopped: bool,
     output: Output,
 ) -> None:
@@ -69,6 +75,10 @@ def adopt(
     after a gap, of a stream that the map does not know, damaged, or in conflict. `missing` are
     offsets of the map that no object in the bucket has. Can be interrupted and repeated.
 
+    A stream that was trimmed beyond the restored end has a gap there. --pass-gaps adopts what
+    follows, and `gaps` lists it. Offsets that a broker still has in its own log are in a gap as
+    well, and are lost too: without the option what follows stays `lost` until they are uploaded.
+
     \b
     Example:
       streammeta restore adopt --connect 127.0.0.1:9091 --store file:///objects --dry-run
@@ -78,7 +88,7 @@ def adopt(
     cluster = described(client)
     if yes:
         _wait_for_fence(cluster, store, is_declared=old_controllers_stopped)
-    surveyed = _surveyed(client, cluster, store)
+    surveyed = _surveyed(client, cluster, store, passes_gaps=pass_gaps)
     if surveyed is None:
         raise CommandError(
             "NOT_RECOVERING",
@@ -199,7 +209,11 @@ def _require_own(store: ObjectStore, cluster: admin_pb2.DescribeClusterResponse)
 
 
 def _surveyed(
-    client: ControllerClient, cluster: admin_pb2.DescribeClusterResponse, address: str
+    client: ControllerClient,
+    cluster: admin_pb2.DescribeClusterResponse,
+    address: str,
+    *,
+    passes_gaps: bool = False,
 ) -> _Surveyed | None:
     """Compare the leader's map with the bucket; None if it is not in recovery mode."""
     from streammeta.cli.adoption_survey import list_missing, read_map_state
@@ -225,13 +239,14 @@ def _surveyed(
         )
     unusable = [one for one in found if isinstance(one, LeftBehind)]
     candidates = [one for one in found if not isinstance(one, LeftBehind)]
-    plan = plan_adoption(state.stream_heads(present), state.next_stream_id, candidates)
+    heads = state.stream_heads(present)
+    plan = plan_adoption(heads, state.next_stream_id, candidates, passes_gaps=passes_gaps)
     adopted = (part for one in plan.objects for part in one.ranges)
     return _Surveyed(
         state.undecided,
         len(undecided),
         sum(one.size for one in undecided),
-        AdoptionPlan(plan.batches, (*plan.left, *unusable)),
+        AdoptionPlan(plan.batches, (*plan.left, *unusable), plan.gaps),
         tuple(list_missing(state.held, present, adopted)),
     )
 
@@ -247,6 +262,7 @@ def to_request(batch: AdoptionBatch) -> admin_pb2.AdoptObjectsRequest:
                 stream_epoch=part.epoch,
                 start_offset=part.start,
                 end_offset=part.end,
+                after_gap=part.after_gap,
             )
     return request
 
@@ -290,6 +306,7 @@ def _report(output: Output, surveyed: _Surveyed) -> None:
     output.rows("lost", _LEFT, [_cells(one) for one in plan.lost])
     missing = [(one.object_id, one.stream_id, one.start, one.end) for one in surveyed.missing]
     output.rows("missing", _LEFT[:-1], missing)
+    output.rows("gaps", _LEFT[1:-1], plan.gaps)
 
 
 def _cells(one: LeftBehind) -> tuple[int, int, int, int, str]:
@@ -305,8 +322,8 @@ def _require_settled(surveyed: _Surveyed, *, leave_behind: bool) -> None:
         f"objects that can be adopted: {adoptable}; ranges that can't and may have been "
         f"acknowledged, `lost`: {lost}; ranges that no object in the bucket has, `missing`: "
         f"{len(surveyed.missing)}; recovery mode goes on",
-        "`streammeta restore adopt` lists them, with --yes it adopts; give --leave-behind to do "
-        "without them",
+        "`streammeta restore adopt` lists them, with --yes it adopts, with --pass-gaps also what "
+        "comes after a gap; give --leave-behind to do without them",
     )
 
 

@@ -244,6 +244,7 @@ class RangeToAdopt(_message.Message):
     STREAM_EPOCH_FIELD_NUMBER: _builtins.int
     START_OFFSET_FIELD_NUMBER: _builtins.int
     END_OFFSET_FIELD_NUMBER: _builtins.int
+    AFTER_GAP_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     """must be set"""
     stream_epoch: _builtins.int
@@ -252,6 +253,8 @@ class RangeToAdopt(_message.Message):
     """first offset"""
     end_offset: _builtins.int
     """exclusive"""
+    after_gap: _builtins.bool
+    """the stream may end before start_offset: offsets in between are lost then"""
     def __init__(
         self,
         *,
@@ -259,10 +262,11 @@ class RangeToAdopt(_message.Message):
         stream_epoch: _builtins.int | None = ...,
         start_offset: _builtins.int = ...,
         end_offset: _builtins.int = ...,
+        after_gap: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "end_offset", b"end_offset", "start_offset", b"start_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "after_gap", b"after_gap", "end_offset", b"end_offset", "start_offset", b"start_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stream_epoch: _TypeAlias = _typing.Literal["stream_epoch"]  # noqa: Y015
     _WhichOneofArgType__stream_epoch: _TypeAlias = _typing.Literal["_stream_epoch", b"_stream_epoch"]  # noqa: Y015

@@ -6,7 +6,8 @@ request is judged as a whole, its ranges in the order of their offsets, and adop
 
 A compaction after the restored point has deleted objects that the map reads. A request names them
 as replaced: its ranges may then also lie where these are, and the replaced objects leave the map.
-Offsets of theirs that no range of the request has are lost: readers pass over them.
+Offsets of theirs that no range of the request has are lost: readers pass over them. So are offsets
+between a stream's end and a range that may begin after it: the stream was trimmed beyond its end.
 
 Streams take over the largest epoch that their records have: they were opened under it after the
 backup, and their next owner needs a larger one. Adopted objects are set objects of the node that
@@ -57,6 +58,8 @@ class _Stream:
     """The first visible offset."""
     free: list[tuple[int, int]]
     """Visible offsets of replaced objects that no range has taken yet, by start."""
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    """Offsets that ranges have passed over, by start."""
     filled: set[int] = field(default_factory=set)
     """Nodes that owe less than before."""
 
@@ -130,13 +133,25 @@ class Adoption:
         """Return one verdict for each of some rows, judged in the order of their offsets."""
         ranges = request.ranges.ranges_at(rows)
         verdicts = np.zeros(len(ranges.stream_id), dtype=np.int64)
+        passes = request.after_gap[rows] if len(request.after_gap) else verdicts
+        passing = passes.astype(np.bool_).tolist()
         for place in np.lexsort((ranges.start_offset, ranges.stream_id)).tolist():
             cells = (ranges.stream_id, ranges.stream_epoch, ranges.start_offset, ranges.end_offset)
-            verdicts[place] = self._judge_range(ahead, *(int(values[place]) for values in cells))
+            stream_id, epoch, start, end = (int(values[place]) for values in cells)
+            verdicts[place] = self._judge_range(
+                ahead, stream_id, epoch, start, end, may_pass=passing[place]
+            )
         return verdicts
 
     def _judge_range(
-        self, ahead: _Ahead, stream_id: int, epoch: int, start: int, end: int
+        self,
+        ahead: _Ahead,
+        stream_id: int,
+        epoch: int,
+        start: int,
+        end: int,
+        *,
+        may_pass: bool,
     ) -> ErrorCode:
         head = self._streams.heads((stream_id,))[0]
         if head is None:
@@ -150,7 +165,10 @@ class Adoption:
                 stream.filled.add(node_id)
                 return ErrorCode.NONE
         if start > stream.end_offset:
-            return ErrorCode.OFFSET_NOT_MATCHED
+            if not may_pass:
+                return ErrorCode.OFFSET_NOT_MATCHED
+            stream.gaps.append((stream.end_offset, start))
+            stream.end_offset = start
         if start < stream.end_offset and not _take_free(stream, epoch, start, end):
             return ErrorCode.OFFSET_NOT_MATCHED
         if end <= stream.end_offset:
@@ -216,12 +234,14 @@ class Adoption:
         yield from _owed_changes(ahead)
 
     def _losses(self, ahead: _Ahead) -> Iterator[rec.Record]:
-        """Yield what gives up the offsets of replaced objects that no range has.
+        """Yield what gives up the offsets of replaced objects that no range has, and gaps.
 
         A node owes them for a moment, one range of a stream at a time, and its list is put back.
         """
         node_id = self._nodes.lowest_id()
-        lost = {stream_id: stream.free for stream_id, stream in sorted(ahead.items())}
+        lost = {
+            stream_id: [*stream.free, *stream.gaps] for stream_id, stream in sorted(ahead.items())
+        }
         for place in range(max(map(len, lost.values()), default=0)):
             rows = [(one, *free[place]) for one, free in lost.items() if place < len(free)]
             ids, starts, ends = (column(values) for values in zip(*rows, strict=True))
@@ -269,15 +289,15 @@ class _Replaced:
         """By stream, the offsets of all of them, by start."""
 
     def require_touched(self, ahead: _Ahead) -> None:
-        """Require that ranges have taken something of each object that has anything visible.
+        """Require that ranges have taken something of each object.
+
+        A named object has nothing that they could take.
 
         Raises:
             InvalidRequestError: an object would leave the map for nothing.
         """
         for index, spans in zip(self._places.tolist(), self._spans, strict=True):
-            if spans and all(
-                (start, end) in ahead[stream_id].free for stream_id, start, end in spans
-            ):
+            if all((start, end) in ahead[stream_id].free for stream_id, start, end in spans):
                 raise InvalidRequestError(
                     f"replaced_object_ids[{index}]",
                     "no range of the request has any offset of this object; must be an object "

@@ -225,6 +225,10 @@ def check_adoption(request: AdoptObjects) -> None:
             "ranges.stream_epoch", f"got {len(epochs)} rows, must be one a range, {rows}"
         )
     raise_at("ranges.stream_epoch", epochs < 0, 0, ">= 0")
+    if len(request.after_gap) not in (0, rows):
+        raise InvalidRequestError(
+            "ranges.after_gap", f"got {len(request.after_gap)} rows, must be one a range, or none"
+        )
     _check_source_ids("replaced_object_ids", request.replaced)
     _check_no_twin("replaced_object_ids", request.replaced)
 

@@ -440,7 +440,8 @@ class AdoptObjects(WriteRequest):
 
     Columns as in `CommitUploads`; the ranges may be parts of what an object holds. The epoch of
     each is the largest among its records. `replaced` are objects of the map that leave it, as the
-    ranges have what is left of theirs.
+    ranges have what is left of theirs. `after_gap` has 1 for each range that may begin after its
+    stream's end, offsets in between being lost; it may be empty.
     """
 
     object_id: Int64Column
@@ -451,11 +452,13 @@ class AdoptObjects(WriteRequest):
     max_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     crc32c: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     replaced: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    after_gap: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
 
 
 def as_uploads(request: AdoptObjects) -> CommitUploads:
     """Return the same objects as uploads of no node."""
-    names = (part.name for part in fields(request) if part.name != "replaced")
+    own = ("replaced", "after_gap")
+    names = (part.name for part in fields(request) if part.name not in own)
     columns = {name: getattr(request, name) for name in names}
     return CommitUploads(node=NodeIdentity(0, 0), **columns)
 

@@ -41,6 +41,7 @@ def adoption_in(message: admin_pb2.AdoptObjectsRequest) -> AdoptObjects:
             end_offset=_column(ranges, "end_offset"),
         ),
         replaced=column(message.replaced_object_ids),
+        after_gap=column([int(part.after_gap) for part in ranges]),
         **{name: _facts(message.objects, name) for name in FACT_COLUMNS},
     )
 

@@ -85,12 +85,16 @@ class StreamHead:
 
 @dataclass(frozen=True, slots=True)
 class AdoptedRange:
-    """Offsets of a stream to adopt; `epoch` is the largest among their records."""
+    """Offsets of a stream to adopt; `epoch` is the largest among their records.
+
+    `after_gap`: offsets before them are in no object, and are lost.
+    """
 
     stream_id: int
     start: int
     end: int
     epoch: int
+    after_gap: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ class AdoptionPlan:
 
     batches: tuple[AdoptionBatch, ...]
     left: tuple[LeftBehind, ...]
+    gaps: tuple[tuple[int, int, int], ...] = ()
+    """Stream, start and end of offsets from the restored end on that are passed over."""
 
     @property
     def objects(self) -> tuple[Adopted, ...]:
@@ -68,11 +70,16 @@ class AdoptionPlan:
 
 
 def plan_adoption(
-    streams: Mapping[int, StreamHead], next_stream_id: int, candidates: Sequence[Candidate]
+    streams: Mapping[int, StreamHead],
+    next_stream_id: int,
+    candidates: Sequence[Candidate],
+    *,
+    passes_gaps: bool = False,
 ) -> AdoptionPlan:
     """Return what of the candidates, each id once, is to be adopted.
 
-    Streams from `next_stream_id` on were not created yet at the restored point.
+    Streams from `next_stream_id` on were not created yet at the restored point. `passes_gaps`:
+    objects after a gap are adopted too, and offsets in it are lost.
     """
     by_stream: dict[int, list[StoredRun]] = defaultdict(list)
     for candidate in candidates:
@@ -82,7 +89,7 @@ def plan_adoption(
     known: dict[int, StreamPaths] = {}
     for stream_id, runs in sorted(by_stream.items()):
         if (head := streams.get(stream_id)) is not None:
-            known[stream_id] = StreamPaths(head, runs)
+            known[stream_id] = StreamPaths(head, runs, passes_gaps=passes_gaps)
             continue
         why = Why.NEW_STREAM if stream_id >= next_stream_id else Why.DELETED_STREAM
         left += [
@@ -92,11 +99,15 @@ def plan_adoption(
     others = _streams_by_object(streams, known)
     paths = _agreed_paths(known, others)
     pieces: list[_Piece] = []
+    gaps: list[tuple[int, int, int]] = []
     for stream_id, path in paths.items():
-        pieces += _list_pieces(path)
+        end = streams[stream_id].end_offset
+        pieces += _list_pieces(path, end)
         left += known[stream_id].list_left(path)
+        passed = (gap for gap in path.lost() if gap[0] >= end)
+        gaps += [(stream_id, *gap) for gap in passed]
     batches = tuple(_list_batches(pieces, candidates, paths))
-    return AdoptionPlan(batches, tuple(sorted(left)))
+    return AdoptionPlan(batches, tuple(sorted(left)), tuple(sorted(gaps)))
 
 
 def _streams_by_object(
@@ -142,22 +153,32 @@ class _Piece:
     run: StoredRun
     records: list[StoredRecord]
     before: _Piece | None
+    is_after_gap: bool = False
 
     @property
     def range(self) -> AdoptedRange:
         epoch = max(record.epoch for record in self.records)
-        return AdoptedRange(self.run.stream_id, self.records[0].start, self.records[-1].end, epoch)
+        return AdoptedRange(
+            self.run.stream_id,
+            self.records[0].start,
+            self.records[-1].end,
+            epoch,
+            self.is_after_gap,
+        )
 
 
-def _list_pieces(path: StreamPath) -> list[_Piece]:
+def _list_pieces(path: StreamPath, end_offset: int) -> list[_Piece]:
     pieces: list[_Piece] = []
+    ends_of_gaps = {end for start, end in path.lost() if start >= end_offset}
     for run, entry in path.entries:
         at = pieces[-1].records[-1].end if pieces else -1
-        if at == entry[0].start and pieces[-1].run is run:
+        start = entry[0].start
+        if at == start and pieces[-1].run is run:
             pieces[-1].records += entry
-        else:
-            before = pieces[-1] if at == entry[0].start else None
-            pieces.append(_Piece(run, list(entry), before))
+            continue
+        is_after_gap = start in ends_of_gaps
+        before = pieces[-1] if pieces and (at == start or is_after_gap) else None
+        pieces.append(_Piece(run, list(entry), before, is_after_gap))
     return pieces
 
 

@@ -100,9 +100,13 @@ class StreamPath:
 class StreamPaths:
     """All that one stream can be made of."""
 
-    def __init__(self, head: StreamHead, runs: Sequence[StoredRun]) -> None:
+    def __init__(
+        self, head: StreamHead, runs: Sequence[StoredRun], *, passes_gaps: bool = False
+    ) -> None:
+        """Take a stream and the runs of it; `passes_gaps`: its path goes on after a gap."""
         self._head = head
         self._runs = runs
+        self._passes_gaps = passes_gaps
         self._floors = _Floors(head, runs)
         self._conflicts = _find_conflicts(
             record for run in runs for record in run.records if self._counts(record)
@@ -198,6 +202,8 @@ class StreamPaths:
             ends = [edge for edge in self._edges if start < edge < end]
             for edge in (start, *ends):
                 yield Step(edge, end, is_lost=True)
+        if self._passes_gaps:
+            yield from self._list_lost(self._head.end_offset, self._reach)
         low = self._head.start_offset
         for run, entry in self._entries:
             start, end = max(entry[0].start, low), entry[-1].end
@@ -205,11 +211,12 @@ class StreamPaths:
                 yield Step(start, end, run, entry)
 
     def _list_lost(self, start: int, end: int) -> Iterator[Step]:
-        """Yield steps over a range of the map that can't be read, from entry to entry."""
+        """Yield steps over offsets that can't be read where they are, from entry to entry."""
         first = bisect_right(self._edges, start)
         inner = self._edges[first : bisect_left(self._edges, end)]
         for one, other in pairwise((start, *inner, end)):
-            yield Step(one, other, is_lost=True)
+            if one < other:
+                yield Step(one, other, is_lost=True)
 
     # ---- what is left ----
 
