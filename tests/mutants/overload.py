@@ -105,17 +105,6 @@ OVERLOAD = (
         Tested("tests/runtime/test_admission.py::test_a_newer_call_does_not_pass_one_that_waits"),
     ),
     Mutant(
-        "expired-call-keeps-its-place",
-        "Calls that gave up waiting fill the queue, and later ones are refused.",
-        "queues that are only emptied from their head",
-        """
-        streammeta.controller.runtime.admission:
-        - self.admission.leave(ticket)
-          door.set_exception(_late())
-        """,
-        Tested("tests/runtime/test_admission.py::test_a_call_that_gave_up_waiting_takes_no_place"),
-    ),
-    Mutant(
         "call-leaves-twice",
         "A call that leaves twice frees two places: more run at once than may.",
         "cleanup both at the end of a call and of its connection",
