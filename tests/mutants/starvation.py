@@ -74,6 +74,19 @@ STARVATION = (
         Tested(_DISKS + "test_a_candidate_asks_again_in_its_epoch_for_votes_that_came_too_late"),
     ),
     Mutant(
+        "candidacy-resumed-after-a-restart",
+        "A restarted candidate asks again in an epoch in which it may have led already.",
+        "found by the simulator: two batches of one epoch at one offset",
+        """
+        streammeta.controller.quorum.candidacy:
+        - if not self._is_of_this_process:
+        + if not voters:
+        """,
+        Tested(
+            "tests/quorum/test_quorum_election.py::test_a_restarted_candidate_opens_another_epoch"
+        ),
+    ),
+    Mutant(
         "split-vote-kept",
         "A refused candidate asks in the same epoch for ever.",
         "found by two voters beside a silent third, while candidacies were made to last",

@@ -9,7 +9,7 @@ from streammeta.controller.ids import ClusterId, DirectoryId, Epoch, NodeId
 from streammeta.controller.quorum import events, messages
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.voters import ReplicaKey
-from tests.quorum.core_harness import Lone, batch, elected
+from tests.quorum.core_harness import ME, Lone, batch, elected
 
 LOG = [batch(0, 1), batch(1, 1), batch(2, 3)]
 
@@ -36,6 +36,17 @@ def test_a_vote_is_remembered_over_a_restart() -> None:
     node = Lone(state=QuorumState(Epoch(4), ReplicaKey(NodeId(1))))
     assert not node.ask_vote(2, 4, 0, 0)
     assert node.ask_vote(1, 4, 0, 0)
+
+
+def test_a_restarted_candidate_opens_another_epoch() -> None:
+    """It may have led in that epoch: its entries outlive the state that it had not written yet."""
+    node = Lone(state=QuorumState(Epoch(4), ReplicaKey(ME)))
+    while node.role != "Prospective" or not node.sent(messages.VoteRequest):
+        node.pass_time(1_000)
+    for request in node.sent(messages.VoteRequest):
+        node.grant(request)
+    assert node.role == "Candidate"
+    assert node.core.epoch == 5
 
 
 def test_a_vote_waits_for_its_record() -> None:

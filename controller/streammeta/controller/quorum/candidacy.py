@@ -24,11 +24,17 @@ class Candidacy:
         self._hopeless: set[NodeId] = set()
         """Voters that refused their vote in the present epoch, or whose process is gone."""
         self._has_resumed = False
+        self._is_of_this_process = False
 
     def on_epoch(self) -> None:
         """Forget what voters said in an earlier epoch."""
         self._hopeless.clear()
         self._has_resumed = False
+        self._is_of_this_process = False
+
+    def begin(self) -> None:
+        """Note that this process stands in the present epoch for the first time."""
+        self._is_of_this_process = True
 
     def on_leader(self) -> None:
         """Forget it all: there is a leader, which works."""
@@ -46,8 +52,11 @@ class Candidacy:
         """Whether enough voters may yet grant their votes in the present epoch.
 
         Once refused, a candidate asks again once: a voter that never answers must not keep it from
-        opening another epoch.
+        opening another epoch. An earlier process may have led in the epoch that it voted in: its
+        state as the leader need not have reached the disk, and its entries may be in other logs.
         """
+        if not self._is_of_this_process:
+            return False
         may_ask_again = not self._hopeless or not self._has_resumed
         hopeful = len(voters) - len(self._hopeless)
         return may_ask_again and hopeful >= majority(len(voters))

@@ -254,6 +254,7 @@ class Replica:
         else:
             self._adopt_epoch(Epoch(self.epoch + 1), None)
             self.vote = self.local
+            self.candidacy.begin()
         self._change_role(
             roles.Candidate(self.now + self.draw_election_timeout(), granted=self._own())
         )
