@@ -1,6 +1,6 @@
 """Mutants of wall clocks: what a machine with a wrong clock deletes, expires or locks."""
 
-from tests.mutants.mutant import Mutant, Tested
+from tests.mutants.mutant import Mutant, Simulated, Tested
 
 _CLOCKS = "tests/lifecycle/test_lifecycle_clocks.py"
 _CHAINS = "tests/backup/test_backup_chains.py"
@@ -8,6 +8,17 @@ _LEASE = "tests/reconcile/test_reconcile_lease.py"
 _EPOCHS = "tests/broker_client/test_node_epochs.py"
 
 CLOCKS = (
+    Mutant(
+        "log-time-runs-to-the-wall",
+        "Log time reaches a wall clock that is ahead as fast as it is asked for.",
+        "a leader 400 days ahead for 20 s: objects that nobody could delete for 400 days",
+        """
+        streammeta.storage.steady_time:
+        - most = passed_ms // self._slew
+        + most = abs(ahead_ms)
+        """,
+        Simulated("clocks", range(10)),
+    ),
     Mutant(
         "log-time-jumps",
         "A jump of the leader's wall clock moves log time at once.",

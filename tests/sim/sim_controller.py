@@ -6,6 +6,7 @@ after every piece of delivery, every undo and every exchange of the state.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, cast
@@ -15,6 +16,7 @@ from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.runtime.change_feed import ChangeFeed
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.interfaces import SnapshotPoint
+from streammeta.controller.runtime.log_time import LogTime
 from streammeta.controller.runtime.map_checkpoint import LoadedMap
 from tests.sim.sim_store import Store, StoreImage, decode_image
 from tests.sim.sim_time import check
@@ -23,8 +25,13 @@ if TYPE_CHECKING:
     from tests.sim.sim_node import SimNode
 
 
+_DAY_MS = 86_400_000
+_EPOCH_MS = 1_000 * _DAY_MS
+_WRONG_FOR_MS = 300
+
+
 class MapClock:
-    """What a node's wall shows; leaders' clocks differ."""
+    """What a node's wall shows; leaders' clocks differ, and are wrong at times."""
 
     def __init__(self, node: SimNode) -> None:
         self._node = node
@@ -34,7 +41,39 @@ class MapClock:
 
     def wall_ms(self) -> int:
         """Milliseconds since some time long ago."""
-        return 1_000_000 + self._node.now()
+        return _EPOCH_MS + self._node.now() + self._error_ms()
+
+    def _error_ms(self) -> int:
+        """Return how far the clock is off, which changes every now and then."""
+        world = self._node.world
+        if not world.profile.wrong_clocks:
+            return 0
+        span = world.timeline.now // _WRONG_FOR_MS
+        rng = random.Random(f"{world.seed}/{self._node.node_id}/{span}")
+        if rng.random() >= world.profile.wrong_clocks:
+            return 0
+        return rng.choice((-1, 1)) * rng.choice((3_700_000, 30 * _DAY_MS, 400 * _DAY_MS))
+
+
+class WatchedTime(LogTime):
+    """Log time of a simulated node: within a term no clock moves it by more than a tenth."""
+
+    _seen: tuple[int, int] | None = None
+
+    def begin_term(self) -> None:
+        super().begin_term()
+        self._seen = None
+
+    def now_ms(self) -> int:
+        now_ms, timer_ms = super().now_ms(), self._clock.monotonic_ms()
+        first_ms, began_ms = self._seen = self._seen or (now_ms, timer_ms)
+        passed_ms = timer_ms - began_ms
+        check(
+            abs(now_ms - first_ms - passed_ms) <= passed_ms // 10 + 1,
+            "log time follows the timer",
+            f"{now_ms - first_ms} ms in {passed_ms} ms",
+        )
+        return now_ms
 
 
 class SimController(MetadataController):
@@ -47,6 +86,7 @@ class SimController(MetadataController):
             MapClock(node),
             lease=None if restoration is None else restoration.lease_of(node),
         )
+        self.log_time = WatchedTime(MapClock(node))
         self._node = node
         self._changes = ChangeFeed(node.world.ring_bytes)
 

@@ -117,8 +117,8 @@ class Janitor:
         for node in world.nodes:
             if node.claimed_epoch is None:
                 continue
-            now = 1_000_000 + node.now()
-            cluster_map = node.service.controller.store.map
+            controller = node.service.controller
+            now, cluster_map = controller.log_time.now_ms(), controller.store.map
             due = cluster_map.destroyed(now - _DELAY_MS, 5, now)
             if due:
                 self._delete_when_settled(node, due)

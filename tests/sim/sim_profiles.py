@@ -61,6 +61,8 @@ class Profile:
     """0 for no snapshots."""
     backups: float = 0.0
     """Above 0 the log is backed up, to a bucket that fails and goes away."""
+    wrong_clocks: float = 0.0
+    """Share of each node's time in which its wall clock is up to 400 days off."""
     restores: float = 0.0
     """Above 0 another cluster is restored over this one, which loses sight of the bucket."""
     # the end
@@ -80,7 +82,7 @@ class Profile:
 _KEPT = {
     *("duration_ms", "long_delay_ms", "latency_ms", "disk_ms", "clients", "think_ms"),
     *("disks_return", "spare_nodes", "probes", "full_for_long", "core_first", "backups"),
-    "restores",
+    *("restores", "wrong_clocks"),
     "majorities_lost",
     "offsets_between_snapshots",
 }
@@ -152,6 +154,15 @@ PROFILES = {
     "backup": replace(
         MIXED, backups=1.0, leader_crashes=1.5, partitions=1.0, offsets_between_snapshots=4
     ),
+    # Leaders change often, and with them the clock that stamps the log.
+    "clocks": replace(
+        MIXED,
+        wrong_clocks=0.5,
+        backups=1.0,
+        leader_crashes=2.0,
+        resignations=1.0,
+        offsets_between_snapshots=4,
+    ),
     # Few crashes: the old cluster is to be alive, and to acknowledge as long as it may.
     "fenced": replace(
         _STEADY,
@@ -168,7 +179,7 @@ PROFILES = {
 }
 """By name; `swarm`, not listed, picks one but `_APART` by the seed and switches some faults off."""
 
-_APART = ("calm", "backup", "fenced", "lost")
+_APART = ("calm", "backup", "clocks", "fenced", "lost")
 
 
 def profile_for(name: str, rng: random.Random) -> Profile:

@@ -83,6 +83,7 @@ class World:
     ) -> None:
         shape = random.Random(f"{seed}/{profile_name}")
         self.rngs = Streams.of(seed, profile_name)
+        self.seed = seed
         self.profile: Profile = profile_for(profile_name, shape)
         self.timeline = Timeline()
         self.counts: Counter[str] = Counter()
