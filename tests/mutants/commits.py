@@ -1,6 +1,6 @@
 """Mutants of commits: effects half done or done twice, recoveries by nodes that have none."""
 
-from tests.mutants.mutant import Mutant, Tested
+from tests.mutants.mutant import Mutant, Simulated, Tested
 
 _TESTS = "tests/metadata/test_commit_effects.py::"
 
@@ -107,6 +107,19 @@ COMMITS = (
         + self._errors.put(RowKey(NO_DIGEST, object_id, stream_id), error, undo)
         """,
         Tested(_REPEATS + "test_two_commits_that_leave_out_the_same_row_get_their_own_verdicts"),
+    ),
+    Mutant(
+        "left-out-row-is-of-its-object",
+        "A left-out row is remembered by its object alone, and answers for every later commit.",
+        "the same object sent again in order, and its answer lost",
+        """
+        streammeta.controller.metadata.left_out_rows:
+        - self._errors.put(RowKey(record.content_digest, object_id, stream_id), error, undo)
+        + self._errors.put(RowKey(NO_DIGEST, object_id, stream_id), error, undo)
+        streammeta.controller.metadata.commit_rules:
+        - verdicts[came] = 0
+        """,
+        Simulated(seeds=range(66, 67)),
     ),
     Mutant(
         "forgotten-row-was-accepted",

@@ -6,16 +6,20 @@ bucket before they commit it, and repeat what they got no answer to.
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from streammeta.controller.errors import ErrorCode
 from streammeta.controller.features import SUPPORTED
 from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.values import ObjectState
+from streammeta.controller.metadata.values import ObjectState, OnConflict
 from tests.metadata.random_requests import RandomRequests
 from tests.metadata.slow_model import Model
 from tests.sim.sim_clients import Session
 from tests.sim.sim_map import MAP_KEY, MapWrite, state_of
 from tests.sim.sim_service import Answered, Outcome, Refused, ignore
+from tests.sim.sim_time import check
 
 if TYPE_CHECKING:
     from tests.sim.sim_node import SimNode
@@ -25,6 +29,8 @@ _DELAY_MS = 60
 """How long a destroyed object's bytes stay in the bucket."""
 _PASS_MS = 40
 _PREPARED_MIN = 4
+_REPEATS = 0.4
+"""Share of requests that repeat a commit that was made."""
 _UPGRADED_BY_MS = 1000
 _COMPACTOR_MAKES = (*("compact_set", "compact_stream") * 3, "upload", "trim")
 
@@ -64,6 +70,9 @@ class MapClient(Session):
         def go_on(outcome: Outcome | None) -> None:
             if isinstance(outcome, Answered):
                 self._world.counts["map requests answered"] += 1
+                answer: Any = outcome.answer
+                if answer.answer is not None:
+                    self._see(request, answer.answer)
                 self.think()
                 return
             hint = outcome.leader if isinstance(outcome, Refused) else None
@@ -74,6 +83,9 @@ class MapClient(Session):
                 self.think()
 
         self._ask(self._target, MAP_KEY, MapWrite(request), go_on)
+
+    def _see(self, request: Any, answer: Any) -> None:
+        """Look at the answer to a request; most clients only go on."""
 
 
 class Upgrader(MapClient):
@@ -100,6 +112,54 @@ class Compactor(MapClient):
         if not any(item.state is ObjectState.COMMITTED for item in state.objects.values()):
             return self._requests.make("upload", self._model)
         return self._requests.make(self._rng.choice(_COMPACTOR_MAKES), self._model)
+
+
+class Repeater(MapClient):
+    """Lets commits leave rows out, sends those rows again, and repeats what was answered before.
+
+    A repeat of a commit that was made must get the first answer, row by row, whatever has become of
+    its objects since.
+    """
+
+    def __init__(self, world: World, rng: random.Random) -> None:
+        super().__init__(world)
+        self._rng, self._requests = rng, RandomRequests(rng)
+        self._first = iter(())
+        self._made: list[tuple[r.CommitStreamSetObject, list[bool]]] = []
+
+    def _some_request(self) -> Any:
+        state = self._model.state
+        if self._made and self._rng.random() < _REPEATS:
+            return self._rng.choice(self._made)[0]
+        for commit, verdicts in self._made:
+            rows = commit.stream_objects
+            ids = zip(rows.object_id.tolist(), rows.stream_id.tolist(), verdicts, strict=True)
+            left_out = [("", item, stream) for item, stream, is_left_out in ids if is_left_out]
+            state.rejected.update(dict.fromkeys(left_out, ErrorCode.OFFSET_NOT_MATCHED))
+        request = self._requests.make(self._rng.choice(("upload", "resend")), self._model)
+        if not isinstance(request, r.CommitStreamSetObject):
+            return request
+        return replace(request, on_conflict=OnConflict.ACCEPT_VALID)
+
+    def _see(self, request: Any, answer: Any) -> None:
+        """Note the answer to a commit, or compare it with the first one."""
+        is_commit = isinstance(request, r.CommitStreamSetObject)
+        if not is_commit or request.object_id >= 0 or len(request.compacted_object_ids):
+            return
+        first = next((verdicts for made, verdicts in self._made if made is request), None)
+        if answer.error is ErrorCode.NONE:
+            verdicts = [error != 0 for error in answer.stream_object_errors.tolist()]
+            if first is None:
+                self._made.append((request, verdicts))
+                if any(verdicts):
+                    self._world.count("commits that left rows out")
+            else:
+                self._world.count("commits repeated that were made")
+            detail = f"{request}: {answer.stream_object_errors}, first {first}"
+            check(first in (None, verdicts), "repeats get the first answer", detail)
+        elif first is not None:
+            is_of_node = answer.error.name.startswith("NODE_")
+            check(is_of_node, "repeats get the first answer", f"{request}: {answer.error.name}")
 
 
 class Janitor:

@@ -32,7 +32,7 @@ from tests.sim.sim_disk import StoppedError
 from tests.sim.sim_fence import Restoration
 from tests.sim.sim_followers import Auditor, Follower
 from tests.sim.sim_ghost import Ghost
-from tests.sim.sim_map_clients import Compactor, Janitor, MapClient, Upgrader
+from tests.sim.sim_map_clients import Compactor, Janitor, MapClient, Repeater, Upgrader
 from tests.sim.sim_network import Network, ends
 from tests.sim.sim_node import SimNode
 from tests.sim.sim_profiles import Profile, profile_for
@@ -50,6 +50,8 @@ _SHARE_WITH_TWO_VERSIONS = 0.4
 """Share of those in which some nodes lack the level that is in force later."""
 OLDER_LEVELS = Levels(BASE_LEVEL, BASE_LEVEL)
 _MAP_CLIENTS = 2
+_SHARE_WITH_REPEATS = 0.4
+"""Share of the runs with a map in which a client repeats commits that left rows out."""
 _UNCOMMITTED_MAX = 6_000
 _GIVEN_UP_MS = 200
 _RESTART_DELAYS = (1, 20, 100, 400, 900)
@@ -124,6 +126,9 @@ class World:
             Store.maps.clear()
             self.counts["runs with a map"] += 1
             self.clients += [*(MapClient(self) for _ in range(_MAP_CLIENTS)), Compactor(self)]
+            repeats = random.Random(f"{seed}/{profile_name}/repeats")
+            if repeats.random() < _SHARE_WITH_REPEATS:
+                self.clients.append(Repeater(self, repeats))
             Janitor(self).begin()
             self._make_some_older(random.Random(f"{seed}/{profile_name}/levels"))
 

@@ -18,6 +18,7 @@ _JOBS = os.cpu_count() or 1
 _EXPECTED_KINDS = (
     *("answers lost", "bits turned over: .checkpoint", "bits turned over: .log"),
     *("bits turned over: quorum-state", "changes followed", "clocks that drift"),
+    *("commits repeated that were made", "commits that left rows out"),
     *("composites linked", "cores left alone with the broken", "deep deletes", "disks filled"),
     *("disks put back", "disks wiped", "entries undone", "leader crashes"),
     *("log reads for delivery", "leaders without room that hand over", "messages doubled"),
