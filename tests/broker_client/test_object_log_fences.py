@@ -18,6 +18,7 @@ from streammeta.client.object_log.errors import DamagedSlotError, LogSealedError
 from streammeta.client.object_log.log import ObjectLog
 from streammeta.client.object_log.reading import (
     FoundLog,
+    SealedLog,
     discard_log,
     list_logs,
     read_log,
@@ -484,6 +485,21 @@ async def test_a_hole_in_an_old_listing_is_looked_at_again(
         await appended(log, 80, 81)
         await until(lambda: name_of().slot_key(64) not in store.objects(), "deletion of slots")
         slots.hidden = {name_of().slot_key(81): 3}
+        assert await sealed_records(slots) == list(range(70, 81))
+
+
+async def test_a_seal_in_the_place_of_a_deleted_slot_ends_no_reading(
+    store: MemoryObjectStore, slots: LateSlots
+) -> None:
+    """Its process went on for long after the listing that showed the place of the seal."""
+    async with opened(store) as log:
+        await appended(log, 0, 80)
+        log.trim(70)
+        await appended(log, 80, 81)
+        await until(lambda: name_of().slot_key(64) not in store.objects(), "deletion of slots")
+        early = SealedLog(name_of(), 1, 5)
+        with pytest.raises(StoreUnavailableError, match="came too late for its place"):
+            _ = [some async for some in read_log(slots, early)]
         assert await sealed_records(slots) == list(range(70, 81))
 
 

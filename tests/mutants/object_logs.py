@@ -277,6 +277,17 @@ OBJECT_LOGS = (
         Tested(f"{_FENCES}::test_a_slot_that_comes_after_the_sweep_is_no_damage"),
     ),
     Mutant(
+        "late-seal-ends-a-log",
+        "A seal in the place of a deleted slot ends the reading: all later slots are dropped.",
+        "a recoverer with an old listing beside a process that goes on",
+        """
+        streammeta.client.object_log.reading:
+        - if needed.end != sealed.end:
+        + if False:
+        """,
+        Tested(f"{_FENCES}::test_a_seal_in_the_place_of_a_deleted_slot_ends_no_reading"),
+    ),
+    Mutant(
         "unlisted-slot-is-missing",
         "A slot that a listing leaves out passes for damage.",
         "listings that lag behind puts",

@@ -229,7 +229,8 @@ async def read_log(slots: SlotStore, sealed: SealedLog) -> AsyncIterator[list[Re
 
     Ends early if the log is found to have been recovered meanwhile, and skips slots that its
     process had settled. Raises `DamagedSlotError` at the first slot that is missing or damaged;
-    what was yielded before is good.
+    what was yielded before is good. Raises `StoreUnavailableError` if the log goes on after the
+    seal, which old listings had hidden.
     """
     log_id: bytes | None = None
     reads: deque[tuple[int, asyncio.Task[Slot | None]]] = deque()
@@ -248,7 +249,12 @@ async def read_log(slots: SlotStore, sealed: SealedLog) -> AsyncIterator[list[Re
                 needed = await _look_for(slots, sealed.name, sequence)
                 if needed is None:
                     return
-                past_below = needed
+                if needed.end != sealed.end:
+                    raise StoreUnavailableError(
+                        f"the seal {sealed.name.slot_key(sealed.end)} came too late for its place;"
+                        " seal the log again"
+                    )
+                past_below = needed.first
                 slot = await _slot(slots, sealed.name, sequence)
             if slot is None:
                 continue
@@ -265,8 +271,8 @@ async def read_log(slots: SlotStore, sealed: SealedLog) -> AsyncIterator[list[Re
         await asyncio.gather(*(task for _, task in reads), return_exceptions=True)
 
 
-async def _look_for(slots: SlotStore, name: LogName, sequence: int) -> int | None:
-    """Return the first slot that is needed, given that a slot was not found; None: recovered.
+async def _look_for(slots: SlotStore, name: LogName, sequence: int) -> _Needed | None:
+    """Return the needed slots, given that a slot was not found; None: the log was recovered.
 
     Raises `DamagedSlotError` if that slot is needed and stays missing.
     """
@@ -275,7 +281,7 @@ async def _look_for(slots: SlotStore, name: LogName, sequence: int) -> int | Non
         if needed is None:
             return None
         if needed.first > sequence or await _slot(slots, name, sequence) is not None:
-            return needed.first
+            return needed
         missing = replace(needed, end=sequence, problem="it is missing, though it was there")
         await _wait_in_doubt(missing, doubts)
     raise AssertionError("the last doubt raises an error")
