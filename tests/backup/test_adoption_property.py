@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import io
 import os
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 
 from streammeta.cli.adoption_command import to_request
-from streammeta.cli.adoption_survey import MapState, Missing, list_missing, read_map_state
+from streammeta.cli.adoption_survey import MapState, list_missing, read_map_state
 from streammeta.controller.backup import restoring
 from streammeta.controller.backup.replaying import Replayed
 from streammeta.controller.backup.segments import Position
@@ -23,7 +24,7 @@ from streammeta.controller.metadata.values import NodeIdentity
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.rpc.adoption_messages import adoption_in
 from streammeta.controller.runtime.map_checkpoint import read_map
-from streammeta.storage.adoption.model import LeftBehind, Why
+from streammeta.storage.adoption.model import Candidate, Why
 from streammeta.storage.adoption.planner import AdoptionPlan, plan_adoption
 from tests.backup.adoption_world import NODES, NOW_MS, World
 from tests.backup.test_restore import NOW_MS as RESTORED_MS
@@ -50,9 +51,17 @@ def restored(frozen: Any, claimed_below: int) -> tuple[ClusterMap, MapState]:
 
 
 def adoption(world: World, state: MapState, *, passes_gaps: bool = False) -> AdoptionPlan:
-    candidates = [one for one in world.bucket.values() if state.is_candidate(one.object_id)]
-    heads = state.stream_heads(world.bucket.keys())
-    return plan_adoption(heads, state.next_stream_id, candidates, passes_gaps=passes_gaps)
+    def plan() -> AdoptionPlan:
+        candidates = [one for one in world.bucket.values() if state.is_candidate(one.object_id)]
+        heads = state.stream_heads(world.bucket.keys())
+        return plan_adoption(heads, state.next_stream_id, candidates, passes_gaps=passes_gaps)
+
+    found = plan()
+    for place, object_id in enumerate(found.torn, 1):
+        copied, copy_id = world.bucket[object_id], state.undecided.stop - place
+        runs = tuple(replace(run, object_id=copy_id) for run in copied.runs)
+        world.bucket[copy_id] = Candidate(copy_id, copied.size, runs)
+    return plan() if found.torn else found
 
 
 def write(cluster_map: ClusterMap, request: Any) -> Any:
@@ -138,10 +147,9 @@ def run_history(
     ranges = (part for one in plan.objects for part in one.ranges)
     missing = list(list_missing(state.held, world.bucket.keys(), ranges))
     missing = [one for one in missing if one.end > world.trimmed.get(one.stream_id, 0)]
-    assert all(is_torn(world, state, one) for one in missing), missing
-    gone = {(one.stream_id, at) for one in missing for at in range(one.start, one.end)}
+    assert not missing, missing
     adopt(cluster_map, plan)
-    gaps = behind_gaps(world, state, plan, passes_gaps=passes_gaps) | gone
+    gaps = behind_gaps(world, state, plan, passes_gaps=passes_gaps)
     check(world, cluster_map, gaps)
     write(cluster_map, r.FinishRestore())
     before = set(world.bucket)
@@ -156,41 +164,27 @@ def run_history(
     restore_again(world, cluster_map, gaps)
 
 
-def is_torn(world: World, state: MapState, missing: Missing | LeftBehind) -> bool:
-    """Whether what would fill a range is one entry with an object that other streams still need."""
-    held = state.stream_heads(world.bucket.keys())[missing.stream_id].held
-    kept = [(one.start, one.end) for one in held if one.is_readable]
-    return any(
-        entry[0].start < missing.end
-        and missing.start < entry[-1].end
-        and any(entry[0].start < end and start < entry[-1].end for start, end in kept)
-        for candidate in world.bucket.values()
-        for run in candidate.runs
-        for entry in run.entries
-        if run.stream_id == missing.stream_id and state.is_candidate(run.object_id)
-    )
-
-
 def behind_gaps(
     world: World, state: MapState, plan: AdoptionPlan, *, passes_gaps: bool
 ) -> set[tuple[int, int]]:
     """What is reported as lost, by stream and offset: behind a gap that the brokers left, no more.
 
-    They owe it, or have trimmed the stream beyond the end that the restored map knows.
+    They owe it, or have trimmed the stream beyond the end that the restored map knows, or beyond
+    the beginning of a pending upload.
     """
     lost = [one for one in plan.lost if one.end > world.trimmed.get(one.stream_id, 0)]
-    torn = [one for one in lost if is_torn(world, state, one)]
-    lost = [one for one in lost if one not in torn]
     assert {one.why for one in lost} <= {Why.GAP}, lost
-    open_ends = {
+    streams = state.streams
+    trimmed = {one: start for one, start in world.trimmed.items() if one in streams}
+    cut_uploads = {
         stream_id
-        for stream_id, start in world.trimmed.items()
-        if stream_id in state.streams and start > state.streams[stream_id].end_offset
+        for stream_id, start in trimmed.items()
+        if any(low < start for low, _, _ in streams[stream_id].owed)
     }
-    if passes_gaps:
-        assert not lost, "what comes after a gap is adopted"
-    assert {one.stream_id for one in lost} <= set(world.owed) | open_ends, lost
-    return {(one.stream_id, at) for one in lost + torn for at in range(one.start, one.end)}
+    open_ends = {one for one, start in trimmed.items() if start > streams[one].end_offset}
+    excused = set(world.owed) | cut_uploads | (set() if passes_gaps else open_ends)
+    assert {one.stream_id for one in lost} <= excused, lost
+    return {(one.stream_id, at) for one in lost for at in range(one.start, one.end)}
 
 
 def restore_again(world: World, cluster_map: ClusterMap, gaps: set[tuple[int, int]]) -> None:

@@ -13,6 +13,9 @@ from streammeta.storage.adoption.model import (
     Why,
 )
 from streammeta.storage.adoption.planner import AdoptionPlan, plan_adoption
+from streammeta.storage.adoption.survey import copy_torn
+from streammeta.storage.object_format.object_key import key_for
+from tests.kit.memory_store import MemoryObjectStore
 
 Part = tuple[int, int, int, str]
 """Start, end, epoch and content of a record."""
@@ -215,6 +218,11 @@ def test_an_object_of_a_stream_without_any_candidate_stays() -> None:
     heads = {0: held((0, 10, 50, True)), 1: held((0, 10, 50, True))}
     found = plan_adoption(heads, 7, [stored(1, entry((0, 10, 5, "a"), (10, 12, 5, "b")))])
     assert (found.objects, found.replaced) == ((), ())
+    assert found.torn == (50,)
+    copy = stored(2, entry((0, 10, 5, "c")), stream_id=1)
+    across = stored(1, entry((0, 10, 5, "a"), (10, 12, 5, "b")))
+    again = plan_adoption(heads, 7, [across, copy])
+    assert (again.replaced, again.torn) == ((50,), ())
 
 
 def test_what_follows_a_gap_is_adopted_if_gaps_are_passed() -> None:
@@ -224,3 +232,13 @@ def test_what_follows_a_gap_is_adopted_if_gaps_are_passed() -> None:
     assert [part.after_gap for one in found.objects for part in one.ranges] == [False, True]
     assert found.gaps == ((0, 12, 15),)
     assert not found.lost
+
+
+def test_torn_objects_are_copied_to_the_keys_of_free_ids() -> None:
+    store = MemoryObjectStore()
+    for object_id in (5, 6):
+        store.put(key_for(object_id, "here"), f"object {object_id}".encode())
+    copy_torn(store, "here", (5, 6), iter(range(99, 0, -1)))
+    copies = [store.get_range(key_for(object_id, "here")) for object_id in (99, 98)]
+    assert copies == [b"object 5", b"object 6"]
+    assert store.get_range(key_for(5, "here")) == b"object 5"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,7 +32,7 @@ from streammeta.v1 import admin_pb2, common_pb2
 from streammeta.v1.admin_pb2_grpc import AdminServiceStub
 
 if TYPE_CHECKING:
-    from streammeta.cli.adoption_survey import Missing
+    from streammeta.cli.adoption_survey import MapState, Missing
 
 BACKUP_WAIT_S = 60.0
 """Time that `finish` waits for the first backup of the new cluster, in seconds."""
@@ -96,6 +96,9 @@ def adopt(
             "objects are adopted after `streammeta restore apply`, before `streammeta restore "
             "finish`",
         )
+    if yes and surveyed.plan.torn:
+        _copy_torn(surveyed, cluster, store)
+        surveyed = _surveyed(client, cluster, store, passes_gaps=pass_gaps) or surveyed
     if yes:
         for number, batch in enumerate(surveyed.plan.batches, 1):
             _adopt(client, batch)
@@ -166,6 +169,9 @@ class _Surveyed:
     bytes: int
     plan: AdoptionPlan
     missing: tuple[Missing, ...]
+    state: MapState
+    present: Set[int]
+    """Ids of objects that the bucket has."""
 
 
 def described(client: ControllerClient) -> admin_pb2.DescribeClusterResponse:
@@ -246,9 +252,29 @@ def _surveyed(
         state.undecided,
         len(undecided),
         sum(one.size for one in undecided),
-        AdoptionPlan(plan.batches, (*plan.left, *unusable), plan.gaps),
+        replace(plan, left=(*plan.left, *unusable)),
         tuple(list_missing(state.held, present, adopted)),
+        state,
+        present,
     )
+
+
+def _copy_torn(
+    surveyed: _Surveyed, cluster: admin_pb2.DescribeClusterResponse, address: str
+) -> None:
+    """Copy objects that the map can keep for some of their streams alone; the copies are adopted.
+
+    Ids at the end of the undecided ones were issued by no cluster, and none will issue them.
+    """
+    from streammeta.storage.adoption.survey import copy_torn
+
+    free = (
+        object_id
+        for object_id in reversed(surveyed.undecided)
+        if surveyed.state.is_candidate(object_id) and object_id not in surveyed.present
+    )
+    with opened_store(address) as store:
+        copy_torn(store, cluster.object_namespace, surveyed.plan.torn, free)
 
 
 def to_request(batch: AdoptionBatch) -> admin_pb2.AdoptObjectsRequest:
@@ -294,6 +320,7 @@ def _report(output: Output, surveyed: _Surveyed) -> None:
             "bytes": surveyed.bytes,
             "adoptable": len(plan.objects),
             "replaced": len(plan.replaced),
+            "torn": len(plan.torn),
             "streams": len({part.stream_id for part in ranges}),
             "offsets": sum(part.end - part.start for part in ranges),
             "not_needed": sum(left.values()),

@@ -52,6 +52,11 @@ class AdoptionPlan:
     left: tuple[LeftBehind, ...]
     gaps: tuple[tuple[int, int, int], ...] = ()
     """Stream, start and end of offsets from the restored end on that are passed over."""
+    torn: tuple[int, ...] = ()
+    """Objects of the map that some streams still need, and that hold up the paths of others.
+
+    A copy under an undecided id makes both possible: plan again with the copies as candidates.
+    """
 
     @property
     def objects(self) -> tuple[Adopted, ...]:
@@ -107,7 +112,29 @@ def plan_adoption(
         passed = (gap for gap in path.lost() if gap[0] >= end)
         gaps += [(stream_id, *gap) for gap in passed]
     batches = tuple(_list_batches(pieces, candidates, paths))
-    return AdoptionPlan(batches, tuple(sorted(left)), tuple(sorted(gaps)))
+    torn = _list_torn(known, paths, streams)
+    return AdoptionPlan(batches, tuple(sorted(left)), tuple(sorted(gaps)), torn)
+
+
+def _list_torn(
+    known: Mapping[int, StreamPaths],
+    paths: Mapping[int, StreamPath],
+    streams: Mapping[int, StreamHead],
+) -> tuple[int, ...]:
+    """Return the readable objects that streams would replace by themselves, and can't."""
+    readable = {
+        range_.object_id
+        for stream_id in known
+        for range_ in streams[stream_id].held
+        if range_.is_readable
+    }
+    wanted = {
+        object_id
+        for stream_paths in known.values()
+        for object_id in stream_paths.find((), ()).replaced()
+    }
+    replaced = {object_id for path in paths.values() for object_id in path.replaced()}
+    return tuple(sorted((wanted & readable) - replaced))
 
 
 def _streams_by_object(

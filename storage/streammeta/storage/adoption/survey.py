@@ -77,6 +77,18 @@ def _look_up(store: ObjectStore, namespace: str, object_ids: Sequence[int]) -> I
                 yield object_id
 
 
+def copy_torn(
+    store: ObjectStore, namespace: str, object_ids: Iterable[int], free: Iterable[int]
+) -> None:
+    """Copy objects to keys of free ids, so that they can be adopted under these.
+
+    Raises:
+        StorageError: the store can't do it.
+    """
+    for object_id, copy_id in zip(object_ids, free, strict=False):
+        store.copy(key_for(object_id, namespace), key_for(copy_id, namespace))
+
+
 def read_candidates(
     store: ObjectStore,
     namespace: str,
