@@ -5,10 +5,21 @@ import asyncio
 import pytest
 
 from streammeta.controller.errors import ErrorCode, NotLeaderError
-from streammeta.controller.lifecycle.failover import read_nodes
+from streammeta.controller.lifecycle.failover import STALLED_MS, read_nodes
 from streammeta.controller.lifecycle.sessions import NodeState
-from streammeta.controller.metadata.requests import GetOpeningStreams, RegisterNode, UnregisterNode
+from streammeta.controller.metadata.requests import (
+    CloseStreams,
+    CreateStreams,
+    GetOpeningStreams,
+    NewStream,
+    OpenStreams,
+    RegisterNode,
+    StreamToClose,
+    StreamToOpen,
+    UnregisterNode,
+)
 from streammeta.controller.metadata.values import NodeIdentity
+from streammeta.storage.wal_config import NO_LOG
 from tests.lifecycle.lifecycle_world import TIMEOUT_MS, A, B, C, Cluster
 
 
@@ -143,3 +154,42 @@ async def test_heartbeats_are_checked_and_answered_by_the_leader_alone(cluster: 
     with pytest.raises(NotLeaderError):
         await cluster.beat(A)
     assert cluster.sessions.state(1001) is NodeState.UNKNOWN
+
+
+async def test_the_streams_of_a_node_without_a_log_are_closed_and_nobody_recovers_it(
+    cluster: Cluster,
+) -> None:
+    await cluster.world.write(RegisterNode(node=A, wal_config=NO_LOG))
+    await cluster.run_for(5_000, A, B)
+    await cluster.run_for(10_000, B)
+    assert cluster.recovered_by() == {}
+    (described,) = read_nodes(cluster.world.controller, (1001,))
+    assert (described.has_opening_streams, described.failover) == (False, True)
+    assert (await cluster.beat(A)).error is ErrorCode.NODE_FENCED
+    taken = OpenStreams(node=B, streams=(StreamToOpen(cluster.stream_id, 1),))
+    assert (await cluster.world.write(taken)).streams[0].error is ErrorCode.NONE
+
+
+async def test_a_node_without_a_log_that_owes_uploads_is_not_released(cluster: Cluster) -> None:
+    created = CreateStreams(request_id="c", node=A, streams=(NewStream(),))
+    (other,) = (await cluster.world.write(created)).stream_ids
+    await cluster.world.write(OpenStreams(node=A, streams=(StreamToOpen(other, 0),)))
+    await cluster.world.write(RegisterNode(node=A, wal_config=NO_LOG))
+    closed = (StreamToClose(other, 0, end_offset=7),)
+    await cluster.world.write(CloseStreams(node=A, streams=closed))
+    await cluster.run_for(5_000, A, B)
+    await cluster.run_for(10_000, B)
+    assert cluster.recovered_by() == {1001: 1002}
+    (described,) = read_nodes(cluster.world.controller, (1001,))
+    assert described.has_opening_streams
+
+
+async def test_a_recovery_that_never_ends_does_not_hold_up_others(cluster: Cluster) -> None:
+    await cluster.run_for(5_000, A, B, C)
+    created = CreateStreams(request_id="c", node=C, streams=(NewStream(),))
+    (stream_id,) = (await cluster.world.write(created)).stream_ids
+    await cluster.world.write(OpenStreams(node=C, streams=(StreamToOpen(stream_id, 1),)))
+    await cluster.run_for(12_000, B)
+    assert cluster.recovered_by() == {1001: 1002}, "one at a time"
+    await cluster.run_for(STALLED_MS, B)
+    assert cluster.recovered_by() == {1001: 1002, 1003: 1002}

@@ -26,6 +26,7 @@ from streammeta.controller.metadata.requests import (
     OpenStreams,
     PrepareObjects,
     RegisterNode,
+    ReleaseStreams,
     StreamToClose,
     StreamToOpen,
     UnregisterNode,
@@ -146,8 +147,14 @@ def _last_requests(pair: Pair) -> Iterator[Any]:
     yield OpenStreams(node=node, streams=tuple(StreamToOpen(one, 1) for one in both))
     closed = tuple(StreamToClose(stream_id, 1, end_offset=5) for stream_id in both)
     yield CloseStreams(node=node, streams=closed)
+    yield AbandonUploads(node_id=node.node_id, stream_ids=(first,), close_streams_of_epoch=1)
     yield AbandonUploads(node_id=node.node_id)
-    yield GetOpeningStreams(node=node, failover=True)
+
+    again = NodeIdentity(node.node_id, 2)
+    yield RegisterNode(node=again)
+    yield OpenStreams(node=again, streams=(StreamToOpen(first, 2),))
+    yield ReleaseStreams(node=again)
+    yield GetOpeningStreams(node=again, failover=True)
 
 
 def _first_requests(requests: RandomRequests, pair: Pair) -> Iterator[Any]:

@@ -105,6 +105,7 @@ _TIMELESS: dict[type, Callable[..., Any]] = {
     r.DeleteStreams: streams.delete,
     r.GetOpeningStreams: streams.opening,
     r.AbandonUploads: streams.abandon,
+    r.ReleaseStreams: streams.release,
     r.RemoveObjects: uploads.remove,
     r.ClaimBucket: uploads.claim_bucket,
     r.SetFeatureLevel: uploads.set_feature_level,

@@ -257,13 +257,49 @@ def abandon(state: State, request: r.AbandonUploads) -> a.AbandonUploadsAnswer:
     """What the node owes of these streams is lost."""
     if request.node_id not in state.nodes:
         return a.AbandonUploadsAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
+    closed = 0
+    if request.close_streams_of_epoch is not None:
+        identity = NodeIdentity(request.node_id, request.close_streams_of_epoch)
+        error = _is_newest(state, identity)
+        if error:
+            return a.AbandonUploadsAnswer(error=error)
+        closed = _close_all(state, identity)
     given_up = []
     for stream_id, (first, end) in state.owed_by(request.node_id).items():
         if not request.stream_ids or stream_id in request.stream_ids:
             del state.pending[(request.node_id, stream_id)]
             state.streams[stream_id].lost.update(range(first, end))
             given_up.append(a.PendingUpload(request.node_id, stream_id, first, end))
-    return a.AbandonUploadsAnswer(error=ErrorCode.NONE, abandoned=tuple(given_up))
+    return a.AbandonUploadsAnswer(
+        error=ErrorCode.NONE, abandoned=tuple(given_up), closed_streams=closed
+    )
+
+
+def release(state: State, request: r.ReleaseStreams) -> a.ReleaseStreamsAnswer:
+    """A process that owes nothing is fenced, and what it has open is closed."""
+    error = _is_newest(state, request.node)
+    if not error and state.owed_by(request.node.node_id):
+        error = ErrorCode.STREAM_NOT_CLOSED
+    if error:
+        return a.ReleaseStreamsAnswer(error=error)
+    closed = _close_all(state, request.node)
+    return a.ReleaseStreamsAnswer(error=error, closed_streams=closed)
+
+
+def _is_newest(state: State, identity: NodeIdentity) -> ErrorCode:
+    known = state.nodes.get(identity.node_id)
+    if known is None or known.epoch < identity.node_epoch:
+        return ErrorCode.NODE_EPOCH_NOT_EXIST
+    newest = known.epoch == identity.node_epoch
+    return ErrorCode.NONE if newest else ErrorCode.NODE_EPOCH_EXPIRED
+
+
+def _close_all(state: State, identity: NodeIdentity) -> int:
+    opened = state.open_streams_of(identity.node_id)
+    for stream_id in opened:
+        state.streams[stream_id].opened = False
+        state.nodes[identity.node_id].failover = True
+    return len(opened)
 
 
 def kept_alive(state: State) -> set[int]:

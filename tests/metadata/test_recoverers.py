@@ -152,3 +152,39 @@ def test_a_process_that_has_unregistered_does_not_come_back() -> None:
     world.write(r.UnregisterNode(node=NODE))
     for call in (r.GetOpeningStreams(node=NODE), r.RegisterNode(node=NODE)):
         assert world.write(call).error is ErrorCode.NODE_FENCED, call
+
+
+def test_a_node_that_is_gone_is_fenced_and_its_streams_are_closed() -> None:
+    world = World(streams=2)
+    released = world.write(r.ReleaseStreams(node=NODE))
+    assert (released.error, released.closed_streams) == (ErrorCode.NONE, 2)
+    assert world.write(r.CreateStreams(request_id="x", node=NODE, streams=(r.NewStream(),))).error
+    taken = tuple(r.StreamToOpen(stream_id, 2) for stream_id in range(2))
+    answer = world.write(r.OpenStreams(node=OTHER, streams=taken))
+    assert {one.error for one in answer.streams} == {ErrorCode.NONE}
+    again = world.write(r.ReleaseStreams(node=NODE))
+    assert (again.error, again.closed_streams) == (ErrorCode.NONE, 0)
+
+
+def test_a_newer_process_is_not_released_nor_one_that_owes_uploads() -> None:
+    world = World(streams=2)
+    world.write(r.CloseStreams(node=NODE, streams=(r.StreamToClose(0, 1, end_offset=7),)))
+    before = world.map.state_hash()
+    assert world.write(r.ReleaseStreams(node=NODE)).error is ErrorCode.STREAM_NOT_CLOSED
+    assert world.map.state_hash() == before
+    world.write(r.RegisterNode(node=NodeIdentity(NODE.node_id, 2)))
+    before = world.map.state_hash()
+    late = r.AbandonUploads(node_id=NODE.node_id, close_streams_of_epoch=1)
+    for call in (r.ReleaseStreams(node=NODE), late):
+        assert world.write(call).error is ErrorCode.NODE_EPOCH_EXPIRED, call
+    assert world.map.state_hash() == before
+
+
+def test_abandoning_uploads_closes_streams_only_if_asked() -> None:
+    world = World(streams=2)
+    world.write(r.CloseStreams(node=NODE, streams=(r.StreamToClose(0, 1, end_offset=7),)))
+    kept = world.write(r.AbandonUploads(node_id=NODE.node_id, stream_ids=(1,)))
+    assert (kept.abandoned, kept.closed_streams) == ((), 0)
+    done = world.write(r.AbandonUploads(node_id=NODE.node_id, close_streams_of_epoch=1))
+    assert [one.stream_id for one in done.abandoned] == [0]
+    assert (done.error, done.closed_streams, done.open_streams) == (ErrorCode.NONE, 1, 0)

@@ -76,6 +76,7 @@ FENCES = (
         Tested(f"{_RETURNING}::test_a_range_that_was_dropped_leaves_its_records_in_doubt"),
     ),
     Mutant(
+<<<<<<< HEAD
         "process-of-a-used-epoch-registers",
         "A second process of a node epoch registers: it and the first one write the same streams.",
         "two machines with a copy of one write-ahead log and a fixed node epoch",
@@ -109,6 +110,70 @@ FENCES = (
         """,
         Tested(
             f"{_PROCESSES}::test_another_process_of_the_same_epoch_is_refused_and_changes_nothing"
+=======
+        "started-without-the-log",
+        "A broker starts without the log that its node has registered, and writes over its offsets.",
+        "an empty directory because a volume was not mounted",
+        """
+        streammeta.client.registered_log:
+        - if may_hold_records and not known:
+        + if may_hold_records and not known and wal_config == NO_LOG:
+        """,
+        Tested(
+            "tests/broker_client/test_missing_logs.py::"
+            "test_a_node_with_open_streams_does_not_start_without_its_log"
+        ),
+    ),
+    Mutant(
+        "released-though-it-owes",
+        "The streams of a silent node are closed though it owes uploads.",
+        "a look at the registration instead of the state",
+        """
+        streammeta.controller.metadata.stream_decisions:
+        - if error is ErrorCode.NONE and len(self._streams.active_uploads(request.node.node_id)):
+        -     error = ErrorCode.STREAM_NOT_CLOSED
+        """,
+        Tested(f"{_RECOVERERS}::test_a_newer_process_is_not_released_nor_one_that_owes_uploads"),
+    ),
+    Mutant(
+        "released-and-not-fenced",
+        "A silent node's streams are closed, and the process goes on as if they were its own.",
+        "half of a fence",
+        """
+        streammeta.controller.metadata.stream_decisions:
+        - if fence is not None:
+        -     records.append(fence)
+        + del fence
+        """,
+        Tested(f"{_RECOVERERS}::test_a_node_that_is_gone_is_fenced_and_its_streams_are_closed"),
+    ),
+    Mutant(
+        "node-without-a-log-waits-for-ever",
+        "A node that has no log is left to brokers that recover logs, and its streams stay open.",
+        "brokers that were closed in good order: their streams could not be taken over",
+        """
+        streammeta.controller.lifecycle.assignments:
+        - return node.wal_config == NO_LOG and node.pending_upload_count == 0
+        + return False
+        """,
+        Tested(
+            "tests/lifecycle/test_lifecycle_failover.py::"
+            "test_the_streams_of_a_node_without_a_log_are_closed_and_nobody_recovers_it"
+        ),
+    ),
+    Mutant(
+        "one-recovery-holds-up-all",
+        "A recovery that can't be done keeps its target's only place, and others wait for ever.",
+        "a broker whose log is on its disk, assigned to the only one that lives",
+        """
+        streammeta.controller.lifecycle.assignments:
+        - load[node.recovered_by] += node.node_id not in stalled
+        + load[node.recovered_by] += 1
+        """,
+        Tested(
+            "tests/lifecycle/test_lifecycle_failover.py::"
+            "test_a_recovery_that_never_ends_does_not_hold_up_others"
+>>>>>>> 4e37283b (lifecycle: close the streams of nodes that owe nothing)
         ),
     ),
     Mutant(

@@ -105,7 +105,7 @@ def test_every_request_that_names_a_node_is_tried() -> None:
         for kind in vars(requests).values()
         if isinstance(kind, type) and issubclass(kind, requests.WriteRequest) and is_of_node(kind)
     }
-    by_the_leader_alone = {"SuperviseNode"}
+    by_the_leader_alone = {"SuperviseNode", "ReleaseStreams"}
     assert {type(one).__name__ for one in NAMING_A} == naming - by_the_leader_alone
 
 

@@ -106,6 +106,7 @@ from streammeta.client.write_ahead_log.config import LogConfig as LogConfig
 from streammeta.client.write_ahead_log.config import LogIdentity as LogIdentity
 from streammeta.client.write_ahead_log.errors import DamagedLogError as DamagedLogError
 from streammeta.client.write_ahead_log.errors import LogLockedError as LogLockedError
+from streammeta.client.write_ahead_log.errors import LogMissingError as LogMissingError
 from streammeta.client.write_ahead_log.errors import (
     WriteAheadLogBrokenError as WriteAheadLogBrokenError,
 )

@@ -99,18 +99,15 @@ class BrokerSession:
         arguments.check_seconds("timeout_s", timeout_s, may_be_zero=True)
         arguments.check_kind("wal_config", wal_config, str, "a str")
         node = NodeIdentity(node_id, node_epoch)
-        request = nodes_pb2.RegisterNodeRequest(
-            node=node_message(node),
-            wal_config=wal_config,
-            process_id=own_process_id(),
-            tags=_tags(arguments.check_tags("tags", {} if tags is None else tags)),
-        )
-        answer = await client.call(methods.REGISTER_NODE, request)
-        _check(answer.error, f"registration of node {node_id} at epoch {node_epoch}")
+        await _register(client, node, wal_config, tags)
         listed = await _opening_streams(client, node)
         namespace = await client.object_namespace()
         session = cls(client, node, namespace, (), timeout_s)
         return replace(session, inherited=await session._take_over(listed))
+
+    async def register_log(self, wal_config: str, tags: Tags | None = None) -> None:
+        """Replace the registered place of the write-ahead log, and the tags."""
+        await _register(self.client, self.node, wal_config, tags)
 
     async def _take_over(self, streams: Sequence[OpenedStream]) -> tuple[OpenedStream, ...]:
         """Open what an earlier process left open under the next epochs, before anything is written.
@@ -236,6 +233,19 @@ class BrokerSession:
     async def _answer(self, method: methods.Method[Any, Any], streams: Sequence[Any]) -> Any:
         request = method.request(node=node_message(self.node), streams=streams)
         return await self.client.call(method, request)
+
+
+async def _register(
+    client: ControllerClient, node: NodeIdentity, wal_config: str, tags: Tags | None
+) -> None:
+    request = nodes_pb2.RegisterNodeRequest(
+        node=node_message(node),
+        wal_config=wal_config,
+        process_id=own_process_id(),
+        tags=_tags(arguments.check_tags("tags", {} if tags is None else tags)),
+    )
+    answer = await client.call(methods.REGISTER_NODE, request)
+    _check(answer.error, f"registration of node {node.node_id} at epoch {node.node_epoch}")
 
 
 async def _opening_streams(client: ControllerClient, node: NodeIdentity) -> list[OpenedStream]:

@@ -6,6 +6,7 @@ can be reached for what the short calls leave out; the parts work without the fa
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -34,17 +35,19 @@ from streammeta.client.object_log.log import ObjectLog
 from streammeta.client.reader import DEFAULT_READ_BYTES, StreamReader
 from streammeta.client.reading.map_follower import StreamTail
 from streammeta.client.reading.range_reader import Fetched
+from streammeta.client.registered_log import require_registered_log
 from streammeta.client.resources import ClosedAtExit
 from streammeta.client.session import BrokerSession, OpenedStream, Outcomes, Tags
 from streammeta.client.tally import ClientMetrics, snapshot
 from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
-from streammeta.client.write_ahead_log.log import WriteAheadLog
+from streammeta.client.write_ahead_log.log import WriteAheadLog, find_log_id
 from streammeta.client.write_ahead_log.recovery import RecoveryReport
 from streammeta.client.writer import StreamWriter
 from streammeta.rpc.tls import TlsFiles
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.wal_config import DISK_LOG, NO_LOG
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,9 @@ class StreamClientConfig:
     acknowledge appends from a write-ahead log there (`durability="wal"`), an `object_log` from one
     in the bucket, which other brokers recover if this one is gone for good. A node's session ends
     after `session_timeout_s` seconds of silence, at least 2; 0 stands for the controllers' own.
+
+    A process that does not bring the log that its node has registered is refused while the node has
+    streams open. With `allow_missing_log` it starts, and that log is set aside if it comes back.
     """
 
     deadline_s: float = DEFAULT_DEADLINE_S
@@ -65,6 +71,7 @@ class StreamClientConfig:
     object_log: ObjectLogConfig | None = None
     compaction: CompactionConfig | None = None
     session_timeout_s: float = 0.0
+    allow_missing_log: bool = False
 
     def __post_init__(self) -> None:
         """Refuse two logs."""
@@ -154,7 +161,10 @@ class StreamClient(ClosedAtExit):
                 namespace = await controllers.object_namespace()
             else:
                 check_int("node_id", node_id, 0, INT32_MAX)
-                wal_config = WAL_CONFIG if config.object_log is not None else ""
+                log_id = await _find_log_id(config.wal_directory)
+                wal_config = _wal_config(config, log_id)
+                if not config.allow_missing_log:
+                    await require_registered_log(controllers, node_id, wal_config)
                 session = await register(
                     controllers,
                     node_id,
@@ -165,6 +175,8 @@ class StreamClient(ClosedAtExit):
                 )
                 namespace = session.namespace
                 log = await _open_log(session, store, config, closing)
+                if isinstance(log, WriteAheadLog) and log_id is None:
+                    await session.register_log(_wal_config(config, log.log_id), tags)
                 bounds = config.writer or WriterConfig(
                     durability="object" if log is None else "wal"
                 )
@@ -185,8 +197,19 @@ class StreamClient(ClosedAtExit):
             client._closing = closing.pop_all()
             return client
 
-    async def close(self) -> None:
-        """Upload and commit what was appended, then stop every part. Streams stay open."""
+    async def close(self, *, close_streams: bool = False) -> None:
+        """Upload and commit the appended records, then stop every part.
+
+        Streams stay open for the node's next process, unless `close_streams` is set: then other
+        nodes can open them at once. Raises the first failure to close one, once all has stopped.
+        """
+        try:
+            if close_streams and self._epochs:
+                (await self.close_streams(list(self._epochs))).require_all()
+        finally:
+            await self._stop()
+
+    async def _stop(self) -> None:
         if self._compactors is not None:
             for one in self._compactors:
                 one.close()
@@ -384,6 +407,18 @@ class StreamClient(ClosedAtExit):
         reports = [await set_objects.run_once(target) for target in (own, *departed)]
         streams = [report async for report in stream_objects.compact_node()]
         return NodeCompaction(tuple(reports), tuple(streams))
+
+
+async def _find_log_id(directory: str | os.PathLike[str] | None) -> bytes | None:
+    """Return the id of the log on the disk, None if there is none yet."""
+    return None if directory is None else await asyncio.to_thread(find_log_id, directory)
+
+
+def _wal_config(config: StreamClientConfig, log_id: bytes | None) -> str:
+    """Return the value that a process with such a log registers; a new log has no id yet."""
+    if config.object_log is not None:
+        return WAL_CONFIG
+    return NO_LOG if config.wal_directory is None else DISK_LOG + (log_id or b"").hex()
 
 
 async def _open_log(

@@ -35,12 +35,15 @@ _HINTS = {
     ),
     common_pb2.ERROR_CODE_STREAM_NOT_CLOSED: (
         "it has open streams or owes uploads: let it close its streams, or another node recover it;"
-        " `streammeta node abandon` gives up uploads that can't be made"
+        " if it is gone with its write-ahead log, `streammeta node abandon --close-streams` closes"
+        " them and gives up its uploads"
     ),
     common_pb2.ERROR_CODE_NODE_LOCKED: (
         "`streammeta node unlock` first, if nothing is to be kept for it"
     ),
 }
+
+_ALIVE = (nodes_pb2.NODE_STATE_ACTIVE, nodes_pb2.NODE_STATE_CONTROLLED_SHUTDOWN)
 
 node_id_option = click.option(
     "--node-id", type=click.IntRange(0, NODE_ID_MAX), required=True, help="The node's id."
@@ -148,6 +151,11 @@ def unregister(client: ControllerClient, node_id: int, output: Output) -> None:
     multiple=True,
     help="Only of this stream; may be repeated.  [default: all it owes]",
 )
+@click.option(
+    "--close-streams",
+    is_flag=True,
+    help="Also close the streams that it has open, for other nodes to open. It must be gone.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be given up, and change nothing.")
 @with_output
 def abandon(
@@ -155,6 +163,7 @@ def abandon(
     client: ControllerClient,
     node_id: int,
     stream_ids: tuple[int, ...],
+    close_streams: bool,
     dry_run: bool,
     output: Output,
 ) -> None:
@@ -163,21 +172,41 @@ def abandon(
     The offsets are lost for good: readers pass over them, and the streams can be opened again. Try
     --dry-run first. Repeating the command does no harm.
 
+    With --close-streams the node is fenced and the streams that it has open are closed, so that
+    other nodes can open them. Records that only its write-ahead log holds are then set aside if
+    that log comes back. A node that registered without a log needs no command: the controllers
+    close its streams when its session ends.
+
     \b
     Examples:
       streammeta node abandon --connect 127.0.0.1:9091 --node-id 1007 --dry-run
       streammeta node abandon --connect 127.0.0.1:9091 --node-id 1007 --stream 3 --stream 4
+      streammeta node abandon --connect 127.0.0.1:9091 --node-id 1007 --close-streams
     """
+    described = _get_node(client, node_id)
+    if close_streams and described.state in _ALIVE:
+        raise CommandError(
+            "NODE_IS_ALIVE",
+            f"node {node_id} sends heartbeats, so its streams are not closed for it",
+            "stop its broker, wait until `streammeta node list` shows FENCED, and repeat",
+        )
+    closed = 0
     if dry_run:
-        _get_node(client, node_id)
         uploads = list(_owed(client, node_id, stream_ids))
     else:
         request = streams_pb2.AbandonUploadsRequest(
             request_id=_new_id(), node_id=node_id, stream_ids=stream_ids
         )
-        answer = client.call(lambda channel: StreamServiceStub(channel).AbandonUploads, request)
-        _require(answer.error, node_id)
-        uploads = list(answer.abandoned)
+        if close_streams:
+            request.close_streams_of_epoch = described.node_epoch
+        uploads = []
+        while True:
+            answer = client.call(lambda channel: StreamServiceStub(channel).AbandonUploads, request)
+            _require(answer.error, node_id)
+            uploads += answer.abandoned
+            closed += answer.closed_streams
+            if not answer.open_streams:
+                break
     offsets = sum(each.end_offset - each.start_offset for each in uploads)
     output.summary(
         {
@@ -185,8 +214,11 @@ def abandon(
             "dry_run": dry_run,
             "streams": len(uploads),
             "lost_offsets": offsets,
+            "closed_streams": closed,
         }
     )
+    if described.has_opening_streams and not close_streams:
+        output.note(f"node {node_id} has open streams: --close-streams closes them")
     output.note("")
     rows = [(each.stream_id, each.start_offset, each.end_offset) for each in uploads]
     output.rows("uploads", _UPLOAD_COLUMNS, rows)

@@ -920,10 +920,15 @@ class AbandonUploadsRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     NODE_ID_FIELD_NUMBER: _builtins.int
     STREAM_IDS_FIELD_NUMBER: _builtins.int
+    CLOSE_STREAMS_OF_EPOCH_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """for tracing; abandoning is idempotent"""
     node_id: _builtins.int
     """the node that owes the uploads"""
+    close_streams_of_epoch: _builtins.int
+    """Also fences this process of the node and closes the streams that it has open, at most 10000 at a time,
+    for other nodes to open. Records that its write-ahead log alone holds are set aside if that comes back.
+    """
     @_builtins.property
     def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """these, at most 10000; empty: all it owes"""
@@ -934,13 +939,19 @@ class AbandonUploadsRequest(_message.Message):
         request_id: _builtins.str = ...,
         node_id: _builtins.int | None = ...,
         stream_ids: _abc.Iterable[_builtins.int] | None = ...,
+        close_streams_of_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_node_id", b"_node_id", "node_id", b"node_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_close_streams_of_epoch", b"_close_streams_of_epoch", "_node_id", b"_node_id", "close_streams_of_epoch", b"close_streams_of_epoch", "node_id", b"node_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_id", b"_node_id", "node_id", b"node_id", "request_id", b"request_id", "stream_ids", b"stream_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_close_streams_of_epoch", b"_close_streams_of_epoch", "_node_id", b"_node_id", "close_streams_of_epoch", b"close_streams_of_epoch", "node_id", b"node_id", "request_id", b"request_id", "stream_ids", b"stream_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__close_streams_of_epoch: _TypeAlias = _typing.Literal["close_streams_of_epoch"]  # noqa: Y015
+    _WhichOneofArgType__close_streams_of_epoch: _TypeAlias = _typing.Literal["_close_streams_of_epoch", b"_close_streams_of_epoch"]  # noqa: Y015
     _WhichOneofReturnType__node_id: _TypeAlias = _typing.Literal["node_id"]  # noqa: Y015
     _WhichOneofArgType__node_id: _TypeAlias = _typing.Literal["_node_id", b"_node_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__close_streams_of_epoch) -> _WhichOneofReturnType__close_streams_of_epoch | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__node_id) -> _WhichOneofReturnType__node_id | None: ...
 
 Global___AbandonUploadsRequest: _TypeAlias = AbandonUploadsRequest  # noqa: Y015
@@ -951,8 +962,14 @@ class AbandonUploadsResponse(_message.Message):
 
     ERROR_FIELD_NUMBER: _builtins.int
     ABANDONED_FIELD_NUMBER: _builtins.int
+    CLOSED_STREAMS_FIELD_NUMBER: _builtins.int
+    OPEN_STREAMS_FIELD_NUMBER: _builtins.int
     error: _common_pb2.ErrorCode.ValueType
-    """NODE_EPOCH_NOT_EXIST if the node is unknown"""
+    """NODE_EPOCH_NOT_EXIST if the node is unknown, NODE_EPOCH_EXPIRED"""
+    closed_streams: _builtins.int
+    """streams that were closed now"""
+    open_streams: _builtins.int
+    """streams that are open on the node still: call again"""
     @_builtins.property
     def abandoned(self) -> _containers.RepeatedCompositeFieldContainer[Global___PendingUpload]:
         """what was given up now, by stream id"""
@@ -962,10 +979,12 @@ class AbandonUploadsResponse(_message.Message):
         *,
         error: _common_pb2.ErrorCode.ValueType = ...,
         abandoned: _abc.Iterable[Global___PendingUpload] | None = ...,
+        closed_streams: _builtins.int = ...,
+        open_streams: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "error", b"error"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "closed_streams", b"closed_streams", "error", b"error", "open_streams", b"open_streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

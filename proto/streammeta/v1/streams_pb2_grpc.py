@@ -161,9 +161,10 @@ class StreamServiceServicer:
 
     def AbandonUploads(self, request, context):
         """Gives up uploads that a node owes and can never make: their offsets are lost, and readers pass
-        them over. For a write-ahead log that is gone for good.
+        them over. For a write-ahead log that is gone for good. Can close the node's open streams, too.
         Retry: safe; a repeat finds nothing left to give up.
-        Errors: NODE_EPOCH_NOT_EXIST.
+        Errors: NODE_EPOCH_NOT_EXIST; NODE_EPOCH_EXPIRED if a newer process than close_streams_of_epoch has
+        registered.
         Roles: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -85,9 +85,10 @@ class StreamServiceStub:
     """
     AbandonUploads: _grpc.UnaryUnaryMultiCallable[_streams_pb2.AbandonUploadsRequest, _streams_pb2.AbandonUploadsResponse]
     """Gives up uploads that a node owes and can never make: their offsets are lost, and readers pass
-    them over. For a write-ahead log that is gone for good.
+    them over. For a write-ahead log that is gone for good. Can close the node's open streams, too.
     Retry: safe; a repeat finds nothing left to give up.
-    Errors: NODE_EPOCH_NOT_EXIST.
+    Errors: NODE_EPOCH_NOT_EXIST; NODE_EPOCH_EXPIRED if a newer process than close_streams_of_epoch has
+      registered.
     Roles: admin.
     """
 
@@ -148,9 +149,10 @@ class StreamServiceAsyncStub(StreamServiceStub):
     """
     AbandonUploads: _aio.UnaryUnaryMultiCallable[_streams_pb2.AbandonUploadsRequest, _streams_pb2.AbandonUploadsResponse]  # type: ignore[assignment]
     """Gives up uploads that a node owes and can never make: their offsets are lost, and readers pass
-    them over. For a write-ahead log that is gone for good.
+    them over. For a write-ahead log that is gone for good. Can close the node's open streams, too.
     Retry: safe; a repeat finds nothing left to give up.
-    Errors: NODE_EPOCH_NOT_EXIST.
+    Errors: NODE_EPOCH_NOT_EXIST; NODE_EPOCH_EXPIRED if a newer process than close_streams_of_epoch has
+      registered.
     Roles: admin.
     """
 
@@ -256,9 +258,10 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_streams_pb2.AbandonUploadsResponse, _abc.Awaitable[_streams_pb2.AbandonUploadsResponse]]:
         """Gives up uploads that a node owes and can never make: their offsets are lost, and readers pass
-        them over. For a write-ahead log that is gone for good.
+        them over. For a write-ahead log that is gone for good. Can close the node's open streams, too.
         Retry: safe; a repeat finds nothing left to give up.
-        Errors: NODE_EPOCH_NOT_EXIST.
+        Errors: NODE_EPOCH_NOT_EXIST; NODE_EPOCH_EXPIRED if a newer process than close_streams_of_epoch has
+          registered.
         Roles: admin.
         """
 

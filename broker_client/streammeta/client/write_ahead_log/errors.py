@@ -15,6 +15,22 @@ class WrongLogError(WriteAheadLogError):
     """The directory is another node's or cluster's, or of another release; nothing was changed."""
 
 
+class LogMissingError(WriteAheadLogError):
+    """The node has streams open and registered another log than this process has.
+
+    Nothing was changed. `registered` and `present` are both logs, as in registrations.
+    """
+
+    def __init__(self, node_id: int, registered: str, present: str) -> None:
+        self.registered = registered
+        self.present = present
+        super().__init__(
+            f"node {node_id} has registered the write-ahead log {registered!r}, this process has"
+            f" {present!r}: start it with that log, for example mount its volume; or, if the log is"
+            " lost, start with allow_missing_log=True, and its records are set aside if it returns"
+        )
+
+
 class LogLockedError(WriteAheadLogError):
     """Another process uses the directory; nothing was changed."""
 

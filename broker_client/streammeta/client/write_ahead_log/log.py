@@ -31,6 +31,7 @@ from streammeta.client.write_ahead_log.errors import (
     WriteAheadLogClosedError,
     WriteAheadLogFullError,
 )
+from streammeta.client.write_ahead_log.files import STATE_NAME, read_state_header
 from streammeta.client.write_ahead_log.quarantine import quarantine
 from streammeta.storage.durable_files import DiskFullError, FileSystem, Lock, PosixFileSystem
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch
@@ -50,6 +51,19 @@ class _Group(RecordGroup):
         super().__init__(base_offset, 0, [])
         self.size = FRAME_HEADER_SIZE
         self.done = done
+
+
+def find_log_id(directory: str | os.PathLike[str]) -> bytes | None:
+    """Return the id of the log in a directory, None if there is none yet. Blocking.
+
+    Raises `DamagedLogError`, or `WriteAheadLogBrokenError` if the disk failed.
+    """
+    path = check_path("directory", directory)
+    try:
+        header = read_state_header(PosixFileSystem(), path / STATE_NAME)
+    except OSError as error:
+        raise _disk_error(path, error) from error
+    return None if header is None else header.log_id
 
 
 class WriteAheadLog(ClosedAtExit):
@@ -154,6 +168,11 @@ class WriteAheadLog(ClosedAtExit):
                 f" {self._unflushed} bytes of it were not on the disk",
                 "`await log.close()` after its writer was closed",
             )
+
+    @property
+    def log_id(self) -> bytes:
+        """The 16 bytes that were drawn when the log was made."""
+        return self._disk.log_id
 
     @property
     def lost(self) -> int:

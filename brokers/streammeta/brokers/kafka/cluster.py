@@ -15,6 +15,7 @@ from typing import Any
 from streammeta.brokers.kafka.keys import Keys
 from streammeta.client import ControllerClient, NodeIdentity
 from streammeta.client.methods import GET_NODES
+from streammeta.storage.wal_config import NO_LOG
 from streammeta.v1 import nodes_pb2
 
 
@@ -170,7 +171,7 @@ def _recoveries(nodes: Iterable[nodes_pb2.NodeDescription]) -> dict[int, list[No
     """Return what nodes are to recover; one with a log in the bucket is not for this shape."""
     found: dict[int, list[NodeIdentity]] = {}
     for one in nodes:
-        if one.HasField("recovered_by") and not one.wal_config:
+        if one.HasField("recovered_by") and one.wal_config in ("", NO_LOG):
             owed = NodeIdentity(one.node_id, one.node_epoch)
             found.setdefault(one.recovered_by, []).append(owed)
     return found

@@ -13,7 +13,7 @@ functions of node descriptions; streams and objects are never read.
 """
 
 from bisect import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -21,6 +21,7 @@ from streammeta.controller.ids import NONE_ID
 from streammeta.controller.lifecycle.sessions import NodeState, Sessions
 from streammeta.controller.metadata.answers import NodeDescription
 from streammeta.controller.metadata.requests import RecoveryTarget
+from streammeta.storage.wal_config import NO_LOG
 
 
 def has_unrecovered_data(node: NodeDescription) -> bool:
@@ -29,15 +30,19 @@ def has_unrecovered_data(node: NodeDescription) -> bool:
 
 
 def plan_recoveries(
-    nodes: Sequence[NodeDescription], sessions: Sessions, per_target: int
+    nodes: Sequence[NodeDescription],
+    sessions: Sessions,
+    per_target: int,
+    stalled: Set[int] = frozenset(),
 ) -> tuple[RecoveryTarget, ...]:
     """Return the changes of assignments by which active nodes recover all failed ones.
 
     Assignments that can go on stay. A target gets at most `per_target` nodes, the least busy first,
     in turn from the first failed node's id on, so that the load does not always fall on the same
-    neighbours. A node without a target waits. Deterministic; `nodes` are in id order.
+    neighbours. A node without a target waits. Recoveries of `stalled` nodes stay, and take no
+    other's room: one that can't be done holds up no other. Deterministic; `nodes` are in id order.
     """
-    failed = {node.node_id for node in nodes if _has_failed(node, sessions)}
+    failed = {node.node_id for node in nodes if has_failed(node, sessions)}
     targets = [
         node.node_id
         for node in nodes
@@ -47,7 +52,7 @@ def plan_recoveries(
     kept = set()
     for node in nodes:
         if node.node_id in failed and load.get(node.recovered_by, per_target) < per_target:
-            load[node.recovered_by] += 1
+            load[node.recovered_by] += node.node_id not in stalled
             kept.add(node.node_id)
     slots = _slots(targets, load, per_target, min(failed - kept, default=NONE_ID))
     changes = []
@@ -60,7 +65,13 @@ def plan_recoveries(
     return tuple(changes)
 
 
-def _has_failed(node: NodeDescription, sessions: Sessions) -> bool:
+def owes_nothing(node: NodeDescription) -> bool:
+    """Whether a node that is gone needs no recovery: its streams have to be closed, no more."""
+    return node.wal_config == NO_LOG and node.pending_upload_count == 0
+
+
+def has_failed(node: NodeDescription, sessions: Sessions) -> bool:
+    """Whether a node is gone, and has streams open or uploads pending."""
     if not has_unrecovered_data(node) or node.locked:
         return False
     if sessions.state(node.node_id) is NodeState.FENCED:

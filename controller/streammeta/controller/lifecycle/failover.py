@@ -8,21 +8,24 @@ so that the next leader knows to miss them.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import structlog
 
 from streammeta.controller.errors import ApiError, ErrorCode
 from streammeta.controller.ids import NONE_ID
 from streammeta.controller.lifecycle.assignments import (
+    has_failed,
     has_unrecovered_data,
+    owes_nothing,
     plan_compactions,
     plan_recoveries,
 )
 from streammeta.controller.lifecycle.sessions import Sessions, SupervisedNode
 from streammeta.controller.lifecycle.tasks import PeriodicTask
-from streammeta.controller.metadata.answers import NodeDescription
+from streammeta.controller.metadata.answers import NodeDescription, ReleaseStreamsAnswer
 from streammeta.controller.metadata.nodes import Node
-from streammeta.controller.metadata.requests import AssignRecoveries, SuperviseNode
+from streammeta.controller.metadata.requests import AssignRecoveries, ReleaseStreams, SuperviseNode
 from streammeta.controller.metadata.values import NodeIdentity
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.controller import MetadataController
@@ -160,6 +163,31 @@ def _check(caller: NodeIdentity, known: Node | None) -> ErrorCode:
     return ErrorCode.NONE
 
 
+STALLED_MS = 60_000
+"""A recovery that takes longer leaves its room to another: it may be one that can't be done."""
+
+
+class StalledRecoveries:
+    """Recoveries that have been assigned to one node for long, in this leader's reign."""
+
+    def __init__(self) -> None:
+        self._since_ms: dict[tuple[int, int, int], int] = {}
+
+    def among(self, nodes: Iterable[NodeDescription], now_ms: int) -> frozenset[int]:
+        """Return the nodes whose recovery has been assigned for `STALLED_MS` without an end."""
+        assigned = [
+            (node.node_id, node.node_epoch, node.recovered_by)
+            for node in nodes
+            if node.recovered_by >= 0
+        ]
+        self._since_ms = {key: self._since_ms.get(key, now_ms) for key in assigned}
+        return frozenset(
+            node_id
+            for (node_id, _, _), since_ms in self._since_ms.items()
+            if now_ms - since_ms >= STALLED_MS
+        )
+
+
 class Failover(PeriodicTask):
     """The leader's task that fences silent brokers and has their data recovered."""
 
@@ -179,6 +207,7 @@ class Failover(PeriodicTask):
         self._clock = clock
         self._per_target = per_target
         self._compactions: dict[int, int] = {}
+        self._stalled = StalledRecoveries()
         controller.on_leadership(self._on_leadership)
 
     async def step(self) -> None:
@@ -203,15 +232,39 @@ class Failover(PeriodicTask):
             _log.info("failover_postponed", reason=str(error))
 
     async def _assign(self, nodes: Sequence[NodeDescription]) -> None:
+        nodes = await self._release(nodes)
         nodes = await self._assign_recoveries(nodes)
         self._heartbeats.set_recoveries(nodes)
         self._assign_compactions(nodes)
+
+    async def _release(self, nodes: Sequence[NodeDescription]) -> Sequence[NodeDescription]:
+        """Close the streams of nodes that are gone and owe nothing; return all nodes after that."""
+        gone = [node for node in nodes if has_failed(node, self._sessions) and owes_nothing(node)]
+        for node in gone:
+            try:
+                await self._close_streams(NodeIdentity(node.node_id, node.node_epoch))
+            except ApiError as error:
+                _log.info("release_postponed", node=node.node_id, reason=str(error))
+        return read_nodes(self._controller) if gone else nodes
+
+    async def _close_streams(self, node: NodeIdentity) -> None:
+        closed, left = 0, 1
+        while left:
+            answer = await self._write_release(node)
+            closed, left = closed + answer.closed_streams, answer.open_streams
+        if closed:
+            _log.info("streams_released", node=node.node_id, streams=closed)
+
+    async def _write_release(self, node: NodeIdentity) -> ReleaseStreamsAnswer:
+        written = await self._controller.write(ReleaseStreams(node=node))
+        return cast(ReleaseStreamsAnswer, written.answer)
 
     async def _assign_recoveries(
         self, nodes: Sequence[NodeDescription]
     ) -> Sequence[NodeDescription]:
         """Write planned recoveries; return the nodes with them."""
-        changes = plan_recoveries(nodes, self._sessions, self._per_target)
+        stalled = self._stalled.among(nodes, self._clock.monotonic_ms())
+        changes = plan_recoveries(nodes, self._sessions, self._per_target, stalled)
         if changes:
             await self._controller.write(AssignRecoveries(targets=changes))
             for change in changes:

@@ -358,6 +358,7 @@ class ClusterMap:
             requests.TrimStreams: _without_time(streams.trim),
             requests.DeleteStreams: _with_time(self._decide_delete_streams),
             requests.AbandonUploads: _without_time(streams.abandon),
+            requests.ReleaseStreams: _without_time(streams.release),
             requests.GetOpeningStreams: _without_time(self._decide_opening),
             requests.PrepareObjects: _with_time(self._decide_prepare),
             requests.CommitStreamSetObject: self._decide_set_object,

@@ -149,6 +149,14 @@ class Nodes:
             return self.check(recoverer) if assigned else ErrorCode.NODE_FENCED
         return ErrorCode.NONE
 
+    def check_newest(self, identity: NodeIdentity) -> ErrorCode:
+        """Return NONE if this is the newest process of its node, fenced or not."""
+        node = self._nodes.get(identity.node_id)
+        if node is None or node.node_epoch < identity.node_epoch:
+            return ErrorCode.NODE_EPOCH_NOT_EXIST
+        newest = node.node_epoch == identity.node_epoch
+        return ErrorCode.NONE if newest else ErrorCode.NODE_EPOCH_EXPIRED
+
     # ---- deciding ----
 
     def decide_register(self, request: RegisterNode) -> tuple[NodeRegistered | None, ErrorAnswer]:

@@ -303,10 +303,14 @@ class DescribeNamedObjects(ReadRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonUploads(WriteRequest):
-    """Give up what a node owes of these streams, or with none of all."""
+    """Give up what a node owes of these streams, or with none of all.
+
+    With `close_streams_of_epoch` the open streams of this process of the node are closed, too.
+    """
 
     node_id: int
     stream_ids: tuple[int, ...] = ()
+    close_streams_of_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,6 +507,13 @@ class SetNodeLock(WriteRequest):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuperviseNode(WriteRequest):
     """Remember that a node sends heartbeats, so that its silence means something."""
+
+    node: NodeIdentity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseStreams(WriteRequest):
+    """Fence a process that has no write-ahead log and is gone, and close its open streams."""
 
     node: NodeIdentity
 

@@ -1,4 +1,4 @@
-"""Decisions on requests about streams: create, open, close, trim, delete, give up uploads.
+"""Decisions on requests about streams: create, open, close, trim, delete, give up, release.
 
 Every stream of a request is judged against the state before the request; the first check that fails
 is the answer: does the stream exist, its epoch, its state, its owner, then offsets. Replay is in
@@ -16,6 +16,7 @@ from streammeta.controller.metadata.answers import (
     OpenedStream,
     OpenStreamsAnswer,
     PendingUpload,
+    ReleaseStreamsAnswer,
     StreamErrorsAnswer,
     TrimStreamsAnswer,
 )
@@ -37,6 +38,9 @@ from streammeta.controller.metadata.values import (
     column,
 )
 from streammeta.controller.records import record as rec
+
+CLOSED_AT_ONCE_MAX = 10_000
+"""Streams of a node that is gone that are closed together; the next request closes others."""
 
 DESTROYED_AT_ONCE_MAX = 10_000
 """Objects destroyed together with their stream; the others are swept later."""
@@ -188,17 +192,50 @@ class StreamDecisions:
         self, request: requests.AbandonUploads
     ) -> tuple[list[rec.Record], AbandonUploadsAnswer]:
         """Give up uploads a node can never make; what it owes no more is passed over."""
-        node_id = request.node_id
-        if self._nodes.get(node_id) is None:
-            return [], AbandonUploadsAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
+        node_id, epoch = request.node_id, request.close_streams_of_epoch
+        error = ErrorCode.NONE if self._nodes.get(node_id) else ErrorCode.NODE_EPOCH_NOT_EXIST
+        if error is ErrorCode.NONE and epoch is not None:
+            error = self._nodes.check_newest(NodeIdentity(node_id, epoch))
+        if error is not ErrorCode.NONE:
+            return [], AbandonUploadsAnswer(error=error)
+        records: list[rec.Record] = []
+        closed = left = 0
+        if epoch is not None:
+            records, closed, left = self._release_records(NodeIdentity(node_id, epoch))
         owed = self._streams.active_uploads(node_id)
         if request.stream_ids:
             owed = owed.of_streams(column(request.stream_ids))
         abandoned = tuple(PendingUpload(node_id, *cells) for cells in owed.rows())
-        answer = AbandonUploadsAnswer(error=ErrorCode.NONE, abandoned=abandoned)
-        if not abandoned:
-            return [], answer
-        return [rec.UploadsAbandoned(node_id=node_id, stream_id=owed.stream_id)], answer
+        answer = AbandonUploadsAnswer(
+            error=error, abandoned=abandoned, closed_streams=closed, open_streams=left
+        )
+        if abandoned:
+            records.append(rec.UploadsAbandoned(node_id=node_id, stream_id=owed.stream_id))
+        return records, answer
+
+    def release(
+        self, request: requests.ReleaseStreams
+    ) -> tuple[list[rec.Record], ReleaseStreamsAnswer]:
+        """Fence a process that owes nothing and close its streams, unless a newer one is there."""
+        error = self._nodes.check_newest(request.node)
+        if error is ErrorCode.NONE and len(self._streams.active_uploads(request.node.node_id)):
+            error = ErrorCode.STREAM_NOT_CLOSED
+        if error is not ErrorCode.NONE:
+            return [], ReleaseStreamsAnswer(error=error)
+        records, closed, left = self._release_records(request.node)
+        return records, ReleaseStreamsAnswer(error=error, closed_streams=closed, open_streams=left)
+
+    def _release_records(self, node: NodeIdentity) -> tuple[list[rec.Record], int, int]:
+        """Return the records, how many streams they close, and how many stay open until later."""
+        ids, _ = self._streams.page_opened_by(node.node_id, 0, CLOSED_AT_ONCE_MAX)
+        if not len(ids):
+            return [], 0, 0
+        records: list[rec.Record] = []
+        fence, _ = self._nodes.decide_epoch(node, failover=True)
+        if fence is not None:
+            records.append(fence)
+        records.append(rec.StreamsClosed(stream_id=ids, end_offset=EMPTY_COLUMN))
+        return records, len(ids), self._streams.open_count(node.node_id) - len(ids)
 
     # ---- trim and delete ----
 

@@ -180,6 +180,8 @@ def _check_close_streams(request: requests.CloseStreams) -> None:
 def _check_abandon_uploads(request: requests.AbandonUploads) -> None:
     _check_fields(request)
     check_no_repeat("stream_ids", request.stream_ids)
+    if (epoch := request.close_streams_of_epoch) is not None:
+        check_between("close_streams_of_epoch", epoch, 0, INT64_MAX)
 
 
 def _check_trim_streams(request: requests.TrimStreams) -> None:

@@ -141,8 +141,12 @@ RULES: Mapping[str, AuditRule] = {
         "StreamService.AbandonUploads": AuditRule(
             Recorded.EACH,
             is_guarded=True,
-            asked={"node": "node_id", "streams": "stream_ids"},
-            made={"abandoned": "abandoned.stream_id"},
+            asked={
+                "node": "node_id",
+                "streams": "stream_ids",
+                "node_epoch": "close_streams_of_epoch",
+            },
+            made={"abandoned": "abandoned.stream_id", "closed": "closed_streams"},
         ),
         "StreamService.DescribeStreams": SUMMED,
         "ObjectService.PrepareObjects": _creation(
