@@ -112,7 +112,7 @@ FENCES = (
             f"{_PROCESSES}::test_another_process_of_the_same_epoch_is_refused_and_changes_nothing"
 =======
         "started-without-the-log",
-        "A broker starts without the log that its node has registered, and writes over its offsets.",
+        "A broker starts without the log that its node has registered, and takes its offsets.",
         "an empty directory because a volume was not mounted",
         """
         streammeta.client.registered_log:

@@ -320,8 +320,8 @@ class FailoverWorker(ClosedAtExit):
                 self._told.add(one)
                 _log.warning(
                     "node %d has been assigned to this broker for %d s, and has no write-ahead log"
-                    " in the bucket: start that broker again, or, if its log is lost, run `streammeta"
-                    " node abandon --close-streams`",
+                    " in the bucket: start that broker again, or, if its log is lost, run"
+                    " `streammeta node abandon --close-streams`",
                     one.node_id,
                     now - since,
                 )
