@@ -275,15 +275,15 @@ def abandon(state: State, request: r.AbandonUploads) -> a.AbandonUploadsAnswer:
     )
 
 
-def release(state: State, request: r.ReleaseStreams) -> a.ReleaseStreamsAnswer:
+def release(state: State, request: r.ReleaseStreams) -> a.AbandonUploadsAnswer:
     """A process that owes nothing is fenced, and what it has open is closed."""
     error = _is_newest(state, request.node)
     if not error and state.owed_by(request.node.node_id):
         error = ErrorCode.STREAM_NOT_CLOSED
     if error:
-        return a.ReleaseStreamsAnswer(error=error)
+        return a.AbandonUploadsAnswer(error=error)
     closed = _close_all(state, request.node)
-    return a.ReleaseStreamsAnswer(error=error, closed_streams=closed)
+    return a.AbandonUploadsAnswer(error=error, closed_streams=closed)
 
 
 def _is_newest(state: State, identity: NodeIdentity) -> ErrorCode:

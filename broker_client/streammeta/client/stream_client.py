@@ -161,22 +161,11 @@ class StreamClient(ClosedAtExit):
                 namespace = await controllers.object_namespace()
             else:
                 check_int("node_id", node_id, 0, INT32_MAX)
-                log_id = await _find_log_id(config.wal_directory)
-                wal_config = _wal_config(config, log_id)
-                if not config.allow_missing_log:
-                    await require_registered_log(controllers, node_id, wal_config)
-                session = await register(
-                    controllers,
-                    node_id,
-                    node_epoch,
-                    wal_config=wal_config,
-                    tags=tags,
-                    timeout_s=config.session_timeout_s,
-                )
+                session = await _open_session(controllers, node_id, node_epoch, tags, config)
                 namespace = session.namespace
                 log = await _open_log(session, store, config, closing)
-                if isinstance(log, WriteAheadLog) and log_id is None:
-                    await session.register_log(_wal_config(config, log.log_id), tags)
+                if config.wal_directory is not None:
+                    await session.register_log(await _find_log(config), tags)
                 bounds = config.writer or WriterConfig(
                     durability="object" if log is None else "wal"
                 )
@@ -409,16 +398,31 @@ class StreamClient(ClosedAtExit):
         return NodeCompaction(tuple(reports), tuple(streams))
 
 
-async def _find_log_id(directory: str | os.PathLike[str] | None) -> bytes | None:
-    """Return the id of the log on the disk, None if there is none yet."""
-    return None if directory is None else await asyncio.to_thread(find_log_id, directory)
+async def _open_session(
+    controllers: ControllerClient,
+    node_id: int,
+    node_epoch: int | None,
+    tags: Tags | None,
+    config: StreamClientConfig,
+) -> BrokerSession:
+    """Register the process, unless the log is missing that its node has registered."""
+    wal_config = await _find_log(config)
+    if not config.allow_missing_log:
+        await require_registered_log(controllers, node_id, wal_config)
+    timeout_s = config.session_timeout_s
+    return await register(
+        controllers, node_id, node_epoch, wal_config=wal_config, tags=tags, timeout_s=timeout_s
+    )
 
 
-def _wal_config(config: StreamClientConfig, log_id: bytes | None) -> str:
-    """Return the value that a process with such a log registers; a new log has no id yet."""
+async def _find_log(config: StreamClientConfig) -> str:
+    """Return what a process registers about its log; a log that is yet to be made has no id."""
     if config.object_log is not None:
         return WAL_CONFIG
-    return NO_LOG if config.wal_directory is None else DISK_LOG + (log_id or b"").hex()
+    if config.wal_directory is None:
+        return NO_LOG
+    log_id = await asyncio.to_thread(find_log_id, config.wal_directory)
+    return DISK_LOG + (log_id or b"").hex()
 
 
 async def _open_log(

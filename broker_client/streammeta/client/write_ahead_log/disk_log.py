@@ -191,11 +191,6 @@ class DiskLog:
         return opened
 
     @property
-    def log_id(self) -> bytes:
-        """The 16 bytes that were drawn when the log was made."""
-        return self._state.header.log_id
-
-    @property
     def trimmed(self) -> int:
         """Records before this sequence are settled."""
         return self._state.trimmed

@@ -170,11 +170,6 @@ class WriteAheadLog(ClosedAtExit):
             )
 
     @property
-    def log_id(self) -> bytes:
-        """The 16 bytes that were drawn when the log was made."""
-        return self._disk.log_id
-
-    @property
     def lost(self) -> int:
         """Records that a quarantine could not read: now, or earlier and not yet trimmed."""
         return self._disk.lost

@@ -23,7 +23,7 @@ from streammeta.controller.lifecycle.assignments import (
 )
 from streammeta.controller.lifecycle.sessions import Sessions, SupervisedNode
 from streammeta.controller.lifecycle.tasks import PeriodicTask
-from streammeta.controller.metadata.answers import NodeDescription, ReleaseStreamsAnswer
+from streammeta.controller.metadata.answers import AbandonUploadsAnswer, NodeDescription
 from streammeta.controller.metadata.nodes import Node
 from streammeta.controller.metadata.requests import AssignRecoveries, ReleaseStreams, SuperviseNode
 from streammeta.controller.metadata.values import NodeIdentity
@@ -255,9 +255,9 @@ class Failover(PeriodicTask):
         if closed:
             _log.info("streams_released", node=node.node_id, streams=closed)
 
-    async def _write_release(self, node: NodeIdentity) -> ReleaseStreamsAnswer:
+    async def _write_release(self, node: NodeIdentity) -> AbandonUploadsAnswer:
         written = await self._controller.write(ReleaseStreams(node=node))
-        return cast(ReleaseStreamsAnswer, written.answer)
+        return cast(AbandonUploadsAnswer, written.answer)
 
     async def _assign_recoveries(
         self, nodes: Sequence[NodeDescription]

@@ -123,22 +123,10 @@ class PendingUpload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonUploadsAnswer(Answer):
-    """The uploads given up now; NODE_EPOCH_NOT_EXIST if the node is unknown.
-
-    `closed_streams` were closed now, `open_streams` are open on the node still: ask again.
-    """
+    """Uploads given up and streams closed now, and how many are open on the node still."""
 
     error: ErrorCode
     abandoned: tuple[PendingUpload, ...] = ()
-    closed_streams: int = 0
-    open_streams: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseStreamsAnswer(Answer):
-    """Streams closed now, and those that are open still; STREAM_NOT_CLOSED if uploads are owed."""
-
-    error: ErrorCode
     closed_streams: int = 0
     open_streams: int = 0
 

@@ -16,7 +16,6 @@ from streammeta.controller.metadata.answers import (
     OpenedStream,
     OpenStreamsAnswer,
     PendingUpload,
-    ReleaseStreamsAnswer,
     StreamErrorsAnswer,
     TrimStreamsAnswer,
 )
@@ -215,15 +214,15 @@ class StreamDecisions:
 
     def release(
         self, request: requests.ReleaseStreams
-    ) -> tuple[list[rec.Record], ReleaseStreamsAnswer]:
+    ) -> tuple[list[rec.Record], AbandonUploadsAnswer]:
         """Fence a process that owes nothing and close its streams, unless a newer one is there."""
         error = self._nodes.check_newest(request.node)
         if error is ErrorCode.NONE and len(self._streams.active_uploads(request.node.node_id)):
             error = ErrorCode.STREAM_NOT_CLOSED
         if error is not ErrorCode.NONE:
-            return [], ReleaseStreamsAnswer(error=error)
+            return [], AbandonUploadsAnswer(error=error)
         records, closed, left = self._release_records(request.node)
-        return records, ReleaseStreamsAnswer(error=error, closed_streams=closed, open_streams=left)
+        return records, AbandonUploadsAnswer(error=error, closed_streams=closed, open_streams=left)
 
     def _release_records(self, node: NodeIdentity) -> tuple[list[rec.Record], int, int]:
         """Return the records, how many streams they close, and how many stay open until later."""

@@ -146,7 +146,7 @@ RULES: Mapping[str, AuditRule] = {
                 "streams": "stream_ids",
                 "node_epoch": "close_streams_of_epoch",
             },
-            made={"abandoned": "abandoned.stream_id", "closed": "closed_streams"},
+            made={"abandoned": "abandoned.stream_id"},
         ),
         "StreamService.DescribeStreams": SUMMED,
         "ObjectService.PrepareObjects": _creation(
