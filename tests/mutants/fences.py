@@ -76,7 +76,6 @@ FENCES = (
         Tested(f"{_RETURNING}::test_a_range_that_was_dropped_leaves_its_records_in_doubt"),
     ),
     Mutant(
-<<<<<<< HEAD
         "process-of-a-used-epoch-registers",
         "A second process of a node epoch registers: it and the first one write the same streams.",
         "two machines with a copy of one write-ahead log and a fixed node epoch",
@@ -110,7 +109,9 @@ FENCES = (
         """,
         Tested(
             f"{_PROCESSES}::test_another_process_of_the_same_epoch_is_refused_and_changes_nothing"
-=======
+        ),
+    ),
+    Mutant(
         "started-without-the-log",
         "A broker starts without the log that its node has registered, and takes its offsets.",
         "an empty directory because a volume was not mounted",
@@ -173,7 +174,6 @@ FENCES = (
         Tested(
             "tests/lifecycle/test_lifecycle_failover.py::"
             "test_a_recovery_that_never_ends_does_not_hold_up_others"
->>>>>>> 4e37283b (lifecycle: close the streams of nodes that owe nothing)
         ),
     ),
     Mutant(

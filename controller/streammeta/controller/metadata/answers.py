@@ -70,10 +70,7 @@ class TrimStreamsAnswer(Answer):
 
 @dataclass(frozen=True, slots=True)
 class OpeningStream:
-    """An open stream with its current range on the node, or an upload the node owes.
-
-    An upload owed reaches from `end_offset` to `upload_end_offset`.
-    """
+    """A stream open on the node, or an upload owed from `end_offset` to `upload_end_offset`."""
 
     stream_id: int
     epoch: int
