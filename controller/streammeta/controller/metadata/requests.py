@@ -303,10 +303,7 @@ class DescribeNamedObjects(ReadRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonUploads(WriteRequest):
-    """Give up what a node owes of these streams, or with none of all.
-
-    With `close_streams_of_epoch` the open streams of this process of the node are closed, too.
-    """
+    """Give up what a node owes of these streams, or of all; close what a process of it has open."""
 
     node_id: int
     stream_ids: tuple[int, ...] = ()
