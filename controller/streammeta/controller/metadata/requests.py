@@ -71,11 +71,7 @@ class OpenStreams(WriteRequest):
 
 @dataclass(frozen=True, slots=True)
 class StreamToClose:
-    """One stream of CloseStreams.
-
-    `end_offset`: the end of what its owner acknowledged, to be uploaded later; None: all of that is
-    committed.
-    """
+    """One stream of CloseStreams; up to `end_offset` uploads follow, None: all is committed."""
 
     stream_id: int
     stream_epoch: int
