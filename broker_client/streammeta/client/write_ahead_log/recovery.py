@@ -216,7 +216,7 @@ class RecoveryPlan:
             if self._continues(record, largest):
                 self._next[record.stream_id] = self._uploaded_to[key] = record.end_offset
                 return Verdict.UPLOAD
-            return f"epoch {record.epoch} of the stream ended at offset {least}"
+            return f"epoch {record.epoch} of the stream ended at offset {largest}"
         if any(a < record.end_offset and record.base_offset < b for a, b in history.owed):
             return f"epoch {record.epoch} of the stream was closed before it was committed"
         return Verdict.COMMITTED
