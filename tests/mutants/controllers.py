@@ -43,7 +43,7 @@ CONTROLLERS = (
         "An answer that changes nothing is given without a proof that this node still leads.",
         "found here by the simulator",
         """
-        streammeta.controller.runtime.controller:
+        streammeta.controller.runtime.submission:
         - if not self._is_proven:
         + if False:
         """,

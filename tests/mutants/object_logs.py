@@ -102,7 +102,7 @@ OBJECT_LOGS = (
         "AutoMQ's failover recovers fast-closed streams up to their sealed end",
         """
         streammeta.client.object_log.failover:
-        - return owed_to is None or record.end_offset <= owed_to
+        - return record.epoch == held.epoch and record.end_offset <= held.owed_to
         + return True
         """,
         Tested(

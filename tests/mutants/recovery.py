@@ -82,7 +82,7 @@ RECOVERY = (
         "CockroachDB's loqrecovery refuses replica info of several clusters",
         """
         streammeta.controller.recover.planning:
-        - if len(clusters) > 1:
+        - if len(names) > 1 or len(uuids) > 1:
         + if False:
         """,
         Tested(_CASES),
@@ -227,6 +227,6 @@ RECOVERY = (
         - uuids = {report.cluster_uuid for report in reports if report.cluster_uuid}
         + uuids = {report.cluster_uuid for report in reports}
         """,
-        Tested("tests/recover/test_recover_plan.py"),
+        Tested(_CASES),
     ),
 )

@@ -149,8 +149,8 @@ SHAPES = (
         "puts without a condition",
         """
         streammeta.brokers.rocketmq.chunked_segment:
-        - await asyncio.to_thread(self._store.put, key, data, if_absent=True)
-        + await asyncio.to_thread(self._store.put, key, data)
+        - await run_blocking(self._store.put, key, data, if_absent=True)
+        + await run_blocking(self._store.put, key, data)
         """,
         Tested(
             f"{_SEGMENTS}::test_a_chunk_of_another_writer_stays_and_is_not_taken_for_the_own_one"

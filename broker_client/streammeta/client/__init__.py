@@ -75,6 +75,7 @@ from streammeta.client.named_objects import OwnerStream as OwnerStream
 from streammeta.client.object_log.config import ObjectLogConfig as ObjectLogConfig
 from streammeta.client.object_log.errors import DamagedSlotError as DamagedSlotError
 from streammeta.client.object_log.errors import LogSealedError as LogSealedError
+from streammeta.client.object_log.errors import LogSweptError as LogSweptError
 from streammeta.client.object_log.errors import ObjectLogFailedError as ObjectLogFailedError
 from streammeta.client.object_log.errors import UnfitStoreError as UnfitStoreError
 from streammeta.client.object_log.failover import FailoverReport as FailoverReport
