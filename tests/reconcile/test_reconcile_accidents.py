@@ -289,7 +289,8 @@ def test_a_run_that_is_killed_at_any_step_is_finished_by_the_next_one(tmp_path: 
         undo = "".join(path.read_text() for path in (folder / "1").glob("undo/*.jsonl"))
         assert all(key in undo for key in gone), "on record before it was gone"
         store.left = -1
-        Lease(store, OWN, "r2", lambda: time.time() + 120).take()  # when that of r1 is over
+        # Once the lease of r1 is over, and was watched without a renewal.
+        Lease(store, OWN, "r2", lambda: time.time() + 120, lambda seconds: None).take()
         outcomes, _ = delete_all(state, store, candidates, folder / "2", "r2")
         assert set(outcomes) <= {Outcome.DELETED, Outcome.GONE}
         left = {key: data for key, data in store.objects().items() if "/leases/" not in key}
