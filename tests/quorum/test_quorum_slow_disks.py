@@ -164,6 +164,19 @@ def test_limits_wait_for_the_write_of_the_own_state() -> None:
     assert node.role == "Prospective"
 
 
+def test_a_leader_whose_state_is_being_written_does_not_wake_in_vain() -> None:
+    node = Lone()
+    node.writes_states = False
+    node.pass_time(5000)
+    for _ in range(2):
+        node.grant(node.sent(messages.VoteRequest)[0])
+    node.pass_time(60_000)
+    assert node.role == "Leader"
+    deadline = node.core.next_deadline()
+    assert deadline is not None
+    assert deadline > node.now
+
+
 def test_a_candidate_asks_again_in_its_epoch_for_votes_that_came_too_late() -> None:
     node = Lone()
     node.pass_time(5000)

@@ -307,7 +307,7 @@ class Leading:
             self._announce_end(self._replica.role)
 
     def _lead_on(self, role: roles.Leader) -> None:
-        if not self._replica.writes.is_state_pending and self._has_lost_majority(role):
+        if self._has_lost_majority(role):
             limit_ms = self._replica.timings.check_quorum_ms
             self.resign(f"no majority of the voters was heard from for {limit_ms} ms")
             return
@@ -360,11 +360,15 @@ class Leading:
     def quorum_deadline(self, role: roles.Leader) -> int | None:
         """Return the time at which the leader must resign unless more voters hear it.
 
-        None for the only voter. Voters with full disks keep a leader in office for the sake of its
+        None for the only voter, and before its own state is durable and announced.
+
+        Voters with full disks keep a leader in office for the sake of its
         reads, unless those with room, silent ones included, are a majority that another leader
         could commit with. A majority that needs this replica's disk would have to hear it.
         """
         replica = self._replica
+        if replica.writes.is_state_pending:
+            return None
         others = role.progress_of(replica.others)
         deadline = self._unheard_at(others, counts_itself=replica.is_voter)
         writable = [progress for progress in others if not progress.is_disk_full]
