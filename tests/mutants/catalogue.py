@@ -11,6 +11,7 @@ from tests.mutants.damage import DAMAGE
 from tests.mutants.disk import DISK
 from tests.mutants.elections import ELECTIONS
 from tests.mutants.fences import FENCES
+from tests.mutants.kafka import KAFKA
 from tests.mutants.leases import LEASES
 from tests.mutants.levels import LEVELS
 from tests.mutants.membership import MEMBERSHIP
@@ -55,6 +56,7 @@ _ALL = (
     *DAMAGE,
     *FENCES,
     *SHAPES,
+    *KAFKA,
     *LEASES,
 )
 

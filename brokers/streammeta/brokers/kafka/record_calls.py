@@ -26,6 +26,10 @@ from streammeta.rpc.tracing import OpenSpan
 FAILURES = (KafkaError, PartitionError, BrokerClientError, StorageError)
 """Errors that an item of a request is answered with."""
 
+_RETRIED = frozenset(
+    (Code.NOT_LEADER_OR_FOLLOWER, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.STORAGE_ERROR)
+)
+"""Refusals that an idempotent producer sends the same batch again for."""
 _LATEST, _EARLIEST = -1, -2
 _FETCH_MAX_BYTES = 55 * 1024 * 1024
 _UNANSWERED = "the connection ended before the answer"
@@ -73,10 +77,21 @@ async def _admit(broker: Broker, one: _Produced) -> None:
         log = broker.log_of(one.topic, one.partition)
         one.log, one.appended = log, await log.append(one.records)
     except FAILURES as error:
-        if code_of(error) is Code.NOT_LEADER_OR_FOLLOWER:
+        if code_of(error) in _RETRIED:
             broker.refused.note(one.topic, one.partition, one.records)
         raise
     broker.tally.produced_bytes += len(one.records)
+    one.appended.durable.add_done_callback(lambda durable: _note_failed(broker, one, durable))
+
+
+def _note_failed(broker: Broker, one: _Produced, durable: asyncio.Future[None]) -> None:
+    """Note a batch that its log could not keep, at once.
+
+    The answer may be given much later, for other partitions of the request, or have been given when
+    its time was over. By then the log may be open again, and takes the batches behind this one.
+    """
+    if durable.cancelled() or durable.exception() is not None:
+        broker.refused.note(one.topic, one.partition, one.records)
 
 
 def _check_acks(body: Any) -> None:
@@ -92,7 +107,7 @@ async def _produced(broker: Broker, body: Any, items: Sequence[_Produced]) -> Tr
         await asyncio.wait(futures, timeout=max(body.timeout.total_seconds(), 0.001))
     if body.acks == 0:
         return None
-    rows = [(one.topic, _produce_row(broker, one)) for one in items]
+    rows = [(one.topic, _produce_row(one)) for one in items]
     return {
         "responses": [
             {"name": name, "partition_responses": [row for _, row in of_topic]}
@@ -131,7 +146,7 @@ def _outcome(one: _Produced) -> Code:
     return Code.NOT_LEADER_OR_FOLLOWER if failed else Code.NONE
 
 
-def _produce_row(broker: Broker, one: _Produced) -> Tree:
+def _produce_row(one: _Produced) -> Tree:
     code = _outcome(one)
     if one.log is None or one.appended is None:
         return {
@@ -140,8 +155,6 @@ def _produce_row(broker: Broker, one: _Produced) -> Tree:
             "base_offset": -1,
             "error_message": str(one.refused),
         }
-    if code is Code.NOT_LEADER_OR_FOLLOWER:
-        broker.refused.note(one.topic, one.partition, one.records)
     return {
         "index": one.partition,
         "error_code": code,

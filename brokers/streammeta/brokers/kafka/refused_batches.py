@@ -15,6 +15,8 @@ from streammeta.brokers.partition.record_batch import read_batches
 
 IN_FLIGHT = 5
 """Batches of a producer and partition that may be under way; clients allow no more."""
+TOPIC_MAX = 249
+"""Longest name of a topic: no longer one is remembered, whatever a client may send."""
 PRODUCERS_MAX = 10_000
 """Producers, by partition, that are remembered: those that were refused last."""
 
@@ -64,7 +66,9 @@ class RefusedBatches:
 
 
 def _sequenced(topic: str, partition: int, records: bytes) -> tuple[Key, int] | None:
-    """Return whose batch it is and its first sequence; None if it has no producer."""
+    """Return whose batch it is and its first sequence; None if it has no producer or topic."""
+    if len(topic) > TOPIC_MAX:
+        return None
     try:
         batches = read_batches(records)
     except CorruptBatchError:
