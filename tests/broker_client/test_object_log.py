@@ -453,6 +453,20 @@ async def test_records_set_aside_are_read_back_and_kept(store: MemoryObjectStore
     assert read_aside(store, key, NAMESPACE) == ("the stream is gone", records)
 
 
+async def test_no_records_set_aside_replace_others(store: MemoryObjectStore) -> None:
+    """Of sets that are alike in number, begin, end or reason, each one has an object."""
+    at = [record_at(number) for number in range(6)]
+    changed = replace(at[0], payload=b"?" * len(at[0].payload))
+    sets = [at[:2], at[:3], at[1:3], [at[0], at[2]], [changed, at[1]], [at[1], at[0]], at[:1]]
+    async with opened(store) as log:
+        keys = [await log.set_aside(some, "gone") for some in sets]
+    async with opened(store, 2) as log:
+        keys.append(await log.set_aside(at[3:], "gone"))
+    for key, records in zip(keys, [*sets, at[3:]], strict=True):
+        assert key is not None
+        assert read_aside(store, key, NAMESPACE) == ("gone", records)
+
+
 async def test_a_discarded_log_keeps_its_seals_and_fences_its_process_still() -> None:
     store = MemoryObjectStore()
     slots = BucketSlots(store, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,11 @@ from streammeta.client.object_log.log import ObjectLog
 from streammeta.client.object_log.setting_aside import read_aside
 from streammeta.client.write_ahead_log.config import LogIdentity
 from streammeta.client.write_ahead_log.recovery import StreamHistory
+from streammeta.storage.errors import AccessDeniedError
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_log.slot import Sealer
 from streammeta.storage.object_log.slot_keys import LogName
+from streammeta.storage.object_store.base import Body
 from tests.broker_client.wal_tools import encoded
 from tests.kit.memory_store import MemoryObjectStore
 
@@ -42,6 +45,8 @@ class Node:
     streams: list[OwedStream]
     refusals: int = 0
     then: list[OwedStream] | None = None
+    ranges: Mapping[int, int] = field(default_factory=lambda: {EPOCH: 2})
+    close_error: Exception | None = None
     is_assigned: bool = True
     node: NodeIdentity = field(default_factory=lambda: NodeIdentity(NODE, 1))
     uploads: list[RecordBatch] = field(default_factory=list)
@@ -56,7 +61,7 @@ class Node:
         return self.streams
 
     async def histories(self, stream_ids: Iterable[int]) -> Mapping[int, StreamHistory]:
-        return {one: StreamHistory(0, {EPOCH: 2}) for one in stream_ids if one < 9}
+        return {one: StreamHistory(0, self.ranges) for one in stream_ids if one < 9}
 
     async def is_stored(self, record: RecordBatch) -> bool:
         return record in self.stored
@@ -72,6 +77,8 @@ class Node:
 
     async def close(self, streams: Sequence[OwedStream]) -> None:
         self.calls.append("close")
+        if self.close_error is not None:
+            raise self.close_error
         self.closed += [one.stream_id for one in streams]
 
 
@@ -205,3 +212,93 @@ async def test_a_recovery_that_is_repeated_has_nothing_left_to_do() -> None:
     await recovered(store, node)
     node.streams = []
     assert (await recovered(store, node)).is_empty
+
+
+async def test_a_log_stays_until_the_streams_of_its_node_are_closed() -> None:
+    store = MemoryObjectStore()
+    await logged(store, [record(1, 0)])
+    node = Node([owed(1, 0), owed(2, 5, owed_to=5)], close_error=NodeFencedError("closing"))
+    with pytest.raises(NodeFencedError):
+        await recovered(store, node)
+    assert not is_discarded(store)
+    node.close_error, node.streams = None, [owed(1, 1), owed(2, 5, owed_to=5)]
+    report = await recovered(store, node)
+    assert (report.committed, report.closed_streams) == (1, 1)
+    assert is_discarded(store)
+
+
+async def test_a_log_stays_if_records_can_not_be_set_aside() -> None:
+    class NoAside(MemoryObjectStore):
+        def put(self, key: str, data: Body, **options: Any) -> None:
+            if "/aside/" in key:
+                raise AccessDeniedError("no right to write there")
+            super().put(key, data, **options)
+
+    store = NoAside()
+    await logged(store, [record(1, 0), record(9, 0)])
+    node = Node([owed(1, 0)])
+    with pytest.raises(AccessDeniedError):
+        await recovered(store, node)
+    assert node.closed == []
+    assert not is_discarded(store)
+
+
+async def test_all_records_set_aside_of_a_large_log_can_be_read_though_in_several_objects() -> None:
+    store = MemoryObjectStore()
+    lost = [record(9, offset) for offset in range(20)]
+    await logged(store, lost)
+    report = await recovered(store, Node([]))
+    assert report.set_aside == 20
+    assert len(report.aside_keys) == len(set(report.aside_keys)) > 3
+    aside = [one for key in report.aside_keys for one in read_aside(store, key, NAMESPACE)[1]]
+    assert aside == lost
+
+
+async def test_a_large_log_is_uploaded_in_several_parts() -> None:
+    store = MemoryObjectStore()
+    await logged(store, [record(1, offset) for offset in range(20)])
+    node = Node([owed(1, 0)])
+    await recovered(store, node)
+    assert node.calls.count("upload") > 3
+    assert node.uploads == [record(1, offset) for offset in range(20)]
+
+
+async def test_a_part_that_is_refused_ends_the_attempt_before_the_next_one() -> None:
+    """What follows it would leave a hole, or be refused as well."""
+    store = MemoryObjectStore()
+    await logged(store, [record(1, offset) for offset in range(20)])
+    node = Node([owed(1, 0)], refusals=1, then=[owed(1, 1)])
+    report = await recovered(store, node)
+    assert node.uploads == [record(1, offset) for offset in range(1, 20)]
+    assert (report.committed, report.uploaded) == (1, 19)
+
+
+async def test_doubtful_records_count_as_committed_only_if_the_stream_holds_them() -> None:
+    """Of epoch 2 the stream has offsets 0 and 1, a former recovery stored 2, and others 3."""
+    store = MemoryObjectStore()
+    records = [record(1, offset, epoch=2) for offset in range(5)]
+    await logged(store, records)
+    node = Node([owed(1, 4)], ranges={2: 2, EPOCH: 4}, stored=[records[2]])
+    report = await recovered(store, node)
+    assert (report.committed, report.uploaded, report.set_aside) == (3, 0, 2)
+    assert read_aside(store, report.aside_keys[0], NAMESPACE)[1] == records[3:]
+
+
+async def test_a_record_of_an_older_epoch_does_not_continue_a_stream_with_newer_ones() -> None:
+    """The node itself went on from another offset: its stream was trimmed, or taken over."""
+    store = MemoryObjectStore()
+    older, newer = record(1, 2, epoch=2), record(1, 2)
+    await logged(store, [older, newer])
+    node = Node([owed(1, 2)], ranges={2: 2, EPOCH: 2})
+    report = await recovered(store, node)
+    assert node.uploads == [newer]
+    assert (report.uploaded, report.set_aside) == (1, 1)
+    assert read_aside(store, report.aside_keys[0], NAMESPACE)[1] == [older]
+
+
+@pytest.mark.parametrize("kind", ["committed", "uploaded", "set_aside", "closed_streams"])
+def test_a_report_of_anything_is_not_empty(kind: str) -> None:
+    assert FailoverReport(NodeIdentity(NODE, 1)).is_empty
+    report = FailoverReport(NodeIdentity(NODE, 1))
+    setattr(report, kind, 1)
+    assert not report.is_empty

@@ -283,6 +283,39 @@ def test_what_is_set_aside_can_be_read_without_a_log(tmp_path: Path) -> None:
         list(read_set_aside(path))
 
 
+def test_no_records_set_aside_replace_others() -> None:
+    """Neither of one process nor of the next, which finds the log trimmed further."""
+    disk = CrashDisk()
+    log = open_disk(disk)
+    log.write([group_of(range(12))])
+    sets = [[record_at(2), record_at(3)], [record_at(4), record_at(5)], [record_at(6)]]
+    paths = [log.set_aside(sets[0], "fenced"), log.set_aside(sets[1], "fenced")]
+    log.trim(6)
+    paths.append(log.set_aside(sets[2], "fenced"))
+    log.trim(7)
+    disk = disk.after_kill()
+    again = open_disk(disk)
+    sets.append([record_at(7)])
+    paths.append(again.set_aside(sets[3], "fenced"))
+    for path, records in zip(paths, sets, strict=True):
+        assert path is not None
+        assert list(read_set_aside(path, disk)) == ["fenced", *records]
+
+
+def test_a_process_that_set_nothing_aside_yet_begins_with_the_first_name_again() -> None:
+    """So a recovery that is repeated, with the same records, leaves one file."""
+    disk = CrashDisk()
+    log = open_disk(disk)
+    log.write([group_of(range(3))])
+    assert log.set_aside([], "nothing") is None
+    path = log.set_aside([record_at(0)], "fenced")
+    disk = disk.after_kill()
+    assert open_disk(disk).set_aside([record_at(0)], "fenced") == path
+    assert [one.name for one in disk.contents() if one.suffix == ".aside"] == [
+        path.name if path else ""
+    ]
+
+
 def test_what_was_set_aside_survives_a_power_failure() -> None:
     for left in Left:
         disk = CrashDisk()

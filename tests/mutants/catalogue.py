@@ -10,6 +10,7 @@ from tests.mutants.controllers import CONTROLLERS
 from tests.mutants.damage import DAMAGE
 from tests.mutants.disk import DISK
 from tests.mutants.elections import ELECTIONS
+from tests.mutants.failovers import FAILOVERS
 from tests.mutants.fences import FENCES
 from tests.mutants.kafka import KAFKA
 from tests.mutants.leases import LEASES
@@ -53,6 +54,7 @@ _ALL = (
     *STARVATION,
     *RECONCILING,
     *OBJECT_LOGS,
+    *FAILOVERS,
     *DAMAGE,
     *FENCES,
     *SHAPES,
