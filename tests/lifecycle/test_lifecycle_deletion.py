@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import threading
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -23,6 +24,7 @@ from streammeta.controller.metadata.requests import ExpireObjects, HoldDeletions
 from streammeta.controller.metadata.values import ObjectState
 from streammeta.storage.errors import StorageError, StoreRejectedError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.base import DeleteResult
 from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World, running
 
 REMOVED, MARKED = {ObjectState.REMOVED}, {ObjectState.MARK_DESTROYED}
@@ -174,6 +176,103 @@ async def test_a_key_that_fails_requests_is_found_out(world: World, failure: Sto
         later = await world.destroyed_objects(100)
         await world.removal([*others, *later], tick_ms=200)
     assert world.states(ids[42:43]) == MARKED
+
+
+@pytest.mark.parametrize(("tried", "untried"), [(1, 0), (3, 0), (1, 2)])
+async def test_keys_that_fail_every_request_hold_up_none_that_come_later(
+    world: World, tried: int, untried: int
+) -> None:
+    """They were tried so often, alone, that the bucket seems to be down."""
+    ids = await world.destroyed_objects(tried)
+    bad = set(keys_of(ids))
+    failure = StoreUnavailableError("broken connection")
+    world.store.fails_with = lambda keys: failure if bad & set(keys) else None
+    async with deleting(new_deletion(world)):
+        await world.until(lambda: len(world.store.requests) > 12, "many requests", tick_ms=5_000)
+        if untried:
+            ids += await world.destroyed_objects(untried)
+            bad.update(keys_of(ids))
+        later = await world.destroyed_objects(30)
+        await world.removal(later, tick_ms=1_000)
+    assert world.states(ids) == MARKED
+
+
+async def test_a_key_that_fails_requests_is_stuck_visibly_though_others_are_deleted(
+    world: World,
+) -> None:
+    ids = await world.destroyed_objects(20)
+    (bad,) = keys_of(ids[3:4])
+    failure = StoreUnavailableError("broken connection")
+    world.store.fails_with = lambda keys: failure if bad in keys else None
+    async with deleting(new_deletion(world)) as deletion:
+        for _ in range(40):
+            await world.removal(await world.destroyed_objects(3), tick_ms=1_000)
+        assert deletion.describe().sample == ((bad, "broken connection"),)
+    assert world.states(ids[3:4]) == MARKED
+
+
+async def test_refused_keys_whose_requests_are_slow_hold_up_no_other(world: World) -> None:
+    ids = await world.destroyed_objects(100)
+    bad = set(keys_of(ids))
+    world.store.refuses = lambda key: key in bad
+    is_slow = threading.Event()
+    go_on = threading.Event()
+
+    def wait(keys: Sequence[str]) -> None:
+        if is_slow.is_set() and bad & set(keys):
+            go_on.wait(60)
+
+    world.store.on_delete = wait
+    async with deleting(new_deletion(world)) as deletion:
+        await world.until(lambda: deletion.describe().stuck == len(ids), "refusals", tick_ms=999)
+        await world.until(lambda: deletion.describe().in_flight == 0, "the end of requests")
+        is_slow.set()
+        world.clock.advance(int(RETRY_PAUSES_MS.longest))  # all of them are due now
+        await world.until(lambda: deletion.describe().in_flight > 1, "retries")
+        later = await world.destroyed_objects(30)
+        await world.removal(later, tick_ms=999)
+        go_on.set()
+
+
+async def test_a_throttled_key_is_no_refused_one_and_a_refused_one_beside_it_is(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = await world.destroyed_objects(3)
+    busy, locked, _ = keys_of(ids)
+    real = world.store.delete_many
+
+    def answer(keys: Sequence[str]) -> DeleteResult:
+        free = [key for key in keys if key not in {busy, locked}]
+        failed = {key: "no" for key in keys if key not in free}
+        return DeleteResult(real(free).deleted, failed, frozenset({busy} & failed.keys()))
+
+    monkeypatch.setattr(world.store, "delete_many", answer)
+    async with deleting(new_deletion(world)) as deletion:
+        await world.removal(ids[2:])
+        await world.until(lambda: deletion.describe().stuck == 1, "the refused one", tick_ms=999)
+        assert deletion.describe().refused == 1
+        assert deletion.describe().sample == ((locked, "no"),)
+
+
+async def test_nothing_is_deleted_while_the_bucket_may_be_another_s(world: World) -> None:
+    ids = await world.destroyed_objects(5)
+    may_delete = False
+    deletion = Deletion(
+        world.controller,
+        world.store,
+        NAMESPACE,
+        world.clock,
+        delay_ms=DELAY_MS,
+        interval_ms=INTERVAL_MS,
+        may_delete=lambda: may_delete,
+    )
+    async with deleting(deletion):
+        for _ in range(20):
+            world.clock.advance(DELAY_MS)
+            await asyncio.sleep(INTERVAL_MS / 1_000)
+        assert world.store.requests == []
+        may_delete = True
+        await world.removal(ids)
 
 
 async def test_a_slow_request_holds_up_no_other(world: World) -> None:
@@ -328,6 +427,24 @@ def test_one_bad_key_among_many_is_found_out() -> None:
                     left.difference_update(batch)
             assert now_ms < 1_200_000, f"seed {seed}: {len(left)} left"
         assert requests < 200, f"seed {seed}"
+
+
+def test_the_more_often_keys_were_refused_the_fewer_are_tried_together() -> None:
+    retries = RetryQueue(random.Random(1))
+    ids = range(64)
+    for refusals, together in ((1, 32), (2, 16), (3, 8), (4, 4), (5, 2), (6, 1), (7, 1)):
+        retries.refuse(dict.fromkeys(ids, "rejected"), 0)
+        sizes = []
+        while taken := retries.take_due(int(RETRY_PAUSES_MS.longest), 64):
+            sizes.append(len(taken))
+        assert sizes == [together] * (64 // together), f"{refusals} refusals"
+
+
+def test_a_new_leader_has_refused_nothing() -> None:
+    retries = RetryQueue(random.Random(1))
+    retries.refuse({1: "no"}, 0)
+    retries.clear()
+    assert (len(retries), 1 in retries, retries.take_due(60_000, 10)) == (0, False, ())
 
 
 def test_what_was_taken_and_not_judged_comes_again() -> None:

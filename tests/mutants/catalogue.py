@@ -8,6 +8,7 @@ from tests.mutants.clocks import CLOCKS
 from tests.mutants.commits import COMMITS
 from tests.mutants.controllers import CONTROLLERS
 from tests.mutants.damage import DAMAGE
+from tests.mutants.deletions import DELETIONS
 from tests.mutants.disk import DISK
 from tests.mutants.elections import ELECTIONS
 from tests.mutants.failovers import FAILOVERS
@@ -55,6 +56,7 @@ _ALL = (
     *RECONCILING,
     *OBJECT_LOGS,
     *FAILOVERS,
+    *DELETIONS,
     *DAMAGE,
     *FENCES,
     *SHAPES,

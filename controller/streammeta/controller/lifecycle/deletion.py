@@ -56,6 +56,9 @@ REFUSED_MAX = 50_000
 PAUSE_MS_MAX = 60_000
 """Longest pause while the bucket can't serve, in milliseconds."""
 
+_FRESH_FIRST = 0.5
+"""Share of requests to a failing bucket for which keys not refused before come first."""
+
 BUSY_WAIT_MS = 100
 """Pause before the next step while work waits for its turn, in milliseconds."""
 
@@ -184,9 +187,7 @@ class Deletion:
             # After a failure of the bucket a few keys try it out, fewer each time: it may be down,
             # or stumble over one key in particular.
             room = min(tokens, max(1, DELETE_BATCH_MAX >> 2 * self._store_failures))
-            batch, is_retry = self._next_retries(now_ms, room), True
-            if not batch:
-                batch, is_retry = self._next_fresh(room), False
+            batch, is_retry = self._next_batch(now_ms, room)
             if not batch:
                 return False
             self._rate_limiter.take(len(batch))
@@ -202,6 +203,20 @@ class Deletion:
         """Return the smallest batch to request: a few large requests cost less than many."""
         return max(1, min(DELETE_BATCH_MAX, int(self._rate_limiter.rate / 4)))
 
+    def _next_batch(self, now_ms: int, limit: int) -> tuple[Sequence[int], bool]:
+        """Return objects to delete next, and whether they were refused before.
+
+        While the bucket fails chance decides whether these are: each may be the cause.
+        """
+        if self._store_failures and self._rng.random() < _FRESH_FIRST:
+            fresh = self._next_fresh(limit)
+            if fresh:
+                return fresh, False
+        retries = self._next_retries(now_ms, limit)
+        if retries:
+            return retries, True
+        return self._next_fresh(limit), False
+
     def _next_retries(self, now_ms: int, limit: int) -> Sequence[int]:
         if self._retry_requests >= RETRIES_IN_FLIGHT_MAX:
             return ()
@@ -211,19 +226,25 @@ class Deletion:
         if len(self._retries) >= REFUSED_MAX:
             return ()
         if self._backup_wait is None:
-            return self._due(limit)
+            return self._due(DELETE_BATCH_MAX)[:limit]
         now_ms, end = self._clock.monotonic_ms(), self._controller.cluster_map.applied_end_offset
         covered = self._backup_wait.covered(self._due(WAITING_MAX), end, limit, now_ms)
         self._note_wait(self._backup_wait, now_ms)
         return covered
 
     def _due(self, limit: int) -> Sequence[int]:
-        """Return objects whose delay is over and which were not tried yet, oldest first."""
+        """Return objects whose delay is over and which are not refused, oldest first.
+
+        While the bucket fails they come in any order: the oldest may be the cause.
+        """
         now_ms, cluster_map = self._controller.log_time.now_ms(), self._controller.cluster_map
         known = len(self._in_flight) + len(self._retries)
         due = cluster_map.destroyed(now_ms - self._delay_ms, limit + known, self._hold_time_ms())
         fresh = (one for one in due if one not in self._in_flight and one not in self._retries)
-        return list(islice(fresh, limit))
+        found = list(islice(fresh, limit))
+        if self._store_failures:
+            self._rng.shuffle(found)
+        return found
 
     def _hold_time_ms(self) -> int:
         """Return the time to compare the end of the deletion hold with."""
