@@ -69,8 +69,8 @@ class Ghost:
         found = [*self.ledger.batches[: self.ledger.count_up_to(start.start_offset)], *batches]
         self._check_kept(replica, found, start)
         for batch in log.batches[len(found) :]:
-            if batch.epoch > state.epoch or self._led_unheard(key, batch, state):
-                # Neither epoch nor leadership was durable, so it was never told: it never was.
+            if batch.epoch > state.epoch:
+                # Not even the epoch was durable, so it was never told: it never was.
                 self._batches.pop((batch.base_offset, batch.epoch), None)
         log.replace(found)
         check(
@@ -82,17 +82,6 @@ class Ghost:
         newest_end = start.snapshots[-1].end_offset if start.snapshots else 0
         replica.delivered = self.ledger.count_up_to(newest_end)
         replica.high_watermark = newest_end
-
-    def _led_unheard(self, key: ReplicaKey, batch: Batch, state: QuorumState) -> bool:
-        """Whether a lost batch is of an epoch that the replica won, and did not begin to lead.
-
-        It leads nothing before its leadership is durable. Restarted, it is a candidate in the same
-        epoch, and may win it again with another batch.
-        """
-        won = batch.epoch == state.epoch and state.vote == key and state.leader_id is None
-        return won and not any(
-            batch in other.log.batches for other in self.replicas.values() if other.key != key
-        )
 
     def _check_kept(self, replica: GhostReplica, found: list[Batch], start: LogStart) -> None:
         log = replica.log
