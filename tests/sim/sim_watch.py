@@ -94,12 +94,14 @@ class Watch:
                         "pre-votes and other clusters' messages change nothing",
                         f"{self._node.key}: {effect}",
                     )
-        self._note_state(event, effects)
+        self._note_state(event, effects, now)
         if isinstance(core.role, Leader) and not isinstance(event, Append):
             self._check_hold(core, now)  # an append leaves what is due to the next event
 
-    def _note_state(self, event: Event, effects: Sequence[Effect]) -> None:
+    def _note_state(self, event: Event, effects: Sequence[Effect], now: int) -> None:
         if isinstance(event, WriteDone | StateDone) and event.token >= self._state_under_way:
+            if self._state_under_way:
+                self._heard_nobody_since = now  # no other event need have come meanwhile
             self._state_under_way = 0
         for effect in effects:
             if isinstance(effect, PersistQuorumState):
