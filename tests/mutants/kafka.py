@@ -3,6 +3,8 @@
 from tests.mutants.mutant import Mutant, Tested
 
 _RECORDS = "tests/brokers/test_kafka_record_calls.py"
+_BROKER = "tests/brokers/test_kafka_broker.py"
+_GROUP_CALLS = "tests/brokers/test_kafka_group_calls.py"
 
 _CALLS = (
     Mutant(
@@ -180,4 +182,296 @@ _CALLS = (
     ),
 )
 
-KAFKA = (*_CALLS,)
+_CLUSTER = (
+    Mutant(
+        "producer-ids-put-unconditionally",
+        "Two brokers give out the same producer ids, and batches of one pass for the other's.",
+        "a counter read and written without its version",
+        """
+        streammeta.brokers.kafka.keys:
+          value=_ID.pack(first + PRODUCER_BLOCK),
+        - expected_version=found.version,
+        + overwrite=True,
+        """,
+        Tested(f"{_BROKER}::test_no_producer_id_is_given_out_twice"),
+    ),
+    Mutant(
+        "lost-put-counts-as-made",
+        "A topic that another broker made with other partitions counts as made here.",
+        "a conditional put whose answer nobody compares",
+        """
+        streammeta.brokers.kafka.keys:
+        - one.error == ERROR_CODE_NONE or one.value == item.value
+        + one.error == ERROR_CODE_NONE or one.found
+        """,
+        Tested(f"{_BROKER}::test_a_topic_is_made_once_and_not_by_a_look"),
+    ),
+    Mutant(
+        "former-process-lives",
+        "A partition stays with a process of a node that a newer process has replaced.",
+        "liveness by node id alone",
+        """
+        streammeta.brokers.kafka.cluster:
+        - {node: one for node, one in brokers.items() if alive.get(node) == one.node_epoch},
+        + {node: one for node, one in brokers.items() if node in alive},
+        """,
+        Tested(f"{_BROKER}::test_only_the_process_that_gave_the_address_lives"),
+    ),
+    Mutant(
+        "bucket-log-closed-without-its-records",
+        "Streams of a node with a log in the bucket are closed before its log is uploaded.",
+        "a recovery by a broker of another shape",
+        """
+        streammeta.brokers.kafka.cluster:
+        - if one.HasField("recovered_by") and one.wal_config in ("", NO_LOG):
+        + if one.HasField("recovered_by"):
+        """,
+        Tested(f"{_BROKER}::test_a_node_with_a_log_in_the_bucket_is_not_for_this_shape_to_recover"),
+    ),
+    Mutant(
+        "recovery-ends-at-a-foreign-node",
+        "A node that another recovers keeps the streams of all later ones closed to everybody.",
+        "a return where the next node is due",
+        """
+        streammeta.brokers.kafka.takeover:
+        - if answer.error != ERROR_CODE_NONE:
+        -     break
+        + if answer.error != ERROR_CODE_NONE:
+        +     return closed
+        """,
+        Tested(
+            f"{_BROKER}"
+            "::test_streams_of_all_pages_and_nodes_are_closed_in_the_name_of_the_recoverer"
+        ),
+    ),
+    Mutant(
+        "recovery-does-not-fence",
+        "A dead broker's process that wakes up appends to the streams that its recoverer lists.",
+        "a listing without failover",
+        """
+        streammeta.brokers.kafka.takeover:
+        - node=node_message(node), failover=True, recoverer=node_message(own)
+        + node=node_message(node), recoverer=node_message(own)
+        """,
+        Tested(
+            f"{_BROKER}"
+            "::test_streams_of_all_pages_and_nodes_are_closed_in_the_name_of_the_recoverer"
+        ),
+    ),
+    Mutant(
+        "log-kept-under-an-old-epoch",
+        "A leader that was appointed again goes on under its old epoch.",
+        "leadership compared by node alone",
+        """
+        streammeta.brokers.kafka.broker:
+        - if topic_and_leader is None or topic_and_leader[1].epoch != log.epoch:
+        + if topic_and_leader is None:
+        """,
+        Tested(f"{_BROKER}::test_a_leader_is_replaced_by_itself_under_another_epoch"),
+    ),
+    Mutant(
+        "lost-log-left-open",
+        "The next leader can't open the partition: its streams stay open at the former one.",
+        "a log that is dropped from the map alone",
+        """
+        streammeta.brokers.kafka.broker:
+          log.give_up()
+        - await self._close_streams(log)
+        """,
+        Tested(f"{_BROKER}::test_a_broker_leads_what_it_is_appointed_to_and_gives_up_what_it_lost"),
+    ),
+    Mutant(
+        "abandoned-logs-answer",
+        "A broker whose session is over answers its clients as leader until it joins again.",
+        "a fenced process that ends its tasks alone",
+        """
+        streammeta.brokers.kafka.broker:
+          await self._end_tasks()
+        - for log in self.logs.values():
+        -     log.give_up()
+        """,
+        Tested(
+            f"{_BROKER}"
+            "::test_a_replaced_broker_answers_nothing_as_leader_and_leaves_keys_and_streams"
+        ),
+    ),
+    Mutant(
+        "used-epoch-not-passed",
+        "A partition stays closed after an opening whose answer was lost.",
+        "an epoch that is refused for ever",
+        """
+        streammeta.brokers.kafka.broker:
+          except (StreamFencedError, StreamEpochMismatchError):
+        -     await self._next_epoch(place, leader)
+        +     self._retry_opening(place)
+        """,
+        Tested(f"{_BROKER}::test_an_epoch_that_was_used_is_passed"),
+    ),
+    Mutant(
+        "failed-log-opened-under-its-epoch",
+        "A log that failed stays closed: its epoch is the one that its streams have.",
+        "a reopening without the next epoch",
+        """
+        streammeta.brokers.kafka.broker:
+          await self._close_streams(failed)
+        - await self._next_epoch(place, leader)
+          return
+        """,
+        Tested(f"{_BROKER}::test_a_failed_log_is_opened_again_one_epoch_on_without_what_failed"),
+    ),
+    Mutant(
+        "every-broker-appoints",
+        "Brokers with views of different age name leaders against each other.",
+        "appointments by whoever sees a vacancy",
+        """
+        streammeta.brokers.kafka.broker:
+        - if self.view.controller == self.node_id and await self._appoint():
+        + if await self._appoint():
+        """,
+        Tested(f"{_BROKER}::test_only_one_broker_names_leaders"),
+    ),
+    Mutant(
+        "topic-gone-before-its-note",
+        "Streams of a deleted topic stay for ever if the broker ends between two keys.",
+        "a note written after the deletion",
+        """
+        streammeta.brokers.kafka.topic_calls:
+        - await broker.keys.put({deleted_key(topic.topic_id): note})
+          await broker.keys.delete([topic_key(name), *(leader_key(*one) for one in places)])
+        + await broker.keys.put({deleted_key(topic.topic_id): note})
+        """,
+        Tested(f"{_BROKER}::test_a_deletion_is_noted_before_the_topic_goes"),
+    ),
+    Mutant(
+        "living-topic-deleted",
+        "The streams of a topic go though its deletion failed half way and it lives.",
+        "a note taken for the deletion itself",
+        """
+        streammeta.brokers.kafka.deleted_topics:
+          noted = await keys.list(deleted_key())
+        + living = ()
+        """,
+        Tested(f"{_BROKER}::test_only_closed_streams_of_deleted_topics_are_deleted"),
+    ),
+    Mutant(
+        "note-goes-with-the-last-stream",
+        "A stream that a broker was just making for a deleted topic stays for ever.",
+        "a note that is not kept for a while",
+        """
+        streammeta.brokers.kafka.deleted_topics:
+        - if topic_id not in left and now_ms - value["at_ms"] >= NOTE_KEPT_MS:
+        + if topic_id not in left:
+        """,
+        Tested(f"{_BROKER}::test_a_note_of_a_deletion_goes_after_the_last_stream_and_a_while"),
+    ),
+    Mutant(
+        "topic-grown-over-a-change",
+        "A topic loses partitions that another broker added meanwhile.",
+        "a read and a write without the version between them",
+        """
+        streammeta.brokers.kafka.topic_calls:
+        - if not await broker.keys.put({key: grown.document()}, expected=topic.version):
+        + if not await broker.keys.put({key: grown.document()}):
+        """,
+        Tested(f"{_BROKER}::test_a_topic_only_grows_and_not_over_a_change_of_another_broker"),
+    ),
+    Mutant(
+        "validation-makes-the-topic",
+        "A request that only asks whether a topic could be made makes it.",
+        "validate_only, passed over",
+        """
+        streammeta.brokers.kafka.topic_calls:
+        - if not request.body.validate_only:
+        -     await _create(broker, item.name, count, configs)
+        + await _create(broker, item.name, count, configs)
+        """,
+        Tested(f"{_BROKER}::test_a_topic_is_made_once_and_not_by_a_look"),
+    ),
+)
+
+_GROUPS = (
+    Mutant(
+        "refused-commit-answered-as-kept",
+        "A commit that the keys refuse is answered as kept, and records are read again.",
+        "an answer that does not look at the put",
+        """
+        streammeta.brokers.kafka.group_calls:
+        - if values and not await self._put_offsets(body.group_id, values):
+        + if values and await self._put_offsets(body.group_id, values) is None:
+        """,
+        Tested(
+            f"{_GROUP_CALLS}::test_a_commit_that_is_refused_again_and_again_is_not_answered_as_kept"
+        ),
+    ),
+    Mutant(
+        "former-coordinator-commits",
+        "A broker that coordinates a group no more keeps offsets for it.",
+        "a group taken over again by whoever commits",
+        """
+        streammeta.brokers.kafka.group_calls:
+        - if await self._offsets_of(group).put(values):
+        -     return True
+        + self._offsets_of(group)._versions = None
+        + if await self._offsets_of(group).put(values):
+        +     return True
+        """,
+        Tested(
+            f"{_GROUP_CALLS}::test_a_former_coordinator_that_has_not_heard_of_it_commits_nothing"
+        ),
+    ),
+    Mutant(
+        "stranger-commits",
+        "A consumer that was left out of its group commits offsets of partitions it lost.",
+        "commits without the check of the generation",
+        """
+        streammeta.brokers.kafka.group_calls:
+        - if code is Code.NONE:
+        -     code = self._group(body.group_id).check_commit(
+        + if code is Code.NONE and body.generation_id_or_member_epoch < 0:
+        +     code = self._group(body.group_id).check_commit(
+        """,
+        Tested(f"{_GROUP_CALLS}::test_only_members_of_the_generation_commit"),
+    ),
+    Mutant(
+        "old-versions-kept",
+        "The coordinator between two terms of a broker commits after its successor has read.",
+        "versions that outlive the term they were read in",
+        """
+        streammeta.brokers.kafka.group_calls:
+        - for name in [one for one in self._offsets if self._refusal(one) is not Code.NONE]:
+        -     del self._offsets[name]
+        """,
+        Tested(
+            f"{_GROUP_CALLS}"
+            "::test_a_coordinator_that_was_another_meanwhile_forgets_the_versions_it_knew"
+        ),
+    ),
+    Mutant(
+        "waiting-members-not-answered",
+        "Members wait for a coordinator that is none any more until their requests time out.",
+        "groups that are dropped in silence",
+        """
+        streammeta.brokers.kafka.group_calls:
+          del self.groups[name]
+        - self._send(group.end(Code.NOT_COORDINATOR))
+          continue
+        """,
+        Tested(f"{_GROUP_CALLS}::test_members_that_wait_hear_that_the_coordinator_is_another"),
+    ),
+    Mutant(
+        "offset-of-an-unknown-partition",
+        "Keys of partitions that no topic has fill the map of the controllers.",
+        "a commit that trusts its client",
+        """
+        streammeta.brokers.kafka.group_calls:
+        - if known is None or not 0 <= item.partition_index < known.partitions:
+        + if known is None:
+              return Code.UNKNOWN_TOPIC_OR_PARTITION
+        """,
+        Tested(
+            f"{_GROUP_CALLS}::test_offsets_of_unknown_partitions_and_long_metadata_are_not_kept"
+        ),
+    ),
+)
+
+KAFKA = (*_CALLS, *_CLUSTER, *_GROUPS)

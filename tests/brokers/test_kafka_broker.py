@@ -1,0 +1,466 @@
+"""A broker's part in its cluster: leaders, epochs, streams of the dead and of deleted topics."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from streammeta.brokers.kafka import topic_calls
+from streammeta.brokers.kafka.broker import Broker
+from streammeta.brokers.kafka.cluster import ClusterView, Leader, Topic, read_view
+from streammeta.brokers.kafka.codes import Code, KafkaError
+from streammeta.brokers.kafka.deleted_topics import NOTE_KEPT_MS, delete_streams_of_deleted
+from streammeta.brokers.kafka.keys import Keys, deleted_key, leader_key, meta_key, topic_key
+from streammeta.brokers.kafka.takeover import close_streams_of
+from streammeta.brokers.kafka.wire import read_request
+from streammeta.brokers.partition.errors import PartitionFailedError
+from streammeta.client import NodeIdentity
+from streammeta.storage.wal_config import NO_LOG
+from streammeta.v1 import kv_pb2, nodes_pb2, streams_pb2
+from streammeta.v1.common_pb2 import ERROR_CODE_NODE_EPOCH_EXPIRED
+from tests.kit.kafka_batches import plain
+from tests.kit.kafka_wire import request_bytes
+from tests.kit.memory_keys import MemoryControllers
+from tests.kit.memory_streams import MemoryStreams, StreamTable
+
+_ACTIVE = nodes_pb2.NODE_STATE_ACTIVE
+_FENCED = nodes_pb2.NODE_STATE_FENCED
+
+
+class Client(MemoryStreams):
+    """A client of a node: streams in memory, and the controllers that brokers share."""
+
+    def __init__(self, controllers: MemoryControllers, node_id: int, table: StreamTable) -> None:
+        super().__init__(table)
+        self.controllers = controllers
+        self.session = SimpleNamespace(node=NodeIdentity(node_id, 1))
+
+
+class Cluster:
+    """Brokers over one map, each registered and alive at epoch 1."""
+
+    def __init__(self) -> None:
+        self.controllers = MemoryControllers()
+        self.keys = Keys(cast(Any, self.controllers), "c")
+        self.table = StreamTable()
+
+    async def join(self, node_id: int) -> Broker:
+        client = Client(self.controllers, node_id, self.table)
+        self.controllers.nodes.append(_node(node_id))
+        await self.keys.put({f"broker/{node_id}": {"host": "h", "port": 1, "node_epoch": 1}})
+        return Broker(cast(Any, client), self.keys, "c", node_id)
+
+    async def make_topic(self, name: str = "t", partitions: int = 1) -> Topic:
+        topic = Topic(name, f"id-{name}", partitions, {})
+        await self.keys.put({topic_key(name): topic.document()})
+        return topic
+
+
+def _node(node_id: int, **said: Any) -> nodes_pb2.NodeDescription:
+    return nodes_pb2.NodeDescription(
+        **{"node_id": node_id, "node_epoch": 1, "state": _ACTIVE, **said}
+    )
+
+
+async def _opened(broker: Broker) -> None:
+    """Refresh, and wait for all partitions that are being opened."""
+    await broker.refresh()
+    if broker._opening:
+        await asyncio.wait(tuple(broker._opening.values()))
+
+
+async def _asked(broker: Broker, call: Any, api: tuple[int, int], tree: Any) -> Any:
+    return await call(broker, read_request(request_bytes(*api, tree)))
+
+
+# -- keys
+
+
+async def test_a_put_at_a_version_loses_to_another_and_knows_its_own_repeat() -> None:
+    keys = Cluster().keys
+    assert await keys.put({"k": 1}, expected=0)
+    assert await keys.put({"k": 1}, expected=0), "a repeat after a lost answer"
+    assert not await keys.put({"k": 2}, expected=0)
+    assert await keys.list("") == {"k": (1, 1)}
+    assert await keys.put_at({"k": (3, 1), "l": (4, 0)}) == {"k": 2, "l": 3}
+    assert await keys.put_at({"k": (5, 1)}) is None
+    assert await keys.put({"k": 6})
+    assert await keys.list("k") == {"": (6, 4)}
+
+
+async def test_the_stream_of_a_partition_is_claimed_once() -> None:
+    keys = Cluster().keys
+    assert await keys.stream_id("p") is None
+    assert await keys.claim_stream_id("p", 7) == 7
+    assert await keys.claim_stream_id("p", 8) == 7
+    assert await keys.stream_id("p") == 7
+
+
+async def test_no_producer_id_is_given_out_twice() -> None:
+    """Another broker reserves between the look and the put of this one."""
+    cluster = Cluster()
+    here, there = await cluster.join(1), await cluster.join(2)
+    taken = [await here.next_producer_id(), await there.next_producer_id()]
+    here._producer_ids = range(0)
+
+    def reserve_beside() -> None:
+        (at,) = [key for key in cluster.controllers.stored if key[1] == "producer-ids"]
+        cluster.controllers._put_item(
+            kv_pb2.KVToPut(
+                namespace=at[0], key=at[1], value=(3000).to_bytes(8, "big"), overwrite=True
+            )
+        )
+
+    cluster.controllers.before["PutKVs"] = reserve_beside
+    taken += [await here.next_producer_id() for _ in range(3)]
+    assert taken == [0, 1000, 3000, 3001, 3002]
+
+
+# -- the view
+
+
+async def test_only_the_process_that_gave_the_address_lives() -> None:
+    cluster = Cluster()
+    for node_id in range(1, 7):
+        await cluster.join(node_id)
+    cluster.controllers.nodes = [
+        _node(1),
+        _node(2, node_epoch=2),
+        _node(3, state=_FENCED),
+        _node(4, failover=True),
+        _node(5, departed=True),
+    ]
+    view = await read_view(cluster.keys, cast(Any, cluster.controllers))
+    assert set(view.brokers) == {1}
+
+
+async def test_a_node_with_a_log_in_the_bucket_is_not_for_this_shape_to_recover() -> None:
+    cluster = Cluster()
+    cluster.controllers.nodes = [
+        _node(4, node_epoch=3, recovered_by=1),
+        _node(5, recovered_by=1, wal_config="bucket"),
+        _node(6),
+        _node(7, recovered_by=2),
+        _node(8, recovered_by=1, wal_config=NO_LOG),
+    ]
+    view = await read_view(cluster.keys, cast(Any, cluster.controllers))
+    without_log = [NodeIdentity(4, 3), NodeIdentity(8, 1)]
+    assert view.recoveries == {1: without_log, 2: [NodeIdentity(7, 1)]}
+
+
+# -- recovery of dead nodes
+
+
+def _opening(*streams: tuple[int, int, int | None]) -> streams_pb2.GetOpeningStreamsResponse:
+    return streams_pb2.GetOpeningStreamsResponse(
+        streams=[
+            streams_pb2.OpeningStream(stream_id=stream_id, epoch=epoch, upload_end_offset=owed)
+            for stream_id, epoch, owed in streams
+        ]
+    )
+
+
+async def test_streams_of_all_pages_and_nodes_are_closed_in_the_name_of_the_recoverer() -> None:
+    controllers = MemoryControllers()
+    controllers.opening = {
+        4: [_opening((10, 2, None), (11, 3, 99)), _opening((12, 0, None))],
+        5: [streams_pb2.GetOpeningStreamsResponse(error=ERROR_CODE_NODE_EPOCH_EXPIRED)],
+        6: [_opening((13, 1, None))],
+    }
+    dead = [NodeIdentity(node_id, 8) for node_id in (4, 5, 6)]
+    assert await close_streams_of(cast(Any, controllers), NodeIdentity(1, 7), dead) == 3
+    asked = [one for one in controllers.asked if isinstance(one, streams_pb2.CloseStreamsRequest)]
+    closed = [
+        (one.node.node_id, [(s.stream_id, s.stream_epoch) for s in one.streams]) for one in asked
+    ]
+    assert closed == [(4, [(10, 2), (12, 0)]), (6, [(13, 1)])], "11 is owed an upload, and not open"
+    assert {(one.recoverer.node_id, one.recoverer.node_epoch) for one in asked} == {(1, 7)}
+    looks = [
+        one for one in controllers.asked if isinstance(one, streams_pb2.GetOpeningStreamsRequest)
+    ]
+    assert all(one.failover and one.recoverer.node_id == 1 for one in looks), "they fence the dead"
+
+
+# -- leaders
+
+
+async def test_a_broker_leads_what_it_is_appointed_to_and_gives_up_what_it_lost() -> None:
+    cluster = Cluster()
+    topic = await cluster.make_topic()
+    broker = await cluster.join(1)
+    await _opened(broker)
+    log = broker.log_of("t", 0)
+    assert log.epoch == 0
+    await cluster.keys.put({leader_key(topic.topic_id, 0): Leader(2, 1).document()})
+    other = await cluster.join(2)
+    await broker.refresh()
+    assert not log.is_writable
+    assert not broker.logs
+    assert not any(cluster.table.streams[one].is_open for one in log.stream_ids)
+    await _opened(other)
+    assert other.log_of("t", 0).epoch == 1
+
+
+async def test_a_leader_is_replaced_by_itself_under_another_epoch() -> None:
+    cluster = Cluster()
+    topic = await cluster.make_topic()
+    broker = await cluster.join(1)
+    await _opened(broker)
+    former = broker.log_of("t", 0)
+    await cluster.keys.put({leader_key(topic.topic_id, 0): Leader(1, 5).document()})
+    await _opened(broker)
+    assert not former.is_writable
+    assert broker.log_of("t", 0).epoch == 5
+
+
+async def test_a_failed_log_is_opened_again_one_epoch_on_without_what_failed() -> None:
+    cluster = Cluster()
+    await cluster.make_topic()
+    broker = await cluster.join(1)
+    await _opened(broker)
+    log, client = broker.log_of("t", 0), cast(Client, broker.client)
+    await (await log.append(plain("kept"))).durable
+    client.holds_back = True
+    appended = await log.append(plain("lost"))
+    client.pending.pop().future.set_exception(OSError("the store is gone"))
+    await asyncio.wait([appended.durable])
+    client.holds_back = False
+    for _ in range(2):
+        await _opened(broker)
+    again = broker.log_of("t", 0)
+    assert again is not log
+    assert (again.epoch, again.high_watermark) == (1, 1)
+
+
+async def test_an_epoch_that_was_used_is_passed() -> None:
+    cluster = Cluster()
+    topic = await cluster.make_topic()
+    first, second = await cluster.join(1), await cluster.join(2)
+    await _opened(first)
+    former = first.log_of("t", 0)
+    await cluster.keys.put({leader_key(topic.topic_id, 0): Leader(2, 0).document()})
+    for _ in range(2):
+        await _opened(second)
+    assert second.log_of("t", 0).epoch == 1
+    appended = await former.append(plain("late"))
+    with pytest.raises(PartitionFailedError):
+        await appended.durable
+
+
+async def test_a_leader_that_another_broker_named_meanwhile_stays() -> None:
+    cluster = Cluster()
+    topic = await cluster.make_topic()
+    broker = await cluster.join(1)
+    await cluster.join(2)
+    place = leader_key(topic.topic_id, 0)
+
+    def name_beside() -> None:
+        cluster.controllers._put_item(
+            kv_pb2.KVToPut(
+                namespace=cluster.keys.namespace, key=place, value=b'{"leader":2,"epoch":9}'
+            )
+        )
+
+    cluster.controllers.before["PutKVs"] = name_beside
+    await broker.refresh()
+    assert broker.view.leaders[topic.topic_id, 0].node_id == 2
+    assert (await cluster.keys.list(place))[""][0] == {"leader": 2, "epoch": 9}
+
+
+async def test_only_one_broker_names_leaders() -> None:
+    cluster = Cluster()
+    await cluster.make_topic()
+    await cluster.join(1)
+    other = await cluster.join(2)
+    await other.refresh()
+    assert not other.view.leaders
+
+
+async def test_a_replaced_broker_answers_nothing_as_leader_and_leaves_keys_and_streams() -> None:
+    cluster = Cluster()
+    await cluster.make_topic()
+    broker = await cluster.join(1)
+    await _opened(broker)
+    log, names = broker.log_of("t", 0), cluster.controllers.names()
+    await broker.abandon()
+    assert not log.is_writable
+    assert cluster.controllers.names() == names, "they may be of the newer process"
+    assert all(cluster.table.streams[one].is_open for one in log.stream_ids)
+
+
+async def test_a_broker_that_closes_leaves_the_view_after_its_streams_are_closed() -> None:
+    cluster = Cluster()
+    await cluster.make_topic()
+    broker = await cluster.join(1)
+    await _opened(broker)
+    log = broker.log_of("t", 0)
+
+    def look() -> None:
+        assert not any(cluster.table.streams[one].is_open for one in log.stream_ids)
+
+    cluster.controllers.before["DeleteKVs"] = look
+    await broker.close()
+    assert not cluster.controllers.before
+    assert "broker/1" not in cluster.controllers.names()
+
+
+# -- topics
+
+
+async def _delete(broker: Broker, name: str = "t") -> Code:
+    tree = {"topic_names": [name], "timeout": 1000}
+    answer = await _asked(broker, topic_calls.delete_topics, (20, 3), tree)
+    code: Code = answer["responses"][0]["error_code"]
+    return code
+
+
+async def test_a_deletion_is_noted_before_the_topic_goes() -> None:
+    cluster = Cluster()
+    topic = await cluster.make_topic(partitions=2)
+    broker = await cluster.join(1)
+    await _opened(broker)
+    seen: list[bool] = []
+    noted = deleted_key(topic.topic_id)
+    cluster.controllers.before["DeleteKVs"] = lambda: seen.append(
+        noted in cluster.controllers.names()
+    )
+    assert await _delete(broker) is Code.NONE
+    assert seen == [True]
+    assert not broker.logs
+    left = cluster.controllers.names()
+    assert noted in left
+    assert not {topic_key("t"), leader_key(topic.topic_id, 0), leader_key(topic.topic_id, 1)} & left
+    assert await _delete(broker) is Code.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _stream(stream_id: int, topic_id: str, *, is_open: bool = False) -> Any:
+    tags = {"0": topic_id} if topic_id else {}
+    return SimpleNamespace(stream_id=stream_id, epoch=3, is_open=is_open, tags=tags)
+
+
+async def test_only_closed_streams_of_deleted_topics_are_deleted() -> None:
+    cluster = Cluster()
+    client = cast(Any, Client(cluster.controllers, 1, cluster.table))
+    note = {"partitions": 1, "at_ms": 0}
+    await cluster.keys.put({deleted_key("gone"): note, deleted_key("half"): note})
+    cluster.controllers.described = [
+        _stream(1, "gone"),
+        _stream(2, "gone", is_open=True),
+        _stream(3, "half"),
+        _stream(4, "other"),
+        _stream(5, ""),
+    ]
+    count = await delete_streams_of_deleted(client, cluster.keys, {"half"}, NOTE_KEPT_MS)
+    (asked,) = [
+        one
+        for one in cluster.controllers.asked
+        if isinstance(one, streams_pb2.DeleteStreamsRequest)
+    ]
+    assert [(one.stream_id, one.stream_epoch) for one in asked.streams] == [(1, 3)]
+    assert count == 1
+    assert deleted_key("gone") in cluster.controllers.names(), "a stream of it is left"
+
+
+async def test_a_note_of_a_deletion_goes_after_the_last_stream_and_a_while() -> None:
+    cluster = Cluster()
+    client = cast(Any, Client(cluster.controllers, 1, cluster.table))
+    note, meta = deleted_key("gone"), meta_key("gone", 1)
+    await cluster.keys.put({note: {"partitions": 2, "at_ms": 1000}})
+    await cluster.keys.claim_stream_id(meta, 7)
+    await delete_streams_of_deleted(client, cluster.keys, (), 1000 + NOTE_KEPT_MS - 1)
+    assert cluster.controllers.names() == {note, meta}
+    await delete_streams_of_deleted(client, cluster.keys, (), 1000 + NOTE_KEPT_MS)
+    assert not cluster.controllers.names()
+
+
+async def _create(broker: Broker, name: str = "t", *, count: int = 2, only: bool = False) -> Code:
+    topic = {
+        "name": name,
+        "num_partitions": count,
+        "replication_factor": 1,
+        "assignments": [],
+        "configs": [],
+    }
+    tree = {"topics": [topic], "timeout": 1000, "validate_only": only}
+    answer = await _asked(broker, topic_calls.create_topics, (19, 4), tree)
+    code: Code = answer["topics"][0]["error_code"]
+    return code
+
+
+async def test_a_topic_is_made_once_and_not_by_a_look() -> None:
+    cluster = Cluster()
+    broker = await cluster.join(1)
+    assert await _create(broker, only=True) is Code.NONE
+    assert topic_key("t") not in cluster.controllers.names()
+    assert await _create(broker) is Code.NONE
+    made = broker.view.topics["t"]
+    assert await _create(broker, count=3) is Code.TOPIC_ALREADY_EXISTS
+    broker.view = ClusterView()
+    with pytest.raises(KafkaError, match="there is a topic"):
+        await topic_calls._create(broker, "t", 3, {})
+    await broker.refresh()
+    assert broker.view.topics["t"] == made
+    assert await _create(broker, "bad/name") is Code.INVALID_TOPIC
+    assert await _create(broker, "none", count=0) is Code.INVALID_PARTITIONS
+
+
+async def _grow(broker: Broker, count: int, *, only: bool = False) -> Code:
+    topic = {"name": "t", "count": count, "assignments": None}
+    tree = {"topics": [topic], "timeout": 1000, "validate_only": only}
+    answer = await _asked(broker, topic_calls.create_partitions, (37, 1), tree)
+    code: Code = answer["results"][0]["error_code"]
+    return code
+
+
+async def test_a_topic_only_grows_and_not_over_a_change_of_another_broker() -> None:
+    cluster = Cluster()
+    broker = await cluster.join(1)
+    topic = await cluster.make_topic(partitions=2)
+    assert await _grow(broker, 2) is Code.INVALID_PARTITIONS
+    assert await _grow(broker, 1) is Code.INVALID_PARTITIONS
+    assert await _grow(broker, 3, only=True) is Code.NONE
+    assert broker.view.topics["t"].partitions == 2
+    assert await _grow(broker, 3) is Code.NONE
+    assert broker.view.topics["t"].partitions == 3
+
+    def grow_beside() -> None:
+        cluster.controllers._put_item(
+            kv_pb2.KVToPut(
+                namespace=cluster.keys.namespace,
+                key=topic_key("t"),
+                value=b'{"id":"%s","partitions":9,"configs":{}}' % topic.topic_id.encode(),
+                overwrite=True,
+            )
+        )
+
+    await _opened(broker)
+    cluster.controllers.before["PutKVs"] = grow_beside
+    assert await _grow(broker, 4) is Code.REQUEST_TIMED_OUT
+    assert broker.view.topics["t"].partitions == 9
+    await _opened(broker)
+
+
+async def test_metadata_names_no_leader_that_is_gone() -> None:
+    cluster = Cluster()
+    topic = await cluster.make_topic()
+    await cluster.keys.put({leader_key(topic.topic_id, 0): Leader(9, 4).document()})
+    await cluster.join(1)
+    other = await cluster.join(2)
+    await other.refresh()
+    asked = {
+        "allow_auto_topic_creation": False,
+        "include_cluster_authorized_operations": False,
+        "include_topic_authorized_operations": False,
+    }
+    tree = {**asked, "topics": None}
+    answer = await _asked(other, topic_calls.metadata, (3, 8), tree)
+    (row,) = answer["topics"][0]["partitions"]
+    assert (row["error_code"], row["leader_id"]) == (Code.LEADER_NOT_AVAILABLE, -1)
+    assert not row["isr_nodes"]
+    absent = {**asked, "topics": [{"name": "absent"}]}
+    answer = await _asked(other, topic_calls.metadata, (3, 8), absent)
+    assert answer["topics"][0]["error_code"] is Code.UNKNOWN_TOPIC_OR_PARTITION
+    assert topic_key("absent") not in cluster.controllers.names()
