@@ -19,6 +19,7 @@ from tests.mutants.levels import LEVELS
 from tests.mutants.membership import MEMBERSHIP
 from tests.mutants.monitoring import MONITORING
 from tests.mutants.object_logs import OBJECT_LOGS
+from tests.mutants.offloads import OFFLOADS
 from tests.mutants.outages import OUTAGES
 from tests.mutants.overload import OVERLOAD
 from tests.mutants.peers import PEERS
@@ -60,6 +61,7 @@ _ALL = (
     *DAMAGE,
     *FENCES,
     *SHAPES,
+    *OFFLOADS,
     *KAFKA,
     *LEASES,
 )

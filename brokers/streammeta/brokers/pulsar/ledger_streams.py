@@ -18,10 +18,10 @@ from streammeta.brokers.pulsar.blocks import Entry
 from streammeta.brokers.pulsar.ledger_values import LedgerMetadata
 from streammeta.brokers.pulsar.object_names import data_name, ledger_id_of, uuid_of
 from streammeta.brokers.pulsar.offloader import (
-    READ_ENTRIES,
     LedgerSource,
     NotAppendableError,
     check_offloadable,
+    read_entries,
 )
 from streammeta.brokers.pulsar.read_errors import (
     IncorrectParameterError,
@@ -104,10 +104,7 @@ class LedgerStreams:
         appended: list[asyncio.Future[int]] = []
         first = 0
         while first <= last:
-            entries = await ledger.read(first, min(first + READ_ENTRIES - 1, last))
-            wanted = range(first, first + len(entries))
-            if not entries or [one.entry_id for one in entries] != list(wanted):
-                raise ValueError(f"ledger {ledger.ledger_id} has no entry {first}")
+            entries = await read_entries(ledger, first)
             appended.append(await writer.append_many(stream_id, [one.data for one in entries]))
             first += len(entries)
         await writer.flush()

@@ -71,6 +71,26 @@ class LedgerSource(Protocol):
         ...
 
 
+async def read_entries(ledger: LedgerSource, first: int) -> Sequence[Entry]:
+    """Return entries of a ledger from `first` on, not all at once.
+
+    A copy of other entries than a ledger has would stand for it once the source is deleted.
+
+    Raises:
+        ValueError: the source returned none, or others than the ones that follow.
+    """
+    last = min(first + READ_ENTRIES - 1, ledger.metadata.last_entry)
+    entries = await ledger.read(first, last)
+    ids = [one.entry_id for one in entries]
+    if not ids or ids != list(range(first, first + len(ids))) or ids[-1] > last:
+        found = f"{ids[0]}..{ids[-1]}" if ids else "none"
+        raise ValueError(
+            f"ledger {ledger.ledger_id} returned {len(ids)} entries, {found}, for {first}..{last};"
+            " check its source, then offload it again"
+        )
+    return entries
+
+
 def check_offloadable(ledger: LedgerSource) -> None:
     """Raise `ValueError` if a ledger is open or empty."""
     metadata = ledger.metadata
@@ -99,7 +119,8 @@ class Offloader:
 
         Raises:
             NotAppendableError: this offloader only reads.
-            ValueError: the ledger is open or empty, or an entry is too large for a block.
+            ValueError: the ledger is open or empty, the source gives other entries than it has, or
+                an entry is too large for a block.
             BlobError: the store failed; neither object is left, unless it can't be deleted either.
         """
         if not self.is_appendable:
@@ -149,9 +170,7 @@ class Offloader:
         held = sum(ENTRY_HEADER_SIZE + len(one.data) for one in waiting)
         following = first + len(waiting)
         while following <= last and held < size:
-            read = await ledger.read(following, min(following + READ_ENTRIES - 1, last))
-            if not read:
-                raise ValueError(f"ledger {ledger.ledger_id} has no entry {following}")
+            read = await read_entries(ledger, following)
             waiting += read
             held += sum(ENTRY_HEADER_SIZE + len(one.data) for one in read)
             following += len(read)

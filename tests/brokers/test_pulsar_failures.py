@@ -1,0 +1,275 @@
+"""Offloads and reads that fail: what is left, what counts, and what is never read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from streammeta.brokers.pulsar.blobs import BlobError, MemoryBlobs, MemoryUpload
+from streammeta.brokers.pulsar.blocks import Entry
+from streammeta.brokers.pulsar.ledger_list import ManagedLedger
+from streammeta.brokers.pulsar.ledger_reader import LedgerReader
+from streammeta.brokers.pulsar.ledger_values import LedgerInfo, OffloadContext, OffloadSegment
+from streammeta.brokers.pulsar.list_store import MemoryListStore, encode_list
+from streammeta.brokers.pulsar.object_names import data_name, index_name
+from streammeta.brokers.pulsar.offloader import NotAppendableError, Offloader
+from streammeta.brokers.pulsar.read_errors import NoSuchLedgerError
+from streammeta.brokers.pulsar.segments import Segments
+from streammeta.brokers.pulsar.streaming import OfferResult, SegmentLimits, StreamingSegment
+from tests.conformance.pulsar_formats import UUID
+from tests.conformance.pulsar_ledgers import Sources
+from tests.conformance.pulsar_offload import LEDGER, MemoryLedger
+
+OTHER = UUID[:-1] + "0"
+LIMITS = SegmentLimits(segment_bytes=1 << 20, buffer_bytes=900, block_bytes=300)
+
+
+@dataclass(slots=True)
+class Traced(MemoryBlobs):
+    """Notes its calls, and the uploads that were neither completed nor aborted."""
+
+    calls: list[str] = field(default_factory=list)
+    open_uploads: set[str] = field(default_factory=set)
+
+    def check(self, call: str) -> None:
+        self.calls.append(call)
+        MemoryBlobs.check(self, call)
+
+    async def begin(self, name: str, metadata: Mapping[str, str]) -> TracedUpload:
+        self.check("begin")
+        self.open_uploads.add(name)
+        return TracedUpload(self, name, dict(metadata))
+
+
+class TracedUpload(MemoryUpload):
+    async def complete(self) -> None:
+        await super().complete()
+        self.traced.open_uploads.discard(self.name)
+
+    async def abort(self) -> None:
+        await super().abort()
+        self.traced.open_uploads.discard(self.name)
+
+    @property
+    def traced(self) -> Traced:
+        assert isinstance(self.blobs, Traced)
+        return self.blobs
+
+
+# ---- offloads ----
+
+
+@pytest.mark.parametrize("failing", ["begin", "part", "complete", "put"])
+async def test_a_failed_offload_leaves_neither_object_nor_parts(failing: str) -> None:
+    blobs = Traced(fails={failing})
+    with pytest.raises(BlobError, match=f"{failing} failed"):
+        await Offloader(blobs, 300).offload(MemoryLedger(LEDGER, [b"a" * 90] * 9), UUID, {})
+    assert not blobs.kept
+    assert not blobs.open_uploads
+
+
+async def test_the_index_is_written_when_the_data_are_whole() -> None:
+    blobs = Traced()
+    await Offloader(blobs, 300).offload(MemoryLedger(LEDGER, [b"a" * 90] * 3), UUID, {})
+    assert blobs.calls[0] == "begin"
+    assert set(blobs.calls[1:-2]) == {"part"}
+    assert blobs.calls[-2:] == ["complete", "put"]
+    assert set(blobs.kept) == {data_name(UUID, LEDGER), index_name(UUID, LEDGER)}
+
+
+@pytest.mark.parametrize(
+    ("answer", "complaint"),
+    [
+        ([], "returned 0 entries, none, for 0..4"),
+        ([0, 2, 3, 4], "returned 4 entries, 0..4"),
+        ([1, 2, 3, 4], "returned 4 entries, 1..4"),
+        ([0, 0, 1, 2], "returned 4 entries, 0..2"),
+        ([0, 1, 2, 3, 4, 5], "returned 6 entries, 0..5"),
+    ],
+)
+async def test_a_source_that_gives_other_entries_than_it_has_is_not_copied(
+    answer: list[int], complaint: str
+) -> None:
+    """The copy would stand for the ledger when its source is deleted."""
+
+    class Wrong(MemoryLedger):
+        async def read(self, first: int, last: int) -> list[Entry]:
+            return [Entry(at, b"x" * 20) for at in answer]
+
+    blobs = Traced()
+    with pytest.raises(ValueError, match=complaint):
+        await Offloader(blobs, 300).offload(Wrong(LEDGER, [b"x" * 20] * 5), UUID, {})
+    assert not blobs.kept
+    assert not blobs.open_uploads
+
+
+async def test_what_is_open_or_empty_is_not_copied_and_a_reader_copies_nothing() -> None:
+    blobs = Traced()
+    open_ledger = MemoryLedger(LEDGER, [b"a"], is_closed=False)
+    for ledger in (open_ledger, MemoryLedger(LEDGER, [])):
+        with pytest.raises(ValueError, match="is open or empty"):
+            await Offloader(blobs).offload(ledger, UUID, {})
+    with pytest.raises(NotAppendableError):
+        await Offloader(blobs, is_appendable=False).offload(MemoryLedger(1, [b"a"]), UUID, {})
+    assert blobs.calls == []
+
+
+# ---- streaming ----
+
+
+def offered(blobs: MemoryBlobs, uuid: str, first: int, bodies: Sequence[bytes]) -> StreamingSegment:
+    segment = StreamingSegment(blobs, uuid, LEDGER, first, limits=LIMITS)
+    for at, body in enumerate(bodies, start=first):
+        assert segment.offer(LEDGER, Entry(at, body)) is OfferResult.SUCCESS
+    return segment
+
+
+@pytest.mark.parametrize("failing", ["begin", "part"])
+async def test_a_segment_whose_upload_fails_leaves_nothing_and_takes_nothing(failing: str) -> None:
+    blobs = Traced()
+    segment = offered(blobs, UUID, 0, [b"a" * 100] * 3)
+    if failing == "part":
+        await segment.upload_blocks()
+        for at in range(3, 6):
+            assert segment.offer(LEDGER, Entry(at, b"b" * 100)) is OfferResult.SUCCESS
+    blobs.fails = {failing}
+    with pytest.raises(BlobError):
+        await segment.upload_blocks()
+    assert segment.offer(LEDGER, Entry(6, b"c")) is OfferResult.FAIL_SEGMENT_CLOSED
+    with pytest.raises(ValueError, match="is finished"):
+        await segment.finish()
+    assert not blobs.kept
+    assert not blobs.open_uploads
+
+
+async def test_a_segment_that_is_abandoned_leaves_nothing() -> None:
+    blobs = Traced()
+    segment = offered(blobs, UUID, 0, [b"a" * 100] * 3)
+    await segment.upload_blocks()
+    await segment.abandon()
+    assert segment.is_closed
+    assert not blobs.open_uploads
+    assert not blobs.kept
+
+
+async def test_a_segment_is_full_at_its_bound_and_not_before() -> None:
+    limits = SegmentLimits(segment_bytes=250, buffer_bytes=900, block_bytes=300)
+    segment = StreamingSegment(MemoryBlobs(), UUID, LEDGER, 0, limits=limits)
+    results = [segment.offer(LEDGER, Entry(at, b"a" * 100)) for at in range(4)]
+    assert results == [OfferResult.SUCCESS] * 3 + [OfferResult.FAIL_SEGMENT_CLOSED]
+    end = await segment.finish()
+    assert (end.ledger_id, end.entry_id) == (LEDGER, 2)
+
+
+async def test_of_two_segments_with_an_entry_the_later_one_counts() -> None:
+    blobs = MemoryBlobs()
+    for uuid, first, body in ((UUID, 0, b"early"), (OTHER, 3, b"late")):
+        await offered(blobs, uuid, first, [body] * 6).finish()
+    handle = await Segments(blobs).open(LEDGER, [UUID, OTHER])
+    read = await handle.read(0, 8)
+    assert read == [Entry(at, b"early" if at < 3 else b"late") for at in range(9)]
+    assert await handle.read(2, 3) == [Entry(2, b"early"), Entry(3, b"late")]
+
+
+async def test_a_segment_that_can_not_be_deleted_raises_and_both_objects_go_in_the_end() -> None:
+    blobs = MemoryBlobs()
+    await offered(blobs, UUID, 0, [b"a"]).finish()
+    blobs.fails = {"delete"}
+    with pytest.raises(BlobError):
+        await Segments(blobs).delete(UUID)
+    blobs.fails = set()
+    for _ in range(2):
+        await Segments(blobs).delete(UUID)
+    assert not blobs.kept
+
+
+# ---- reads ----
+
+
+class Opener:
+    """Opens copies whose only entry names their place and uuid."""
+
+    def __init__(self, place: bytes) -> None:
+        self.place = place
+        self.opened: list[Any] = []
+
+    async def open(self, ledger_id: int, uuid: Any) -> Opened:
+        self.opened.append(uuid)
+        return Opened(b"%s %s" % (self.place, str(uuid).encode()))
+
+
+@dataclass
+class Opened:
+    body: bytes
+    is_closed: bool = False
+
+    async def read(self, first: int, last: int) -> list[Entry]:
+        return [Entry(first, self.body)]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+async def managed_with(context: OffloadContext | None) -> ManagedLedger:
+    ledgers = [LedgerInfo(1, 1, 1, 1, context), LedgerInfo(2)]
+    sources = Sources({1: MemoryLedger(1, [b"source"])})
+    managed = ManagedLedger(
+        "m",
+        MemoryListStore(encode_list(ledgers)),
+        sources,
+        Offloader(MemoryBlobs()),
+        lambda: 0,
+        segments=Segments(MemoryBlobs()),
+    )
+    await managed.open()
+    return managed
+
+
+async def test_a_copy_that_is_not_whole_is_not_read() -> None:
+    for context in (None, OffloadContext(UUID, False, None, 1)):
+        copies = Opener(b"copy")
+        reader = LedgerReader(await managed_with(context), copies)
+        assert [one.data for one in await reader.read(1, 0, 0)] == [b"source"]
+        assert copies.opened == []
+
+
+async def test_a_ledger_that_was_offloaded_again_is_read_from_its_new_copy() -> None:
+    managed = await managed_with(OffloadContext(UUID, True, None, 1))
+    copies = Opener(b"copy")
+    reader = LedgerReader(managed, copies)
+    for uuid in (UUID, UUID, OTHER):
+        managed.ledgers[0] = LedgerInfo(1, 1, 1, 1, OffloadContext(uuid, True, None, 1))
+        assert [one.data for one in await reader.read(1, 0, 0)] == [b"copy " + uuid.encode()]
+    assert copies.opened == [UUID, OTHER]
+    reader.close()
+    assert reader.open_handles == 0
+
+
+async def test_a_copy_in_a_former_place_is_read_there() -> None:
+    context = OffloadContext(UUID, True, None, 1, "old")
+    copies, former = Opener(b"new"), Opener(b"old")
+    reader = LedgerReader(await managed_with(context), copies, former={"old": former})
+    assert [one.data for one in await reader.read(1, 0, 0)] == [b"old " + UUID.encode()]
+    assert copies.opened == []
+
+
+async def test_a_segment_that_is_not_whole_is_not_read() -> None:
+    whole, half = (
+        OffloadSegment(uuid, complete, 5, 6, None, "aws-s3", {"bucket": "b"})
+        for uuid, complete in ((UUID, True), (OTHER, False))
+    )
+    context = OffloadContext("", complete=True, segments=(whole, half))
+    segments = Opener(b"segments")
+    reader = LedgerReader(await managed_with(context), Opener(b"copy"), segments=segments)
+    await reader.read(1, 0, 0)
+    assert segments.opened == [[UUID]]
+
+
+async def test_a_ledger_that_the_list_does_not_name_is_not_read_though_a_copy_is_there() -> None:
+    copies = Opener(b"copy")
+    with pytest.raises(NoSuchLedgerError):
+        await LedgerReader(await managed_with(None), copies).read(9, 0, 0)
+    assert copies.opened == []

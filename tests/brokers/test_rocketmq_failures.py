@@ -1,0 +1,489 @@
+"""Files of RocketMQ's shape when the store, the metadata or a process fails in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from streammeta.brokers.rocketmq.dispatch import Dispatcher, GroupCommit, LocalMessage
+from streammeta.brokers.rocketmq.file_segment import AppendResult
+from streammeta.brokers.rocketmq.flat_file import FlatFile, MemoryKeeper, SizeUnknownError
+from streammeta.brokers.rocketmq.key_index_service import (
+    IndexSizes,
+    IndexStatus,
+    KeyIndexService,
+    MemoryShelf,
+)
+from streammeta.brokers.rocketmq.message import Message, encode_message
+from streammeta.brokers.rocketmq.metadata import MetadataTable, SegmentStatus
+from streammeta.brokers.rocketmq.names import SegmentType
+from streammeta.brokers.rocketmq.storage import MemorySegment, MemorySegmentStore
+from tests.conformance.rocketmq_files import NOW_MS, QUEUE, FailingSegment, FileWorld
+
+PATH = "b/rmq_sys_INDEX/0"
+SIZES = IndexSizes(5, 8)
+
+
+class BackendDownError(Exception):
+    """The backend, or the metadata's store, is told to fail."""
+
+
+@dataclass(slots=True)
+class FailingKeeper(MemoryKeeper):
+    """Metadata that can be out of reach; `durable` is what the last save has made durable."""
+
+    fails: bool = False
+    durable: str = field(default_factory=lambda: MetadataTable().encode())
+
+    async def save(self) -> None:
+        if self.fails:
+            raise BackendDownError
+        self.durable = self.table.encode()
+
+    def after_restart(self) -> FailingKeeper:
+        return FailingKeeper(MetadataTable.decode(self.durable))
+
+
+class SegmentsThatFail(MemorySegmentStore):
+    """Segments of which chosen kinds can't be deleted."""
+
+    keeps: frozenset[SegmentType] = frozenset()
+
+    def segment(self, path: str, kind: SegmentType, base_offset: int) -> MemorySegment:
+        place = (path, kind, base_offset)
+        return self.segments.setdefault(place, _Undeletable(self, kind))
+
+
+class _Undeletable(FailingSegment):
+    def __init__(self, store: SegmentsThatFail, kind: SegmentType) -> None:
+        super().__init__()
+        self._store = store
+        self._kind = kind
+
+    async def destroy(self) -> None:
+        if self._kind in self._store.keeps:
+            raise BackendDownError
+        await super().destroy()
+
+
+def a_world() -> tuple[FileWorld, FailingKeeper, SegmentsThatFail]:
+    keeper, store = FailingKeeper(), SegmentsThatFail()
+    return FileWorld(store=store, keeper=keeper), keeper, store
+
+
+def backend_of(file: FlatFile) -> FailingSegment:
+    storage = file.writable().storage
+    assert isinstance(storage, FailingSegment)
+    return storage
+
+
+def stored(offset: int, key: str = "", body: bytes = b"") -> bytes:
+    properties = {"KEYS": key} if key else {}
+    message = Message(
+        topic=QUEUE.topic,
+        body=body,
+        queue_offset=offset,
+        store_timestamp_ms=NOW_MS,
+        properties=properties,
+    )
+    return encode_message(message)
+
+
+# ---- flat files ----
+
+
+async def test_a_full_segment_that_can_not_be_committed_is_followed_by_none() -> None:
+    world, _, _ = a_world()
+    file = world.flat_file(10)
+    await file.init_offset(0)
+    assert await file.append(b"12345678", 1) is AppendResult.SUCCESS
+    backend_of(file).fails = True
+    assert await file.append(b"abcdefgh", 2) is AppendResult.UNKNOWN_ERROR
+    assert (len(file.segments), file.append_offset, file.commit_offset) == (1, 8, 0)
+    backend_of(file).fails = False
+    assert await file.append(b"abcdefgh", 2) is AppendResult.SUCCESS
+    assert await file.commit()
+    assert await file.read(0, 16) == b"12345678abcdefgh"
+
+
+async def test_bytes_larger_than_any_segment_change_nothing() -> None:
+    world, _, _ = a_world()
+    file = world.flat_file(10)
+    await file.init_offset(0)
+    await file.append(b"1234", 1)
+    assert await file.append(b"x" * 11, 2) is AppendResult.FILE_FULL
+    assert await file.append(b"x" * 10, 2) is AppendResult.SUCCESS
+    assert [one.base_offset for one in file.segments] == [0, 4]
+
+
+async def test_a_segment_takes_nothing_before_the_metadata_has_it() -> None:
+    """Its bytes would be in no file after a restart."""
+    world, keeper, _ = a_world()
+    file = world.flat_file(10)
+    keeper.fails = True
+    with pytest.raises(BackendDownError):
+        await file.init_offset(7)
+    assert file.segments == []
+    keeper.fails = False
+    await file.init_offset(7)
+    await file.append(b"1234", 1)
+    await file.commit()
+    keeper.fails = True
+    with pytest.raises(BackendDownError):
+        await file.roll(11)
+    assert [one.base_offset for one in file.segments] == [7]
+
+
+async def test_every_segment_and_its_size_are_durable_after_a_restart() -> None:
+    world, keeper, store = a_world()
+    file = world.flat_file(10)
+    await file.init_offset(0)
+    for at in range(5):
+        assert await file.append(b"%d" % at * 8, at) is AppendResult.SUCCESS
+        assert await file.commit()
+    again = FileWorld(store=store, keeper=keeper.after_restart()).flat_file(10)
+    await again.open()
+    assert [one.base_offset for one in again.segments] == [0, 8, 16, 24, 32]
+    assert [one.closed for one in again.segments] == [True] * 4 + [False]
+    assert again.commit_offset == again.append_offset == 40
+    assert await again.read(0, 40) == b"".join(b"%d" % at * 8 for at in range(5))
+    assert (again.min_timestamp_ms, again.max_timestamp_ms) == (0, 4)
+
+
+async def test_a_segment_of_unknown_size_is_not_taken_for_an_empty_one() -> None:
+    world, _, _ = a_world()
+    file = world.flat_file(10)
+    await file.init_offset(0)
+    await file.append(b"1234", 1)
+    await file.commit()
+    backend_of(file).size_known = False
+    with pytest.raises(SizeUnknownError):
+        await world.flat_file(10).open()
+
+
+async def test_a_segment_never_overlaps_the_one_before() -> None:
+    world, _, _ = a_world()
+    file = world.flat_file(10)
+    await file.init_offset(0)
+    await file.append(b"1234", 1)
+    with pytest.raises(ValueError, match="begins at 3, wanted 4 or more"):
+        await file.roll(3)
+    assert len(file.segments) == 1
+
+
+async def test_a_segment_that_can_not_be_deleted_stays_in_the_metadata_and_goes_later() -> None:
+    world, keeper, store = a_world()
+    file = world.flat_file(10)
+    await file.init_offset(0)
+    for at in range(2):
+        await file.append(b"%d" % at * 8, at)
+        await file.commit()
+    store.keeps = frozenset({SegmentType.CONSUME_QUEUE})
+    with pytest.raises(BackendDownError):
+        await file.expire(1)
+    assert len(keeper.table.segments) == 2
+    again = FileWorld(store=store, keeper=keeper.after_restart()).flat_file(10)
+    await again.open()
+    store.keeps = frozenset()
+    assert await again.expire(1) == 1
+    assert [base for _, _, base in keeper.after_restart().table.segments] == [0, 8]
+    assert [one.base_offset for one in again.segments] == [8]
+    assert not store.segments[QUEUE.path, SegmentType.CONSUME_QUEUE, 0].data
+
+
+async def test_what_waits_for_a_commit_does_not_expire() -> None:
+    world, _, _ = a_world()
+    file = world.flat_file(10)
+    await file.init_offset(0)
+    await file.append(b"1234", 1)
+    assert await file.expire(NOW_MS) == 0
+    await file.commit()
+    assert await file.expire(1) == 0, "not older, but as old"
+    assert await file.expire(2) == 1
+    assert (file.min_offset, file.commit_offset, file.append_offset) == (4, 4, 4)
+    assert await file.append(b"5678", 3) is AppendResult.SUCCESS
+    assert file.writable().base_offset == 4
+
+
+async def test_a_file_that_was_destroyed_begins_anew() -> None:
+    world, keeper, store = a_world()
+    file = world.flat_file(10)
+    await file.init_offset(5)
+    for at in range(3):
+        await file.append(b"%d" % at * 8, at)
+    await file.destroy()
+    assert (file.segments, file.append_offset) == ([], 0)
+    assert keeper.after_restart().table.segments == {}
+    assert not any(one.data for one in store.segments.values())
+
+
+async def test_a_sealed_segment_is_sealed_once() -> None:
+    world, keeper, _ = a_world()
+    file = world.flat_file(10)
+    await file.init_offset(0)
+    await file.append(b"1234", 1)
+    await file.commit()
+    (noted,) = keeper.table.segments.values()
+    assert noted.status is SegmentStatus.NEW
+    assert await file.seal()
+    (sealed,) = keeper.after_restart().table.segments.values()
+    assert (sealed.status, sealed.size, sealed.seal_ms) == (SegmentStatus.SEALED, 4, NOW_MS)
+
+
+# ---- messages ----
+
+
+async def test_an_item_is_appended_only_if_its_message_was() -> None:
+    world, _, _ = a_world()
+    file = world.message_file()
+    await file.init_offset(0)
+    file.commit_log.writable().max_buffers = 1
+    assert await file.append(stored(0), 0) is AppendResult.SUCCESS
+    assert await file.append(stored(1), 0) is AppendResult.BUFFER_FULL
+    assert (file.append_offset, file.consume_queue.append_offset) == (1, 20)
+    await file.commit()
+    assert await file.append(stored(1), 0) is AppendResult.SUCCESS
+    await file.commit()
+    assert [one.queue_offset for one in await file.read(0, 9)] == [0, 1]
+
+
+async def test_no_hole_is_made_over_messages_that_wait() -> None:
+    world, _, _ = a_world()
+    file = world.message_file()
+    await file.init_offset(0)
+    await file.append(stored(0), 0)
+    backend_of(file.commit_log).fails = True
+    with pytest.raises(ValueError, match="can't be committed now"):
+        await file.skip_to(5)
+    assert file.append_offset == 1
+    backend_of(file.commit_log).fails = False
+    await file.skip_to(5)
+    await file.append(stored(5), 0)
+    await file.commit()
+    assert [one.queue_offset for one in await file.read(0, 9)] == [0]
+    assert [one.queue_offset for one in await file.read(1, 9)] == [5]
+
+
+async def test_items_expire_before_the_messages_that_they_point_at() -> None:
+    world, _, store = a_world()
+    file = world.message_file()
+    await file.init_offset(0)
+    await file.append(stored(0), 0)
+    await file.commit()
+    store.keeps = frozenset({SegmentType.CONSUME_QUEUE})
+    with pytest.raises(BackendDownError):
+        await file.expire(NOW_MS + 1)
+    assert store.segments[QUEUE.path, SegmentType.COMMIT_LOG, 0].data
+    kinds = {kind for _, kind, _ in world.keeper.table.segments}
+    assert SegmentType.COMMIT_LOG in kinds
+    assert world.keeper.table.queues[QUEUE].max_offset == 1
+
+
+# ---- dispatch ----
+
+
+@dataclass
+class Local:
+    """A local queue that has more messages than may be dispatched."""
+
+    bodies: Sequence[bytes]
+    max_offset: int
+    min_offset: int = 0
+
+    def offset_at(self, timestamp_ms: int) -> int:
+        return 0
+
+    def read(self, offset: int, count: int) -> list[LocalMessage]:
+        ends = enumerate(self.bodies)
+        return [LocalMessage(stored(at, f"k{at}", one)) for at, one in ends if at >= offset]
+
+
+async def a_dispatcher(world: FileWorld, local: Local) -> Dispatcher:
+    index = await KeyIndexService.open(
+        PATH, MemorySegmentStore(), MemoryShelf(), lambda: NOW_MS, IndexSizes(50, 500)
+    )
+    clock = world.clock
+    return Dispatcher(local, world.message_file(), index, 1, lambda: clock.now_ms, GroupCommit())
+
+
+async def indexed(dispatcher: Dispatcher, count: int) -> list[int]:
+    found = [await dispatcher.index.query(QUEUE.topic, f"k{at}", 9) for at in range(count)]
+    return [len(items) for items in found]
+
+
+async def test_nothing_above_the_dispatchable_end_is_moved() -> None:
+    world, _, _ = a_world()
+    local = Local([b"a", b"b", b"c", b"d"], max_offset=2)
+    one = await a_dispatcher(world, local)
+    for _ in range(3):
+        await one.dispatch(force=True)
+    assert (one.file.append_offset, one.file.commit_offset) == (2, 2)
+    local.max_offset = 3
+    await one.dispatch(force=True)
+    assert one.file.commit_offset == 3
+    assert [each.queue_offset for each in await one.file.read(0, 9)] == [0, 1, 2]
+
+
+async def test_keys_wait_for_the_commit_of_their_messages_and_are_indexed_once() -> None:
+    world, _, _ = a_world()
+    one = await a_dispatcher(world, Local([b"a", b"b", b"c"], max_offset=2))
+    await one.dispatch(force=True)
+    backend_of(one.file.commit_log).fails = True
+    for _ in range(3):
+        assert not await one.dispatch(force=True)
+    assert await indexed(one, 3) == [0, 0, 0]
+    assert one.file.append_offset == 2, "nothing further is moved meanwhile"
+    backend_of(one.file.commit_log).fails = False
+    for _ in range(3):
+        await one.dispatch(force=True)
+    assert await indexed(one, 3) == [1, 1, 0]
+    assert one.file.commit_offset == 2
+
+
+async def test_keys_wait_for_their_items_too() -> None:
+    world, _, _ = a_world()
+    one = await a_dispatcher(world, Local([b"a", b"b"], max_offset=2))
+    await one.dispatch(force=True)
+    backend_of(one.file.consume_queue).fails = True
+    await one.dispatch(force=True)
+    assert not one.file.commit_log_waits
+    assert await indexed(one, 2) == [0, 0]
+    backend_of(one.file.consume_queue).fails = False
+    await one.dispatch(force=True)
+    assert await indexed(one, 2) == [1, 1]
+
+
+async def test_a_new_queue_begins_between_the_ends_of_the_local_one() -> None:
+    for wanted, (first, end, at) in {3: (3, 9, 0), 9: (3, 9, 20), 5: (3, 9, 5)}.items():
+        world, _, _ = a_world()
+        local = Local([b"x"] * 9, max_offset=end, min_offset=first)
+        local.offset_at = lambda timestamp_ms, at=at: at  # type: ignore[method-assign,misc]
+        one = await a_dispatcher(world, local)
+        assert not await one.dispatch(force=True)
+        assert (one.file.min_offset, one.file.append_offset) == (wanted, wanted)
+
+
+async def test_a_topic_that_stays_local_leaves_nothing_in_the_store() -> None:
+    world, keeper, store = a_world()
+    one = await a_dispatcher(world, Local([b"a"], max_offset=1))
+    for _ in range(2):
+        await one.dispatch(force=True)
+    assert any(segment.data for segment in store.segments.values())
+    one.is_filtered = lambda topic: topic == QUEUE.topic
+    assert not await one.dispatch(force=True)
+    assert not any(segment.data for segment in store.segments.values())
+    assert keeper.after_restart().table.segments == {}
+
+
+# ---- key index ----
+
+
+@dataclass(slots=True)
+class FailingShelf(MemoryShelf):
+    """A shelf of which chosen calls fail."""
+
+    fails: set[str] = field(default_factory=set)
+
+    async def remove(self, begin_ms: int) -> None:
+        if "remove" in self.fails:
+            raise BackendDownError
+        await MemoryShelf.remove(self, begin_ms)
+
+    async def note_uploaded(self, begin_ms: int) -> None:
+        if "note" in self.fails:
+            raise BackendDownError
+        await MemoryShelf.note_uploaded(self, begin_ms)
+
+
+async def an_index(
+    shelf: MemoryShelf, store: MemorySegmentStore, now_ms: int = NOW_MS
+) -> KeyIndexService:
+    return await KeyIndexService.open(PATH, store, shelf, lambda: now_ms, SIZES)
+
+
+def fill(index: KeyIndexService, count: int, first: int = 0) -> None:
+    for at in range(first, first + count):
+        index.put(QUEUE.topic, 1, 0, [f"k{at}"], at, 10, NOW_MS)
+
+
+async def found_in(index: KeyIndexService, count: int) -> list[int]:
+    return [len(await index.query(QUEUE.topic, f"k{at}", 9)) for at in range(count)]
+
+
+@pytest.mark.parametrize("failing", ["note", "remove"])
+async def test_an_index_file_is_found_wherever_its_upload_ends(failing: str) -> None:
+    shelf, store = FailingShelf(), MemorySegmentStore()
+    index = await an_index(shelf, store)
+    fill(index, 9)
+    await index.flush()
+    shelf.fails = {failing}
+    with pytest.raises(BackendDownError):
+        await index.compact_oldest()
+    shelf.fails = set()
+    again = await an_index(shelf, store)
+    assert await found_in(again, 9) == [1] * 9
+    while await again.compact_oldest():
+        pass
+    assert IndexStatus.SEALED not in again.statuses
+    assert await found_in(again, 9) == [1] * 9
+    assert await found_in(await an_index(shelf, store), 9) == [1] * 9
+
+
+async def test_an_index_file_whose_upload_fails_stays_local_and_goes_later() -> None:
+    shelf, store = MemoryShelf(), MemorySegmentStore()
+    index = await an_index(shelf, store)
+    fill(index, 9)
+    await index.flush()
+    (oldest, *_) = index.begins_ms
+    backend = FailingSegment()
+    backend.fails = True
+    store.segments[PATH, SegmentType.INDEX, oldest] = backend
+    assert not await index.compact_oldest()
+    assert shelf.done == []
+    assert oldest in shelf.local
+    assert await found_in(index, 9) == [1] * 9
+    backend.fails = False
+    assert await index.compact_oldest()
+    assert shelf.done == [oldest]
+    assert await found_in(index, 9) == [1] * 9
+
+
+async def test_index_files_begin_apart_though_the_clock_is_set_back() -> None:
+    shelf, store = MemoryShelf(), MemorySegmentStore()
+    index = await an_index(shelf, store)
+    fill(index, 9)
+    await index.flush()
+    again = await an_index(shelf, store, NOW_MS - 1000)
+    fill(again, 9, first=9)
+    assert len(set(again.begins_ms)) == len(again.begins_ms) == 4
+    assert again.begins_ms[-1] > max(index.begins_ms)
+    assert await found_in(again, 18) == [1] * 18
+
+
+async def test_remains_of_a_killed_upload_are_not_a_part_of_the_next() -> None:
+    shelf, store = MemoryShelf(), MemorySegmentStore()
+    index = await an_index(shelf, store)
+    fill(index, 9)
+    (oldest, *_) = index.begins_ms
+    store.segments[PATH, SegmentType.INDEX, oldest] = MemorySegment(b"half of an upload")
+    assert await index.compact_oldest()
+    assert await found_in(await an_index(shelf, store), 4) == [1] * 4
+    assert await found_in(index, 9) == [1] * 9
+
+
+async def test_puts_during_an_upload_are_not_lost() -> None:
+    shelf, store = MemoryShelf(), MemorySegmentStore()
+    index = await an_index(shelf, store)
+    fill(index, 9)
+    backend = FailingSegment()
+    backend.waits = asyncio.Event()
+    store.segments[PATH, SegmentType.INDEX, index.begins_ms[0]] = backend
+    compacting = asyncio.create_task(index.compact_oldest())
+    await backend.began.wait()
+    fill(index, 9, first=9)
+    backend.waits.set()
+    assert await compacting
+    assert await found_in(index, 18) == [1] * 18
