@@ -155,6 +155,31 @@ async def test_a_log_that_is_closed_with_all_settled_leaves_its_claim_and_a_seal
     assert (slot.kind, slot.sealer()) == (SlotKind.SEAL, Sealer(NODE, 1))
 
 
+async def test_a_log_is_closed_whose_last_records_were_settled_before_they_had_a_slot(
+    store: MemoryObjectStore, slots: BucketSlots
+) -> None:
+    """A commit may be faster than the log; the seal must not ask for a slot that is deleted."""
+    async with opened(store, 1, replace(QUICK, linger_s=3600.0)) as log:
+        log.append(*encoded(record_at(0)))
+        log.trim(1)
+    assert await all_of(slots) == []
+    async with opened(store, 2) as log:
+        assert list(log.recover()) == []
+
+
+async def test_a_log_that_its_own_process_closed_needs_no_slot(
+    store: MemoryObjectStore, slots: BucketSlots
+) -> None:
+    """Seals of older versions may ask for their last slot, which was deleted."""
+    async with opened(store) as log:
+        await appended(log, 0, 1)
+        log.trim(1)
+    key = name_of().slot_key(2)
+    seal = decode_slot(store.objects()[key], key, NAMESPACE)
+    store.put(key, replace(seal, first_needed=1, durable_below=2).encode())
+    assert await all_of(slots) == []
+
+
 async def test_a_sealed_log_acknowledges_nothing_more(
     store: MemoryObjectStore, slots: BucketSlots
 ) -> None:
@@ -296,6 +321,16 @@ def test_no_slot_under_way_is_past_though_its_records_are_settled() -> None:
     assert queue.past_below <= 1
     slot = decode_slot(b"".join(upload.pieces), upload.key, NAMESPACE)
     assert slot.first_needed <= slot.durable_below == 1
+
+
+def test_records_that_are_settled_before_they_have_a_slot_are_kept_by_none() -> None:
+    queue: SlotQueue[None] = SlotQueue(name_of(), bytes(16), QUICK)
+    queue.append(encoded(record_at(0)), None)
+    queue.trim(1)
+    queue.cut()
+    (upload,) = queue.take_uploads()
+    queue.stored(upload.sequence)
+    assert (queue.needed_from, queue.kept_bytes) == (2, 0)
 
 
 def test_no_more_slots_are_under_way_than_allowed() -> None:

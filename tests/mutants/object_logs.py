@@ -324,4 +324,26 @@ OBJECT_LOGS = (
         """,
         Tested(f"{_FENCES}::test_a_listing_without_the_own_claim_is_repeated"),
     ),
+    Mutant(
+        "settled-before-its-slot-is-kept",
+        "Records that are committed before they have a slot keep that slot needed for ever.",
+        "found by simulation: a closed log asked for a slot that was deleted, at each later start",
+        """
+        streammeta.client.object_log.slot_queue:
+        - self._forget_settled()  # it may have been committed before it got its slot
+        + pass
+        """,
+        Tested(f"{_LOG}::test_records_that_are_settled_before_they_have_a_slot_are_kept_by_none"),
+    ),
+    Mutant(
+        "seal-of-a-closed-log-asks-for-a-slot",
+        "A log that its own process closed is damaged for good if its seal names a deleted slot.",
+        "seals of versions that kept a settled slot",
+        """
+        streammeta.client.object_log.reading:
+        - own = Sealer(name.node_id, name.node_epoch)
+        + own = Sealer(name.node_id, -1)
+        """,
+        Tested(f"{_LOG}::test_a_log_that_its_own_process_closed_needs_no_slot"),
+    ),
 )

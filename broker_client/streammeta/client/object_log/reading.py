@@ -198,6 +198,11 @@ async def _find_needed(slots: SlotStore, name: LogName) -> _Needed | None:
     if newest is None:
         problem = "it is listed, and can't be read" if found.sequences else ""
         return _Needed(name, bytes(LOG_ID_SIZE), last, last, problem=problem)
+    own = Sealer(name.node_id, name.node_epoch)
+    if newest.kind is SlotKind.SEAL and newest.sealer() == own:
+        # Its own process has closed it, and needs none of it. Seals of older versions may say that
+        # their last slot is needed, which is deleted.
+        return _Needed(name, newest.log_id, last, last, _Seal.LISTED)
 
     records, seals = set(found.without_seals), found.seals
     end, seal = newest.first_needed, _Seal.MISSING

@@ -129,6 +129,7 @@ class SlotQueue(Generic[AckT]):
             self._next += 1
             self._placed.append(placed)
             self._kept.append(placed)
+            self._forget_settled()  # it may have been committed before it got its slot
             pieces, group.pieces = slot.encode_around(group.pieces), []
             yield SlotUpload(placed.sequence, self.log.slot_key(placed.sequence), pieces)
 
@@ -186,6 +187,9 @@ class SlotQueue(Generic[AckT]):
         if position > self.end:
             raise ValueError(f"position is {position}, wanted at most the end, {self.end}")
         self.trimmed = max(self.trimmed, position)
+        self._forget_settled()
+
+    def _forget_settled(self) -> None:
         while self._kept and self._kept[0].group.end <= self.trimmed:
             self.kept_bytes -= self._kept.popleft().group.size
 
