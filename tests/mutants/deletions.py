@@ -3,6 +3,8 @@
 from tests.mutants.mutant import Mutant, Tested
 
 _LEADER = "tests/lifecycle/test_lifecycle_deletion.py"
+_CLAIMS = "tests/reconcile/test_reconcile_claims.py"
+_RECONCILE = "tests/reconcile/test_reconcile_deletion.py"
 
 DELETIONS = (
     Mutant(
@@ -105,5 +107,83 @@ DELETIONS = (
         - limit = min(limit, max(1, limit >> count)) if not taken else limit
         """,
         Tested(f"{_LEADER}::test_the_more_often_keys_were_refused_the_fewer_are_tried_together"),
+    ),
+    Mutant(
+        "plan-without-the-claims",
+        "A plan by a map of an earlier state passes, and newer objects are orphans.",
+        "a guard that is given a constant",
+        """
+        streammeta.reconcile.plan:
+          issued_below=exported.issued_below,
+        - claimed_below=claimed_below,
+        + claimed_below=0,
+        """,
+        Tested(f"{_CLAIMS}::test_a_plan_by_a_map_below_the_claims_is_not_applied"),
+    ),
+    Mutant(
+        "applied-by-a-map-below-the-claims",
+        "A plan is applied though the map was restored since to an earlier state.",
+        "a comparison with the plan's own numbers alone",
+        """
+        streammeta.reconcile.identity:
+        - if standing.issued_below < claimed_below or standing.next_object_id < next_object_id:
+        + if standing.next_object_id < next_object_id:
+        """,
+        Tested(f"{_CLAIMS}::test_a_map_restored_after_the_plan_was_made_frees_nothing"),
+    ),
+    Mutant(
+        "task-that-forgets-the-claims",
+        "A task deletes by a map that the bucket's claims are above.",
+        "a bound that is read and not passed on",
+        """
+        streammeta.reconcile.deletion:
+        - claimed_below=self._claimed_below or 0,
+        + claimed_below=0,
+        """,
+        Tested(f"{_CLAIMS}::test_a_task_compares_each_answer_with_the_claims"),
+    ),
+    Mutant(
+        "candidates-above-a-restored-map",
+        "A task deletes objects whose ids the restored map has yet to issue.",
+        "a map that went back between the plan and its application",
+        """
+        streammeta.reconcile.identity:
+        - if standing.issued_below < claimed_below or standing.next_object_id < next_object_id:
+        + if standing.issued_below < claimed_below:
+        """,
+        Tested(f"{_CLAIMS}::test_a_map_restored_within_a_task_frees_nothing_more"),
+    ),
+    Mutant(
+        "standing-checked-at-the-first-question-alone",
+        "A map that is restored within a task frees what it does not know any more.",
+        "a check that is made once a task",
+        """
+        streammeta.reconcile.deletion:
+        - check_standing(
+        + if not deleting and not self._undo_files: check_standing(
+        """,
+        Tested(f"{_CLAIMS}::test_a_map_restored_within_a_task_frees_nothing_more"),
+    ),
+    Mutant(
+        "kept-keys-end-a-task",
+        "A few keys that the store keeps hold back the deletion of all others.",
+        "failures that are counted without regard to successes",
+        """
+        streammeta.reconcile.deletion:
+        - self._failed_in_a_row = self._failed_in_a_row + failed if failed == len(judged) else 0
+        + self._failed_in_a_row += failed
+        """,
+        Tested(f"{_RECONCILE}::test_any_number_of_kept_keys_holds_up_no_other"),
+    ),
+    Mutant(
+        "hopeless-task-goes-on",
+        "A task asks a store that keeps everything for the deletion of every candidate.",
+        "failures that are told and not counted",
+        """
+        streammeta.reconcile.deletion:
+        - self._is_over = self._is_over or self._failed_in_a_row >= _HOPELESS
+        + self._is_over = self._is_over
+        """,
+        Tested(f"{_RECONCILE}::test_a_task_ends_when_nothing_can_be_deleted_for_long"),
     ),
 )

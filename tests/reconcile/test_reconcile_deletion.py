@@ -451,6 +451,45 @@ def test_a_key_that_the_store_keeps_is_a_failure_and_holds_up_no_other(
     assert bench.pauses == []
 
 
+def keeping(bench: Bench, kept: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the store refuse to delete some objects."""
+    refused, real = {key_for(at, NAMESPACE) for at in kept}, bench.store.delete_many
+
+    def delete_others(keys: Iterable[str]) -> DeleteResult:
+        wanted = set(keys)
+        done = real(wanted - refused).deleted
+        return DeleteResult(done, dict.fromkeys(wanted & refused, "locked"))
+
+    monkeypatch.setattr(bench.store, "delete_many", delete_others)
+
+
+def test_any_number_of_kept_keys_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, count=75)
+    bench.candidates.sort(key=lambda one: one.object_id)
+    bench.order = replace(bench.order, keys_per_s=3)
+    kept = set(range(0, 75, 3))  # one of each batch
+    keeping(bench, kept, monkeypatch)
+    outcomes = bench.run()
+    assert {at for at, outcome in outcomes.items() if outcome is Outcome.FAILED} == kept
+    assert Outcome.SKIPPED not in outcomes.values()
+    assert bench.stored() == kept
+
+
+@pytest.mark.parametrize(("in_a_row", "skipped"), [(19, 0), (20, 10)])
+def test_a_task_ends_when_nothing_can_be_deleted_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_a_row: int, skipped: int
+) -> None:
+    bench = Bench(tmp_path, count=in_a_row + 10)
+    bench.candidates.sort(key=lambda one: one.object_id)
+    bench.order = replace(bench.order, keys_per_s=1)
+    keeping(bench, set(range(in_a_row)), monkeypatch)
+    outcomes = list(bench.run().values())
+    assert outcomes.count(Outcome.SKIPPED) == skipped
+    assert outcomes.count(Outcome.FAILED) == in_a_row
+
+
 def test_the_pacer_keeps_the_budget() -> None:
     now = [100.0]
     slept: list[float] = []
