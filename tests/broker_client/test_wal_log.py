@@ -210,6 +210,28 @@ async def test_a_disk_that_stays_full_refuses_again_and_again() -> None:
         assert kept(log) == [3]
 
 
+async def test_a_log_heals_though_its_state_had_no_room_when_it_was_to_start_over(
+    tmp_path: Path,
+) -> None:
+    def obey(call: str, _bytes: range) -> None:
+        if call == "write" and is_full:
+            raise DiskFullError(errno.ENOSPC, "no room")
+
+    is_full = False
+    files = WatchedFiles(obey, suffix="")
+    async with await WriteAheadLog.open(tmp_path, IDENTITY, files=files) as log:
+        assert await settle(append(log)) is None
+        is_full = True
+        assert isinstance(await settle(append(log)), WriteAheadLogFullError)
+        log.trim(log.end)
+        await log.flush()
+        is_full = False
+        begin = log.end
+        assert [await settle(append(log)) for _ in range(3)] == [None] * 3
+    async with await WriteAheadLog.open(tmp_path, IDENTITY, files=files) as log:
+        assert kept(log) == list(range(begin, begin + 3))
+
+
 async def test_opening_without_room_says_so_and_leaves_the_directory_free() -> None:
     disk = CrashDisk(space=10)
     with pytest.raises(WriteAheadLogFullError, match="has no room"):

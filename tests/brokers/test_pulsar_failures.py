@@ -164,6 +164,21 @@ async def test_a_segment_is_full_at_its_bound_and_not_before() -> None:
     assert (end.ledger_id, end.entry_id) == (LEDGER, 2)
 
 
+async def test_a_segment_is_full_as_soon_as_it_has_its_bytes() -> None:
+    limits = SegmentLimits(segment_bytes=200, buffer_bytes=900, block_bytes=300)
+    segment = StreamingSegment(MemoryBlobs(), UUID, LEDGER, 0, limits=limits)
+    results = [segment.offer(LEDGER, Entry(at, b"a" * 100)) for at in range(3)]
+    assert results == [OfferResult.SUCCESS] * 2 + [OfferResult.FAIL_SEGMENT_CLOSED]
+
+
+async def test_an_earlier_ledger_does_not_follow() -> None:
+    segment = offered(MemoryBlobs(), UUID, 0, [b"a"])
+    assert segment.offer(LEDGER - 1, Entry(0, b"b")) is OfferResult.FAIL_NOT_CONSECUTIVE
+    assert segment.offer(LEDGER, Entry(0, b"b")) is OfferResult.FAIL_NOT_CONSECUTIVE
+    assert segment.offer(LEDGER + 1, Entry(1, b"b")) is OfferResult.FAIL_NOT_CONSECUTIVE
+    assert segment.offer(LEDGER + 1, Entry(0, b"b")) is OfferResult.SUCCESS
+
+
 async def test_of_two_segments_with_an_entry_the_later_one_counts() -> None:
     blobs = MemoryBlobs()
     for uuid, first, body in ((UUID, 0, b"early"), (OTHER, 3, b"late")):

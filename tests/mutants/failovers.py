@@ -201,4 +201,18 @@ FAILOVERS = (
         """,
         Tested(f"{_DISK_LOG}::test_no_records_set_aside_replace_others"),
     ),
+    Mutant(
+        "start-over-tried-once",
+        "A log that had no room to start over breaks at the next append, though there is room.",
+        "found by a test: a request that is dropped with the failure of its first attempt",
+        """
+        streammeta.client.write_ahead_log.log:
+        - if self._start_over_at is None:
+        + if False:
+        """,
+        Tested(
+            "tests/broker_client/test_wal_log.py"
+            "::test_a_log_heals_though_its_state_had_no_room_when_it_was_to_start_over"
+        ),
+    ),
 )

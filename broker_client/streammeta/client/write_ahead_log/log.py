@@ -13,6 +13,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
@@ -51,6 +52,15 @@ class _Group(RecordGroup):
         super().__init__(base_offset, 0, [])
         self.size = FRAME_HEADER_SIZE
         self.done = done
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """Groups that the thread has written, the segments, and where the log has yet to start over."""
+
+    written: int
+    segments: tuple[SegmentInfo, ...]
+    start_over_at: int | None = None
 
 
 def find_log_id(directory: str | os.PathLike[str]) -> bytes | None:
@@ -339,30 +349,29 @@ class WriteAheadLog(ClosedAtExit):
 
     def _run(
         self, start_over_at: int | None, trim_to: int | None, groups: Sequence[_Group]
-    ) -> tuple[int, tuple[SegmentInfo, ...]]:
-        """Trim and write, in the thread; return how many groups are written, and the segments."""
+    ) -> _Outcome:
+        """Trim and write, in the thread."""
         if start_over_at is not None:
             try:
                 self._disk.start_over(start_over_at)
             except DiskFullError:
-                return 0, self._disk.segments
+                return _Outcome(0, self._disk.segments, start_over_at)
         if trim_to is not None:
             self._disk.trim(trim_to)
         done = self._disk.write(groups) if groups else 0
-        return done, self._disk.segments
+        return _Outcome(done, self._disk.segments)
 
-    def _finish(
-        self,
-        groups: Sequence[_Group],
-        running: asyncio.Future[tuple[int, tuple[SegmentInfo, ...]]],
-    ) -> None:
+    def _finish(self, groups: Sequence[_Group], running: asyncio.Future[_Outcome]) -> None:
         """Complete the groups in order, and start the next work."""
         self._is_working = False
         error = running.exception()
         if error is not None:
             self._break(error, groups)
         else:
-            done, self._segments = running.result()
+            outcome = running.result()
+            done, self._segments = outcome.written, outcome.segments
+            if self._start_over_at is None:
+                self._start_over_at = outcome.start_over_at
             self._kept_bytes = self._count_kept_bytes()
             self.flushes += bool(done)
             for group in groups[:done]:
