@@ -1,6 +1,7 @@
 """A leader that misses brokers: heartbeats over a real map, fencing, assignments, their end."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -86,6 +87,36 @@ async def test_a_target_that_falls_silent_is_replaced(cluster: Cluster) -> None:
     assert cluster.recovered_by() == {1001: 1002}
     await cluster.run_for(11_000, C)
     assert cluster.recovered_by() == {1001: 1003}
+
+
+async def test_a_former_leader_names_no_work(cluster: Cluster) -> None:
+    await cluster.run_for(2_000, A, B)
+    await cluster.run_for(11_000, B)
+    assert cluster.heartbeats.assigned_recoveries == 1
+    cluster.world.log.lose_leadership(truncate=False)
+    assert cluster.heartbeats.assigned_recoveries == 0
+    assert cluster.sessions.state(1001) is NodeState.UNKNOWN
+    end = cluster.world.log.next_offset
+    await cluster.failover.step()
+    assert cluster.world.log.next_offset == end
+
+    cluster.world.log.lead()
+    await cluster.run_for(1_000, B)
+    assert cluster.heartbeats.assigned_recoveries == 1, "the map has kept the assignment"
+
+
+async def test_node_0_gets_work_like_any_other(cluster: Cluster) -> None:
+    (node, *_) = read_nodes(cluster.world.controller, (1001,))
+    recovered = replace(node, recovered_by=0)
+    cluster.heartbeats.set_recoveries([recovered, replace(node, node_id=5, recovered_by=-1)])
+    assert cluster.heartbeats.assigned_recoveries == 1
+    cluster.heartbeats.set_compactions([node], {1001: 0})
+    assert cluster.heartbeats.compacted_by(1001) == 0
+    zero = NodeIdentity(0, 1)
+    await cluster.world.write(RegisterNode(node=zero))
+    answer = await cluster.beat(zero)
+    assert [one.node_id for one in answer.recoveries] == [1001]
+    assert answer.compactions == (NodeIdentity(1001, 1),)
 
 
 async def test_a_newer_process_ends_the_recovery_and_the_fence(cluster: Cluster) -> None:

@@ -17,7 +17,7 @@ from streammeta.controller.lifecycle.sweeps import (
     UploadSweep,
 )
 from streammeta.controller.metadata import requests, stream_decisions, values
-from streammeta.storage.errors import AccessDeniedError
+from streammeta.storage.errors import AccessDeniedError, StorageError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import MultipartUpload
 from tests.lifecycle.lifecycle_world import NAMESPACE, TIMEOUT_MS, A, B, World, running
@@ -178,12 +178,13 @@ class Uploading:
     def __init__(self) -> None:
         self.world = World()
         self.undecided: set[int] = set()
+        self.may_delete = True
         self.sweep = UploadSweep(
             self.world.controller,
             self.world.store,
             NAMESPACE,
             1_000,
-            may_delete=lambda: True,
+            may_delete=lambda: self.may_delete,
             is_undecided=self.undecided.__contains__,
         )
 
@@ -262,14 +263,53 @@ async def test_steps_of_any_size_drop_the_same(
     assert uploading.unfinished() == wanted, f"seed {seed}"
 
 
-@pytest.mark.parametrize("refused", ["list_multipart_uploads", "abort_multipart"])
-async def test_what_the_bucket_refuses_is_tried_again(uploading: Uploading, refused: str) -> None:
+@pytest.mark.parametrize(
+    ("refused", "error", "left"),
+    [
+        ("list_multipart_uploads", AccessDeniedError("not allowed to"), 3),
+        ("abort_multipart", StoreUnavailableError("down"), 3),
+        ("abort_multipart", AccessDeniedError("not allowed to"), 1),
+    ],
+)
+async def test_what_the_bucket_refuses_is_tried_again(
+    uploading: Uploading, refused: str, error: StorageError, left: int
+) -> None:
     uploading.begin(await uploading.removed(3))
-    uploading.world.store.fail_next(refused, AccessDeniedError("not allowed to"))
+    uploading.world.store.fail_next(refused, error)
 
     await uploading.sweep.step()
-    assert len(uploading.unfinished()) == 3
+    assert len(uploading.unfinished()) == left
 
+    await uploading.sweep.step()
+    assert not uploading.unfinished()
+
+
+async def test_an_upload_that_is_refused_for_ever_holds_up_no_other(
+    uploading: Uploading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked, *_ = uploading.begin(await uploading.removed(3))
+    abort = uploading.world.store.abort_multipart
+
+    def abort_others(upload: MultipartUpload) -> None:
+        if upload == locked:
+            raise AccessDeniedError("locked")
+        abort(upload)
+
+    monkeypatch.setattr(uploading.world.store, "abort_multipart", abort_others)
+    for count in (2, 1):
+        await uploading.sweep.step()
+        assert uploading.unfinished() == {locked}
+        uploading.begin(await uploading.removed(count))
+    await uploading.sweep.step()
+    assert uploading.unfinished() == {locked}
+
+
+async def test_no_upload_is_dropped_while_the_bucket_may_be_another_s(uploading: Uploading) -> None:
+    begun = set(uploading.begin(await uploading.removed(2)))
+    uploading.may_delete = False
+    await uploading.sweep.step()
+    assert uploading.unfinished() == begun
+    uploading.may_delete = True
     await uploading.sweep.step()
     assert not uploading.unfinished()
 

@@ -3,6 +3,8 @@
 from tests.mutants.mutant import Mutant, Tested
 
 _LEADER = "tests/lifecycle/test_lifecycle_deletion.py"
+_SWEEPS = "tests/lifecycle/test_lifecycle_sweeps.py"
+_FAILOVER = "tests/lifecycle/test_lifecycle_failover.py"
 _CLAIMS = "tests/reconcile/test_reconcile_claims.py"
 _RECONCILE = "tests/reconcile/test_reconcile_deletion.py"
 
@@ -185,5 +187,49 @@ DELETIONS = (
         + self._is_over = self._is_over
         """,
         Tested(f"{_RECONCILE}::test_a_task_ends_when_nothing_can_be_deleted_for_long"),
+    ),
+    Mutant(
+        "one-upload-holds-up-all",
+        "An unfinished upload that can't be aborted keeps all others from being aborted.",
+        "found by a test: the first error ended the sweep, and the next began with it again",
+        """
+        streammeta.controller.lifecycle.sweeps:
+        - refusals.append(error)
+        + raise error
+        """,
+        Tested(f"{_SWEEPS}::test_an_upload_that_is_refused_for_ever_holds_up_no_other"),
+    ),
+    Mutant(
+        "uploads-dropped-in-a-bucket-of-doubt",
+        "Uploads are aborted in a bucket that may be another cluster's.",
+        "a right to delete that only one of two tasks asks for",
+        """
+        streammeta.controller.lifecycle.sweeps:
+        - while self._controller.is_active and self._may_delete():
+        + while self._controller.is_active:
+        """,
+        Tested(f"{_SWEEPS}::test_no_upload_is_dropped_while_the_bucket_may_be_another_s"),
+    ),
+    Mutant(
+        "node-0-recovers-nothing",
+        "Recoveries that are assigned to node 0 are never named to it.",
+        "0 that stands for none",
+        """
+        streammeta.controller.lifecycle.failover:
+        - if node.recovered_by >= 0:
+        + if node.recovered_by > 0:
+        """,
+        Tested(f"{_FAILOVER}::test_node_0_gets_work_like_any_other"),
+    ),
+    Mutant(
+        "former-leader-names-work",
+        "A controller that does not lead any more counts recoveries as assigned.",
+        "state of a term that outlives it",
+        """
+        streammeta.controller.lifecycle.failover:
+        - self._heartbeats.set_recoveries(())
+          self._compactions = {}
+        """,
+        Tested(f"{_FAILOVER}::test_a_former_leader_names_no_work"),
     ),
 )

@@ -28,7 +28,7 @@ from streammeta.controller.metadata.validation import TTL_MS_MAX
 from streammeta.controller.metadata.values import INT64_MAX, ObjectState
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.log_time import JUMP_MS
-from streammeta.storage.errors import StorageError
+from streammeta.storage.errors import StorageError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import OwnKey, parse_key
 from streammeta.storage.object_store.base import MultipartUpload, ObjectStore
 
@@ -200,8 +200,12 @@ class UploadSweep(_Sweep):
                 if not batch:
                     return
                 if dead := self._dead(batch):
-                    await in_thread(partial(self._abort, dead))
-                    _log.info("unfinished_uploads_dropped", count=len(dead), example=dead[0].key)
+                    aborted, refusals = await in_thread(partial(self._abort, dead))
+                    if aborted:
+                        count, example = len(aborted), aborted[0].key
+                        _log.info("unfinished_uploads_dropped", count=count, example=example)
+                    if refusals:
+                        _log.warning("unfinished_uploads_not_dropped", reason=str(refusals[0]))
         except StorageError as error:
             _log.warning("unfinished_uploads_not_dropped", reason=str(error))
 
@@ -222,6 +226,21 @@ class UploadSweep(_Sweep):
             if state is ObjectState.REMOVED
         ]
 
-    def _abort(self, uploads: Sequence[MultipartUpload]) -> None:
+    def _abort(
+        self, uploads: Sequence[MultipartUpload]
+    ) -> tuple[list[MultipartUpload], list[StorageError]]:
+        """Abort uploads; return those that are gone, and errors: a refused one holds up no other.
+
+        Raises `StoreUnavailableError` if the bucket does not answer.
+        """
+        aborted: list[MultipartUpload] = []
+        refusals: list[StorageError] = []
         for upload in uploads:
-            self._store.abort_multipart(upload)
+            try:
+                self._store.abort_multipart(upload)
+                aborted.append(upload)
+            except StoreUnavailableError:
+                raise
+            except StorageError as error:
+                refusals.append(error)
+        return aborted, refusals
