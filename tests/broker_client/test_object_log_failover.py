@@ -284,6 +284,16 @@ async def test_doubtful_records_count_as_committed_only_if_the_stream_holds_them
     assert read_aside(store, report.aside_keys[0], NAMESPACE)[1] == records[3:]
 
 
+async def test_records_of_an_earlier_process_are_uploaded_under_the_epoch_in_force() -> None:
+    """A later process had opened the stream under it, and died before its own recovery."""
+    store = MemoryObjectStore()
+    await logged(store, [record(1, offset, epoch=2) for offset in range(4)])
+    node = Node([owed(1, 2)], ranges={2: 2, EPOCH: 2})
+    report = await recovered(store, node)
+    assert (report.committed, report.uploaded) == (2, 2)
+    assert node.uploads == [record(1, 2), record(1, 3)]
+
+
 async def test_a_record_of_an_older_epoch_does_not_continue_a_stream_with_newer_ones() -> None:
     """The node itself went on from another offset: its stream was trimmed, or taken over."""
     store = MemoryObjectStore()

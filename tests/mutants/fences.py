@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant, Tested
 _PROCESSES = "tests/metadata/test_node_processes.py"
 _REOPENED = "tests/metadata/test_reopened_streams.py"
 _RECOVERERS = "tests/metadata/test_recoverers.py"
+_FAILOVER = "tests/broker_client/test_object_log_failover.py"
 _RETURNING = "tests/broker_client/test_returning_logs.py"
 
 FENCES = (
@@ -210,6 +211,19 @@ FENCES = (
         Tested(
             f"{_REOPENED}::"
             "test_an_open_stream_is_refused_without_the_owners_wish_and_to_any_other_node"
+        ),
+    ),
+    Mutant(
+        "failover-uploads-under-an-older-epoch",
+        "A recovery uploads records under the epoch of their process, which is not in force.",
+        "found by simulation: a node that died in its second start could never be recovered",
+        """
+        streammeta.client.object_log.failover:
+        - under_held = replace(record, epoch=self._held[record.stream_id].epoch)
+        + under_held = replace(record)
+        """,
+        Tested(
+            f"{_FAILOVER}::test_records_of_an_earlier_process_are_uploaded_under_the_epoch_in_force"
         ),
     ),
 )

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from streammeta.client.errors import BrokerClientError
@@ -238,7 +238,9 @@ class _Attempt:
             return
         if verdict is Verdict.UPLOAD and self._is_owed(record):
             self.report.uploaded += 1
-            self._wanted.setdefault(record.stream_id, []).append(record)
+            # A later process may have raised the stream's epoch, and died before its recovery.
+            under_held = replace(record, epoch=self._held[record.stream_id].epoch)
+            self._wanted.setdefault(record.stream_id, []).append(under_held)
         else:
             self.report.set_aside += 1
             self._aside.append(record)
