@@ -259,6 +259,72 @@ def test_data_of_all_streams_is_granted_anew_and_no_more_is_taken(client: Client
     assert refused(client, over) is ErrorCode.FLOW_CONTROL_ERROR
 
 
+def granted_to(stream_id: int, frames: list[Frame]) -> int:
+    return sum(
+        struct.unpack(">I", payload)[0]
+        for kind, _, of, payload in frames
+        if kind == Kind.WINDOW_UPDATE and of == stream_id
+    )
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_the_window_of_the_connection_comes_back_whatever_becomes_of_its_data(
+    client: Client, is_open: bool
+) -> None:
+    """A client whose calls were reset amid their data could send nothing more otherwise."""
+    client.say(opened(1))
+    stream, granted, sent = client.stream(1), 0, 0
+    if not is_open:
+        client.session.reset(stream, ErrorCode.CANCEL)
+    while sent < sessions.CONNECTION_WINDOW + sessions.CONNECTION_WINDOW // 2:
+        size = WINDOW if is_open else FRAME_BYTES_MAX
+        sent += size
+        granted += granted_to(0, client.say(frame(Kind.DATA, 0, 1, bytes(size))))
+        if is_open:
+            client.session.grant(stream, WINDOW)
+    assert sent - sessions.CONNECTION_WINDOW // 4 <= granted <= sent
+
+
+def test_a_stream_has_no_more_than_was_granted_however_it_is_torn(client: Client) -> None:
+    half = frame(Kind.DATA, 0, 1, bytes(WINDOW // 2))
+    assert client.say(opened(1), half, half) == []
+    assert resets(client.say(frame(Kind.DATA, 0, 1, b"a"))) == {1: ErrorCode.FLOW_CONTROL_ERROR}
+    assert client.data == {1: bytes(WINDOW)}
+
+
+def test_padding_is_granted_anew(client: Client) -> None:
+    padded = bytes((10,)) + b"data" + bytes(10)
+    found = client.say(opened(1), frame(Kind.DATA, Flag.PADDED, 1, padded))
+    assert granted_to(1, found) == 11
+    assert client.data == {1: b"data"}
+    client.session.grant(client.stream(1), 4)
+    assert client.stream(1).granted == WINDOW
+
+
+@pytest.mark.parametrize(
+    "made",
+    [opened, lambda stream_id: frame(Kind.HEADERS, 4, stream_id, block(*REQUEST[1:]))],
+    ids=["refused", "malformed"],
+)
+def test_streams_that_are_reset_at_once_are_waste(
+    client: Client, made: Callable[[int], bytes]
+) -> None:
+    most, _ = sessions.RESETS
+    many = b"".join(made(2 * number + 1) for number in range(most + STREAMS_MAX + 1))
+    with pytest.raises(Http2Error, match="too many"):
+        client.say(many)
+
+
+def test_long_headers_in_parts_take_the_work_of_many_frames(client: Client) -> None:
+    long = block(*REQUEST, (b"word", b"a" * 15_000))
+    for stream_id in (1, 3, 5, 7):
+        client.session.feed(frame(Kind.HEADERS, 0, stream_id, long[:10]))
+        client.session.feed(frame(Kind.CONTINUATION, 0, stream_id, long[10:15_000]))
+        client.session.feed(frame(Kind.CONTINUATION, Flag.END_HEADERS, stream_id, long[15_000:]))
+    assert client.session.work(0.0, 64)
+    assert len(client.heads) < 4
+
+
 @pytest.mark.parametrize(
     ("bound", "made"),
     [

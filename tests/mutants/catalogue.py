@@ -3,6 +3,7 @@
 from tests.mutants.admission import ADMISSION
 from tests.mutants.adoptions import ADOPTIONS
 from tests.mutants.backups import BACKUPS
+from tests.mutants.callers import CALLERS
 from tests.mutants.clients import CLIENTS
 from tests.mutants.clocks import CLOCKS
 from tests.mutants.commits import COMMITS
@@ -63,6 +64,7 @@ _ALL = (
     *SHAPES,
     *OFFLOADS,
     *KAFKA,
+    *CALLERS,
     *LEASES,
 )
 

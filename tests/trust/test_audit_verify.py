@@ -123,6 +123,29 @@ def test_a_torn_line_that_no_start_follows_is_a_break() -> None:
     assert [one.line for one in found.breaks] == [11]
 
 
+def test_a_finished_last_line_that_can_not_be_read_is_a_break() -> None:
+    found = checked([*LINES[:10], b"overwritten\n"])
+    assert [one.line for one in found.breaks] == [11]
+    assert found.torn == 0
+
+
+def test_a_line_of_another_controller_is_found_though_it_is_linked_in() -> None:
+    before = line_hash(LINES[9].rstrip(b"\n"))
+    found = checked([*LINES[:10], Chain(10, before).link(line(99, node=4))])
+    assert [(one.line, "of controller 4" in one.problem) for one in found.breaks] == [(11, True)]
+
+
+def test_an_emptied_file_is_named() -> None:
+    found = verify([split("a", b"".join(LINES)), split("b", b"")])
+    assert [one.file for chain in found for one in chain.breaks] == ["b"]
+
+
+def test_lines_that_the_controller_lost_are_counted() -> None:
+    chain = Chain()
+    lines = [chain.link(line(0), 2), chain.link(line(1)), chain.link(line(2), 3)]
+    assert checked(lines).dropped == 5
+
+
 def test_logs_of_several_controllers_are_chains_of_their_own() -> None:
     others = chained(3, node=1)
     files = [split("a", b"".join(LINES)), split("b", b"".join(others))]

@@ -10,13 +10,16 @@ import pytest
 
 from streammeta.controller.rpc.entrance import Entrance
 from streammeta.controller.rpc.request_guard import classify
-from streammeta.controller.trust.door import ANONYMOUS, Door, current_caller
+from streammeta.controller.trust import door as doors
+from streammeta.controller.trust.door import ANONYMOUS, Caller, Door, current_caller
+from streammeta.controller.trust.policy import parse_policy
 from streammeta.controller.trust.refusals import NoIdentityError, RoleLacksCallError
 from streammeta.rpc.identity import Principal, Role
 from streammeta.v1 import common_pb2
 from tests.trust.callers import CLUSTER, PLAIN_TEXT, ShownContext, shown
 
 GET_KVS = "streammeta.v1.KVService.GetKVs"
+HEALTH = "grpc.health.v1.Health.Check"
 BROKER = Principal(CLUSTER, Role.BROKER, "1007")
 MONITOR = Principal(CLUSTER, Role.MONITOR, "prometheus")
 
@@ -112,3 +115,37 @@ async def test_a_refused_call_does_not_reach_its_handler() -> None:
     data = await wrapped(b"request", RefusedContext(shown(BROKER).proven))
     assert data == answer.SerializeToString()
     assert reached == [b"request"]
+
+
+def test_a_caller_that_was_let_in_is_judged_again_by_another_policy() -> None:
+    door, context = Door(CLUSTER), shown(MONITOR)
+    assert door.enter(HEALTH, context).principal == MONITOR
+    door.take(parse_policy('[deny]\nprincipals = ["monitor/prometheus"]', CLUSTER, "p"))
+    with pytest.raises(NoIdentityError, match="denied"):
+        door.enter(HEALTH, context)
+    door.take(parse_policy("", CLUSTER, "p"))
+    assert door.enter(HEALTH, context).principal == MONITOR
+
+
+def test_what_is_known_of_callers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "_KNOWN_MAX", 3)
+    door = Door(CLUSTER)
+    for number in range(20):
+        door.enter(HEALTH, shown(MONITOR, certificate=b"%d" % number))
+        assert len(door._known) <= 3
+
+
+def test_what_is_known_of_a_caller_is_of_its_method_and_its_certificate() -> None:
+    door = Door(CLUSTER)
+    assert door.enter(HEALTH, shown(MONITOR)).principal == MONITOR
+    with pytest.raises(RoleLacksCallError):
+        door.enter("streammeta.v1.KVService.PutKVs", shown(MONITOR))
+    assert door.enter(HEALTH, shown(BROKER)).principal == BROKER
+
+
+def test_part_of_a_call_may_need_another_role() -> None:
+    admins = frozenset((Role.ADMIN,))
+    ANONYMOUS.require_any(admins, "all of it")
+    Caller(MONITOR, frozenset((Role.MONITOR, Role.ADMIN))).require_any(admins, "all of it")
+    with pytest.raises(RoleLacksCallError):
+        Caller(MONITOR, frozenset((Role.MONITOR,))).require_any(admins, "all of it")

@@ -34,6 +34,7 @@ def test_places_are_counted_by_holder_and_in_all_and_come_back() -> None:
         with places.taken("b", **limits):
             assert str(refusal(places, "c", limits)).startswith("callers have 2")
     assert places.count == 0
+    assert not places._held, "names of callers are not kept"
     with places.taken("a", **limits):
         assert places.count == 1
 

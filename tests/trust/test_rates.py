@@ -9,6 +9,7 @@ import pytest
 
 from streammeta.controller.errors import RateExceededError
 from streammeta.controller.metadata.map_limits import MapLimits
+from streammeta.controller.trust import rates as module
 from streammeta.controller.trust.door import ANONYMOUS, Caller
 from streammeta.controller.trust.policy import Policy, Quota
 from streammeta.controller.trust.rates import BURST_S, ROWS_A_REQUEST, Rates, rows_of
@@ -65,6 +66,14 @@ def test_nobody_is_limited_in_plain_text_or_without_a_quota() -> None:
     for each in (ANONYMOUS, caller("1"), Caller(Principal("test", Role.ADMIN, "a"))):
         for _ in range(1_000):
             rates.take(each, 1 << 20, 0.0)
+
+
+def test_what_is_known_of_principals_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BUCKETS_MAX", 3)
+    rates = Rates()
+    for number in range(20):
+        rates.take(caller(str(number), requests_per_s=1), 0, 0.0)
+        assert len(rates._buckets) <= 3
 
 
 async def test_calls_are_refused_with_the_wait_and_heartbeats_and_others_pass(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Sequence
@@ -213,6 +214,25 @@ async def test_a_long_call_ends_when_its_token_expires() -> None:
         asyncio.create_task(entered(door, lasts=True)(b"", context)), context
     )
     assert (code, "it has expired" in message) == ("UNAUTHENTICATED", True)
+
+
+async def test_a_call_that_has_ended_leaves_its_task_alone_when_the_token_expires() -> None:
+    """A connection's task may serve other calls by then."""
+    issuer = Issuer()
+    ahead = 0.0
+    door = door_of(issuer, now=lambda: time.time() + ahead)
+    context = bearing(issuer.token(lasts_s=60, groups=["storage-admins"]))
+    let_in(door, context)
+    ahead = 60 + LEEWAY_S - 0.05
+    with door.staying(HEALTH, context) as ended:
+        pass
+    with door.staying(HEALTH, context) as stay, contextlib.suppress(asyncio.CancelledError):
+        await asyncio.Event().wait()
+    stay.let_end()
+    assert stay.ended_by is not None
+    await asyncio.sleep(0)
+    assert ended.ended_by is None
+    assert not door._stays
 
 
 async def test_long_calls_end_when_their_key_is_removed_or_their_role_is_taken() -> None:

@@ -1,0 +1,264 @@
+"""Bounds and ends of calls: sizes, torn messages, memory that comes back, what handlers hear."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from streammeta.controller.grpc_server.frames import Flag, Kind, frame
+from streammeta.controller.grpc_server.limits import DEFAULT, Limits
+from streammeta.controller.grpc_server.messages import framed
+from streammeta.controller.grpc_server.server import Server
+from streammeta.rpc.connections import client_channel
+from tests.grpc_server.test_grpc_calls import Raw, failure, opened, serving, unary
+from tests.kit.fake_broker import until
+
+_STATUS = b"grpc-status"
+
+
+def status_of(payload: bytes) -> str:
+    """Return the status in a block of headers that indexes nothing: a length, and digits."""
+    _, found, rest = payload.partition(_STATUS)
+    assert found
+    return rest[1 : 1 + rest[0]].decode()
+
+
+def number(code: grpc.StatusCode) -> str:
+    return str(code.value[0])
+
+
+class Handlers:
+    """Handlers that use what a context offers."""
+
+    def __init__(self) -> None:
+        self.given_up: list[bool] = []
+        self.remaining: list[float | None] = []
+        self.ended = asyncio.Event()
+        self.lengths: list[int] = []
+
+    async def cancel(self, request: bytes, context: Any) -> bytes:
+        raise asyncio.CancelledError
+
+    async def wait(self, request: bytes, context: Any) -> bytes:
+        context.add_done_callback(lambda call: self.given_up.append(call.cancelled()))
+        self.remaining.append(context.time_remaining())
+        await self.ended.wait()
+        return request
+
+    async def begin(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        await context.send_initial_metadata((("began", "yes"),))
+        await context.send_initial_metadata((("began", "again"),))
+        for part in (b"a", b"b"):
+            yield part
+
+    async def code(self, request: bytes, context: Any) -> bytes:
+        context.set_code(grpc.StatusCode.DATA_LOSS)
+        context.set_details("it is gone")
+        context.set_trailing_metadata((("why", "lost"),))
+        return request
+
+    async def swell(self, request: bytes, context: Any) -> None:
+        await context.write(b"small")
+        await context.write(bytes(int(request)))
+
+    async def late(self, request: bytes, context: Any) -> None:
+        """Write after the end: nothing may come behind a status."""
+        try:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "gone")
+        except grpc.aio.AbortError:
+            with pytest.raises(grpc.aio.UsageError):
+                await context.write(b"late")
+            self.ended.set()
+            raise
+
+    async def take(self, messages: AsyncIterator[bytes], context: Any) -> bytes:
+        await self.ended.wait()
+        self.lengths = [len(message) async for message in messages]
+        return b"%d" % sum(self.lengths)
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        one, many = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+        handlers: dict[str, Any] = {
+            "Cancel": one(self.cancel),
+            "Wait": one(self.wait),
+            "Begin": many(self.begin),
+            "Code": one(self.code),
+            "Swell": many(self.swell),
+            "Late": many(self.late),
+            "Take": grpc.stream_unary_rpc_method_handler(self.take),
+        }
+        return grpc.method_handlers_generic_handler("t.S", handlers)
+
+
+@asynccontextmanager
+async def handling(limits: Limits = DEFAULT) -> AsyncIterator[tuple[Server, Handlers, str]]:
+    server, handlers = Server(limits), Handlers()
+    server.add_generic_rpc_handlers([handlers.handler()])
+    endpoint = f"127.0.0.1:{server.listen('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield server, handlers, endpoint
+    finally:
+        await server.stop(None)
+
+
+def streamed(channel: grpc.aio.Channel, name: str, request: bytes = b"", **options: Any) -> Any:
+    call: Any = channel.unary_stream(f"/t.S/{name}")
+    return call(request, **options)
+
+
+# -- sizes
+
+
+async def test_a_request_and_an_answer_may_be_as_long_as_the_limit_and_no_longer() -> None:
+    for limits in (Limits(request_bytes=100), Limits(answer_bytes=100)):
+        async with serving(limits) as (_, service, endpoint), client_channel(endpoint) as channel:
+            assert await unary(channel, "Echo", bytes(100)) == bytes(100)
+            refused = await failure(unary(channel, "Echo", bytes(101)))
+            assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "101 bytes" in str(refused.details())
+            assert service.echoed == (1 if limits.request_bytes == 100 else 2)
+            assert await unary(channel, "Echo", b"on") == b"on"
+
+
+async def test_a_message_too_long_is_refused_before_its_bytes_come() -> None:
+    async with serving(Limits(request_bytes=100)) as (server, service, endpoint):
+        async with Raw.to(endpoint) as raw:
+            raw.say(opened("Echo"), frame(Kind.DATA, 0, 1, framed(bytes(101))[:5]))
+            _, payload = await raw.until(Kind.HEADERS, 1)
+            assert status_of(payload) == number(grpc.StatusCode.RESOURCE_EXHAUSTED)
+        assert server.held == service.echoed == 0
+
+
+async def test_a_message_of_a_stream_that_is_too_long_ends_it_with_a_status() -> None:
+    limits = Limits(answer_bytes=100)
+    async with handling(limits) as (_, _, endpoint), client_channel(endpoint) as channel:
+        call = streamed(channel, "Swell", b"101")
+        assert await call.read() == b"small"
+        refused = await failure(call.read())
+        assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (framed(b"a") + framed(b"b"), grpc.StatusCode.INTERNAL),
+        (b"", grpc.StatusCode.INTERNAL),
+        (framed(b"abc")[:-1], grpc.StatusCode.INTERNAL),
+        (b"\1" + framed(b"abc")[1:], grpc.StatusCode.UNIMPLEMENTED),
+    ],
+    ids=["several", "none", "torn", "compressed"],
+)
+async def test_a_request_that_is_none_is_refused_and_not_begun(
+    sent: bytes, code: grpc.StatusCode
+) -> None:
+    async with serving() as (server, service, endpoint), Raw.to(endpoint) as raw:
+        raw.say(opened("Echo"), frame(Kind.DATA, Flag.END_STREAM, 1, sent))
+        _, payload = await raw.until(Kind.HEADERS, 1)
+        assert status_of(payload) == number(code)
+        assert service.echoed == server.held == server.calls == 0
+
+
+async def test_a_second_request_in_another_frame_is_refused_too() -> None:
+    async with serving() as (_, service, endpoint), Raw.to(endpoint) as raw:
+        raw.say(opened("Echo"), frame(Kind.DATA, 0, 1, framed(b"a")))
+        raw.say(frame(Kind.DATA, Flag.END_STREAM, 1, framed(b"b")))
+        _, payload = await raw.until(Kind.HEADERS, 1)
+        assert status_of(payload) == number(grpc.StatusCode.INTERNAL)
+        assert service.echoed == 0
+
+
+async def test_a_stream_of_requests_that_ends_amid_one_is_not_taken_for_complete() -> None:
+    async with handling() as (_, handlers, endpoint), Raw.to(endpoint) as raw:
+        handlers.ended.set()
+        torn = framed(b"ab") + framed(b"cd")[:-1]
+        raw.say(opened("Take"), frame(Kind.DATA, Flag.END_STREAM, 1, torn))
+        _, payload = await raw.until(Kind.HEADERS, 1)
+        assert status_of(payload) == number(grpc.StatusCode.INTERNAL)
+        assert handlers.lengths == []
+
+
+# -- memory
+
+
+async def test_memory_of_requests_comes_back_when_they_are_taken_or_given_up() -> None:
+    async with handling() as (server, handlers, endpoint):
+        for is_taken in (True, False):
+            async with Raw.to(endpoint) as raw:
+                raw.say(opened("Take"), frame(Kind.DATA, 0, 1, framed(bytes(5_000))))
+                raw.say(frame(Kind.DATA, 0, 1, framed(bytes(9_000))[:7_000]))
+                await until(lambda: server.held >= 12_000, "requests that are held")
+                if is_taken:
+                    raw.say(frame(Kind.DATA, Flag.END_STREAM, 1, framed(bytes(9_000))[7_000:]))
+                    handlers.ended.set()
+                    _, answer = await raw.until(Kind.DATA, 1)
+                    assert answer.endswith(b"14000")
+                    handlers.ended.clear()
+            await until(lambda: server.held == server.calls == 0, "memory that comes back")
+
+
+async def test_a_stream_of_requests_goes_on_beyond_what_may_be_held() -> None:
+    """What the handler has taken counts no more."""
+    limits = Limits(held_bytes_of_connection=50_000, held_bytes=50_000, lookahead_bytes=10_000)
+
+    async def messages() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield bytes(4_000)
+
+    async with handling(limits) as (server, handlers, endpoint):
+        handlers.ended.set()
+        async with client_channel(endpoint) as channel:
+            call: Any = channel.stream_unary("/t.S/Take")
+            assert await asyncio.wait_for(call(messages()), 60) == b"400000"
+        assert server.held == 0
+
+
+# -- what handlers and clients hear
+
+
+async def test_a_handler_that_is_cancelled_from_within_answers_its_client() -> None:
+    async with handling() as (_, _, endpoint), client_channel(endpoint) as channel:
+        refused = await failure(asyncio.wait_for(unary(channel, "Cancel"), 60))
+        assert refused.code() is grpc.StatusCode.CANCELLED
+
+
+async def test_a_handler_hears_whether_its_client_gave_up_and_how_long_it_waits() -> None:
+    async with handling() as (_, handlers, endpoint), client_channel(endpoint) as channel:
+        given_up = unary(channel, "Wait")
+        await until(lambda: len(handlers.remaining) == 1, "a call under way")
+        given_up.cancel()
+        await until(lambda: handlers.given_up == [True], "the end of the call")
+        handlers.ended.set()
+        assert await unary(channel, "Wait", b"on", timeout=600) == b"on"
+        await until(lambda: handlers.given_up == [True, False], "the end of the other")
+    first, second = handlers.remaining
+    assert first is None
+    assert second is not None
+    assert 500 < second < 700
+
+
+async def test_metadata_is_sent_once_before_the_first_message() -> None:
+    async with handling() as (_, _, endpoint), client_channel(endpoint) as channel:
+        call = streamed(channel, "Begin")
+        assert [message async for message in call] == [b"a", b"b"]
+        assert dict(await call.initial_metadata())["began"] == "yes"
+        assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_a_status_that_a_handler_sets_is_the_answer() -> None:
+    async with handling() as (_, _, endpoint), client_channel(endpoint) as channel:
+        refused = await failure(unary(channel, "Code", b"a"))
+    assert (refused.code(), refused.details()) == (grpc.StatusCode.DATA_LOSS, "it is gone")
+    assert dict(refused.trailing_metadata())["why"] == "lost"
+
+
+async def test_nothing_comes_behind_a_status() -> None:
+    async with handling() as (_, handlers, endpoint), client_channel(endpoint) as channel:
+        refused = await failure(streamed(channel, "Late").read())
+        assert refused.code() is grpc.StatusCode.NOT_FOUND
+        await asyncio.wait_for(handlers.ended.wait(), 60)
