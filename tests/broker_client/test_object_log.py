@@ -515,6 +515,29 @@ async def test_a_discarded_log_keeps_its_seals_and_fences_its_process_still() ->
     slots.close()
 
 
+async def test_what_a_discarding_left_goes_at_the_next_start_but_for_the_seal(
+    store: MemoryObjectStore, slots: BucketSlots
+) -> None:
+    async with opened(store, 1, replace(QUICK, slot_bytes=84 + 53)) as log:
+        await appended(log, 0, 5)
+    await all_of(slots)
+    store.fail_next("delete_many", StoreUnavailableError("down"))
+    with pytest.raises(StoreUnavailableError):
+        await discard_log(slots, name_of(), BY)
+    assert slot_keys(store) == [0, 1, 2, 3, 4, 5, 6]
+    async with opened(store, 2):
+        left = [key for key in store.objects() if key.startswith(name_of().prefix)]
+        assert set(left) == {name_of().slot_key(6), name_of().recovered_key}
+
+
+async def test_a_former_log_without_records_is_discarded_at_once(store: MemoryObjectStore) -> None:
+    async with opened(store, 1):
+        pass
+    assert name_of().recovered_key not in store.objects()
+    async with opened(store, 2):
+        await until(lambda: name_of().recovered_key in store.objects(), "the mark")
+
+
 async def test_a_writer_on_such_a_log_recovers_what_was_not_committed() -> None:
     bounds = WriterConfig(durability="wal", linger_s=3600)
     async with broker() as b:

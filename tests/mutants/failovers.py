@@ -215,4 +215,30 @@ FAILOVERS = (
             "::test_a_log_heals_though_its_state_had_no_room_when_it_was_to_start_over"
         ),
     ),
+    Mutant(
+        "leftovers-of-a-discarded-log",
+        "Slots that a discarding could not delete stay in the bucket for ever.",
+        "clean-up that is tried once",
+        """
+        streammeta.client.object_log.log:
+        - await delete_leftovers(slots, (log for epoch, log in found.items() if epoch < max(found)))
+        """,
+        Tested(
+            f"{_OBJECT_LOG}::test_what_a_discarding_left_goes_at_the_next_start_but_for_the_seal"
+        ),
+    ),
+    Mutant(
+        "leftovers-with-their-seal",
+        "The seal goes with the rest of a recovered log, and its process acknowledges again.",
+        "clean-up of all that a listing shows",
+        """
+        streammeta.client.object_log.reading:
+          if log.is_recovered:
+        -     await delete_slots(slots, log.name, log.without_seals)
+        +     await delete_slots(slots, log.name, log.sequences)
+        """,
+        Tested(
+            f"{_OBJECT_LOG}::test_what_a_discarding_left_goes_at_the_next_start_but_for_the_seal"
+        ),
+    ),
 )

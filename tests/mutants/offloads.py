@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant, Tested
 
 _ROCKETMQ = "tests/brokers/test_rocketmq_failures.py"
 _POOL = "tests/brokers/test_rocketmq_upload_pool.py"
+_STREAMS = "tests/brokers/test_pulsar_ledger_streams.py"
 _PULSAR = "tests/brokers/test_pulsar_failures.py"
 
 OFFLOADS = (
@@ -347,5 +348,57 @@ OFFLOADS = (
         + place = ledger_id, ""
         """,
         Tested(f"{_PULSAR}::test_a_ledger_that_was_offloaded_again_is_read_from_its_new_copy"),
+    ),
+    Mutant(
+        "native-copy-whole-before-it-is-committed",
+        "A native copy counts as whole though some of its entries were not committed.",
+        "a flush that is taken for success",
+        """
+        streammeta.brokers.pulsar.ledger_streams:
+        - for future in appended:
+        -     await future
+          (await self._client.close_streams([stream_id])).require_all()
+        """,
+        Tested(f"{_STREAMS}::test_an_offload_that_fails_leaves_neither_stream_nor_key"),
+    ),
+    Mutant(
+        "half-made-native-copy-is-read",
+        "A copy whose process died is opened as if it were whole.",
+        "a key that exists since the copy was begun",
+        """
+        streammeta.brokers.pulsar.ledger_streams:
+        - if found is None or found.metadata is None:
+        + if found is None:
+        """,
+        Tested(f"{_STREAMS}::test_a_half_made_copy_is_not_read_and_goes_later"),
+    ),
+    Mutant(
+        "key-deleted-before-its-stream",
+        "A stream whose deletion fails has no key any more that names it.",
+        "deletion in the order of creation",
+        """
+        streammeta.brokers.pulsar.ledger_streams:
+        - if streams:
+        -     await self._delete_streams(streams)
+          self._strays.pop((ledger_id, uuid), None)
+          if found is not None:
+              await self._delete_key(name)
+        + if streams:
+        +     await self._delete_streams(streams)
+        """,
+        Tested(f"{_STREAMS}::test_the_key_stays_until_the_stream_is_deleted"),
+    ),
+    Mutant(
+        "stray-streams-of-others",
+        "A sweep finds streams of another managed ledger, and deletes them as left over.",
+        "tags of which only one is compared",
+        """
+        streammeta.brokers.pulsar.ledger_streams:
+        - place = _place(name) if name is not None and mine and name not in keyed else None
+        + place = _place(name) if name is not None and name not in keyed else None
+        """,
+        Tested(
+            f"{_STREAMS}::test_streams_without_a_key_are_found_by_tags_and_those_of_others_are_not"
+        ),
     ),
 )
