@@ -144,6 +144,45 @@ async def test_recovery_uploads_sets_aside_and_can_be_repeated(tmp_path: Path) -
             await log.close()
 
 
+async def test_a_record_of_an_older_epoch_takes_no_offset_of_a_newer_one(tmp_path: Path) -> None:
+    """The process itself went on from another offset under a new epoch."""
+    async with broker() as one:
+        (stream,) = await one.opened(1, epoch=4)
+        await one.reopened([stream.stream_id], 5)
+        older, newer = record(stream.stream_id, 4, 0, 2), record(stream.stream_id, 5, 0, 1)
+        log = await WriteAheadLog.open(tmp_path, IDENTITY)
+        for each in (older, newer):
+            log.append(*encoded(each))
+        await log.close()
+
+        session = await BrokerSession.open(one.client, 1000, 2)
+        log = await WriteAheadLog.open(tmp_path, IDENTITY)
+        uploaded: list[RecordBatch] = []
+
+        async def upload(each: RecordBatch) -> None:
+            uploaded.append(each)
+
+        report = await recover_into(log, session, upload)
+        assert uploaded == [newer]
+        assert report.file is not None
+        assert list(read_set_aside(report.file))[1:] == [older]
+        await log.close()
+
+
+def test_a_record_of_a_newer_epoch_than_the_held_one_continues_nothing() -> None:
+    """Another process has the stream by now, and this one does not know yet."""
+    plan = RecoveryPlan([OpenedStream(1, 7, 0, 100)], {1: StreamHistory(0, {7: 100, 8: 100})})
+    assert judged(plan, record(1, 8, 100, 101), record(1, 7, 100, 101)) == [ASIDE, UPLOAD]
+
+
+def test_a_record_before_the_start_of_its_stream_is_not_compared() -> None:
+    """Nothing is stored there any more, so it could not be found."""
+    plan = RecoveryPlan([], {1: StreamHistory(60, {7: 50, 8: 90})})
+    assert not plan.is_doubtful(record(1, 7, 55, 61))
+    assert plan.is_doubtful(record(1, 8, 88, 91)) is False
+    assert judged(plan, record(1, 7, 50, 60)) == [COMMITTED]
+
+
 def aside_files(directory: Path) -> list[Path]:
     return list(directory.glob("*.aside"))
 

@@ -6,6 +6,7 @@ _DEPARTED = "tests/broker_client/test_departed_node.py"
 _FAILOVER = "tests/broker_client/test_object_log_failover.py"
 _WORKER = "tests/broker_client/test_failover_worker.py"
 _OBJECT_LOG = "tests/broker_client/test_object_log.py"
+_RECOVERY = "tests/broker_client/test_wal_recovery.py"
 _DISK_LOG = "tests/broker_client/test_wal_disk_log.py"
 
 FAILOVERS = (
@@ -240,5 +241,27 @@ FAILOVERS = (
         Tested(
             f"{_OBJECT_LOG}::test_what_a_discarding_left_goes_at_the_next_start_but_for_the_seal"
         ),
+    ),
+    Mutant(
+        "restart-continues-an-older-epoch",
+        "A restarted broker uploads records of an older epoch in the place of newer ones.",
+        "a log that several epochs of a stream were written into",
+        """
+        streammeta.client.write_ahead_log.recovery:
+        - note_newest(newest, record)
+          if held.get(record.stream_id) != record.epoch:
+        """,
+        Tested(f"{_RECOVERY}::test_a_record_of_an_older_epoch_takes_no_offset_of_a_newer_one"),
+    ),
+    Mutant(
+        "newer-epoch-continued",
+        "Records of an epoch that the node does not hold yet continue its stream.",
+        "a comparison of epochs for equality alone",
+        """
+        streammeta.client.write_ahead_log.recovery:
+        - if held is None or held.epoch < record.epoch:
+        + if held is None:
+        """,
+        Tested(f"{_RECOVERY}::test_a_record_of_a_newer_epoch_than_the_held_one_continues_nothing"),
     ),
 )
