@@ -91,7 +91,7 @@ _SERVER = (
           if block.skipper is not None:
               block.skipper.feed(payload)
         """,
-        Tested(f"{_SESSION}::test_long_headers_in_parts_take_the_work_of_many_frames"),
+        Tested(f"{_SESSION}::test_headers_that_are_passed_over_take_the_work_of_many_frames"),
     ),
     Mutant(
         "several-requests-in-one-call",

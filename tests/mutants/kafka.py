@@ -3,6 +3,8 @@
 from tests.mutants.mutant import Mutant, Tested
 
 _RECORDS = "tests/brokers/test_kafka_record_calls.py"
+_SERVER = "tests/brokers/test_kafka_server.py"
+_USERS = "tests/brokers/test_kafka_users.py"
 _BROKER = "tests/brokers/test_kafka_broker.py"
 _GROUP_CALLS = "tests/brokers/test_kafka_group_calls.py"
 
@@ -474,4 +476,109 @@ _GROUPS = (
     ),
 )
 
-KAFKA = (*_CALLS, *_CLUSTER, *_GROUPS)
+_CONNECTIONS = (
+    Mutant(
+        "strangers-served",
+        "A client that has not authenticated is served.",
+        "a listener with users whose connections are not asked for one",
+        """
+        streammeta.brokers.kafka.server:
+        - await self._authenticate(reader, writer)
+          await self._serve(reader, writer)
+        """,
+        Tested(f"{_SERVER}::test_a_stranger_is_served_nothing"),
+    ),
+    Mutant(
+        "large-frames-of-strangers",
+        "A client that has not authenticated makes a broker hold 32 MiB.",
+        "one bound for all connections",
+        """
+        streammeta.brokers.kafka.server:
+        - frame = await reader.readexactly(await _size(reader, FRAME_MAX_BEFORE, 0))
+        + frame = await reader.readexactly(await _size(reader, FRAME_MAX, 0))
+        """,
+        Tested(f"{_SERVER}::test_a_stranger_may_send_small_frames_alone"),
+    ),
+    Mutant(
+        "frames-of-any-size",
+        "A client makes a broker hold 2 GiB by one number.",
+        "a length that is believed",
+        """
+        streammeta.brokers.kafka.server:
+        - if not least <= size <= most:
+        + if not least <= size:
+        """,
+        Tested(f"{_SERVER}::test_a_frame_of_a_size_that_no_request_has_ends_its_connection_unread"),
+    ),
+    Mutant(
+        "memory-of-answered-requests-stays-counted",
+        "A broker ends connections at random once it has answered 256 MiB of requests.",
+        "bytes that are counted in and not out",
+        """
+        streammeta.brokers.kafka.server:
+        - task.add_done_callback(lambda _, size=size: self._release(size))  # type: ignore[misc]
+        """,
+        Tested(f"{_SERVER}::test_answers_come_in_the_order_of_requests_whichever_is_ready_first"),
+    ),
+    Mutant(
+        "memory-of-failed-requests-stays-counted",
+        "A broker ends connections at random once 256 MiB of requests have failed.",
+        "a release on one of two ends",
+        """
+        streammeta.brokers.kafka.server:
+          except BaseException:
+        -     self._held -= size
+              raise
+          task = asyncio.ensure_future(answer)
+        """,
+        Tested(f"{_SERVER}::test_a_call_that_fails_unforeseen_ends_its_own_connection"),
+    ),
+    Mutant(
+        "calls-outlive-their-connection",
+        "Fetches of clients that are gone wait on, each with its watchers.",
+        "a queue that is dropped and not cancelled",
+        """
+        streammeta.brokers.kafka.server:
+          while not answers.empty():
+        -     answers.get_nowait().task.cancel()
+        +     answers.get_nowait()
+        """,
+        Tested(f"{_SERVER}::test_calls_of_a_connection_that_ends_are_given_up"),
+    ),
+    Mutant(
+        "first-call-outlives-its-connection",
+        "The fetch that a gone client waited for waits on.",
+        "a task that awaits another and is cancelled alone",
+        """
+        streammeta.brokers.kafka.server:
+          except asyncio.CancelledError:
+        -     one.task.cancel()
+              raise
+        """,
+        Tested(f"{_SERVER}::test_calls_of_a_connection_that_ends_are_given_up"),
+    ),
+    Mutant(
+        "former-password-remembered",
+        "A password that was replaced lets in whoever used it before.",
+        "a cache of passwords that outlives the file's line",
+        """
+        streammeta.brokers.kafka.users:
+        - if known is not None and known[0] == entry and hmac.compare_digest(known[1], seal):
+        + if known is not None and hmac.compare_digest(known[1], seal):
+        """,
+        Tested(f"{_USERS}::test_file_counts_as_it_is_now"),
+    ),
+    Mutant(
+        "acting-for-another",
+        "A user acts for another by PLAIN's first field.",
+        "an authorization id that nobody compares",
+        """
+        streammeta.brokers.kafka.authentication:
+        - if acting_as not in ("", name) or not name or not password:
+        + if not name or not password:
+        """,
+        Tested(f"{_USERS}::test_message_of_plain_has_a_name_and_a_password"),
+    ),
+)
+
+KAFKA = (*_CALLS, *_CLUSTER, *_GROUPS, *_CONNECTIONS)
