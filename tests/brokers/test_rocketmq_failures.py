@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -18,7 +18,7 @@ from streammeta.brokers.rocketmq.key_index_service import (
     MemoryShelf,
 )
 from streammeta.brokers.rocketmq.message import Message, encode_message
-from streammeta.brokers.rocketmq.metadata import MetadataTable, SegmentStatus
+from streammeta.brokers.rocketmq.metadata import MetadataTable, QueueMetadata, SegmentStatus
 from streammeta.brokers.rocketmq.names import SegmentType
 from streammeta.brokers.rocketmq.storage import MemorySegment, MemorySegmentStore
 from tests.conformance.rocketmq_files import NOW_MS, QUEUE, FailingSegment, FileWorld
@@ -231,6 +231,20 @@ async def test_a_sealed_segment_is_sealed_once() -> None:
     assert await file.seal()
     (sealed,) = keeper.after_restart().table.segments.values()
     assert (sealed.status, sealed.size, sealed.seal_ms) == (SegmentStatus.SEALED, 4, NOW_MS)
+
+
+def test_the_id_of_a_deleted_topic_is_not_used_again() -> None:
+    """The index would find messages of the former topic under the new one."""
+    table = MetadataTable()
+    ids = [table.add_topic(name).topic_id for name in ("a", "b", "a")]
+    table.queues[QUEUE] = QueueMetadata(QUEUE, 0, 9)
+    other = replace(QUEUE, topic="b")
+    table.queues[other] = QueueMetadata(other, 0, 9)
+    table.delete_topic("b")
+    assert list(table.queues) == [QUEUE]
+    again = MetadataTable.decode(table.encode())
+    assert again == table
+    assert [*ids, again.add_topic("b").topic_id, again.add_topic("c").topic_id] == [0, 1, 0, 2, 3]
 
 
 # ---- messages ----

@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant, Tested
 _ROCKETMQ = "tests/brokers/test_rocketmq_failures.py"
 _POOL = "tests/brokers/test_rocketmq_upload_pool.py"
 _STREAMS = "tests/brokers/test_pulsar_ledger_streams.py"
+_BLOBS = "tests/brokers/test_pulsar_bucket_blobs.py"
 _PULSAR = "tests/brokers/test_pulsar_failures.py"
 
 OFFLOADS = (
@@ -400,5 +401,52 @@ OFFLOADS = (
         Tested(
             f"{_STREAMS}::test_streams_without_a_key_are_found_by_tags_and_those_of_others_are_not"
         ),
+    ),
+    Mutant(
+        "kept-blob-counts-as-deleted",
+        "Objects that the store kept count as deleted, and nothing names them any more.",
+        "DeleteObjects, which answers 200 with an error for each key",
+        """
+        streammeta.brokers.pulsar.bucket_blobs:
+        - if result.failed:
+        + if False:
+        """,
+        Tested(f"{_BLOBS}::test_a_blob_that_the_store_keeps_is_not_deleted_and_the_error_names_it"),
+    ),
+    Mutant(
+        "failed-listing-is-an-empty-place",
+        "A listing that fails shows a place without copies.",
+        "errors that are turned into defaults",
+        """
+        streammeta.brokers.pulsar.bucket_blobs:
+          try:
+              return await run_blocking(lambda: [one.key for one in self._store.list_objects()])
+          except StorageError as error:
+        -     raise BlobError(str(error)) from error
+        +     return []
+        """,
+        Tested(f"{_BLOBS}::test_a_listing_that_fails_is_no_empty_place"),
+    ),
+    Mutant(
+        "failed-abort-counts-as-dropped",
+        "An upload that could not be aborted counts as dropped, and its parts stay.",
+        "clean-up whose errors are of no interest",
+        """
+        streammeta.brokers.pulsar.bucket_blobs:
+        - if not _is_gone(error):
+        + if False:
+        """,
+        Tested(f"{_BLOBS}::test_an_upload_that_is_gone_counts_as_dropped_and_any_other_does_not"),
+    ),
+    Mutant(
+        "topic-id-used-again",
+        "A new topic gets the id of a deleted one, and its keys find the other's messages.",
+        "ids that are counted, not drawn from a counter",
+        """
+        streammeta.brokers.rocketmq.metadata:
+        - self.last_topic_id += 1
+        + self.last_topic_id = len(self.topics)
+        """,
+        Tested(f"{_ROCKETMQ}::test_the_id_of_a_deleted_topic_is_not_used_again"),
     ),
 )
