@@ -6,6 +6,10 @@ _PROCESSES = "tests/metadata/test_node_processes.py"
 _REOPENED = "tests/metadata/test_reopened_streams.py"
 _RECOVERERS = "tests/metadata/test_recoverers.py"
 _FAILOVER = "tests/broker_client/test_object_log_failover.py"
+_RETURNING_SIM = (
+    "tests/broker_client/test_returning_logs_sim.py"
+    "::test_records_under_logs_that_return_are_read_or_set_aside"
+)
 _RETURNING = "tests/broker_client/test_returning_logs.py"
 
 FENCES = (
@@ -225,5 +229,39 @@ FENCES = (
         Tested(
             f"{_FAILOVER}::test_records_of_an_earlier_process_are_uploaded_under_the_epoch_in_force"
         ),
+    ),
+    Mutant(
+        "records-set-aside-nowhere",
+        "The records that a recovery can't commit are counted, and are in no file.",
+        "a log whose volume was not mounted for one start of its broker",
+        """
+        streammeta.client.write_ahead_log.recovery:
+        - sorting.report.file = await log.set_aside(unwanted, "found at the start of a broker")
+        + sorting.report.file = await log.set_aside(list(unwanted)[:0], "none")
+        """,
+        Tested(_RETURNING_SIM),
+    ),
+    Mutant(
+        "recovered-log-trimmed-before-its-commits",
+        "A log is trimmed while its records wait for their upload, and the process dies.",
+        "a trim that was moved in front of the flush",
+        """
+        streammeta.client.writer:
+        - await self.flush()
+        - await asyncio.sleep(0)  # the last callbacks
+        + await asyncio.sleep(0)
+        """,
+        Tested(_RETURNING_SIM),
+    ),
+    Mutant(
+        "interrupted-uploads-are-not-compared",
+        "What an interrupted recovery has committed is set aside by the next one.",
+        "a recovery that looks at offsets alone, and can't know whose records are there",
+        """
+        streammeta.client.writer:
+        - report = await recover_into(self._log, self._session, upload, self._threads.store)
+        + report = await recover_into(self._log, self._session, upload)
+        """,
+        Tested(_RETURNING_SIM),
     ),
 )
