@@ -210,6 +210,7 @@ async def test_a_stranger_may_send_small_frames_alone(users: Users) -> None:
     async with _place(users) as place, place.peer() as peer:
         peer.writer.write((FRAME_MAX_BEFORE + 1).to_bytes(4, "big"))
         assert await peer.ends() == b""
+        assert place.server._tally.connections_refused == 1, "by its size, not for its silence"
 
 
 async def test_a_stranger_that_says_nothing_is_sent_away(

@@ -546,18 +546,6 @@ _CONNECTIONS = (
         Tested(f"{_SERVER}::test_calls_of_a_connection_that_ends_are_given_up"),
     ),
     Mutant(
-        "first-call-outlives-its-connection",
-        "The fetch that a gone client waited for waits on.",
-        "a task that awaits another and is cancelled alone",
-        """
-        streammeta.brokers.kafka.server:
-          except asyncio.CancelledError:
-        -     one.task.cancel()
-              raise
-        """,
-        Tested(f"{_SERVER}::test_calls_of_a_connection_that_ends_are_given_up"),
-    ),
-    Mutant(
         "former-password-remembered",
         "A password that was replaced lets in whoever used it before.",
         "a cache of passwords that outlives the file's line",
