@@ -119,8 +119,10 @@ def grown(world: World) -> World:
 
 
 def without_leaders_knowledge(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the documents without the fields that only the leader knows, or may show."""
+    left_out = ("key", "state", "wal_config")
     return [
-        {name: value for name, value in document.items() if name not in ("key", "state")}
+        {name: value for name, value in document.items() if name not in left_out}
         for document in answer["documents"]
     ]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from streammeta.controller.features import SUPPORTED
 from tests.kit.real_cluster import leader_of, writes_going_on
 from tests.upgrade.mixed_cluster import (
     MixedCluster,
@@ -20,7 +21,7 @@ from tests.upgrade.mixed_cluster import (
 )
 
 pytestmark = pytest.mark.process
-LEVEL = 3
+LEVEL = SUPPORTED.highest
 TOLD = f"start a version that runs at level {LEVEL}"
 ALL = (1, 2, 3)
 
