@@ -155,6 +155,30 @@ def test_every_process_of_before_is_fenced(seed: int) -> None:
         assert node.departed or answer.error is ErrorCode.NODE_EPOCH_EXPIRED
 
 
+def test_processes_whose_clocks_were_ahead_are_fenced_too() -> None:
+    _, replayed = at_random(1)
+    cluster_map = replayed.cluster_map
+    fast = NodeIdentity(60_001, NOW_MS + 10**9)
+    offset = cluster_map.applied_end_offset
+    decision = cluster_map.decide(r.RegisterNode(node=fast), NOW_MS, offset)
+    cluster_map.apply(offset, decision.records)
+    nodes = restored(replayed, planned(replayed)).freeze().sections()["nodes"]
+    epochs = dict(zip(map(int, nodes["node_id"]), map(int, nodes["node_epoch"]), strict=True))
+    assert epochs.pop(fast.node_id) == fast.node_epoch + 1
+    assert set(epochs.values()) == {NOW_MS}
+
+
+@pytest.mark.parametrize("ahead_ms", [0, 86_400_000])
+def test_a_clock_that_is_behind_the_backup_does_not_shorten_the_hold(ahead_ms: int) -> None:
+    _, replayed = at_random(1)
+    plan = replace(planned(replayed), committed_by_ms=NOW_MS + ahead_ms, state_hash="")
+    view = replayed.cluster_map.freeze()
+    plan = replace(plan, state_hash=restoring.state_hash(view, plan))
+    counters = restored(replayed, plan).freeze().sections()["counters"]
+    assert int(counters["deletions_held_until_ms"][0]) == NOW_MS + ahead_ms + restoring.HOLD_MS
+    assert int(counters["deletions_held_since_ms"][0]) == 0
+
+
 def test_a_restored_map_waits_for_adoption_with_all_that_brokers_change() -> None:
     _, replayed = at_random(4)
     plan = planned(replayed)

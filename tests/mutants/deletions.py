@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant, Tested
 _LEADER = "tests/lifecycle/test_lifecycle_deletion.py"
 _SWEEPS = "tests/lifecycle/test_lifecycle_sweeps.py"
 _FAILOVER = "tests/lifecycle/test_lifecycle_failover.py"
+_RESTORE = "tests/backup/test_restore.py"
 _CLAIMS = "tests/reconcile/test_reconcile_claims.py"
 _RECONCILE = "tests/reconcile/test_reconcile_deletion.py"
 
@@ -231,5 +232,39 @@ DELETIONS = (
           self._compactions = {}
         """,
         Tested(f"{_FAILOVER}::test_a_former_leader_names_no_work"),
+    ),
+    Mutant(
+        "hold-by-a-clock-that-is-behind",
+        "A restored cluster deletes at once what the records after the restored point need.",
+        "a machine whose clock is behind when the plan is made",
+        """
+        streammeta.controller.backup.restoring:
+        - "deletions_held_until_ms": column([max(plan.created_ms, plan.committed_by_ms) + HOLD_MS]),
+        + "deletions_held_until_ms": column([plan.created_ms + HOLD_MS]),
+        """,
+        Tested(f"{_RESTORE}::test_a_clock_that_is_behind_the_backup_does_not_shorten_the_hold"),
+    ),
+    Mutant(
+        "fast-process-survives-a-restore",
+        "A process whose clock was ahead keeps its epoch over a restore, and writes on.",
+        "epochs that are taken for times of the past",
+        """
+        streammeta.controller.backup.restoring:
+        - epochs = np.maximum(np.asarray(section["node_epoch"]) + 1, now_ms)
+        + epochs = np.maximum(np.asarray(section["node_epoch"]), now_ms)
+        """,
+        Tested(f"{_RESTORE}::test_processes_whose_clocks_were_ahead_are_fenced_too"),
+    ),
+    Mutant(
+        "deleted-without-a-record-of-outcomes",
+        "A run goes on deleting though its audit log takes no more lines.",
+        "a disk that is full",
+        """
+        streammeta.reconcile.deletion:
+          except OSError:  # what began is on record, and nothing more begins
+        -     self._is_over = True
+        +     pass
+        """,
+        Tested(f"{_RECONCILE}::test_an_outcome_that_can_not_be_put_on_record_ends_the_task"),
     ),
 )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from streammeta.reconcile import deletion
+from streammeta.reconcile.audit_trail import AuditTrail
 from streammeta.reconcile.deletion import Deleter
 from streammeta.reconcile.deletion_order import Candidate, DeletionOrder, Judged, Outcome
 from streammeta.reconcile.errors import ControllerError
@@ -449,6 +450,19 @@ def test_a_key_that_the_store_keeps_is_a_failure_and_holds_up_no_other(
     assert {one.outcome for one in judged.values()} == {Outcome.DELETED}
     assert bench.stored() == {1}
     assert bench.pauses == []
+
+
+def test_an_outcome_that_can_not_be_put_on_record_ends_the_task(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    bench.order = replace(bench.order, keys_per_s=2)
+    monkeypatch.setattr(AuditTrail, "end", fail)
+    outcomes = list(bench.run().values())
+    assert outcomes == [Outcome.DELETED] * 2 + [Outcome.SKIPPED] * 3
+    assert len(bench.stored()) == 3
 
 
 def keeping(bench: Bench, kept: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
