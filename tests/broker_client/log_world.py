@@ -254,35 +254,43 @@ class Process:
         self.node_id = node_id
         self.epoch = world.next_epoch(node_id)
         self.link = world.new_link(world.badness)
-        self.link.on_cut = self._keep_image
+        self.link.on_cut = self._end_abruptly
         self.store = world.store.seen_by(self.link)
         self.client: StreamClient | None = None
+        self._opening: asyncio.Task[StreamClient] | None = None
         self._world = world
         self._openings: dict[int, list[int]] = {}
 
     async def start(self, dies_after: int | None = None) -> bool:
         """Open the client; False: it died before, after `dies_after` requests."""
         self.link.cuts_after = dies_after
+        self._opening = asyncio.create_task(self._open_client())
         try:
-            self.client = await StreamClient.open(
-                [ENDPOINT],
-                self.store,
-                node_id=self.node_id,
-                node_epoch=self.epoch,
-                config=self.config,
-            )
-        except (BrokerClientError, StorageError):
+            self.client = await self._opening
+        except (BrokerClientError, StorageError, asyncio.CancelledError):
             if not self.link.is_cut:
                 raise
             self._restore_image()
             return False
         self.link.cuts_after = None
+        if self.link.is_cut:
+            await self.kill()
+            return False
         if self.client.recovery is not None:
             await self._world.check_set_aside([self.client.recovery.file])
         for stream in self.client.inherited:
             self._opened(stream.stream_id)
         await self.open(set(self._world.streams) - self._openings.keys())
         return True
+
+    async def _open_client(self) -> StreamClient:
+        return await StreamClient.open(
+            [ENDPOINT],
+            self.store,
+            node_id=self.node_id,
+            node_epoch=self.epoch,
+            config=self.config,
+        )
 
     async def create(self, count: int) -> None:
         """Create streams and open them."""
@@ -368,7 +376,10 @@ class Process:
     def _disk(self) -> Path | None:
         return None if self.config.wal_directory is None else Path(self.config.wal_directory)
 
-    def _keep_image(self) -> None:
+    def _end_abruptly(self) -> None:
+        """Keep the disk as it is, and give up a start: cut off, it would retry for ever."""
+        if self._opening is not None:
+            self._opening.cancel()
         if self._disk is not None and self._disk.exists():
             shutil.copytree(self._disk, _image_of(self._disk))
 
