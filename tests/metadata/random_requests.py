@@ -185,6 +185,8 @@ class RandomRequests(RandomCommits):
     def _abandon(self, state: State) -> Any:
         owing = [node for node, _ in state.pending] or NODE_IDS
         streams = self._some(range(state.next_stream), 2) if self._chance(30) else ()
+        if not streams and self._chance(40):
+            return r.ReleaseStreams(node=self._node(state))
         return r.AbandonUploads(node_id=self._one(owing), stream_ids=tuple(streams))
 
     def _sweep(self, _state: State) -> Any:

@@ -141,7 +141,7 @@ def _last_requests(pair: Pair) -> Iterator[Any]:
     yield UnregisterNode(node=node)
 
     node, first = _FENCED_LAST, pair.model.state.next_stream
-    yield RegisterNode(node=node, process_id="last")
+    yield RegisterNode(node=node, process_id="last", tags=(("rack", "b"),))
     yield CreateStreams(request_id="lost", node=node, streams=(NewStream(), NewStream()))
     both = (first, first + 1)
     yield OpenStreams(node=node, streams=tuple(StreamToOpen(one, 1) for one in both))

@@ -15,7 +15,7 @@ WAITING = (
     *(r.CreateStreams, r.OpenStreams, r.CloseStreams, r.TrimStreams, r.DeleteStreams),
     *(r.GetOpeningStreams, r.AbandonUploads, r.PrepareObjects, r.CommitStreamSetObject),
     *(r.CommitUploads, r.CommitStreamObject, r.UnregisterNode, r.PutKVs, r.DeleteKVs),
-    *(r.CommitNamedObjects, r.DeleteNamedObjects),
+    *(r.CommitNamedObjects, r.DeleteNamedObjects, r.ReleaseStreams),
 )
 """What is refused in recovery mode."""
 
