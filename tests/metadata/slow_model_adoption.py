@@ -85,11 +85,12 @@ def _visible(state: State, object_id: int) -> dict[int, set[int]]:
     """The offsets by stream that readers find in an object."""
     if not _is_committed(state, object_id):
         return {}
-    found = {}
+    found: dict[int, set[int]] = {}
     for stream_id, start, end in state.objects[object_id].held:
         stream = state.streams.get(stream_id)
         if stream is not None and end > stream.start:
-            found[stream_id] = set(range(max(start, stream.start), end))
+            visible = range(max(start, stream.start), end)
+            found.setdefault(stream_id, set()).update(visible)
     return found
 
 
