@@ -1,8 +1,9 @@
 """Deletions a second, and requests for a thousand keys, against a real server of S3.
 
-Orphans are put into a bucket of an S3 server of its own; then the code that `reconcile apply` runs
-deletes them at no limit but the server's: checks, look-ups, records on disk and all. The leader is
-a stand-in that has forgotten every id: its questions are counted, and its time is in no figure.
+Orphans, small objects with a record of a stream that has passed them, are put into a bucket of an
+S3 server of its own; then the code that `reconcile apply` runs deletes them at no limit but the
+server's: checks, look-ups, reads, records on disk and all. The leader is a stand-in that has
+forgotten every id: its questions are counted, and its time is in no figure.
 """
 
 import time
@@ -25,6 +26,8 @@ from streammeta.reconcile.identity import ClusterIdentity
 from streammeta.reconcile.lease import held_lease
 from streammeta.storage.bucket_marker import BucketMarker, create_marker
 from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_format.object_writer import ObjectWriter
+from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import DeleteResult, ObjectInfo, ObjectStore
 from streammeta.v1 import common_pb2, objects_pb2
@@ -86,6 +89,10 @@ class _Leader:
             issued_below=1 << 40,
         )
 
+    def stream_ends(self, stream_ids: Sequence[int]) -> dict[int, int]:
+        self.questions += 1
+        return dict.fromkeys(stream_ids, 1)
+
 
 def measure(place: Path, settings: Settings, progress: Callable[[str], None]) -> Outcome:
     """Put orphans and delete them, again and again. Raises `ReconcilingError`."""
@@ -136,9 +143,18 @@ def _marker() -> BucketMarker:
     )
 
 
+def _orphan() -> bytes:
+    writer = ObjectWriter()
+    writer.write([RecordBatch(0, 1, 0, 1, b"orphan")])
+    writer.finish()
+    (data,) = writer.parts()
+    return bytes(data)
+
+
 def _run(store: ObjectStore, folder: Path, keys: int) -> dict[str, float]:
+    orphan = _orphan()
     with ThreadPoolExecutor(_PUTS_AT_ONCE) as pool:
-        list(pool.map(lambda one: store.put(key_for(one, NAMESPACE), b"orphan"), range(keys)))
+        list(pool.map(lambda one: store.put(key_for(one, NAMESPACE), orphan), range(keys)))
     listed = (info for info in store.list_objects() if not info.key.startswith(f"{NAMESPACE}/"))
     candidates = [
         Candidate(one.key, int(one.key.split("/")[2]), one.size, one.last_modified_ms, one.etag)
@@ -150,6 +166,7 @@ def _run(store: ObjectStore, folder: Path, keys: int) -> dict[str, float]:
         patience_s=1,
         identity=_IDENTITY,
         next_object_id=0,
+        next_stream_id=1 << 31,
         undo_folder=str(folder / "undo"),
         audit_folder=str(folder / "audit"),
         signals_folder=str(folder / "signals"),

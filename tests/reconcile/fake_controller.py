@@ -32,6 +32,8 @@ from streammeta.v1 import (
     metadata_pb2_grpc,
     objects_pb2,
     objects_pb2_grpc,
+    streams_pb2,
+    streams_pb2_grpc,
 )
 from tests.kit.grpc_servers import abort, served_by_threads, unimplemented
 
@@ -62,6 +64,8 @@ class MapObject:
 class FakeMap:
     """The state of the fake: edit it at any time. `snapshot` None means a copy of the map.
 
+    `ends` are those of the streams that exist; all others below `next_stream_id` were deleted.
+
     So many `broken_copies` end after the first chunk, as when the leader is lost.
     """
 
@@ -72,6 +76,9 @@ class FakeMap:
     next_object_id: int = 1000
     issued_below: int = 2000
     objects: dict[int, MapObject] = field(default_factory=dict)
+    next_stream_id: int = 100
+    ends: dict[int, int] = field(default_factory=dict)
+    streams_a_page: int = 1000
     refuse: grpc.StatusCode | None = None
     leader_endpoint: str = ""
     checks: list[list[int]] = field(default_factory=list)
@@ -112,6 +119,10 @@ class FakeMap:
             issued_below=self.issued_below,
         )
 
+    def ends_of(self, stream_ids: Iterable[int]) -> dict[int, int]:
+        """The ends of those of some streams that exist."""
+        return {one: self.ends[one] for one in stream_ids if one in self.ends}
+
     def checkpoint(self) -> bytes:
         """A copy of the map, with the columns that controllers write."""
         ids = sorted(self.objects)
@@ -127,7 +138,8 @@ class FakeMap:
             "timestamp_ms": np.array([row.time_ms for row in rows], dtype=np.int64),
         }
         counters: dict[str, Any] = {
-            "next_object_id": np.array([self.next_object_id], dtype=np.int64)
+            "next_object_id": np.array([self.next_object_id], dtype=np.int64),
+            "next_stream_id": np.array([self.next_stream_id], dtype=np.int64),
         }
         claim: dict[str, Any] = {
             "cluster_uuid": [self.cluster_uuid],
@@ -163,7 +175,7 @@ def checkpoint_of(sections: dict[str, Any], cluster_id: str = "c1", end_offset: 
     return file.getvalue()
 
 
-_SERVICES = (admin_pb2_grpc, metadata_pb2_grpc, objects_pb2_grpc)
+_SERVICES = (admin_pb2_grpc, metadata_pb2_grpc, objects_pb2_grpc, streams_pb2_grpc)
 
 
 class _Controller(unimplemented(*_SERVICES)):  # type: ignore[misc]
@@ -176,6 +188,19 @@ class _Controller(unimplemented(*_SERVICES)):  # type: ignore[misc]
         self._map.checks.append(list(request.object_ids))
         self._refuse_if_told(context)
         return self._map.answer(request.object_ids)
+
+    def DescribeStreams(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._refuse_if_told(context)
+        first, size = int(request.page.page_token or 0), self._map.streams_a_page
+        asked = sorted(one for one in request.stream_ids if one >= first)
+        ends = self._map.ends_of(asked[:size])
+        return streams_pb2.DescribeStreamsResponse(
+            streams=[
+                streams_pb2.StreamDescription(stream_id=one, end_offset=end)
+                for one, end in ends.items()
+            ],
+            next_page_token=str(asked[size]) if len(asked) > size else "",
+        )
 
     def DescribeCluster(self, request: Any, context: Any) -> Any:  # noqa: N802
         return admin_pb2.DescribeClusterResponse(
@@ -235,9 +260,11 @@ class LocalBucket:
         self.uri = root.as_uri()
         self.store = open_object_store(self.uri)
 
-    def put(self, key: str, size: int = 10, *, young: bool = False) -> str:
-        """Store `size` bytes; gives the key."""
-        self.store.put(key, b"x" * size)
+    def put(
+        self, key: str, size: int = 10, *, young: bool = False, data: bytes | None = None
+    ) -> str:
+        """Store `size` bytes, or these; gives the key."""
+        self.store.put(key, b"x" * size if data is None else data)
         if not young:
             os.utime(self.root / "objects" / key, (LONG_AGO_S, LONG_AGO_S))
         return key

@@ -137,6 +137,14 @@ class HostileMap(FakeMap):
             issued_below=found.issued_below,
         )
 
+    def ends_of(self, stream_ids: Iterable[int]) -> dict[int, int]:
+        """See `FakeMap.ends_of`."""
+        self.world.on_question()
+        with self.world.lock:
+            asked = r.DescribeStreams(stream_ids=tuple(stream_ids))
+            found: Any = self.world.shown.query(asked)
+        return {one.stream_id: one.end_offset for one in found.streams}
+
     def checkpoint(self) -> bytes:
         """See `FakeMap.checkpoint`."""
         with self.world.lock:

@@ -212,6 +212,11 @@ class CountingLeader:
         self.asked += 1
         return self._state.answer(object_ids)
 
+    def stream_ends(self, stream_ids: list[int]) -> dict[int, int]:
+        self._store._count("question")
+        self.asked += 1
+        return self._state.ends_of(stream_ids)
+
 
 def candidates_in(store: CountingStore, count: int) -> list[Candidate]:
     """Objects that no map knows, by key."""
@@ -230,6 +235,7 @@ def order_of(state: FakeMap, folder: Path, run: str) -> DeletionOrder:
         patience_s=1,
         identity=state.identity,
         next_object_id=1_000,
+        next_stream_id=100,
         undo_folder=str(folder / "undo"),
         audit_folder=str(folder / "audit"),
         signals_folder=str(folder / "signals"),

@@ -38,6 +38,7 @@ class FakeLeader(LeaderClient):
         self.state = state
         self.asked = 0
         self.announced: list[list[int]] = []
+        self.asked_streams: list[list[int]] = []
         self.on_announced: Callable[[], None] = lambda: None
         self._fail_at = fail_at
 
@@ -50,6 +51,14 @@ class FakeLeader(LeaderClient):
         if self._fail_at is not None and self.asked >= self._fail_at:
             raise ControllerError("told to fail")
         return self.state.answer(object_ids)
+
+    def stream_ends(self, stream_ids):  # type: ignore[no-untyped-def]
+        """Answer, or fail."""
+        self.asked += 1
+        self.asked_streams.append(list(stream_ids))
+        if self._fail_at is not None and self.asked >= self._fail_at:
+            raise ControllerError("told to fail")
+        return self.state.ends_of(stream_ids)
 
 
 class BusyStore(MemoryObjectStore):
@@ -115,6 +124,7 @@ class Bench:
             patience_s=1,
             identity=self.state.identity,
             next_object_id=1000,
+            next_stream_id=100,
             undo_folder=str(self.undo),
             audit_folder=str(tmp_path / "audit"),
             signals_folder=str(tmp_path / "signals"),

@@ -150,6 +150,29 @@ def test_a_broken_copy_is_refused(tmp_path: Path, chunks: list[GetSnapshotRespon
         fetch_snapshot(Sending(chunks), tmp_path / "map")
 
 
+def test_ends_of_streams_are_read_to_the_last_page() -> None:
+    state = FakeMap(ends={one: one + 5 for one in range(0, 2500, 2)}, streams_a_page=7)
+    with asking(state) as leader:
+        assert leader.stream_ends(range(2500)) == state.ends
+        assert leader.stream_ends([3, 5]) == {}
+        assert leader.stream_ends([]) == {}
+
+
+def test_ends_of_streams_that_nobody_asked_for_are_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = FakeMap()
+    monkeypatch.setattr(FakeMap, "ends_of", lambda *_: {9: 1})
+    with asking(state) as leader, pytest.raises(ControllerError, match="not asked for"):
+        leader.stream_ends([1])
+
+
+def test_without_a_leader_no_stream_is_deleted() -> None:
+    state = FakeMap(refuse=grpc.StatusCode.PERMISSION_DENIED)
+    with asking(state) as leader, pytest.raises(ControllerError, match="DescribeStreams"):
+        leader.stream_ends([1])
+
+
 def exported(state: FakeMap, folder: Path) -> MapExport:
     """Export the fake's map."""
     with asking(state) as leader:
@@ -164,7 +187,15 @@ def test_the_objects_of_the_map_are_exported(tmp_path: Path) -> None:
     }
     made = exported(FakeMap(objects=objects, next_object_id=10), tmp_path / "map")
     assert made == MapExport(
-        "c1", "uuid-1", 2000, 9, 4, next_object_id=10, objects=3, committed_objects=2
+        "c1",
+        "uuid-1",
+        2000,
+        9,
+        4,
+        next_object_id=10,
+        next_stream_id=100,
+        objects=3,
+        committed_objects=2,
     )
     assert [path.name for path in (tmp_path / "map").iterdir()] == ["objects.parquet"]
     rows = pq.read_table(tmp_path / "map").to_pylist()

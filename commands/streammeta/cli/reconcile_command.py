@@ -367,5 +367,8 @@ def _show_run(output: Output, result: "ApplyResult") -> None:
     outcomes = [(str(outcome), t.keys, t.size) for outcome, t in sorted(result.outcomes.items())]
     output.rows("outcomes", ("outcome", "keys", "bytes"), outcomes)
     output.rows("examples", ("key",), [(key,) for key in result.examples])
+    if result.warning:
+        output.rows("ahead_of_map", ("key", "detail"), result.ahead)
+        output.text("warning", result.warning)
     if not result.deleted and result.complete:
         output.note("nothing was deleted; give --yes to delete")

@@ -41,6 +41,12 @@ _AUDIT = "audit"
 _SIGNALS = "signals"
 _EXAMPLES = 10
 
+AHEAD_ADVICE = (
+    "candidates have records that the map's streams have not reached, and are kept: if no broker"
+    " ended before it committed them, the map was rolled back; then stop the brokers, bring the"
+    " controllers' newest disks back or restore a backup, and adopt these objects"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ApplyConfig:
@@ -77,7 +83,8 @@ class ApplyResult:
 
     `left` is the number of candidates without one, as the run was to end before. `examples` are a
     few keys that were, or would be, deleted; `problems` are distinct reasons of failed and refused
-    keys, a few of them. `engine` is that which did the work.
+    keys, a few of them; `ahead` are a few keys that are ahead of the map, each with what it has.
+    `engine` is that which did the work.
     """
 
     run_folder: Path
@@ -85,8 +92,15 @@ class ApplyResult:
     outcomes: Mapping[Outcome, Tally]
     examples: tuple[str, ...]
     problems: tuple[str, ...]
+    ahead: tuple[tuple[str, str], ...] = ()
     left: int = 0
     engine: str = ""
+
+    @property
+    def warning(self) -> str:
+        """What candidates that are ahead of the map mean, and what to do; empty without any."""
+        ahead = self.outcomes.get(Outcome.AHEAD_OF_MAP)
+        return f"{ahead.keys} {AHEAD_ADVICE}" if ahead else ""
 
     @property
     def complete(self) -> bool:
@@ -127,6 +141,8 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
         patience_s=config.patience_s,
         identity=plan.identity,
         next_object_id=plan.next_object_id or 0,
+        # Unknown in a plan of an earlier version: then no stream is known to have been deleted.
+        next_stream_id=plan.next_stream_id or 0,
         undo_folder=str((run_folder / plan_folder.UNDO).absolute()),
         audit_folder=str((run_folder / _AUDIT).absolute()),
         signals_folder=str((run_folder / _SIGNALS).absolute()),
@@ -209,12 +225,16 @@ def _summary(run_folder: Path, deleted: bool, candidates: int) -> ApplyResult:
     counts = Counts("outcome")
     examples: list[str] = []
     problems: dict[str, None] = {}
+    ahead: list[tuple[str, str]] = []
     for rows in read_batches(run_folder / _OUTCOMES, OUTCOME_COLUMNS):
         counts.add(rows)
         if len(examples) < _EXAMPLES:
             examples += _values(rows, "key", *done)
         if len(problems) < _EXAMPLES:
             problems |= dict.fromkeys(_values(rows, "detail", Outcome.FAILED, Outcome.REFUSED))
+        if len(ahead) < _EXAMPLES:
+            keys = _values(rows, "key", Outcome.AHEAD_OF_MAP)
+            ahead += zip(keys, _values(rows, "detail", Outcome.AHEAD_OF_MAP), strict=True)
     outcomes = {Outcome(name): tally for name, tally in counts.tallies().items()}
     return ApplyResult(
         run_folder=run_folder,
@@ -223,6 +243,7 @@ def _summary(run_folder: Path, deleted: bool, candidates: int) -> ApplyResult:
         left=candidates - sum(tally.keys for tally in outcomes.values()),
         examples=tuple(examples[:_EXAMPLES]),
         problems=tuple(problems)[:_EXAMPLES],
+        ahead=tuple(ahead[:_EXAMPLES]),
     )
 
 

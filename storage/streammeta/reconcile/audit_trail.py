@@ -1,8 +1,9 @@
 """Audit trail of a run: a line before each change of the bucket, and one with what became of it.
 
-Lines are JSON objects chained by hashes, as controllers write theirs, so that one command verifies
-both; a task has a chain of its own, and its number where a controller has its node id. A line that
-says BEGUN and has no other after it is of a process that ended in between.
+A candidate that is kept as it is ahead of the map has a line too: it may be all that is left of a
+commit. Lines are JSON objects chained by hashes, as controllers write theirs, so that one command
+verifies both; a task has a chain of its own, and its number where a controller has its node id. A
+line that says BEGUN and has no other after it is of a process that ended in between.
 """
 
 from __future__ import annotations
@@ -38,10 +39,19 @@ class AuditTrail:
         self._begun.update(one.key for one in candidates)
 
     def end(self, judged: Sequence[Judged]) -> None:
-        """Put on record what became of those that were begun. Raises `OSError`."""
-        of_begun = [one for one in judged if one.candidate.key in self._begun]
+        """Put on record what became of those begun, and what is ahead of the map. Raises `OSError`.
+
+        A dry run has no trail.
+        """
+        if not self._order.delete:
+            return
+        told = [
+            one
+            for one in judged
+            if one.candidate.key in self._begun or one.outcome is Outcome.AHEAD_OF_MAP
+        ]
         self._begun.clear()
-        self._write([self._outcome(one) for one in of_begun])
+        self._write([self._outcome(one) for one in told])
 
     def close(self) -> None:
         """Release the file."""
@@ -51,6 +61,8 @@ class AuditTrail:
     def _outcome(self, one: Judged) -> AuditLine:
         is_certain = one.outcome in (self._order.done, Outcome.GONE, Outcome.KEPT)
         verdict = Verdict.OK if is_certain else Verdict.UNKNOWN
+        if one.outcome is Outcome.AHEAD_OF_MAP:
+            verdict = Verdict.REFUSED
         told = "" if one.outcome is self._order.done else f"{one.outcome}: {one.detail}"
         return self._line(one.candidate, verdict, told)
 

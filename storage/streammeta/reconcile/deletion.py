@@ -1,8 +1,9 @@
 """Deletion of the candidates of one task, each checked with the leader just before.
 
 A key is deleted only if the bucket bears the marker of the plan's cluster, the key is still the
-object of the plan, and the leader of that cluster says, just before, that the map issued its id
-once and has forgotten it; that it is deleted is in the leader's audit log first. An error of the
+object of the plan and has no records ahead of the map, and the leader of that cluster says, just
+before, that the map issued its id once and has forgotten it; that it is deleted is in the leader's
+audit log first. An error of the
 marker, the lease, the leader, either audit log or the disk of the undo records spares the whole
 batch and ends the task. A key that the store is too busy for is tried again from the start, after a
 pause, and slows all tasks of the run down; what the store refuses of one key concerns no other.
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from streammeta.reconcile.ahead_of_map import judge_contents
 from streammeta.reconcile.audit_trail import AuditTrail
 from streammeta.reconcile.deletion_order import (
     ORPHAN_TAG,
@@ -165,7 +167,11 @@ class Deleter:
             else:
                 judged.append(Judged(one, Outcome.REFUSED, f"not the key of {one.object_id}"))
         forgotten, known = self._forgotten(asked)
-        return judged + known + self._look_at_all(forgotten)
+        looked_up = self._look_at_all(forgotten)
+        present = [one.candidate for one in looked_up if one.outcome is Outcome.WOULD_DELETE]
+        others = [one for one in looked_up if one.outcome is not Outcome.WOULD_DELETE]
+        contents = judge_contents(self._store, self._leader, present, self._order.next_stream_id)
+        return judged + known + others + list(contents)
 
     def _announced(self, free: Sequence[Candidate]) -> tuple[list[Candidate], list[Judged]]:
         """Have the leader put on record what is deleted next; return that, and what is kept.

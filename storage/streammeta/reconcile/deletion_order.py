@@ -23,6 +23,7 @@ class Outcome(enum.StrEnum):
     TAGGED = "tagged"  # still there, for a rule of the bucket to delete
     WOULD_DELETE = "would_delete"  # a dry run; with --yes it would be gone
     KEPT = "kept"  # the map still knows it
+    AHEAD_OF_MAP = "ahead_of_map"  # it has records that the map's streams have not reached
     CHANGED = "changed"  # the key holds another object than the plan recorded
     GONE = "gone"  # absent from the bucket
     REFUSED = "refused"  # the plan's key is not the key of the plan's id
@@ -47,10 +48,11 @@ class DeletionOrder:
 
     In `signals_folder` tasks and driver tell each other what concerns all; see `run_signals`.
 
-    The files of `tls` are read where the task runs. `identity` and `next_object_id` are those of
-    the plan. With `delete` False nothing is deleted and no undo record is written. `run` is the one
-    that has to hold the lease when something is deleted. With `quarantine` an object is copied to
-    quarantine before it is deleted; with `tag` it is tagged, and not deleted.
+    The files of `tls` are read where the task runs. `identity`, `next_object_id` and
+    `next_stream_id` are those of the plan. With `delete` False nothing is deleted and no undo
+    record is written. `run` is the one that has to hold the lease when something is deleted. With
+    `quarantine` an object is copied to quarantine before it is deleted; with `tag` it is tagged,
+    and not deleted.
     """
 
     store: str
@@ -58,6 +60,7 @@ class DeletionOrder:
     patience_s: float
     identity: ClusterIdentity
     next_object_id: int
+    next_stream_id: int
     undo_folder: str
     audit_folder: str
     signals_folder: str

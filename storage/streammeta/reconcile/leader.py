@@ -1,4 +1,4 @@
-"""Reconciliation's questions to the controllers: states of objects, a snapshot, the cluster.
+"""Reconciliation's questions to the controllers: objects, ends of streams, a snapshot, the cluster.
 
 Waits out elections up to a deadline, and never turns a doubt into an answer: a reply that is not
 complete and well-formed is a `ControllerError`. Usable in a driver and in an executor.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 import grpc
@@ -25,11 +26,14 @@ from streammeta.v1 import (
     metadata_pb2_grpc,
     objects_pb2,
     objects_pb2_grpc,
+    streams_pb2,
+    streams_pb2_grpc,
 )
 
 _CALL_TIMEOUT_S = 10.0
 _STREAM_TIMEOUT_S = 600.0
 _STREAM_ATTEMPTS = 5
+_STREAMS_A_CALL = 1_000
 _Answer = TypeVar("_Answer")
 
 
@@ -74,6 +78,44 @@ class LeaderClient(BlockingClient):
         if not answer.cluster_id:
             raise ControllerError("CheckObjects answered without a cluster id; nothing is decided")
         return answer
+
+    def stream_ends(self, stream_ids: Sequence[int]) -> dict[int, int]:
+        """Return the end offset of each of these streams that exists; linearizable.
+
+        Raises:
+            ControllerError: no leader answered in time, or the answer does not fit the question.
+        """
+        ends: dict[int, int] = {}
+        for first in range(0, len(stream_ids), _STREAMS_A_CALL):
+            asked = stream_ids[first : first + _STREAMS_A_CALL]
+            for page in self._described(asked):
+                ends |= {one.stream_id: one.end_offset for one in page.streams}
+        if not ends.keys() <= set(stream_ids):
+            raise ControllerError(
+                "DescribeStreams answered streams that it was not asked for; check that controllers"
+                " and this tool are of one version"
+            )
+        return ends
+
+    def _described(
+        self, stream_ids: Sequence[int]
+    ) -> Iterator[streams_pb2.DescribeStreamsResponse]:
+        """Yield all pages of an answer."""
+        token = ""
+        while True:
+            request = streams_pb2.DescribeStreamsRequest(
+                stream_ids=stream_ids, page=common_pb2.PageRequest(page_token=token)
+            )
+            page = self.ask("StreamService/DescribeStreams", partial(_describe_streams, request))
+            yield page
+            if not page.next_page_token:
+                return
+            if page.next_page_token == token:
+                raise ControllerError(
+                    "DescribeStreams gave the same page twice; check that controllers and this tool"
+                    " are of one version"
+                )
+            token = page.next_page_token
 
     def describe(self) -> dict[str, admin_pb2.DescribeClusterResponse]:
         """Return the cluster as controllers know it, by endpoint: the leader, then all that answer.
@@ -159,3 +201,10 @@ def _describe_through(channel: grpc.Channel) -> admin_pb2.DescribeClusterRespons
         timeout=_CALL_TIMEOUT_S,
         metadata=tracing.call_metadata(),
     )
+
+
+def _describe_streams(
+    request: streams_pb2.DescribeStreamsRequest, channel: grpc.Channel
+) -> streams_pb2.DescribeStreamsResponse:
+    stub = streams_pb2_grpc.StreamServiceStub(channel)
+    return stub.DescribeStreams(request, timeout=_CALL_TIMEOUT_S, metadata=tracing.call_metadata())

@@ -52,6 +52,7 @@ class MapExport:
     end_offset: int
     epoch: int
     next_object_id: int
+    next_stream_id: int
     objects: int
     committed_objects: int
 
@@ -145,7 +146,9 @@ def write_objects(checkpoint: CheckpointReader, beside: CheckpointReader, path: 
     """
     objects = committed = 0
     try:
-        (next_object_id,) = checkpoint.columns("counters")["next_object_id"]
+        counters = checkpoint.columns("counters")
+        (next_object_id,) = counters["next_object_id"]
+        (next_stream_id,) = counters["next_stream_id"]
         claim = checkpoint.columns("bucket_claim")
         (cluster_uuid,), (issued_below,) = claim["cluster_uuid"], claim["issued_below"]
         checksums = _Checksums(beside)
@@ -168,6 +171,7 @@ def write_objects(checkpoint: CheckpointReader, beside: CheckpointReader, path: 
         end_offset=checkpoint.id.end_offset,
         epoch=checkpoint.id.epoch,
         next_object_id=int(next_object_id),
+        next_stream_id=int(next_stream_id),
         objects=objects,
         committed_objects=committed,
     )

@@ -317,6 +317,7 @@ def _compared(
         map_end_offset=exported.end_offset,
         map_epoch=exported.epoch,
         next_object_id=exported.next_object_id,
+        next_stream_id=exported.next_stream_id,
         map_objects=exported.objects,
         repeated_rows=listed - sum(found[verdict].keys for verdict in found.keys() - NOT_LISTED),
         classes=classes,

@@ -91,7 +91,8 @@ class PlanResult:
 
     Times are Unix milliseconds. `place` is the one spelling of the store's endpoint and bucket.
     `map_end_offset` and `map_epoch` name the state of the map that was compared; they,
-    `next_object_id` and `map_objects` are None if there was none. `young_from_ms` is when the grace
+    `next_object_id`, `next_stream_id` and `map_objects` are None if there was none, and
+    `next_stream_id` in plans of earlier versions. `young_from_ms` is when the grace
     period began; `unsafe_grace` that a short one was asked for. `engine` is that which judged the
     keys. `inventory` is the address of the inventory that was read, empty if the bucket was listed;
     `listing_started_ms` is then when that was begun. `repeated_rows` is the number of its rows that
@@ -117,6 +118,7 @@ class PlanResult:
     map_end_offset: int | None = None
     map_epoch: int | None = None
     next_object_id: int | None = None
+    next_stream_id: int | None = None
     map_objects: int | None = None
     classes: Mapping[Verdict, Tally] = field(default_factory=dict)
     unfinished_uploads: int | None = None

@@ -67,7 +67,7 @@ def run_of_apply(done: ApplyResult, started_ms: int, ended_ms: int) -> Run:
         kind="apply",
         engine=done.engine,
         result=str(outcome),
-        problem=shortened("; ".join(problems)),
+        problem=shortened("; ".join(filter(None, (*problems, done.warning)))),
         succeeded=done.complete,
         keys=sum(tally.keys for tally in done.outcomes.values()) + done.left,
         deleted=sum(done.outcomes.get(one, Tally(0, 0)).keys for one in _GONE),

@@ -212,6 +212,8 @@ def _one_round(
                 found = replace(found, outcome=RoundOutcome.INCOMPLETE, problem=problem)
             if done.left and ending.is_set():
                 found = replace(found, outcome=RoundOutcome.ENDED, problem="ended by a signal")
+            problem = "; ".join(filter(None, (found.problem, done.warning)))
+            found = replace(found, problem=problem)
     except ConfigurationError:
         raise  # no round would go better
     except _EndedError:

@@ -1,0 +1,337 @@
+"""Candidates with records that the map has not reached: kept, since the map may be an old one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streammeta.cli.output import run_cli
+from streammeta.cli.root import cli
+from streammeta.reconcile import ahead_of_map, plan_folder
+from streammeta.reconcile.apply import AHEAD_ADVICE, ApplyConfig, apply
+from streammeta.reconcile.deletion_order import Candidate, Outcome
+from streammeta.reconcile.engine import EngineName
+from streammeta.reconcile.plan import PlanConfig
+from streammeta.reconcile.telling import run_of_apply
+from streammeta.reconcile.watch import RoundOutcome, WatchConfig, watch
+from streammeta.storage.errors import AccessDeniedError, StorageError, StoreUnavailableError
+from streammeta.storage.object_format.composite import LinkedObject, encode_composite
+from streammeta.storage.object_format.index_block import IndexEntry
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_format.record import RecordBatch
+from tests.kit.built_objects import ObjectBuilder
+from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, own
+from tests.reconcile.test_reconcile_audit import lines_of
+from tests.reconcile.test_reconcile_deletion import NAMESPACE, Bench
+
+AHEAD, DELETED, FAILED = Outcome.AHEAD_OF_MAP, Outcome.DELETED, Outcome.FAILED
+
+
+def uploaded(*ranges: tuple[int, int, int], payload: bytes = b"row") -> bytes:
+    """An object with the offsets START..END of each STREAM."""
+    builder = ObjectBuilder()
+    for stream_id, start, end in ranges:
+        builder.write([RecordBatch(stream_id, 0, start, end - start, payload)])
+    return builder.finish().data
+
+
+def composed(stream_id: int, start: int, end: int) -> bytes:
+    """A composite with a range of one stream."""
+    entry = IndexEntry(stream_id, start, end, 1, 0, 100)
+    return encode_composite([LinkedObject(7, 0, (entry,))])
+
+
+class ContentBench(Bench):
+    """A bench whose candidates hold what a test puts there."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        super().__init__(tmp_path, count=0)
+        self.audit = tmp_path / "audit"
+        self.state.ends = {1: 10, 2: 20}
+
+    def hold(self, *contents: bytes) -> None:
+        """Store each as a candidate, the first with the id 0."""
+        for object_id, data in enumerate(contents):
+            key = key_for(object_id, NAMESPACE)
+            self.store.put(key, data)
+            info = self.store.head(key)
+            self.candidates.append(Candidate(key, object_id, info.size, 5000, info.etag))
+
+    def outcomes(self, fail_at: int | None = None) -> list[Outcome]:
+        """What becomes of the candidates, by id."""
+        return [outcome for _, outcome in sorted(self.run(fail_at).items())]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> ContentBench:
+    return ContentBench(tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["delete", "quarantine", "tag", "dry run"])
+def test_an_upload_beyond_the_end_of_its_stream_is_kept(bench: ContentBench, mode: str) -> None:
+    bench.order = replace(
+        bench.order,
+        delete=mode != "dry run",
+        quarantine=mode == "quarantine",
+        tag=mode == "tag",
+    )
+    done = bench.order.done if bench.order.delete else Outcome.WOULD_DELETE
+    bench.hold(uploaded((1, 8, 10)), uploaded((1, 8, 11)))
+    before = bench.store.objects()
+
+    judged = {one.candidate.object_id: one for one in bench.judged()}
+
+    assert (judged[0].outcome, judged[1].outcome) == (done, AHEAD)
+    assert judged[1].detail == ("it has offsets up to 11 of stream 1, which ends at 10 in the map")
+    key = key_for(1, NAMESPACE)
+    assert bench.store.objects()[key] == before[key]
+    assert bench.store.get_tags(key) == {}
+    assert not any("/quarantine/" in one and one.endswith(key) for one in bench.store.objects())
+    assert [ids for ids in bench.leader.announced if 1 in ids] == []
+    assert [one for one in bench.undo_records() if one["object_id"] == 1] == []
+
+
+def test_what_is_ahead_is_in_the_audit_trail(bench: ContentBench) -> None:
+    bench.hold(uploaded((1, 8, 11)))
+    bench.run()
+    (line,) = lines_of(bench.audit)
+    assert (line["verdict"], line["target"]["key"]) == ("REFUSED", key_for(0, NAMESPACE))
+    assert line["reason"].startswith("ahead_of_map: it has offsets up to 11 of stream 1")
+    bench.order = replace(bench.order, delete=False)
+    bench.run()
+    assert len(lines_of(bench.audit)) == 1, "a dry run has no trail"
+
+
+def test_it_is_deleted_once_its_stream_has_passed_it_or_is_deleted(bench: ContentBench) -> None:
+    bench.hold(uploaded((1, 8, 11)), uploaded((2, 18, 25)))
+    assert bench.outcomes() == [AHEAD, AHEAD]
+    bench.state.ends = {1: 11, 2: 20}
+    assert bench.outcomes() == [DELETED, AHEAD]
+    bench.state.ends = {1: 11}
+    assert bench.outcomes() == [Outcome.GONE, DELETED]
+
+
+def test_a_stream_that_the_map_has_not_issued_is_ahead_and_a_deleted_one_is_not(
+    bench: ContentBench,
+) -> None:
+    bench.order = replace(bench.order, next_stream_id=50)
+    bench.hold(uploaded((49, 0, 1)), uploaded((50, 0, 1)), uploaded((2**40, 0, 1)))
+    assert bench.outcomes() == [DELETED, AHEAD, AHEAD]
+    bench.state.ends[50] = 1  # issued since the plan
+    assert bench.outcomes() == [Outcome.GONE, DELETED, AHEAD]
+
+
+@pytest.mark.parametrize("ahead", [0, 1500, 2999])
+def test_one_stream_of_thousands_is_enough(bench: ContentBench, ahead: int) -> None:
+    bench.order = replace(bench.order, next_stream_id=3000)
+    bench.state.ends = dict.fromkeys(range(3000), 2)
+    bench.state.ends[ahead] = 1
+    several = uploaded(*((one, 0, 2) for one in range(3000)))
+    bench.hold(several, uploaded((ahead, 0, 1), (ahead, 1, 3)))
+    assert bench.outcomes() == [AHEAD, AHEAD]
+    bench.state.ends[ahead] = 3
+    assert bench.outcomes() == [DELETED, DELETED]
+
+
+def test_a_composite_is_judged_by_its_index(bench: ContentBench) -> None:
+    bench.hold(composed(1, 5, 10), composed(1, 5, 11))
+    assert bench.outcomes() == [DELETED, AHEAD]
+
+
+def test_what_is_no_object_of_records_is_deleted(bench: ContentBench) -> None:
+    whole = uploaded((1, 8, 11), payload=bytes(200))
+    foreign = [b"x" * size for size in (0, 1, 47, 48, 20_000)]
+    bench.hold(*foreign, whole[: len(whole) // 2], whole[:-1])
+    assert bench.outcomes() == [DELETED] * 7
+
+
+@pytest.mark.parametrize(
+    "error", [AccessDeniedError("not this one"), StoreUnavailableError("no answer in time")]
+)
+def test_what_can_not_be_read_is_kept_and_tried_by_the_next_run(
+    bench: ContentBench, error: StorageError
+) -> None:
+    bench.hold(uploaded((1, 8, 10)), b"x" * 100)
+    reading(bench, 0, error)
+    judged = {one.candidate.object_id: one for one in bench.judged()}
+    assert (judged[0].outcome, judged[1].outcome) == (FAILED, DELETED)
+    assert str(error) in judged[0].detail
+    reading(bench, 0, None)
+    assert bench.outcomes() == [DELETED, Outcome.GONE]
+
+
+def test_a_torn_read_decides_nothing(bench: ContentBench) -> None:
+    bench.hold(uploaded((1, 8, 10)), b"x" * 100)
+    reading(bench, 0, None, lambda data: data[:-1])
+    reading(bench, 1, None, lambda data: b"")
+    judged = bench.judged()
+    assert {one.outcome for one in judged} == {FAILED}
+    assert all("bytes of" in one.detail for one in judged)
+    assert bench.stored() == {0, 1}
+
+
+def test_bytes_are_not_foreign_at_first_sight(bench: ContentBench) -> None:
+    bench.hold(uploaded((1, 8, 11)))
+    seen: list[int] = []
+
+    def mangle_once(data: bytes) -> bytes:
+        seen.append(len(data))
+        return bytes(len(data)) if len(seen) == 1 else data
+
+    reading(bench, 0, None, mangle_once)
+    assert bench.outcomes() == [AHEAD]
+
+
+def test_an_object_of_records_with_a_damaged_index_is_kept(bench: ContentBench) -> None:
+    data = uploaded((1, 8, 10))
+    bench.hold(data[:-70] + b"\xff" * 4 + data[-66:])
+    (judged,) = bench.judged()
+    assert judged.outcome is FAILED
+    assert "is corrupt at byte" in judged.detail
+    assert bench.stored() == {0}
+
+
+def test_a_busy_store_is_read_again_after_a_pause(bench: ContentBench) -> None:
+    bench.hold(uploaded((1, 8, 10)))
+    reading(bench, 0, StoreUnavailableError("SlowDown", throttled=True))
+
+    def relent(pause_s: float) -> None:
+        bench.pauses.append(pause_s)
+        reading(bench, 0, None)
+
+    bench.on_pause = relent
+    assert bench.outcomes() == [DELETED]
+    assert bench.pauses == [0.5]
+
+
+def test_without_the_ends_of_streams_nothing_is_deleted(bench: ContentBench) -> None:
+    bench.hold(uploaded((1, 8, 10)), b"x" * 100)
+    assert bench.outcomes(fail_at=2) == [FAILED, FAILED]
+    assert bench.stored() == {0, 1}
+
+
+def test_the_leader_is_asked_once_for_a_batch(bench: ContentBench) -> None:
+    bench.hold(*(uploaded((one % 2 + 1, one, one + 1)) for one in range(150)))
+    outcomes = bench.outcomes()
+    assert bench.leader.asked_streams == [[1, 2]]
+    ends = [bench.state.ends[one % 2 + 1] for one in range(150)]
+    assert outcomes == [AHEAD if one + 1 > ends[one] else DELETED for one in range(150)]
+
+
+def test_the_leader_is_asked_before_too_many_entries_are_in_memory(
+    bench: ContentBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead_of_map, "_ENTRIES_A_QUESTION", 100)
+    bench.hold(*(uploaded((1, one, one + 1)) for one in range(150)))
+    assert bench.outcomes() == [AHEAD if one + 1 > 10 else DELETED for one in range(150)]
+    assert bench.leader.asked_streams == [[1], [1]]
+
+
+def reading(
+    bench: ContentBench,
+    object_id: int,
+    error: StorageError | None,
+    change: Callable[[bytes], bytes] = lambda data: data,
+) -> None:
+    """Let reads of one candidate fail, or give other bytes than there are."""
+    key, real = key_for(object_id, NAMESPACE), bench.store.get_range
+
+    def get_range(asked: str, start: int = 0, end: int | None = None) -> bytes:
+        if asked != key:
+            return real(asked, start, end)
+        if error is not None:
+            raise error
+        return change(type(bench.store).get_range(bench.store, asked, start, end))
+
+    bench.store.get_range = get_range  # type: ignore[method-assign, assignment]
+
+
+# ---- the whole run ----
+
+
+@pytest.fixture
+def rolled_back(bucket: LocalBucket, state: FakeMap) -> FakeMap:
+    """A map that has forgotten two commits, of offsets and of a stream; another object is free."""
+    state.ends, state.next_stream_id = {1: 10}, 5
+    state.objects = {0: MapObject(COMMITTED, size=10)}
+    bucket.put(own(0))
+    for object_id, held in ((100, (1, 0, 10)), (101, (1, 10, 11)), (102, (5, 0, 1))):
+        bucket.put(own(object_id), data=uploaded(held))
+    return state
+
+
+def left(bucket: LocalBucket, ids: Sequence[int]) -> list[int]:
+    keys = bucket.keys()
+    return [one for one in ids if own(one) in keys]
+
+
+def test_a_run_keeps_what_a_rolled_back_map_has_forgotten_and_says_so(
+    rolled_back: FakeMap,
+    bucket: LocalBucket,
+    make_plan: Callable[..., Any],
+    engine: EngineName,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, _ = make_plan("p")
+
+    done = apply(ApplyConfig(folder, engine=engine, delete=True))
+
+    assert {one: tally.keys for one, tally in done.outcomes.items()} == {DELETED: 1, AHEAD: 2}
+    assert left(bucket, range(100, 103)) == [101, 102]
+    assert done.complete
+    assert done.warning == f"2 {AHEAD_ADVICE}"
+    assert {key for key, _ in done.ahead} == {own(101), own(102)}
+    assert run_of_apply(done, 1, 2).problem.startswith("2 candidates have records that")
+    if engine is EngineName.SPARK:
+        return
+    capsys.readouterr()
+    command = ["reconcile", "apply", "--plan", str(folder), "--engine", "local"]
+    assert run_cli(cli, [*command, "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    ahead = next(one for one in told["outcomes"] if one["outcome"] == "ahead_of_map")
+    assert ahead["keys"] == 2
+    assert told["warning"] == done.warning
+    assert {one["key"] for one in told["ahead_of_map"]} == {own(101), own(102)}
+    assert run_cli(cli, command) == 0
+    assert done.warning in capsys.readouterr().out
+
+
+def test_a_plan_of_an_earlier_version_knows_no_stream_to_be_deleted(
+    rolled_back: FakeMap, bucket: LocalBucket, make_plan: Callable[..., Any]
+) -> None:
+    rolled_back.ends, rolled_back.next_stream_id = {}, 100
+    folder, made = make_plan("p")
+    assert made.next_stream_id == 100
+    path = folder / plan_folder.PLAN_FILE
+    document = json.loads(path.read_text())
+    del document["next_stream_id"]
+    path.write_text(json.dumps(document))
+    done = apply(ApplyConfig(folder, delete=True, engine=EngineName.LOCAL))
+    assert done.outcomes[AHEAD].keys == 3
+    assert left(bucket, range(100, 103)) == [100, 101, 102]
+
+
+def test_a_round_of_watch_says_it_too(
+    rolled_back: FakeMap, bucket: LocalBucket, endpoint: str, tmp_path: Path
+) -> None:
+    planned = PlanConfig(
+        store=bucket.uri, connect=(endpoint,), folder=tmp_path / "rounds", max_share=1
+    )
+    applied = ApplyConfig(tmp_path / "rounds", delete=True)
+    told: list[Any] = []
+    last = watch(WatchConfig(planned, applied, 1, rounds=1), _Never(), told.append)
+    assert (last.outcome, last.outcomes[str(AHEAD)].keys) == (RoundOutcome.SETTLED, 2)
+    assert last.problem == f"2 {AHEAD_ADVICE}"
+
+
+class _Never:
+    def is_set(self) -> bool:
+        return False
+
+    def wait(self, timeout: float) -> bool:
+        return False
