@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant, Tested
 
-_WRITER = "tests/broker_client/test_admission.py::"
+_WRITER = "tests/broker_client/test_append_admission.py::"
 _LOG = "tests/brokers/test_partition_log.py::"
 
 ADMISSION = (

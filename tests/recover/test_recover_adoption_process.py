@@ -42,7 +42,8 @@ def test_survivors_are_compared_with_a_real_backup(tmp_path: Path, is_further: b
         planned = recovering.plan("--from", f"file://{tmp_path}/backups")
         if not is_further:
             assert planned["exit_code"] == 0, planned
-            assert planned["backup_end_offset"] == inspected["end_offset"]
+            # A leader may have claimed object ids once more after all was copied.
+            assert inspected["end_offset"] - planned["backup_end_offset"] in (0, 1)
             assert planned["backup_epoch"] == inspected["last_epoch"]
             return
         assert (planned["exit_code"], planned["error"]["code"]) == (1, "BACKUP_IS_FURTHER")

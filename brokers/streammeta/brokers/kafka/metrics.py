@@ -90,7 +90,8 @@ class KafkaCollector(Collector):
         )
         yield _count(
             "recovered_streams",
-            "Streams of brokers that died which were closed here, for others to open.",
+            "Streams of dead brokers that this broker closed, for others to open. Controllers of"
+            " this version close them themselves.",
             tally.recovered_streams,
         )
         yield _count(
