@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from structlog.testing import capture_logs
@@ -21,6 +21,10 @@ from tests.lifecycle.lifecycle_world import NAMESPACE, running
 
 DELAY_MS = 1_000
 GONE = {ObjectState.MARK_DESTROYED, ObjectState.REMOVED}
+
+
+def at_most(limit: int) -> Callable[[Sequence[int]], Sequence[int]]:
+    return lambda due: due[:limit]
 
 
 def new_deletion(world: UploadWorld, seed: int = 1) -> Deletion:
@@ -168,14 +172,16 @@ def test_objects_wait_each_for_an_end_of_its_own(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(backup_wait, "WAITING_MAX", 3)
     end = 10
     wait = BackupWait(lambda: end)
-    assert wait.covered([1, 2], map_end=11, limit=9, now_ms=100) == []
-    assert wait.covered([1, 2, 3, 4], map_end=20, limit=9, now_ms=150) == []
+    assert wait.covered([1, 2], map_end=11, now_ms=100, choose=at_most(9)) == []
+    assert wait.covered([1, 2, 3, 4], map_end=20, now_ms=150, choose=at_most(9)) == []
     assert (len(wait), wait.oldest_ms(160)) == (3, 60)
     end = 11
-    assert wait.covered([1, 2, 3, 4], map_end=30, limit=1, now_ms=170) == [1]
-    assert wait.covered([2, 3, 4], map_end=30, limit=9, now_ms=180) == [2]
+    assert wait.covered([1, 2, 3, 4], map_end=30, now_ms=170, choose=at_most(1)) == [1]
+    assert wait.covered([2, 3, 4], map_end=30, now_ms=180, choose=at_most(9)) == [2]
     end = 20
-    assert wait.covered([4], map_end=40, limit=9, now_ms=190) == [], "what is held is dropped"
-    assert wait.covered([3, 4], map_end=40, limit=9, now_ms=190) == []
+    assert wait.covered([4], map_end=40, now_ms=190, choose=at_most(9)) == [], (
+        "what is held is dropped"
+    )
+    assert wait.covered([3, 4], map_end=40, now_ms=190, choose=at_most(9)) == []
     wait.clear()
     assert (len(wait), wait.oldest_ms(200)) == (0, 0)

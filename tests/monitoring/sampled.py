@@ -123,6 +123,8 @@ SOURCES = Sources(
         rate=2_000.0,
         unbacked=12,
         unbacked_ms=70_500,
+        ahead=4,
+        ahead_sample=(("0a00/test/10", "offsets 5 to 10 of stream 3 lie beyond the end 5"),),
         deleted=30,
         failed=2,
     ),

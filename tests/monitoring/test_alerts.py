@@ -73,6 +73,7 @@ def of_controller(number: int) -> dict[str, str]:
         'streammeta_map_used{quota="nodes"}': "70x100",
         'streammeta_map_limit{quota="nodes"}': "100x100",
         "streammeta_deletions_stuck": "0x100",
+        "streammeta_deletions_ahead": "0x100",
         "streammeta_marker_lease_seconds": "25x100",
         'streammeta_bucket_calls_failed_total{operation="put"}': "0+1x100",
         'streammeta_bucket_throttled_total{operation="put"}': "0+1x100",
@@ -284,6 +285,10 @@ CASES: Mapping[str, tuple[Mapping[str, str], Sequence[str]]] = {
     "deletions are stuck": (
         changed("streammeta_deletions_stuck", "0x25 1x50"),
         ["StreammetaDeletionsStuck"],
+    ),
+    "objects are ahead of the map": (
+        changed("streammeta_deletions_ahead", "0x25 1x50"),
+        ["StreammetaObjectsAhead"],
     ),
     "deletions were stuck for a moment": (changed("streammeta_deletions_stuck", "0x45 1x30"), []),
     "the bucket fails": (

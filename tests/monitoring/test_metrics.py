@@ -73,6 +73,7 @@ def test_values_are_those_of_the_parts() -> None:
     assert (seen["request_memory_bytes"], seen["memory_limit_bytes"]) == (4096, 1 << 30)
     assert (seen["backup_end_offset"], seen["backup_lag_offsets"]) == (49_900, 100)
     assert (seen["backup_lag_seconds"], seen["backup_failing"]) == (2.5, 1)
+    assert seen["deletions_ahead"] == 4
     assert (seen["deletions_unbacked"], seen["deletions_unbacked_age_seconds"]) == (12, 70.5)
     assert (seen["feature_level"], seen["feature_level_max"]) == (2, SUPPORTED.highest)
     assert seen["quorum_uncommitted_offsets"] == 0

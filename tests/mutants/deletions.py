@@ -3,6 +3,8 @@
 from tests.mutants.mutant import Mutant, Tested
 
 _LEADER = "tests/lifecycle/test_lifecycle_deletion.py"
+_AHEAD = "tests/lifecycle/test_lifecycle_ahead.py"
+_ENTRIES = "tests/storage/test_storage_adoption_ahead.py"
 _SWEEPS = "tests/lifecycle/test_lifecycle_sweeps.py"
 _FAILOVER = "tests/lifecycle/test_lifecycle_failover.py"
 _RESTORE = "tests/backup/test_restore.py"
@@ -11,6 +13,131 @@ _RECONCILE = "tests/reconcile/test_reconcile_deletion.py"
 _AHEAD = "tests/reconcile/test_reconcile_ahead.py"
 
 DELETIONS = (
+    Mutant(
+        "ahead-of-the-map-deleted",
+        "A map whose disk was rolled back deletes the objects of acknowledged records.",
+        "expired ids that were committed after the copy of the disk",
+        """
+        streammeta.controller.lifecycle.uncommitted:
+        - return Ahead(ahead[0], ends[ahead[0].stream_id]) if ahead else None
+        + return None
+        """,
+        Tested(f"{_AHEAD}::test_an_object_ahead_of_the_map_stays_until_its_stream_has_passed_it"),
+    ),
+    Mutant(
+        "passed-by-its-start",
+        "An entry that the map has reached a part of is deleted.",
+        "a comparison of the wrong end of a range",
+        """
+        streammeta.storage.adoption.ahead:
+        - if entry.stream_id in ends and entry.end_offset > ends[entry.stream_id]
+        + if entry.stream_id in ends and entry.start_offset >= ends[entry.stream_id]
+        """,
+        Tested(f"{_ENTRIES}::test_an_entry_is_ahead_until_its_stream_has_reached_its_end"),
+    ),
+    Mutant(
+        "failed-look-finds-nothing",
+        "An object that can't be looked at is deleted like one that is not there.",
+        "errors of a store that are taken for a missing object",
+        """
+        streammeta.controller.lifecycle.uncommitted:
+          except StorageError as error:
+        -     return error
+        +     return 0
+        """,
+        Tested(f"{_AHEAD}::test_a_failed_look_is_not_a_good_look"),
+    ),
+    Mutant(
+        "part-of-an-object-is-none",
+        "A read that is cut short shows no object, and the object is deleted.",
+        "torn reads",
+        """
+        streammeta.storage.adoption.last_entries:
+        - end = exactly(tail, store.get_range(key, tail.start, tail.end), key)
+        + end = memoryview(store.get_range(key, tail.start, tail.end))
+        """,
+        Tested(f"{_AHEAD}::test_a_part_of_the_bytes_is_not_a_good_look"),
+    ),
+    Mutant(
+        "last-stream-alone-is-looked-at",
+        "An object is deleted once the last of its streams has passed it.",
+        "an object that is held to be of one stream",
+        """
+        streammeta.storage.adoption.last_entries:
+        - is_last[:-1] = streams[1:] != streams[:-1]
+        + is_last[:-1] = False
+        """,
+        Tested(f"{_AHEAD}::test_any_stream_that_is_not_passed_keeps_an_object"),
+    ),
+    Mutant(
+        "streams-to-come-are-deleted-ones",
+        "Objects of streams that were created after the copy of the disk are deleted.",
+        "a missing stream that is taken for a deleted one",
+        """
+        streammeta.controller.metadata.cluster_map:
+        - ends = dict.fromkeys(stream_ids[~is_issued].tolist(), 0)
+        + ends: dict[int, int] = {}
+        """,
+        Tested(f"{_AHEAD}::test_a_stream_created_after_the_copy_keeps_its_objects"),
+    ),
+    Mutant(
+        "composites-are-no-objects",
+        "A composite object ahead of the map is deleted.",
+        "a second format that a check does not know",
+        """
+        streammeta.storage.adoption.last_entries:
+        - if magic == COMPOSITE_MAGIC:
+        + if False:
+        """,
+        Tested(f"{_AHEAD}::test_composites_and_long_indexes_are_looked_at_as_well"),
+    ),
+    Mutant(
+        "looks-hold-up-deletion",
+        "Committed objects wait for looks at thousands of unused ids.",
+        "one queue for cheap and dear work",
+        """
+        streammeta.controller.lifecycle.deletion:
+        - looks = due[0] in uncommitted and self._looks < LOOKS_IN_FLIGHT_MAX
+        + looks = due[0] in uncommitted
+        """,
+        Tested(f"{_AHEAD}::test_committed_objects_are_deleted_unseen_while_looks_at_others_hang"),
+    ),
+    Mutant(
+        "bucket-lost-during-a-look",
+        "A leader deletes after a look during which the bucket stopped being the map's.",
+        "a check made before a wait",
+        """
+        streammeta.controller.lifecycle.deletion:
+        - if self._reign == reign and self._may_delete():
+        + if self._reign == reign:
+        """,
+        Tested(f"{_AHEAD}::test_what_is_lost_during_a_look_ends_the_deletion"),
+    ),
+    Mutant(
+        "leadership-lost-during-a-look",
+        "A leader deletes by what an earlier term of its own has seen.",
+        "a check made before a wait",
+        """
+        streammeta.controller.lifecycle.deletion:
+        - if self._reign != reign:
+        + if False:
+        streammeta.controller.lifecycle.deletion:
+        - if self._reign == reign and self._may_delete():
+        + if self._may_delete():
+        """,
+        Tested(f"{_AHEAD}::test_what_is_lost_during_a_look_ends_the_deletion"),
+    ),
+    Mutant(
+        "ahead-is-never-looked-at-again",
+        "Uploads that nobody committed stay in the bucket though their streams have passed them.",
+        "a queue that nobody empties",
+        """
+        streammeta.controller.lifecycle.deletion:
+        - return self._next_ahead(now_ms, limit) or self._next_fresh(limit), False
+        + return self._next_fresh(limit), False
+        """,
+        Tested(f"{_AHEAD}::test_an_object_ahead_of_the_map_stays_until_its_stream_has_passed_it"),
+    ),
     Mutant(
         "refused-keys-before-all-others",
         "A key that fails every request is tried again and again, and no other key is.",

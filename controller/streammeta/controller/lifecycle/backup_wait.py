@@ -34,8 +34,14 @@ class BackupWait:
         """Drop everything, as when another leader takes over."""
         self._waits.clear()
 
-    def covered(self, due: Sequence[int], map_end: int, limit: int, now_ms: int) -> Sequence[int]:
-        """Return at most `limit` of the due objects whose ends are in the backup; these are let go.
+    def covered(
+        self,
+        due: Sequence[int],
+        map_end: int,
+        now_ms: int,
+        choose: Callable[[Sequence[int]], Sequence[int]],
+    ) -> Sequence[int]:
+        """Return the due objects that `choose` takes of those in the backup; these are let go.
 
         The others wait: new ones for `map_end`, the end of the log that the map is as of. Objects
         that are due no more are dropped.
@@ -43,8 +49,7 @@ class BackupWait:
         known, new = self._waits, _Wait(map_end, now_ms)
         self._waits = {one: known.get(one, new) for one in islice(due, WAITING_MAX)}
         end = self._backed_up_end()
-        covered = (one for one, wait in self._waits.items() if wait.end_offset <= end)
-        taken = list(islice(covered, limit))
+        taken = choose([one for one, wait in self._waits.items() if wait.end_offset <= end])
         for object_id in taken:
             del self._waits[object_id]
         return taken

@@ -6,6 +6,9 @@ forget it. A stop anywhere in between
 loses nothing: the next leader starts over, and a key that is gone already counts as deleted. Only
 keys made of an object id and this cluster's namespace are ever named.
 
+An object that was never committed is looked at before: if it is ahead of the map it stays, see
+`uncommitted`.
+
 Bucket calls run in threads, a few at a time. A refused key waits by itself; a bucket that can't
 serve is left alone for a while; a throttled one is sent fewer requests.
 """
@@ -13,7 +16,7 @@ serve is left alone for a while; a throttled one is sent fewer requests.
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -23,6 +26,7 @@ from streammeta.controller.errors import ApiError
 from streammeta.controller.lifecycle.backup_wait import WAITING_MAX, BackupWait
 from streammeta.controller.lifecycle.deletion_pace import RateLimiter, Refusal, RetryQueue
 from streammeta.controller.lifecycle.tasks import in_thread
+from streammeta.controller.lifecycle.uncommitted import Ahead, UncommittedObjects
 from streammeta.controller.metadata.maintenance import DeletionHold
 from streammeta.controller.metadata.requests import RemoveObjects
 from streammeta.controller.metadata.validation import TTL_MS_MAX
@@ -50,8 +54,11 @@ IN_FLIGHT_MAX = 4
 RETRIES_IN_FLIGHT_MAX = 2
 """Maximum bucket requests for keys refused before, so that others always get through."""
 
+LOOKS_IN_FLIGHT_MAX = 1
+"""Maximum batches of uncommitted objects looked at, so that others need not wait for them."""
+
 REFUSED_MAX = 50_000
-"""Maximum refused keys remembered; beyond it no other objects are deleted."""
+"""Maximum objects remembered that are refused or ahead; beyond it no others are deleted."""
 
 PAUSE_MS_MAX = 60_000
 """Longest pause while the bucket can't serve, in milliseconds."""
@@ -73,8 +80,9 @@ SAMPLE = 5
 class DeletionStatus:
     """Status of deletion: objects in flight, refused and stuck; rate in objects per second.
 
-    `unbacked` objects wait for the backup, the first of them since `unbacked_ms`. `deleted` and
-    `failed` count attempts by their outcome, since the start of the process.
+    `unbacked` objects wait for the backup, the first of them since `unbacked_ms`. `ahead` objects
+    stay because their offsets lie beyond the map's streams. `deleted` and `failed` count attempts
+    by their outcome, since the start of the process.
     """
 
     in_flight: int
@@ -84,6 +92,8 @@ class DeletionStatus:
     rate: float
     unbacked: int
     unbacked_ms: int
+    ahead: int = 0
+    ahead_sample: tuple[tuple[str, str], ...] = ()
     deleted: int = 0
     failed: int = 0
 
@@ -119,7 +129,9 @@ class Deletion:
         self._may_delete = may_delete
         self._rng = rng or random.Random()
         self._rate_limiter = RateLimiter(objects_per_s, clock.monotonic_ms())
+        self._uncommitted = UncommittedObjects(controller, store, namespace)
         self._retries = RetryQueue(self._rng)
+        self._ahead = RetryQueue(self._rng)
         self._backup_wait = None if backed_up_end is None else BackupWait(backed_up_end)
         self._waits_long = False
         self._doubted_hold = DeletionHold()
@@ -129,6 +141,8 @@ class Deletion:
         self._failed = 0
         self._requests = 0
         self._retry_requests = 0
+        self._looks = 0
+        self._reign = 0
         self._store_failures = 0
         self._resume_ms = clock.monotonic_ms()
         self._wake = asyncio.Event()
@@ -156,6 +170,8 @@ class Deletion:
             rate=self._rate_limiter.rate,
             unbacked=0 if wait is None else len(wait),
             unbacked_ms=0 if wait is None else wait.oldest_ms(self._clock.monotonic_ms()),
+            ahead=len(self._ahead),
+            ahead_sample=self._sample(self._ahead.some(SAMPLE)),
             deleted=self._deleted,
             failed=self._failed,
         )
@@ -163,7 +179,9 @@ class Deletion:
     # -- choosing
 
     def _on_leadership(self, leads: bool) -> None:
+        self._reign += 1
         self._retries.clear()
+        self._ahead.clear()
         if self._backup_wait is not None:
             self._backup_wait.clear()
         self._waits_long = False
@@ -194,7 +212,9 @@ class Deletion:
             self._in_flight.update(batch)
             self._requests += 1
             self._retry_requests += is_retry
-            requests.create_task(self._delete(batch, is_retry=is_retry))
+            uncommitted = self._controller.cluster_map.uncommitted(batch)
+            self._looks += bool(uncommitted)
+            requests.create_task(self._delete(batch, uncommitted, is_retry=is_retry))
 
     def _requests_max(self) -> int:
         return 1 if self._store_failures else IN_FLIGHT_MAX
@@ -215,32 +235,55 @@ class Deletion:
         retries = self._next_retries(now_ms, limit)
         if retries:
             return retries, True
-        return self._next_fresh(limit), False
+        return self._next_ahead(now_ms, limit) or self._next_fresh(limit), False
 
     def _next_retries(self, now_ms: int, limit: int) -> Sequence[int]:
         if self._retry_requests >= RETRIES_IN_FLIGHT_MAX:
             return ()
         return self._retries.take_due(now_ms, limit)
 
+    def _next_ahead(self, now_ms: int, limit: int) -> Sequence[int]:
+        if self._looks >= LOOKS_IN_FLIGHT_MAX:
+            return ()
+        return self._ahead.take_due(now_ms, limit, isolates=False)
+
     def _next_fresh(self, limit: int) -> Sequence[int]:
-        if len(self._retries) >= REFUSED_MAX:
+        if len(self._retries) + len(self._ahead) >= REFUSED_MAX:
             return ()
         if self._backup_wait is None:
-            return self._due(DELETE_BATCH_MAX)[:limit]
+            # Committed objects may come after many that can't be looked at yet.
+            is_looking = self._looks >= LOOKS_IN_FLIGHT_MAX
+            due = self._due(WAITING_MAX if is_looking else DELETE_BATCH_MAX)
+            return self._choose(due, limit)
         now_ms, end = self._clock.monotonic_ms(), self._controller.cluster_map.applied_end_offset
-        covered = self._backup_wait.covered(self._due(WAITING_MAX), end, limit, now_ms)
+        covered = self._backup_wait.covered(
+            self._due(WAITING_MAX), end, now_ms, lambda due: self._choose(due, limit)
+        )
         self._note_wait(self._backup_wait, now_ms)
         return covered
 
+    def _choose(self, due: Sequence[int], limit: int) -> Sequence[int]:
+        """Return at most `limit` of the due objects: all were committed once, or none was.
+
+        So committed objects never wait for a look at others.
+        """
+        if not due:
+            return ()
+        uncommitted = self._controller.cluster_map.uncommitted(due)
+        looks = due[0] in uncommitted and self._looks < LOOKS_IN_FLIGHT_MAX
+        alike = (object_id for object_id in due if (object_id in uncommitted) == looks)
+        return list(islice(alike, limit))
+
     def _due(self, limit: int) -> Sequence[int]:
-        """Return objects whose delay is over and which are not refused, oldest first.
+        """Return objects whose delay is over and which are not put off, oldest first.
 
         While the bucket fails they come in any order: the oldest may be the cause.
         """
         now_ms, cluster_map = self._controller.log_time.now_ms(), self._controller.cluster_map
-        known = len(self._in_flight) + len(self._retries)
-        due = cluster_map.destroyed(now_ms - self._delay_ms, limit + known, self._hold_time_ms())
-        fresh = (one for one in due if one not in self._in_flight and one not in self._retries)
+        known = (self._in_flight, self._retries, self._ahead)
+        most = limit + sum(len(part) for part in known)
+        due = cluster_map.destroyed(now_ms - self._delay_ms, most, self._hold_time_ms())
+        fresh = (one for one in due if not any(one in part for part in known))
         found = list(islice(fresh, limit))
         if self._store_failures:
             self._rng.shuffle(found)
@@ -282,14 +325,23 @@ class Deletion:
 
     # -- deleting
 
-    async def _delete(self, object_ids: Sequence[int], *, is_retry: bool) -> None:
+    async def _delete(
+        self, object_ids: Sequence[int], uncommitted: Collection[int], *, is_retry: bool
+    ) -> None:
+        reign, left = self._reign, object_ids
         try:
+            if uncommitted:
+                left = await self._look_at(object_ids, uncommitted)
             await self._controller.settled()
-            await self._delete_settled(object_ids)
+            # A look takes time, in which this node may lose what allows it to delete.
+            if self._reign == reign and self._may_delete():
+                await self._delete_settled(left)
+            else:
+                self._postpone(left)
         except ApiError as error:
             # Leadership is lost, or no write is accepted: the map still lists the rest as due.
-            self._retries.postpone(object_ids, self._clock.monotonic_ms() + self._interval_ms)
-            _log.info("deletion_postponed", objects=len(object_ids), reason=str(error))
+            self._postpone(left)
+            _log.info("deletion_postponed", objects=len(left), reason=str(error))
             self._pause()
         finally:
             self._in_flight.difference_update(object_ids)
@@ -297,7 +349,65 @@ class Deletion:
             self._retry_requests -= is_retry
             self._wake.set()
 
+    async def _look_at(
+        self, object_ids: Sequence[int], uncommitted: Collection[int]
+    ) -> Sequence[int]:
+        """Return the objects without those that stay: ahead of the map, or not seen well."""
+        reign = self._reign
+        try:
+            await self._controller.settled()
+            looks = await self._uncommitted.look_at(uncommitted)
+        finally:
+            self._looks -= 1
+            self._wake.set()
+        if self._reign != reign:
+            return ()
+
+        self._note_failed(looks.failed)
+        self._note_ahead(looks.ahead)
+        self._ahead.forget(looks.deletable)
+        kept = looks.failed.keys() | looks.ahead.keys()
+        return [object_id for object_id in object_ids if object_id not in kept]
+
+    def _note_failed(self, failed: Mapping[int, StorageError]) -> None:
+        """Put off objects that could not be looked at."""
+        still = {one: str(error) for one, error in failed.items() if one in self._ahead}
+        self._ahead.refuse(still, self._clock.monotonic_ms())
+        is_down = (StoreUnavailableError, BucketNotFoundError)
+        others = {one: error for one, error in failed.items() if one not in still}
+        down = {one: error for one, error in others.items() if isinstance(error, is_down)}
+        if down:
+            self._on_store_failure(list(down), next(iter(down.values())))
+        self._refuse({one: str(error) for one, error in others.items() if one not in down})
+
+    def _note_ahead(self, ahead: Mapping[int, Ahead]) -> None:
+        """Put off objects that are ahead of the map, and log those not known before."""
+        new = {one: found for one, found in ahead.items() if one not in self._ahead}
+        self._retries.forget(ahead)
+        reasons = {object_id: found.reason for object_id, found in ahead.items()}
+        self._ahead.refuse(reasons, self._clock.monotonic_ms())
+        if not new:
+            return
+        object_id, found = next(iter(new.items()))
+        _log.warning(
+            "objects_ahead_of_map",
+            count=len(new),
+            object_id=object_id,
+            stream_id=found.entry.stream_id,
+            start_offset=found.entry.start_offset,
+            end_offset=found.entry.end_offset,
+            stream_end=found.stream_end,
+        )
+
+    def _postpone(self, object_ids: Sequence[int]) -> None:
+        """Try objects again after the interval, those put off before by their own queue."""
+        until_ms = self._clock.monotonic_ms() + self._interval_ms
+        self._retries.postpone(object_ids, until_ms)
+        self._ahead.postpone(object_ids, until_ms)
+
     async def _delete_settled(self, object_ids: Sequence[int]) -> None:
+        if not object_ids:
+            return
         keys = {key_for(object_id, self._namespace): object_id for object_id in object_ids}
         try:
             result = await in_thread(lambda: self._store.delete_many(tuple(keys)))
@@ -338,7 +448,7 @@ class Deletion:
         else:
             self._pause()
         self._failed += len(object_ids)
-        self._retries.postpone(object_ids, now_ms + self._interval_ms)
+        self._postpone(object_ids)
 
     def _pause(self) -> None:
         """Pause all requests, longer each time, with jitter."""

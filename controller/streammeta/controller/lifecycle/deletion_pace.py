@@ -7,6 +7,7 @@ import heapq
 import random
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from streammeta.storage.backoff import Backoff
 
@@ -123,12 +124,12 @@ class RetryQueue:
                 stuck.append(refusal)
         return tuple(stuck)
 
-    def take_due(self, now_ms: int, limit: int) -> tuple[int, ...]:
+    def take_due(self, now_ms: int, limit: int, *, isolates: bool = True) -> tuple[int, ...]:
         """Return objects whose pause is over, to be tried in one request.
 
         The more often the first was refused the fewer come with it, down to one, which isolates a
-        key that causes all keys of a request to be refused. Each is returned once; `refuse` or
-        `forget` it.
+        key that causes all keys of a request to be refused, unless `isolates` is False. Each is
+        returned once; `refuse` or `forget` it.
         """
         taken: list[int] = []
         while self._due and self._due[0][0] <= now_ms and len(taken) < limit:
@@ -137,7 +138,8 @@ class RetryQueue:
             if refusal is None or refusal.count != count:
                 heapq.heappop(self._due)
                 continue
-            limit = min(limit, max(1, limit >> count)) if not taken else limit
+            if isolates and not taken:
+                limit = min(limit, max(1, limit >> count))
             heapq.heappop(self._due)
             taken.append(object_id)
         return tuple(taken)
@@ -148,6 +150,10 @@ class RetryQueue:
             refusal = self._refusals.get(object_id)
             if refusal is not None:
                 heapq.heappush(self._due, (until_ms, object_id, refusal.count))
+
+    def some(self, limit: int) -> tuple[Refusal, ...]:
+        """Return at most `limit` refused objects, those refused first at the front."""
+        return tuple(islice(self._refusals.values(), limit))
 
     def stuck(self) -> tuple[Refusal, ...]:
         """Return all objects that are stuck, by id."""

@@ -44,7 +44,7 @@ from streammeta.controller.metadata.streams import Streams
 from streammeta.controller.metadata.tables import Undo
 from streammeta.controller.metadata.uploads import Uploads
 from streammeta.controller.metadata.validation import validate
-from streammeta.controller.metadata.values import INT64_MAX, Int64Column, ObjectState
+from streammeta.controller.metadata.values import INT64_MAX, Int64Column, ObjectKind, ObjectState
 from streammeta.controller.records import record as rec
 from streammeta.controller.records.record import Record
 
@@ -331,6 +331,29 @@ class ClusterMap:
         Those whose bytes are held at `now_ms` are left out.
         """
         return self._upkeep.deletable(marked_before_ms, limit, now_ms)
+
+    def uncommitted(self, object_ids: Sequence[int]) -> set[int]:
+        """Return those of some objects that the map has and that were never committed.
+
+        A mark does not change the kind of an object, and a commit gives it one.
+        """
+        ids = np.array(object_ids, dtype=np.int64)
+        rows = self._objects.rows(ids)
+        known = rows >= 0
+        is_unused = self._objects.kinds(rows[known]) == ObjectKind.UNKNOWN
+        return set(ids[known][is_unused].tolist())
+
+    def stream_ends(self, stream_ids: Int64Column) -> dict[int, int]:
+        """Return the end offsets of streams without the deleted ones.
+
+        A trim beyond the end raises it. A stream whose id was not issued yet ends at 0.
+        """
+        is_issued = stream_ids < len(self._streams)
+        issued = stream_ids[is_issued]
+        live = issued[self._streams.existing(issued)]
+        ends = dict.fromkeys(stream_ids[~is_issued].tolist(), 0)
+        ends.update(zip(live.tolist(), self._streams.end_offsets(live).tolist(), strict=True))
+        return ends
 
     @property
     def deletion_hold(self) -> DeletionHold:

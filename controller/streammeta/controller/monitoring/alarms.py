@@ -80,6 +80,9 @@ def _of_data(document: Document) -> Iterator[Alarm]:
     if stuck := document["deletions"]["stuck"]:
         text = f"{stuck} objects can't be deleted; they are tried again, ever more rarely."
         yield Alarm("warning", "deletions_stuck", text)
+    if ahead := document["deletions"]["ahead"]:
+        text = f"{ahead} objects hold offsets that the map has not reached: was a disk rolled back?"
+        yield Alarm("warning", "objects_ahead", text)
     if fenced := document["brokers"]["sessions"].get("fenced"):
         yield Alarm("warning", "brokers_fenced", f"{fenced} brokers are silent, and fenced.")
     if missing := document["reconcile"]["missing"]:

@@ -230,6 +230,8 @@ def _deletions(known: Knowledge) -> Fields:
         "refused": deletion.refused,
         "stuck": deletion.stuck,
         "stuck_keys": [{"key": key, "reason": why} for key, why in deletion.sample],
+        "ahead": deletion.ahead,
+        "ahead_keys": [{"key": key, "reason": why} for key, why in deletion.ahead_sample],
         "rate_per_s": deletion.rate,
         "unbacked": deletion.unbacked,
         "unbacked_s": deletion.unbacked_ms / 1000,

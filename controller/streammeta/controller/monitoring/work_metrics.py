@@ -276,6 +276,11 @@ def _of_deletion(status: DeletionStatus) -> Iterator[Metric]:
         "deletions_refused", "Objects whose deletion failed and is tried again.", status.refused
     )
     yield value("deletions_stuck", "Those of them that failed again and again.", status.stuck)
+    yield value(
+        "deletions_ahead",
+        "Objects never committed that stay: their offsets lie beyond the streams of the map.",
+        status.ahead,
+    )
     yield value("deletion_rate_limit", "Objects a second that may be deleted.", status.rate)
     yield counter(
         "deletions",

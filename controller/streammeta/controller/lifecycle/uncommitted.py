@@ -1,0 +1,117 @@
+"""Looks at destroyed objects that were never committed, before their bytes are deleted.
+
+Most of them have no bytes: their ids were fetched in advance and never used. Some were uploaded and
+not committed. A map that was rolled back with its disks, however, has forgotten commits, and takes
+acknowledged records for such uploads. Their offsets tell, without any clock: an object whose index
+goes beyond the end of a stream is *ahead* of the map, and stays until the stream has passed it.
+
+Bucket calls run in threads, a few at a time.
+"""
+
+import asyncio
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from streammeta.controller.lifecycle.tasks import in_thread
+from streammeta.controller.runtime.controller import MetadataController
+from streammeta.storage.adoption.ahead import entries_ahead
+from streammeta.storage.adoption.last_entries import read_last_entries
+from streammeta.storage.errors import ObjectNotFoundError, StorageError
+from streammeta.storage.object_format.index_block import IndexEntry
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.base import ObjectStore
+
+READERS = 16
+"""Maximum threads that look at objects."""
+
+_SIZES = 25
+"""Objects whose sizes one thread asks for: most of them have no bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """An index entry that ends beyond its stream's end in the map."""
+
+    entry: IndexEntry
+    stream_end: int
+
+    @property
+    def reason(self) -> str:
+        """Say which offsets the map has not reached."""
+        entry = self.entry
+        return (
+            f"offsets {entry.start_offset} to {entry.end_offset} of stream {entry.stream_id} lie"
+            f" beyond the end {self.stream_end} of that stream in the map"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """What looks at objects found: each object is in one of the three."""
+
+    deletable: list[int] = field(default_factory=list)
+    ahead: dict[int, Ahead] = field(default_factory=dict)
+    failed: dict[int, StorageError] = field(default_factory=dict)
+
+
+class UncommittedObjects:
+    """Finds uncommitted objects that are ahead of a leader's map."""
+
+    def __init__(self, controller: MetadataController, store: ObjectStore, namespace: str) -> None:
+        self._controller = controller
+        self._store = store
+        self._namespace = namespace
+        self._readers = asyncio.Semaphore(READERS)
+
+    async def look_at(self, object_ids: Collection[int]) -> Looks:
+        """Read how far the objects go, and compare that with the map.
+
+        An object that the bucket does not have can be deleted. A failed look proves nothing.
+        """
+        ids, looks = list(object_ids), Looks()
+        parts = [ids[start : start + _SIZES] for start in range(0, len(ids), _SIZES)]
+        await asyncio.gather(*(self._look_at_part(part, looks) for part in parts))
+        return looks
+
+    async def _look_at_part(self, object_ids: Sequence[int], looks: Looks) -> None:
+        async with self._readers:
+            sizes = await in_thread(lambda: [self._size_of(object_id) for object_id in object_ids])
+            for object_id, size in zip(object_ids, sizes, strict=True):
+                if isinstance(size, StorageError):
+                    looks.failed[object_id] = size
+                elif size:
+                    await self._look(object_id, size, looks)
+                else:
+                    looks.deletable.append(object_id)
+
+    def _size_of(self, object_id: int) -> int | StorageError:
+        """Return the bytes of an object, 0 if the bucket does not have it, or why nobody knows."""
+        try:
+            return self._store.head(key_for(object_id, self._namespace)).size
+        except ObjectNotFoundError:
+            return 0
+        except StorageError as error:
+            return error
+
+    async def _look(self, object_id: int, size: int, looks: Looks) -> None:
+        key = key_for(object_id, self._namespace)
+        try:
+            last = await in_thread(lambda: read_last_entries(self._store, key, size))
+        except StorageError as error:
+            looks.failed[object_id] = error
+            return
+        # Each index is judged at once: only those of the readers are in memory.
+        ahead = self._find_ahead(last)
+        if ahead is None:
+            looks.deletable.append(object_id)
+        else:
+            looks.ahead[object_id] = ahead
+
+    def _find_ahead(self, last: Sequence[IndexEntry]) -> Ahead | None:
+        """Return the first of the entries that the map has not reached, if there is one."""
+        stream_ids = np.array([entry.stream_id for entry in last], dtype=np.int64)
+        ends = self._controller.cluster_map.stream_ends(stream_ids)
+        ahead = entries_ahead(last, ends)
+        return Ahead(ahead[0], ends[ahead[0].stream_id]) if ahead else None

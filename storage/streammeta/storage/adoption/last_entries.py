@@ -1,0 +1,75 @@
+"""Last index entries of an object about which the map says nothing: how far it goes, by stream.
+
+Reads no records: one or two requests for the end of the object. Judges nothing, see `ahead`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from streammeta.storage.errors import Source
+from streammeta.storage.object_format.composite import decode_composite
+from streammeta.storage.object_format.index_block import (
+    COMPOSITE_MAGIC,
+    FOOTER_SIZE,
+    NORMAL_MAGIC,
+    IndexBlock,
+    IndexEntry,
+)
+from streammeta.storage.object_format.object_reader import ObjectReader, exactly, tail_guess
+from streammeta.storage.object_store.base import ObjectStore
+
+INDEX_BYTES_MAX = 16 << 20
+"""Maximum bytes of an index that is read: over 400,000 entries, or a link table and its entries."""
+
+_MAGIC_BYTES = 8
+
+
+def read_last_entries(store: ObjectStore, key: str, size: int) -> tuple[IndexEntry, ...]:
+    """Return the last entry of each stream in the index of an object of `size` bytes.
+
+    Bytes that don't end with the magic of an object have no entries: nobody can have read records
+    from them.
+
+    Raises:
+        ObjectNotFoundError: the bucket has no such object.
+        CorruptObjectError: the bytes end with the magic of an object, but its index can't be read,
+            or the store returned only a part of the bytes.
+        StorageError: the store can't be read.
+    """
+    if size < FOOTER_SIZE:
+        return ()
+
+    tail = tail_guess(size, key)
+    end = exactly(tail, store.get_range(key, tail.start, tail.end), key)
+    magic = int.from_bytes(end[-_MAGIC_BYTES:], "big")
+    if magic == NORMAL_MAGIC:
+        return _last_of_streams(_read_index(store, key, size, end))
+    if magic == COMPOSITE_MAGIC:
+        _check_length(key, size)
+        return _last_of_streams(decode_composite(store.get_range(key), source=key, noted=[]).index)
+    return ()
+
+
+def _read_index(store: ObjectStore, key: str, size: int, end: memoryview) -> IndexBlock:
+    reader = ObjectReader(key, size, noted=[])
+    reader.receive(end)
+    if (wanted := reader.needed) is not None:
+        _check_length(key, wanted.end - wanted.start)
+        reader.receive(store.get_range(key, wanted.start, wanted.end))
+    return reader.index
+
+
+def _check_length(key: str, length: int) -> None:
+    if length > INDEX_BYTES_MAX:
+        wanted = f"at most {INDEX_BYTES_MAX} bytes"
+        raise Source(key).corrupt(0, "size of the index", f"{length} bytes", wanted)
+
+
+def _last_of_streams(index: IndexBlock) -> tuple[IndexEntry, ...]:
+    """Return the last entry of each stream: the index is sorted by stream and offset."""
+    streams = index.columns[0]
+    is_last = np.ones(len(streams), dtype=np.bool_)
+    is_last[:-1] = streams[1:] != streams[:-1]
+    rows = zip(*(column[is_last].tolist() for column in index.columns), strict=True)
+    return tuple(IndexEntry(*row) for row in rows)
