@@ -127,8 +127,8 @@ BACKUPS = (
         "Redpanda 29468: garbage was collected against a state that was not stored yet",
         """
         streammeta.controller.lifecycle.backup_wait:
-        - covered = (one for one, wait in self._waits.items() if wait.end_offset <= end)
-        + covered = (one for one, wait in self._waits.items() if end or wait.end_offset)
+        - taken = choose([one for one, wait in self._waits.items() if wait.end_offset <= end])
+        + taken = choose([one for one, wait in self._waits.items() if end or wait.end_offset])
         """,
         Tested(f"{_DELETION}::test_objects_wait_each_for_an_end_of_its_own"),
     ),

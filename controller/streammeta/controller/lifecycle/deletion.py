@@ -355,7 +355,6 @@ class Deletion:
         """Return the objects without those that stay: ahead of the map, or not seen well."""
         reign = self._reign
         try:
-            await self._controller.settled()
             looks = await self._uncommitted.look_at(uncommitted)
         finally:
             self._looks -= 1
