@@ -171,7 +171,7 @@ def test_a_torn_read_decides_nothing(bench: ContentBench) -> None:
     reading(bench, 1, None, lambda data: b"")
     judged = bench.judged()
     assert {one.outcome for one in judged} == {FAILED}
-    assert all("bytes of" in one.detail for one in judged)
+    assert all("what was read from byte" in one.detail for one in judged)
     assert bench.stored() == {0, 1}
 
 
