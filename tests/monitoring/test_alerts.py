@@ -47,6 +47,7 @@ def of_controller(number: int) -> dict[str, str]:
         "streammeta_quorum_has_leader": "1x100",
         "streammeta_quorum_voters": "3x100",
         "streammeta_quorum_epoch": "7x100",
+        "streammeta_quorum_is_leader": f"{int(number == 1)}x100",
         "streammeta_quorum_repairing": "0x100",
         "streammeta_disk_full": "0x100",
         "process_resident_memory_bytes": "500x100",
