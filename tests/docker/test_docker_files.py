@@ -245,6 +245,21 @@ def test_every_controller_has_a_volume_of_its_own() -> None:
         assert path == "/var/lib/streammeta"
 
 
+def test_status_pages_are_published_on_loopback_alone_by_a_listener_that_shows_them() -> None:
+    published = [SERVICES[name]["ports"] for name in CONTROLLERS]
+    assert len({port for (port,) in published}) == len(CONTROLLERS)
+    readme = (DOCKER / "README.md").read_text()
+    for name, (port,) in zip(CONTROLLERS, published, strict=True):
+        host, outside, inside = port.split(":")
+        assert host == "127.0.0.1"
+        assert f"<http://{host}:{outside}/>" in readme
+        settings = SERVICES[name]["environment"]
+        assert settings["STREAMMETA_CONTROLLER_HTTP_LISTEN"] == f"0.0.0.0:{inside}"
+        assert settings["STREAMMETA_CONTROLLER_HTTP_PLAIN_TEXT_PAGES"] == "true"
+    others = {name for name, service in SERVICES.items() if "ports" in service}
+    assert others == set(CONTROLLERS)
+
+
 @pytest.mark.process
 def test_broker_example_writes_and_reads_back(tmp_path: Path) -> None:
     with running_cluster(tmp_path) as cluster:

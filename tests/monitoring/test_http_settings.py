@@ -25,6 +25,7 @@ HERE = "127.0.0.1:9093"
         ({"http_listen": BEYOND, "peer_tls": OURS}, "give --http-tls-ca, --http-tls-cert and"),
         ({"http_tls": OURS}, "http-tls-ca: needs --http-listen"),
         ({"http_plain_text": True}, "http-plain-text: needs --http-listen"),
+        ({"http_listen": HERE, "http_plain_text_pages": True}, "needs --http-plain-text"),
         (
             {"http_listen": HERE, "http_tls": OURS, "http_plain_text": True},
             "http-plain-text: excludes --http-tls-ca",
@@ -48,6 +49,14 @@ def test_what_others_could_read_must_be_said(options: dict[str, object], told: s
 )
 def test_loopback_tls_and_what_is_said_pass(options: dict[str, object]) -> None:
     config(**options)
+
+
+def test_pages_are_shown_in_plain_text_beside_tls_where_that_is_asked_for_alone() -> None:
+    plain = {"tls": OURS, "http_listen": HERE, "http_plain_text": True}
+    assert not config(**plain).shows_pages
+    assert config(**plain, http_plain_text_pages=True).shows_pages
+    assert config(tls=OURS, http_listen=HERE).shows_pages
+    assert config(http_listen=HERE).shows_pages
 
 
 def test_the_files_of_clients_hold_unless_others_are_given(authority: Authority) -> None:

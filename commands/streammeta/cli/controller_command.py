@@ -195,6 +195,12 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
     help="Serve them in plain text although there is TLS: for probes that have no certificate.",
 )
 @click.option(
+    "--http-plain-text-pages",
+    is_flag=True,
+    help="Show the status pages there as well: every caller that reaches the port then reads names"
+    " and tags of streams.",
+)
+@click.option(
     "--insecure",
     is_flag=True,
     help="Allow plain text beyond loopback: every caller that reaches a port may do everything.",

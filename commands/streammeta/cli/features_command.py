@@ -129,11 +129,18 @@ def downgrade(client: ControllerClient, level: int, dry_run: bool, output: Outpu
     _change(client, level, output, is_lower=True, dry_run=dry_run)
 
 
-def _change(
-    client: ControllerClient, level: int, output: Output, *, is_lower: bool, dry_run: bool
-) -> None:
-    answer = client.call(
+def change_level(
+    client: ControllerClient, level: int, *, is_lower: bool = False, dry_run: bool = False
+) -> admin_pb2.UpdateFeatureLevelResponse:
+    """Set the cluster's feature level, or only check that with `dry_run`; raises `CallError`."""
+    return client.call(
         lambda channel: AdminServiceStub(channel).UpdateFeatureLevel,
         admin_pb2.UpdateFeatureLevelRequest(level=level, dry_run=dry_run, lower=is_lower),
     )
+
+
+def _change(
+    client: ControllerClient, level: int, output: Output, *, is_lower: bool, dry_run: bool
+) -> None:
+    answer = change_level(client, level, is_lower=is_lower, dry_run=dry_run)
     output.summary({"level_before": answer.before, "level": answer.level, "dry_run": dry_run})

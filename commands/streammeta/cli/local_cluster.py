@@ -177,8 +177,15 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def _is_free(port: int) -> bool:
+def taken_ports(ports: Sequence[int]) -> list[int]:
+    """Return those of `ports` on loopback that another process listens on."""
+    # Connections of an ended process may linger at a port, and a listener takes it nevertheless.
+    return [port for port in ports if not _is_free(port, may_linger=True)]
+
+
+def _is_free(port: int, *, may_linger: bool = False) -> bool:
     with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, may_linger)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
@@ -255,6 +262,11 @@ class LocalCluster:
         """The ids of all controllers."""
         return range(1, len(self.ports) + 1)
 
+    @property
+    def is_formatted(self) -> bool:
+        """Whether any controller's directory is formatted: the cluster was started before."""
+        return any(self._is_formatted(node_id) for node_id in self.node_ids)
+
     def data_dir(self, node_id: int) -> Path:
         """Return the directory of one controller."""
         return self.root / f"controller-{node_id}"
@@ -273,9 +285,9 @@ class LocalCluster:
 
     def spawn(self, node_id: int) -> None:
         """Start one controller without waiting for it, on a formatted directory."""
-        if not any(self._is_formatted(each) for each in self.node_ids):
-            for each in self.node_ids:
-                self._format(each, self.peer_endpoints)
+        if not self.is_formatted:
+            for voter_id in self.node_ids:
+                self._format(voter_id, self.peer_endpoints)
         if not self._is_formatted(node_id):
             self._format(node_id, [])
         self.children[node_id] = self.starter(

@@ -101,7 +101,7 @@ class ControllerConfig:
     controller is `token_advertise`, by default where it listens.
 
     With `http_listen` probes and metrics are served there, by the files `http_tls`, else by `tls`,
-    or with `http_plain_text` by none.
+    or with `http_plain_text` by none. `http_plain_text_pages` shows the status pages there too.
 
     Beside the rules of methods the file `policy` grants and denies calls.
 
@@ -129,6 +129,7 @@ class ControllerConfig:
     http_listen: str | None = None
     http_tls: TlsFiles | None = None
     http_plain_text: bool = False
+    http_plain_text_pages: bool = False
     insecure: bool = False
     tls_reload_ms: int = 5_000
     connection_age_ms: int = 3_600_000
@@ -240,7 +241,14 @@ class ControllerConfig:
         """The files for TLS of the listener for HTTP; None: plain text."""
         return None if self.http_plain_text else self.http_tls or self.tls
 
+    @property
+    def shows_pages(self) -> bool:
+        """Whether the listener for HTTP shows the status pages."""
+        return not self.http_plain_text or self.http_plain_text_pages
+
     def _check_http(self) -> None:
+        if self.http_plain_text_pages and not self.http_plain_text:
+            raise ConfigError("http-plain-text-pages: needs --http-plain-text")
         if self.http_listen is None:
             if self.http_tls is not None or self.http_plain_text:
                 option = "http-plain-text" if self.http_tls is None else "http-tls-ca"

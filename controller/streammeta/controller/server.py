@@ -461,7 +461,7 @@ class ControllerNode:
             heartbeats=self._heartbeats,
             map_limits=_map_limits(config),
             # Names and tags of streams are not for every caller that reaches a port in plain text.
-            status=None if config.http_plain_text else status,
+            status=status if config.shows_pages else None,
         )
         monitoring = Monitoring(parts, self._doors.of_pages())
         try:
