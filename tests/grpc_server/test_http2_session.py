@@ -223,8 +223,19 @@ def test_an_answer_goes_as_far_as_windows_allow(client: Client) -> None:
     assert client.frames() == [(Kind.DATA, 0, 1, bytes(range(10)))]
     assert client.say(grant(1, 5)) == [(Kind.DATA, 0, 1, bytes(range(10, 15)))]
     more = client.say(setting(Setting.INITIAL_WINDOW_SIZE, 30))
-    assert [each[0] for each in more] == [Kind.DATA, Kind.HEADERS, Kind.SETTINGS]
-    assert more[0][3] == bytes(range(15, 25))
+    assert more[1][3] == bytes(range(15, 25))
+
+
+def test_data_that_settings_allow_comes_after_their_acknowledgement(client: Client) -> None:
+    """Until then a client still keeps to its former window, and refuses the data."""
+    client.say(setting(Setting.INITIAL_WINDOW_SIZE, 0), opened(1, is_last=True))
+    client.session.send(client.stream(1), bytes(40_000))
+    client.session.end(client.stream(1), STATUS_OK)
+    assert client.frames() == []
+
+    found = client.say(setting(Setting.INITIAL_WINDOW_SIZE, 40_000))
+    assert found[0] == (Kind.SETTINGS, Flag.ACK, 0, b"")
+    assert [kind for kind, *_ in found[1:]] == [Kind.DATA, Kind.DATA, Kind.DATA, Kind.HEADERS]
 
 
 def test_the_window_of_the_connection_is_shared_by_turns(client: Client) -> None:

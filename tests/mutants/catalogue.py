@@ -14,6 +14,7 @@ from tests.mutants.disk import DISK
 from tests.mutants.elections import ELECTIONS
 from tests.mutants.failovers import FAILOVERS
 from tests.mutants.fences import FENCES
+from tests.mutants.http2 import HTTP2
 from tests.mutants.kafka import KAFKA
 from tests.mutants.leases import LEASES
 from tests.mutants.levels import LEVELS
@@ -66,6 +67,7 @@ _ALL = (
     *KAFKA,
     *CALLERS,
     *LEASES,
+    *HTTP2,
 )
 
 MUTANTS = {mutant.name: mutant for mutant in _ALL}

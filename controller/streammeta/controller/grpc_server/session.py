@@ -394,9 +394,12 @@ class Session:
             self._wasted.take(now, "acknowledgements")
             return
         self._changes.take(now, "settings")
+        window = self._initial_window
         for key, value in _SETTING.iter_unpack(payload):
             if key == Setting.INITIAL_WINDOW_SIZE:
-                self._change_window(value)
+                if value > WINDOW_MAX:
+                    raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, f"a window of {value} bytes")
+                window = value
             elif key == Setting.MAX_FRAME_SIZE:
                 if not FRAME_BYTES_MAX <= value < 1 << 24:
                     raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"frames of {value} bytes")
@@ -405,11 +408,12 @@ class Session:
                 self._table_notice = NO_TABLE
             elif key == Setting.ENABLE_PUSH and value > 1:
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value}")
+        # A client applies its settings once they are acknowledged: until then data that only they
+        # allow breaks its rules (RFC 9113, 6.5.3).
         self.out.append(frame(Kind.SETTINGS, Flag.ACK, 0))
+        self._change_window(window)
 
     def _change_window(self, value: int) -> None:
-        if value > WINDOW_MAX:
-            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, f"a window of {value} bytes")
         grew = value > self._initial_window
         self._initial_window = value
         if grew:
