@@ -148,7 +148,7 @@ async def test_offsets_are_kept_with_their_epoch_and_read_by_a_successor(
     ]
     assert await present.committed() == [(5, Code.NONE), (7, Code.NONE)]
     ((value, _),) = (await present.broker.keys.list("offset/g/t/0")).values()
-    assert value == {"offset": 5, "epoch": 3, "metadata": "m"}
+    assert {**value, "term": 0} == {"offset": 5, "epoch": 3, "metadata": "m", "term": 0}
 
 
 async def test_a_broker_that_does_not_coordinate_keeps_and_tells_nothing(

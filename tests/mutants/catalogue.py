@@ -16,6 +16,7 @@ from tests.mutants.failovers import FAILOVERS
 from tests.mutants.fences import FENCES
 from tests.mutants.http2 import HTTP2
 from tests.mutants.kafka import KAFKA
+from tests.mutants.kafka_service import KAFKA_SERVICE
 from tests.mutants.leases import LEASES
 from tests.mutants.levels import LEVELS
 from tests.mutants.membership import MEMBERSHIP
@@ -65,6 +66,7 @@ _ALL = (
     *SHAPES,
     *OFFLOADS,
     *KAFKA,
+    *KAFKA_SERVICE,
     *CALLERS,
     *LEASES,
     *HTTP2,

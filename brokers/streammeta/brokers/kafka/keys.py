@@ -51,6 +51,11 @@ def offset_key(group: str, topic: str = "", partition: int | str = "") -> str:
     return f"offset/{quote(group, safe='')}/" + (f"{topic}/{partition}" if topic else "")
 
 
+def fence_key(group: str) -> str:
+    """Return the key that fences former coordinators of a group; no other key begins with it."""
+    return f"fence/{quote(group, safe='')}/"
+
+
 def _item(namespace: str, key: str, value_at: tuple[Any, int]) -> kv_pb2.KVToPut:
     value, version = value_at
     encoded = json.dumps(value, separators=(",", ":")).encode()
