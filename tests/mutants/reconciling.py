@@ -6,6 +6,17 @@ _RECONCILE = "tests/reconcile/test_reconcile"
 
 RECONCILING = (
     Mutant(
+        "row-group-without-rows-spliced",
+        "The table of verdicts has a row group without rows, and polars refuses the file.",
+        "a chunk without a page of values, which Arrow reads all the same",
+        """
+        streammeta.reconcile.parquet_splice:
+        - if not rows:
+        -     return  # its chunks have no page of values, and some readers refuse the file for that
+        """,
+        Tested("tests/reconcile/test_parquet_splice.py::test_a_row_group_without_rows_is_left_out"),
+    ),
+    Mutant(
         "young-orphan-deleted",
         "The grace period saves nothing: what a broker is about to commit is deleted.",
         "Amoro issue 2925: the time of access, 0 on some stores, stood in for that of the change",

@@ -151,6 +151,29 @@ def test_spark_reads_a_spliced_file(tmp_path: Path, vectorized: str) -> None:
     assert [row.asDict() for row in found] == wanted.to_pylist()
 
 
+@pytest.mark.parametrize("use_dictionary", [True, False])
+@pytest.mark.parametrize("groups", [(0,), (0, 3, 0, 2), (4, 0)])
+def test_a_row_group_without_rows_is_left_out(
+    tmp_path: Path, groups: Sequence[int], use_dictionary: bool
+) -> None:
+    """Readers such as polars refuse a chunk without a value: it has no page of values."""
+    rng = random.Random(4)
+    left = _rows(_LEFT, sum(groups), rng)
+    metadata = _written(tmp_path / "left", left, groups, use_dictionary=use_dictionary)
+    assert metadata.num_row_groups == len(groups), "the writer makes row groups without rows"
+    names, sizes = rng.choices(_NAMES, k=sum(groups)), [7] * sum(groups)
+    starts = [sum(groups[:number]) for number in range(len(groups))]
+    made = [
+        _made(names[start : start + count], sizes[start : start + count])
+        for start, count in zip(starts, groups, strict=True)
+    ]
+    found = _spliced(tmp_path / "both.parquet", _BOTH, tmp_path / "left", range(len(groups)), made)
+    assert found.to_pylist() == _both(left, names, sizes).to_pylist()
+    spliced = pq.read_metadata(tmp_path / "both.parquet")
+    rows = [spliced.row_group(number).num_rows for number in range(spliced.num_row_groups)]
+    assert rows == [count for count in groups if count]
+
+
 def test_some_row_groups_of_one_file_after_the_other(tmp_path: Path) -> None:
     table = _rows(_BOTH, 60, random.Random(3))
     _written(tmp_path / "a", table, [10, 20, 30])

@@ -74,25 +74,35 @@ class Splice:
     def add(self, part: SplicePart, made: Mapping[str, Pages]) -> None:
         """Add a row group with the columns that were `made` for it; the others are copied.
 
+        One without rows is left out.
+
         Raises:
             SpliceError: a column is missing, is of another type, or has other rows than others.
         """
         there = _chunks_of(part, self._types.keys() - made.keys())
+        rows = part.metadata.row_group(part.group).num_rows
+        sizes = {name: chunk for name, (chunk, _) in there.items()}
+        self._check(sizes | {name: pages.chunk for name, pages in made.items()}, rows)
+        if not rows:
+            return  # its chunks have no page of values, and some readers refuse the file for that
+
         moved = self._copy(part.file, there.values())
         chunks = {name: (chunk, start + moved) for name, (chunk, start) in there.items()}
         for name, pages in made.items():
             chunks[name] = (pages.chunk, self._end)
             self._end += self._file.write(pages.content)
-        rows = part.metadata.row_group(part.group).num_rows
+        self._groups.append(row_group([(name, *chunks[name]) for name in self._types], rows))
+        self._rows += rows
+
+    def _check(self, chunks: Mapping[str, Chunk], rows: int) -> None:
+        """Raise `SpliceError` for a chunk of another type or another number of rows."""
         for name, wanted in self._types.items():
-            found = chunks[name][0]
+            found = chunks[name]
             if (found.physical_type, found.rows) != (wanted, rows):
                 raise SpliceError(
                     f"column {name} has {found.rows} rows of {found.physical_type}, wanted {rows}"
                     f" of {wanted}"
                 )
-        self._groups.append(row_group([(name, *chunks[name]) for name in self._types], rows))
-        self._rows += rows
 
     def finish(self) -> None:
         """Write the footer."""
