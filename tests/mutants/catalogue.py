@@ -30,6 +30,7 @@ from tests.mutants.reads import READS
 from tests.mutants.reconciling import RECONCILING
 from tests.mutants.recovery import RECOVERY
 from tests.mutants.replication import REPLICATION
+from tests.mutants.rocketmq import ROCKETMQ
 from tests.mutants.shapes import SHAPES
 from tests.mutants.snapshots import SNAPSHOTS
 from tests.mutants.starvation import STARVATION
@@ -63,6 +64,7 @@ _ALL = (
     *DELETIONS,
     *DAMAGE,
     *FENCES,
+    *ROCKETMQ,
     *SHAPES,
     *OFFLOADS,
     *KAFKA,

@@ -116,8 +116,8 @@ OFFLOADS = (
         "a read that returns more than was asked for",
         """
         streammeta.brokers.rocketmq.dispatch:
-        - for one in self.local.read(offset, end - offset)[: end - offset]:
-        + for one in self.local.read(offset, end - offset):
+        - for message in self.local.read(offset, count)[:count]:
+        + for message in self.local.read(offset, count):
         """,
         Tested(f"{_ROCKETMQ}::test_nothing_above_the_dispatchable_end_is_moved"),
     ),

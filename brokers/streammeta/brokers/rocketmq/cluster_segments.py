@@ -97,11 +97,13 @@ class ClusterSegment:
         at, end = position, position + length
         while at < end:
             records = await self._store.client.read(stream_id, at, end, max_bytes=end - at)
-            if not records:
+            before = at
+            for record in records:
+                base = record.base_offset
+                parts.append(record.payload[max(0, at - base) : end - base])
+                at = max(at, base + record.count)
+            if at == before:
                 break
-            for one in records:
-                parts.append(one.payload[max(0, at - one.base_offset) : end - one.base_offset])
-                at = max(at, one.base_offset + one.count)
         return b"".join(parts)
 
     async def destroy(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from streammeta.brokers.rocketmq.file_segment import SegmentReadError
 from streammeta.brokers.rocketmq.key_index import ALL_TIMES, TimeRange
 from streammeta.brokers.rocketmq.key_index_service import KeyIndexService
 from streammeta.brokers.rocketmq.message import decode_message
@@ -59,6 +60,12 @@ class ReadAhead:
     size: int = 16 << 20
     expire_ms: int = 15_000
     cache_bytes: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        """Refuse bounds that let no message pass."""
+        for name in ("count", "size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, wanted at least 1")
 
 
 @dataclass(slots=True)
@@ -161,25 +168,29 @@ class Fetcher:
         while offset < end and len(messages) < max_count and found < self.limits.count:
             kept = self._cache.get(file.queue, offset)
             if kept is None:
-                offset = await self._read_ahead(file, offset, max_count)
-                continue
+                kept = await self._read_ahead(file, offset, max_count)
+            if kept is None or kept.queue_offset >= end:
+                offset = end
+                break
             size += len(kept.data)
             if size > self.limits.size and found:
                 break
             found += 1
             if codes is None or kept.tags_code in codes:
                 messages.append(kept)
-            offset += 1
+            offset = kept.queue_offset + 1
         status = FetchStatus.FOUND if messages else FetchStatus.NO_MATCHED_MESSAGE
         return FetchResult(status, first, end, offset, tuple(messages))
 
-    async def _read_ahead(self, file: MessageFile, offset: int, max_count: int) -> int:
-        """Fill the cache from an offset on; return the first offset found, or the next."""
+    async def _read_ahead(
+        self, file: MessageFile, offset: int, max_count: int
+    ) -> StoredMessage | None:
+        """Fill the cache from an offset on; return the first message found, None: there is none."""
         count = 32 if max_count == 1 else self.limits.count
         read = await file.read(offset, count, self.limits.size)
         for one in reversed(read):  # the one that is wanted next is the last to make room
             self._cache.put(file.queue, one.queue_offset, one)
-        return read[0].queue_offset if read else offset + 1
+        return read[0] if read else None
 
     async def timestamp_of(self, queue: Queue, offset: int) -> int:
         """Return the store time of a message in ms, -1 if there is none."""
@@ -210,9 +221,14 @@ class Fetcher:
         found = []
         for item in await self._index.query(topic, key, max_count, times):
             file = by_place.get(item.queue_id)
-            if file is None or not file.commit_log.min_offset <= item.offset:
+            if file is None:
                 continue
-            data = await file.commit_log.read(item.offset, item.size)
+            try:
+                data = await file.commit_log.read(item.offset, item.size)
+            except SegmentReadError:
+                if file.commit_log.min_offset <= item.offset:
+                    raise
+                continue  # the message has expired
             message = decode_message(data)
             if key in message.keys and times.begin_ms <= message.store_timestamp_ms <= times.end_ms:
                 found.append(data)

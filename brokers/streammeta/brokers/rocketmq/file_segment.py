@@ -125,14 +125,21 @@ class FileSegment:
         """Whether appended bytes wait for a commit."""
         return self.append_position > self.commit_position
 
-    def append(self, data: bytes, timestamp_ms: int) -> AppendResult:
-        """Take bytes into the buffer; they are readable once they are committed."""
+    def check_append(self, size: int) -> AppendResult:
+        """Return the result that an append of so many bytes would have now."""
         if self.closed:
             return AppendResult.FILE_CLOSED
-        if self.max_size is not None and self.append_position + len(data) > self.max_size:
+        if self.max_size is not None and self.append_position + size > self.max_size:
             return AppendResult.FILE_FULL
         if len(self._buffers) >= self.max_buffers:
             return AppendResult.BUFFER_FULL
+        return AppendResult.SUCCESS
+
+    def append(self, data: bytes, timestamp_ms: int) -> AppendResult:
+        """Take bytes into the buffer; they are readable once they are committed."""
+        result = self.check_append(len(data))
+        if result is not AppendResult.SUCCESS:
+            return result
         if self.min_timestamp_ms == UNKNOWN_TIME:
             self.min_timestamp_ms = self.max_timestamp_ms = timestamp_ms
         self.max_timestamp_ms = max(self.max_timestamp_ms, timestamp_ms)
@@ -204,11 +211,16 @@ class FileSegment:
         """Return committed bytes, cut at the last committed one.
 
         Raises:
-            SegmentReadError: the position is not committed, or no byte is asked for.
+            SegmentReadError: the position is not committed, no byte is asked for, or the backend
+                has lost committed bytes.
         """
         if position < 0 or position >= self.commit_position or length <= 0:
             raise SegmentReadError(position, length, self.commit_position)
-        return await self.storage.read(position, min(length, self.commit_position - position))
+        length = min(length, self.commit_position - position)
+        data = await self.storage.read(position, length)
+        if len(data) != length:
+            raise SegmentReadError(position, length, position + len(data))
+        return data
 
     def close(self) -> None:
         """Refuse appends and commits from now on; what is committed stays readable."""

@@ -77,6 +77,9 @@ class FlatFilePlace:
 class FlatFile:
     """Segments of one kind of a queue; offsets are bytes."""
 
+    takes_larger = False
+    """Whether an append that is larger than a segment gets a segment of its own."""
+
     def __init__(
         self, place: FlatFilePlace, path: str, kind: SegmentType, max_size: int | None
     ) -> None:
@@ -165,22 +168,36 @@ class FlatFile:
         self.segments.append(segment)
 
     async def append(self, data: bytes, timestamp_ms: int) -> AppendResult:
-        """Append bytes, in a new segment if the last one is full.
+        """Append bytes, in a new segment if the last one is full; see `make_room` for refusals."""
+        result = await self.make_room(len(data))
+        if result is not AppendResult.SUCCESS:
+            return result
+        return self.writable().append(data, timestamp_ms)
+
+    async def make_room(self, size: int) -> AppendResult:
+        """Add a segment unless the last one has room for so many bytes.
 
         UNKNOWN_ERROR: the last one is full and can't be committed now; FILE_FULL: no segment takes
         so much. Raises `NoSegmentError`.
         """
         if not self.segments and self._resume_offset:
             await self.roll(self._resume_offset)
-        result = self.writable().append(data, timestamp_ms)
+        result = self._check_room(size)
         if result not in (AppendResult.FILE_FULL, AppendResult.FILE_CLOSED):
             return result
-        if self.max_size is not None and len(data) > self.max_size:
+        if self.max_size is not None and size > self.max_size and not self.takes_larger:
             return AppendResult.FILE_FULL
         if not self.writable().closed and not await self.seal():
             return AppendResult.UNKNOWN_ERROR
         await self.roll(self.append_offset)
-        return self.writable().append(data, timestamp_ms)
+        return self._check_room(size)
+
+    def _check_room(self, size: int) -> AppendResult:
+        """Return whether the last segment has room; an empty one may grow for one larger append."""
+        segment = self.writable()
+        if self.takes_larger and not segment.append_position and segment.max_size is not None:
+            segment.max_size = max(segment.max_size, size)
+        return segment.check_append(size)
 
     async def seal(self) -> bool:
         """Commit the last segment and let it take nothing more; False if it can't be committed."""
@@ -233,7 +250,7 @@ class FlatFile:
             SegmentReadError: the offset is not committed, or no byte is asked for.
         """
         parts: list[bytes] = []
-        for segment in self.segments:
+        for segment in tuple(self.segments):  # the first ones may expire meanwhile
             if offset < segment.base_offset or offset >= segment.commit_offset:
                 continue
             part = await segment.read(offset - segment.base_offset, length)

@@ -15,7 +15,11 @@ from streammeta.brokers.rocketmq.consume_queue import (
     encode_item,
     split_messages,
 )
-from streammeta.brokers.rocketmq.file_segment import AppendResult, FileSegment
+from streammeta.brokers.rocketmq.file_segment import (
+    AppendResult,
+    FileSegment,
+    SegmentReadError,
+)
 from streammeta.brokers.rocketmq.flat_file import FlatFile, FlatFilePlace
 from streammeta.brokers.rocketmq.message import (
     PHYSICAL_OFFSET_AT,
@@ -36,6 +40,16 @@ class FileSizes:
     commit_log: int = 1 << 30
     consume_queue: int = 100 << 20
 
+    def __post_init__(self) -> None:
+        """Refuse sizes that take no message or no item."""
+        if self.commit_log < 1:
+            raise ValueError(f"commit_log is {self.commit_log}, wanted at least 1")
+        if self.consume_queue < ITEM_SIZE or self.consume_queue % ITEM_SIZE:
+            raise ValueError(
+                f"consume_queue is {self.consume_queue}, wanted a multiple of {ITEM_SIZE}, at least"
+                f" {ITEM_SIZE}"
+            )
+
 
 DEFAULT_SIZES = FileSizes()
 
@@ -50,8 +64,9 @@ class StoredMessage:
 
 
 class CommitLogFile(FlatFile):
-    """A flat file of messages."""
+    """A flat file of messages; one that is larger than a segment has a segment of its own."""
 
+    takes_larger = True
     _first_queue_offset: tuple[FileSegment, int] | None = None
 
     async def try_roll(self, interval_ms: int, min_size: int) -> bool:
@@ -85,8 +100,6 @@ class MessageFile:
     def __init__(
         self, place: FlatFilePlace, queue: Queue, sizes: FileSizes = DEFAULT_SIZES
     ) -> None:
-        if sizes.consume_queue % ITEM_SIZE:
-            raise ValueError(f"consume_queue is {sizes.consume_queue}, wanted a multiple of 20")
         self._place = place
         self.queue = queue
         self.commit_log = CommitLogFile(place, queue.path, SegmentType.COMMIT_LOG, sizes.commit_log)
@@ -158,7 +171,13 @@ class MessageFile:
         return await self.consume_queue.append(encode_item(item), timestamp_ms)
 
     async def append(self, message: bytes, tags_code: int) -> AppendResult:
-        """Append a message and its item; the item is only appended if the message was."""
+        """Append a message and its item; the item is only appended if the message was.
+
+        No message is appended while its item finds no room: it would be appended again later.
+        """
+        result = await self.consume_queue.make_room(ITEM_SIZE)
+        if result is not AppendResult.SUCCESS:
+            return result
         result = await self.append_commit_log(message)
         if result is not AppendResult.SUCCESS:
             return result
@@ -183,11 +202,30 @@ class MessageFile:
         """Return committed messages from a queue offset on, at least one if there is one.
 
         A hole is passed over where the read begins, and ends it elsewhere; so does `max_bytes`.
+        Messages that are damaged, or that expire meanwhile, are passed over too.
         """
-        offset = self.consume_queue.next_offset(offset * ITEM_SIZE) // ITEM_SIZE
+        while count > 0:
+            offset = self.consume_queue.next_offset(offset * ITEM_SIZE) // ITEM_SIZE
+            if offset >= self.commit_offset:
+                break
+            try:
+                read, found = await self._read_run(offset, count, max_bytes)
+            except SegmentReadError:
+                first = await self.first_offset()
+                if first <= offset:
+                    raise
+                offset = first
+                continue
+            if found:
+                return found
+            offset += read
+        return []
+
+    async def _read_run(
+        self, offset: int, count: int, max_bytes: int | None
+    ) -> tuple[int, list[StoredMessage]]:
+        """Return the number of items of one read from a committed offset on, and their messages."""
         count = min(count, self.commit_offset - offset)
-        if count <= 0:
-            return []
         data = await self.consume_queue.read(offset * ITEM_SIZE, count * ITEM_SIZE)
         items = decode_items(data)
         total, taken = 0, 0
@@ -197,17 +235,18 @@ class MessageFile:
                 break
             taken += 1
         items = items[:taken]
+
         start, last = items[0].commit_log_offset, items[-1]
         length = last.commit_log_offset + last.message_size - start
         messages = await self.commit_log.read(start, length)
         found = split_messages(data[: taken * ITEM_SIZE], messages)
-        return [
+        return taken, [
             StoredMessage(
-                offset + one.item,
-                messages[one.start : one.start + one.size],
-                items[one.item].tags_code,
+                offset + place.item,
+                messages[place.start : place.start + place.size],
+                items[place.item].tags_code,
             )
-            for one in found
+            for place in found
         ]
 
     async def timestamp_of(self, offset: int) -> int:

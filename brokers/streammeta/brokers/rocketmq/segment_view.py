@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from streammeta.brokers.rocketmq.cluster_store import QueueStore
+from streammeta.brokers.rocketmq.file_segment import SegmentReadError
 from streammeta.brokers.rocketmq.metadata import (
     METADATA_FILE,
     MetadataTable,
@@ -25,7 +26,8 @@ _READ_BYTES = 4 << 20
 async def render(store: QueueStore, cluster: str, directory: Path) -> MetadataTable:
     """Write all files of a broker below a directory; return the metadata written.
 
-    Segments lie below `files/`. Raises `FileExistsError` if the directory holds anything.
+    Segments lie below `files/`. Raises `FileExistsError` if the directory holds anything, and
+    `SegmentReadError` if a segment has fewer bytes than the metadata says.
     """
     _begin(directory)
     known, table = store.keeper.table, MetadataTable(last_topic_id=store.keeper.table.last_topic_id)
@@ -86,6 +88,8 @@ async def _copy(
     with target.open("wb") as file:
         while position < one.size:
             data = await segment.read(position, min(_READ_BYTES, one.size - position))
+            if not data:
+                raise SegmentReadError(position, one.size - position, position)
             file.write(data)
             position += len(data)
     table.put_segment(replace(one))

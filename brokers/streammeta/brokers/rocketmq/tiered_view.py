@@ -37,14 +37,24 @@ def reads_tiered(level: StorageLevel, *, on_disk: bool, in_memory: bool) -> bool
 
 
 def min_offset(local: int, tiered: int | None) -> int:
-    """Return the smallest offset of a queue in either tier; None: it is not tiered."""
-    return local if tiered is None or tiered < 0 else min(local, tiered)
+    """Return the smallest offset of a queue in either tier, -1 if neither has one.
+
+    A negative offset, or None, says that a tier has nothing of the queue.
+    """
+    return min(
+        (offset for offset in (local, tiered) if offset is not None and offset >= 0), default=-1
+    )
 
 
 def split_query(
     times: TimeRange, local_earliest_ms: int
 ) -> tuple[TimeRange | None, TimeRange | None]:
-    """Return the times that the tiered and the local store are asked for, None: not asked."""
+    """Return the times that the tiered and the local store are asked for, None: not asked.
+
+    A negative `local_earliest_ms` says that the local store has no message.
+    """
+    if local_earliest_ms < 0:
+        return times, None
     tiered = local = None
     if times.begin_ms < local_earliest_ms:
         tiered = TimeRange(times.begin_ms, min(times.end_ms, local_earliest_ms - 1))
