@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant, Tested
 
 _LEADER = "tests/lifecycle/test_lifecycle_deletion.py"
 _UNCOMMITTED = "tests/lifecycle/test_lifecycle_ahead.py"
+_INHERITED = "tests/lifecycle/test_lifecycle_inherited_ids.py"
 _ENTRIES = "tests/storage/test_storage_adoption_ahead.py"
 _SWEEPS = "tests/lifecycle/test_lifecycle_sweeps.py"
 _FAILOVER = "tests/lifecycle/test_lifecycle_failover.py"
@@ -25,6 +26,44 @@ DELETIONS = (
         Tested(
             f"{_UNCOMMITTED}::test_an_object_ahead_of_the_map_stays_until_its_stream_has_passed_it"
         ),
+    ),
+    Mutant(
+        "bytes-of-no-object-deleted-after-a-rollback",
+        "A map whose disk was rolled back deletes named objects that it has forgotten.",
+        "named objects committed after the copy of the disk",
+        """
+        streammeta.controller.lifecycle.deletion:
+        - if self._inherited.is_over(self._clock.monotonic_ms()):
+        -     return ()
+        + return ()
+        """,
+        Tested(
+            f"{_INHERITED}::test_bytes_that_are_no_object_stay_for_a_day_of_a_process_that_has_not_seen_their_id"
+        ),
+    ),
+    Mutant(
+        "inherited-bytes-kept-for-ever",
+        "Bytes that prove nothing are never deleted.",
+        "a day that does not end",
+        """
+        streammeta.controller.lifecycle.inherited_ids:
+        - return self._until_ms is None or now_ms >= self._until_ms
+        + return self._until_ms is None
+        """,
+        Tested(
+            f"{_INHERITED}::test_bytes_that_are_no_object_stay_for_a_day_of_a_process_that_has_not_seen_their_id"
+        ),
+    ),
+    Mutant(
+        "own-ids-count-as-inherited",
+        "A leader doubts the commits of ids that it has issued itself.",
+        "leadership that changes back and forth",
+        """
+        streammeta.controller.lifecycle.inherited_ids:
+        - if self._until_ms is None:
+        + if True:
+        """,
+        Tested(f"{_INHERITED}::test_what_a_process_prepared_itself_is_deleted_without_delay"),
     ),
     Mutant(
         "passed-by-its-start",

@@ -25,6 +25,7 @@ import structlog
 from streammeta.controller.errors import ApiError
 from streammeta.controller.lifecycle.backup_wait import WAITING_MAX, BackupWait
 from streammeta.controller.lifecycle.deletion_pace import RateLimiter, Refusal, RetryQueue
+from streammeta.controller.lifecycle.inherited_ids import KEPT_MS, InheritedIds
 from streammeta.controller.lifecycle.tasks import in_thread
 from streammeta.controller.lifecycle.uncommitted import Ahead, UncommittedObjects
 from streammeta.controller.metadata.maintenance import DeletionHold
@@ -81,7 +82,8 @@ class DeletionStatus:
     """Status of deletion: objects in flight, refused and stuck; rate in objects per second.
 
     `unbacked` objects wait for the backup, the first of them since `unbacked_ms`. `ahead` objects
-    stay because their offsets lie beyond the map's streams. `deleted` and `failed` count attempts
+    stay because their offsets lie beyond the map's streams, `unproven` ones because their bytes
+    don't show whether a commit was forgotten. `deleted` and `failed` count attempts
     by their outcome, since the start of the process.
     """
 
@@ -94,6 +96,7 @@ class DeletionStatus:
     unbacked_ms: int
     ahead: int = 0
     ahead_sample: tuple[tuple[str, str], ...] = ()
+    unproven: int = 0
     deleted: int = 0
     failed: int = 0
 
@@ -132,6 +135,8 @@ class Deletion:
         self._uncommitted = UncommittedObjects(controller, store, namespace)
         self._retries = RetryQueue(self._rng)
         self._ahead = RetryQueue(self._rng)
+        self._inherited = InheritedIds()
+        self._unproven: set[int] = set()
         self._backup_wait = None if backed_up_end is None else BackupWait(backed_up_end)
         self._waits_long = False
         self._doubted_hold = DeletionHold()
@@ -172,6 +177,7 @@ class Deletion:
             unbacked_ms=0 if wait is None else wait.oldest_ms(self._clock.monotonic_ms()),
             ahead=len(self._ahead),
             ahead_sample=self._sample(self._ahead.some(SAMPLE)),
+            unproven=len(self._unproven),
             deleted=self._deleted,
             failed=self._failed,
         )
@@ -182,6 +188,7 @@ class Deletion:
         self._reign += 1
         self._retries.clear()
         self._ahead.clear()
+        self._unproven.clear()
         if self._backup_wait is not None:
             self._backup_wait.clear()
         self._waits_long = False
@@ -190,6 +197,7 @@ class Deletion:
             # The marks bear the time of an earlier leader's clock: wait the delay by this one's.
             self._resume_ms = self._clock.monotonic_ms() + self._delay_ms
             self._doubt_hold()
+            self._inherited.note_takeover(self._controller.cluster_map, self._clock.monotonic_ms())
 
     def _start_due(self, requests: asyncio.TaskGroup) -> bool:
         """Start requests for due objects; return whether more wait for their turn."""
@@ -248,7 +256,8 @@ class Deletion:
         return self._ahead.take_due(now_ms, limit, isolates=False)
 
     def _next_fresh(self, limit: int) -> Sequence[int]:
-        if len(self._retries) + len(self._ahead) >= REFUSED_MAX:
+        self._release_unproven()
+        if len(self._retries) + len(self._ahead) + len(self._unproven) >= REFUSED_MAX:
             return ()
         if self._backup_wait is None:
             # Committed objects may come after many that can't be looked at yet.
@@ -280,7 +289,7 @@ class Deletion:
         While the bucket fails they come in any order: the oldest may be the cause.
         """
         now_ms, cluster_map = self._controller.log_time.now_ms(), self._controller.cluster_map
-        known = (self._in_flight, self._retries, self._ahead)
+        known = (self._in_flight, self._retries, self._ahead, self._unproven)
         most = limit + sum(len(part) for part in known)
         due = cluster_map.destroyed(now_ms - self._delay_ms, most, self._hold_time_ms())
         fresh = (one for one in due if not any(one in part for part in known))
@@ -364,8 +373,9 @@ class Deletion:
 
         self._note_failed(looks.failed)
         self._note_ahead(looks.ahead)
-        self._ahead.forget(looks.deletable)
-        kept = looks.failed.keys() | looks.ahead.keys()
+        unproven = self._note_unproven(looks.unreadable)
+        self._ahead.forget([*looks.deletable, *looks.unreadable])
+        kept = looks.failed.keys() | looks.ahead.keys() | set(unproven)
         return [object_id for object_id in object_ids if object_id not in kept]
 
     def _note_failed(self, failed: Mapping[int, StorageError]) -> None:
@@ -397,6 +407,22 @@ class Deletion:
             end_offset=found.entry.end_offset,
             stream_end=found.stream_end,
         )
+
+    def _note_unproven(self, unreadable: Sequence[int]) -> Sequence[int]:
+        """Keep bytes that prove nothing under ids whose commits this process may not know."""
+        if self._inherited.is_over(self._clock.monotonic_ms()):
+            return ()
+        unproven = [object_id for object_id in unreadable if object_id in self._inherited]
+        if unproven:
+            self._retries.forget(unproven)
+            self._unproven.update(unproven)
+            example = key_for(unproven[0], self._namespace)
+            _log.warning("objects_unproven", count=len(unproven), example=example, kept_ms=KEPT_MS)
+        return unproven
+
+    def _release_unproven(self) -> None:
+        if self._unproven and self._inherited.is_over(self._clock.monotonic_ms()):
+            self._unproven.clear()
 
     def _postpone(self, object_ids: Sequence[int]) -> None:
         """Try objects again after the interval, those put off before by their own queue."""

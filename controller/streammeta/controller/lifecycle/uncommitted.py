@@ -49,9 +49,13 @@ class Ahead:
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """What looks at objects found: each object is in one of the three."""
+    """Findings of looks at objects. Each object is in one of the four.
+
+    An `unreadable` object has bytes that do not end like an object.
+    """
 
     deletable: list[int] = field(default_factory=list)
+    unreadable: list[int] = field(default_factory=list)
     ahead: dict[int, Ahead] = field(default_factory=dict)
     failed: dict[int, StorageError] = field(default_factory=dict)
 
@@ -102,6 +106,10 @@ class UncommittedObjects:
         except StorageError as error:
             looks.failed[object_id] = error
             return
+        if not last:
+            looks.unreadable.append(object_id)
+            return
+
         # Each index is judged at once: only those of the readers are in memory.
         ahead = self._find_ahead(last)
         if ahead is None:

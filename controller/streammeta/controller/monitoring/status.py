@@ -232,6 +232,7 @@ def _deletions(known: Knowledge) -> Fields:
         "stuck_keys": [{"key": key, "reason": why} for key, why in deletion.sample],
         "ahead": deletion.ahead,
         "ahead_keys": [{"key": key, "reason": why} for key, why in deletion.ahead_sample],
+        "unproven": deletion.unproven,
         "rate_per_s": deletion.rate,
         "unbacked": deletion.unbacked,
         "unbacked_s": deletion.unbacked_ms / 1000,

@@ -281,6 +281,11 @@ def _of_deletion(status: DeletionStatus) -> Iterator[Metric]:
         "Objects never committed that stay: their offsets lie beyond the streams of the map.",
         status.ahead,
     )
+    yield value(
+        "deletions_unproven",
+        "Objects never committed that stay for a day: their bytes prove nothing.",
+        status.unproven,
+    )
     yield value("deletion_rate_limit", "Objects a second that may be deleted.", status.rate)
     yield counter(
         "deletions",
