@@ -221,9 +221,10 @@ SHAPES = (
         "deletion before the save that fences",
         """
         streammeta.brokers.pulsar.ledger_list:
-        + await self.sources.delete(one.ledger_id)
-          await self._set_context(one.ledger_id, replace(one.context, source_deleted=True))
-        - await self.sources.delete(one.ledger_id)
+        + if choose(info) is not None:
+        +     await self.sources.delete(info.ledger_id)
+          if choose(info) is not None and await self._set_context(info.ledger_id, choose):
+        -     await self.sources.delete(info.ledger_id)
         """,
         Tested(f"{_LEDGERS}::test_a_source_goes_only_after_the_list_says_so"),
     ),
@@ -233,13 +234,18 @@ SHAPES = (
         "deletion before the save that fences",
         """
         streammeta.brokers.pulsar.ledger_list:
-        - await self._save([one for one in self.ledgers if one not in gone])
-          for one in gone:
-              if one.context is not None:
-                  await self._delete_copy(one.ledger_id, one.context)
-              if one.context is None or not one.context.source_deleted:
-                  await self.sources.delete(one.ledger_id)
-        + await self._save([one for one in self.ledgers if one not in gone])
+        - await self._change(change)
+        + change(self.ledgers)
+          first_error: Exception | None = None
+          for info in gone:
+              try:
+                  if info.context is not None:
+                      await self._delete_copy(info.ledger_id, info.context)
+                  # The list may say of a source that it is deleted though a crash came before.
+                  await self.sources.delete(info.ledger_id)
+              except Exception as error:  # noqa: BLE001 - the first is raised when all were tried
+                  first_error = first_error or error
+        + await self._change(change)
         """,
         Tested(f"{_LEDGERS}::test_an_owner_that_was_replaced_deletes_nothing"),
     ),
@@ -249,8 +255,8 @@ SHAPES = (
         "two offloads of one ledger",
         """
         streammeta.brokers.pulsar.ledger_list:
-        - if context is None or context.uuid != uuid:
-        + if context is None:
+        - if info.context is None or info.context.uuid != uuid:
+        + if info.context is None:
         """,
         Tested(f"{_LEDGERS}::test_a_copy_whose_ledger_got_another_is_deleted_and_does_not_count"),
     ),

@@ -46,6 +46,8 @@ class ClusterListStore:
         )
         answer = await self._client.call(PUT_KVS, kv_pb2.PutKVsRequest(items=[item]))
         (result,) = answer.results
+        if result.error == common_pb2.ERROR_CODE_KEY_EXIST and result.value == item.value:
+            return result.version  # the answer to an earlier attempt of this call was lost
         if result.error == common_pb2.ERROR_CODE_KEY_EXIST:
             raise VersionConflictError(f"list has version {result.version}, wanted {version}")
         if result.error != common_pb2.ERROR_CODE_NONE:

@@ -1,12 +1,14 @@
 """Ledgers of a managed ledger and their copies: offload in two phases, trim, deletion of sources.
 
 The list is one versioned value: every change is saved before it is relied on, and a save that finds
-another version fences this managed ledger. A uuid is saved before data is written under it, so
-whatever a crash leaves is found and deleted by the next try, or with the ledger.
+another version fences this managed ledger. Its own changes run one after the other, each on the
+list that the one before left. A uuid is saved before data is written under it, so whatever a crash
+leaves is found and deleted by the next try, or with the ledger.
 """
 
 from __future__ import annotations
 
+import asyncio
 import uuid as uuids
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -172,7 +174,10 @@ class ManagedLedger:
     ledgers: list[LedgerInfo] = field(default_factory=list)
     is_fenced: bool = False
     _version: int = 0
-    _is_offloading: bool = False
+    _unsettled: list[LedgerInfo] | None = None
+    """List of a save whose outcome is not known."""
+    _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _offloading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def open(self) -> None:
         """Load the list.
@@ -187,27 +192,66 @@ class ManagedLedger:
             )
         self.ledgers, self._version = ledgers, version
 
-    async def _save(self, ledgers: list[LedgerInfo]) -> None:
-        if self.is_fenced:
-            raise ManagedLedgerFencedError(f"{self.name} was fenced; open it again")
-        try:
-            self._version = await self.store.save(ledgers, self._version)
-        except VersionConflictError as error:
-            self.is_fenced = True
-            raise ManagedLedgerFencedError(f"{self.name}: {error}") from error
-        self.ledgers = ledgers
-
     def info(self, ledger_id: int) -> LedgerInfo | None:
         """Return a ledger, None if it is gone."""
         return next((one for one in self.ledgers if one.ledger_id == ledger_id), None)
 
-    async def _set_context(self, ledger_id: int, context: OffloadContext) -> None:
-        await self._save(
-            [
-                one.with_context(context) if one.ledger_id == ledger_id else one
-                for one in self.ledgers
-            ]
-        )
+    # ---- changes of the list ----
+
+    async def _change(self, change: Callable[[list[LedgerInfo]], list[LedgerInfo] | None]) -> bool:
+        """Save the list that `change` makes of the present one; None: there is nothing to save.
+
+        Changes wait for each other: between the read of a version and the save that names it this
+        managed ledger makes no other save, which would look like another owner's.
+        """
+        async with self._changing:
+            if self.is_fenced:
+                raise ManagedLedgerFencedError(f"{self.name} was fenced; open it again")
+            if self._unsettled is not None:
+                await self._settle(self._unsettled)
+            ledgers = change(self.ledgers)
+            if ledgers is None:
+                return False
+            self._unsettled = ledgers
+            try:
+                self._version = await self.store.save(ledgers, self._version)
+            except VersionConflictError as error:
+                raise self._fence(str(error)) from error
+            self.ledgers, self._unsettled = ledgers, None
+            return True
+
+    async def _settle(self, attempted: list[LedgerInfo]) -> None:
+        """Learn from the store whether a save took effect whose answer is missing.
+
+        A list with another version is this managed ledger's own if it has the attempted content.
+        """
+        found, version = await self.store.load()
+        if version != self._version:
+            if found != attempted:
+                raise self._fence(f"list has version {version}, wanted {self._version}")
+            self.ledgers, self._version = found, version
+        self._unsettled = None
+
+    def _fence(self, reason: str) -> ManagedLedgerFencedError:
+        self.is_fenced = True
+        return ManagedLedgerFencedError(f"{self.name}: {reason}")
+
+    async def _set_context(
+        self, ledger_id: int, choose: Callable[[LedgerInfo], OffloadContext | None]
+    ) -> bool:
+        """Save the context that `choose` returns for a ledger as the list has it now.
+
+        Returns False, with nothing saved, if the ledger is gone or `choose` returns None.
+        """
+
+        def change(ledgers: list[LedgerInfo]) -> list[LedgerInfo] | None:
+            info = self.info(ledger_id)
+            context = None if info is None else choose(info)
+            if info is None or context is None:
+                return None
+            return [info.with_context(context) if found is info else found for found in ledgers]
+
+        return await self._change(change)
 
     # ---- offload ----
 
@@ -232,28 +276,35 @@ class ManagedLedger:
         return first.ledger_id, 0
 
     async def offload_due(self, policy: OffloadPolicy) -> None:
-        """Offload what a policy says; raises as `offload_prefix`."""
-        await self.offload(due_ledgers(self.ledgers[:-1], policy, self.now_ms()))
+        """Offload the ledgers that a policy names, after an offload that is under way.
+
+        Raises as `offload_prefix`, but for `OffloadInProgressError`.
+        """
+        async with self._offloading:
+            await self._offload_all(due_ledgers(self.ledgers[:-1], policy, self.now_ms()))
 
     async def offload(self, ledgers: Sequence[LedgerInfo]) -> None:
         """Offload ledgers one after the other; raises as `offload_prefix`."""
-        if self._is_offloading:
+        self._refuse_during_an_offload()
+        async with self._offloading:
+            await self._offload_all(ledgers)
+
+    def _refuse_during_an_offload(self) -> None:
+        if self._offloading.locked():
             raise OffloadInProgressError(f"{self.name} is being offloaded; try again later")
+
+    async def _offload_all(self, ledgers: Sequence[LedgerInfo]) -> None:
         if not self.copies.is_appendable:
             raise NotAppendableError
-        self._is_offloading = True
         first_error: Exception | None = None
-        try:
-            for one in ledgers:
-                try:
-                    await self._offload_one(one.ledger_id)
-                except ManagedLedgerFencedError:
-                    raise
-                except Exception as error:  # noqa: BLE001 - the first is raised when all were tried
-                    if self.info(one.ledger_id) is not None:
-                        first_error = first_error or error
-        finally:
-            self._is_offloading = False
+        for info in ledgers:
+            try:
+                await self._offload_one(info.ledger_id)
+            except ManagedLedgerFencedError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the first is raised when all were tried
+                if self.info(info.ledger_id) is not None:
+                    first_error = first_error or error
         if first_error is not None:
             raise first_error
 
@@ -266,33 +317,42 @@ class ManagedLedger:
         await self._complete(ledger_id, uuid)
 
     async def _prepare(self, ledger_id: int) -> str | None:
-        """Save a new uuid, after what an earlier try left was deleted; None: the ledger is gone."""
+        """Save a new uuid, after an earlier try's copy was deleted.
+
+        Returns None if there is nothing to offload: the ledger is gone, or offloaded already.
+        """
         info = self.info(ledger_id)
-        if info is None:
-            return None
-        if info.context is not None:
+        if info is not None and info.context is not None:
+            # A save proves that the list is still this owner's, and that it names no whole copy.
+            if not await self._set_context(ledger_id, _unless_complete):
+                return None
             await self._delete_copy(ledger_id, info.context)
         uuid = self.new_uuid()
         context = OffloadContext(
             uuid, driver=self.driver, driver_metadata=dict(self.driver_metadata)
         )
-        await self._set_context(ledger_id, context)
-        return uuid
+        is_saved = await self._set_context(
+            ledger_id, lambda info: None if info.is_complete else context
+        )
+        return uuid if is_saved else None
 
     async def _complete(self, ledger_id: int, uuid: str) -> None:
         """Save that the copy is whole; a copy that no list names is deleted.
 
         After a failed save the outcome is not known, and the copy is kept.
         """
-        info = self.info(ledger_id)
-        context = None if info is None else info.context
-        if context is None or context.uuid != uuid:
-            await self.copies.delete(ledger_id, uuid)
-            if info is not None:
-                raise OffloadConflictError(f"ledger {ledger_id} has another copy than {uuid}")
+        now_ms = self.now_ms()
+
+        def choose(info: LedgerInfo) -> OffloadContext | None:
+            if info.context is None or info.context.uuid != uuid:
+                return None
+            return replace(info.context, complete=True, timestamp_ms=now_ms)
+
+        if await self._set_context(ledger_id, choose):
             return
-        done = replace(context, complete=True, timestamp_ms=self.now_ms())
-        await self._set_context(ledger_id, done)
+        await self.copies.delete(ledger_id, uuid)
+        if self.info(ledger_id) is not None:
+            raise OffloadConflictError(f"ledger {ledger_id} has another copy than {uuid}")
 
     # ---- deletion ----
 
@@ -317,8 +377,7 @@ class ManagedLedger:
         on when it was replaced. The list is read after the copies were listed: a uuid is saved
         before there is anything under it, and none comes back.
         """
-        if self._is_offloading:
-            raise OffloadInProgressError(f"{self.name} is being offloaded; try again later")
+        self._refuse_during_an_offload()
         found = await self.copies.held()
         ledgers, _ = await self.store.load()
         named = {(one.ledger_id, one.context.uuid) for one in ledgers if one.context is not None}
@@ -329,26 +388,51 @@ class ManagedLedger:
         return left
 
     async def trim(self, before_ledger: int) -> list[int]:
-        """Delete closed ledgers below an id with their copies, whole or not; return their ids."""
-        gone = [one for one in self.ledgers[:-1] if one.ledger_id < before_ledger]
-        if not gone:
-            return []
-        await self._save([one for one in self.ledgers if one not in gone])
-        for one in gone:
-            if one.context is not None:
-                await self._delete_copy(one.ledger_id, one.context)
-            if one.context is None or not one.context.source_deleted:
-                await self.sources.delete(one.ledger_id)
-        return [one.ledger_id for one in gone]
+        """Delete closed ledgers below an id with their copies, whole or not; return their ids.
+
+        Raises:
+            Exception: the first error met; the other ledgers are deleted. `sweep` finds a copy that
+                is left.
+        """
+        gone: list[LedgerInfo] = []
+
+        def change(ledgers: list[LedgerInfo]) -> list[LedgerInfo] | None:
+            gone[:] = [info for info in ledgers[:-1] if info.ledger_id < before_ledger]
+            return [info for info in ledgers if info not in gone] if gone else None
+
+        await self._change(change)
+        first_error: Exception | None = None
+        for info in gone:
+            try:
+                if info.context is not None:
+                    await self._delete_copy(info.ledger_id, info.context)
+                # The list may say of a source that it is deleted though a crash came before.
+                await self.sources.delete(info.ledger_id)
+            except Exception as error:  # noqa: BLE001 - the first is raised when all were tried
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+        return [info.ledger_id for info in gone]
 
     async def delete_sources(self, lag_ms: int | None) -> list[int]:
         """Delete sources whose lag has passed, noted in the list first; return their ids."""
-        due = [one for one in self.ledgers if source_is_due(one.context, lag_ms, self.now_ms())]
-        for one in due:
-            assert one.context is not None
-            await self._set_context(one.ledger_id, replace(one.context, source_deleted=True))
-            await self.sources.delete(one.ledger_id)
-        return [one.ledger_id for one in due]
+        now_ms = self.now_ms()
+
+        def choose(info: LedgerInfo) -> OffloadContext | None:
+            is_due = source_is_due(info.context, lag_ms, now_ms)
+            return replace(info.context, source_deleted=True) if info.context and is_due else None
+
+        deleted = []
+        for info in list(self.ledgers):
+            if choose(info) is not None and await self._set_context(info.ledger_id, choose):
+                await self.sources.delete(info.ledger_id)
+                deleted.append(info.ledger_id)
+        return deleted
+
+
+def _unless_complete(info: LedgerInfo) -> OffloadContext | None:
+    """Return the context of a ledger that has no whole copy, as it is."""
+    return None if info.is_complete else info.context
 
 
 def _segments_of(ledgers: Iterable[LedgerInfo]) -> set[str]:

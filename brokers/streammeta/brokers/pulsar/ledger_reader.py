@@ -1,10 +1,11 @@
 """Reads of a managed ledger from its copies or its sources, whichever the list says.
 
-Handles of copies are kept open until they are closed together.
+Handles of copies are kept open for the next read, the least recently used of many not.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -12,6 +13,9 @@ from streammeta.brokers.pulsar.blocks import Entry
 from streammeta.brokers.pulsar.ledger_list import ManagedLedger, reads_copy
 from streammeta.brokers.pulsar.ledger_values import OffloadContext
 from streammeta.brokers.pulsar.read_errors import NoSuchLedgerError
+
+OPEN_HANDLES = 64
+"""Copies that a reader keeps open; each holds an index, and a buffer of its object."""
 
 
 class CopyHandle(Protocol):
@@ -63,7 +67,7 @@ class LedgerReader:
         self._former = former or {}
         self._segments = segments
         self._source_first = source_first
-        self._open: dict[tuple[int, str], CopyHandle] = {}
+        self._open: OrderedDict[tuple[int, str], CopyHandle] = OrderedDict()
 
     @property
     def open_handles(self) -> int:
@@ -82,8 +86,19 @@ class LedgerReader:
         uuids = [one.uuid for one in context.segments if one.complete]
         place = ledger_id, context.uuid or ",".join(uuids)
         if place not in self._open:
-            self._open[place] = await self._opened(ledger_id, context, uuids)
+            self._keep(place, await self._opened(ledger_id, context, uuids))
+        self._open.move_to_end(place)
         return await self._open[place].read(first, last)
+
+    def _keep(self, place: tuple[int, str], handle: CopyHandle) -> None:
+        """Keep a handle, unless another read opened one meanwhile; close the oldest of too many."""
+        if place in self._open:
+            handle.close()
+            return
+        self._open[place] = handle
+        while len(self._open) > OPEN_HANDLES:
+            _, oldest = self._open.popitem(last=False)
+            oldest.close()
 
     async def _opened(
         self, ledger_id: int, context: OffloadContext, uuids: Sequence[str]
