@@ -18,6 +18,7 @@ from tests.mutants.http2 import HTTP2
 from tests.mutants.kafka import KAFKA
 from tests.mutants.kafka_service import KAFKA_SERVICE
 from tests.mutants.leases import LEASES
+from tests.mutants.ledgers import LEDGERS
 from tests.mutants.levels import LEVELS
 from tests.mutants.membership import MEMBERSHIP
 from tests.mutants.monitoring import MONITORING
@@ -67,6 +68,7 @@ _ALL = (
     *ROCKETMQ,
     *SHAPES,
     *OFFLOADS,
+    *LEDGERS,
     *KAFKA,
     *KAFKA_SERVICE,
     *CALLERS,

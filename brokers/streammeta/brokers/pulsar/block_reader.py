@@ -1,21 +1,38 @@
-"""Entries of one ledger, read out of the blocks of a data object in the order of their ids."""
+"""Entries of one ledger, read out of the blocks of a data object in the order of their ids.
+
+A read begins at the nearest entry whose place is known, and what the read before has fetched ahead
+is used again. Bytes of no entry are skipped, as by the peer: the wanted entry is searched for in
+the rest of its block.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import struct
+import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from streammeta.brokers.pulsar.blobs import BlobError, Blobs, NoSuchBlobError
-from streammeta.brokers.pulsar.blocks import ENTRY_HEADER_SIZE, HEADER_SIZE, BlockHeader, Entry
+from streammeta.brokers.pulsar.blocks import (
+    ENTRY_HEADER_SIZE,
+    HEADER_SIZE,
+    BlockHeader,
+    Entry,
+    decode_entry_header,
+    entry_length,
+    find_entry,
+)
+from streammeta.brokers.pulsar.entry_places import EntryPlaces
 from streammeta.brokers.pulsar.index_block import IndexEntry, LedgerIndex
 from streammeta.brokers.pulsar.object_names import is_known_version
-from streammeta.brokers.pulsar.range_stream import RangeStream
+from streammeta.brokers.pulsar.range_stream import RangeStream, ReadAhead
 from streammeta.brokers.pulsar.read_errors import NoSuchLedgerError
 from streammeta.storage.errors import PayloadError
 
-_ENTRY = struct.Struct(">iq")
+SEARCHED_BYTES = 1 << 20
+"""Bytes in which an entry is searched for that is not where it should be."""
+
+_log = logging.getLogger(__name__)
 
 
 async def read_index(blobs: Blobs, name: str) -> bytes:
@@ -54,9 +71,11 @@ class DataObject:
     buffer_size: int
     ledger_id: int | None = None
     _is_checked: bool = False
+    _places: EntryPlaces = field(default_factory=EntryPlaces)
+    _ahead: ReadAhead = field(default_factory=ReadAhead)
 
     async def entries(self, index: LedgerIndex, first: int, last: int) -> list[Entry]:
-        """Return entries of a ledger, both ends included; an entry that is damaged ends the read.
+        """Return entries of a ledger, both ends included; one that can't be found ends the read.
 
         Raises:
             NoSuchLedgerError: the object is gone.
@@ -70,6 +89,10 @@ class DataObject:
             raise NoSuchLedgerError(str(error)) from error
         except BlobError as error:
             raise OSError(f"Error reading from BlobStore: {error}") from error
+        except EOFError as error:
+            raise PayloadError(
+                self.size, "data object", error, "as many as the index says"
+            ) from error
 
     async def _check_version(self) -> None:
         if not self._is_checked and not is_known_version(await self.blobs.metadata(self.name)):
@@ -79,43 +102,71 @@ class DataObject:
     async def _read(self, start: int, length: int) -> bytes:
         return await self.blobs.read(self.name, start, length)
 
+    def _stream(self, position: int) -> RangeStream:
+        return RangeStream(self._read, self.size, self.buffer_size, position, self._ahead)
+
     async def _walk(self, index: LedgerIndex, first: int, last: int) -> list[Entry]:
-        place = index.find(first)
-        stream = RangeStream(self._read, self.size, self.buffer_size, place.offset)
-        end, found = await self._enter(stream, place), list[Entry]()
-        for wanted in range(place.first_entry, last + 1):
-            if index.find(wanted) != place:
-                place = index.find(wanted)
-                end = await self._enter(stream, place)
-            at = stream.position
-            length, entry_id = await _entry_header(stream, end)
-            if entry_id != wanted or stream.position + length > end:
-                raise PayloadError(at, "entry", "padding" if length < 0 else entry_id, wanted)
+        block, found = index.find(first), list[Entry]()
+        known = self._places.find(first, block.first_entry)
+        if known is not None:
+            stream, end, begin = self._stream(known.offset), known.block_end, known.entry_id
+        else:
+            stream, begin = self._stream(block.offset), block.first_entry
+            end = await self._enter(stream, index, block)
+
+        for wanted in range(begin, last + 1):
+            if index.find(wanted) != block:
+                block = index.find(wanted)
+                end = await self._enter(stream, index, block)
+            length = await self._entry_length(stream, wanted, end)
             if wanted < first:
                 stream.seek_forward(stream.position + length)
             else:
-                found.append(Entry(entry_id, await stream.read(length)))
+                found.append(Entry(wanted, await stream.read(length)))
+
+        if last < index.last_entry and index.find(last + 1) == block:
+            self._places.note_next(last + 1, stream.position, end)
+        self._ahead = stream.ahead
         return found
 
-    async def _enter(self, stream: RangeStream, place: IndexEntry) -> int:
+    async def _enter(self, stream: RangeStream, index: LedgerIndex, block: IndexEntry) -> int:
         """Go to the entries of a block; return where the block ends."""
-        if place.offset < stream.position:
-            raise PayloadError(stream.position, "block", place.offset, "a later place in the index")
-        stream.seek_forward(place.offset)
-        wanted = f"the block of entry {place.first_entry}"
+        if block.offset < stream.position:
+            raise PayloadError(stream.position, "block", block.offset, "a later place in the index")
+        stream.seek_forward(block.offset)
+        wanted = f"the block of entry {block.first_entry}"
         try:
             header = BlockHeader.decode(await stream.read(HEADER_SIZE))
         except (EOFError, PayloadError) as error:
-            raise PayloadError(place.offset, "block header", error, wanted) from error
-        if (header.ledger_id, header.first_entry_id) != (self.ledger_id, place.first_entry):
-            raise PayloadError(place.offset, "block header", header, wanted)
-        return place.offset + header.block_length
+            raise PayloadError(block.offset, "block header", error, wanted) from error
+        if (header.ledger_id, header.first_entry_id) != (self.ledger_id, block.first_entry):
+            raise PayloadError(block.offset, "block header", header, wanted)
+        if self.ledger_id is not None:
+            return block.offset + header.block_length  # another ledger's block may follow
+        following = index.ceiling(block.first_entry + 1)
+        return self.size if following is None else following.offset
 
-
-async def _entry_header(stream: RangeStream, end: int) -> tuple[int, int]:
-    """Return length and id of the next entry; -1 for both where there is none before `end`."""
-    if stream.position + ENTRY_HEADER_SIZE > end:
-        return -1, -1
-    data = await stream.read(ENTRY_HEADER_SIZE)
-    length, entry_id = _ENTRY.unpack(data.ljust(ENTRY_HEADER_SIZE, b"\xff"))
-    return (length, entry_id) if length >= 0 else (-1, -1)
+    async def _entry_length(self, stream: RangeStream, wanted: int, end: int) -> int:
+        """Go to the data of an entry of a block; return how many bytes they are."""
+        at, room = stream.position, end - stream.position
+        head = await stream.peek(min(2 * ENTRY_HEADER_SIZE, max(0, room)))
+        length = entry_length(head, wanted, room)
+        if length is None:
+            window = await self._read(at, min(room, SEARCHED_BYTES)) if head else b""
+            found = find_entry(window, wanted, room)
+            if found is None:
+                _, entry_id = decode_entry_header(head)
+                raise PayloadError(at, "entry", "padding" if entry_id < 0 else entry_id, wanted)
+            skipped, length = found
+            _log.warning(
+                "the reader skips %d bytes of no entry at byte %d of object %s, before entry %d;"
+                " offload the ledger again if its source is there",
+                skipped,
+                at,
+                self.name,
+                wanted,
+            )
+            stream.seek_forward(at + skipped)
+        self._places.note(wanted, stream.position, end)
+        stream.seek_forward(stream.position + ENTRY_HEADER_SIZE)
+        return length

@@ -17,6 +17,7 @@ _STREAMING_HEADER = struct.Struct(">Iqqqq")
 _ENTRY = struct.Struct(">iq")
 HEADER_SIZE = 128
 ENTRY_HEADER_SIZE = _ENTRY.size
+_ID_AT = 4
 MAGIC = 0xFBDBABCB
 STREAMING_MAGIC = 0x26A66D32
 PADDING = bytes.fromhex("fedcdead")
@@ -88,6 +89,61 @@ class Block:
     entries: int
     entry_bytes: int
     padding: int
+
+
+def decode_entry_header(data: bytes) -> tuple[int, int]:
+    """Return length and id of an entry; -1 for both if the bytes are padding, or too few."""
+    if len(data) < ENTRY_HEADER_SIZE:
+        return -1, -1
+    length, entry_id = _ENTRY.unpack_from(data)
+    return (length, entry_id) if length >= 0 else (-1, -1)
+
+
+def entry_length(head: bytes, wanted: int, room: int) -> int | None:
+    """Return the length of the entry whose head comes first, None if it is not the wanted one.
+
+    `head` holds two heads, or the `room` that is left of the block. An entry without data counts if
+    the next one, padding or the end follows: zeros look like an empty entry 0.
+    """
+    length, entry_id = decode_entry_header(head)
+    if entry_id != wanted or length > room - ENTRY_HEADER_SIZE:
+        return None
+    return length if length or _is_followed(head, ENTRY_HEADER_SIZE, wanted, room) else None
+
+
+def find_entry(window: bytes, wanted: int, room: int) -> tuple[int, int] | None:
+    """Return position and length of an entry behind bytes of no entry; None if it is not there.
+
+    `window` holds the first bytes of the `room` that is left of the block. Of several heads the
+    first counts behind whose data the next entry, padding or the end follows, else the first.
+    Damage of the entry's own head is not skipped, as its data might look like another head of it.
+    """
+    length, entry_id = decode_entry_header(window)
+    is_own_length = entry_id == wanted and length > room - ENTRY_HEADER_SIZE
+    is_own_id = length >= 0 and _is_followed(window, ENTRY_HEADER_SIZE + length, wanted, room)
+    if is_own_length or is_own_id:
+        return None
+
+    found = None
+    pattern = struct.pack(">q", wanted)
+    at = window.find(pattern, _ID_AT) - _ID_AT
+    while at >= 0:
+        length, _ = decode_entry_header(window[at : at + ENTRY_HEADER_SIZE])
+        end = at + ENTRY_HEADER_SIZE + length
+        if length > 0 and end <= room:
+            if _is_followed(window, end, wanted, room):
+                return at, length
+            found = found or (at, length)
+        at = window.find(pattern, at + 1 + _ID_AT) - _ID_AT
+    return found
+
+
+def _is_followed(window: bytes, end: int, entry_id: int, room: int) -> bool:
+    """Whether the end of the block, padding or the next entry begins where an entry ends."""
+    rest = window[end : end + ENTRY_HEADER_SIZE]
+    length, following = decode_entry_header(rest)
+    is_padding = rest[:4] == PADDING[: len(rest)] != b""
+    return end == room or is_padding or (length >= 0 and following == entry_id + 1)
 
 
 def block_size(max_size: int, entries_left: int, bytes_left: int) -> int:

@@ -124,7 +124,7 @@ class OffloadSegment:
         return b"".join(
             (
                 _uuid_fields(self.uuid),
-                wire.number_field(3, int(self.complete)),
+                wire.number_field(3, 1 if self.complete else None),
                 wire.number_field(4, self.assigned_ms),
                 wire.number_field(5, self.offloaded_ms),
                 wire.number_field(6, self.end_entry),
@@ -152,7 +152,8 @@ class OffloadSegment:
 class OffloadContext:
     """Where a ledger's copy is, and whether it is whole; times are ms since 1970.
 
-    A ledger that was offloaded as a stream is in `segments`, and has no uuid of its own then.
+    A copy that is not whole has no field `complete`, as in the peer. A ledger that was offloaded as
+    a stream is in `segments`, and has no uuid of its own then.
     """
 
     uuid: str
@@ -169,7 +170,7 @@ class OffloadContext:
         return b"".join(
             (
                 _uuid_fields(self.uuid),
-                wire.number_field(3, int(self.complete)),
+                wire.number_field(3, 1 if self.complete else None),
                 wire.number_field(4, deleted),
                 wire.number_field(5, self.timestamp_ms),
                 b""

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 DEFAULT_BUFFER_SIZE = 1 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class ReadAhead:
+    """Bytes of a blob from `start` on."""
+
+    start: int = 0
+    data: bytes = b""
+
+    def holds(self, start: int, length: int) -> bool:
+        """Whether all of a range is here."""
+        return self.start <= start and start + length <= self.start + len(self.data)
+
+
 class RangeStream:
-    """A position in a blob of `size` bytes, read by `read(start, length)`."""
+    """A position in a blob of `size` bytes, read by `read(start, length)`.
+
+    `ahead` is what an earlier stream of the same blob has read, to begin with.
+    """
 
     def __init__(
         self,
@@ -16,33 +32,39 @@ class RangeStream:
         size: int,
         buffer_size: int = DEFAULT_BUFFER_SIZE,
         position: int = 0,
+        ahead: ReadAhead | None = None,
     ) -> None:
         self._read = read
         self._size = size
         self._buffer_size = buffer_size
-        self._buffer = b""
-        self._buffer_at = 0
+        self.ahead = ahead or ReadAhead()
         self.position = position
 
     async def read(self, length: int) -> bytes:
         """Return the next bytes, fewer only at the end of the blob."""
         parts = []
         while length > 0 and self.position < self._size:
-            at = self.position - self._buffer_at
-            if not 0 <= at < len(self._buffer):
+            if not self.ahead.holds(self.position, 1):
                 await self._fill()
-                at = 0
-            part = self._buffer[at : at + length]
+            at = self.position - self.ahead.start
+            part = self.ahead.data[at : at + length]
             parts.append(part)
             self.position += len(part)
             length -= len(part)
         return b"".join(parts)
 
-    async def _fill(self) -> None:
-        wanted = min(self._buffer_size, self._size - self.position)
-        self._buffer = await self._read(self.position, wanted)
-        self._buffer_at = self.position
-        if not self._buffer:
+    async def peek(self, length: int) -> bytes:
+        """Return the next bytes, and stay before them; fewer only at the end of the blob."""
+        wanted = min(length, self._size - self.position)
+        if not self.ahead.holds(self.position, wanted):
+            await self._fill(wanted)
+        at = self.position - self.ahead.start
+        return self.ahead.data[at : at + wanted]
+
+    async def _fill(self, least: int = 1) -> None:
+        wanted = min(max(self._buffer_size, least), self._size - self.position)
+        self.ahead = ReadAhead(self.position, await self._read(self.position, wanted))
+        if not self.ahead.data:
             raise EOFError(f"blob ends at byte {self.position}, wanted {self._size}")
 
     def seek_forward(self, position: int) -> None:
