@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.controller.grpc_server.frames import Flag, Kind, frame
+from scripts.benchmarks.http2 import request_headers
+from streammeta.controller.grpc_server.frames import ErrorCode, Flag, Kind, frame
+from streammeta.controller.grpc_server.headers import literal
 from streammeta.controller.grpc_server.limits import DEFAULT, Limits
 from streammeta.controller.grpc_server.messages import framed
 from streammeta.controller.grpc_server.server import Server
@@ -151,8 +154,9 @@ async def test_a_message_of_a_stream_that_is_too_long_ends_it_with_a_status() ->
         (b"", grpc.StatusCode.INTERNAL),
         (framed(b"abc")[:-1], grpc.StatusCode.INTERNAL),
         (b"\1" + framed(b"abc")[1:], grpc.StatusCode.UNIMPLEMENTED),
+        (b"\2" + framed(b"abc")[1:], grpc.StatusCode.INTERNAL),
     ],
-    ids=["several", "none", "torn", "compressed"],
+    ids=["several", "none", "torn", "compressed", "unknown flags"],
 )
 async def test_a_request_that_is_none_is_refused_and_not_begun(
     sent: bytes, code: grpc.StatusCode
@@ -162,6 +166,30 @@ async def test_a_request_that_is_none_is_refused_and_not_begun(
         _, payload = await raw.until(Kind.HEADERS, 1)
         assert status_of(payload) == number(code)
         assert service.echoed == server.held == server.calls == 0
+
+
+@pytest.mark.parametrize("name", ["Echo", "Sum"], ids=["unary", "stream"])
+async def test_a_compressed_message_is_refused_with_the_encodings_that_are_accepted(
+    name: str,
+) -> None:
+    block = request_headers(f"/t.S/{name}", "here") + literal(b"grpc-encoding", b"gzip")
+    async with serving() as (server, service, endpoint), Raw.to(endpoint) as raw:
+        raw.say(frame(Kind.HEADERS, Flag.END_HEADERS, 1, block))
+        raw.say(frame(Kind.DATA, 0, 1, b"\1" + framed(gzip.compress(bytes(1_000)))[1:]))
+        flags, payload = await raw.until(Kind.HEADERS, 1)
+        assert flags & Flag.END_STREAM
+        assert status_of(payload) == number(grpc.StatusCode.UNIMPLEMENTED)
+        assert literal(b"grpc-accept-encoding", b"identity") in payload
+        assert b"(grpc-encoding gzip)" in payload
+        assert service.echoed == server.held == server.calls == 0
+
+
+async def test_a_client_that_offers_compression_and_does_not_use_it_is_served() -> None:
+    block = request_headers("/t.S/Echo", "here") + literal(b"grpc-encoding", b"gzip")
+    async with serving() as (_, _, endpoint), Raw.to(endpoint) as raw:
+        raw.say(frame(Kind.HEADERS, Flag.END_HEADERS, 1, block))
+        raw.say(frame(Kind.DATA, Flag.END_STREAM, 1, framed(b"plain")))
+        assert (await raw.until(Kind.DATA, 1))[1] == framed(b"plain")
 
 
 async def test_a_second_request_in_another_frame_is_refused_too() -> None:
@@ -216,6 +244,20 @@ async def test_a_stream_of_requests_goes_on_beyond_what_may_be_held() -> None:
             call: Any = channel.stream_unary("/t.S/Take")
             assert await asyncio.wait_for(call(messages()), 60) == b"400000"
         assert server.held == 0
+
+
+# -- overload
+
+
+async def test_a_call_that_is_not_begun_is_refused_so_that_it_may_be_sent_again() -> None:
+    """Its client knows from the reset that nothing was done (RFC 9113, 8.7)."""
+    limits = Limits(waiting_some=1, waiting_most=1, begun_a_turn=1)
+    async with serving(limits) as (_, service, endpoint), Raw.to(endpoint) as raw:
+        for call in range(1, 21, 2):
+            raw.say(opened("Echo", call), frame(Kind.DATA, Flag.END_STREAM, call, framed(b"a")))
+        _, payload = await raw.until(Kind.RST_STREAM)
+        assert payload == ErrorCode.REFUSED_STREAM.to_bytes(4, "big")
+        assert service.echoed < 10
 
 
 # -- what handlers and clients hear

@@ -3,6 +3,7 @@
 from tests.mutants.mutant import Mutant, Tested
 
 _SESSION = "tests/grpc_server/test_http2_session.py::"
+_BOUNDS = "tests/grpc_server/test_grpc_call_bounds.py::"
 
 HTTP2 = (
     Mutant(
@@ -16,5 +17,44 @@ HTTP2 = (
         + self.out.append(frame(Kind.SETTINGS, Flag.ACK, 0))
         """,
         Tested(_SESSION + "test_data_that_settings_allow_comes_after_their_acknowledgement"),
+    ),
+    Mutant(
+        "overload-cancels",
+        "A call that an overloaded server has not begun looks like one that it gave up amid it.",
+        "measured: 2,000 of 4,000 calls at once ended with CANCELLED, which no client retries",
+        """
+        streammeta.controller.grpc_server.call:
+        - self._connection.reset(self._stream, ErrorCode.REFUSED_STREAM)
+        + self._connection.reset(self._stream, ErrorCode.CANCEL)
+        """,
+        Tested(_BOUNDS + "test_a_call_that_is_not_begun_is_refused_so_that_it_may_be_sent_again"),
+    ),
+    Mutant(
+        "accepted-encodings-unsaid",
+        "A client that compresses is refused, and does not learn how to ask instead.",
+        "gRPC's specification of compression, which asks for the header",
+        """
+        streammeta.controller.grpc_server.call:
+          f"{problem} (grpc-encoding {self._head.encoding[:20]}): send messages uncompressed",
+        - ACCEPTED_ENCODINGS,
+        """,
+        Tested(
+            _BOUNDS
+            + "test_a_compressed_message_is_refused_with_the_encodings_that_are_accepted[unary]"
+        ),
+    ),
+    Mutant(
+        "unimplemented-taken-for-a-defect",
+        "A method that nobody implemented is logged and answered as a defect of the controller.",
+        "measured: grpc-go's case unimplemented_method",
+        """
+        streammeta.controller.grpc_server.call:
+        - if is_missing and isinstance(error, NotImplementedError):  # so says gRPC's generated code
+        + if is_missing and isinstance(error, KeyError):
+        """,
+        Tested(
+            "tests/grpc_server/test_unimplemented_methods.py"
+            "::test_a_method_that_nobody_implemented_is_unimplemented[Watch]"
+        ),
     ),
 )

@@ -16,6 +16,7 @@ import structlog
 
 from streammeta.controller.grpc_server.frames import ErrorCode
 from streammeta.controller.grpc_server.headers import (
+    ACCEPTED_ENCODINGS,
     ANSWER_HEAD,
     STATUS_OK,
     Head,
@@ -29,6 +30,7 @@ from streammeta.controller.grpc_server.messages import (
     CompressedMessageError,
     MessageReader,
     MessageTooLargeError,
+    UnknownFlagsError,
     framed,
 )
 from streammeta.controller.grpc_server.session import Stream
@@ -115,7 +117,10 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
             self.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
             return
         except CompressedMessageError as error:
-            self.refuse(grpc.StatusCode.UNIMPLEMENTED, str(error))
+            self._refuse_compressed(str(error))
+            return
+        except UnknownFlagsError as error:
+            self.refuse(grpc.StatusCode.INTERNAL, str(error))
             return
         if self.method.request_streaming:
             self._take_messages(messages)
@@ -134,6 +139,14 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
                 self.begin()
         elif not is_ended:
             self._account()
+
+    def _refuse_compressed(self, problem: str) -> None:
+        """Refuse the call, and say how its client may ask again (gRPC over HTTP/2, compression)."""
+        self.refuse(
+            grpc.StatusCode.UNIMPLEMENTED,
+            f"{problem} (grpc-encoding {self._head.encoding[:20]}): send messages uncompressed",
+            ACCEPTED_ENCODINGS,
+        )
 
     def _take_messages(self, messages: Sequence[bytes]) -> None:
         for message in messages:
@@ -232,14 +245,20 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
                 self.refuse(grpc.StatusCode.CANCELLED, "the call was cancelled")
             raise
         except Exception as error:  # noqa: BLE001 - the one place that answers for every defect
-            _log.error("request_failed", path=self._head.path, exc_info=error)
-            self.refuse(
-                grpc.StatusCode.UNKNOWN, f"defect in the controller ({type(error).__name__})"
-            )
+            self._end_broken(error)
         finally:
             self._connection.flush()
             if not self.is_over and method.response_streaming:
                 self._connection.loop.call_later(self._limits.unread_s, self._drop_unread)
+
+    def _end_broken(self, error: Exception) -> None:
+        """Answer for a handler that raised an error."""
+        is_missing = self._code is grpc.StatusCode.UNIMPLEMENTED
+        if is_missing and isinstance(error, NotImplementedError):  # so says gRPC's generated code
+            self.refuse(self._code, self._details)
+            return
+        _log.error("request_failed", path=self._head.path, exc_info=error)
+        self.refuse(grpc.StatusCode.UNKNOWN, f"defect in the controller ({type(error).__name__})")
 
     def _answer(self, answer: Any) -> None:
         serialize = self.method.serialize
@@ -277,19 +296,19 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
 
     # -- its end
 
-    def refuse(self, code: grpc.StatusCode, details: str) -> None:
+    def refuse(self, code: grpc.StatusCode, details: str, trailing: Metadata = ()) -> None:
         """End the call with a status, and its handler if it runs."""
         if self._has_status:
             return
-        self._end(code, details, ())
+        self._end(code, details, trailing)
         self._cancel()
         self._connection.flush()
 
     def drop(self) -> None:
-        """Refuse the call unread, at no cost."""
+        """Refuse the call unread, at no cost; its client may send it again, here or elsewhere."""
         if not self.is_over:
             self._has_status = True
-            self._connection.reset(self._stream, ErrorCode.CANCEL)
+            self._connection.reset(self._stream, ErrorCode.REFUSED_STREAM)
 
     def closed(self, *, by_client: bool) -> None:
         """Take note that nothing more comes or goes."""

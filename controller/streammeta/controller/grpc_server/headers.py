@@ -45,8 +45,8 @@ class Head:
     timeout_s: float | None = None
     metadata: Metadata = ()
     """What the caller says beside its request; names of HTTP and of gRPC itself are left out."""
-    is_compressed: bool = False
-    """Its messages may be compressed."""
+    encoding: str = "identity"
+    """By what its messages may be compressed."""
     http_status: int = 200
     """Another one refuses a request that is none of gRPC."""
     is_malformed: bool = False
@@ -263,7 +263,7 @@ def _judged(pseudo: Mapping[bytes, bytes], own: Mapping[bytes, bytes], metadata:
             path=path.decode("ascii"),
             timeout_s=_timeout(own.get(b"grpc-timeout")),
             metadata=metadata,
-            is_compressed=own.get(b"grpc-encoding", b"identity") != b"identity",
+            encoding=own.get(b"grpc-encoding", b"identity").decode("ascii"),
         )
     except ValueError:
         return _MALFORMED
@@ -311,6 +311,9 @@ NO_TABLE = b"\x20"
 
 ANSWER_HEAD = b"\x88" + b"\x0f\x10" + _integer(16, 7) + b"application/grpc"
 """Block that begins every answer: :status 200 and content-type."""
+
+ACCEPTED_ENCODINGS: Metadata = (("grpc-accept-encoding", "identity"),)
+"""Names the encodings of messages that are accepted: none compresses."""
 
 STATUS_OK = literal(b"grpc-status", b"0")
 """Block that ends a call which was answered."""

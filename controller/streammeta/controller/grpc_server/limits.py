@@ -22,9 +22,9 @@ CALLS_MAX = 25_000
 WAITING_SOME, WAITING_MOST = 1_000, 2_000
 """Calls that wait to be begun: beyond the first number some more are refused, beyond the other all.
 
-They are refused unread (CANCELLED), which costs next to nothing; to let them in and refuse them
-would cost half of what serving them does. As many as wait are served in about a second; all watches
-of a controller may come at once.
+They are refused unread (REFUSED_STREAM), which costs next to nothing. To let them in and refuse
+them would cost half of what serving them does. As many as wait are served in about a second; all
+watches of a controller may come at once.
 """
 
 LOOKAHEAD_BYTES = 1 << 20

@@ -17,6 +17,14 @@ class CompressedMessageError(Exception):
     """A message is compressed, which is not offered."""
 
 
+class UnknownFlagsError(Exception):
+    """A message begins with flags that gRPC does not have."""
+
+
+_COMPRESSED = 1
+"""The one flag of a message."""
+
+
 def framed(message: bytes) -> bytes:
     """Return a message as it is sent."""
     return b"\0" + len(message).to_bytes(4, "big") + message
@@ -44,6 +52,7 @@ class MessageReader:
         Raises:
             MessageTooLargeError: from its length, before its bytes are kept.
             CompressedMessageError: a message is compressed.
+            UnknownFlagsError: a message has other flags.
         """
         buffer = self._buffer
         if not buffer and len(data) >= PREFIX_BYTES:
@@ -65,11 +74,14 @@ class MessageReader:
         return found
 
     def _length(self, data: bytes | bytearray, at: int) -> int:
+        flags = data[at]
+        if flags == _COMPRESSED:
+            raise CompressedMessageError("a message is compressed")
+        if flags:
+            raise UnknownFlagsError(f"a message begins with the unknown flags {flags:#x}")
         length = int.from_bytes(data[at + 1 : at + PREFIX_BYTES], "big")
         if length > self._bytes_max:
             raise MessageTooLargeError(
                 f"a message of {length} bytes; at most {self._bytes_max} are taken"
             )
-        if data[at]:
-            raise CompressedMessageError("messages are not taken compressed")
         return length
