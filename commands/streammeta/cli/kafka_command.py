@@ -155,8 +155,8 @@ def kafka(
 
     \b
     Example:
-      streammeta dev --port 9091
-      streammeta kafka --connect 127.0.0.1:9091 --store file:///tmp/bucket --node-id 1
+      streammeta dev --port 9101 --data-dir /tmp/dev
+      streammeta kafka --connect 127.0.0.1:9101 --store file:///tmp/dev/bucket --node-id 1
     """
     from streammeta.brokers.kafka.process import KafkaConfig
     from streammeta.brokers.kafka.users import UsersFileError

@@ -13,6 +13,7 @@ import errno
 import functools
 import json
 import re
+import socket
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -174,8 +175,7 @@ def explain(error: Exception) -> CommandError:
         case ConfigError():
             return CommandError("CONFIG", str(error), "correct the option and repeat")
         case OSError():
-            is_bad_disk = error.errno == errno.EIO
-            return CommandError("OS", str(error), _BAD_DISK if is_bad_disk else _BAD_PATH)
+            return CommandError("OS", str(error), _os_hint(error))
         case _:
             from streammeta.controller.rpc.request_guard import (
                 classify,  # needs the extra `controller`
@@ -183,6 +183,19 @@ def explain(error: Exception) -> CommandError:
 
             _, code, _ = classify(error)
             return CommandError(code, str(error), "nothing was changed")
+
+
+def _os_hint(error: OSError) -> str:
+    """Return the next step by the kind of error; errors of listeners have theirs as the cause."""
+    cause = error.__cause__
+    number = error.errno or (cause.errno if isinstance(cause, OSError) else None)
+    if number == errno.EIO:
+        return _BAD_DISK
+    if number in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+        return "end the process that uses this address, or give another address to listen on"
+    if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
+        return "check the address, and that its server runs and can be reached from here"
+    return _BAD_PATH
 
 
 _BAD_PATH = "check the path, its permissions and free space"
