@@ -10,70 +10,21 @@ import pytest
 
 from streammeta.brokers.kafka import topic_calls
 from streammeta.brokers.kafka.broker import Broker
-from streammeta.brokers.kafka.cluster import ClusterView, Leader, Topic, read_view
+from streammeta.brokers.kafka.cluster import ClusterView, Leader, read_view
 from streammeta.brokers.kafka.codes import Code, KafkaError
 from streammeta.brokers.kafka.deleted_topics import NOTE_KEPT_MS, delete_streams_of_deleted
-from streammeta.brokers.kafka.keys import Keys, deleted_key, leader_key, meta_key, topic_key
+from streammeta.brokers.kafka.keys import deleted_key, leader_key, meta_key, topic_key
 from streammeta.brokers.kafka.takeover import close_streams_of
-from streammeta.brokers.kafka.wire import read_request
 from streammeta.brokers.partition.errors import PartitionFailedError
 from streammeta.client import NodeIdentity
 from streammeta.storage.wal_config import NO_LOG
 from streammeta.v1 import kv_pb2, nodes_pb2, streams_pb2
 from streammeta.v1.common_pb2 import ERROR_CODE_NODE_EPOCH_EXPIRED
 from tests.kit.kafka_batches import plain
-from tests.kit.kafka_wire import request_bytes
+from tests.kit.kafka_cluster import Client, Cluster, asked, node, opened
 from tests.kit.memory_keys import MemoryControllers
-from tests.kit.memory_streams import MemoryStreams, StreamTable
 
-_ACTIVE = nodes_pb2.NODE_STATE_ACTIVE
 _FENCED = nodes_pb2.NODE_STATE_FENCED
-
-
-class Client(MemoryStreams):
-    """A client of a node: streams in memory, and the controllers that brokers share."""
-
-    def __init__(self, controllers: MemoryControllers, node_id: int, table: StreamTable) -> None:
-        super().__init__(table)
-        self.controllers = controllers
-        self.session = SimpleNamespace(node=NodeIdentity(node_id, 1))
-
-
-class Cluster:
-    """Brokers over one map, each registered and alive at epoch 1."""
-
-    def __init__(self) -> None:
-        self.controllers = MemoryControllers()
-        self.keys = Keys(cast(Any, self.controllers), "c")
-        self.table = StreamTable()
-
-    async def join(self, node_id: int) -> Broker:
-        client = Client(self.controllers, node_id, self.table)
-        self.controllers.nodes.append(_node(node_id))
-        await self.keys.put({f"broker/{node_id}": {"host": "h", "port": 1, "node_epoch": 1}})
-        return Broker(cast(Any, client), self.keys, "c", node_id)
-
-    async def make_topic(self, name: str = "t", partitions: int = 1) -> Topic:
-        topic = Topic(name, f"id-{name}", partitions, {})
-        await self.keys.put({topic_key(name): topic.document()})
-        return topic
-
-
-def _node(node_id: int, **said: Any) -> nodes_pb2.NodeDescription:
-    return nodes_pb2.NodeDescription(
-        **{"node_id": node_id, "node_epoch": 1, "state": _ACTIVE, **said}
-    )
-
-
-async def _opened(broker: Broker) -> None:
-    """Refresh, and wait for all partitions that are being opened."""
-    await broker.refresh()
-    if broker._opening:
-        await asyncio.wait(tuple(broker._opening.values()))
-
-
-async def _asked(broker: Broker, call: Any, api: tuple[int, int], tree: Any) -> Any:
-    return await call(broker, read_request(request_bytes(*api, tree)))
 
 
 # -- keys
@@ -127,11 +78,11 @@ async def test_only_the_process_that_gave_the_address_lives() -> None:
     for node_id in range(1, 7):
         await cluster.join(node_id)
     cluster.controllers.nodes = [
-        _node(1),
-        _node(2, node_epoch=2),
-        _node(3, state=_FENCED),
-        _node(4, failover=True),
-        _node(5, departed=True),
+        node(1),
+        node(2, node_epoch=2),
+        node(3, state=_FENCED),
+        node(4, failover=True),
+        node(5, departed=True),
     ]
     view = await read_view(cluster.keys, cast(Any, cluster.controllers))
     assert set(view.brokers) == {1}
@@ -140,11 +91,11 @@ async def test_only_the_process_that_gave_the_address_lives() -> None:
 async def test_a_node_with_a_log_in_the_bucket_is_not_for_this_shape_to_recover() -> None:
     cluster = Cluster()
     cluster.controllers.nodes = [
-        _node(4, node_epoch=3, recovered_by=1),
-        _node(5, recovered_by=1, wal_config="bucket"),
-        _node(6),
-        _node(7, recovered_by=2),
-        _node(8, recovered_by=1, wal_config=NO_LOG),
+        node(4, node_epoch=3, recovered_by=1),
+        node(5, recovered_by=1, wal_config="bucket"),
+        node(6),
+        node(7, recovered_by=2),
+        node(8, recovered_by=1, wal_config=NO_LOG),
     ]
     view = await read_view(cluster.keys, cast(Any, cluster.controllers))
     without_log = [NodeIdentity(4, 3), NodeIdentity(8, 1)]
@@ -191,7 +142,7 @@ async def test_a_broker_leads_what_it_is_appointed_to_and_gives_up_what_it_lost(
     cluster = Cluster()
     topic = await cluster.make_topic()
     broker = await cluster.join(1)
-    await _opened(broker)
+    await opened(broker)
     log = broker.log_of("t", 0)
     assert log.epoch == 0
     await cluster.keys.put({leader_key(topic.topic_id, 0): Leader(2, 1).document()})
@@ -200,7 +151,7 @@ async def test_a_broker_leads_what_it_is_appointed_to_and_gives_up_what_it_lost(
     assert not log.is_writable
     assert not broker.logs
     assert not any(cluster.table.streams[one].is_open for one in log.stream_ids)
-    await _opened(other)
+    await opened(other)
     assert other.log_of("t", 0).epoch == 1
 
 
@@ -208,10 +159,10 @@ async def test_a_leader_is_replaced_by_itself_under_another_epoch() -> None:
     cluster = Cluster()
     topic = await cluster.make_topic()
     broker = await cluster.join(1)
-    await _opened(broker)
+    await opened(broker)
     former = broker.log_of("t", 0)
     await cluster.keys.put({leader_key(topic.topic_id, 0): Leader(1, 5).document()})
-    await _opened(broker)
+    await opened(broker)
     assert not former.is_writable
     assert broker.log_of("t", 0).epoch == 5
 
@@ -220,7 +171,7 @@ async def test_a_failed_log_is_opened_again_one_epoch_on_without_what_failed() -
     cluster = Cluster()
     await cluster.make_topic()
     broker = await cluster.join(1)
-    await _opened(broker)
+    await opened(broker)
     log, client = broker.log_of("t", 0), cast(Client, broker.client)
     await (await log.append(plain("kept"))).durable
     client.holds_back = True
@@ -229,7 +180,7 @@ async def test_a_failed_log_is_opened_again_one_epoch_on_without_what_failed() -
     await asyncio.wait([appended.durable])
     client.holds_back = False
     for _ in range(2):
-        await _opened(broker)
+        await opened(broker)
     again = broker.log_of("t", 0)
     assert again is not log
     assert (again.epoch, again.high_watermark) == (1, 1)
@@ -239,11 +190,11 @@ async def test_an_epoch_that_was_used_is_passed() -> None:
     cluster = Cluster()
     topic = await cluster.make_topic()
     first, second = await cluster.join(1), await cluster.join(2)
-    await _opened(first)
+    await opened(first)
     former = first.log_of("t", 0)
     await cluster.keys.put({leader_key(topic.topic_id, 0): Leader(2, 0).document()})
     for _ in range(2):
-        await _opened(second)
+        await opened(second)
     assert second.log_of("t", 0).epoch == 1
     appended = await former.append(plain("late"))
     with pytest.raises(PartitionFailedError):
@@ -283,7 +234,7 @@ async def test_a_replaced_broker_answers_nothing_as_leader_and_leaves_keys_and_s
     cluster = Cluster()
     await cluster.make_topic()
     broker = await cluster.join(1)
-    await _opened(broker)
+    await opened(broker)
     log, names = broker.log_of("t", 0), cluster.controllers.names()
     await broker.abandon()
     assert not log.is_writable
@@ -295,7 +246,7 @@ async def test_a_broker_that_closes_leaves_the_view_after_its_streams_are_closed
     cluster = Cluster()
     await cluster.make_topic()
     broker = await cluster.join(1)
-    await _opened(broker)
+    await opened(broker)
     log = broker.log_of("t", 0)
 
     def look() -> None:
@@ -312,7 +263,7 @@ async def test_a_broker_that_closes_leaves_the_view_after_its_streams_are_closed
 
 async def _delete(broker: Broker, name: str = "t") -> Code:
     tree = {"topic_names": [name], "timeout": 1000}
-    answer = await _asked(broker, topic_calls.delete_topics, (20, 3), tree)
+    answer = await asked(broker, topic_calls.delete_topics, (20, 3), tree)
     code: Code = answer["responses"][0]["error_code"]
     return code
 
@@ -321,7 +272,7 @@ async def test_a_deletion_is_noted_before_the_topic_goes() -> None:
     cluster = Cluster()
     topic = await cluster.make_topic(partitions=2)
     broker = await cluster.join(1)
-    await _opened(broker)
+    await opened(broker)
     seen: list[bool] = []
     noted = deleted_key(topic.topic_id)
     cluster.controllers.before["DeleteKVs"] = lambda: seen.append(
@@ -385,7 +336,7 @@ async def _create(broker: Broker, name: str = "t", *, count: int = 2, only: bool
         "configs": [],
     }
     tree = {"topics": [topic], "timeout": 1000, "validate_only": only}
-    answer = await _asked(broker, topic_calls.create_topics, (19, 4), tree)
+    answer = await asked(broker, topic_calls.create_topics, (19, 4), tree)
     code: Code = answer["topics"][0]["error_code"]
     return code
 
@@ -410,7 +361,7 @@ async def test_a_topic_is_made_once_and_not_by_a_look() -> None:
 async def _grow(broker: Broker, count: int, *, only: bool = False) -> Code:
     topic = {"name": "t", "count": count, "assignments": None}
     tree = {"topics": [topic], "timeout": 1000, "validate_only": only}
-    answer = await _asked(broker, topic_calls.create_partitions, (37, 1), tree)
+    answer = await asked(broker, topic_calls.create_partitions, (37, 1), tree)
     code: Code = answer["results"][0]["error_code"]
     return code
 
@@ -436,11 +387,11 @@ async def test_a_topic_only_grows_and_not_over_a_change_of_another_broker() -> N
             )
         )
 
-    await _opened(broker)
+    await opened(broker)
     cluster.controllers.before["PutKVs"] = grow_beside
     assert await _grow(broker, 4) is Code.REQUEST_TIMED_OUT
     assert broker.view.topics["t"].partitions == 9
-    await _opened(broker)
+    await opened(broker)
 
 
 async def test_metadata_names_no_leader_that_is_gone() -> None:
@@ -450,17 +401,17 @@ async def test_metadata_names_no_leader_that_is_gone() -> None:
     await cluster.join(1)
     other = await cluster.join(2)
     await other.refresh()
-    asked = {
+    wanted = {
         "allow_auto_topic_creation": False,
         "include_cluster_authorized_operations": False,
         "include_topic_authorized_operations": False,
     }
-    tree = {**asked, "topics": None}
-    answer = await _asked(other, topic_calls.metadata, (3, 8), tree)
+    tree = {**wanted, "topics": None}
+    answer = await asked(other, topic_calls.metadata, (3, 8), tree)
     (row,) = answer["topics"][0]["partitions"]
     assert (row["error_code"], row["leader_id"]) == (Code.LEADER_NOT_AVAILABLE, -1)
     assert not row["isr_nodes"]
-    absent = {**asked, "topics": [{"name": "absent"}]}
-    answer = await _asked(other, topic_calls.metadata, (3, 8), absent)
+    absent = {**wanted, "topics": [{"name": "absent"}]}
+    answer = await asked(other, topic_calls.metadata, (3, 8), absent)
     assert answer["topics"][0]["error_code"] is Code.UNKNOWN_TOPIC_OR_PARTITION
     assert topic_key("absent") not in cluster.controllers.names()

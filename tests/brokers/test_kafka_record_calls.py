@@ -167,6 +167,45 @@ async def test_acks_0_has_no_answer_and_other_acks_write_nothing() -> None:
     assert log.high_watermark == 1
 
 
+async def test_a_refused_batch_without_an_answer_ends_its_connection() -> None:
+    """Nothing else would say so: the producer takes what it has sent for stored."""
+    world = World()
+    await world.lead(0)
+    for batches in ({1: plain("a")}, {0: plain("a"), 9: plain("b")}, {0: b"no batch"}):
+        with pytest.raises(record_calls.UnansweredRefusalError, match="t-"):
+            await (await world.begin(batches, acks=0))
+    with pytest.raises(record_calls.UnansweredRefusalError, match="UNKNOWN_TOPIC_OR_PARTITION"):
+        await (await world.begin({0: plain("a")}, topic="absent", acks=0))
+
+
+async def test_a_batch_without_an_answer_that_is_lost_later_ends_its_connection() -> None:
+    world = World()
+    await world.lead(0)
+    streams = world.streams[0]
+    streams.holds_back = True
+    for failure in (OSError("the store is gone"), None):
+        if failure is None:
+            await world.lead(0, epoch=1)
+            world.streams[0].holds_back = True
+        timeout_ms = _LONG_MS if failure is not None else _SHORT_MS
+        answering = asyncio.ensure_future(
+            await world.begin({0: plain("a")}, acks=0, timeout_ms=timeout_ms)
+        )
+        if failure is not None:
+            streams.pending.pop().future.set_exception(failure)
+        with pytest.raises(record_calls.UnansweredRefusalError, match="t-0"):
+            await answering
+
+
+async def test_a_refusal_without_an_answer_does_not_wait_for_other_partitions() -> None:
+    world = World()
+    await world.lead(0)
+    world.streams[0].holds_back = True
+    with pytest.raises(record_calls.UnansweredRefusalError):
+        await (await world.begin({0: plain("a"), 1: plain("b")}, acks=0))
+    world.streams[0].settle()
+
+
 async def test_a_batch_of_a_transaction_is_not_written() -> None:
     world = World()
     log = await world.lead(0)

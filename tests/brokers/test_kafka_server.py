@@ -13,6 +13,7 @@ import pytest
 from streammeta.brokers.kafka import server as module
 from streammeta.brokers.kafka.broker import Broker
 from streammeta.brokers.kafka.group_calls import Groups
+from streammeta.brokers.kafka.record_calls import UnansweredRefusalError
 from streammeta.brokers.kafka.server import FRAME_MAX, FRAME_MAX_BEFORE, KafkaServer
 from streammeta.brokers.kafka.users import Users, user_entry
 from streammeta.brokers.kafka.wire import Request
@@ -40,6 +41,10 @@ class Calls:
         self.news.set()
         return self._answer(number)
 
+    async def answer(self, request: Request) -> Any:
+        """Answer in one part."""
+        return await (await self.call(request))
+
     async def _answer(self, number: int) -> Any:
         try:
             await self.released[number].wait()
@@ -47,6 +52,8 @@ class Calls:
             self.cancelled.append(number)
             self.news.set()
             raise
+        if number == 667:
+            raise UnansweredRefusalError(["t-0: NOT_LEADER_OR_FOLLOWER"])
         return {"error_code": 0, "groups": ()}
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -170,6 +177,33 @@ async def test_a_call_that_fails_unforeseen_ends_its_own_connection() -> None:
         place.calls.released[1].set()
         other.ask(1)
         assert await other.answered() == 1
+
+
+async def test_a_refusal_without_an_answer_ends_its_connection_in_its_turn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with _place() as place, place.peer() as peer:
+        for number in (1, 667, 2):
+            peer.ask(number)
+        await place.calls.until(lambda: len(place.calls.begun) == 3)
+        for number in (2, 667, 1):
+            place.calls.released[number].set()
+        assert await peer.answered() == 1
+        assert await peer.ends() == b""
+    (logged,) = [one for one in caplog.records if "NOT_LEADER_OR_FOLLOWER" in one.getMessage()]
+    assert logged.levelname == "WARNING"
+    assert logged.exc_info is None
+
+
+async def test_requests_behind_one_that_is_answered_later_begin_meanwhile() -> None:
+    async with _place() as place, place.peer() as peer:
+        place.server._calls = {_LIST_GROUPS[0]: module.answered_later(place.calls.answer)}
+        for number in (1, 2):
+            peer.ask(number)
+        await place.calls.until(lambda: place.calls.begun == [1, 2])
+        for number in (1, 2):
+            place.calls.released[number].set()
+        assert [await peer.answered() for _ in range(2)] == [1, 2]
 
 
 @pytest.mark.parametrize("size", [-1, 0, 7, FRAME_MAX + 1, 2**31 - 1])

@@ -1,10 +1,12 @@
 """Controllers in memory for brokers: keys with versions, nodes, streams, and what was asked.
 
 Answers as the contract says; `before` lets a test act as another broker just before a call.
+While there is a `failure` every call raises it, and while `held` is not set every call waits.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +27,8 @@ class MemoryControllers:
         self.described: list[Any] = []
         self.asked: list[Any] = []
         self.before: dict[str, Callable[[], None]] = {}
+        self.failure: Exception | None = None
+        self.held: asyncio.Event | None = None
         self._offset = 0
 
     def version(self, key: str) -> int:
@@ -37,6 +41,7 @@ class MemoryControllers:
 
     async def call(self, method: Method[Any, Any], request: Any) -> Any:
         """Answer a call."""
+        await self._reach()
         hook = self.before.pop(method.name, None)
         if hook is not None:
             hook()
@@ -57,6 +62,7 @@ class MemoryControllers:
 
     async def pages(self, method: Method[Any, Any], request: Any) -> AsyncIterator[Any]:
         """Answer a listing."""
+        await self._reach()
         self.asked.append(request)
         if method is methods.GET_OPENING_STREAMS:
             for answer in self.opening.get(request.node.node_id, ()):
@@ -68,6 +74,12 @@ class MemoryControllers:
             if namespace == request.namespace and key.startswith(request.prefix)
         ]
         yield kv_pb2.ListKVsResponse(entries=entries)
+
+    async def _reach(self) -> None:
+        if self.held is not None:
+            await self.held.wait()
+        if self.failure is not None:
+            raise self.failure
 
     async def describe_streams(self) -> AsyncIterator[Any]:
         """List the streams that a test has described."""

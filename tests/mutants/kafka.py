@@ -339,7 +339,7 @@ _CLUSTER = (
         """
         streammeta.brokers.kafka.topic_calls:
         - await broker.keys.put({deleted_key(topic.topic_id): note})
-          await broker.keys.delete([topic_key(name), *(leader_key(*one) for one in places)])
+          await broker.keys.delete([topic_key(name), *(leader_key(*place) for place in places)])
         + await broker.keys.put({deleted_key(topic.topic_id): note})
         """,
         Tested(f"{_BROKER}::test_a_deletion_is_noted_before_the_topic_goes"),
@@ -383,7 +383,7 @@ _CLUSTER = (
         "validate_only, passed over",
         """
         streammeta.brokers.kafka.topic_calls:
-        - if not request.body.validate_only:
+        - if not body.validate_only:
         -     await _create(broker, item.name, count, configs)
         + await _create(broker, item.name, count, configs)
         """,
@@ -398,8 +398,8 @@ _GROUPS = (
         "an answer that does not look at the put",
         """
         streammeta.brokers.kafka.group_calls:
-        - if values and not await self._put_offsets(body.group_id, values):
-        + if values and await self._put_offsets(body.group_id, values) is None:
+        - part["error_code"] = part["error_code"] or refused
+        + part["error_code"] = part["error_code"] or Code.NONE
         """,
         Tested(
             f"{_GROUP_CALLS}::test_a_commit_that_is_refused_again_and_again_is_not_answered_as_kept"
@@ -412,10 +412,10 @@ _GROUPS = (
         """
         streammeta.brokers.kafka.group_calls:
         - if await self._offsets_of(group).put(values):
-        -     return True
+        -     return Code.NONE
         + self._offsets_of(group)._versions = None
         + if await self._offsets_of(group).put(values):
-        +     return True
+        +     return Code.NONE
         """,
         Tested(
             f"{_GROUP_CALLS}::test_a_former_coordinator_that_has_not_heard_of_it_commits_nothing"

@@ -2,6 +2,8 @@
 
 from tests.mutants.mutant import Mutant, Tested
 
+_METADATA = "tests/brokers/test_kafka_metadata.py"
+_RECORDS = "tests/brokers/test_kafka_record_calls.py"
 _OFFSETS = "tests/brokers/test_group_offsets.py"
 
 _FENCES = (
@@ -40,4 +42,56 @@ _FENCES = (
     ),
 )
 
-KAFKA_SERVICE = _FENCES
+_ANSWERS = (
+    Mutant(
+        "lost-batch-without-answer-ignored",
+        "Records that a producer sends with acks=0 vanish, and its connection stays.",
+        "no answer taken for nothing to say",
+        """
+        streammeta.brokers.kafka.record_calls:
+          if body.acks == 0:
+        -     _require_stored(items)
+              return None
+        """,
+        Tested(
+            f"{_RECORDS}::test_a_batch_without_an_answer_that_is_lost_later_ends_its_connection"
+        ),
+    ),
+    Mutant(
+        "metadata-fails-with-its-controllers",
+        "Clients lose their connections while no controller answers, though brokers are known.",
+        "an error of the controllers taken for a defect of the request",
+        """
+        streammeta.brokers.kafka.topic_calls:
+        - except (BrokerClientError, TimeoutError) as error:
+        + except TimeoutError as error:
+              _log.warning("%d topics were not found: %s", len(names), error or "timeout")
+        """,
+        Tested(
+            f"{_METADATA}::test_metadata_is_answered_from_the_last_view_while_controllers_are_gone"
+        ),
+    ),
+    Mutant(
+        "new-topic-answered-without-leader",
+        "A client takes a new topic for one without leaders, and does not ask again for minutes.",
+        "kafka-python, whose metadata is 300 s old before it looks again",
+        """
+        streammeta.brokers.kafka.topic_calls:
+        - await _until_led(broker, [*absent, *filter(partial(_is_new, broker), names)])
+        """,
+        Tested(f"{_METADATA}::test_metadata_waits_for_the_leader_of_a_topic_that_it_creates"),
+    ),
+    Mutant(
+        "reading-stopped-by-its-caller",
+        "Streams of a partition stay open at a broker that does not lead it any more.",
+        "a deadline of one request that cancels what all of them need",
+        """
+        streammeta.brokers.kafka.broker:
+        - await asyncio.shield(self._due)
+        + await self._due
+        """,
+        Tested(f"{_METADATA}::test_a_caller_that_gives_up_does_not_stop_the_reading"),
+    ),
+)
+
+KAFKA_SERVICE = (*_FENCES, *_ANSWERS)

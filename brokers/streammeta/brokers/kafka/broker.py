@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from streammeta.brokers.kafka.cluster import ClusterView, Leader, Topic, read_view
@@ -76,6 +76,9 @@ class Broker:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _refreshes: set[asyncio.Task[None]] = field(default_factory=set)
+    _due: asyncio.Task[None] | None = None
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _producer_ids: range = range(0)
     _producer_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _housekept_at: float = field(default_factory=time.monotonic)
@@ -110,9 +113,10 @@ class Broker:
     @property
     def unavailable(self) -> int:
         """Partitions without a leader that lives, and those led here that are not open."""
-        return sum(not self._is_available(*each) for each in self.view.partitions())
+        return sum(not self.is_available(*place) for place in self.view.partitions())
 
-    def _is_available(self, topic: Topic, partition: int) -> bool:
+    def is_available(self, topic: Topic, partition: int) -> bool:
+        """Return whether a partition has a leader that lives, and is open if that is this one."""
         leader = self.view.leader(topic, partition)
         if leader is None or leader.node_id != self.node_id:
             return leader is not None
@@ -136,7 +140,7 @@ class Broker:
             await self.keys.delete([f"broker/{self.node_id}"])
 
     async def _end_tasks(self) -> None:
-        tasks = [*self._tasks, *self._opening.values()]
+        tasks = [*self._tasks, *self._refreshes, *self._opening.values()]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -177,8 +181,20 @@ class Broker:
     # -- the view
 
     async def refresh(self) -> None:
-        """Read the view, and do what it asks for: recover, appoint, open, close."""
+        """Read the view, and do what it asks for: recover, appoint, open, close.
+
+        Those who ask before a reading has begun share it. It goes on when they give up: a stop
+        between two steps would leave streams open that nobody writes.
+        """
+        if self._due is None:
+            self._due = asyncio.create_task(self._refresh())
+            self._refreshes.add(self._due)
+            self._due.add_done_callback(self._refreshed)
+        await asyncio.shield(self._due)
+
+    async def _refresh(self) -> None:
         async with self._reading:
+            self._due = None
             await self._read()
             owed = self.view.recoveries.get(self.node_id, ())
             controllers, own = self.client.controllers, self.client.session.node
@@ -188,10 +204,28 @@ class Broker:
             await self._close_lost()
             self._open_gained()
 
+    def _refreshed(self, task: asyncio.Task[None]) -> None:
+        self._refreshes.discard(task)
+        if not task.cancelled():
+            task.exception()  # those who asked may have given up
+
+    async def until(self, is_so: Callable[[], bool], within_s: float) -> None:
+        """Wait until the view, or what is open here, makes `is_so` true; for so long at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while not is_so():
+                    await self._changed.wait()
+
+    def _note_change(self) -> None:
+        """Wake those who wait `until` something."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
     async def _read(self) -> None:
         former = self.view.brokers
         self.view = await read_view(self.keys, self.client.controllers)
         self._read_at = time.monotonic()
+        self._note_change()
         if self.view.brokers != former:
             self._changed_at = time.monotonic()
 
@@ -264,6 +298,7 @@ class Broker:
             meta_id = await self._meta_stream(*place)
             self.logs[place] = await open_log(self.client, meta_id, leader.epoch, tags, config)
             self._failed_openings.pop(place, None)
+            self._note_change()
         except (StreamFencedError, StreamEpochMismatchError):
             await self._next_epoch(place, leader)
         except (BrokerClientError, PartitionError, StorageError) as error:

@@ -22,10 +22,13 @@ from streammeta.brokers.kafka.groups import Group, Join, Reply, State, failed_jo
 from streammeta.brokers.kafka.keys import offset_key
 from streammeta.brokers.kafka.record_calls import Answer
 from streammeta.brokers.kafka.wire import Request, Tree
+from streammeta.client import BrokerClientError
 
 _TICK_S = 0.1
 _METADATA_MAX = 4096
 _PUT_ATTEMPTS = 3
+OFFSETS_WITHIN_S = 5.0
+"""Time in which offsets are put or read."""
 _NEEDS_ID_FROM = 4
 _GROUP, _TRANSACTION = 0, 1
 """Types of keys that a coordinator is looked for by."""
@@ -224,31 +227,39 @@ class Groups:
                     values[key] = _offset_value(item)
                 parts.append({"partition_index": item.partition_index, "error_code": one})
             rows.append({"name": topic.name, "partitions": parts})
-        if values and not await self._put_offsets(body.group_id, values):
-            for part in (part for row in rows for part in row["partitions"]):
-                part["error_code"] = Code.NOT_COORDINATOR
+        refused = await self._put_offsets(body.group_id, values) if values else Code.NONE
+        for part in (part for row in rows for part in row["partitions"]):
+            part["error_code"] = part["error_code"] or refused
         return {"topics": rows}
 
-    async def _put_offsets(self, group: str, values: Mapping[str, Any]) -> bool:
-        """Put offsets; False if this broker is not the coordinator any more."""
-        for _ in range(_PUT_ATTEMPTS):
-            if await self._offsets_of(group).put(values):
-                return True
-            await self.broker.refresh()
-            if self._refusal(group) is not Code.NONE:
-                break
-        return False
+    async def _put_offsets(self, group: str, values: Mapping[str, Any]) -> Code:
+        """Put offsets; return NOT_COORDINATOR if this broker is not the coordinator any more."""
+        try:
+            async with asyncio.timeout(OFFSETS_WITHIN_S):
+                for _ in range(_PUT_ATTEMPTS):
+                    if await self._offsets_of(group).put(values):
+                        return Code.NONE
+                    await self.broker.refresh()
+                    if self._refusal(group) is not Code.NONE:
+                        break
+        except (BrokerClientError, TimeoutError):
+            return Code.COORDINATOR_NOT_AVAILABLE
+        return Code.NOT_COORDINATOR
 
-    async def _read_offsets(self, group: str) -> dict[str, Any] | None:
-        """Return offsets; None if this broker is not the coordinator any more."""
-        for _ in range(_PUT_ATTEMPTS):
-            found = await self._offsets_of(group).read()
-            if found is not None:
-                return found
-            await self.broker.refresh()
-            if self._refusal(group) is not Code.NONE:
-                break
-        return None
+    async def _read_offsets(self, group: str) -> tuple[Code, Mapping[str, Any]]:
+        """Return offsets, and NOT_COORDINATOR if this broker is not the coordinator any more."""
+        try:
+            async with asyncio.timeout(OFFSETS_WITHIN_S):
+                for _ in range(_PUT_ATTEMPTS):
+                    found = await self._offsets_of(group).read()
+                    if found is not None:
+                        return Code.NONE, found
+                    await self.broker.refresh()
+                    if self._refusal(group) is not Code.NONE:
+                        break
+        except (BrokerClientError, TimeoutError):
+            return Code.COORDINATOR_LOAD_IN_PROGRESS, {}
+        return Code.NOT_COORDINATOR, {}
 
     def _offsets_of(self, group: str) -> GroupOffsets:
         return self._offsets.setdefault(group, GroupOffsets(self.broker.keys, group))
@@ -267,11 +278,10 @@ class Groups:
         """Return committed offsets, -1 where there are none."""
         body = request.body
         refused = self._refusal(body.group_id)
-        found = None
+        found: Mapping[str, Any] = {}
         if refused is Code.NONE:
-            found = await self._read_offsets(body.group_id)
-            refused = Code.NOT_COORDINATOR
-        if found is None:
+            refused, found = await self._read_offsets(body.group_id)
+        if refused is not Code.NONE:
             return {"error_code": refused, "topics": _refused_offsets(body, refused)}
         wanted: Mapping[str, Iterable[int]]
         if body.topics is None:

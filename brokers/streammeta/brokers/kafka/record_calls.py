@@ -15,6 +15,7 @@ from typing import Any
 
 from streammeta.brokers.kafka.broker import Broker
 from streammeta.brokers.kafka.codes import NO_TRANSACTIONS, Code, KafkaError, code_of
+from streammeta.brokers.kafka.refused_batches import TOPIC_MAX
 from streammeta.brokers.kafka.wire import Request, Tree
 from streammeta.brokers.partition.errors import PartitionError
 from streammeta.brokers.partition.log import Appended, PartitionLog
@@ -32,13 +33,25 @@ _RETRIED = frozenset(
 """Refusals that an idempotent producer sends the same batch again for."""
 _LATEST, _EARLIEST = -1, -2
 _FETCH_MAX_BYTES = 55 * 1024 * 1024
+_NAMED_MAX = 5
 _UNANSWERED = "the connection ended before the answer"
 
 Answer = Coroutine[Any, Any, Tree | None]
 
 
+class UnansweredRefusalError(Exception):
+    """Batches without an answer (acks 0) are not stored; the end of their connection says so."""
+
+    def __init__(self, refused: Sequence[str]) -> None:
+        named = ", ".join(refused[:_NAMED_MAX])
+        super().__init__(f"{len(refused)} batches with acks=0 are not stored: {named}")
+
+
 async def produce(broker: Broker, request: Request) -> Answer:
-    """Admit batches in order; the answer comes when they are durable, none for acks 0."""
+    """Admit batches in order; the answer comes when they are durable, none for acks 0.
+
+    With acks 0 the answer raises `UnansweredRefusalError` if a batch is refused or lost.
+    """
     body = request.body
     items = [
         _Produced(topic.name, item.index, bytes(item.records or b""))
@@ -102,10 +115,13 @@ def _check_acks(body: Any) -> None:
 
 
 async def _produced(broker: Broker, body: Any, items: Sequence[_Produced]) -> Tree | None:
+    if body.acks == 0:
+        _require_stored([item for item in items if item.refused is not None])
     futures = [one.appended.durable for one in items if one.appended is not None]
     if futures:
         await asyncio.wait(futures, timeout=max(body.timeout.total_seconds(), 0.001))
     if body.acks == 0:
+        _require_stored(items)
         return None
     rows = [(one.topic, _produce_row(one)) for one in items]
     return {
@@ -114,6 +130,18 @@ async def _produced(broker: Broker, body: Any, items: Sequence[_Produced]) -> Tr
             for name, of_topic in groupby(rows, key=lambda row: row[0])
         ]
     }
+
+
+def _require_stored(items: Sequence[_Produced]) -> None:
+    """Raise `UnansweredRefusalError` for batches that are not known to be stored."""
+    outcomes = [(item, _outcome(item)) for item in items]
+    refused = [
+        f"{item.topic[:TOPIC_MAX]}-{item.partition} {code.name}"
+        for item, code in outcomes
+        if code is not Code.NONE
+    ]
+    if refused:
+        raise UnansweredRefusalError(refused)
 
 
 async def _traced(

@@ -221,6 +221,9 @@ class KafkaServer:
                 self._pay(connection, one.is_owed)
         except OSError:
             pass
+        except record_calls.UnansweredRefusalError as error:
+            peer = writer.get_extra_info("peername")
+            _log.warning("the broker closes a connection of %s: %s", peer and peer[0], error)
         except Exception:  # noqa: BLE001 - it is logged, and ends no more than this connection
             _log.exception("an answer could not be made")
         writer.close()
@@ -320,6 +323,15 @@ async def _given(tree: Tree | None) -> Tree | None:
     return tree
 
 
+def answered_later(call: Call) -> Call:
+    """Return a call that is begun in its turn, and holds up no requests behind it."""
+
+    async def begin(request: Request) -> Any:
+        return call(request)
+
+    return begin
+
+
 def _calls(broker: Broker, groups: Groups) -> Mapping[int, Call]:
     """Return the calls by API key."""
 
@@ -330,7 +342,7 @@ def _calls(broker: Broker, groups: Groups) -> Mapping[int, Call]:
         0: on(record_calls.produce),
         1: on(record_calls.fetch),
         2: on(record_calls.list_offsets),
-        3: on(topic_calls.metadata),
+        3: answered_later(on(topic_calls.metadata)),
         8: groups.commit,
         9: groups.fetch_offsets,
         10: groups.find_coordinator,

@@ -1,0 +1,207 @@
+"""Answers while controllers are not there, and of topics that nobody leads yet."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from streammeta.brokers.kafka import topic_calls
+from streammeta.brokers.kafka.broker import Broker
+from streammeta.brokers.kafka.cluster import Leader
+from streammeta.brokers.kafka.codes import Code
+from streammeta.brokers.kafka.group_calls import Groups
+from streammeta.brokers.kafka.keys import leader_key, topic_key
+from streammeta.client import ControllerUnavailableError
+from tests.kit.kafka_cluster import Cluster, asked, opened, request_of
+
+_GONE = ControllerUnavailableError("ListKVs", 30.0, {})
+
+
+async def _metadata(broker: Broker, *names: str, creates: bool = True) -> Any:
+    tree = {
+        "topics": [{"name": name} for name in names] if names else None,
+        "allow_auto_topic_creation": creates,
+        "include_cluster_authorized_operations": False,
+        "include_topic_authorized_operations": False,
+    }
+    return await asked(broker, topic_calls.metadata, (3, 8), tree)
+
+
+def _codes(answer: Any) -> dict[str, Code]:
+    return {row["name"]: row["error_code"] for row in answer["topics"]}
+
+
+@pytest.fixture(params=["they refuse", "they are silent"])
+def outage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Begin an outage of a cluster's controllers."""
+    monkeypatch.setattr(topic_calls, "FOUND_WITHIN_S", 0.01)
+    monkeypatch.setattr(topic_calls, "CHANGED_WITHIN_S", (0.01, 0.01))
+    monkeypatch.setattr("streammeta.brokers.kafka.group_calls.OFFSETS_WITHIN_S", 0.01)
+    monkeypatch.setattr("streammeta.brokers.kafka.topic_calls.PRODUCER_ID_WITHIN_S", 0.01)
+
+    def begin(cluster: Cluster) -> None:
+        if request.param == "they refuse":
+            cluster.controllers.failure = _GONE
+        else:
+            cluster.controllers.held = asyncio.Event()
+
+    return begin
+
+
+async def test_metadata_is_answered_from_the_last_view_while_controllers_are_gone(
+    outage: Any,
+) -> None:
+    cluster = Cluster()
+    await cluster.make_topic("known")
+    broker = await cluster.join(1)
+    await opened(broker)
+    outage(cluster)
+    answer = await _metadata(broker, "known", "unknown")
+    assert _codes(answer) == {"known": Code.NONE, "unknown": Code.LEADER_NOT_AVAILABLE}
+    assert [row["node_id"] for row in answer["brokers"]] == [1]
+    assert (answer["cluster_id"], answer["controller_id"]) == ("c", 1)
+    assert _codes(await _metadata(broker)) == {"known": Code.NONE}
+    await broker.abandon()
+
+
+async def test_a_failure_of_one_new_topic_is_not_the_failure_of_another() -> None:
+    cluster = Cluster()
+    broker = await cluster.join(1)
+    answer = await _metadata(broker, "good", "bad/name")
+    assert _codes(answer) == {"good": Code.NONE, "bad/name": Code.INVALID_TOPIC}
+    await opened(broker)
+
+
+async def test_changes_of_topics_are_answered_while_controllers_are_gone(outage: Any) -> None:
+    cluster = Cluster()
+    await cluster.make_topic("known")
+    broker = await cluster.join(1)
+    await opened(broker)
+    outage(cluster)
+    new = {"num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
+    bounds = {"timeout": 1000, "validate_only": False}
+    calls = [
+        (topic_calls.create_topics, (19, 4), {"topics": [{"name": "new", **new}], **bounds}),
+        (topic_calls.delete_topics, (20, 3), {"topic_names": ["known"], "timeout": 1000}),
+        (
+            topic_calls.create_partitions,
+            (37, 1),
+            {"topics": [{"name": "known", "count": 3, "assignments": None}], **bounds},
+        ),
+    ]
+    for call, api, tree in calls:
+        answer = await asked(broker, call, api, tree)
+        (rows,) = [value for value in answer.values() if isinstance(value, list)]
+        assert [row["error_code"] for row in rows] == [Code.REQUEST_TIMED_OUT]
+    tree = {"transactional_id": None, "transaction_timeout": 1000}
+    answer = await asked(broker, topic_calls.init_producer_id, (22, 1), tree)
+    assert answer["error_code"] is Code.COORDINATOR_LOAD_IN_PROGRESS
+    await broker.abandon()
+
+
+async def test_offsets_are_answered_while_controllers_are_gone(outage: Any) -> None:
+    cluster = Cluster()
+    await cluster.make_topic("t")
+    broker = await cluster.join(1)
+    await opened(broker)
+    outage(cluster)
+    groups = Groups(broker)
+    item = {"partition_index": 0, "committed_offset": 1, "committed_leader_epoch": -1}
+    tree = {
+        "group_id": "g",
+        "generation_id_or_member_epoch": -1,
+        "member_id": "",
+        "group_instance_id": None,
+        "topics": [{"name": "t", "partitions": [{**item, "committed_metadata": None}]}],
+    }
+    answer = await groups.commit(request_of((8, 7), tree))
+    (row,) = answer["topics"][0]["partitions"]
+    assert row["error_code"] is Code.COORDINATOR_NOT_AVAILABLE
+    wanted = {"group_id": "g", "topics": [{"name": "t", "partition_indexes": [0]}]}
+    answer = await groups.fetch_offsets(request_of((9, 5), wanted))
+    assert answer["error_code"] is Code.COORDINATOR_LOAD_IN_PROGRESS
+    await broker.abandon()
+
+
+async def test_metadata_waits_for_the_leader_of_a_topic_that_it_creates() -> None:
+    """Some clients take a topic without leader for missing, and do not ask again for minutes."""
+    cluster = Cluster()
+    await cluster.join(1)
+    broker = await cluster.join(2)  # not the one that names leaders
+    await broker.refresh()
+    answering = asyncio.create_task(_metadata(broker, "new"))
+    await broker.until(lambda: "new" in broker.view.topics, 60)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not answering.done()
+    topic_id = broker.view.topics["new"].topic_id
+    await cluster.keys.put({leader_key(topic_id, 0): Leader(1, 0).document()})
+    await broker.refresh()
+    (row,) = (await answering)["topics"]
+    assert row["error_code"] is Code.NONE
+    assert [part["leader_id"] for part in row["partitions"]] == [1]
+
+
+async def test_metadata_does_not_wait_for_a_leader_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topic_calls, "LED_WITHIN_S", 0.01)
+    cluster = Cluster()
+    await cluster.join(1)
+    broker = await cluster.join(2)
+    answer = await _metadata(broker, "new")
+    (part,) = answer["topics"][0]["partitions"]
+    assert part["error_code"] is Code.LEADER_NOT_AVAILABLE
+    again = await _metadata(broker, "new")
+    assert _codes(again) == {"new": Code.NONE}, "it exists"
+
+
+async def test_a_topic_that_another_broker_makes_meanwhile_is_found() -> None:
+    cluster = Cluster()
+    broker = await cluster.join(1)
+    await broker.refresh()
+
+    def make_beside() -> None:
+        key = cluster.keys.namespace, topic_key("t")
+        cluster.controllers.stored[key] = b'{"id":"x","partitions":3,"configs":{}}', 1
+
+    cluster.controllers.before["PutKVs"] = make_beside
+    (row,) = (await _metadata(broker, "t"))["topics"]
+    assert row["error_code"] is Code.NONE
+    assert len(row["partitions"]) == 3
+    await opened(broker)
+
+
+async def test_callers_share_a_reading_that_has_not_begun() -> None:
+    """Requests during an outage would pile up readings of 30 s each."""
+    cluster = Cluster()
+    broker = await cluster.join(1)
+    cluster.controllers.held = asyncio.Event()
+    first = asyncio.create_task(broker.refresh())
+    await asyncio.sleep(0)
+    others = [asyncio.create_task(broker.refresh()) for _ in range(50)]
+    await asyncio.sleep(0)
+    assert len(broker._refreshes) <= 2
+    cluster.controllers.held.set()
+    await asyncio.gather(first, *others)
+    assert not broker._refreshes
+
+
+async def test_a_caller_that_gives_up_does_not_stop_the_reading() -> None:
+    """A stop in the middle would drop logs from the map of open ones, and leave them open."""
+    cluster = Cluster()
+    topic = await cluster.make_topic("t")
+    broker = await cluster.join(1)
+    await opened(broker)
+    log = broker.log_of("t", 0)
+    await cluster.keys.put({leader_key(topic.topic_id, 0): Leader(2, 1).document()})
+    await cluster.join(2)
+    cluster.controllers.held = asyncio.Event()
+    asking = asyncio.create_task(broker.refresh())
+    await asyncio.sleep(0)
+    asking.cancel()
+    cluster.controllers.held.set()
+    await broker.refresh()
+    assert not any(cluster.table.streams[stream_id].is_open for stream_id in log.stream_ids)
