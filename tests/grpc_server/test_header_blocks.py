@@ -97,8 +97,94 @@ def test_headers_that_break_a_rule_are_malformed(headers: list[tuple[bytes, byte
     assert decoded(*headers).is_malformed
 
 
+@pytest.mark.parametrize("name", [b":method", b":scheme", b":path", b":authority", b"word", b"te"])
+def test_bytes_that_could_begin_another_header_are_in_no_value(name: bytes) -> None:
+    """A proxy or a log that writes the value down would write another line (RFC 9113, 8.2.1)."""
+    good = dict([*REQUEST, (b"word", b"some words")])
+    value = good[name]
+    for bad in (b"\0", b"\r", b"\n", b"\r\nhost: there", b"\x01", b"\x7f", b" ", b"\t"):
+        for torn in (bad + value, value[:2] + bad + value[2:], value + bad):
+            headers = [(each, torn if each == name else kept) for each, kept in good.items()]
+            is_between_words = name == b"word" and torn.strip(b"\t ") == torn and bad in b"\t "
+            assert decoded(*headers).is_malformed != is_between_words, torn
+
+
+def test_a_name_is_of_lower_case_letters_and_of_no_blanks_or_colons() -> None:
+    for byte in (*range(0x21), *range(0x41, 0x5B), 0x3A, *range(0x7F, 0x100)):
+        bad = bytes((byte,))
+        for name in (bad, b"a" + bad, bad + b"a"):
+            assert decoded(*REQUEST, (name, b"1")).is_malformed, name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (b":method", b""),
+        (b":method", b"PO(ST"),
+        (b":scheme", b""),
+        (b":scheme", b"ht:tp"),
+        (b":path", b""),
+        (b":path", b"a.B/C"),
+        (b":path", b"*"),
+        (b":path", b"/\xff"),
+        (b":authority", b"me@here"),
+    ],
+)
+def test_a_pseudo_header_has_no_value_but_one_of_its_kind(name: bytes, value: bytes) -> None:
+    headers = [(each, value if each == name else good) for each, good in REQUEST]
+    assert decoded(*headers).is_malformed
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        (b"content-type", b"application/grpc", b"application/grpc"),
+        (b"content-length", b"5", b"6"),
+        (b"content-length", b"5", b"5"),
+        (b"grpc-timeout", b"1S", b"2S"),
+        (b"grpc-encoding", b"identity", b"gzip"),
+        (b"host", b"here", b"here"),
+    ],
+)
+def test_a_header_that_two_readers_could_read_differently_comes_once(
+    name: bytes, first: bytes, second: bytes
+) -> None:
+    request = [each for each in REQUEST if each[0] != name]
+    assert not decoded(*request, (name, first)).is_malformed
+    assert decoded(*request, (name, first), (name, second)).is_malformed
+
+
+@pytest.mark.parametrize("length", [b"", b"-1", b"+1", b"1 ", b"0x1", b"1,1", b"9" * 30, b"\xb2"])
+def test_a_length_is_a_number(length: bytes) -> None:
+    assert decoded(*REQUEST, (b"content-length", length)).is_malformed
+
+
+def test_a_length_is_kept_for_the_data_to_be_compared_with() -> None:
+    assert decoded(*REQUEST, (b"content-length", b"007")).content_length == 7
+    assert decoded(*REQUEST).content_length is None
+
+
+def test_a_host_is_that_of_the_authority() -> None:
+    assert not decoded(*REQUEST, (b"host", b"HERE")).is_malformed
+    assert decoded(*REQUEST, (b"host", b"there")).is_malformed
+
+
+def test_trailers_have_no_pseudo_headers() -> None:
+    assert decoded((b"word", b"1")).may_end
+    assert decoded().may_end
+    for headers in (
+        [*REQUEST],
+        [(b":path", b"/")],
+        [(b"a", b"1"), (b":path", b"/")],
+        [(b"A", b"1")],
+    ):
+        assert not decoded(*headers).may_end
+
+
 def test_a_request_that_is_none_of_grpc_is_refused_by_http() -> None:
     assert decoded((b":method", b"GET"), *REQUEST[1:]).http_status == 405
+    options = [(b":method", b"OPTIONS"), REQUEST[1], (b":path", b"*")]
+    assert decoded(*options).http_status == 405
     assert decoded(*REQUEST[:-1], (b"content-type", b"text/html")).http_status == 415
     assert decoded(*REQUEST[:-1]).http_status == 415
     assert decoded(*REQUEST[:-1], (b"content-type", b"application/grpc+proto")).http_status == 200

@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant, Tested
 
 _SESSION = "tests/grpc_server/test_http2_session.py::"
 _BOUNDS = "tests/grpc_server/test_grpc_call_bounds.py::"
+_BLOCKS = "tests/grpc_server/test_header_blocks.py::"
 
 HTTP2 = (
     Mutant(
@@ -55,6 +56,42 @@ HTTP2 = (
         Tested(
             "tests/grpc_server/test_unimplemented_methods.py"
             "::test_a_method_that_nobody_implemented_is_unimplemented[Watch]"
+        ),
+    ),
+    Mutant(
+        "lines-in-a-path",
+        "A path holds a line feed, and whoever writes it down writes a second line.",
+        "request smuggling through proxies that translate HTTP/2 to HTTP/1.1",
+        """
+        streammeta.controller.grpc_server.headers:
+        - return name in _PSEUDO and _is_of(_PSEUDO_BYTES[name], value)
+        + return name in _PSEUDO
+        """,
+        Tested(_BLOCKS + "test_bytes_that_could_begin_another_header_are_in_no_value[:path]"),
+    ),
+    Mutant(
+        "lines-in-metadata",
+        "The value of a header holds a line feed, or begins with a blank.",
+        "request smuggling through proxies that translate HTTP/2 to HTTP/1.1",
+        """
+        streammeta.controller.grpc_server.headers:
+        - return _is_of(_VALUE_BYTES, value) and not has_blank_ends
+        + return not has_blank_ends
+        """,
+        Tested(_BLOCKS + "test_bytes_that_could_begin_another_header_are_in_no_value[word]"),
+    ),
+    Mutant(
+        "lengths-that-differ",
+        "Of two lengths of one request the last one counts, where a proxy may count the first.",
+        "request smuggling by two content-lengths",
+        """
+        streammeta.controller.grpc_server.headers:
+        - elif not _is_sound(name, value) or (name in own and name in _SINGLE):
+        + elif not _is_sound(name, value):
+        """,
+        Tested(
+            _BLOCKS + "test_a_header_that_two_readers_could_read_differently_comes_once"
+            "[content-length-5-6]"
         ),
     ),
 )

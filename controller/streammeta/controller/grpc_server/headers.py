@@ -49,27 +49,46 @@ class Head:
     """By what its messages may be compressed."""
     http_status: int = 200
     """Another one refuses a request that is none of gRPC."""
+    content_length: int | None = None
+    """Bytes of the request, if its client says how many there are."""
     is_malformed: bool = False
     """It breaks a rule of HTTP/2."""
+    may_end: bool = False
+    """It may come after the data of a request: there is no pseudo-header in it."""
     is_too_large: bool = False
     """It is beyond the size that the other side was told."""
 
 
 _MALFORMED = Head(is_malformed=True)
+_TRAILERS = Head(is_malformed=True, may_end=True)
 _OF_HOPS = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
 _PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
-_OWN = frozenset(
-    {
-        *(b"te", b"content-type", b"content-length", b"host", b"grpc-timeout", b"grpc-encoding"),
-        *(b"grpc-accept-encoding", b"accept-encoding"),
-    }
+_LISTS = frozenset({b"te", b"grpc-accept-encoding", b"accept-encoding"})
+_SINGLE = frozenset(
+    {*(b"content-type", b"content-length", b"host"), *(b"grpc-timeout", b"grpc-encoding")}
 )
+_OWN = _LISTS | _SINGLE
+"""Names of HTTP and of gRPC itself: those that may come several times, and those that may not."""
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _TIMEOUT_DIGITS_MAX = 8
-_NAME_BYTES = frozenset(b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz")
-_NOT_IN_VALUES = (b"\0", b"\r", b"\n")
+_LENGTH_DIGITS_MAX = 18
+
+_LETTERS = b"abcdefghijklmnopqrstuvwxyz"
+_NAME_BYTES = b"!#$%&'*+-.^_`|~0123456789" + _LETTERS
+_METHOD_BYTES = _NAME_BYTES + _LETTERS.upper()
+_SCHEME_BYTES = b"+-.0123456789" + _LETTERS + _LETTERS.upper()
+_VISIBLE_BYTES = bytes(range(0x21, 0x7F))
+_VALUE_BYTES = b"\t " + _VISIBLE_BYTES + bytes(range(0x80, 0x100))
+_BLANKS = (b" ", b"\t")
+_PSEUDO_BYTES = {
+    b":method": _METHOD_BYTES,
+    b":scheme": _SCHEME_BYTES,
+    b":path": _VISIBLE_BYTES,
+    b":authority": _VISIBLE_BYTES.replace(b"@", b""),  # no names of users (RFC 9113, 8.3.1)
+}
+"""Bytes of values: other ones could begin another header, or request, wherever they are written."""
 
 
 class HeaderDecoder:
@@ -218,13 +237,12 @@ def _head(headers: Sequence[tuple[bytes, bytes]], list_bytes_max: int) -> Head:
     for name, value in headers:
         size += len(name) + len(value) + _ENTRY_BYTES
         if name[:1] == b":":
-            if name not in _PSEUDO or name in pseudo or own or metadata:
+            if name in pseudo or own or metadata or not _is_pseudo(name, value):
                 return _MALFORMED
             pseudo[name] = value
-            continue
-        if not _is_sound(name, value):
+        elif not _is_sound(name, value) or (name in own and name in _SINGLE):
             return _MALFORMED
-        if name in _OWN:
+        elif name in _OWN:
             own[name] = value
         else:
             try:
@@ -233,15 +251,25 @@ def _head(headers: Sequence[tuple[bytes, bytes]], list_bytes_max: int) -> Head:
                 return _MALFORMED
     if size > list_bytes_max:
         return Head(is_too_large=True)
-    return _judged(pseudo, own, tuple(metadata))
+    return _judged(pseudo, own, tuple(metadata)) if pseudo else _TRAILERS
+
+
+def _is_pseudo(name: bytes, value: bytes) -> bool:
+    return name in _PSEUDO and _is_of(_PSEUDO_BYTES[name], value)
 
 
 def _is_sound(name: bytes, value: bytes) -> bool:
-    if not name or not _NAME_BYTES.issuperset(name) or name in _OF_HOPS:
+    if not name or not _is_of(_NAME_BYTES, name) or name in _OF_HOPS:
         return False
     if name == b"te" and value != b"trailers":
         return False
-    return not any(each in value for each in _NOT_IN_VALUES)
+    has_blank_ends = value[:1] in _BLANKS or value[-1:] in _BLANKS
+    return _is_of(_VALUE_BYTES, value) and not has_blank_ends
+
+
+def _is_of(allowed: bytes, value: bytes) -> bool:
+    """Return whether all bytes of a value are among those that are allowed."""
+    return not value.translate(None, allowed)
 
 
 def _metadatum(name: bytes, value: bytes) -> tuple[str, MetadataValue]:
@@ -255,8 +283,11 @@ def _metadatum(name: bytes, value: bytes) -> tuple[str, MetadataValue]:
 
 
 def _judged(pseudo: Mapping[bytes, bytes], own: Mapping[bytes, bytes], metadata: Metadata) -> Head:
-    path = pseudo.get(b":path", b"")
-    if not path or b":method" not in pseudo or b":scheme" not in pseudo:
+    method, path = pseudo.get(b":method", b""), pseudo.get(b":path", b"")
+    if not method or not pseudo.get(b":scheme") or not _is_path(method, path):
+        return _MALFORMED
+    authority = pseudo.get(b":authority")
+    if authority is not None and own.get(b"host", authority).lower() != authority.lower():
         return _MALFORMED
     try:
         head = Head(
@@ -264,10 +295,11 @@ def _judged(pseudo: Mapping[bytes, bytes], own: Mapping[bytes, bytes], metadata:
             timeout_s=_timeout(own.get(b"grpc-timeout")),
             metadata=metadata,
             encoding=own.get(b"grpc-encoding", b"identity").decode("ascii"),
+            content_length=_length(own.get(b"content-length")),
         )
     except ValueError:
         return _MALFORMED
-    if pseudo[b":method"] != b"POST":
+    if method != b"POST":
         return replace(head, http_status=405)
     kind = own.get(b"content-type", b"")
     if kind != b"application/grpc" and not kind.startswith(
@@ -275,6 +307,19 @@ def _judged(pseudo: Mapping[bytes, bytes], own: Mapping[bytes, bytes], metadata:
     ):
         return replace(head, http_status=415)
     return head
+
+
+def _is_path(method: bytes, path: bytes) -> bool:
+    return path[:1] == b"/" or (path == b"*" and method == b"OPTIONS")
+
+
+def _length(value: bytes | None) -> int | None:
+    """Return a number of bytes; raises ValueError."""
+    if value is None:
+        return None
+    if not value.isdigit() or len(value) > _LENGTH_DIGITS_MAX:
+        raise ValueError("content-length is not a number")
+    return int(value)
 
 
 def _timeout(value: bytes | None) -> float | None:
