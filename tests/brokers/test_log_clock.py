@@ -6,8 +6,9 @@ import logging
 
 import pytest
 
-from streammeta.brokers.partition.log_clock import AHEAD_MS, log_clock
+from streammeta.brokers.partition.log_clock import log_clock
 from streammeta.brokers.partition.segments import Retention, Segment, retained_from
+from streammeta.brokers.stamped_time import AHEAD_MS
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 NOW_MS = 1_700_000_000_000

@@ -17,13 +17,14 @@ from streammeta.brokers.rocketmq.fetch import FetchStatus
 from streammeta.brokers.rocketmq.key_index_service import IndexSizes, IndexStatus
 from streammeta.brokers.rocketmq.message import decode_message, with_physical_offset
 from streammeta.brokers.rocketmq.message_file import FileSizes
-from streammeta.brokers.rocketmq.metadata import METADATA_FILE, MetadataTable, Queue
+from streammeta.brokers.rocketmq.metadata import HOUR_MS, METADATA_FILE, MetadataTable, Queue
 from streammeta.brokers.rocketmq.names import SegmentType, segment_path
 from streammeta.brokers.rocketmq.segment_view import render
 from streammeta.brokers.rocketmq.upload_pool import PoolConfig
 from streammeta.cli.local_cluster import LocalCluster
 from streammeta.client import NodeFencedError, StreamClient
 from tests.brokers.rocketmq_messages import STORED_MS, LocalMessages, key, message
+from tests.kit.fake_broker import until
 from tests.kit.real_cluster import raise_level, running_cluster
 
 pytestmark = pytest.mark.process
@@ -50,15 +51,15 @@ class Broker:
     node_id: int
     exits: AsyncExitStack = field(default_factory=AsyncExitStack)
 
-    async def start(self, config: StoreConfig = CONFIG) -> QueueStore:
+    async def start(
+        self, config: StoreConfig = CONFIG, now_ms: int = STORED_MS + 100
+    ) -> QueueStore:
         client = await self.exits.enter_async_context(
             await StreamClient.open(
                 self.cluster.endpoints, self.cluster.store_uri, node_id=self.node_id
             )
         )
-        store = await QueueStore.open(
-            client, "c", f"b{self.node_id}", config, lambda: STORED_MS + 100
-        )
+        store = await QueueStore.open(client, "c", f"b{self.node_id}", config, lambda: now_ms)
         self.exits.push_async_callback(store.close)
         return store
 
@@ -175,6 +176,33 @@ def test_expired_segments_and_destroyed_topics_leave_no_stream(cluster: LocalClu
         assert await _streams(again) == named
 
     run(cluster, 5, scenario)
+
+
+def test_a_store_deletes_by_itself_what_a_topic_reserves_no_more(cluster: LocalCluster) -> None:
+    async def scenario(broker: Broker) -> None:
+        store = await broker.start()
+        await store.set_reserve_time("X", 1)
+        with pytest.raises(ValueError, match="hours is 0, wanted at least 1, or None"):
+            await store.set_reserve_time("Y", 0)
+        await dispatched(store, {("X", 0): 60, ("Y", 0): 60})
+        short, default = (Queue(store.broker, topic, 0) for topic in ("X", "Y"))
+
+        later = await broker.start(now_ms=STORED_MS + 20 * HOUR_MS)
+        await until(lambda: not later.files[short].commit_log.segments, "the expiry")
+        await assert_readable(later, "Y", 0, 60)
+        await dispatched(later, {("X", 0): 70})
+        found = await later.files[short].read(0, 99)
+        assert [message.queue_offset for message in found] == list(range(60, 70))
+
+        # A clock that is a year ahead moves the store's time by a day.
+        ahead = await broker.start(now_ms=STORED_MS + 9000 * HOUR_MS)
+        await ahead.expiry.expire_due()
+        await assert_readable(ahead, "Y", 0, 60)
+        assert [ahead.files[queue].commit_offset for queue in (short, default)] == [70, 60]
+        named = {one.stream_id for one in ahead.keeper.streams.values()}
+        assert await _streams(ahead) == named
+
+    run(cluster, 11, scenario)
 
 
 async def _streams(store: QueueStore) -> set[int]:

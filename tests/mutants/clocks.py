@@ -173,7 +173,7 @@ CLOCKS = (
         "A broker that starts with a fast clock deletes all closed segments.",
         "Kafka: log retention with a clock that jumped",
         """
-        streammeta.brokers.partition.log_clock:
+        streammeta.brokers.stamped_time:
         - start_ms = min(now_ms, newest_ms + AHEAD_MS)
         + start_ms = max(now_ms, newest_ms)
         """,

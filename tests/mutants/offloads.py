@@ -52,10 +52,10 @@ OFFLOADS = (
         "deletion in the order of creation",
         """
         streammeta.brokers.rocketmq.flat_file:
-        - await segment.storage.destroy()
+        - await segment.delete()
           self._place.keeper.table.delete_segments(self.path, self.kind, segment.base_offset)
           await self._place.keeper.save()
-        + await segment.storage.destroy()
+        + await segment.delete()
         """,
         Tested(
             f"{_ROCKETMQ}"
@@ -68,8 +68,8 @@ OFFLOADS = (
         "expiry by time alone",
         """
         streammeta.brokers.rocketmq.flat_file:
-        - if head.max_timestamp_ms >= before_ms or (is_last and head.needs_commit):
-        + if head.max_timestamp_ms >= before_ms:
+        - if is_last and head.needs_commit:
+        -     return False
         """,
         Tested(f"{_ROCKETMQ}::test_what_waits_for_a_commit_does_not_expire"),
     ),
@@ -104,9 +104,10 @@ OFFLOADS = (
         "two files that are cleaned in any order",
         """
         streammeta.brokers.rocketmq.message_file:
-        - await self.consume_queue.expire(before_ms)
-          await self.commit_log.expire(before_ms)
-        + await self.consume_queue.expire(before_ms)
+        - deleted = await self._expire(self.consume_queue, before_ms, created_before_ms)
+        - return deleted + await self._expire(self.commit_log, before_ms, created_before_ms)
+        + deleted = await self._expire(self.commit_log, before_ms, created_before_ms)
+        + return deleted + await self._expire(self.consume_queue, before_ms, created_before_ms)
         """,
         Tested(f"{_ROCKETMQ}::test_items_expire_before_the_messages_that_they_point_at"),
     ),

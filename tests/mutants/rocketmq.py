@@ -3,6 +3,7 @@
 from tests.mutants.mutant import Mutant, Tested
 
 _DISPATCH = "tests/brokers/test_rocketmq_dispatch.py"
+_RETENTION = "tests/brokers/test_rocketmq_retention.py"
 
 ROCKETMQ = (
     # ---- dispatch ----
@@ -86,5 +87,93 @@ ROCKETMQ = (
         + (offset for offset in (local, tiered) if offset is not None), default=-1
         """,
         Tested(f"{_DISPATCH}::test_a_tier_without_messages_has_no_offset"),
+    ),
+    # ---- expiry ----
+    Mutant(
+        "reserve-time-of-a-topic-not-read",
+        "Messages are kept as long as the store says, whatever their topic reserves.",
+        "RIP-65: the reserve time of a topic is metadata that nothing reads",
+        """
+        streammeta.brokers.rocketmq.metadata:
+        - hours = default_hours if known is None or known.reserve_time < 1 else known.reserve_time
+        + hours = default_hours
+        """,
+        Tested(f"{_RETENTION}::test_each_topic_keeps_its_messages_for_its_own_time"),
+    ),
+    Mutant(
+        "deletion-not-noted-before",
+        "After a crash a segment whose bytes are deleted is opened as if it had them.",
+        "metadata that follows the deletion only",
+        """
+        streammeta.brokers.rocketmq.flat_file:
+          self._place.keeper.table.put_segment(deleted)
+        - await self._place.keeper.save()
+        """,
+        Tested(f"{_RETENTION}::test_a_crash_at_any_step_loses_nothing_and_is_finished"),
+    ),
+    Mutant(
+        "end-of-an-expired-queue-forgotten",
+        "A queue whose segments have all expired begins anywhere after a crash.",
+        "an end that is noted with the next commit",
+        """
+        streammeta.brokers.rocketmq.message_file:
+        - self._note_offsets()
+          deleted += await file.delete_first()
+        """,
+        Tested(f"{_RETENTION}::test_a_crash_at_any_step_loses_nothing_and_is_finished"),
+    ),
+    Mutant(
+        "places-of-expired-messages-used-again",
+        "New messages lie at the places of expired ones, and the key index finds them.",
+        "a commit log that begins at 0 once its last segment has expired",
+        """
+        streammeta.brokers.rocketmq.message_file:
+        - self.commit_log.resume_at(noted.log_end or await self._end_of_items())
+        """,
+        Tested(f"{_RETENTION}::test_a_crash_at_any_step_loses_nothing_and_is_finished"),
+    ),
+    Mutant(
+        "deleted-under-a-reader",
+        "A segment is deleted while it is read.",
+        "expiry beside reads",
+        """
+        streammeta.brokers.rocketmq.file_segment:
+        - while self._readers:
+        + while self._readers < 0:
+        """,
+        Tested(f"{_RETENTION}::test_a_deletion_waits_for_the_reads_under_way"),
+    ),
+    Mutant(
+        "times-of-messages-move-the-clock",
+        "Messages stored with a fast clock let a start with that clock delete all others.",
+        "stamps that the clock in question has made",
+        """
+        streammeta.brokers.rocketmq.metadata:
+        - stamps += (segment.create_ms, segment.seal_ms)
+        + stamps += (segment.create_ms, segment.seal_ms, segment.end_ms)
+        """,
+        Tested(f"{_RETENTION}::test_times_of_messages_move_no_clock"),
+    ),
+    Mutant(
+        "messages-of-a-slow-clock-expire",
+        "Messages stored with a clock that is behind are deleted at the next check.",
+        "expiry by the times of messages alone",
+        """
+        streammeta.brokers.rocketmq.retention:
+        - deleted += await file.expire(before_ms, before_ms)
+        + deleted += await file.expire(before_ms)
+        """,
+        Tested(f"{_RETENTION}::test_messages_stored_with_a_slow_clock_are_kept_as_long"),
+    ),
+    Mutant(
+        "keys-expire-before-their-messages",
+        "Messages of a topic with a long reserve time are no longer found by their keys.",
+        "one expiry time for what many topics share",
+        """
+        streammeta.brokers.rocketmq.retention:
+        - longest_ms = max(table.reserve_ms(topic, hours) for topic in ("", *table.topics))
+        + longest_ms = min(table.reserve_ms(topic, hours) for topic in ("", *table.topics))
+        """,
+        Tested(f"{_RETENTION}::test_index_files_go_once_no_topic_reserves_their_messages"),
     ),
 )

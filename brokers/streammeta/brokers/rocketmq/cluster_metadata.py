@@ -35,6 +35,7 @@ from streammeta.v1.common_pb2 import (
 TAG = "rocketmq"
 """Tag of the streams of segments; its value is cluster and broker."""
 _SERIAL = "serial"
+_TIME = "time"
 _BATCH = 1000
 
 SegmentPlace = tuple[str, SegmentType, int]
@@ -278,20 +279,24 @@ class ClusterKeeper:
     def _take(self, sort: str, value: Any) -> None:
         if sort == _SERIAL:
             self.table.last_topic_id = value
+        elif sort == _TIME:
+            self.table.noted_ms = value
         elif sort == "topic":
             topic = TopicMetadata(**value)
             self.table.topics[topic.topic] = topic
         elif sort == "queue":
             queue = Queue(**value["queue"])
             first, end = value["offsets"]
-            self.table.queues[queue] = QueueMetadata(queue, first, end, value["update_ms"])
+            self.table.queues[queue] = QueueMetadata(
+                queue, first, end, value["update_ms"], value.get("log_end", 0)
+            )
         elif sort == "indexed":
             self.indexed[Queue(**value["queue"])] = value["end"]
 
     def _wanted(self) -> dict[str, bytes]:
         """Return all keys and their values."""
         table = self.table
-        wanted: dict[str, Any] = {_SERIAL: table.last_topic_id}
+        wanted: dict[str, Any] = {_SERIAL: table.last_topic_id, _TIME: table.noted_ms}
         for topic in table.topics.values():
             wanted[f"topic/{topic.topic}"] = {
                 name: getattr(topic, name) for name in TopicMetadata.__slots__
@@ -301,6 +306,7 @@ class ClusterKeeper:
                 "queue": _queue(queue),
                 "offsets": [noted.min_offset, noted.max_offset],
                 "update_ms": noted.update_ms,
+                "log_end": noted.log_end,
             }
         for queue, end in self.indexed.items():
             wanted[f"indexed/{queue.path}"] = {"queue": _queue(queue), "end": end}

@@ -26,7 +26,9 @@ from streammeta.brokers.rocketmq.message import (
 from streammeta.brokers.rocketmq.message_file import FileSizes, MessageFile
 from streammeta.brokers.rocketmq.metadata import Queue
 from streammeta.brokers.rocketmq.names import SegmentType, index_path
+from streammeta.brokers.rocketmq.retention import Expiry, Retention
 from streammeta.brokers.rocketmq.upload_pool import PoolConfig, UploadPool
+from streammeta.brokers.stamped_time import stamped_clock
 from streammeta.client import NamedObjects, StreamClient
 
 _INDEXED_AT_ONCE = 1024
@@ -34,7 +36,7 @@ _INDEXED_AT_ONCE = 1024
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """Sizes of segments and index files, bounds of uploads and groups.
+    """Sizes of segments and index files, bounds of uploads and groups, and the retention.
 
     An index file is held in memory and saved as a whole, so it is smaller than the peer's: 7 MB.
     """
@@ -43,10 +45,15 @@ class StoreConfig:
     index: IndexSizes = field(default_factory=lambda: IndexSizes(100_000, 200_000))
     pool: PoolConfig = field(default_factory=PoolConfig)
     groups: GroupCommit = field(default_factory=GroupCommit)
+    retention: Retention = field(default_factory=Retention)
 
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _timer_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
 
 
 class QueueStore:
@@ -72,8 +79,12 @@ class QueueStore:
         self.files: dict[Queue, MessageFile] = {}
         self.index: KeyIndexService
         self.fetcher: Fetcher
+        self.expiry: Expiry
         self._now_ms = now_ms
-        self._place = FlatFilePlace(self.segments, keeper, now_ms)
+        self._own_time_ms = stamped_clock(
+            f"the tiered storage of broker {broker}", keeper.table.stamps_ms, now_ms, _timer_ms
+        )
+        self._place = FlatFilePlace(self.segments, keeper, self._own_time_ms)
         self._dispatchers: dict[Queue, Dispatcher] = {}
 
     @classmethod
@@ -101,17 +112,33 @@ class QueueStore:
         store.fetcher = Fetcher(store.files, store.index, now_ms)
         for queue in _queues(keeper):
             await store._index_rest(await store.file(queue.topic, queue.queue_id))
+        store.expiry = Expiry(
+            store.files, store.index, keeper, store._own_time_ms, store.config.retention
+        )
+        store.expiry.start()
         return store
 
     async def close(self) -> None:
-        """Stop uploads; save the key index with `checkpoint` before."""
+        """Stop expiry and uploads; save the key index with `checkpoint` before."""
+        await self.expiry.stop()
         await self.pool.close()
+
+    async def set_reserve_time(self, topic: str, hours: int | None) -> None:
+        """Keep the messages of a topic for so many hours, None: as long as the store's others.
+
+        The topic need not have a queue yet. Raises `ValueError` below 1 hour.
+        """
+        if hours is not None and hours < 1:
+            raise ValueError(f"hours is {hours}, wanted at least 1, or None")
+        table, now_ms = self.keeper.table, self._own_time_ms()
+        table.set_reserve_time(topic, -1 if hours is None else hours, now_ms)
+        await self.keeper.save()
 
     async def file(self, topic: str, queue_id: int) -> MessageFile:
         """Return the files of a queue; of one that is new they have no offset yet."""
         queue = Queue(self.broker, topic, queue_id)
         if queue not in self.files:
-            self.keeper.table.add_topic(topic, now_ms=self._now_ms())
+            self.keeper.table.add_topic(topic, now_ms=self._own_time_ms())
             file = MessageFile(self._place, queue, self.config.files)
             await file.open()
             self.files[queue] = file
@@ -144,7 +171,7 @@ class QueueStore:
         await self.keeper.save()
 
     async def expire(self, before_ms: int) -> None:
-        """Delete segments of all queues whose newest message is older."""
+        """Delete segments of all queues whose newest message is older, whatever is reserved."""
         for file in list(self.files.values()):
             await file.expire(before_ms)
 
@@ -153,6 +180,7 @@ class QueueStore:
         for queue in [one for one in self.files if one.topic == topic]:
             await self.files.pop(queue).destroy()
             self._dispatchers.pop(queue, None)
+            self.fetcher.forget(queue)
             self.keeper.indexed.pop(queue, None)
         self.keeper.table.delete_topic(topic)
         await self.keeper.save()

@@ -141,6 +141,10 @@ class Fetcher:
         """Return the files of a queue; raise `KeyError` if there are none."""
         return self._files[queue]
 
+    def forget(self, queue: Queue) -> None:
+        """Drop what was read ahead of a queue that is destroyed."""
+        self._cache.forget_queue(queue)
+
     async def fetch(
         self, queue: Queue, offset: int, max_count: int, codes: Collection[int] | None = None
     ) -> FetchResult:

@@ -6,6 +6,7 @@ before anything else is written, so no byte is written twice and none is left ou
 
 from __future__ import annotations
 
+import asyncio
 import io
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -101,11 +102,14 @@ class FileSegment:
     min_timestamp_ms: int = UNKNOWN_TIME
     max_timestamp_ms: int = UNKNOWN_TIME
     closed: bool = False
+    is_deleted: bool = False
     commit_position: int = field(init=False)
     append_position: int = field(init=False)
     _buffers: list[bytes] = field(init=False, default_factory=list)
     _unsettled: UploadBody | None = field(init=False, default=None)
     _committing: bool = field(init=False, default=False)
+    _readers: int = field(init=False, default=0)
+    _unread: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.commit_position = self.append_position = self.start_size
@@ -211,16 +215,31 @@ class FileSegment:
         """Return committed bytes, cut at the last committed one.
 
         Raises:
-            SegmentReadError: the position is not committed, no byte is asked for, or the backend
-                has lost committed bytes.
+            SegmentReadError: the position is not committed, no byte is asked for, the segment is
+                deleted, or the backend has lost committed bytes.
         """
-        if position < 0 or position >= self.commit_position or length <= 0:
-            raise SegmentReadError(position, length, self.commit_position)
-        length = min(length, self.commit_position - position)
-        data = await self.storage.read(position, length)
+        end = 0 if self.is_deleted else self.commit_position
+        if position < 0 or position >= end or length <= 0:
+            raise SegmentReadError(position, length, end)
+        length = min(length, end - position)
+        self._readers += 1
+        try:
+            data = await self.storage.read(position, length)
+        finally:
+            self._readers -= 1
+            if not self._readers:
+                self._unread.set()
         if len(data) != length:
             raise SegmentReadError(position, length, position + len(data))
         return data
+
+    async def delete(self) -> None:
+        """Delete the bytes once the reads under way have ended; may be repeated."""
+        self.closed = self.is_deleted = True
+        while self._readers:
+            self._unread.clear()
+            await self._unread.wait()
+        await self.storage.destroy()
 
     def close(self) -> None:
         """Refuse appends and commits from now on; what is committed stays readable."""

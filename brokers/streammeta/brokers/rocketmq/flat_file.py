@@ -7,7 +7,7 @@ the size of the last segment is the backend's to say.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from streammeta.brokers.rocketmq.file_segment import (
@@ -88,6 +88,8 @@ class FlatFile:
         self.kind = kind
         self.max_size = max_size
         self.segments: list[FileSegment] = []
+        self._deleted: list[FileSegment] = []
+        """Segments that the metadata says are deleted, and whose bytes may still be stored."""
         self._resume_offset = 0
         """Where a file without segments goes on."""
 
@@ -97,7 +99,12 @@ class FlatFile:
         Raises:
             SizeUnknownError: the backend does not say the size of the last one.
         """
-        listed = self._place.keeper.table.segments_of(self.path, self.kind)
+        noted = self._place.keeper.table.segments_of(self.path, self.kind)
+        is_deleted = SegmentStatus.DELETED
+        self._deleted = [
+            self._segment(one.base_offset) for one in noted if one.status is is_deleted
+        ]
+        listed = [one for one in noted if one.status is not is_deleted]
         for number, one in enumerate(listed, start=1):
             segment = self._segment(one.base_offset)
             size: int | None = one.size
@@ -147,6 +154,11 @@ class FlatFile:
         if not self.segments:
             raise NoSegmentError(self.path)
         return self.segments[-1]
+
+    def resume_at(self, offset: int) -> None:
+        """Let a file without segments go on at this offset."""
+        if not self.segments:
+            self._resume_offset = offset
 
     async def init_offset(self, offset: int) -> None:
         """Begin a file without segments at this offset."""
@@ -227,16 +239,11 @@ class FlatFile:
     def _note(self, segment: FileSegment) -> None:
         table = self._place.keeper.table
         known = table.segments[self.path, self.kind, segment.base_offset]
-        noted = SegmentMetadata(
-            self.path,
-            self.kind,
-            segment.base_offset,
-            known.status,
-            segment.commit_position,
-            known.create_ms,
-            segment.min_timestamp_ms,
-            segment.max_timestamp_ms,
-            known.seal_ms,
+        noted = replace(
+            known,
+            size=segment.commit_position,
+            begin_ms=segment.min_timestamp_ms,
+            end_ms=segment.max_timestamp_ms,
         )
         is_new = known.status is SegmentStatus.NEW
         table.put_segment(
@@ -269,32 +276,69 @@ class FlatFile:
                 return max(offset, segment.base_offset)
         return self.commit_offset
 
-    async def expire(self, before_ms: int) -> int:
-        """Delete head segments whose newest message is older; return the number of them.
+    def has_expired(self, before_ms: int, created_before_ms: int | None = None) -> bool:
+        """Whether the first segment is due: its newest message is older.
 
-        The last one goes too if it is old enough and holds nothing that waits.
+        With `created_before_ms` the segment must have been created before that too, so that
+        messages with wrong times are kept as long. The last segment stays while bytes wait in it;
+        an empty one that another follows is always due.
         """
-        dropped = 0
-        while self.segments:
-            head = self.segments[0]
-            is_last = len(self.segments) == 1
-            if head.max_timestamp_ms >= before_ms or (is_last and head.needs_commit):
-                break
-            self._resume_offset = head.append_offset
-            await self._drop(head)
-            dropped += 1
-        return dropped
+        if not self.segments:
+            return False
+        head, is_last = self.segments[0], len(self.segments) == 1
+        if is_last and head.needs_commit:
+            return False
+        if not is_last and not head.append_position:
+            return True
+        noted = self._noted(head)
+        created_ms = 0 if noted is None else noted.create_ms
+        if created_before_ms is not None and created_ms >= created_before_ms:
+            return False
+        return head.max_timestamp_ms < before_ms
+
+    async def expire(self, before_ms: int, created_before_ms: int | None = None) -> int:
+        """Delete first segments that are due, see `has_expired`; return the number of them."""
+        deleted = await self.finish_deletions()
+        while self.has_expired(before_ms, created_before_ms):
+            deleted += await self.delete_first()
+        return deleted
 
     async def destroy(self) -> None:
         """Delete all segments, and what waits with them."""
-        self._resume_offset = 0
+        await self.finish_deletions()
         while self.segments:
-            await self._drop(self.segments[0])
+            await self.delete_first()
+        self._resume_offset = 0
 
-    async def _drop(self, segment: FileSegment) -> None:
-        """Delete the first segment: from the metadata last, so that a crash leaves it to repeat."""
+    async def delete_first(self) -> int:
+        """Delete the first segment; return 1.
+
+        The metadata says that it is deleted before a byte is, and forgets it last. So a crash or a
+        failure leaves it to `finish_deletions`, here or after a restart.
+        """
+        segment = self.segments[0]
         segment.close()
-        await segment.storage.destroy()
-        self._place.keeper.table.delete_segments(self.path, self.kind, segment.base_offset)
-        await self._place.keeper.save()
-        del self.segments[0]
+        noted = self._noted(segment)
+        if noted is not None:
+            deleted = replace(noted, status=SegmentStatus.DELETED)
+            self._place.keeper.table.put_segment(deleted)
+            await self._place.keeper.save()
+        if segment in self.segments:
+            self._resume_offset = segment.append_offset
+            self.segments.remove(segment)
+            self._deleted.append(segment)
+        return await self.finish_deletions()
+
+    async def finish_deletions(self) -> int:
+        """Delete what the metadata says is deleted; return the number of segments."""
+        finished = 0
+        for segment in tuple(self._deleted):
+            await segment.delete()
+            self._place.keeper.table.delete_segments(self.path, self.kind, segment.base_offset)
+            await self._place.keeper.save()
+            self._deleted.remove(segment)
+            finished += 1
+        return finished
+
+    def _noted(self, segment: FileSegment) -> SegmentMetadata | None:
+        return self._place.keeper.table.segments.get((self.path, self.kind, segment.base_offset))

@@ -6,6 +6,8 @@ one counts, and those before are deleted behind it. What is uploaded is in the b
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from streammeta.brokers.rocketmq.cluster_metadata import ClusterKeeper
 from streammeta.brokers.rocketmq.metadata import SegmentStatus
 from streammeta.brokers.rocketmq.names import SegmentType
@@ -55,6 +57,23 @@ class ClusterShelf:
         if segment.status is not SegmentStatus.SEALED:
             table.put_segment(segment.sealed(segment.end_ms))
             await self._keeper.save()
+
+    async def note_deleted(self, begin_ms: int) -> None:
+        """Note that an uploaded file is deleted, before its bytes are."""
+        table = self._keeper.table
+        segment = table.segments[self._path, SegmentType.INDEX, begin_ms]
+        table.put_segment(replace(segment, status=SegmentStatus.DELETED))
+        await self._keeper.save()
+
+    async def deleted(self) -> list[int]:
+        """Return the begins of deleted files whose bytes may still be stored."""
+        found = self._keeper.table.segments_of(self._path, SegmentType.INDEX)
+        return [one.base_offset for one in found if one.status is SegmentStatus.DELETED]
+
+    async def forget(self, begin_ms: int) -> None:
+        """Forget a deleted file; may be repeated."""
+        self._keeper.table.delete_segments(self._path, SegmentType.INDEX, begin_ms)
+        await self._keeper.save()
 
     async def _delete(self, begin_ms: int, generations: list[int]) -> None:
         if generations:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
-from streammeta.brokers.rocketmq.file_segment import FileSegment
+from streammeta.brokers.rocketmq.file_segment import FileSegment, SegmentReadError
 from streammeta.brokers.rocketmq.key_index import (
     ALL_TIMES,
     HEADER_SIZE,
@@ -59,6 +59,18 @@ class IndexShelf(Protocol):
         """Note that a file is uploaded; may be repeated."""
         ...
 
+    async def note_deleted(self, begin_ms: int) -> None:
+        """Note that an uploaded file is deleted, before its bytes are."""
+        ...
+
+    async def deleted(self) -> list[int]:
+        """Return the begins of deleted files whose bytes may still be stored."""
+        ...
+
+    async def forget(self, begin_ms: int) -> None:
+        """Forget a deleted file; may be repeated."""
+        ...
+
 
 @dataclass(slots=True)
 class MemoryShelf:
@@ -66,6 +78,7 @@ class MemoryShelf:
 
     local: dict[int, bytes] = field(default_factory=dict)
     done: list[int] = field(default_factory=list)
+    gone: list[int] = field(default_factory=list)
 
     async def save(self, begin_ms: int, data: bytes) -> None:
         """Keep a local file."""
@@ -86,6 +99,19 @@ class MemoryShelf:
     async def note_uploaded(self, begin_ms: int) -> None:
         """Note that a file is uploaded."""
         self.done.append(begin_ms)
+
+    async def note_deleted(self, begin_ms: int) -> None:
+        """Note that an uploaded file is deleted."""
+        self.done.remove(begin_ms)
+        self.gone.append(begin_ms)
+
+    async def deleted(self) -> list[int]:
+        """Return the begins of deleted files."""
+        return list(self.gone)
+
+    async def forget(self, begin_ms: int) -> None:
+        """Forget a deleted file."""
+        self.gone.remove(begin_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +152,7 @@ class KeyIndexService:
         self._now_ms = now_ms
         self._sizes = sizes
         self._files: dict[int, _IndexFile] = {}
+        self._deleted: dict[int, FileSegment] = {}
 
     @classmethod
     async def open(
@@ -209,10 +236,16 @@ class KeyIndexService:
         """
         found: dict[tuple[int, int, int], IndexItem] = {}
         for begin in reversed(self.begins_ms):
-            one = self._files[begin]
-            if begin > times.end_ms or one.last_ms < times.begin_ms:
+            one = self._files.get(begin)
+            if one is None or begin > times.end_ms or one.last_ms < times.begin_ms:
                 continue
-            for item in await self._query_file(one, topic, key, max_items, times):
+            try:
+                items = await self._query_file(one, topic, key, max_items, times)
+            except SegmentReadError:
+                if begin in self._files:
+                    raise
+                continue  # the file has expired meanwhile
+            for item in items:
                 found.setdefault((item.topic_id, item.queue_id, item.offset), item)
             if len(found) >= max_items:
                 break
@@ -248,6 +281,30 @@ class KeyIndexService:
         one.end_ms = local.end_ms
         one.segment, one.local, one.status = segment, None, IndexStatus.UPLOAD
         return True
+
+    async def expire(self, before_ms: int) -> int:
+        """Delete files whose newest message, and whose begin, are older; return their number.
+
+        The newest file stays. May be repeated after any failure.
+        """
+        for begin in self.begins_ms[:-1]:
+            file = self._files[begin]
+            if max(begin, file.last_ms) >= before_ms:
+                continue
+            if file.segment is not None:
+                await self._shelf.note_deleted(begin)
+                self._deleted[begin] = file.segment
+            del self._files[begin]
+            await self._shelf.remove(begin)
+
+        deleted = 0
+        for begin in await self._shelf.deleted():
+            segment = self._deleted.get(begin) or self._segment(begin)
+            await segment.delete()
+            await self._shelf.forget(begin)
+            self._deleted.pop(begin, None)
+            deleted += 1
+        return deleted
 
     async def flush(self) -> None:
         """Save the local files, so that the next start finds them."""

@@ -6,6 +6,7 @@ not there. Bytes of the commit log that no item points at expire with their segm
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from streammeta.brokers.rocketmq.consume_queue import (
@@ -106,19 +107,35 @@ class MessageFile:
         self.consume_queue = FlatFile(
             place, queue.path, SegmentType.CONSUME_QUEUE, sizes.consume_queue
         )
+        self._deleting = asyncio.Lock()
 
     async def open(self) -> None:
         """Take over what the metadata has; raise `SizeUnknownError` if a backend says nothing."""
         await self.commit_log.open()
         await self.consume_queue.open()
         noted = self._place.keeper.table.queues.get(self.queue)
-        if noted is not None and not self.is_initialised:
-            await self.init_offset(noted.max_offset)
+        if noted is not None:
+            self.consume_queue.resume_at(noted.max_offset * ITEM_SIZE)
+            self.commit_log.resume_at(noted.log_end or await self._end_of_items())
+        if self.is_initialised and not self.commit_log.append_offset:
+            await self.commit_log.init_offset(0)
+
+    async def _end_of_items(self) -> int:
+        """Return the end of the last item's message: versions before noted no end of the log."""
+        queue = self.consume_queue
+        if not queue.segments or queue.commit_offset - queue.segments[-1].base_offset < ITEM_SIZE:
+            return 0
+        (item,) = decode_items(await queue.read(queue.commit_offset - ITEM_SIZE, ITEM_SIZE))
+        return item.commit_log_offset + item.message_size
 
     def _note_offsets(self) -> None:
-        table = self._place.keeper.table
-        table.queues[self.queue] = QueueMetadata(
-            self.queue, self.min_offset, self.commit_offset, self._place.now_ms()
+        """Note where both files go on: one whose last segment expires continues at its end."""
+        self._place.keeper.table.queues[self.queue] = QueueMetadata(
+            self.queue,
+            self.min_offset,
+            self.commit_offset,
+            self._place.now_ms(),
+            self.commit_log.commit_offset,
         )
 
     @property
@@ -281,17 +298,25 @@ class MessageFile:
                 high = middle
         return low
 
-    async def expire(self, before_ms: int) -> None:
-        """Delete segments that are older; items first, so that none points at what is gone.
+    async def expire(self, before_ms: int, created_before_ms: int | None = None) -> int:
+        """Delete segments that are due, see `FlatFile.has_expired`; return the number of them.
 
-        The queue's end is noted before: a queue whose last segment goes continues at it.
+        Items go first, so that none points at deleted messages. May be repeated after any failure.
         """
-        self._note_offsets()
-        await self.consume_queue.expire(before_ms)
-        await self.commit_log.expire(before_ms)
+        async with self._deleting:
+            deleted = await self._expire(self.consume_queue, before_ms, created_before_ms)
+            return deleted + await self._expire(self.commit_log, before_ms, created_before_ms)
+
+    async def _expire(self, file: FlatFile, before_ms: int, created_before_ms: int | None) -> int:
+        deleted = await file.finish_deletions()
+        while file.has_expired(before_ms, created_before_ms):
+            self._note_offsets()
+            deleted += await file.delete_first()
+        return deleted
 
     async def destroy(self) -> None:
         """Delete all segments and forget the queue."""
-        self._place.keeper.table.queues.pop(self.queue, None)
-        await self.consume_queue.destroy()
-        await self.commit_log.destroy()
+        async with self._deleting:
+            self._place.keeper.table.queues.pop(self.queue, None)
+            await self.consume_queue.destroy()
+            await self.commit_log.destroy()

@@ -15,6 +15,7 @@ from typing import Any
 
 from streammeta.brokers.rocketmq.names import SegmentType
 
+HOUR_MS = 3_600_000
 METADATA_FILE = "config/tieredStoreMetadata.json"
 _TABLES = {
     SegmentType.COMMIT_LOG: "commitLogFileSegmentTable",
@@ -48,7 +49,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
-    """A topic; `reserve_time` is in hours, -1 for the store's own."""
+    """A topic; `reserve_time` is in hours, 0 or less for the store's own."""
 
     topic_id: int
     topic: str
@@ -65,6 +66,8 @@ class QueueMetadata:
     min_offset: int
     max_offset: int
     update_ms: int = 0
+    log_end: int = 0
+    """End of its commit log, which the peer's file does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,16 @@ class MetadataTable:
     queues: dict[Queue, QueueMetadata] = field(default_factory=dict)
     segments: dict[tuple[str, SegmentType, int], SegmentMetadata] = field(default_factory=dict)
     last_topic_id: int = -1
+    noted_ms: int = 0
+    """Newest time that the store has noted as its own, in ms since 1970."""
+
+    @property
+    def stamps_ms(self) -> list[int]:
+        """Times at which the store itself has written; times of messages are the producers'."""
+        stamps = [self.noted_ms, *(queue.update_ms for queue in self.queues.values())]
+        for segment in self.segments.values():
+            stamps += (segment.create_ms, segment.seal_ms)
+        return [stamp for stamp in stamps if stamp > 0]
 
     def add_topic(self, topic: str, reserve_time: int = -1, now_ms: int = 0) -> TopicMetadata:
         """Return the topic, with a new id if there is none yet; ids are never used again."""
@@ -103,6 +116,17 @@ class MetadataTable:
                 self.last_topic_id, topic, reserve_time=reserve_time, update_ms=now_ms
             )
         return self.topics[topic]
+
+    def set_reserve_time(self, topic: str, hours: int, now_ms: int = 0) -> None:
+        """Set how long the messages of a topic are kept, 0 or less: as the store says."""
+        known = self.add_topic(topic, now_ms=now_ms)
+        self.topics[topic] = replace(known, reserve_time=hours, update_ms=now_ms)
+
+    def reserve_ms(self, topic: str, default_hours: int) -> int:
+        """Return how long the messages of a topic are kept, in ms."""
+        known = self.topics.get(topic)
+        hours = default_hours if known is None or known.reserve_time < 1 else known.reserve_time
+        return hours * HOUR_MS
 
     def delete_topic(self, topic: str) -> None:
         """Forget a topic and its queues."""

@@ -35,7 +35,7 @@ async def render(store: QueueStore, cluster: str, directory: Path) -> MetadataTa
     for queue, file in store.files.items():
         table.queues[queue] = QueueMetadata(queue, file.min_offset, file.commit_offset)
     for one in known.segments.values():
-        if one.kind is not SegmentType.INDEX:
+        if one.kind is not SegmentType.INDEX and one.status is not SegmentStatus.DELETED:
             await _copy(store, cluster, directory, one, table)
     await _copy_index(store, cluster, directory, table)
     config = directory / METADATA_FILE
