@@ -36,6 +36,7 @@ from tests.mutants.shapes import SHAPES
 from tests.mutants.snapshots import SNAPSHOTS
 from tests.mutants.starvation import STARVATION
 from tests.mutants.state import STATE
+from tests.mutants.turns import TURNS
 
 _ALL = (
     *ELECTIONS,
@@ -74,6 +75,7 @@ _ALL = (
     *CALLERS,
     *LEASES,
     *HTTP2,
+    *TURNS,
 )
 
 MUTANTS = {mutant.name: mutant for mutant in _ALL}

@@ -80,7 +80,7 @@ CLIENTS = (
         "memory for as many large requests as there may be calls",
         """
         streammeta.controller.grpc_server.connection:
-        - self._held <= limits.held_bytes_of_connection and self.server.held <= limits.held_bytes
+        - self._held <= self.limits.held_bytes_of_connection and share.held <= share.held_max
         + self._held >= 0
         """,
         Tested(_CALLS + "test_requests_that_are_never_complete_are_bounded"),

@@ -14,7 +14,9 @@ HTTP2 = (
         """
         streammeta.controller.grpc_server.session:
         - self.out.append(frame(Kind.SETTINGS, Flag.ACK, 0))
-          self._change_window(window)
+          self._change_initial_window(window)
+        + while self.is_due:
+        +     self._send_next()
         + self.out.append(frame(Kind.SETTINGS, Flag.ACK, 0))
         """,
         Tested(_SESSION + "test_data_that_settings_allow_comes_after_their_acknowledgement"),

@@ -26,6 +26,7 @@ from streammeta.controller.grpc_server.headers import (
     status,
 )
 from streammeta.controller.grpc_server.messages import (
+    MESSAGES_A_UNIT,
     PREFIX_BYTES,
     CompressedMessageError,
     MessageReader,
@@ -33,7 +34,7 @@ from streammeta.controller.grpc_server.messages import (
     UnknownFlagsError,
     framed,
 )
-from streammeta.controller.grpc_server.session import Stream
+from streammeta.controller.grpc_server.stream import Stream
 
 if TYPE_CHECKING:
     from streammeta.controller.grpc_server.connection import Connection
@@ -51,7 +52,7 @@ class Method:
     deserialize: Callable[[bytes], Any] | None
     serialize: Callable[[Any], bytes] | None
     is_apart: bool = False
-    """Its calls are begun and refused whatever waits."""
+    """Its calls wait for none but each other, and are not refused for those that wait."""
 
     @classmethod
     def of(cls, handler: grpc.RpcMethodHandler[Any, Any], *, is_apart: bool = False) -> Method:
@@ -123,6 +124,7 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
             self.refuse(grpc.StatusCode.INTERNAL, str(error))
             return
         if self.method.request_streaming:
+            self._connection.session.spent += len(messages) // MESSAGES_A_UNIT
             self._take_messages(messages)
         elif messages:
             if self._request is not None or len(messages) > 1:
@@ -151,7 +153,7 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
     def _take_messages(self, messages: Sequence[bytes]) -> None:
         for message in messages:
             self._queue.append(message)
-            self._queued_bytes += len(message)
+            self._queued_bytes += PREFIX_BYTES + len(message)
         arrival = self._arrival
         has_news = messages or self._stream.is_ended_there
         if has_news and arrival is not None and not arrival.done():
@@ -198,9 +200,14 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
                 await self._arrival
             finally:
                 self._arrival = None
+        if not self._connection.server.spend(1):
+            await asyncio.sleep(0)  # so that a handler that never waits leaves others their turn
+            if not self._queue:
+                return None
         message = self._queue.popleft()
-        self._queued_bytes -= len(message)
-        self._consumed += PREFIX_BYTES + len(message)
+        size = PREFIX_BYTES + len(message)
+        self._queued_bytes -= size
+        self._consumed += size
         if not self.is_over and not self._has_status:
             self._account()
         return message
@@ -211,7 +218,7 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
         """Let the handler run when it is this call's turn."""
         if not self._is_begun:
             self._is_begun = True
-            self._connection.server.enqueue(self)
+            self._connection.server.enqueue(self, self._connection.share)
 
     def start(self) -> None:
         """Let the handler run."""

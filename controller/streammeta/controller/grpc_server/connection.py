@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from random import random
 from typing import TYPE_CHECKING, cast
 
@@ -22,7 +22,10 @@ from streammeta.controller.grpc_server.headers import (
     refusal_head,
     status,
 )
-from streammeta.controller.grpc_server.session import BURST_BYTES, Session, Stream
+from streammeta.controller.grpc_server.outflow import BURST_BYTES
+from streammeta.controller.grpc_server.session import Session
+from streammeta.controller.grpc_server.shares import Share
+from streammeta.controller.grpc_server.stream import Stream
 from streammeta.controller.grpc_server.tls import PLAIN_TEXT, proven_by
 from streammeta.rpc.failures import TOO_MANY_CALLS
 
@@ -42,8 +45,12 @@ _AGE_SPREAD = 0.1
 class Connection(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, share: Share | None = None, host: str = "") -> None:
+        """Take the part of its listener, None for another part, and where the client is."""
         self.server = server
+        self.share = share or server.add_share()
+        self.caller: Hashable = host
+        """Whose turn it is when this connection's is: a certificate's, or else a host's."""
         self.limits = limits = server.limits
         self.loop = asyncio.get_running_loop()
         self.session = Session(
@@ -61,7 +68,7 @@ class Connection(asyncio.Protocol):
         self._is_working = self._is_waiting = self._is_full = self._is_reading_paused = False
         self._is_refill_due = False
         self._is_heard = False
-        self._is_ending = self._is_closing = False
+        self._is_ending = self._is_closing = self._is_lost = False
         self._timers: set[asyncio.TimerHandle] = set()
         self._pulse: asyncio.TimerHandle | None = None
 
@@ -79,8 +86,10 @@ class Connection(asyncio.Protocol):
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.peer = _name_of(transport.get_extra_info("peername"))
         self.proven = proven_by(transport)
+        self.caller = next(iter(self.proven.get("x509_pem_cert", ())), self.caller)
         limits = self.limits
         self.server.connections.add(self)
+        self.share.connections += 1
         self._after(limits.handshake_s, self._require_word)
         self._pulse = self.loop.call_later(limits.keepalive_s, self._ask)
         if limits.age_s is not None:
@@ -95,7 +104,7 @@ class Connection(asyncio.Protocol):
         self._is_heard = True
         self.session.feed(data)
         if not self._is_waiting:
-            self.work()
+            self.server.ask(self)
 
     def eof_received(self) -> None:
         """Let the transport close."""
@@ -103,12 +112,12 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Give up all calls."""
         self._transport = None
-        self._is_closing = True
-        self.server.connections.discard(self)
+        self._is_closing = self._is_lost = True
         for timer in (*self._timers, *((self._pulse,) if self._pulse else ())):
             timer.cancel()
         self._timers.clear()
-        self.session.close()
+        if not self._is_waiting:
+            self.server.ask(self)
 
     def pause_writing(self) -> None:
         """Read nothing while what is to go waits."""
@@ -119,34 +128,57 @@ class Connection(asyncio.Protocol):
         """Go on."""
         self._is_full = False
         self._set_reading()
-        self._refill()
+        self._go_on()
 
     # -- work
 
-    def work(self) -> None:
-        """Handle frames that have come; those beyond a turn's wait for the server."""
-        if self._is_closing:
-            self._is_waiting = False
-            return
+    def wait(self) -> None:
+        """Read nothing until its work has been done."""
+        self._is_waiting = True
+        self._set_reading()
+
+    def work(self, units: int) -> bool:
+        """Do work for so many units; return whether there is more, which waits for another turn."""
         self._is_working = True
         try:
-            more = self.session.work(self.loop.time(), self.limits.frames_a_turn)
-        except Http2Error as error:
-            self._fail(error)
-            return
+            more = self._close_streams(units) if self._is_closing else self._take_frames(units)
         finally:
             self._is_working = False
-        self.flush()
         if more != self._is_waiting:
             self._is_waiting = more
             self._set_reading()
-        if more:
-            self.server.wait_turn(self)
+        return more
+
+    def _take_frames(self, units: int) -> bool:
+        session = self.session
+        try:
+            more = session.work(self.loop.time(), units)
+        except Http2Error as error:
+            self._fail(error)
+        else:
+            self._deliver()
+        return bool(session.streams) if self._is_closing else more or session.is_due
+
+    def _close_streams(self, units: int) -> bool:
+        """Give up calls, of which there may be too many for one turn."""
+        more = self.session.close(units)
+        self.session.out.clear()
+        if self._is_lost and not more:
+            self._leave()
+        return more
+
+    def _leave(self) -> None:
+        if self in self.server.connections:
+            self.server.connections.remove(self)
+            self.share.connections -= 1
 
     def flush(self) -> None:
         """Hand over to the transport what is to go, unless frames that have come are at work."""
-        if self._is_working:
-            return
+        if not self._is_working:
+            self._deliver()
+            self._seek_turn()
+
+    def _deliver(self) -> None:
         session = self.session
         if session.out:
             self._hand_over()
@@ -162,18 +194,27 @@ class Connection(asyncio.Protocol):
         out.clear()
 
     def _refill(self) -> None:
-        """Give out more of what waits, as long as the transport takes it."""
+        """Allow another burst if the transport takes more; look again soon if it may."""
+        transport = self._transport
+        if self._is_full or transport is None:
+            return
+        if transport.get_write_buffer_size() < OUTPUT_BYTES_MAX:
+            self.session.refill()
+        elif not self._is_refill_due:
+            self._is_refill_due = True
+            self.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Send more of what waits."""
         self._is_refill_due = False
-        session, transport = self.session, self._transport
-        while session.room < BURST_BYTES and not self._is_full and transport is not None:
-            if transport.get_write_buffer_size() >= OUTPUT_BYTES_MAX:
-                if not self._is_refill_due:
-                    self._is_refill_due = True
-                    self.loop.call_soon(self._refill)
-                return
-            session.refill()
-            if session.out:
-                self._hand_over()
+        self._refill()
+        self._seek_turn()
+
+    def _seek_turn(self) -> None:
+        """Have what may be sent, or is to be closed, done in a turn."""
+        is_due = self.session.streams if self._is_closing else self.session.is_due
+        if is_due and not self._is_waiting:
+            self.server.wait_turn(self)
 
     def _set_reading(self) -> None:
         transport, pauses = self._transport, self._is_waiting or self._is_full
@@ -198,10 +239,10 @@ class Connection(asyncio.Protocol):
             self._refuse(stream, grpc.StatusCode.RESOURCE_EXHAUSTED, "the headers are too large")
         elif method is None:
             self._refuse(stream, grpc.StatusCode.UNIMPLEMENTED, "there is no such method")
-        elif server.calls >= self.limits.calls:
+        elif self.share.calls >= self.share.calls_max:
             self._refuse(stream, grpc.StatusCode.RESOURCE_EXHAUSTED, TOO_MANY_CALLS)
         else:
-            server.calls += 1
+            self.share.calls += 1
             call = stream.call = Call(self, stream, head, method)
             if method.request_streaming:
                 call.begin()
@@ -225,7 +266,7 @@ class Connection(asyncio.Protocol):
         """End a call."""
         call, stream.call = stream.call, None
         if call is not None:
-            self.server.calls -= 1
+            self.share.calls -= 1
             call.closed(by_client=by_client)
 
     def on_end_heard(self) -> None:
@@ -238,10 +279,10 @@ class Connection(asyncio.Protocol):
     def hold(self, more: int) -> bool:
         """Count bytes of requests that are held; return whether they may be."""
         self._held += more
-        self.server.held += more
-        limits = self.limits
+        share = self.share
+        share.held += more
         return more <= 0 or (
-            self._held <= limits.held_bytes_of_connection and self.server.held <= limits.held_bytes
+            self._held <= self.limits.held_bytes_of_connection and share.held <= share.held_max
         )
 
     def grant(self, stream: Stream, size: int) -> None:
@@ -287,7 +328,6 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
             self._after(_CLOSING_S, self.abort)
-        self.session.close()
         self.session.out.clear()
 
     def _require_word(self) -> None:

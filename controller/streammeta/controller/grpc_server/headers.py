@@ -23,15 +23,24 @@ BLOCK_BYTES_MAX = 32 << 10
 LIST_BYTES_MAX = 64 << 10
 """Longest list of headers that a block may stand for; beyond it the connection ends."""
 
+_ENTRY_BYTES = 32
+"""Bytes that a header counts beside its name and value (RFC 9113, 6.5.2)."""
+
+FIELDS_MAX = LIST_BYTES_MAX // _ENTRY_BYTES
+"""Headers of a block, decoded or passed over, beyond which the connection ends."""
+
+TABLE_UPDATES_MAX = 16
+"""Changes of the table's size that may begin a block: an encoder needs two (RFC 7541, 4.2)."""
+
+STEP_BYTES = 64
+"""Bytes of a block that are as much work as a header."""
+
 _ENTRY_BYTES_MAX = 16 << 10
 """Encoded bytes beyond which a name or value is longer than any table, however it is encoded."""
 
 KEPT_BLOCKS_MAX = 64
 KEPT_BLOCK_BYTES_MAX = 1_024
 """Blocks of which one connection keeps what they mean."""
-
-_ENTRY_BYTES = 32
-"""Bytes that a header counts beside its name and value (RFC 9113, 6.5.2)."""
 
 MetadataValue: TypeAlias = str | bytes
 Metadata: TypeAlias = tuple[tuple[str, MetadataValue], ...]
@@ -99,6 +108,8 @@ class HeaderDecoder:
         self._list_bytes_max = list_bytes_max
         self._decoder = Decoder(max_header_list_size=LIST_BYTES_MAX)
         self._kept: dict[bytes, Head] = {}
+        self.steps = 0
+        """Work so far: one for each header and each `STEP_BYTES` of a block that was not kept."""
 
     def decode(self, block: bytes) -> Head:
         """Return what a block means.
@@ -111,10 +122,7 @@ class HeaderDecoder:
             return kept
         table = self._decoder.header_table
         before = (table.maxsize, len(table.dynamic_entries), _newest(table.dynamic_entries))
-        try:
-            found = list(self._decoder.decode(block, raw=True))
-        except HPACKError as error:
-            raise Http2Error(ErrorCode.COMPRESSION_ERROR, f"headers: {error}") from None
+        found = self._fields(block)
         after = (table.maxsize, len(table.dynamic_entries), _newest(table.dynamic_entries))
         head = _head(found, self._list_bytes_max)
         # A new entry is another object; one that only pushes others out changes their number.
@@ -126,26 +134,61 @@ class HeaderDecoder:
             self._kept[block] = head
         return head
 
+    def _fields(self, block: bytes) -> Sequence[tuple[bytes, bytes]]:
+        _require_few_updates(block)
+        self.steps += len(block) // STEP_BYTES
+        try:
+            found = list(self._decoder.decode(block, raw=True))
+        except HPACKError as error:
+            self.steps += min(len(block), FIELDS_MAX)  # as many as may have been decoded
+            raise Http2Error(ErrorCode.COMPRESSION_ERROR, f"headers: {error}") from None
+        self.steps += len(found)
+        return found
+
     def skipper(self) -> BlockSkipper:
         """Return what takes the next block, in pieces, if it is too long to be decoded."""
         self._kept.clear()
-        return BlockSkipper(self._decoder)
+        return BlockSkipper(self, self._decoder)
+
+
+def _require_few_updates(block: bytes) -> None:
+    """Raise Http2Error if too many changes of the table's size begin a block."""
+    at = updates = 0
+    while at < len(block) and block[at] & 0xE0 == _UPDATE:
+        updates += 1
+        if updates > TABLE_UPDATES_MAX:
+            raise _too_many_updates()
+        read = _read_integer(block, at, 5)
+        if read is None:
+            return
+        at = read[1]
+
+
+def _too_many_updates() -> Http2Error:
+    return Http2Error(
+        ErrorCode.ENHANCE_YOUR_CALM,
+        f"headers: more than {TABLE_UPDATES_MAX} changes of the table's size in a block",
+    )
 
 
 class BlockSkipper:
     """Passes over a block in pieces, but for what it changes in the table: later blocks need it."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, work: HeaderDecoder, decoder: Decoder) -> None:
+        """Count steps at `work`."""
+        self._work = work
         self._decoder = decoder
         self._buffer = b""
         self._passing = 0
+        self._fields = self._updates = 0
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes.
 
         Raises:
-            Http2Error: they are of no block.
+            Http2Error: they are of no block, or of too many headers.
         """
+        self._work.steps += len(data) // STEP_BYTES
         passed = min(self._passing, len(data))
         self._passing -= passed
         buffer, at = self._buffer + data[passed:], 0
@@ -154,11 +197,30 @@ class BlockSkipper:
                 end = self._end_of(buffer, at)
                 if end is None:
                     break
+                self._count(buffer[at])
                 at = end
         except HPACKError as error:
             raise Http2Error(ErrorCode.COMPRESSION_ERROR, f"headers: {error}") from None
         self._passing += max(0, at - len(buffer))
         self._buffer = buffer[at:]
+
+    def _count(self, first: int) -> None:
+        """Count what begins with a byte; raises Http2Error if that is too often, or too late."""
+        self._work.steps += 1
+        if first & 0xE0 != _UPDATE:
+            self._fields += 1
+            if self._fields > FIELDS_MAX:
+                raise Http2Error(
+                    ErrorCode.ENHANCE_YOUR_CALM, f"more than {FIELDS_MAX} headers in a block"
+                )
+            return
+        self._updates += 1
+        if self._fields:
+            raise Http2Error(
+                ErrorCode.COMPRESSION_ERROR, "headers: a change of the table's size amid a block"
+            )
+        if self._updates > TABLE_UPDATES_MAX:
+            raise _too_many_updates()
 
     def end(self) -> Head:
         """Return what the block means: a refusal; raises Http2Error if it is cut short."""
@@ -171,7 +233,7 @@ class BlockSkipper:
         first = data[at]
         if first & 0x80:
             return _after(_read_integer(data, at, 7))
-        adds, updates = bool(first & 0x40), first & 0xE0 == 0x20
+        adds, updates = bool(first & 0x40), first & 0xE0 == _UPDATE
         read = _read_integer(data, at, 6 if adds else 5 if updates else 4)
         if read is None or updates:
             if read is not None:
@@ -206,6 +268,9 @@ def _after(read: tuple[int, int] | None) -> int | None:
 
 
 _INTEGER_BYTES_MAX = 5
+
+_UPDATE = 0x20
+"""Upper three bits of the byte that begins a change of the table's size."""
 
 
 def _read_integer(data: bytes, at: int, prefix_bits: int) -> tuple[int, int] | None:

@@ -17,10 +17,13 @@ CONNECTIONS_MAX = 4_096
 """Connections of one listener; any more are closed at once."""
 
 CALLS_MAX = 25_000
-"""Calls under way at one server; any more are refused: the line behind admission control."""
+"""Calls under way at one server, in equal parts for its listeners; any more are refused.
+
+This is the line behind admission control.
+"""
 
 WAITING_SOME, WAITING_MOST = 1_000, 2_000
-"""Calls that wait to be begun: beyond the first number some more are refused, beyond the other all.
+"""Calls of a listener that wait to be begun: beyond the first some are refused, then all.
 
 They are refused unread (REFUSED_STREAM), which costs next to nothing. To let them in and refuse
 them would cost half of what serving them does. As many as wait are served in about a second; all
@@ -46,14 +49,25 @@ class Limits:
     waiting_some: int = WAITING_SOME
     waiting_most: int = WAITING_MOST
     begun_a_turn: int = 32
-    """Calls begun in one turn of the event loop, so that whatever comes at once leaves it turns."""
-    frames_a_turn: int = 256
-    """Frames of one connection handled in one turn; the rest waits its turn."""
+    """Calls begun in one turn of the event loop, so that whatever comes at once leaves it turns.
+
+    As many again are begun of the methods that overload must not hold up.
+    """
+    work_a_turn: int = 1_024
+    """Units of work that all connections together may cause in one turn of the event loop.
+
+    A unit takes some microseconds: a frame, a header, a stream that is visited. What one frame sets
+    off is never cut short, and takes some thousand units at most.
+    """
+    work_a_turn_s: float = 0.005
+    """Time for the same, where units take longer than they should."""
+    work_of_connection: int = 256
+    """Units that one connection has before others have their turn."""
     lookahead_bytes: int = LOOKAHEAD_BYTES
     held_bytes_of_connection: int = 64 << 20
     """Bytes of requests that are not complete, or not taken by their handlers."""
     held_bytes: int = 256 << 20
-    """The same of all connections."""
+    """The same of all connections, in equal parts for the listeners."""
     header_list_bytes: int = 16 << 10
     """Headers of one call, each with 32 bytes more than it has."""
     handshake_s: float = 10.0

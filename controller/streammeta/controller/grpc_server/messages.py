@@ -8,6 +8,9 @@ from __future__ import annotations
 PREFIX_BYTES = 5
 """A byte that says whether the message is compressed, and its length, before each message."""
 
+MESSAGES_A_UNIT = 8
+"""Messages of one frame that are as much work as a frame."""
+
 
 class MessageTooLargeError(Exception):
     """A message is announced that is longer than may be."""

@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 import ssl
 import weakref
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from random import random
+from time import monotonic
 from typing import Any, NamedTuple
 
 import grpc
@@ -22,12 +22,10 @@ import grpc
 from streammeta.controller.grpc_server.call import Call, Method
 from streammeta.controller.grpc_server.connection import Connection
 from streammeta.controller.grpc_server.limits import DEFAULT, Limits
+from streammeta.controller.grpc_server.shares import Budget, Share, TurnQueue, take_calls
 from streammeta.controller.grpc_server.tls import ServerCertificates
 from streammeta.controller.listener import Bounds, Listener
 from streammeta.rpc.tls import TlsFiles
-
-_WORK_S = 0.001
-"""Time in a turn of the event loop for frames that wait, in seconds."""
 
 _BACKLOG = 1_024
 
@@ -56,19 +54,26 @@ class Server:
     def __init__(self, limits: Limits = DEFAULT) -> None:
         self.limits = limits
         self.connections: set[Connection] = set()
-        self.calls = 0
-        """Calls under way."""
-        self.held = 0
-        """Bytes of requests that are not complete, or not taken by their handlers."""
         self.is_stopping = False
         self._handlers: list[grpc.GenericRpcHandler] = []
         self._methods: dict[str, Method] = {}
         self._listeners: list[Listener] = []
-        self._waiting: deque[Call] = deque()
-        self._begun = 0
-        self._working: deque[Connection] = deque()
-        self._is_turn_due = self._is_work_due = False
+        self._shares: list[Share] = []
+        self._begun = self._begun_apart = 0
+        self._budget = Budget(limits.work_a_turn, limits.work_a_turn_s)
+        self._queue = TurnQueue()
+        self._is_turn_due = False
         _servers.add(self)
+
+    @property
+    def calls(self) -> int:
+        """Calls under way."""
+        return sum(share.calls for share in self._shares)
+
+    @property
+    def held(self) -> int:
+        """Bytes of requests that are not complete, or not taken by their handlers."""
+        return sum(share.held for share in self._shares)
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         """Serve these services."""
@@ -82,7 +87,9 @@ class Server:
             self._methods[f"/{service}/{name}"] = Method.of(handler)
 
     def set_apart(self, paths: Sequence[str]) -> None:
-        """Begin calls of these methods, such as `/a.Service/Method`, whatever waits.
+        """Begin calls of these methods, such as `/a.Service/Method`, whatever else waits.
+
+        They have a number of calls a turn of their own, and are not refused.
 
         Raises:
             ValueError: none of the services has such a method.
@@ -123,10 +130,10 @@ class Server:
             TlsError: the files for TLS are of no use.
         """
         shown = ServerCertificates(tls.load()) if isinstance(tls, TlsFiles) else tls
-        limits = self.limits
+        limits, share = self.limits, self.add_share()
         listener = Listener(
             _ClientTls(shown, asks_clients=asks_clients),
-            partial(self._new_connection, shown),
+            partial(self._new_connection, shown, share),
             _keep_quiet,
             bounds=Bounds(
                 handshakes=limits.handshakes,
@@ -135,16 +142,25 @@ class Server:
                 handshake_patience_s=limits.handshake_s,
                 backlog=_BACKLOG,
             ),
-            has_room=lambda handshakes: len(self.connections) + handshakes < limits.connections,
+            has_room=lambda handshakes: share.connections + handshakes < limits.connections,
         )
         port = listener.bind(address)
         self._listeners.append(listener)
         return port
 
-    def _new_connection(self, shown: ServerCertificates | None, _host: str) -> Connection:
+    def add_share(self) -> Share:
+        """Return an equal part of the bounds, for one more listener."""
+        self._shares.append(Share(self.limits))
+        for share in self._shares:
+            share.divide(len(self._shares))
+        return self._shares[-1]
+
+    def _new_connection(
+        self, shown: ServerCertificates | None, share: Share, host: str
+    ) -> Connection:
         if shown is not None:
             shown.handshakes += 1
-        return Connection(self)
+        return Connection(self, share, host)
 
     async def start(self) -> None:
         """Take connections."""
@@ -175,13 +191,16 @@ class Server:
 
     # -- turns
 
-    def enqueue(self, call: Call) -> None:
+    def enqueue(self, call: Call, share: Share) -> None:
         """Begin a call now, in a later turn, or never."""
-        limits, waiting = self.limits, len(self._waiting)
+        limits, waiting = self.limits, len(share.waiting)
         if call.method.is_apart:
-            call.start()
-            return
-        if not waiting and self._begun < limits.begun_a_turn:
+            if share.apart or self._begun_apart >= limits.begun_a_turn:
+                share.apart.append(call)
+            else:
+                self._begun_apart += 1
+                call.start()
+        elif not waiting and self._begun < limits.begun_a_turn:
             self._begun += 1
             call.start()
         elif waiting >= limits.waiting_most or (
@@ -192,40 +211,60 @@ class Server:
             call.drop()
             return
         else:
-            self._waiting.append(call)
+            share.waiting.append(call)
+        self._note_turn()
+
+    def ask(self, connection: Connection) -> None:
+        """Do a connection's work now if the turn has room for it, else in a later one."""
+        if self._queue or self._budget.is_spent:
+            self.wait_turn(connection)
+        else:
+            self._run(connection)
+            self._note_turn()
+
+    def wait_turn(self, connection: Connection) -> None:
+        """Do a connection's work in a later turn."""
+        connection.wait()
+        self._queue.push(connection)
+        self._note_turn()
+
+    def spend(self, units: int) -> bool:
+        """Count work of a turn that is no connection's; return whether there is room for more."""
+        self._budget.spend(units)
+        self._note_turn()
+        return not self._budget.is_spent
+
+    def _note_turn(self) -> None:
         if not self._is_turn_due:
             self._is_turn_due = True
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        self._begun = 0
-        waiting, most = self._waiting, self.limits.begun_a_turn
-        while waiting and self._begun < most:
-            call = waiting.popleft()
-            if not call.is_over:
-                self._begun += 1
-                call.start()
-        self._is_turn_due = self._begun > 0
-        if self._is_turn_due:
-            asyncio.get_running_loop().call_soon(self._turn)
-
-    def wait_turn(self, connection: Connection) -> None:
-        """Have a connection go on with its frames in a later turn."""
-        self._working.append(connection)
-        if not self._is_work_due:
-            self._is_work_due = True
-            asyncio.get_running_loop().call_soon(self._work)
+        """Begin calls that wait, and go on with connections that do."""
+        self._begun = self._begun_apart = 0
+        self._is_turn_due = False
+        self._budget.renew()
+        most = self.limits.begun_a_turn
+        for call in take_calls((share.apart for share in self._shares), most):
+            self._begun_apart += 1
+            call.start()
+        for call in take_calls((share.waiting for share in self._shares), most):
+            self._begun += 1
+            call.start()
+        self._work()
+        if self._begun or self._begun_apart or self._queue:
+            self._note_turn()
 
     def _work(self) -> None:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + _WORK_S
-        for _ in range(len(self._working)):
-            self._working.popleft().work()
-            if loop.time() >= until:
-                break
-        self._is_work_due = bool(self._working)
-        if self._is_work_due:
-            loop.call_soon(self._work)
+        while self._queue and not self._budget.is_spent:
+            self._run(self._queue.pop())
+
+    def _run(self, connection: Connection) -> None:
+        begun = monotonic()
+        more = connection.work(min(self._budget.units, self.limits.work_of_connection))
+        self._budget.spend(connection.session.spent, monotonic() - begun)
+        if more:
+            self._queue.push(connection)
 
 
 class _ClientTls:

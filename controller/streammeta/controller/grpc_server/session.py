@@ -7,9 +7,8 @@ of gRPC, does no I/O and reads no clock: times are given.
 from __future__ import annotations
 
 import struct
-from collections import deque
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from streammeta.controller.grpc_server.frames import (
     FRAME_BYTES_MAX,
@@ -22,7 +21,6 @@ from streammeta.controller.grpc_server.frames import (
     Kind,
     Setting,
     frame,
-    frame_header,
     unpadded,
 )
 from streammeta.controller.grpc_server.headers import (
@@ -32,11 +30,16 @@ from streammeta.controller.grpc_server.headers import (
     Head,
     HeaderDecoder,
 )
+from streammeta.controller.grpc_server.outflow import (
+    DEFAULT_WINDOW,
+    SENT_FRAME_BYTES_MAX,
+    U32,
+    Outflow,
+)
+from streammeta.controller.grpc_server.stream import Stream
 
 CONNECTION_WINDOW = 8 << 20
 """Bytes that may be on their way to all streams together; taken ones are granted anew."""
-
-DEFAULT_WINDOW = 65_535
 
 CONTINUATIONS_MAX = 64
 """Frames of one block of headers, beside one for each 8 KiB of it."""
@@ -44,23 +47,19 @@ CONTINUATIONS_MAX = 64
 SKIPPED_BYTES_MAX = 4 << 20
 """Bytes of a block that is too long, and passed over, beyond which the connection ends."""
 
-_BLOCK_BYTES_A_FRAME = 256
-"""Bytes of headers to decode that are as much work as a frame."""
+_SETTINGS_A_UNIT = 32
+"""Settings of a frame that are as much work as a frame."""
+
+_CALL_UNITS = 2
+"""Work of a call's begin, and of its end."""
 
 RESETS = (2_000, 200.0)
 SETTINGS_CHANGES = (1_000, 10.0)
 WASTED_FRAMES = (10_000, 1_000.0)
 """Streams reset by the client, settings, and frames without effect: at once, and a second."""
 
-SENT_FRAME_BYTES_MAX = 64 << 10
-"""Longest frame that is sent to one that takes longer ones."""
-
-BURST_BYTES = 256 << 10
-"""Bytes of messages given out before the transport has to say whether it takes more."""
-
 _ALIVE_PING, _END_PING = bytes(8), b"the end?"
 
-_U32 = struct.Struct(">I")
 _SETTING = struct.Struct(">HI")
 
 
@@ -84,35 +83,6 @@ class Allowance:
         elif self._left == self._most:
             self._at = now
         self._left -= 1.0
-
-
-class Stream:
-    """One stream that is not closed."""
-
-    __slots__ = (
-        "call",
-        "granted",
-        "id",
-        "is_ended_there",
-        "last",
-        "unsent",
-        "unsent_bytes",
-        "window",
-    )
-
-    def __init__(self, stream_id: int, granted: int) -> None:
-        self.id = stream_id
-        self.call: Any = None
-        """Whatever the session's user keeps for it."""
-        self.granted = granted
-        """Bytes that the client may still send."""
-        self.window = 0
-        """Bytes that may be sent, beside what settings give to every stream; may be negative."""
-        self.unsent: deque[memoryview] = deque()
-        self.unsent_bytes = 0
-        self.last: bytes | None = None
-        """Block of headers that ends it, behind what is unsent."""
-        self.is_ended_there = False
 
 
 class User(Protocol):
@@ -151,12 +121,13 @@ class _Block:
     skipper: BlockSkipper | None = None
 
 
-class Session:
+class Session(Outflow):
     """State of one connection; what is to be sent is in `out`."""
 
     def __init__(
         self, user: User, *, streams_max: int, stream_window: int, header_list_bytes: int
     ) -> None:
+        super().__init__()
         self._user = user
         self._parser = FrameParser()
         self._headers = HeaderDecoder(header_list_bytes)
@@ -169,18 +140,12 @@ class Session:
         """False: new ones are refused, so that their client tries elsewhere."""
         self._final_id: int | None = None
         self._block: _Block | None = None
-        self._spent = 0
+        self.spent = 0
+        """Units of work that the last call of `work` took: a frame is one, and what it sets off."""
         self.has_settings = False
         """The client has sent its preface and its first frame."""
         self._granted = CONNECTION_WINDOW
         self._taken = 0
-        self.window = DEFAULT_WINDOW
-        self._initial_window = DEFAULT_WINDOW
-        self._frame_max = FRAME_BYTES_MAX
-        self._table_notice = b""
-        self._blocked: dict[int, Stream] = {}
-        self.room = BURST_BYTES
-        """Bytes of messages that may be given out before `refill`."""
         self._resets = Allowance(*RESETS)
         self._changes = Allowance(*SETTINGS_CHANGES)
         self._wasted = Allowance(*WASTED_FRAMES)
@@ -190,10 +155,10 @@ class Session:
             (Setting.MAX_HEADER_LIST_SIZE, header_list_bytes),
         )
         said = b"".join(_SETTING.pack(*each) for each in settings)
-        self.out: list[bytes] = [
+        self.out += (
             frame(Kind.SETTINGS, 0, 0, said),
-            frame(Kind.WINDOW_UPDATE, 0, 0, _U32.pack(CONNECTION_WINDOW - DEFAULT_WINDOW)),
-        ]
+            frame(Kind.WINDOW_UPDATE, 0, 0, U32.pack(CONNECTION_WINDOW - DEFAULT_WINDOW)),
+        )
 
     # -- what comes
 
@@ -201,18 +166,23 @@ class Session:
         """Take the next bytes; `work` handles them."""
         self._parser.feed(data)
 
-    def work(self, now: float, frames_max: int) -> bool:
-        """Handle up to `frames_max` frames; return whether there may be more.
+    def work(self, now: float, units: int) -> bool:
+        """Send what may go and handle frames, for so many units; return whether there may be more.
+
+        A frame's work is never cut short, so the last one may take more than was left.
 
         Raises:
             Http2Error: the connection must end.
         """
-        parser, self._spent = self._parser, 0
-        while self._spent < frames_max:
+        parser, self.spent = self._parser, 0
+        while self.spent < units:
+            if self._ready and self.is_due:
+                self.spent += 1 + self._send_next()
+                continue
             taken = parser.next()
             if taken is None:
                 return False
-            self._spent += 1
+            self.spent += 1
             kind, flags, stream_id, payload = taken
             if self._block is not None:
                 self._on_continuation(now, kind, flags, stream_id, payload)
@@ -228,7 +198,7 @@ class Session:
         if not self.has_settings and kind != Kind.SETTINGS:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "no SETTINGS at first")
         if kind == Kind.WINDOW_UPDATE:
-            self._on_window(now, stream_id, _U32.unpack(payload)[0] & WINDOW_MAX)
+            self._on_window(now, stream_id, U32.unpack(payload)[0] & WINDOW_MAX)
         elif kind == Kind.PING:
             if flags & Flag.ACK:
                 if payload == _END_PING:
@@ -272,14 +242,13 @@ class Session:
         block.frames += 1
         if block.size > SKIPPED_BYTES_MAX or block.frames > CONTINUATIONS_MAX + block.size // 8192:
             raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "headers without an end")
-        self._spent += len(payload) // _BLOCK_BYTES_A_FRAME
         if block.skipper is not None:
-            block.skipper.feed(payload)
+            self._pass_over(block.skipper, payload)
         else:
             block.parts.append(payload)
             if block.size > BLOCK_BYTES_MAX:
                 block.skipper = self._headers.skipper()
-                block.skipper.feed(b"".join(block.parts))
+                self._pass_over(block.skipper, b"".join(block.parts))
                 block.parts.clear()
         if flags & Flag.END_HEADERS:
             self._block = None
@@ -288,10 +257,21 @@ class Session:
             else:
                 self._on_head(now, stream_id, block.is_last, block.skipper.end())
 
+    def _pass_over(self, skipper: BlockSkipper, data: bytes) -> None:
+        before = self._headers.steps
+        try:
+            skipper.feed(data)
+        finally:
+            self.spent += self._headers.steps - before
+
     def _on_block(self, now: float, stream_id: int, is_last: bool, block: bytes) -> None:
-        self._spent += len(block) // _BLOCK_BYTES_A_FRAME
-        # Always, since later blocks refer to it.
-        self._on_head(now, stream_id, is_last, self._headers.decode(block))
+        before = self._headers.steps
+        try:
+            # Always, since later blocks refer to it.
+            head = self._headers.decode(block)
+        finally:
+            self.spent += self._headers.steps - before
+        self._on_head(now, stream_id, is_last, head)
 
     def _on_head(self, now: float, stream_id: int, is_last: bool, head: Head) -> None:
         stream = self.streams.get(stream_id)
@@ -317,6 +297,7 @@ class Session:
         else:
             stream = self.streams[stream_id] = Stream(stream_id, self._stream_window)
             stream.is_ended_there = is_last
+            self.spent += _CALL_UNITS
             self._user.on_head(stream, head)
 
     def _on_trailers(self, stream: Stream, is_last: bool) -> None:
@@ -334,7 +315,7 @@ class Session:
         self._granted -= size
         self._taken += size
         if self._taken >= CONNECTION_WINDOW // 4:
-            self.out.append(frame(Kind.WINDOW_UPDATE, 0, 0, _U32.pack(self._taken)))
+            self.out.append(frame(Kind.WINDOW_UPDATE, 0, 0, U32.pack(self._taken)))
             self._granted += self._taken
             self._taken = 0
         stream = self.streams.get(stream_id)
@@ -366,7 +347,6 @@ class Session:
             if not grant or self.window > WINDOW_MAX:
                 code = ErrorCode.FLOW_CONTROL_ERROR if grant else ErrorCode.PROTOCOL_ERROR
                 raise Http2Error(code, f"a window of {self.window} bytes")
-            self._send_blocked()
             return
         stream = self.streams.get(stream_id)
         if stream is None:
@@ -374,11 +354,10 @@ class Session:
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"a window of stream {stream_id}: idle")
             self._wasted.take(now, "frames of closed streams")
             return
-        stream.window += grant
-        if not grant or stream.window + self._initial_window > WINDOW_MAX:
+        if not grant or stream.window + grant + self._initial_window > WINDOW_MAX:
             self.reset(stream, ErrorCode.FLOW_CONTROL_ERROR if grant else ErrorCode.PROTOCOL_ERROR)
-        elif stream.unsent:
-            self._send_unsent(stream)
+        else:
+            self._widen_stream(stream, grant)
 
     def _on_reset(self, now: float, stream_id: int) -> None:
         if stream_id > self.last_id:
@@ -394,6 +373,7 @@ class Session:
             self._wasted.take(now, "acknowledgements")
             return
         self._changes.take(now, "settings")
+        self.spent += len(payload) // (_SETTING.size * _SETTINGS_A_UNIT)
         window = self._initial_window
         for key, value in _SETTING.iter_unpack(payload):
             if key == Setting.INITIAL_WINDOW_SIZE:
@@ -411,13 +391,7 @@ class Session:
         # A client applies its settings once they are acknowledged: until then data that only they
         # allow breaks its rules (RFC 9113, 6.5.3).
         self.out.append(frame(Kind.SETTINGS, Flag.ACK, 0))
-        self._change_window(window)
-
-    def _change_window(self, value: int) -> None:
-        grew = value > self._initial_window
-        self._initial_window = value
-        if grew:
-            self._send_blocked()
+        self._change_initial_window(window)
 
     # -- what goes
 
@@ -425,39 +399,7 @@ class Session:
         """Let a client send so many bytes more on a stream."""
         if not stream.is_ended_there:
             stream.granted += size
-            self.out.append(frame(Kind.WINDOW_UPDATE, 0, stream.id, _U32.pack(size)))
-
-    def send_head(self, stream: Stream, block: bytes) -> None:
-        """Send the headers that begin an answer."""
-        self._put_headers(stream.id, block, 0)
-
-    def send(self, stream: Stream, data: bytes) -> bool:
-        """Send bytes of an answer, as far as windows allow; return whether all are on their way."""
-        size = len(data)
-        if (
-            not stream.unsent
-            and size <= self._frame_max
-            and size <= self.window
-            and size <= stream.window + self._initial_window
-            and self.room > 0
-        ):
-            self.window -= size
-            stream.window -= size
-            self.room -= size
-            self.out.append(frame_header(size, Kind.DATA, 0, stream.id))
-            self.out.append(data)
-            return True
-        stream.unsent.append(memoryview(data))
-        stream.unsent_bytes += size
-        self._send_unsent(stream, tells=False)
-        return not stream.unsent
-
-    def end(self, stream: Stream, block: bytes) -> None:
-        """Send the headers that end a stream, behind what is unsent of it."""
-        if stream.unsent:
-            stream.last = block
-        else:
-            self._end(stream, block)
+            self.out.append(frame(Kind.WINDOW_UPDATE, 0, stream.id, U32.pack(size)))
 
     def reset(self, stream: Stream, code: ErrorCode) -> None:
         """End a stream at once, and drop what is unsent of it."""
@@ -491,84 +433,21 @@ class Session:
         """Whether no stream is open and none will be."""
         return self._final_id is not None and not self.streams
 
-    def refill(self) -> None:
-        """Give out more, now that the transport takes more."""
-        self.room = BURST_BYTES
-        if self._blocked:
-            self._send_blocked()
-
-    def close(self) -> None:
-        """Forget all streams: the connection is gone."""
-        for stream in list(self.streams.values()):
-            self._forget(stream, by_client=True)
-
-    def _send_blocked(self) -> None:
-        for stream in list(self._blocked.values()):
-            if self.window <= 0 or self.room <= 0:
-                return
-            # The next one goes first the next time.
-            self._blocked.pop(stream.id, None)
-            self._send_unsent(stream)
-
-    def _send_unsent(self, stream: Stream, *, tells: bool = True) -> None:
-        unsent, out = stream.unsent, self.out
-        while unsent:
-            first = unsent[0]
-            size = min(
-                len(first), self._frame_max, self.window, stream.window + self._initial_window
-            )
-            if self.room <= 0 or (size <= 0 and len(first)):
-                self._blocked[stream.id] = stream
-                return
-            out.append(frame_header(size, Kind.DATA, 0, stream.id))
-            out.append(bytes(first[:size]))
-            self.window -= size
-            stream.window -= size
-            self.room -= size
-            stream.unsent_bytes -= size
-            if size == len(first):
-                unsent.popleft()
-            else:
-                unsent[0] = first[size:]
-        self._blocked.pop(stream.id, None)
-        if stream.last is not None:
-            self._end(stream, stream.last)
-        elif tells:
-            self._user.on_sent(stream)
-
-    def _end(self, stream: Stream, block: bytes) -> None:
-        self._put_headers(stream.id, block, Flag.END_STREAM)
-        # A client that has not ended its side is not reset: it might take that for the answer. What
-        # it still sends, a window at most, is passed over.
-        self._forget(stream, by_client=False)
-
-    def _put_headers(self, stream_id: int, block: bytes, flags: int) -> None:
-        if self._table_notice:
-            block, self._table_notice = self._table_notice + block, b""
-        if len(block) <= FRAME_BYTES_MAX:
-            self.out.append(
-                frame_header(len(block), Kind.HEADERS, flags | Flag.END_HEADERS, stream_id) + block
-            )
-            return
-        kind = Kind.HEADERS
-        for at in range(0, len(block), FRAME_BYTES_MAX):
-            part = block[at : at + FRAME_BYTES_MAX]
-            is_last = at + FRAME_BYTES_MAX >= len(block)
-            self.out.append(
-                frame(kind, flags | (Flag.END_HEADERS if is_last else 0), stream_id, part)
-            )
-            kind, flags = Kind.CONTINUATION, 0
-
-    def _reset(self, stream_id: int, code: ErrorCode) -> None:
-        self.out.append(frame(Kind.RST_STREAM, 0, stream_id, _U32.pack(code)))
-
-    def _go_away(self, last_id: int, code: ErrorCode, message: str) -> None:
-        said = _U32.pack(last_id) + _U32.pack(code) + message.encode()
-        self.out.append(frame(Kind.GOAWAY, 0, 0, said))
+    def close(self, units: int) -> bool:
+        """Forget streams, now that the connection is gone; return whether more are left."""
+        self.spent = 0
+        while self.streams and self.spent < units:
+            self._forget(next(iter(self.streams.values())), by_client=True)
+        return bool(self.streams)
 
     def _forget(self, stream: Stream, *, by_client: bool) -> None:
+        self.spent += _CALL_UNITS
         self.streams.pop(stream.id, None)
-        self._blocked.pop(stream.id, None)
-        stream.unsent.clear()
-        stream.unsent_bytes = 0
+        self._drop_unsent(stream)
         self._user.on_closed(stream, by_client=by_client)
+
+    def _on_sent(self, stream: Stream) -> None:
+        self._user.on_sent(stream)
+
+    def _on_ended(self, stream: Stream) -> None:
+        self._forget(stream, by_client=False)

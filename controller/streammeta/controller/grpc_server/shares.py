@@ -1,0 +1,120 @@
+"""Shares of the server: the work of one turn of the event loop, and each listener's part of bounds.
+
+Clients cause work before anybody knows who they are. So all of it is counted where it arises and
+drawn from one budget a turn, which leaves the rest of the turn to the quorum. Work that waits is
+done by rounds: listeners take turns, then callers of a listener, then connections of a caller.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+from streammeta.controller.grpc_server.limits import Limits
+
+if TYPE_CHECKING:
+    from streammeta.controller.grpc_server.call import Call
+    from streammeta.controller.grpc_server.connection import Connection
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+class Share:
+    """One listener's part of the bounds of its server; no other listener uses it up."""
+
+    def __init__(self, limits: Limits) -> None:
+        """Take the bounds of the server, all of them until others share."""
+        self._limits = limits
+        self.connections = 0
+        self.calls = 0
+        """Calls under way."""
+        self.held = 0
+        """Bytes of requests that are not complete, or not taken by their handlers."""
+        self.waiting: deque[Call] = deque()
+        """Calls that wait to be begun."""
+        self.apart: deque[Call] = deque()
+        """The same of calls that other calls do not hold up."""
+        self.divide(1)
+
+    def divide(self, listeners: int) -> None:
+        """Take an equal part of the bounds that belong to so many listeners together.
+
+        The number of connections is not one of them: each listener has a bound of its own.
+        """
+        self.calls_max = max(1, self._limits.calls // listeners)
+        self.held_max = self._limits.held_bytes // listeners
+
+
+class Budget:
+    """Work that clients may cause in one turn of the event loop, on all connections together."""
+
+    def __init__(self, units: int, seconds: float) -> None:
+        """Allow so many units a turn, and no more than so many seconds for them."""
+        self._units, self._seconds = units, seconds
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin another turn."""
+        self.units = self._units
+        """Units left; below zero if the last piece of work took more."""
+        self._left_s = self._seconds
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether no more may be done in this turn."""
+        return self.units <= 0 or self._left_s <= 0
+
+    def spend(self, units: int, seconds: float = 0.0) -> None:
+        """Count work that was done."""
+        self.units -= units
+        self._left_s -= seconds
+
+
+class TurnQueue:
+    """Connections whose work waits, taken by rounds of listeners, callers and connections.
+
+    So neither many connections of one caller, nor many callers of one listener, hold up the others.
+    """
+
+    def __init__(self) -> None:
+        self._shares: dict[Share, dict[Hashable, deque[Connection]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._shares)
+
+    def push(self, connection: Connection) -> None:
+        """Have a connection wait behind the others of its caller."""
+        callers = self._shares.setdefault(connection.share, {})
+        callers.setdefault(connection.caller, deque()).append(connection)
+
+    def pop(self) -> Connection:
+        """Return the connection whose turn it is."""
+        share, callers = _take_first(self._shares)
+        caller, waiting = _take_first(callers)
+        connection = waiting.popleft()
+        if waiting:
+            callers[caller] = waiting
+        if callers:
+            self._shares[share] = callers
+        return connection
+
+
+def _take_first(groups: dict[_K, _V]) -> tuple[_K, _V]:
+    key = next(iter(groups))
+    return key, groups.pop(key)
+
+
+def take_calls(lines: Iterable[deque[Call]], most: int) -> Iterator[Call]:
+    """Take up to `most` calls that wait and are not over, from all lines by rounds."""
+    waiting = [line for line in lines if line]
+    while waiting and most:
+        for line in tuple(waiting):
+            while line and line[0].is_over:
+                line.popleft()
+            if line and most:
+                most -= 1
+                yield line.popleft()
+            if not line:
+                waiting.remove(line)
