@@ -136,11 +136,13 @@ class MemoryObjectStore:
             if info.key.startswith(prefix) and info.key.encode() > after:
                 yield info
 
-    def copy(self, source_key: str, target_key: str) -> None:
+    def copy(self, source_key: str, target_key: str, source: ObjectInfo | None = None) -> None:
         check_key(source_key)
         check_key(target_key)
         with self._call("copy"):
             found = self._find(source_key)
+            if source is not None and found.info.etag != source.etag:
+                raise errors.ObjectChangedError(source_key)
             self._store(target_key, found.data, found.tags)
 
     def add_tags(self, key: str, tags: Tags) -> None:

@@ -8,6 +8,7 @@ from tests.mutants.clients import CLIENTS
 from tests.mutants.clocks import CLOCKS
 from tests.mutants.commits import COMMITS
 from tests.mutants.controllers import CONTROLLERS
+from tests.mutants.copies import COPIES
 from tests.mutants.damage import DAMAGE
 from tests.mutants.deletions import DELETIONS
 from tests.mutants.disk import DISK
@@ -70,6 +71,7 @@ _ALL = (
     *SHAPES,
     *OFFLOADS,
     *LEDGERS,
+    *COPIES,
     *KAFKA,
     *KAFKA_SERVICE,
     *CALLERS,

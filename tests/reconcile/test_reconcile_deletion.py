@@ -20,7 +20,12 @@ from streammeta.reconcile.lease import Lease, is_lease_key
 from streammeta.reconcile.pacing import Pacer
 from streammeta.reconcile.run_signals import RunSignals, relayed
 from streammeta.storage.bucket_marker import marker_key
-from streammeta.storage.errors import AccessDeniedError, StorageError, StoreUnavailableError
+from streammeta.storage.errors import (
+    AccessDeniedError,
+    StorageError,
+    StoreRejectedError,
+    StoreUnavailableError,
+)
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import DeleteResult, ObjectInfo
 from tests.kit.memory_store import MemoryObjectStore
@@ -475,14 +480,17 @@ def test_an_outcome_that_can_not_be_put_on_record_ends_the_task(
     assert len(bench.stored()) == 3
 
 
-def keeping(bench: Bench, kept: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the store refuse to delete some objects."""
+def keeping(
+    bench: Bench, kept: set[int], monkeypatch: pytest.MonkeyPatch, *, denied: bool = False
+) -> None:
+    """Let the store refuse to delete some objects, for a right if `denied`."""
     refused, real = {key_for(at, NAMESPACE) for at in kept}, bench.store.delete_many
 
     def delete_others(keys: Iterable[str]) -> DeleteResult:
         wanted = set(keys)
         done = real(wanted - refused).deleted
-        return DeleteResult(done, dict.fromkeys(wanted & refused, "locked"))
+        kept = dict.fromkeys(wanted & refused, "locked")
+        return DeleteResult(done, kept, denied=frozenset(kept if denied else ()))
 
     monkeypatch.setattr(bench.store, "delete_many", delete_others)
 
@@ -494,7 +502,7 @@ def test_any_number_of_kept_keys_holds_up_no_other(
     bench.candidates.sort(key=lambda one: one.object_id)
     bench.order = replace(bench.order, keys_per_s=3)
     kept = set(range(0, 75, 3))  # one of each batch
-    keeping(bench, kept, monkeypatch)
+    keeping(bench, kept, monkeypatch, denied=True)
     outcomes = bench.run()
     assert {at for at, outcome in outcomes.items() if outcome is Outcome.FAILED} == kept
     assert Outcome.SKIPPED not in outcomes.values()
@@ -508,10 +516,49 @@ def test_a_task_ends_when_nothing_can_be_deleted_for_long(
     bench = Bench(tmp_path, count=in_a_row + 10)
     bench.candidates.sort(key=lambda one: one.object_id)
     bench.order = replace(bench.order, keys_per_s=1)
-    keeping(bench, set(range(in_a_row)), monkeypatch)
+    keeping(bench, set(range(in_a_row)), monkeypatch, denied=True)
     outcomes = list(bench.run().values())
     assert outcomes.count(Outcome.SKIPPED) == skipped
     assert outcomes.count(Outcome.FAILED) == in_a_row
+
+
+@pytest.mark.parametrize("way", ["delete", "copy", "tag"])
+def test_objects_that_fail_by_themselves_end_no_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Each is counted and named, however many follow each other."""
+    bench = Bench(tmp_path, count=50)
+    bench.candidates.sort(key=lambda one: one.object_id)
+    bench.order = replace(bench.order, keys_per_s=2, quarantine=way == "copy", tag=way == "tag")
+    if way == "delete":
+        keeping(bench, set(range(40)), monkeypatch)
+    else:
+        method = "copy" if way == "copy" else "add_tags"
+        refusal = StoreRejectedError("this object can't be copied")
+        bench.store.fail_next(method, refusal, times=40)
+    outcomes = bench.run()
+    assert list(outcomes.values()).count(Outcome.FAILED) == 40
+    assert list(outcomes.values()).count(bench.order.done) == 10
+    failed = {key_for(at, NAMESPACE) for at, found in outcomes.items() if found is Outcome.FAILED}
+    assert failed <= bench.store.objects().keys()
+
+
+def test_an_object_that_is_replaced_before_its_copy_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, count=3)
+    bench.order = replace(bench.order, quarantine=True)
+    key, copy = bench.candidates[1].key, bench.store.copy
+
+    def replace_first(source_key: str, target_key: str, source: ObjectInfo | None = None) -> None:
+        if source_key == key:
+            bench.store.put(key, b"of somebody else")
+        copy(source_key, target_key, source)
+
+    monkeypatch.setattr(bench.store, "copy", replace_first)
+    outcomes = bench.run()
+    assert sorted(outcomes.values()) == [Outcome.CHANGED, *[Outcome.QUARANTINED] * 2]
+    assert bench.store.get_range(key) == b"of somebody else"
 
 
 def test_the_pacer_keeps_the_budget() -> None:

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
-from streammeta.reconcile.deletion_order import Candidate, Judged, Outcome
+from streammeta.reconcile.deletion_order import Candidate, Judged, Outcome, failed
 from streammeta.reconcile.leader import LeaderClient
 from streammeta.storage.adoption.ahead import entries_ahead
 from streammeta.storage.adoption.last_entries import read_last_entries
-from streammeta.storage.errors import ObjectNotFoundError, StorageError, StoreUnavailableError
+from streammeta.storage.errors import ObjectNotFoundError, StorageError
 from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_store.base import ObjectStore
 
@@ -97,7 +97,5 @@ def _look(store: ObjectStore, one: Candidate) -> _LastEntries | Judged:
     except ObjectNotFoundError:
         return Judged(one, Outcome.GONE)
     except StorageError as error:
-        is_busy = isinstance(error, StoreUnavailableError) and error.throttled
-        detail = f"not deleted, as its index can't be read: {error}"
-        return Judged(one, Outcome.FAILED, detail, is_busy)
+        return failed(one, "not deleted, as its index can't be read", error)
     return last or Judged(one, Outcome.WOULD_DELETE)

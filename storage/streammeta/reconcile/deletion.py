@@ -6,7 +6,8 @@ before, that the map issued its id once and has forgotten it; that it is deleted
 audit log first. An error of the
 marker, the lease, the leader, either audit log or the disk of the undo records spares the whole
 batch and ends the task. A key that the store is too busy for is tried again from the start, after a
-pause, and slows all tasks of the run down; what the store refuses of one key concerns no other.
+pause, and slows all tasks of the run down. What the store refuses of one object concerns no other
+and never ends a task; refusals for a right or for the state of the store do, after many in a row.
 Before a batch is deleted, what is known of its objects is on disk.
 """
 
@@ -32,6 +33,7 @@ from streammeta.reconcile.deletion_order import (
     DeletionOrder,
     Judged,
     Outcome,
+    failed,
 )
 from streammeta.reconcile.identity import check_bucket, check_standing
 from streammeta.reconcile.leader import LeaderClient, state_name
@@ -43,7 +45,12 @@ from streammeta.reconcile.run_signals import RunSignals
 from streammeta.reconcile.tables import OUTCOME_COLUMNS, record_batch
 from streammeta.rpc import tracing
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
-from streammeta.storage.errors import ObjectNotFoundError, StorageError, StoreUnavailableError
+from streammeta.storage.errors import (
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StorageError,
+    StoreUnavailableError,
+)
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import ObjectInfo, ObjectStore
@@ -55,7 +62,7 @@ _ANNOUNCED_AT_ONCE = 100
 
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _HOPELESS = 20
-"""Consecutive failed keys after which a task ends."""
+"""Consecutive keys that fail for a reason that may concern all, after which a task ends."""
 
 
 class Deleter:
@@ -118,8 +125,10 @@ class Deleter:
         self._trail.close()
 
     def _count_failures(self, judged: Sequence[Judged]) -> None:
-        failed = sum(one.outcome is Outcome.FAILED for one in judged)
-        self._failed_in_a_row = self._failed_in_a_row + failed if failed == len(judged) else 0
+        if any(one.outcome is not Outcome.FAILED for one in judged):
+            self._failed_in_a_row = 0
+        else:
+            self._failed_in_a_row += sum(one.may_concern_all for one in judged)
         self._is_over = self._is_over or self._failed_in_a_row >= _HOPELESS
 
     @tracing.span("streammeta.reconcile.batch")
@@ -222,7 +231,7 @@ class Deleter:
         try:
             found, settled = find_by_listing(self._store, [one.key for one in in_order])
         except StoreUnavailableError as error:
-            return [_not_deleted(one, error) for one in in_order]
+            return [failed(one, "not deleted", error) for one in in_order]
         by_listing = [self._compared(one, found.get(one.key)) for one in in_order[:settled]]
         with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
             return by_listing + list(pool.map(self._look_at, in_order[settled:]))
@@ -233,7 +242,7 @@ class Deleter:
         except ObjectNotFoundError:
             return self._compared(one, None)
         except StoreUnavailableError as error:
-            return _not_deleted(one, error)
+            return failed(one, "not deleted", error)
 
     def _compared(self, one: Candidate, info: ObjectInfo | None) -> Judged:
         if info is None:
@@ -272,14 +281,16 @@ class Deleter:
 
     def _save(self, one: Candidate) -> Judged:
         """Copy an object to quarantine; any error but its absence keeps it."""
+        place = quarantined_key(one.key, self._order.identity.namespace)
+        meant = ObjectInfo(one.key, one.size, one.modified_ms, one.etag)
         try:
-            self._store.copy(one.key, quarantined_key(one.key, self._order.identity.namespace))
+            self._store.copy(one.key, place, meant)
         except ObjectNotFoundError:
             return Judged(one, Outcome.GONE)
-        except StoreUnavailableError as error:
-            return _not_deleted(one, error)
+        except ObjectChangedError as error:
+            return Judged(one, Outcome.CHANGED, str(error))
         except StorageError as error:
-            return Judged(one, Outcome.FAILED, f"not deleted, as it can't be copied: {error}")
+            return failed(one, "not deleted, as it can't be copied", error)
         return Judged(one, self._done)
 
     def _tag(self, one: Candidate) -> Judged:
@@ -287,33 +298,32 @@ class Deleter:
             self._store.add_tags(one.key, ORPHAN_TAG)
         except ObjectNotFoundError:
             return Judged(one, Outcome.GONE)
-        except StoreUnavailableError as error:
-            return Judged(one, Outcome.FAILED, f"not tagged: {error}", error.throttled)
         except (StorageError, ValueError) as error:
-            return Judged(one, Outcome.FAILED, f"not tagged: {error}")
+            return failed(one, "not tagged", error)
         return Judged(one, self._done)
 
     def _delete(self, free: Sequence[Candidate]) -> list[Judged]:
         try:
             result = self._store.delete_many([one.key for one in free])
         except StorageError as error:
-            is_busy = isinstance(error, StoreUnavailableError) and error.throttled
-            if is_busy:
+            if isinstance(error, StoreUnavailableError) and error.throttled:
                 self._asked_for.update(one.key for one in free)
             else:
                 self._is_over = True
-            doubt = f"deleting began and may have succeeded in part: {error}"
-            return [Judged(one, Outcome.FAILED, doubt, is_busy) for one in free]
+            doubt = "deleting began and may have succeeded in part"
+            return [failed(one, doubt, error) for one in free]
         return [
-            Judged(one, Outcome.FAILED, f"the store kept it: {why}", one.key in result.throttled)
+            Judged(
+                one,
+                Outcome.FAILED,
+                f"the store kept it: {why}",
+                is_busy=one.key in result.throttled,
+                may_concern_all=one.key in result.throttled | result.denied,
+            )
             if (why := result.failed.get(one.key)) is not None
             else Judged(one, self._done)
             for one in free
         ]
-
-
-def _not_deleted(one: Candidate, error: StoreUnavailableError) -> Judged:
-    return Judged(one, Outcome.FAILED, f"not deleted: {error}", error.throttled)
 
 
 def carry_out(

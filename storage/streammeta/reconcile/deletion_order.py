@@ -10,6 +10,11 @@ from dataclasses import dataclass
 
 from streammeta.reconcile.identity import ClusterIdentity
 from streammeta.rpc.tls import CallerFiles
+from streammeta.storage.errors import (
+    AccessDeniedError,
+    BucketNotFoundError,
+    StoreUnavailableError,
+)
 
 ORPHAN_TAG = {"streammeta-reconcile": "orphan"}
 """Tag of objects that a rule of the bucket is to delete."""
@@ -81,9 +86,22 @@ class DeletionOrder:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A candidate and its outcome; `is_busy` if the store asked for fewer requests."""
+    """A candidate and its outcome; `is_busy` if the store asked for fewer requests.
+
+    `may_concern_all`: the reason of a failure is a right or the store itself, not this object.
+    """
 
     candidate: Candidate
     outcome: Outcome
     detail: str = ""
     is_busy: bool = False
+    may_concern_all: bool = False
+
+
+def failed(candidate: Candidate, detail: str, error: Exception) -> Judged:
+    """Return the outcome of a candidate for which the store raised an error."""
+    is_busy = isinstance(error, StoreUnavailableError) and error.throttled
+    may_concern_all = isinstance(
+        error, (StoreUnavailableError, AccessDeniedError, BucketNotFoundError)
+    )
+    return Judged(candidate, Outcome.FAILED, f"{detail}: {error}", is_busy, may_concern_all)

@@ -151,7 +151,7 @@ def _settled(store: ObjectStore, key: str, copy: ObjectInfo) -> _Judged:
     try:
         there = store.head(key)
     except ObjectNotFoundError:
-        store.copy(copy.key, key)
+        store.copy(copy.key, key, copy)
         return _Judged(key, copy.size, Restored.RESTORED)
     if there.size == copy.size and _are_equal(store, key, copy):
         return _Judged(key, copy.size, Restored.RESTORED)

@@ -115,6 +115,17 @@ class RangeNotSatisfiableError(StorageError):
         )
 
 
+class ObjectChangedError(StorageError):
+    """The key holds another object than the one that was meant; nothing was written."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(
+            f"object {key!r} is not the one that was meant: it was replaced meanwhile; look at it"
+            " again"
+        )
+
+
 class InvalidKeyError(StorageError):
     """The key can't be stored here, whatever the data; nothing was read or written."""
 

@@ -46,12 +46,14 @@ class DeleteResult:
     """Result of a deletion: keys that are absent now, and reasons for those that are not.
 
     `deleted` includes keys that never existed. `throttled` are the keys of `failed` whose only
-    reason is that the store asked for fewer requests.
+    reason is that the store asked for fewer requests, `denied` those whose reason is a right that
+    the caller does not have, or a lock of the object.
     """
 
     deleted: tuple[str, ...]
     failed: dict[str, str]
     throttled: frozenset[str] = frozenset()
+    denied: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +154,12 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def copy(self, source_key: str, target_key: str) -> None:
+    def copy(self, source_key: str, target_key: str, source: ObjectInfo | None = None) -> None:
         """Make `target_key` the equal of another object: bytes, tags and what else the store keeps.
 
         The target appears all at once and durably, replacing what was there; its time is new, and
-        its etag may be. Raises `ObjectNotFoundError` for the source; stores may refuse to copy more
-        than `MAX_PART_SIZE` bytes, with `StoreRejectedError`.
+        its etag may be. With `source` only that object is copied: another one under its key is
+        refused with `ObjectChangedError`. Raises `ObjectNotFoundError` for the source.
         """
         ...
 

@@ -23,6 +23,7 @@ from streammeta.storage.errors import (
     AccessDeniedError,
     BucketNotFoundError,
     InvalidKeyError,
+    ObjectChangedError,
     ObjectExistsError,
     ObjectNotFoundError,
     RangeNotSatisfiableError,
@@ -141,12 +142,16 @@ class LocalObjectStore:
         after = b"" if start_after is None else os.fsencode(start_after)
         return self._walk(self._objects, "", os.fsencode(prefix), after)
 
-    def copy(self, source_key: str, target_key: str) -> None:
+    def copy(self, source_key: str, target_key: str, source: ObjectInfo | None = None) -> None:
         """See `ObjectStore.copy`."""
         path, target = self._path_of(source_key), self._path_of(target_key)
-        with self._call("copy"), self._opened(source_key, path) as source:
-            size = os.fstat(source).st_size
-            self._write_file(target, lambda fd: copy_bytes(source, fd, 0, size), read_tags(source))
+        with self._call("copy"), self._opened(source_key, path) as opened:
+            found = info_of(source_key, os.fstat(opened))
+            if source is not None and found.etag != source.etag:
+                raise ObjectChangedError(source_key)
+            self._write_file(
+                target, lambda fd: copy_bytes(opened, fd, 0, found.size), read_tags(opened)
+            )
 
     def add_tags(self, key: str, tags: Tags) -> None:
         """See `ObjectStore.add_tags`."""

@@ -20,6 +20,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from streammeta.storage.errors import (
     AccessDeniedError,
+    ObjectChangedError,
     ObjectExistsError,
     ObjectNotFoundError,
     StoreRejectedError,
@@ -42,6 +43,7 @@ from streammeta.storage.object_store.base import (
     check_tags,
 )
 from streammeta.storage.object_store.calls import Meter, StoreMetrics, earlier, with_clean_up
+from streammeta.storage.object_store.copying import COPIED_AT_ONCE, copy_by_parts, kept_fields
 from streammeta.storage.object_store.listing_page import ListingPage, refusal, to_ms
 from streammeta.storage.object_store.reads import Scatter
 from streammeta.storage.object_store.retry import Retrier, RetryPolicy
@@ -60,7 +62,12 @@ from streammeta.storage.object_store.s3_client import (
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import CompletedPartTypeDef, ErrorTypeDef, HeadObjectOutputTypeDef
+    from mypy_boto3_s3.type_defs import (
+        CompletedPartTypeDef,
+        DeleteObjectsOutputTypeDef,
+        ErrorTypeDef,
+        HeadObjectOutputTypeDef,
+    )
 
 T = TypeVar("T")
 
@@ -202,34 +209,69 @@ class S3ObjectStore:
                 raise refusal("it names itself as the next one")
             options = page.next_options
 
-    def copy(self, source_key: str, target_key: str) -> None:
-        """See `ObjectStore.copy`; the bucket copies user metadata and headers too."""
+    def copy(self, source_key: str, target_key: str, source: ObjectInfo | None = None) -> None:
+        """See `ObjectStore.copy`; the bucket copies user metadata and headers too.
+
+        An object that is too large for one request, or for this server's, is copied by parts.
+        """
         check_key(source_key)
         check_key(target_key)
+        found = source or self.head(source_key)
+        if found.size <= COPIED_AT_ONCE:
+            try:
+                self._copy_whole(found, source_key, target_key)
+            except StoreRejectedError:
+                if not found.size:
+                    raise
+            else:
+                return
+        copy_by_parts(self, found, source_key, target_key, COPIED_AT_ONCE)
+
+    def _copy_whole(self, found: ObjectInfo, source_key: str, target_key: str) -> None:
+        source = self._copied_from(source_key, found.etag)
         self._call(
             "copy",
-            lambda: self._client.copy_object(
-                Bucket=self._bucket,
-                Key=target_key,
-                CopySource={"Bucket": self._bucket, "Key": source_key},
-            ),
+            lambda: self._client.copy_object(Bucket=self._bucket, Key=target_key, **source),
             key=source_key,
+            is_copy=True,
         )
+
+    def fields_to_keep(self, key: str) -> tuple[dict[str, Any], dict[str, str]]:
+        """See `PartCopies.fields_to_keep`; a server that refuses to name tags has none."""
+        described: Any = self._call(
+            "head", lambda: self._client.head_object(Bucket=self._bucket, Key=key), key=key
+        )
+        try:
+            tags = self._call("get_tags", lambda: self._tags_of(key), key=key)
+        except StoreRejectedError:
+            tags = {}
+        return kept_fields(described), tags
+
+    def _copied_from(self, key: str, etag: str = "") -> Any:
+        """Return the fields of a request that name the source of a copy, and which object it is."""
+        source: Any = {"CopySource": {"Bucket": self._bucket, "Key": key}}
+        return source | ({"CopySourceIfMatch": f'"{etag}"'} if etag else {})
 
     def add_tags(self, key: str, tags: Tags) -> None:
         """See `ObjectStore.add_tags`: tags can only be replaced as a whole, so they are read."""
         check_key(key)
 
         def add() -> None:
-            found = self._client.get_object_tagging(Bucket=self._bucket, Key=key)["TagSet"]
-            wanted = {one["Key"]: one["Value"] for one in found} | dict(tags)
+            wanted = self._tags_of(key) | dict(tags)
             check_tags(wanted)
             tag_set: Any = [{"Key": name, "Value": value} for name, value in wanted.items()]
-            self._client.put_object_tagging(
-                Bucket=self._bucket, Key=key, Tagging={"TagSet": tag_set}
+            self._digested(
+                lambda: self._client.put_object_tagging(
+                    Bucket=self._bucket, Key=key, Tagging={"TagSet": tag_set}
+                ),
+                key,
             )
 
         self._call("add_tags", add, key=key)
+
+    def _tags_of(self, key: str) -> dict[str, str]:
+        found = self._client.get_object_tagging(Bucket=self._bucket, Key=key)
+        return {tag["Key"]: tag["Value"] for tag in found.get("TagSet", ())}
 
     def delete_many(self, keys: Iterable[str]) -> DeleteResult:
         """See `ObjectStore.delete_many`."""
@@ -238,6 +280,7 @@ class S3ObjectStore:
             check_key(key)
         failed: dict[str, str] = {}
         throttled: set[str] = set()
+        denied: set[str] = set()
         remaining = iter(wanted)
         while batch := list(islice(remaining, DELETE_BATCH)):
             for error in self._delete_batch(batch):
@@ -245,10 +288,11 @@ class S3ObjectStore:
                 failed[key] = f"{code}: {error.get('Message', '')}"
                 if code == "AccessDenied":
                     failed[key] += f"; {lacking_right('DeleteObjects')}"
+                    denied.add(key)
                 if code in THROTTLED_CODES:
                     throttled.add(key)
         deleted = tuple(key for key in wanted if key not in failed)
-        return DeleteResult(deleted, failed, frozenset(throttled))
+        return DeleteResult(deleted, failed, frozenset(throttled), frozenset(denied))
 
     def start_multipart(self, key: str, *, tags: Tags | None = None) -> MultipartUpload:
         """See `ObjectStore.start_multipart`.
@@ -256,7 +300,11 @@ class S3ObjectStore:
         The start time is not in the answer, so here it is that of this machine's clock.
         """
         check_key(key)
-        options = tagging(tags)
+        return self.start_upload(key, {}, tags or {})
+
+    def start_upload(self, key: str, fields: Mapping[str, Any], tags: Tags) -> MultipartUpload:
+        """See `PartCopies.start_upload`."""
+        options = {**fields, **tagging(tags)}
         if self._checksum.is_stored:
             options["ChecksumAlgorithm"] = self._checksum.algorithm
         answer = self._call(
@@ -291,18 +339,29 @@ class S3ObjectStore:
         check_part_number(number)
         check_key(source_key)
         check_range(start, end)
-        target = self._target(upload)
+        return self.copy_range(upload, number, source_key, start, end, etag="")
+
+    def copy_range(
+        self,
+        upload: MultipartUpload,
+        number: int,
+        source_key: str,
+        start: int,
+        end: int,
+        *,
+        etag: str,
+    ) -> UploadedPart:
+        """See `PartCopies.copy_range`."""
+        request = self._target(upload) | self._copied_from(source_key, etag)
         answer = self._call(
             "copy_part",
             lambda: self._client.upload_part_copy(
-                **target,
-                PartNumber=number,
-                CopySource={"Bucket": self._bucket, "Key": source_key},
-                CopySourceRange=f"bytes={start}-{end - 1}",
+                **request, PartNumber=number, CopySourceRange=f"bytes={start}-{end - 1}"
             ),
             key=source_key,
             start=start,
             upload_id=upload.upload_id,
+            is_copy=True,
         )
         copied = answer["CopyPartResult"]
         return UploadedPart(number, copied["ETag"], end - start, self._checksum.stored_in(copied))
@@ -404,9 +463,15 @@ class S3ObjectStore:
         start: int = 0,
         upload_id: str = "",
         sent: int = 0,
+        is_copy: bool = False,
     ) -> T:
         def translated() -> T:
-            return self._translated(request, key=key, start=start, upload_id=upload_id)
+            try:
+                return self._translated(request, key=key, start=start, upload_id=upload_id)
+            except ObjectExistsError:
+                if is_copy:  # its only condition is which object the source is
+                    raise ObjectChangedError(key) from None
+                raise
 
         with self._meter.call(operation, self._deadline) as tally:
             result = self._retrier.call(translated, deadline=self._deadline, tally=tally)
@@ -431,6 +496,24 @@ class S3ObjectStore:
             if isinstance(failure, AccessDeniedError):
                 self._connection.renew()
             raise failure from error
+
+    def _digested(self, request: Callable[[], T], key: str = "") -> T:
+        """Make a request with a digest of its body; with Content-MD5 if the server refuses it.
+
+        Older servers know no other digest. One that has taken it gets it from the start.
+        """
+        digests = self._connection.digests
+        if digests.are_md5:
+            return self._translated(request, key=key)
+        try:
+            return self._translated(request, key=key)
+        except StoreRejectedError:
+            digests.are_md5 = True
+        try:
+            return self._translated(request, key=key)
+        except StoreRejectedError:
+            digests.are_md5 = False
+            raise
 
     def _once(self, put: Callable[[], None], key: str, put_id: str) -> Callable[[], None]:
         """Make a conditional put that may be repeated after an answer was lost."""
@@ -485,13 +568,13 @@ class S3ObjectStore:
         return completed
 
     def _delete_batch(self, batch: list[str]) -> list[ErrorTypeDef]:
-        answer = self._call(
-            "delete_many",
-            lambda: self._client.delete_objects(
+        def delete() -> DeleteObjectsOutputTypeDef:
+            return self._client.delete_objects(
                 Bucket=self._bucket,
                 Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True},
-            ),
-        )
+            )
+
+        answer = self._call("delete_many", lambda: self._digested(delete))
         return [error for error in answer.get("Errors", []) if error.get("Code") != "NoSuchKey"]
 
 

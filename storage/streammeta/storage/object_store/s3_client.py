@@ -8,7 +8,9 @@ nothing of the store protocol.
 
 from __future__ import annotations
 
+import base64
 import email.utils
+import hashlib
 import io
 import math
 import re
@@ -116,7 +118,25 @@ _DESCRIPTIONS = create_loader()
 _CONTENT_RANGE = re.compile(r"bytes (?P<first>\d+)-(?P<last>\d+)/(?P<total>\d+)")
 
 
-def open_client(config: S3Config, policy: RetryPolicy) -> S3Client:
+class BodyDigests:
+    """Digest of requests whose body S3 wants one of: CRC32, or MD5 where that was refused."""
+
+    OPERATIONS = ("DeleteObjects", "PutObjectTagging")
+
+    def __init__(self) -> None:
+        self.are_md5 = False
+
+    def add(self, params: dict[str, Any], **_event: object) -> None:
+        """Replace the digest of a request that is about to be sent, if it has to be MD5."""
+        if self.are_md5:
+            digest = hashlib.md5(params["body"], usedforsecurity=False).digest()
+            params["headers"]["Content-MD5"] = base64.b64encode(digest).decode()
+            params["context"].get("checksum", {}).pop("request_algorithm", None)
+
+
+def open_client(
+    config: S3Config, policy: RetryPolicy, digests: BodyDigests | None = None
+) -> S3Client:
     """Open a client that never repeats a request by itself; it connects when it is used."""
     session = botocore.session.get_session()  # of its own: it reads the environment anew
     session.register_component("data_loader", _DESCRIPTIONS)
@@ -142,6 +162,9 @@ def open_client(config: S3Config, policy: RetryPolicy) -> S3Client:
         reader = partial(_read_listing, document=document, read=read)
         # For any service, which makes it the first: botocore's own handler for S3 reads it as well.
         client.meta.events.register(f"before-parse.*.{operation}", reader)
+    if digests is not None:
+        for operation in BodyDigests.OPERATIONS:
+            client.meta.events.register(f"before-call.s3.{operation}", digests.add)
     return cast("S3Client", client)
 
 
@@ -153,7 +176,8 @@ class S3Connection:
     """
 
     def __init__(self, config: S3Config, policy: RetryPolicy) -> None:
-        self.client = open_client(config, policy)
+        self.digests = BodyDigests()
+        self.client = open_client(config, policy, self.digests)
         self._config = config
         self._policy = policy
         self._keys: tuple[str, ...] | None = None
@@ -170,7 +194,8 @@ class S3Connection:
             self._looked_at = time.monotonic()
             if keys != self._keys:
                 # Calls under way keep the former client, which ends with them.
-                self.client, self._keys = open_client(self._config, self._policy), keys
+                self.client = open_client(self._config, self._policy, self.digests)
+                self._keys = keys
 
 
 def _current_keys(config: S3Config) -> tuple[str, ...]:
@@ -375,9 +400,24 @@ def _translate_answer(
             f"the bytes of {key!r} did not arrive in bucket {bucket!r} as they were sent ({code});"
             " nothing was stored; check what stands between this machine and the server"
         )
+    about = f" for {key!r}" if key else ""
+    message = error.response.get("Error", {}).get("Message", "")
     return StoreRejectedError(
-        f"bucket {bucket!r} rejects the request for {key!r} ({status} {code}): {error}; check"
-        " endpoint, region and pathStyle of the address"
+        f"bucket {bucket!r} rejects {error.operation_name}{about} ({status} {code}: {message});"
+        f" {_advice(code, message)}"
+    )
+
+
+def _advice(code: str, message: str) -> str:
+    """Say what is to be done about a request that the server will never accept."""
+    if "md5" in f"{code} {message}".lower():
+        return (
+            "this server wants another digest of the body than it was sent; update the server, or"
+            " use another one"
+        )
+    return (
+        "check endpoint, region and pathStyle of the address, and whether this server supports the"
+        " request"
     )
 
 
