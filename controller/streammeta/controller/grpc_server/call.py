@@ -200,8 +200,12 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
                 await self._arrival
             finally:
                 self._arrival = None
-        if not self._connection.server.spend(1):
-            await asyncio.sleep(0)  # so that a handler that never waits leaves others their turn
+        server = self._connection.server
+        server.budget.units -= 1
+        if server.budget.is_spent:
+            # So that a handler that never waits leaves others their turn.
+            server.note_turn()
+            await asyncio.sleep(0)
             if not self._queue:
                 return None
         message = self._queue.popleft()

@@ -139,25 +139,24 @@ class Connection(asyncio.Protocol):
 
     def work(self, units: int) -> bool:
         """Do work for so many units; return whether there is more, which waits for another turn."""
+        session = self.session
         self._is_working = True
         try:
-            more = self._close_streams(units) if self._is_closing else self._take_frames(units)
+            if self._is_closing:
+                more = self._close_streams(units)
+            else:
+                more = session.work(self.loop.time(), units)
+                self._deliver()
+                more = bool(session.streams) if self._is_closing else more or session.is_due
+        except Http2Error as error:
+            self._fail(error)
+            more = bool(session.streams)
         finally:
             self._is_working = False
         if more != self._is_waiting:
             self._is_waiting = more
             self._set_reading()
         return more
-
-    def _take_frames(self, units: int) -> bool:
-        session = self.session
-        try:
-            more = session.work(self.loop.time(), units)
-        except Http2Error as error:
-            self._fail(error)
-        else:
-            self._deliver()
-        return bool(session.streams) if self._is_closing else more or session.is_due
 
     def _close_streams(self, units: int) -> bool:
         """Give up calls, of which there may be too many for one turn."""
@@ -176,7 +175,8 @@ class Connection(asyncio.Protocol):
         """Hand over to the transport what is to go, unless frames that have come are at work."""
         if not self._is_working:
             self._deliver()
-            self._seek_turn()
+            if self._is_closing or self.session.is_due:
+                self._seek_turn()
 
     def _deliver(self) -> None:
         session = self.session

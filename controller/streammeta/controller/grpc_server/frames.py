@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from enum import IntEnum, IntFlag
-from typing import TypeAlias
+from enum import IntEnum
+from typing import Final, TypeAlias
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_BYTES_MAX = 16_384
@@ -34,14 +34,18 @@ class Kind(IntEnum):
     CONTINUATION = 9
 
 
-class Flag(IntFlag):
-    """Flags of frames; some numbers mean one thing or another by the type."""
+class Flag:
+    """Flags of frames; some numbers mean one thing or another by the type.
 
-    END_STREAM = 0x1
-    ACK = 0x1
-    END_HEADERS = 0x4
-    PADDED = 0x8
-    PRIORITY = 0x20
+    Plain numbers: each frame is compared with several, and members of an enumeration cost more than
+    all else that is done for a frame.
+    """
+
+    END_STREAM: Final = 0x1
+    ACK: Final = 0x1
+    END_HEADERS: Final = 0x4
+    PADDED: Final = 0x8
+    PRIORITY: Final = 0x20
 
 
 class ErrorCode(IntEnum):

@@ -60,9 +60,10 @@ class Server:
         self._listeners: list[Listener] = []
         self._shares: list[Share] = []
         self._begun = self._begun_apart = 0
-        self._budget = Budget(limits.work_a_turn, limits.work_a_turn_s)
+        self.budget = Budget(limits.work_a_turn, limits.work_a_turn_s)
+        """Work that may still be done in this turn."""
         self._queue = TurnQueue()
-        self._is_turn_due = False
+        self._is_turn_due = self._do_calls_wait = False
         _servers.add(self)
 
     @property
@@ -197,6 +198,7 @@ class Server:
         if call.method.is_apart:
             if share.apart or self._begun_apart >= limits.begun_a_turn:
                 share.apart.append(call)
+                self._do_calls_wait = True
             else:
                 self._begun_apart += 1
                 call.start()
@@ -212,29 +214,24 @@ class Server:
             return
         else:
             share.waiting.append(call)
-        self._note_turn()
+            self._do_calls_wait = True
+        self.note_turn()
 
     def ask(self, connection: Connection) -> None:
         """Do a connection's work now if the turn has room for it, else in a later one."""
-        if self._queue or self._budget.is_spent:
+        if self._queue or self.budget.is_spent:
             self.wait_turn(connection)
         else:
             self._run(connection)
-            self._note_turn()
 
     def wait_turn(self, connection: Connection) -> None:
         """Do a connection's work in a later turn."""
         connection.wait()
         self._queue.push(connection)
-        self._note_turn()
+        self.note_turn()
 
-    def spend(self, units: int) -> bool:
-        """Count work of a turn that is no connection's; return whether there is room for more."""
-        self._budget.spend(units)
-        self._note_turn()
-        return not self._budget.is_spent
-
-    def _note_turn(self) -> None:
+    def note_turn(self) -> None:
+        """Begin another turn with the next one of the event loop."""
         if not self._is_turn_due:
             self._is_turn_due = True
             asyncio.get_running_loop().call_soon(self._turn)
@@ -243,28 +240,35 @@ class Server:
         """Begin calls that wait, and go on with connections that do."""
         self._begun = self._begun_apart = 0
         self._is_turn_due = False
-        self._budget.renew()
-        most = self.limits.begun_a_turn
-        for call in take_calls((share.apart for share in self._shares), most):
+        self.budget.renew()
+        if self._do_calls_wait:
+            self._begin_calls()
+        if self._queue:
+            self._work()
+        if self._begun or self._begun_apart or self._queue:
+            self.note_turn()
+
+    def _begin_calls(self) -> None:
+        most, shares = self.limits.begun_a_turn, self._shares
+        for call in take_calls((share.apart for share in shares), most):
             self._begun_apart += 1
             call.start()
-        for call in take_calls((share.waiting for share in self._shares), most):
+        for call in take_calls((share.waiting for share in shares), most):
             self._begun += 1
             call.start()
-        self._work()
-        if self._begun or self._begun_apart or self._queue:
-            self._note_turn()
+        self._do_calls_wait = any(share.apart or share.waiting for share in shares)
 
     def _work(self) -> None:
-        while self._queue and not self._budget.is_spent:
+        while self._queue and not self.budget.is_spent:
             self._run(self._queue.pop())
 
     def _run(self, connection: Connection) -> None:
-        begun = monotonic()
-        more = connection.work(min(self._budget.units, self.limits.work_of_connection))
-        self._budget.spend(connection.session.spent, monotonic() - begun)
+        budget, begun = self.budget, monotonic()
+        more = connection.work(min(budget.units, self.limits.work_of_connection))
         if more:
             self._queue.push(connection)
+        if budget.spend(connection.session.spent, monotonic() - begun) or more:
+            self.note_turn()
 
 
 class _ClientTls:

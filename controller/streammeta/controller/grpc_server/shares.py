@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from streammeta.controller.grpc_server.call import Call
     from streammeta.controller.grpc_server.connection import Connection
 
+_MOST = 7 / 8
+"""Share of a turn's work that is enough for another one."""
+
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
@@ -48,11 +51,16 @@ class Share:
 
 
 class Budget:
-    """Work that clients may cause in one turn of the event loop, on all connections together."""
+    """Work that clients may cause in one turn of the event loop, on all connections together.
+
+    To begin another turn takes a callback, more than the work of a lone message costs. So a turn
+    begins with the rest of the one before while that is most of a turn's work.
+    """
 
     def __init__(self, units: int, seconds: float) -> None:
         """Allow so many units a turn, and no more than so many seconds for them."""
         self._units, self._seconds = units, seconds
+        self._low_units, self._low_s = units * _MOST, seconds * _MOST
         self.renew()
 
     def renew(self) -> None:
@@ -66,10 +74,11 @@ class Budget:
         """Whether no more may be done in this turn."""
         return self.units <= 0 or self._left_s <= 0
 
-    def spend(self, units: int, seconds: float = 0.0) -> None:
-        """Count work that was done."""
+    def spend(self, units: int, seconds: float = 0.0) -> bool:
+        """Count work that was done; return whether the next turn must be renewed."""
         self.units -= units
         self._left_s -= seconds
+        return self.units < self._low_units or self._left_s < self._low_s
 
 
 class TurnQueue:
