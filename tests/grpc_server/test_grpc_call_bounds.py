@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from scripts.benchmarks.http2 import request_headers
+from streammeta.controller.grpc_server import session
 from streammeta.controller.grpc_server.frames import ErrorCode, Flag, Kind, frame
 from streammeta.controller.grpc_server.headers import literal
 from streammeta.controller.grpc_server.limits import DEFAULT, Limits
@@ -244,6 +245,39 @@ async def test_a_stream_of_requests_goes_on_beyond_what_may_be_held() -> None:
             call: Any = channel.stream_unary("/t.S/Take")
             assert await asyncio.wait_for(call(messages()), 60) == b"400000"
         assert server.held == 0
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [framed(bytes(200))[:9], b"\1" + framed(b"a")[1:], b"\7" + framed(b"a")[1:], framed(b"a")[:-1]],
+    ids=["too large", "compressed", "unknown flags", "torn"],
+)
+async def test_calls_that_end_by_a_broken_message_count_as_resets(
+    broken: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their handlers have begun, and are cancelled as if the client had reset the stream."""
+    monkeypatch.setattr(session, "RESETS", (5, 0.0))
+    async with handling(Limits(request_bytes=100)) as (_, _, endpoint), Raw.to(endpoint) as raw:
+        for stream_id in range(1, 21, 2):
+            raw.say(opened("Take", stream_id))
+            raw.say(frame(Kind.DATA, Flag.END_STREAM, stream_id, broken))
+        _, payload = await raw.until(Kind.GOAWAY)
+        assert payload[:4] == (11).to_bytes(4, "big")
+        assert payload[4:8] == ErrorCode.ENHANCE_YOUR_CALM.to_bytes(4, "big")
+
+
+async def test_requests_that_were_never_begun_are_refused_however_many_are_broken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client that compresses learns from each refusal that it must not, and is not cut off."""
+    monkeypatch.setattr(session, "RESETS", (5, 0.0))
+    async with serving() as (_, service, endpoint), Raw.to(endpoint) as raw:
+        for stream_id in range(1, 41, 2):
+            raw.say(opened("Echo", stream_id))
+            raw.say(frame(Kind.DATA, Flag.END_STREAM, stream_id, b"\1" + framed(b"a")[1:]))
+        raw.say(opened("Echo", 41), frame(Kind.DATA, Flag.END_STREAM, 41, framed(b"plain")))
+        assert (await raw.until(Kind.DATA, 41))[1] == framed(b"plain")
+        assert service.echoed == 1
 
 
 # -- overload

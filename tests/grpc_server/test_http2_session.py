@@ -204,6 +204,71 @@ def test_a_broken_rule_of_a_stream_resets_it_alone(
     assert client.session.streams.keys() == {3}
 
 
+def sized(stream_id: int, length: int, *, is_last: bool = False) -> bytes:
+    """Begin a request that says how many bytes it has."""
+    flags = Flag.END_HEADERS | (Flag.END_STREAM if is_last else 0)
+    headers = block(*REQUEST, (b"content-length", b"%d" % length))
+    return frame(Kind.HEADERS, flags, stream_id, headers)
+
+
+def data(size: int, *, is_last: bool = False) -> bytes:
+    return frame(Kind.DATA, Flag.END_STREAM if is_last else 0, 1, bytes(size))
+
+
+TRAILERS = frame(Kind.HEADERS, Flag.END_HEADERS | Flag.END_STREAM, 1, block((b"a", b"1")))
+PADDED = frame(Kind.DATA, Flag.PADDED | Flag.END_STREAM, 1, b"\2" + bytes(5) + bytes(2))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [sized(1, 5), data(4, is_last=True)],
+        [sized(1, 5), data(2), data(2, is_last=True)],
+        [sized(1, 5), data(6, is_last=True)],
+        [sized(1, 5), data(3), data(3)],
+        [sized(1, 5, is_last=True)],
+        [sized(1, 5), data(4), TRAILERS],
+        [sized(1, 5), data(0, is_last=True)],
+        [sized(1, 0), data(1)],
+    ],
+)
+def test_a_request_of_another_length_than_it_says_is_reset_and_never_complete(
+    client: Client, parts: list[bytes]
+) -> None:
+    """A proxy that believes the length would take the rest for another request."""
+    assert resets(client.say(*parts)) == {1: ErrorCode.PROTOCOL_ERROR}
+    assert not client.session.streams
+    assert client.closed == [(1, False)] * (len(parts) > 1)
+    assert len(client.data.get(1, b"")) <= 5
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [sized(1, 5), data(2), data(3, is_last=True)],
+        [sized(1, 5), data(5), data(0, is_last=True)],
+        [sized(1, 5), data(5), TRAILERS],
+        [sized(1, 5), PADDED],
+        [sized(1, 0, is_last=True)],
+    ],
+)
+def test_a_request_of_the_length_that_it_says_is_complete(
+    client: Client, parts: list[bytes]
+) -> None:
+    assert resets(client.say(*parts)) == {}
+    assert client.stream(1).is_ended_there
+
+
+@pytest.mark.parametrize("headers", [REQUEST, [(b":path", b"/")], [(b"A", b"1")]])
+def test_headers_that_are_no_trailers_end_no_request(
+    client: Client, headers: list[tuple[bytes, bytes]]
+) -> None:
+    flags = Flag.END_HEADERS | Flag.END_STREAM
+    end = frame(Kind.HEADERS, flags, 1, block(*headers))
+    assert resets(client.say(opened(1), data(1), end)) == {1: ErrorCode.PROTOCOL_ERROR}
+    assert client.closed == [(1, False)]
+
+
 def test_streams_beyond_the_limit_are_refused_and_others_go_on(client: Client) -> None:
     ids = range(1, 2 * STREAMS_MAX + 2, 2)
     assert resets(client.say(*map(opened, ids))) == {ids[-1]: ErrorCode.REFUSED_STREAM}
@@ -219,6 +284,44 @@ def test_late_frames_of_a_closed_stream_are_passed_over(client: Client) -> None:
     late = [frame(Kind.DATA, 0, 1, b"a"), grant(1, 1), reset(1), opened(1, is_last=True)]
     assert client.say(*late) == []
     assert client.data == {}
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [[opened(1), reset(1)], [opened(1, is_last=True), reset(1)], [opened(3)]],
+    ids=["reset", "ended and reset", "never opened"],
+)
+def test_frames_of_a_stream_that_its_client_ended_break_the_rules(
+    client: Client, ended: list[bytes]
+) -> None:
+    """Only those are passed over that were on their way when the stream ended here."""
+    late = client.say(*ended, frame(Kind.DATA, Flag.END_STREAM, 1, b"a"))
+    assert resets(late) == {1: ErrorCode.STREAM_CLOSED}
+    assert client.data == {}
+    assert refused(client, opened(1, is_last=True)) is ErrorCode.PROTOCOL_ERROR
+
+
+@pytest.mark.parametrize("end", [data(1, is_last=True), TRAILERS], ids=["data", "trailers"])
+def test_frames_are_passed_over_until_their_client_has_ended_the_stream(
+    client: Client, end: bytes
+) -> None:
+    client.say(opened(1))
+    client.session.end(client.stream(1), STATUS_OK)
+    client.frames()
+    assert client.say(data(1), end) == []
+    assert resets(client.say(data(1))) == {1: ErrorCode.STREAM_CLOSED}
+
+
+def test_only_the_newest_streams_that_ended_here_are_remembered(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "LEFT_OPEN_MAX", 2)
+    for stream_id in (1, 3, 5):
+        client.say(opened(stream_id))
+        client.session.end(client.stream(stream_id), STATUS_OK)
+    client.frames()
+    late = [frame(Kind.DATA, 0, stream_id, b"a") for stream_id in (1, 3, 5)]
+    assert resets(client.say(*late)) == {1: ErrorCode.STREAM_CLOSED}
 
 
 def test_an_answer_goes_as_far_as_windows_allow(client: Client) -> None:
@@ -297,6 +400,7 @@ def test_the_window_of_the_connection_comes_back_whatever_becomes_of_its_data(
         size = WINDOW if is_open else FRAME_BYTES_MAX
         sent += size
         granted += granted_to(0, client.say(frame(Kind.DATA, 0, 1, bytes(size))))
+        client.data.clear()
         if is_open:
             client.session.grant(stream, WINDOW)
         client.data.clear()  # which is joined with all that came before
@@ -350,8 +454,9 @@ def test_headers_that_are_passed_over_take_the_work_of_many_frames(client: Clien
         (sessions.WASTED_FRAMES, lambda _: frame(Kind.PRIORITY, 0, 1, bytes(5))),
         (sessions.WASTED_FRAMES, lambda _: frame(200, 0, 0, b"new")),
         (sessions.WASTED_FRAMES, lambda _: frame(Kind.SETTINGS, Flag.ACK, 0)),
+        (sessions.WASTED_FRAMES, lambda _: frame(Kind.PING, Flag.ACK, 0, bytes(8))),
     ],
-    ids=["resets", "settings", "priorities", "unknown", "acknowledgements"],
+    ids=["resets", "settings", "priorities", "unknown", "acknowledgements", "answers to pings"],
 )
 def test_what_is_wasted_ends_the_connection_and_a_little_of_it_does_not(
     client: Client, bound: tuple[int, float], made: Callable[[int], bytes]
@@ -364,6 +469,45 @@ def test_what_is_wasted_ends_the_connection_and_a_little_of_it_does_not(
         client.say(made(number))
     rest = b"".join(made(number) for number in range(most + 8, most + 14))
     assert refused(client, rest) is ErrorCode.ENHANCE_YOUR_CALM
+
+
+def numbered(*parts: Callable[[int], bytes]) -> Callable[[int], bytes]:
+    """Return what makes frames of a stream from the stream's number."""
+    return lambda number: b"".join(part(2 * number + 1) for part in parts)
+
+
+def of_stream(kind: int, flags: int, payload: bytes) -> Callable[[int], bytes]:
+    return lambda stream_id: frame(kind, flags, stream_id, payload)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        numbered(opened, lambda stream_id: grant(stream_id, 0)),
+        numbered(opened, lambda stream_id: grant(stream_id, STREAM_ID_MAX)),
+        numbered(opened, opened),
+        numbered(opened, of_stream(Kind.DATA, 0, bytes(WINDOW + 1))),
+        numbered(opened, of_stream(Kind.DATA, 1, b""), of_stream(Kind.DATA, 0, b"a")),
+        numbered(opened, of_stream(Kind.DATA, 1, b""), opened),
+        numbered(lambda stream_id: sized(stream_id, 1), of_stream(Kind.DATA, 0, b"ab")),
+        numbered(lambda stream_id: sized(stream_id, 1), of_stream(Kind.DATA, 1, b"")),
+        numbered(opened, reset, of_stream(Kind.DATA, 1, b"a")),
+    ],
+    ids=[
+        *("no grant", "too much granted", "headers again", "more than granted", "data of an ended"),
+        *("headers of an ended", "longer", "shorter", "data of a reset one"),
+    ],
+)
+def test_streams_that_a_client_has_the_server_reset_count_as_its_own_resets(
+    client: Client, made: Callable[[int], bytes]
+) -> None:
+    """Each begins work that is thrown away; found as MadeYouReset, CVE-2025-8671."""
+    most = sessions.RESETS[0]
+    client.say(b"".join(made(number) for number in range(most // 2)))
+    assert len(client.heads) == most // 2
+    with pytest.raises(Http2Error) as raised:
+        client.say(b"".join(made(number) for number in range(most // 2, most + 2)))
+    assert raised.value.code is ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_empty_data_is_waste(client: Client) -> None:
@@ -424,6 +568,14 @@ def test_an_end_is_announced_before_it_is_final(client: Client) -> None:
     assert not client.session.is_done
     client.session.end(client.stream(1), STATUS_OK)
     assert client.session.is_done
+
+
+def test_streams_after_the_last_one_are_waste(client: Client) -> None:
+    client.session.take_no_more()
+    late = range(1, 2 * sessions.WASTED_FRAMES[0] + 4, 2)
+    assert client.say(opened(1), frame(Kind.DATA, Flag.END_STREAM, 1, b"a"))[1:] == []
+    with pytest.raises(Http2Error, match="too many"):
+        client.say(b"".join(opened(stream_id, is_last=True) for stream_id in late[1:]))
 
 
 def test_a_smaller_table_of_the_client_is_acknowledged_by_the_next_block(client: Client) -> None:

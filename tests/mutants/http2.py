@@ -96,4 +96,77 @@ HTTP2 = (
             "[content-length-5-6]"
         ),
     ),
+    Mutant(
+        "length-not-compared",
+        "A request is complete with fewer or more bytes than its client said.",
+        "request smuggling by content-length; h2spec's cases http2/8.1.2.6",
+        """
+        streammeta.controller.grpc_server.stream:
+        - return self.length == 0 if is_last else self.length >= 0
+        + return True
+        """,
+        Tested(
+            _SESSION
+            + "test_a_request_of_another_length_than_it_says_is_reset_and_never_complete[parts0]"
+        ),
+    ),
+    Mutant(
+        "length-not-compared-before-trailers",
+        "A request whose trailers come too early is complete.",
+        "a variant of the length that is not compared",
+        """
+        streammeta.controller.grpc_server.session:
+        - elif not is_last or not head.may_end or stream.length:
+        + elif not is_last or not head.may_end:
+        """,
+        Tested(
+            _SESSION
+            + "test_a_request_of_another_length_than_it_says_is_reset_and_never_complete[parts5]"
+        ),
+    ),
+    Mutant(
+        "pseudo-headers-in-trailers",
+        "The end of a request names another path.",
+        "RFC 9113, 8.1: trailers have no pseudo-headers",
+        """
+        streammeta.controller.grpc_server.session:
+        - elif not is_last or not head.may_end or stream.length:
+        + elif not is_last or stream.length:
+        """,
+        Tested(_SESSION + "test_headers_that_are_no_trailers_end_no_request[headers1]"),
+    ),
+    Mutant(
+        "made-resets-uncounted",
+        "A client begins calls without end, and has the server reset each by a broken frame.",
+        "MadeYouReset, CVE-2025-8671: servers that count only the client's own resets",
+        """
+        streammeta.controller.grpc_server.session:
+        - self._resets.take(now, "streams that break a rule")
+        """,
+        Tested(
+            _SESSION
+            + "test_streams_that_a_client_has_the_server_reset_count_as_its_own_resets[no grant]"
+        ),
+    ),
+    Mutant(
+        "broken-calls-uncounted",
+        "A client begins calls without end, and ends each by a message that is none.",
+        "a variant of MadeYouReset one layer above, in gRPC",
+        """
+        streammeta.controller.grpc_server.call:
+        - self._connection.session.count_broken()
+        + pass
+        """,
+        Tested(_BOUNDS + "test_calls_that_end_by_a_broken_message_count_as_resets[unknown flags]"),
+    ),
+    Mutant(
+        "data-of-any-closed-stream-passed-over",
+        "Data of a stream that its client has ended, or never opened, is passed over.",
+        "h2spec's cases http2/5.1/8 and 5.1/11",
+        """
+        streammeta.controller.grpc_server.session:
+        - self._reset(stream_id, ErrorCode.STREAM_CLOSED)
+        """,
+        Tested(_SESSION + "test_frames_of_a_stream_that_its_client_ended_break_the_rules[reset]"),
+    ),
 )

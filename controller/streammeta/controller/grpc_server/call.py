@@ -109,9 +109,20 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
     # -- what comes
 
     def take(self, data: bytes) -> None:
-        """Take bytes of the request."""
+        """Take bytes of the request.
+
+        Raises:
+            Http2Error: the client breaks calls off too often.
+        """
         if self._has_status:
             return
+        was_begun = self._is_begun
+        self._read(data)
+        if was_begun and self._has_status:
+            # Its handler has worked for nothing, as if the client had reset the stream.
+            self._connection.session.count_broken()
+
+    def _read(self, data: bytes) -> None:
         try:
             messages = self._reader.feed(data) if data else ()
         except MessageTooLargeError as error:

@@ -7,6 +7,7 @@ of gRPC, does no I/O and reads no clock: times are given.
 from __future__ import annotations
 
 import struct
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,7 +57,11 @@ _CALL_UNITS = 2
 RESETS = (2_000, 200.0)
 SETTINGS_CHANGES = (1_000, 10.0)
 WASTED_FRAMES = (10_000, 1_000.0)
-"""Streams reset by the client, settings, and frames without effect: at once, and a second."""
+"""Streams that the client resets or has reset, settings, and frames without effect: at once, and a
+second."""
+
+LEFT_OPEN_MAX = 4_096
+"""Streams ended here, and not by their clients, of which late frames are passed over."""
 
 _ALIVE_PING, _END_PING = bytes(8), b"the end?"
 
@@ -146,6 +151,9 @@ class Session(Outflow):
         """The client has sent its preface and its first frame."""
         self._granted = CONNECTION_WINDOW
         self._taken = 0
+        self._left_open: OrderedDict[int, None] = OrderedDict()
+        """The newest streams that have ended here, and of which the client may still send."""
+        self._now = 0.0
         self._resets = Allowance(*RESETS)
         self._changes = Allowance(*SETTINGS_CHANGES)
         self._wasted = Allowance(*WASTED_FRAMES)
@@ -174,6 +182,7 @@ class Session(Outflow):
         Raises:
             Http2Error: the connection must end.
         """
+        self._now = now
         parser, self.spent = self._parser, 0
         while self.spent < units:
             if self._ready and self.is_due:
@@ -201,6 +210,7 @@ class Session(Outflow):
             self._on_window(now, stream_id, U32.unpack(payload)[0] & WINDOW_MAX)
         elif kind == Kind.PING:
             if flags & Flag.ACK:
+                self._wasted.take(now, "acknowledgements")
                 if payload == _END_PING:
                     self._user.on_end_heard()
             else:
@@ -276,40 +286,76 @@ class Session(Outflow):
     def _on_head(self, now: float, stream_id: int, is_last: bool, head: Head) -> None:
         stream = self.streams.get(stream_id)
         if stream is not None:
-            self._on_trailers(stream, is_last)
+            self._on_trailers(now, stream, is_last, head)
             return
         if stream_id <= self.last_id:
-            if not is_last:
+            if not is_last or stream_id not in self._left_open:
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"stream {stream_id} is not new")
-            self._wasted.take(now, "frames of closed streams")  # the end of one that was reset
+            del self._left_open[stream_id]
+            self._wasted.take(now, "frames of closed streams")
             return
         if not stream_id & 1:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a client's stream has an odd number")
         self.last_id = stream_id
         if self._final_id is not None and stream_id > self._final_id:
-            return  # its client has been told that it is not served
-        if not self.takes_streams or len(self.streams) >= self._streams_max:
+            self._wasted.take(now, "streams after the last one")  # its client knows which one is
+            self._leave_open(stream_id, is_ended_there=is_last)
+        elif not self.takes_streams or len(self.streams) >= self._streams_max:
             self._resets.take(now, "streams beyond the limit")
             self._reset(stream_id, ErrorCode.REFUSED_STREAM)
-        elif head.is_malformed:
+            self._leave_open(stream_id, is_ended_there=is_last)
+        elif head.is_malformed or (is_last and head.content_length):
             self._resets.take(now, "malformed requests")
             self._reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+            self._leave_open(stream_id, is_ended_there=is_last)
         else:
             stream = self.streams[stream_id] = Stream(stream_id, self._stream_window)
             stream.is_ended_there = is_last
+            stream.length = head.content_length
             self.spent += _CALL_UNITS
             self._user.on_head(stream, head)
 
-    def _on_trailers(self, stream: Stream, is_last: bool) -> None:
-        if not is_last or stream.is_ended_there:
-            code = ErrorCode.STREAM_CLOSED if stream.is_ended_there else ErrorCode.PROTOCOL_ERROR
-            self.reset(stream, code)
+    def _on_trailers(self, now: float, stream: Stream, is_last: bool, head: Head) -> None:
+        if stream.is_ended_there:
+            self._break(now, stream, ErrorCode.STREAM_CLOSED)
+        elif not is_last or not head.may_end or stream.length:
+            self._break(now, stream, ErrorCode.PROTOCOL_ERROR)
         else:
             stream.is_ended_there = True
             self._user.on_data(stream, b"")
 
     def _on_data(self, now: float, flags: int, stream_id: int, payload: bytes) -> None:
         size = len(payload)
+        self._count_data(size)
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            if stream_id > self.last_id:
+                raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"data of stream {stream_id}: idle")
+            self._on_late_data(now, flags, stream_id)
+            return
+        if stream.is_ended_there:
+            self._break(now, stream, ErrorCode.STREAM_CLOSED)
+            return
+        if size > stream.granted:
+            self._break(now, stream, ErrorCode.FLOW_CONTROL_ERROR)
+            return
+        stream.granted -= size
+        if flags & Flag.PADDED:
+            payload = unpadded(flags, payload)
+        is_last = bool(flags & Flag.END_STREAM)
+        if not stream.count(len(payload), is_last=is_last):
+            self._break(now, stream, ErrorCode.PROTOCOL_ERROR)
+            return
+        if is_last:
+            stream.is_ended_there = True
+        elif not payload:
+            self._wasted.take(now, "empty frames")
+        if len(payload) < size:
+            self.grant(stream, size - len(payload))
+        self._user.on_data(stream, payload)
+
+    def _count_data(self, size: int) -> None:
+        """Count bytes of any stream, and grant as many again from time to time."""
         if size > self._granted:
             raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more data than was granted")
         self._granted -= size
@@ -318,28 +364,16 @@ class Session(Outflow):
             self.out.append(frame(Kind.WINDOW_UPDATE, 0, 0, U32.pack(self._taken)))
             self._granted += self._taken
             self._taken = 0
-        stream = self.streams.get(stream_id)
-        if stream is None:
-            if stream_id > self.last_id:
-                raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"data of stream {stream_id}: idle")
-            self._wasted.take(now, "frames of closed streams")
+
+    def _on_late_data(self, now: float, flags: int, stream_id: int) -> None:
+        """Pass data over that was on its way when the stream ended; no client may send other."""
+        if stream_id not in self._left_open:
+            self._resets.take(now, "data of closed streams")
+            self._reset(stream_id, ErrorCode.STREAM_CLOSED)
             return
-        if stream.is_ended_there:
-            self.reset(stream, ErrorCode.STREAM_CLOSED)
-            return
-        if size > stream.granted:
-            self.reset(stream, ErrorCode.FLOW_CONTROL_ERROR)
-            return
-        stream.granted -= size
-        if flags & Flag.PADDED:
-            payload = unpadded(flags, payload)
+        self._wasted.take(now, "frames of closed streams")
         if flags & Flag.END_STREAM:
-            stream.is_ended_there = True
-        elif not payload:
-            self._wasted.take(now, "empty frames")
-        if len(payload) < size:
-            self.grant(stream, size - len(payload))
-        self._user.on_data(stream, payload)
+            del self._left_open[stream_id]
 
     def _on_window(self, now: float, stream_id: int, grant: int) -> None:
         if stream_id == 0:
@@ -355,7 +389,8 @@ class Session(Outflow):
             self._wasted.take(now, "frames of closed streams")
             return
         if not grant or stream.window + grant + self._initial_window > WINDOW_MAX:
-            self.reset(stream, ErrorCode.FLOW_CONTROL_ERROR if grant else ErrorCode.PROTOCOL_ERROR)
+            code = ErrorCode.FLOW_CONTROL_ERROR if grant else ErrorCode.PROTOCOL_ERROR
+            self._break(now, stream, code)
         else:
             self._widen_stream(stream, grant)
 
@@ -406,6 +441,19 @@ class Session(Outflow):
         self._reset(stream.id, code)
         self._forget(stream, by_client=False)
 
+    def _break(self, now: float, stream: Stream, code: ErrorCode) -> None:
+        """Reset a stream whose client broke a rule: that counts as a reset of the client's."""
+        self._resets.take(now, "streams that break a rule")
+        self.reset(stream, code)
+
+    def count_broken(self) -> None:
+        """Count a call that its client broke off by a message that is none.
+
+        Raises:
+            Http2Error: it breaks calls off too often, as if it had reset their streams.
+        """
+        self._resets.take(self._now, "broken calls")
+
     def ping(self) -> None:
         """Ask for a sign of life."""
         self.out.append(frame(Kind.PING, 0, 0, _ALIVE_PING))
@@ -440,9 +488,19 @@ class Session(Outflow):
             self._forget(next(iter(self.streams.values())), by_client=True)
         return bool(self.streams)
 
+    def _leave_open(self, stream_id: int, *, is_ended_there: bool) -> None:
+        """Remember a stream that has ended here, unless it has ended at its client too."""
+        if is_ended_there:
+            return
+        self._left_open[stream_id] = None
+        if len(self._left_open) > LEFT_OPEN_MAX:
+            self._left_open.popitem(last=False)
+
     def _forget(self, stream: Stream, *, by_client: bool) -> None:
         self.spent += _CALL_UNITS
         self.streams.pop(stream.id, None)
+        if not by_client:
+            self._leave_open(stream.id, is_ended_there=stream.is_ended_there)
         self._drop_unsent(stream)
         self._user.on_closed(stream, by_client=by_client)
 

@@ -18,6 +18,7 @@ class Stream:
         "id",
         "is_ended_there",
         "last",
+        "length",
         "unsent",
         "unsent_bytes",
         "window",
@@ -36,3 +37,12 @@ class Stream:
         self.last: bytes | None = None
         """Block of headers that ends it, behind what is unsent."""
         self.is_ended_there = False
+        self.length: int | None = None
+        """Bytes that its client has still to send, if it said how many there are."""
+
+    def count(self, size: int, *, is_last: bool) -> bool:
+        """Count bytes of its client; return whether they are as many as it said."""
+        if self.length is None:
+            return True
+        self.length -= size
+        return self.length == 0 if is_last else self.length >= 0
