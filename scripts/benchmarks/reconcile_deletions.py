@@ -19,6 +19,7 @@ from scripts.benchmarks.figures import Outcome, Table, median
 from scripts.benchmarks.listed_bucket import NAMESPACE
 from scripts.benchmarks.reconciling import ReconcilingError
 from scripts.demonstration.s3_endpoint import start_embedded
+from streammeta.reconcile.attempts import ONLY_ATTEMPT
 from streammeta.reconcile.deletion import Deleter
 from streammeta.reconcile.deletion_order import Candidate, DeletionOrder
 from streammeta.reconcile.deletion_order import Outcome as Deleted
@@ -178,7 +179,7 @@ def _run(store: ObjectStore, folder: Path, keys: int) -> dict[str, float]:
     counted: Any = _Counted(store)
     with (
         held_lease(store, NAMESPACE, folder.name),
-        closing(Deleter(order, "00000", counted, leader)) as work,
+        closing(Deleter(order, ONLY_ATTEMPT, counted, leader)) as work,
     ):
         begun, cpu_begun = time.perf_counter(), time.process_time()
         outcomes = Counter(one.outcome for batch in work.run(candidates) for one in batch)

@@ -6,6 +6,71 @@ _RECONCILE = "tests/reconcile/test_reconcile"
 
 RECONCILING = (
     Mutant(
+        "audit-file-shared-by-attempts",
+        "Two attempts of a task write one audit file: lines are lost and its chain breaks.",
+        "speculative attempts of Spark",
+        """
+        streammeta.reconcile.audit_trail:
+        - path = Path(self._order.audit_folder) / f"task-{self._attempt.name}.jsonl"
+        + path = Path(self._order.audit_folder) / f"task-{self._attempt.task:05d}.jsonl"
+        """,
+        Tested(
+            f"{_RECONCILE}_audit.py::test_attempts_that_run_at_once_have_a_chain_each_and_a_line_for_each_deletion"
+        ),
+    ),
+    Mutant(
+        "attempts-counted-by-stage",
+        "Attempts of a repeated stage overwrite the undo records of those before.",
+        "an executor that is lost",
+        """
+        streammeta.reconcile.spark_engine:
+        - return Attempt(context.partitionId(), context.taskAttemptId())
+        + return Attempt(context.partitionId(), context.attemptNumber())
+        """,
+        Tested(
+            f"{_RECONCILE}_attempts.py::test_an_attempt_is_known_by_the_id_that_no_repeated_stage_gives_again"
+        ),
+    ),
+    Mutant(
+        "deleted-by-another-attempt-counts-as-gone",
+        "A run that repeats a task says that it deleted fewer keys than it did.",
+        "840 of 1,500 deletions counted",
+        """
+        streammeta.reconcile.deletion:
+        - if self._others.has_begun(candidate.key):
+        + if False:
+        """,
+        Tested(
+            f"{_RECONCILE}_audit.py::test_a_repeated_attempt_counts_what_the_one_before_it_deleted"
+        ),
+    ),
+    Mutant(
+        "no-line-for-a-deletion-of-another-attempt",
+        "A deletion whose attempt ended has a line before it, and none after.",
+        "attempts that Spark kills",
+        """
+        streammeta.reconcile.audit_trail:
+        - unbegun = (self._order.done, Outcome.AHEAD_OF_MAP)
+        + unbegun = (Outcome.AHEAD_OF_MAP,)
+        """,
+        Tested(
+            f"{_RECONCILE}_audit.py::test_an_attempt_that_ends_between_its_lines_is_finished_by_the_next"
+        ),
+    ),
+    Mutant(
+        "records-of-another-task-believed",
+        "A key that another task had in its records counts as deleted by this one.",
+        "task 11 read as task 1",
+        """
+        streammeta.reconcile.attempts:
+        - return f"{self.task:05d}-"
+        + return f"{self.task:05d}"[-1:]
+        """,
+        Tested(
+            f"{_RECONCILE}_attempts.py::test_records_of_the_same_task_alone_are_read_and_each_once"
+        ),
+    ),
+    Mutant(
         "row-group-without-rows-spliced",
         "The table of verdicts has a row group without rows, and polars refuses the file.",
         "a chunk without a page of values, which Arrow reads all the same",

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from streammeta.reconcile import listing, local_engine, local_judging, map_join, plan_folder
+from streammeta.reconcile.attempts import ONLY_ATTEMPT
 from streammeta.reconcile.deletion import Deleter
 from streammeta.reconcile.deletion_order import Candidate, DeletionOrder, Outcome
 from streammeta.reconcile.lease import Lease
@@ -250,7 +251,7 @@ def delete_all(
 ) -> tuple[list[Outcome], int]:
     """Do the work of a run; returns outcomes and the number of questions to the leader."""
     leader: Any = CountingLeader(state, store)
-    work = Deleter(order_of(state, folder, run), "00000", store, leader)
+    work = Deleter(order_of(state, folder, run), ONLY_ATTEMPT, store, leader)
     try:
         judged = [one for batch in work.run(candidates) for one in batch]
     finally:

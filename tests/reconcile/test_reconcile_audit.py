@@ -12,16 +12,18 @@ import pytest
 
 from streammeta.cli.output import run_cli
 from streammeta.cli.root import cli
-from streammeta.controller.trust.audit_check import split, verify
+from streammeta.controller.trust.audit_check import Verified, split, verify
 from streammeta.reconcile.apply import ApplyConfig, apply
-from streammeta.reconcile.deletion_order import Outcome
+from streammeta.reconcile.attempts import Attempt
+from streammeta.reconcile.deletion import Deleter
+from streammeta.reconcile.deletion_order import Judged, Outcome
 from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import DeleteResult
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, own
-from tests.reconcile.test_reconcile_deletion import NAMESPACE, Bench
+from tests.reconcile.test_reconcile_deletion import NAMESPACE, Bench, FakeLeader
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
@@ -108,17 +110,91 @@ def test_a_key_that_a_throttled_request_had_deleted_ends_well(tmp_path: Path) ->
     bench.store.busy["delete", 2] = 1
     bench.run()
     lines = lines_of(tmp_path / "audit")
-    assert {line["node"] for line in lines} == {7}
+    assert {line["node"] for line in lines} == {3}
     assert sorted(told(lines, "OK")) == sorted(key_for(i, NAMESPACE) for i in range(5))
     assert told(lines, "BEGUN").count(key_for(2, NAMESPACE)) == 2
 
 
-def test_a_task_that_is_repeated_goes_on_in_its_chain(tmp_path: Path) -> None:
+def chains_of(folder: Path) -> list[Verified]:
+    return verify([split(path.name, path.read_bytes()) for path in sorted(folder.iterdir())])
+
+
+@pytest.mark.parametrize("is_amid", [False, True], ids=["between batches", "amid a batch"])
+def test_attempts_that_run_at_once_have_a_chain_each_and_a_line_for_each_deletion(
+    tmp_path: Path, is_amid: bool
+) -> None:
+    bench = Bench(tmp_path, 8)
+    order = replace(bench.order, keys_per_s=2)
+    leaders = [FakeLeader(bench.state), FakeLeader(bench.state)]
+    works = [
+        Deleter(order, Attempt(7, number), bench.store, leader)
+        for number, leader in zip((3, 9), leaders, strict=True)
+    ]
+    for work in works:
+        work._pacer.wait_for = lambda keys: None  # type: ignore[method-assign]
+    first, second = (work.run(bench.candidates) for work in works)
+    judged: dict[str, list[Judged]] = {"first": [], "second": []}
+    if is_amid:
+        leaders[1].on_announced = lambda: judged["first"].extend(next(first, []))
+
+    for batch in second:
+        judged["second"] += batch
+        judged["first"] += next(first, [])
+    judged["first"] += [one for batch in first for one in batch]
+
+    keys = {candidate.key for candidate in bench.candidates}
+    assert bench.stored() == set()
+    for of_attempt in judged.values():
+        assert {one.candidate.key for one in of_attempt} == keys
+        assert {one.outcome for one in of_attempt} == {Outcome.DELETED}
+    assert [(one.node, one.breaks) for one in chains_of(tmp_path / "audit")] == [(3, []), (9, [])]
+    lines = lines_of(tmp_path / "audit")
+    assert {*told(lines, "BEGUN")} == {*told(lines, "OK")} == keys
+
+
+def test_a_repeated_attempt_counts_what_the_one_before_it_deleted(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    first, rest = bench.candidates[:2], bench.candidates[2:]
-    for candidates in (first, rest):
-        bench.candidates = candidates
+    everything = bench.candidates
+    bench.candidates = everything[:3]
+    bench.run()
+    bench.candidates, bench.attempt = everything, Attempt(7, 9)
+
+    assert set(bench.run().values()) == {Outcome.DELETED}
+
+    lines = lines_of(tmp_path / "audit")
+    assert sorted(told(lines, "BEGUN")) == sorted(one.key for one in everything)
+    assert {*told(lines, "OK")} == {one.key for one in everything}
+    repeated = [line["reason"] for line in lines if "reason" in line]
+    assert repeated == ["another attempt of this task had deleted it"] * 3
+
+
+@pytest.mark.parametrize("other", [Attempt(8, 9), Attempt(7, 3)], ids=["task", "run"])
+def test_a_key_that_no_attempt_of_this_task_began_was_absent_before(
+    tmp_path: Path, other: Attempt
+) -> None:
+    bench = Bench(tmp_path)
+    bench.run()
+    bench.attempt = other
+    if other.task == 7:
+        bench.order = replace(bench.order, undo_folder=str(tmp_path / "undo-of-the-next-run"))
+    assert set(bench.run().values()) == {Outcome.GONE}
+
+
+def test_an_attempt_that_ends_between_its_lines_is_finished_by_the_next(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    delete = bench.store.delete_many
+
+    def die(keys: Iterable[str]) -> DeleteResult:
+        delete(keys)
+        raise KeyboardInterrupt
+
+    bench.store.delete_many = die  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
         bench.run()
-    (path,) = (tmp_path / "audit").glob("*.jsonl")
-    (chain,) = verify([split(path.name, path.read_bytes())])
-    assert (chain.breaks, chain.lines) == ([], 10)
+    bench.store.delete_many = delete  # type: ignore[method-assign]
+    bench.attempt = Attempt(7, 9)
+
+    assert set(bench.run().values()) == {Outcome.DELETED}
+    lines = lines_of(tmp_path / "audit")
+    assert sorted(told(lines, "BEGUN")) == sorted(told(lines, "OK"))
+    assert [chain.breaks for chain in chains_of(tmp_path / "audit")] == [[], []]

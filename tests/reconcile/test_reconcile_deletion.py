@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from streammeta.reconcile import deletion
+from streammeta.reconcile.attempts import Attempt
 from streammeta.reconcile.audit_trail import AuditTrail
 from streammeta.reconcile.deletion import Deleter
 from streammeta.reconcile.deletion_order import Candidate, DeletionOrder, Judged, Outcome
@@ -109,7 +110,7 @@ class Bench:
         self.store = BusyStore()
         self.state = FakeMap()
         self.undo = tmp_path / "undo"
-        self.task = "7-t"
+        self.attempt = Attempt(7, 3)
         self.paced: list[int] = []
         self.pauses: list[float] = []
         self.on_pause: Callable[[float], None] = self.pauses.append
@@ -150,7 +151,7 @@ class Bench:
         """Work through all candidates."""
         self.leader = FakeLeader(self.state, fail_at)
         self.leader.on_announced = self.on_announced
-        work = Deleter(self.order, self.task, self.store, self.leader, sleep=self.on_pause)
+        work = Deleter(self.order, self.attempt, self.store, self.leader, sleep=self.on_pause)
         work._pacer.wait_for = self.on_paced  # type: ignore[assignment, method-assign]
         return [one for batch in work.run(self.candidates) for one in batch]
 
@@ -611,7 +612,7 @@ def test_a_store_that_is_too_busy_for_one_task_slows_every_other_down_once(tmp_p
     rest, bench.candidates = bench.candidates, first
     bench.run()
     assert len(bench.pauses) == 2
-    bench.task, bench.candidates = "8-t", rest
+    bench.attempt, bench.candidates = Attempt(8, 4), rest
     bench.paced.clear()
     bench.run()
     assert bench.paced == [8, 9, 3], "half of 16, and 1 more each time"

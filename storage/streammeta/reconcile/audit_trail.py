@@ -1,9 +1,12 @@
 """Audit trail of a run: a line before each change of the bucket, and one with what became of it.
 
 A candidate that is kept as it is ahead of the map has a line too: it may be all that is left of a
-commit. Lines are JSON objects chained by hashes, as controllers write theirs, so that one command
-verifies both; a task has a chain of its own, and its number where a controller has its node id. A
-line that says BEGUN and has no other after it is of a process that ended in between.
+commit. So has one that another attempt of the task had deleted.
+
+Lines are JSON objects chained by hashes, as controllers write theirs, so that one command verifies
+both. Each attempt of a task has a file and a chain of its own, with the attempt's number where a
+controller has its node id: two attempts may run at once. A key with a line that says BEGUN and no
+other line in any file belongs to a process that ended in between.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from pathlib import Path
 
 from streammeta.controller.trust.audit import AuditLine, Verdict
 from streammeta.controller.trust.audit_file import AuditFile, Entry
+from streammeta.reconcile.attempts import Attempt
 from streammeta.reconcile.deletion_order import Candidate, DeletionOrder, Judged, Outcome
 from streammeta.storage.durable_files import PosixFileSystem
 
@@ -25,11 +29,11 @@ _CALLS = {
 
 
 class AuditTrail:
-    """The trail of one task; an attempt to repeat the task goes on in its file."""
+    """The trail of one attempt of a task."""
 
-    def __init__(self, order: DeletionOrder, task: int) -> None:
+    def __init__(self, order: DeletionOrder, attempt: Attempt) -> None:
         self._order = order
-        self._task = task
+        self._attempt = attempt
         self._file: AuditFile | None = None
         self._begun: set[str] = set()
 
@@ -39,17 +43,14 @@ class AuditTrail:
         self._begun.update(one.key for one in candidates)
 
     def end(self, judged: Sequence[Judged]) -> None:
-        """Put on record what became of those begun, and what is ahead of the map. Raises `OSError`.
+        """Put on record the outcomes of those begun by any attempt, or ahead of the map.
 
-        A dry run has no trail.
+        A dry run has no trail. Raises `OSError`.
         """
         if not self._order.delete:
             return
-        told = [
-            one
-            for one in judged
-            if one.candidate.key in self._begun or one.outcome is Outcome.AHEAD_OF_MAP
-        ]
+        unbegun = (self._order.done, Outcome.AHEAD_OF_MAP)
+        told = [one for one in judged if one.candidate.key in self._begun or one.outcome in unbegun]
         self._begun.clear()
         self._write([self._outcome(one) for one in told])
 
@@ -63,13 +64,13 @@ class AuditTrail:
         verdict = Verdict.OK if is_certain else Verdict.UNKNOWN
         if one.outcome is Outcome.AHEAD_OF_MAP:
             verdict = Verdict.REFUSED
-        told = "" if one.outcome is self._order.done else f"{one.outcome}: {one.detail}"
+        told = one.detail if one.outcome is self._order.done else f"{one.outcome}: {one.detail}"
         return self._line(one.candidate, verdict, told)
 
     def _line(self, one: Candidate, verdict: Verdict, reason: str = "") -> AuditLine:
         return AuditLine(
             ts_ms=time.time_ns() // 1_000_000,
-            node=self._task,
+            node=self._attempt.number,
             epoch=0,
             leader=False,
             call=_CALLS[self._order.done],
@@ -88,7 +89,7 @@ class AuditTrail:
         if not lines:
             return
         if self._file is None:
-            path = Path(self._order.audit_folder) / f"task-{self._task:05d}.jsonl"
+            path = Path(self._order.audit_folder) / f"task-{self._attempt.name}.jsonl"
             self._file = AuditFile(PosixFileSystem(), path)
         self._file.append([Entry(line) for line in lines])
         self._file.sync()

@@ -26,6 +26,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from streammeta.reconcile.ahead_of_map import judge_contents
+from streammeta.reconcile.attempts import Attempt, OtherAttempts
 from streammeta.reconcile.audit_trail import AuditTrail
 from streammeta.reconcile.deletion_order import (
     ORPHAN_TAG,
@@ -68,33 +69,32 @@ _HOPELESS = 20
 class Deleter:
     """Processes the candidates of one task in batches, until an error that concerns all.
 
-    `task` begins with its number, and a hyphen if more follows.
-
     `sleep` takes seconds.
     """
 
     def __init__(
         self,
         order: DeletionOrder,
-        task: str,
+        attempt: Attempt,
         store: ObjectStore,
         leader: LeaderClient,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._order = order
-        self._task = task
+        self._attempt_name = attempt.name
+        self._others = OtherAttempts(Path(order.undo_folder), attempt)
         self._store = store
         self._leader = leader
         self._sleep = sleep
         self._pacer = Pacer(order.keys_per_s)
-        self._signals = RunSignals(Path(order.signals_folder), task)
+        self._signals = RunSignals(Path(order.signals_folder), attempt.name)
         self._claimed_below: int | None = None
         self._undo_files = 0
         self._asked_for: set[str] = set()
         self._failed_in_a_row = 0
         self._is_over = False
         self._done = order.done
-        self._trail = AuditTrail(order, int(task.partition("-")[0]))
+        self._trail = AuditTrail(order, attempt)
 
     def run(self, candidates: Iterable[Candidate]) -> Iterator[list[Judged]]:
         """Yield the outcomes of every batch; candidates not tried are `SKIPPED`.
@@ -227,33 +227,46 @@ class Deleter:
         No other object can be live under the key, since ids are never issued twice: this keeps what
         somebody put there by hand, and tells what is gone already.
         """
-        in_order = sorted(candidates, key=lambda one: one.key)
+        in_order = sorted(candidates, key=lambda candidate: candidate.key)
         try:
             found, settled = find_by_listing(self._store, [one.key for one in in_order])
         except StoreUnavailableError as error:
             return [failed(one, "not deleted", error) for one in in_order]
-        by_listing = [self._compared(one, found.get(one.key)) for one in in_order[:settled]]
+        looks: list[ObjectInfo | StoreUnavailableError | None]
+        looks = [found.get(candidate.key) for candidate in in_order[:settled]]
         with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
-            return by_listing + list(pool.map(self._look_at, in_order[settled:]))
+            looks += pool.map(self._look_at, in_order[settled:])
 
-    def _look_at(self, one: Candidate) -> Judged:
+        if None in looks:
+            self._others.look()
+        return [self._compared(one, look) for one, look in zip(in_order, looks, strict=True)]
+
+    def _look_at(self, candidate: Candidate) -> ObjectInfo | StoreUnavailableError | None:
         try:
-            return self._compared(one, self._store.head(one.key))
+            return self._store.head(candidate.key)
         except ObjectNotFoundError:
-            return self._compared(one, None)
+            return None
         except StoreUnavailableError as error:
-            return failed(one, "not deleted", error)
+            return error
 
-    def _compared(self, one: Candidate, info: ObjectInfo | None) -> Judged:
+    def _compared(self, one: Candidate, info: ObjectInfo | StoreUnavailableError | None) -> Judged:
+        if isinstance(info, StoreUnavailableError):
+            return failed(one, "not deleted", info)
         if info is None:
-            if one.key in self._asked_for:
-                return Judged(one, self._done, "the request that failed had deleted it")
-            return Judged(one, Outcome.GONE)
+            return self._absent(one)
         # HEAD and list may tell the time with different precision: whole seconds must agree.
         same_time = info.last_modified_ms // 1000 == one.modified_ms // 1000
         if same_time and (info.size, info.etag) == (one.size, one.etag):
             return Judged(one, Outcome.WOULD_DELETE)
         return Judged(one, Outcome.CHANGED, "size, time or etag is not that of the plan")
+
+    def _absent(self, candidate: Candidate) -> Judged:
+        """Tell a key that this run has deleted from one that was absent before."""
+        if candidate.key in self._asked_for:
+            return Judged(candidate, self._done, "the request that failed had deleted it")
+        if self._others.has_begun(candidate.key):
+            return Judged(candidate, self._done, "another attempt of this task had deleted it")
+        return Judged(candidate, Outcome.GONE)
 
     def _write_undo(self, free: Sequence[Candidate]) -> None:
         """Write the undo records of a batch durably: one JSON object a line."""
@@ -263,7 +276,7 @@ class Deleter:
         folder.mkdir(parents=True, exist_ok=True)
         checked_ms = time.time_ns() // 1_000_000
         lines = (json.dumps(asdict(one) | {"checked_ms": checked_ms}) + "\n" for one in free)
-        path = folder / f"{self._task}-{number:06d}.jsonl"
+        path = folder / f"{self._attempt_name}-{number:06d}.jsonl"
         replace_file(PosixFileSystem(), path, map(str.encode, lines))
 
     def _removed(self, free: Sequence[Candidate]) -> list[Judged]:
@@ -327,11 +340,9 @@ class Deleter:
 
 
 def carry_out(
-    order: DeletionOrder, task: str, batches: Iterable[pa.RecordBatch]
+    order: DeletionOrder, attempt: Attempt, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Carry out an order on the candidates of one task, whose undo records bear its name.
-
-    `task` is its number, and after a hyphen what tells one attempt from another.
+    """Carry out an order on the candidates of one task, in one attempt of it.
 
     Yields the outcomes of each batch once they are known.
     """
@@ -342,7 +353,7 @@ def carry_out(
     with (
         closing(open_object_store(order.store)) as store,
         LeaderClient(order.connect, order.patience_s, order.tls) as leader,
-        closing(Deleter(order, task, store, leader)) as work,
+        closing(Deleter(order, attempt, store, leader)) as work,
     ):
         for judged in work.run(itertools.chain([first], candidates)):
             yield _outcome_rows(judged)

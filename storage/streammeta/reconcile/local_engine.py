@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streammeta.reconcile.arrow_start import return_memory
+from streammeta.reconcile.attempts import ONLY_ATTEMPT
 from streammeta.reconcile.deletion import carry_out
 from streammeta.reconcile.deletion_order import DeletionOrder
 from streammeta.reconcile.engine import EngineName
@@ -103,7 +104,7 @@ class LocalEngine:
         schema = arrow_schema(OUTCOME_COLUMNS)
         wanted = _sorted_candidates(candidates)
         with relayed(self._is_ending, Path(order.signals_folder)):
-            for number, rows in enumerate(carry_out(order, "00000", wanted)):
+            for number, rows in enumerate(carry_out(order, ONLY_ATTEMPT, wanted)):
                 with pq.ParquetWriter(outcomes / f"part-{number:06d}.parquet", schema) as writer:
                     writer.write_batch(rows)
 

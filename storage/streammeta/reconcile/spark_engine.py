@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from streammeta.reconcile import plan_folder
+from streammeta.reconcile.attempts import ONLY_ATTEMPT, Attempt
 from streammeta.reconcile.deletion import carry_out
 from streammeta.reconcile.deletion_order import DeletionOrder
 from streammeta.reconcile.engine import EngineName
@@ -191,15 +192,25 @@ def _deleter(
     """Make the function that an executor runs: candidates in, outcomes out."""
 
     def run(batches: _Batches) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        task = f"{context.partitionId():05d}-{context.attemptNumber()}" if context else "00000"
         given = iter(batches)
         with traced.joined():
-            yield from carry_out(order, task, given)
+            yield from carry_out(order, _this_attempt(), given)
         # Of a run that is to end some are left, which Spark wants to be rid of all the same.
         for _ in given:
             pass
 
     return run
+
+
+def _this_attempt() -> Attempt:
+    """Return the attempt that runs here.
+
+    Spark counts attempts of a task from 0 again when it repeats a stage; only the id of the attempt
+    is unique.
+    """
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        return ONLY_ATTEMPT
+    return Attempt(context.partitionId(), context.taskAttemptId())
