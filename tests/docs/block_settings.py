@@ -65,6 +65,14 @@ async def _queue(endpoints: list[str], bucket: str) -> AsyncIterator[Names]:
 
 
 @contextlib.asynccontextmanager
+async def _queue_store(endpoints: list[str], bucket: str) -> AsyncIterator[Names]:
+    async with await StreamClient.open(endpoints, bucket, node_id=next(NODE_IDS)) as client:
+        store = await QueueStore.open(client, "cluster", f"broker-{client.session.node.node_id}")
+        yield {"store": store}
+        await store.close()
+
+
+@contextlib.asynccontextmanager
 async def _opened(endpoints: list[str], bucket: str) -> AsyncIterator[tuple[StreamClient, Names]]:
     """A client and its parts."""
     async with (
@@ -138,6 +146,7 @@ SETTINGS: Mapping[str, Setting] = {
     "client": _client,
     "partition": _partition,
     "queue": _queue,
+    "queue store": _queue_store,
     "ledgers": _ledgers,
     "segments": _segments,
     "compaction": _compaction,

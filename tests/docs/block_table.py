@@ -62,6 +62,7 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
         "async with await StreamClient.open(endpoints, bucket, node_id=7) as client: store": Ran(
             setting="queue"
         ),
+        "await store.set_reserve_time": Ran(setting="queue store"),
         "key = OwnerKey": Ran(setting="ledgers"),
         "segment = StreamingSegment": Ran(setting="segments"),
         "from streammeta.client import StreamClient": RanBy(
