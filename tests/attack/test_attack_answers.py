@@ -15,7 +15,11 @@ from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb
 from tests.server.rpc_server import NODE, Rpcs, serving
 
 _MIB = 1 << 20
-_REFUSED: tuple[str, str, dict[str, str]] = ("RESOURCE_EXHAUSTED", "LIMIT_EXCEEDED", {})
+
+
+def refused(field: str) -> tuple[str, str, dict[str, str]]:
+    limit = {"field": field, "limit": str(ANSWER_BYTES)}
+    return "RESOURCE_EXHAUSTED", "LIMIT_EXCEEDED", limit
 
 
 @pytest_asyncio.fixture
@@ -50,7 +54,7 @@ async def test_one_large_value_asked_for_thousands_of_times_is_refused_or_cut_of
 ) -> None:
     (key,) = await put_large_values(rpcs, 1)
     request = kv_pb2.GetKVsRequest(keys=[kv_pb2.KVKey(key=key)] * 3_000)
-    assert await rpcs.refusal("KVService/GetKVs", request) == _REFUSED
+    assert await rpcs.refusal("KVService/GetKVs", request) == refused("keys")
     request.may_stop = True
     answer = await rpcs.ask(request)
     assert [len(each.value) for each in answer.results] == [_MIB] * 3
@@ -85,9 +89,9 @@ async def test_values_in_the_way_and_deleted_values_are_not_sent_back_without_bo
 ) -> None:
     keys = await put_large_values(rpcs, 6)
     put = kv_pb2.PutKVsRequest(items=[kv_pb2.KVToPut(key=key) for key in (*keys, "new")])
-    assert await rpcs.refusal("KVService/PutKVs", put) == _REFUSED
+    assert await rpcs.refusal("KVService/PutKVs", put) == refused("items")
     delete = kv_pb2.DeleteKVsRequest(keys=[kv_pb2.KVKey(key=key) for key in keys])
-    assert await rpcs.refusal("KVService/DeleteKVs", delete) == _REFUSED
+    assert await rpcs.refusal("KVService/DeleteKVs", delete) == refused("keys")
     listed = (await rpcs.ask(kv_pb2.ListKVsRequest(keys_only=True))).entries
     assert [each.key for each in listed] == keys
     for part in (keys[:3], keys[3:]):
@@ -111,7 +115,7 @@ async def test_thousands_of_queries_of_a_long_stream_are_refused_or_cut_off(rpcs
     await rpcs.controller.write(commits)
     query = objects_pb2.ObjectQuery(stream_id=stream_id, limit=10_000)
     request = objects_pb2.GetObjectsRequest(queries=[query] * 10_000)
-    assert await rpcs.refusal("ObjectService/GetObjects", request) == _REFUSED
+    assert await rpcs.refusal("ObjectService/GetObjects", request) == refused("queries")
     request.may_stop = True
     answer = await rpcs.ask(request)
     assert answer.ByteSize() <= ANSWER_BYTES
@@ -130,7 +134,9 @@ async def test_many_nodes_with_long_configurations_are_described_in_pages(rpcs: 
     for node_id in range(300):
         node = NodeIdentity(node_id, 1)
         await rpcs.controller.write(requests.RegisterNode(node=node, wal_config=wal_config))
-    assert await rpcs.refusal("NodeService/GetNodes", nodes_pb2.GetNodesRequest()) == _REFUSED
+    assert await rpcs.refusal("NodeService/GetNodes", nodes_pb2.GetNodesRequest()) == refused(
+        "node_ids"
+    )
     request = nodes_pb2.GetNodesRequest(page=common_pb2.PageRequest(page_size=10_000))
     found, largest = await all_pages(rpcs, request, lambda answer: answer.nodes)
     assert [each.node_id for each in found] == list(range(300))
@@ -141,12 +147,14 @@ async def test_streams_with_many_long_tags_are_described_in_pages(rpcs: Rpcs) ->
     await rpcs.register()
     text = "t" * 1_000
     tags = [common_pb2.Tag(key=f"{index:02d}{text}", value=text) for index in range(16)]
-    create = streams_pb2.CreateStreamsRequest(
-        request_id="tags", node=NODE, streams=[streams_pb2.NewStream(tags=tags)] * 300
-    )
-    created = await rpcs.ask(create)
+    created: list[int] = []
+    for part in range(3):
+        create = streams_pb2.CreateStreamsRequest(
+            request_id=f"tags {part}", node=NODE, streams=[streams_pb2.NewStream(tags=tags)] * 100
+        )
+        created += (await rpcs.ask(create)).stream_ids
     request = streams_pb2.DescribeStreamsRequest()
     request.page.page_size = 10_000
     found, largest = await all_pages(rpcs, request, lambda answer: answer.streams)
-    assert [each.stream_id for each in found] == list(created.stream_ids)
+    assert [each.stream_id for each in found] == created
     assert largest <= ANSWER_BYTES

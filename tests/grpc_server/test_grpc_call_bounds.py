@@ -19,6 +19,7 @@ from streammeta.controller.grpc_server.limits import DEFAULT, Limits
 from streammeta.controller.grpc_server.messages import framed
 from streammeta.controller.grpc_server.server import Server
 from streammeta.rpc.connections import client_channel
+from streammeta.rpc.failures import read_failure
 from tests.grpc_server.test_grpc_calls import Raw, failure, opened, serving, unary
 from tests.kit.fake_broker import until
 
@@ -120,11 +121,15 @@ def streamed(channel: grpc.aio.Channel, name: str, request: bytes = b"", **optio
 
 
 async def test_a_request_and_an_answer_may_be_as_long_as_the_limit_and_no_longer() -> None:
-    for limits in (Limits(request_bytes=100), Limits(answer_bytes=100)):
+    for limits, code in (
+        (Limits(request_bytes=100), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (Limits(answer_bytes=100), grpc.StatusCode.INTERNAL),
+    ):
         async with serving(limits) as (_, service, endpoint), client_channel(endpoint) as channel:
             assert await unary(channel, "Echo", bytes(100)) == bytes(100)
             refused = await failure(unary(channel, "Echo", bytes(101)))
-            assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert refused.code() is code
+            assert read_failure(refused).reason
             assert "101 bytes" in str(refused.details())
             assert service.echoed == (1 if limits.request_bytes == 100 else 2)
             assert await unary(channel, "Echo", b"on") == b"on"
@@ -145,7 +150,7 @@ async def test_a_message_of_a_stream_that_is_too_long_ends_it_with_a_status() ->
         call = streamed(channel, "Swell", b"101")
         assert await call.read() == b"small"
         refused = await failure(call.read())
-        assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert refused.code() is grpc.StatusCode.INTERNAL
 
 
 @pytest.mark.parametrize(

@@ -85,3 +85,8 @@ def _secure_port(server: grpc.Server, at: str, tls: TlsFiles) -> int:
         pair, shown.ca, require_client_auth=True
     )
     return server.add_secure_port(at, credentials)
+
+
+def stock_channel(endpoint: str) -> grpc.aio.Channel:
+    """Return a channel without any option, as clients of others open one."""
+    return grpc.aio.insecure_channel(endpoint)  # noqa: TID251

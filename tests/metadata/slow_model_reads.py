@@ -24,7 +24,7 @@ def _page(
     return tuple(describe(item) for item in rest[:size]), token
 
 
-ANSWER_BYTES = 4 << 20
+ANSWER_BYTES = 15 << 18
 """Bytes at which a page ends, whatever its size; one item alone may be larger."""
 
 

@@ -67,7 +67,7 @@ def test_as_many_results_fit_as_one_by_one(slices: int, monkeypatch: pytest.Monk
     world = grown(rng)
     request = r.GetObjects(queries=queries(rng, 200), may_stop=True)
     whole: Any = world.map.query(request)
-    monkeypatch.setattr(answer_budget, "ANSWER_BYTES", 80 * slices)
+    monkeypatch.setattr(answer_budget, "ANSWER_BYTES", answer_budget._SLICE_BYTES * slices)
     monkeypatch.setattr(answer_budget, "SLICES_MAX", slices)
     one_by_one, together = world.map.query(request), world.map.query(in_columns(request))
     assert plain(together) == plain(one_by_one)

@@ -3,6 +3,7 @@
 from tests.mutants.admission import ADMISSION
 from tests.mutants.adoptions import ADOPTIONS
 from tests.mutants.backups import BACKUPS
+from tests.mutants.bounds import BOUNDS
 from tests.mutants.callers import CALLERS
 from tests.mutants.clients import CLIENTS
 from tests.mutants.clocks import CLOCKS
@@ -64,6 +65,7 @@ _ALL = (
     *RECONCILING,
     *OBJECT_LOGS,
     *FAILOVERS,
+    *BOUNDS,
     *DELETIONS,
     *DAMAGE,
     *FENCES,

@@ -88,13 +88,16 @@ def _returns_tuple(node: ast.AST) -> bool:
     return isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple)
 
 
-def test_reasons_are_given_in_one_place() -> None:
+def test_reasons_are_given_where_handlers_fail_and_where_the_server_refuses() -> None:
     makers = [
         str(path.relative_to(ROOT))
         for path in CONTROLLER.rglob("*.py")
         if re.search(r"details_trailer\(|context\.abort\(", path.read_text())
     ]
-    assert makers == ["controller/streammeta/controller/rpc/request_guard.py"]
+    assert sorted(makers) == [
+        "controller/streammeta/controller/grpc_server/refusals.py",
+        "controller/streammeta/controller/rpc/request_guard.py",
+    ]
 
 
 def test_verdicts_on_the_page_are_codes_of_the_contract() -> None:

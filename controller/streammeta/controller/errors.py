@@ -47,6 +47,15 @@ class InvalidRequestError(ApiError):
 class LimitExceededError(ApiError):
     """The request, or what it would add to, is larger than a limit; refused before any append."""
 
+    def __init__(self, message: str, field: str = "", limit: int = 0) -> None:
+        """`field` names the limited part of the request or answer, `limit` is the most it may be.
+
+        Without a field the message alone says what is limited.
+        """
+        super().__init__(message)
+        self.field = field
+        self.limit = limit
+
 
 class QuotaExceededError(LimitExceededError):
     """The map holds as much of something as it may; waiting does not help."""

@@ -29,7 +29,7 @@ class PutKVsRequest(_message.Message):
     """for tracing"""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVToPut]:
-        """1..10000, each key at most 1024 bytes, each value at most 1 MiB"""
+        """1..10000, each key at most 1024 bytes, each value at most 1 MiB, all values at most 3.75 MiB"""
 
     def __init__(
         self,

@@ -141,7 +141,7 @@ class WatchResponse(_message.Message):
     records: _builtins.bytes
     """serialized streammeta.v1.RecordSet, filtered"""
     snapshot_required: _builtins.bool
-    """from_offset is gone: call GetSnapshot, then Watch from its offset"""
+    """the next change is gone, or larger than a message: call GetSnapshot, then Watch from its offset"""
     def __init__(
         self,
         *,

@@ -931,7 +931,7 @@ class AbandonUploadsRequest(_message.Message):
     """
     @_builtins.property
     def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """these, at most 10000; empty: all it owes"""
+        """these, at most 10000; empty: all it owes, refused if the answer can't list them"""
 
     def __init__(
         self,

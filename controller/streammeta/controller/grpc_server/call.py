@@ -34,6 +34,7 @@ from streammeta.controller.grpc_server.messages import (
     UnknownFlagsError,
     framed,
 )
+from streammeta.controller.grpc_server.refusals import busy, defect, over_limit
 from streammeta.controller.grpc_server.stream import Stream
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
         try:
             messages = self._reader.feed(data) if data else ()
         except MessageTooLargeError as error:
-            self.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            self.refuse(*over_limit("message", self._limits.request_bytes, str(error)))
             return
         except CompressedMessageError as error:
             self._refuse_compressed(str(error))
@@ -177,9 +178,7 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
         if held != self._held:
             more, self._held = held - self._held, held
             if not self._connection.hold(more):
-                self.refuse(
-                    grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests are not complete"
-                )
+                self.refuse(*busy("too many requests are not complete"))
                 return
         ahead = self._limits.lookahead_bytes
         target = self._consumed + ahead
@@ -302,11 +301,11 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
         session.end(stream, status(0, "", self._trailing) if self._trailing else STATUS_OK)
 
     def _refuse_answer(self, size: int) -> None:
+        """End a call whose handler answers more than clients accept, which no handler should."""
         most = self._limits.answer_bytes
-        self.refuse(
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
-            f"an answer of {size} bytes; at most {most} are sent",
-        )
+        details = f"defect in the controller: an answer of {size} bytes; at most {most} are sent"
+        _log.error("answer_too_large", path=self._head.path, bytes=size, most=most)
+        self.refuse(*defect(details))
 
     def _drop_unread(self) -> None:
         """Reset a call that is over but for what its caller does not read."""

@@ -19,10 +19,12 @@ from streammeta.controller.grpc_server.frames import ErrorCode, Http2Error
 from streammeta.controller.grpc_server.headers import (
     ANSWER_HEAD,
     Head,
+    Metadata,
     refusal_head,
     status,
 )
 from streammeta.controller.grpc_server.outflow import BURST_BYTES
+from streammeta.controller.grpc_server.refusals import busy, over_limit
 from streammeta.controller.grpc_server.session import Session
 from streammeta.controller.grpc_server.shares import Share
 from streammeta.controller.grpc_server.stream import Stream
@@ -236,11 +238,12 @@ class Connection(asyncio.Protocol):
             return
         method = None if head.is_too_large else server.method(head.path)
         if head.is_too_large:
-            self._refuse(stream, grpc.StatusCode.RESOURCE_EXHAUSTED, "the headers are too large")
+            most = self.limits.header_list_bytes
+            self._refuse(stream, *over_limit("headers", most, "the headers are too large"))
         elif method is None:
             self._refuse(stream, grpc.StatusCode.UNIMPLEMENTED, "there is no such method")
         elif self.share.calls >= self.share.calls_max:
-            self._refuse(stream, grpc.StatusCode.RESOURCE_EXHAUSTED, TOO_MANY_CALLS)
+            self._refuse(stream, *busy(TOO_MANY_CALLS))
         else:
             self.share.calls += 1
             call = stream.call = Call(self, stream, head, method)
@@ -249,8 +252,10 @@ class Connection(asyncio.Protocol):
             if stream.is_ended_there:
                 call.take(b"")
 
-    def _refuse(self, stream: Stream, code: grpc.StatusCode, details: str) -> None:
-        self.session.end(stream, ANSWER_HEAD + status(int(code.value[0]), details))
+    def _refuse(
+        self, stream: Stream, code: grpc.StatusCode, details: str, trailing: Metadata = ()
+    ) -> None:
+        self.session.end(stream, ANSWER_HEAD + status(int(code.value[0]), details, trailing))
 
     def on_data(self, stream: Stream, data: bytes) -> None:
         """Take bytes of a call."""

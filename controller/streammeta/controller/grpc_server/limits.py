@@ -7,8 +7,8 @@ from dataclasses import dataclass
 REQUEST_BYTES_MAX = 16 << 20
 """Largest request that a controller takes."""
 
-ANSWER_BYTES_MAX = 64 << 20
-"""Largest answer."""
+ANSWER_BYTES_MAX = 4 << 20
+"""Largest answer: clients of gRPC accept as much unless they are set up otherwise."""
 
 STREAMS_MAX = 1_024
 """Calls under way on one connection; any more wait at their client, or are refused unread."""

@@ -23,12 +23,16 @@ from streammeta.controller.lifecycle.assignments import (
 )
 from streammeta.controller.lifecycle.sessions import Sessions, SupervisedNode
 from streammeta.controller.lifecycle.tasks import PeriodicTask
+from streammeta.controller.metadata import answer_budget as budget
 from streammeta.controller.metadata.answers import AbandonUploadsAnswer, NodeDescription
 from streammeta.controller.metadata.nodes import Node
 from streammeta.controller.metadata.requests import AssignRecoveries, ReleaseStreams, SuperviseNode
 from streammeta.controller.metadata.values import NodeIdentity
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.controller import MetadataController
+
+COMPACTIONS_LISTED_MAX = 10_000
+"""Maximum number of nodes that one heartbeat's answer lists for compaction; others follow later."""
 
 _log = structlog.get_logger(component="lifecycle")
 
@@ -54,6 +58,10 @@ class HeartbeatAnswer:
     session_timeout_ms: int
     recoveries: tuple[Recovery, ...] = ()
     compactions: tuple[NodeIdentity, ...] = ()
+
+
+def _recovery_bytes(recovery: Recovery) -> int:
+    return budget.text_bytes(recovery.wal_config)
 
 
 class Heartbeats:
@@ -101,12 +109,14 @@ class Heartbeats:
             # Its last change must be committed, so that the next leader has it too.
             await self._controller.settled()
         self._controller.lease.require()  # the node is heard, and may not rely on the answer
+        # The rest is listed once these are done.
+        recoveries, _ = budget.fitting(self._recoveries.get(node.node_id, ()), _recovery_bytes)
         return HeartbeatAnswer(
             error=error,
             may_shutdown=may_shutdown,
             session_timeout_ms=granted_ms,
-            recoveries=self._recoveries.get(node.node_id, ()),
-            compactions=self._compactions.get(node.node_id, ()),
+            recoveries=recoveries,
+            compactions=self._compactions.get(node.node_id, ())[:COMPACTIONS_LISTED_MAX],
         )
 
     def compacted_by(self, node_id: int) -> int:

@@ -13,6 +13,9 @@ import numpy as np
 
 from streammeta.controller.errors import LimitExceededError
 from streammeta.controller.metadata.answers import (
+    Answer,
+    CommitStreamSetObjectAnswer,
+    CommitUploadsAnswer,
     KVEntry,
     NodeDescription,
     ObjectDescription,
@@ -22,11 +25,17 @@ from streammeta.controller.metadata.answers import (
 from streammeta.controller.metadata.named_answers import NamedObject
 from streammeta.controller.metadata.values import Int64Column, Tags
 
-ANSWER_BYTES = 4 << 20
-"""Budget of an answer, in bytes; one item alone may be larger."""
+ANSWER_BYTES = (4 << 20) - (256 << 10)
+"""Budget of the lists of an answer, in bytes; the rest of 4 MiB is for its other fields.
 
-ITEM_BYTES_MAX = 48 << 20
-"""Maximum size of one item, in bytes; gRPC carries messages of 64 MiB."""
+Clients of gRPC in Java, Go and Python accept messages of 4 MiB unless they are set up otherwise.
+"""
+
+ITEM_BYTES_MAX = ANSWER_BYTES
+"""Maximum size of one item of a list, in bytes."""
+
+ENTRY_BYTES_MAX = ANSWER_BYTES
+"""Maximum size of a log entry that a request makes, in bytes: a watch sends it in one message."""
 
 RANGE_BYTES = 48
 """Size of a stream's range or of a span of its offsets."""
@@ -37,12 +46,14 @@ SET_OBJECT_BYTES = 256
 _STREAM_BYTES = 4_096
 _STREAM_LISTS_BYTES = 12_288
 _OBJECT_BYTES = 8_192
-_OBJECT_RANGE_BYTES = 26
+_OBJECT_RANGE_BYTES = 27
 _NODE_BYTES = 256
 _QUERY_BYTES = 48
-_SLICE_BYTES = 80
+_SLICE_BYTES = 84
 _ENTRY_BYTES = 32
 _LISTED_BYTES = 4_096
+_ERROR_BYTES = 2
+_TRIM_BYTES = 12
 
 SLICES_MAX = ANSWER_BYTES // _SLICE_BYTES
 """Slices beyond which an answer to several queries is over its budget."""
@@ -64,7 +75,7 @@ def fitting(
     left = ANSWER_BYTES
     for item in items:
         size = size_of(item)
-        require_sendable(size, "one item of the answer")
+        require_sendable(size, "item", "one item of the answer")
         if fits and size > left:
             return tuple(fits), item
         fits.append(item)
@@ -80,12 +91,25 @@ def page_of(
     return (found[:size], found[size]) if len(found) > size else (found, following)
 
 
-def require_sendable(size: int, what: str) -> None:
+def require_sendable(size: int, field: str, what: str) -> None:
     """Raise `LimitExceededError` if one item of an answer is too large to be sent."""
     if size > ITEM_BYTES_MAX:
         raise LimitExceededError(
             f"{what} is {size} bytes, at most {ITEM_BYTES_MAX}; "
-            "leave included lists out and read them page by page"
+            "leave included lists out and read them page by page",
+            field,
+            ITEM_BYTES_MAX,
+        )
+
+
+def require_entry(size: int) -> None:
+    """Raise `LimitExceededError` if a request makes a log entry that a watch could not send."""
+    if size > ENTRY_BYTES_MAX:
+        raise LimitExceededError(
+            f"request: its log entry is {size} bytes, at most {ENTRY_BYTES_MAX}; "
+            "divide it into smaller requests",
+            "request",
+            ENTRY_BYTES_MAX,
         )
 
 
@@ -98,7 +122,19 @@ def require_all(fit: int, asked: int, field: str, instead: str = "") -> None:
     if fit < asked:
         raise LimitExceededError(
             f"{field}: the answer to {asked} is over {ANSWER_BYTES} bytes; "
-            f"ask for at most {fit} at once" + (f", or {instead}" if instead else "")
+            f"ask for at most {fit} at once" + (f", or {instead}" if instead else ""),
+            field,
+            ANSWER_BYTES,
+        )
+
+
+def require_rest(used: int, field: str) -> None:
+    """Raise `LimitExceededError` if requests that share an answer fill more than it may hold."""
+    if used > ANSWER_BYTES:
+        raise LimitExceededError(
+            f"{field}: the answer is over {ANSWER_BYTES} bytes; divide it into smaller messages",
+            field,
+            ANSWER_BYTES,
         )
 
 
@@ -145,6 +181,19 @@ def named_bytes(one: NamedObject) -> int:
 def name_bytes(name: str) -> int:
     """Return the size of a listed namespace."""
     return _LISTED_BYTES + text_bytes(name)
+
+
+def commit_bytes(one: Answer) -> int:
+    """Return the size of the answer to one commit of several that share a message."""
+    match one:
+        case CommitStreamSetObjectAnswer():
+            rows = len(one.range_errors) + len(one.stream_object_errors)
+            values = sum(value_bytes(result.value) for result in one.kv_results)
+            return _ENTRY_BYTES + _ERROR_BYTES * rows + values + _TRIM_BYTES * len(one.trim_errors)
+        case CommitUploadsAnswer():
+            return _ENTRY_BYTES + _ERROR_BYTES * (len(one.errors) + len(one.range_errors))
+        case _:
+            return 0
 
 
 def value_bytes(value: bytes) -> int:

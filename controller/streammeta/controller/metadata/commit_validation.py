@@ -55,7 +55,12 @@ def check_batch(field: str, items: Sequence[object]) -> None:
     if not items:
         raise fail(field, "none", f"1 to {BATCH_MAX}")
     if len(items) > BATCH_MAX:
-        raise LimitExceededError(f"{field}: got {len(items)}, at most {BATCH_MAX} in one request")
+        raise too_many(field, len(items))
+
+
+def too_many(field: str, count: int, most: int = BATCH_MAX) -> LimitExceededError:
+    """Return the refusal of a list that is longer than one request may hold."""
+    return LimitExceededError(f"{field}: got {count}, at most {most} in one request", field, most)
 
 
 def check_no_repeat(field: str, values: Sequence[object]) -> None:
@@ -122,7 +127,9 @@ def check_commit(request: CommitStreamSetObject) -> None:
     rows = len(ranges.stream_id) + len(stream_objects.stream_id)
     if rows > COMMIT_ROWS_MAX:
         raise LimitExceededError(
-            f"ranges and stream_objects: got {rows} rows, at most {COMMIT_ROWS_MAX} in one commit"
+            f"ranges and stream_objects: got {rows} rows, at most {COMMIT_ROWS_MAX} in one commit",
+            "ranges",
+            COMMIT_ROWS_MAX,
         )
     if _is_replace(request):
         return
@@ -190,9 +197,13 @@ def check_commit_uploads(request: CommitUploads) -> None:
     if not objects:
         raise fail("object_id", "none", f"1 to {BATCH_MAX}")
     if objects > BATCH_MAX:
-        raise LimitExceededError(f"object_id: got {objects}, at most {BATCH_MAX} in one request")
+        raise too_many("object_id", objects)
     if rows > COMMIT_ROWS_MAX:
-        raise LimitExceededError(f"ranges: got {rows} rows, at most {COMMIT_ROWS_MAX} in one call")
+        raise LimitExceededError(
+            f"ranges: got {rows} rows, at most {COMMIT_ROWS_MAX} in one call",
+            "ranges",
+            COMMIT_ROWS_MAX,
+        )
     for name, values in (
         ("object_size", request.object_size),
         ("range_count", request.range_count),
@@ -360,7 +371,7 @@ def _check_operations(request: CommitStreamObject) -> None:
 
 def _check_source_ids(field: str, ids: Int64Column) -> None:
     if len(ids) > BATCH_MAX:
-        raise LimitExceededError(f"{field}: got {len(ids)}, at most {BATCH_MAX} in one request")
+        raise too_many(field, len(ids))
     raise_at(field, ids < 0, 0, ">= 0")
 
 

@@ -81,7 +81,7 @@ class KVs:
         """Store the values whose condition holds; `offset` is where the record will be.
 
         Raises:
-            LimitExceededError: the values that stand in the way are too much for one answer.
+            LimitExceededError: the values, stored now or before, are too much for one answer.
         """
         stored: list[KVToPut] = []
         results = []
@@ -91,7 +91,7 @@ class KVs:
                 results.append(_result(StoredValue(item.value, offset + 1)))
             else:
                 results.append(_result(current, ErrorCode.KEY_EXIST))
-        _require_answerable("items", [each for each in results if each.error])
+        _require_answerable("items", results)
         answer = KVResultsAnswer(results=tuple(results))
         if not stored:
             return None, answer

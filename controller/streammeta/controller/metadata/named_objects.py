@@ -166,7 +166,9 @@ class NamedObjects:
             if has + count > PER_OWNER_MAX:
                 raise LimitExceededError(
                     f"objects: {prefix} has {has} named objects, at most {PER_OWNER_MAX} of one "
-                    "owner; delete some, or let several keys own them"
+                    "owner; delete some, or let several keys own them",
+                    "objects",
+                    PER_OWNER_MAX,
                 )
 
     def _commit_records(
@@ -228,7 +230,9 @@ class NamedObjects:
         if len(names) > WITH_OWNERS_MAX:
             raise LimitExceededError(
                 f"over {WITH_OWNERS_MAX} named objects would go with their owners; "
-                "delete fewer at once, or the named objects first"
+                "delete fewer at once, or the named objects first",
+                "owners",
+                WITH_OWNERS_MAX,
             )
         return self._destruction(names, now_ms)
 

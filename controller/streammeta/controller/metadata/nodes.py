@@ -281,7 +281,9 @@ class Nodes:
                 number for number in itertools.count(above_issued) if not self.get(number)
             )
         if node_id > INT32_MAX:
-            raise LimitExceededError(f"no node id is left below {INT32_MAX}; unregister some")
+            raise LimitExceededError(
+                f"no node id is left below {INT32_MAX}; unregister some", "node_id", INT32_MAX
+            )
         return node_id
 
     def decide_recoveries(

@@ -269,7 +269,9 @@ class ObjectCounts:
         if self.committed_bytes + more > COMMITTED_BYTES_MAX:
             raise LimitExceededError(
                 f"object_size: {more} bytes are too many; committed objects have "
-                f"{self.committed_bytes} together, {COMMITTED_BYTES_MAX} is the limit"
+                f"{self.committed_bytes} together, {COMMITTED_BYTES_MAX} is the limit",
+                "object_size",
+                COMMITTED_BYTES_MAX,
             )
 
     def add(self, states: npt.NDArray[np.integer], sizes: Int64Column, sign: int) -> None:

@@ -185,7 +185,8 @@ class Reads:
         if with_objects:
             held = self._nodes.set_object_count(node.node_id)
             what = f"node {node.node_id} with its {held} stream set objects"
-            budget.require_sendable(budget.SET_OBJECT_BYTES * held, what)
+            size = budget.SET_OBJECT_BYTES * held
+            budget.require_sendable(size, "include_stream_set_objects", what)
         return answers.NodeDescription(
             node_id=node.node_id,
             node_epoch=node.node_epoch,
@@ -288,7 +289,8 @@ class Reads:
     def _stream_objects(self, stream_id: int) -> tuple[answers.StreamObjectRange, ...]:
         held = self._objects.stream_objects(stream_id)
         what = f"stream {stream_id} with its {len(held[0])} stream objects"
-        budget.require_sendable(budget.RANGE_BYTES * len(held[0]), what)
+        size = budget.RANGE_BYTES * len(held[0])
+        budget.require_sendable(size, "include_stream_objects", what)
         columns = (values.tolist() for values in held)
         return tuple(map(answers.StreamObjectRange, *columns))
 

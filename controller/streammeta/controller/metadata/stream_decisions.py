@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
+from streammeta.controller.metadata import answer_budget as budget
 from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.answers import (
     AbandonUploadsAnswer,
@@ -204,6 +205,8 @@ class StreamDecisions:
         owed = self._streams.active_uploads(node_id)
         if request.stream_ids:
             owed = owed.of_streams(column(request.stream_ids))
+        fit = budget.ANSWER_BYTES // budget.RANGE_BYTES
+        budget.require_all(min(fit, len(owed)), len(owed), "stream_ids")
         abandoned = tuple(PendingUpload(node_id, *cells) for cells in owed.rows())
         answer = AbandonUploadsAnswer(
             error=error, abandoned=abandoned, closed_streams=closed, open_streams=left

@@ -25,6 +25,7 @@ from streammeta.controller.metadata.commit_validation import (
     check_no_repeat,
     check_node,
     fail,
+    too_many,
 )
 from streammeta.controller.metadata.named_objects import OWN_NAMESPACES
 from streammeta.controller.metadata.object_facts import CRC32C_MAX
@@ -83,9 +84,13 @@ def _length(longest: int) -> Callable[[str, str], None]:
     return check
 
 
+def _too_long(field: str, most: int) -> LimitExceededError:
+    return LimitExceededError(f"{field}: a text or value is over {most} bytes", field, most)
+
+
 def _check_wal_config(field: str, text: str) -> None:
     if len(text.encode()) > WAL_CONFIG_BYTES_MAX:
-        raise LimitExceededError(f"{field}: over {WAL_CONFIG_BYTES_MAX} bytes")
+        raise _too_long(field, WAL_CONFIG_BYTES_MAX)
 
 
 def _check_process_id(field: str, text: str) -> None:
@@ -97,11 +102,11 @@ def _check_tags(field: str, tags: Tags) -> None:
     if not tags:
         return
     if len(tags) > TAGS_MAX:
-        raise LimitExceededError(f"{field}: got {len(tags)}, at most {TAGS_MAX}")
+        raise too_many(field, len(tags), TAGS_MAX)
     check_no_repeat(f"{field}.key", [key for key, _ in tags])
     for part in (part for tag in tags for part in tag):
         if len(part.encode()) > TAG_BYTES_MAX:
-            raise LimitExceededError(f"{field}: a key or value is over {TAG_BYTES_MAX} bytes")
+            raise _too_long(field, TAG_BYTES_MAX)
 
 
 def _check_page(page: PageRequest) -> None:
@@ -229,7 +234,7 @@ def _check_key(field: str, namespace: str, key: str) -> None:
         raise fail(f"{field}.key", "an empty text", "not empty")
     for name, text in (("key", key), ("namespace", namespace)):
         if len(text.encode()) > KEY_BYTES_MAX:
-            raise LimitExceededError(f"{field}.{name}: over {KEY_BYTES_MAX} bytes")
+            raise _too_long(f"{field}.{name}", KEY_BYTES_MAX)
 
 
 def _check_put_kvs(request: requests.PutKVs) -> None:
@@ -242,7 +247,7 @@ def _check_puts(field: str, items: Sequence[requests.KVToPut]) -> None:
         _check_no_name(f"{field}[{index}]", item.namespace)
         _check_key(f"{field}[{index}]", item.namespace, item.key)
         if len(item.value) > VALUE_BYTES_MAX:
-            raise LimitExceededError(f"{field}[{index}].value: over {VALUE_BYTES_MAX} bytes")
+            raise _too_long(f"{field}[{index}].value", VALUE_BYTES_MAX)
         _check_version(f"{field}[{index}]", item.expected_version)
     check_no_repeat(f"{field}.key", [(item.namespace, item.key) for item in items])
 
@@ -315,7 +320,7 @@ def _check_name(field: str, name: str) -> None:
 def _check_named(field: str, items: Sequence[Any]) -> None:
     check_batch(field, items)
     if len(items) > NAMED_MAX:
-        raise LimitExceededError(f"{field}: got {len(items)}, at most {NAMED_MAX} in one request")
+        raise too_many(field, len(items), NAMED_MAX)
     for index, item in enumerate(items):
         _check_name(f"{field}[{index}].name", item.name)
         if item.object_id is not None:
@@ -351,9 +356,7 @@ def _check_delete_named(request: requests.DeleteNamedObjects) -> None:
 def _check_describe_named(request: requests.DescribeNamedObjects) -> None:
     _check_page(request.page)
     if len(request.names) > BATCH_MAX:
-        raise LimitExceededError(
-            f"names: got {len(request.names)}, at most {BATCH_MAX} in one request"
-        )
+        raise too_many("names", len(request.names))
 
 
 def _check_version(field: str, expected_version: int | None) -> None:
@@ -378,7 +381,7 @@ def _check_list_kvs(request: requests.ListKVs) -> None:
 
 def _check_described(field: str, ids: Sequence[int]) -> None:
     if len(ids) > BATCH_MAX:
-        raise LimitExceededError(f"{field}: got {len(ids)}, at most {BATCH_MAX} in one request")
+        raise too_many(field, len(ids))
     _check_id_range(field, ids)
 
 

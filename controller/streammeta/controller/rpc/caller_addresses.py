@@ -13,10 +13,14 @@ from streammeta.controller.runtime.operations import QuorumDescription, ReplicaD
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.controller.trust.door import came_by_token
 
+OBSERVERS_MAX = 1_000
+"""Maximum number of observers that an answer lists."""
+
 
 def described(driver: QuorumDriver) -> QuorumDescription:
     """Return the quorum with the addresses that this task's caller can use; empty if unknown."""
     seen = driver.describe()
+    seen = replace(seen, observers=seen.observers[:OBSERVERS_MAX])
     if not came_by_token():
         return seen
 

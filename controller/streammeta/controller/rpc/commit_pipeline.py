@@ -23,6 +23,7 @@ from streammeta.controller.errors import (
     RateExceededError,
     TooManyPipelinesError,
 )
+from streammeta.controller.metadata.answer_budget import commit_bytes
 from streammeta.controller.metadata.answers import (
     Answer,
     CommitStreamSetObjectAnswer,
@@ -501,9 +502,12 @@ class CommitPipeline:
         if held_to is not None:
             # All of it at first, so that one that speaks for another's node changes nothing.
             self._controller.require_own(message.commits, held_to)
+        answered_bytes = 0
         for part, rows in _parts(message):
             await self._budget.take(rows)
-            submissions.append(self._controller.submit(part, held_to))
+            submission = self._controller.submit(part, held_to, answered_bytes)
+            answered_bytes += sum(map(commit_bytes, submission.answers))
+            submissions.append(submission)
         answers = [answer for submission in submissions for answer in submission.answers]
         uploads = answers.pop() if message.uploads is not None else None
         effects, now = message.with_effects, time.perf_counter()

@@ -47,6 +47,15 @@ refused: Counter[str] = Counter(dict.fromkeys(map(str, Reason), 0))
 """Calls that ended with an error in this process, by reason."""
 
 
+MESSAGE_BYTES_MAX = 1_024
+VALUE_BYTES_MAX = 512
+"""Maximum sizes of a status's message and of each value of its metadata, in bytes.
+
+Clients of gRPC accept trailers of 8 KiB, and a message may quote its caller. It travels twice, each
+byte as three and as four thirds at most.
+"""
+
+
 async def abort(
     context: Context,
     error: Exception,
@@ -56,19 +65,32 @@ async def abort(
     code, reason, metadata = classify(error)
     note_failure(code.name, reason)
     refused[reason] += 1
-    metadata = {**metadata, **(extra or {})}
+    metadata = {
+        key: _shorten(value, VALUE_BYTES_MAX)
+        for key, value in {**metadata, **(extra or {})}.items()
+    }
     if isinstance(error, errors.NotLeaderError) and came_by_token():
         metadata["leader_endpoint"] = error.token_endpoint  # the other asks for a certificate
     message = str(error) or (_DEADLINE_PASSED if isinstance(error, TimeoutError) else "")
     if code is grpc.StatusCode.INTERNAL:
         _log.error("request_failed", exc_info=error)
         message = f"defect in the controller ({type(error).__name__}); nothing was changed"
+    message = _shorten(message, MESSAGE_BYTES_MAX)
     retry_after_ms = None
     if isinstance(error, errors.BusyError | errors.RateExceededError):
         retry_after_ms = error.retry_after_ms
     details = details_trailer(code, message, reason, metadata, retry_after_ms)
     await context.abort(code, message, details)
     raise AssertionError("abort returned")
+
+
+def _shorten(text: str, bytes_max: int) -> str:
+    """Return a text, its middle left out if it is too long: its end says what would be right."""
+    raw = text.encode("utf-8", "replace")
+    if len(raw) <= bytes_max:
+        return text
+    part = (bytes_max - 3) // 2
+    return f"{raw[:part].decode(errors='ignore')}...{raw[-part:].decode(errors='ignore')}"
 
 
 def classify(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]]:
@@ -127,7 +149,8 @@ def _classify_limit(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, s
             used = {"quota": error.quota, "limit": str(error.limit), "used": str(error.limit)}
             return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.QUOTA_EXCEEDED, used
         case errors.LimitExceededError():
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.LIMIT_EXCEEDED, {}
+            over = {"field": error.field, "limit": str(error.limit)}
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.LIMIT_EXCEEDED, over
         case WatcherTooSlowError():
             resume = {"from_offset": str(error.from_offset)}
             return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.WATCHER_TOO_SLOW, resume

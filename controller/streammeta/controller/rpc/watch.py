@@ -79,9 +79,10 @@ class Follower:
         self.told_at = self.sending_since = asyncio.get_running_loop().time()
         self.rests_until = float("-inf")
         self.has_left = False
+        self.needs_snapshot = False
 
     async def next(self) -> bytes | None:
-        """Return the next message; None if the feed no longer has the next change."""
+        """Return the next message; None if the feed can't send the next change."""
         self.message = asyncio.get_running_loop().create_future()
         self._fanout.enqueue(self)
         return await self.message
@@ -213,6 +214,10 @@ class Fanout:
             self._resting.append(follower)
             return
         batch = self.messages.following(follower.group, cursor.next_offset)
+        if batch.needs_snapshot:
+            follower.needs_snapshot = True
+            follower.message.set_result(None)
+            return
         has_moved = batch.next_offset > cursor.next_offset
         cursor.next_offset = batch.next_offset
         if batch.message is not None:
@@ -343,7 +348,7 @@ class WatchHandler:
         was_lost = cursor.is_lost
         while (message := await follower.next()) is not None:
             await follower.send(context.write(message))
-        if not was_lost and not cursor.is_replaced:
+        if not (was_lost or cursor.is_replaced or follower.needs_snapshot):
             raise WatcherTooSlowError(cursor.next_offset)
         messages = self._fanout.messages
         await context.write(messages.progress(cursor.next_offset, snapshot_required=True))

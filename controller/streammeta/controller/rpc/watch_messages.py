@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from streammeta.controller.metadata.answer_budget import ENTRY_BYTES_MAX
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import Record
 from streammeta.controller.records.selection import EntryIndex, Selection, select
@@ -50,6 +51,8 @@ class Batch:
 
     message: bytes | None
     next_offset: int
+    needs_snapshot: bool = False
+    """Whether the next change is larger than a message; a snapshot brings it."""
 
 
 class WatchMessages:
@@ -79,7 +82,7 @@ class WatchMessages:
         batch = self._batches.get(key)
         if batch is None:
             batch = self._gather(group, from_offset)
-            if batch.next_offset > from_offset:
+            if batch.next_offset > from_offset or batch.needs_snapshot:
                 self._batches.put(key, batch, len(batch.message or b""))
         return batch
 
@@ -90,19 +93,26 @@ class WatchMessages:
     def _gather(self, group: Group, from_offset: int) -> Batch:
         cursor = self._changes.cursor(from_offset)
         parts: list[bytes] = []
-        size = 0
+        size, next_offset = 0, from_offset
+        needs_snapshot = False
         for _ in range(EXAMINED_MAX):
             change = cursor.advance()
+            records = b"" if change is None else self._cut(change, group.selection)
+            if size + len(records) > ENTRY_BYTES_MAX:
+                needs_snapshot = not parts and next_offset == from_offset
+                break
+            next_offset = cursor.next_offset
             if change is None:
                 break
-            if records := self._cut(change, group.selection):
+            if records:
                 parts.append(records)
                 size += len(records)
                 if not group.combines or size >= COMBINED_BYTES:
                     break
+
         # Record sets are joined as the repeated field that they are.
-        message = self._encode(cursor.next_offset, b"".join(parts)) if parts else None
-        return Batch(message, cursor.next_offset)
+        message = self._encode(next_offset, b"".join(parts)) if parts else None
+        return Batch(message, next_offset, needs_snapshot)
 
     def _encode(
         self, next_offset: int, records: bytes, *, snapshot_required: bool = False

@@ -26,6 +26,7 @@ from streammeta.controller.errors import (
     OutcomeUnknownError,
 )
 from streammeta.controller.ids import SnapshotId
+from streammeta.controller.metadata.answer_budget import commit_bytes, require_entry, require_rest
 from streammeta.controller.metadata.answers import Answer
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.map_limits import MapLimits, require_room
@@ -216,12 +217,16 @@ class MetadataController:
         await log.append_turn()
 
     def submit(
-        self, requests: Sequence[WriteRequest], held_to: Principal | None = None
+        self,
+        requests: Sequence[WriteRequest],
+        held_to: Principal | None = None,
+        answered_bytes: int = 0,
     ) -> Submission:
         """Decide mutations one after the other and replicate them, without waiting for anything.
 
         An error ends it: earlier requests take effect if they commit, and their answers are lost;
-        repeating the requests is safe.
+        repeating the requests is safe. Answers of `answered_bytes` share a message with those of
+        these requests.
 
         Raises:
             NotYourNodeError: the broker `held_to` may not make one of them; none was decided.
@@ -250,6 +255,8 @@ class MetadataController:
             require_room(self._map, decision.records, self._limits)
             if type(request) is PrepareObjects and decision.records:
                 self._object_ids.check(self._map.next_object_id + request.count)
+            answered_bytes += commit_bytes(decision.answer)
+            require_rest(answered_bytes, "commits")
             answers.append(decision.answer)
             is_proven = bool(decision.records)
             if is_proven:
@@ -419,6 +426,7 @@ class MetadataController:
     def _replicate(self, log: ReplicatedLog, offset: int, records: Sequence[Record]) -> int:
         # Apply first: a record that can't be applied must never be replicated.
         payload = encode_records(records)
+        require_entry(len(payload))
         self._awaited_views.reached(offset)
         self._map.apply(offset, records)
         try:

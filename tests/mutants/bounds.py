@@ -1,0 +1,60 @@
+"""Mutants of bounds: sizes of messages, classes of calls, foreign files, connections of a host."""
+
+from tests.mutants.mutant import Mutant, Tested
+
+_ANSWERS = "tests/server/test_answer_bounds.py::"
+
+BOUNDS = (
+    Mutant(
+        "put-values-come-back-unbounded",
+        "The values that a PutKVs stores do not count towards the size of its answer.",
+        "a client with default limits sees RESOURCE_EXHAUSTED, and the values are stored",
+        """
+        streammeta.controller.metadata.kv:
+        - _require_answerable("items", results)
+        + _require_answerable("items", [result for result in results if result.error])
+        """,
+        Tested(_ANSWERS + "test_values_that_no_answer_could_bring_back_are_not_put"),
+    ),
+    Mutant(
+        "log-entries-of-any-size",
+        "A request may make a log entry that no watch can send in a message.",
+        "a watch of a client with default limits never passes it",
+        """
+        streammeta.controller.runtime.controller:
+        - require_entry(len(payload))
+        """,
+        Tested(_ANSWERS + "test_a_log_entry_that_no_watch_could_send_is_not_made"),
+    ),
+    Mutant(
+        "commits-of-a-message-have-an-answer-each",
+        "Each commit of a pipeline's message may fill the answer that they share.",
+        "two commits that meet three large values each",
+        """
+        streammeta.controller.runtime.controller:
+        - require_rest(answered_bytes, "commits")
+        """,
+        Tested(_ANSWERS + "test_commits_of_a_message_share_the_size_of_its_answer"),
+    ),
+    Mutant(
+        "a-watch-sends-entries-of-any-size",
+        "A watch sends an entry that is larger than a message.",
+        "an entry that a controller of an older version wrote",
+        """
+        streammeta.controller.rpc.watch_messages:
+        - if size + len(records) > ENTRY_BYTES_MAX:
+        + if parts and size + len(records) > ENTRY_BYTES_MAX:
+        """,
+        Tested(_ANSWERS + "test_a_watch_passes_a_change_that_no_message_holds"),
+    ),
+    Mutant(
+        "a-status-quotes-all-of-a-request",
+        "A refusal quotes as much of the request as it likes.",
+        "a page token of 400 kB: the client sees RESOURCE_EXHAUSTED for the trailers",
+        """
+        streammeta.controller.rpc.request_guard:
+        - message = _shorten(message, MESSAGE_BYTES_MAX)
+        """,
+        Tested(_ANSWERS + "test_a_refusal_that_quotes_a_long_request_is_read_by_stock_clients"),
+    ),
+)
