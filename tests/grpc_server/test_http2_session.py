@@ -3,7 +3,6 @@
 import contextlib
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import hpack
 import pytest
@@ -18,114 +17,37 @@ from streammeta.controller.grpc_server.frames import (
     ErrorCode,
     Flag,
     Frame,
-    FrameParser,
     Http2Error,
     Kind,
     Setting,
     frame,
 )
-from streammeta.controller.grpc_server.headers import STATUS_OK, Head, literal
+from streammeta.controller.grpc_server.headers import STATUS_OK, literal
 from streammeta.controller.grpc_server.outflow import (
     BURST_BYTES,
     DEFAULT_WINDOW,
     SENT_FRAME_BYTES_MAX,
 )
-from streammeta.controller.grpc_server.session import Session
-from streammeta.controller.grpc_server.stream import Stream
+from tests.grpc_server.session_client import (
+    BLOCK,
+    STREAMS_MAX,
+    WINDOW,
+    Client,
+    grant,
+    greeted,
+    opened,
+    refused,
+    reset,
+    resets,
+    setting,
+    sized,
+)
 from tests.grpc_server.test_header_blocks import REQUEST, block
-
-BLOCK = block(*REQUEST)
-STREAMS_MAX, WINDOW = 4, 1_000
-
-
-def setting(key: int, value: int) -> bytes:
-    return frame(Kind.SETTINGS, 0, 0, struct.pack(">HI", key, value))
-
-
-def grant(stream_id: int, size: int) -> bytes:
-    return frame(Kind.WINDOW_UPDATE, 0, stream_id, struct.pack(">I", size))
-
-
-def opened(stream_id: int, *, is_last: bool = False) -> bytes:
-    flags = Flag.END_HEADERS | (Flag.END_STREAM if is_last else 0)
-    return frame(Kind.HEADERS, flags, stream_id, BLOCK)
-
-
-def reset(stream_id: int) -> bytes:
-    return frame(Kind.RST_STREAM, 0, stream_id, struct.pack(">I", ErrorCode.CANCEL))
-
-
-@dataclass
-class Client:
-    """A client's bytes into a session, and what its user hears and it sends."""
-
-    heads: list[tuple[int, Head]] = field(default_factory=list)
-    data: dict[int, bytes] = field(default_factory=dict)
-    sent: list[int] = field(default_factory=list)
-    closed: list[tuple[int, bool]] = field(default_factory=list)
-    has_heard: bool = False
-
-    def __post_init__(self) -> None:
-        self.session = Session(
-            self, streams_max=STREAMS_MAX, stream_window=WINDOW, header_list_bytes=16_384
-        )
-        self.now = 0.0
-        self.frames()
-
-    def on_head(self, stream: Stream, head: Head) -> None:
-        self.heads.append((stream.id, head))
-
-    def on_data(self, stream: Stream, data: bytes) -> None:
-        self.data[stream.id] = self.data.get(stream.id, b"") + data
-
-    def on_sent(self, stream: Stream) -> None:
-        self.sent.append(stream.id)
-
-    def on_closed(self, stream: Stream, *, by_client: bool) -> None:
-        self.closed.append((stream.id, by_client))
-
-    def on_end_heard(self) -> None:
-        self.has_heard = True
-
-    def say(self, *parts: bytes) -> list[Frame]:
-        """Send bytes; return the frames that come back."""
-        self.session.feed(b"".join(parts))
-        while self.session.work(self.now, 100):
-            pass
-        return self.frames()
-
-    def frames(self) -> list[Frame]:
-        said, parser = b"".join(self.session.out), FrameParser()
-        self.session.out.clear()
-        parser.feed(PREFACE + said)
-        found: list[Frame] = []
-        while (one := parser.next()) is not None:
-            found.append(one)
-        return found
-
-    def stream(self, stream_id: int) -> Stream:
-        return self.session.streams[stream_id]
 
 
 @pytest.fixture
 def client() -> Client:
-    client = Client()
-    assert client.say(PREFACE, frame(Kind.SETTINGS, 0, 0)) == [(Kind.SETTINGS, Flag.ACK, 0, b"")]
-    return client
-
-
-def refused(client: Client, *parts: bytes) -> ErrorCode:
-    with pytest.raises(Http2Error) as raised:
-        client.say(*parts)
-    return raised.value.code
-
-
-def resets(frames: list[Frame]) -> dict[int, int]:
-    return {
-        stream_id: struct.unpack(">I", payload)[0]
-        for kind, _, stream_id, payload in frames
-        if kind == Kind.RST_STREAM
-    }
+    return greeted()
 
 
 def test_a_call_comes_and_is_answered(client: Client) -> None:
@@ -204,71 +126,6 @@ def test_a_broken_rule_of_a_stream_resets_it_alone(
     assert client.session.streams.keys() == {3}
 
 
-def sized(stream_id: int, length: int, *, is_last: bool = False) -> bytes:
-    """Begin a request that says how many bytes it has."""
-    flags = Flag.END_HEADERS | (Flag.END_STREAM if is_last else 0)
-    headers = block(*REQUEST, (b"content-length", b"%d" % length))
-    return frame(Kind.HEADERS, flags, stream_id, headers)
-
-
-def data(size: int, *, is_last: bool = False) -> bytes:
-    return frame(Kind.DATA, Flag.END_STREAM if is_last else 0, 1, bytes(size))
-
-
-TRAILERS = frame(Kind.HEADERS, Flag.END_HEADERS | Flag.END_STREAM, 1, block((b"a", b"1")))
-PADDED = frame(Kind.DATA, Flag.PADDED | Flag.END_STREAM, 1, b"\2" + bytes(5) + bytes(2))
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        [sized(1, 5), data(4, is_last=True)],
-        [sized(1, 5), data(2), data(2, is_last=True)],
-        [sized(1, 5), data(6, is_last=True)],
-        [sized(1, 5), data(3), data(3)],
-        [sized(1, 5, is_last=True)],
-        [sized(1, 5), data(4), TRAILERS],
-        [sized(1, 5), data(0, is_last=True)],
-        [sized(1, 0), data(1)],
-    ],
-)
-def test_a_request_of_another_length_than_it_says_is_reset_and_never_complete(
-    client: Client, parts: list[bytes]
-) -> None:
-    """A proxy that believes the length would take the rest for another request."""
-    assert resets(client.say(*parts)) == {1: ErrorCode.PROTOCOL_ERROR}
-    assert not client.session.streams
-    assert client.closed == [(1, False)] * (len(parts) > 1)
-    assert len(client.data.get(1, b"")) <= 5
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        [sized(1, 5), data(2), data(3, is_last=True)],
-        [sized(1, 5), data(5), data(0, is_last=True)],
-        [sized(1, 5), data(5), TRAILERS],
-        [sized(1, 5), PADDED],
-        [sized(1, 0, is_last=True)],
-    ],
-)
-def test_a_request_of_the_length_that_it_says_is_complete(
-    client: Client, parts: list[bytes]
-) -> None:
-    assert resets(client.say(*parts)) == {}
-    assert client.stream(1).is_ended_there
-
-
-@pytest.mark.parametrize("headers", [REQUEST, [(b":path", b"/")], [(b"A", b"1")]])
-def test_headers_that_are_no_trailers_end_no_request(
-    client: Client, headers: list[tuple[bytes, bytes]]
-) -> None:
-    flags = Flag.END_HEADERS | Flag.END_STREAM
-    end = frame(Kind.HEADERS, flags, 1, block(*headers))
-    assert resets(client.say(opened(1), data(1), end)) == {1: ErrorCode.PROTOCOL_ERROR}
-    assert client.closed == [(1, False)]
-
-
 def test_streams_beyond_the_limit_are_refused_and_others_go_on(client: Client) -> None:
     ids = range(1, 2 * STREAMS_MAX + 2, 2)
     assert resets(client.say(*map(opened, ids))) == {ids[-1]: ErrorCode.REFUSED_STREAM}
@@ -284,44 +141,6 @@ def test_late_frames_of_a_closed_stream_are_passed_over(client: Client) -> None:
     late = [frame(Kind.DATA, 0, 1, b"a"), grant(1, 1), reset(1), opened(1, is_last=True)]
     assert client.say(*late) == []
     assert client.data == {}
-
-
-@pytest.mark.parametrize(
-    "ended",
-    [[opened(1), reset(1)], [opened(1, is_last=True), reset(1)], [opened(3)]],
-    ids=["reset", "ended and reset", "never opened"],
-)
-def test_frames_of_a_stream_that_its_client_ended_break_the_rules(
-    client: Client, ended: list[bytes]
-) -> None:
-    """Only those are passed over that were on their way when the stream ended here."""
-    late = client.say(*ended, frame(Kind.DATA, Flag.END_STREAM, 1, b"a"))
-    assert resets(late) == {1: ErrorCode.STREAM_CLOSED}
-    assert client.data == {}
-    assert refused(client, opened(1, is_last=True)) is ErrorCode.PROTOCOL_ERROR
-
-
-@pytest.mark.parametrize("end", [data(1, is_last=True), TRAILERS], ids=["data", "trailers"])
-def test_frames_are_passed_over_until_their_client_has_ended_the_stream(
-    client: Client, end: bytes
-) -> None:
-    client.say(opened(1))
-    client.session.end(client.stream(1), STATUS_OK)
-    client.frames()
-    assert client.say(data(1), end) == []
-    assert resets(client.say(data(1))) == {1: ErrorCode.STREAM_CLOSED}
-
-
-def test_only_the_newest_streams_that_ended_here_are_remembered(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sessions, "LEFT_OPEN_MAX", 2)
-    for stream_id in (1, 3, 5):
-        client.say(opened(stream_id))
-        client.session.end(client.stream(stream_id), STATUS_OK)
-    client.frames()
-    late = [frame(Kind.DATA, 0, stream_id, b"a") for stream_id in (1, 3, 5)]
-    assert resets(client.say(*late)) == {1: ErrorCode.STREAM_CLOSED}
 
 
 def test_an_answer_goes_as_far_as_windows_allow(client: Client) -> None:

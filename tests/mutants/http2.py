@@ -3,6 +3,7 @@
 from tests.mutants.mutant import Mutant, Tested
 
 _SESSION = "tests/grpc_server/test_http2_session.py::"
+_REQUESTS = "tests/grpc_server/test_http2_requests.py::"
 _BOUNDS = "tests/grpc_server/test_grpc_call_bounds.py::"
 _BLOCKS = "tests/grpc_server/test_header_blocks.py::"
 
@@ -106,7 +107,7 @@ HTTP2 = (
         + return True
         """,
         Tested(
-            _SESSION
+            _REQUESTS
             + "test_a_request_of_another_length_than_it_says_is_reset_and_never_complete[parts0]"
         ),
     ),
@@ -120,7 +121,7 @@ HTTP2 = (
         + elif not is_last or not head.may_end:
         """,
         Tested(
-            _SESSION
+            _REQUESTS
             + "test_a_request_of_another_length_than_it_says_is_reset_and_never_complete[parts5]"
         ),
     ),
@@ -133,7 +134,7 @@ HTTP2 = (
         - elif not is_last or not head.may_end or stream.length:
         + elif not is_last or stream.length:
         """,
-        Tested(_SESSION + "test_headers_that_are_no_trailers_end_no_request[headers1]"),
+        Tested(_REQUESTS + "test_headers_that_are_no_trailers_end_no_request[headers1]"),
     ),
     Mutant(
         "made-resets-uncounted",
@@ -167,6 +168,6 @@ HTTP2 = (
         streammeta.controller.grpc_server.session:
         - self._reset(stream_id, ErrorCode.STREAM_CLOSED)
         """,
-        Tested(_SESSION + "test_frames_of_a_stream_that_its_client_ended_break_the_rules[reset]"),
+        Tested(_REQUESTS + "test_frames_of_a_stream_that_its_client_ended_break_the_rules[reset]"),
     ),
 )
