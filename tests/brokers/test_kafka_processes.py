@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import time
+import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from streammeta.brokers.kafka.codes import Code
-from streammeta.cli.local_cluster import LocalCluster, tls_words
+from streammeta.cli.local_cluster import (
+    PROGRAM,
+    LocalCluster,
+    free_ports,
+    start_child,
+    tls_words,
+)
 from streammeta.client import ControllerClient
 from tests.kit.certificates import Authority
 from tests.kit.kafka_batches import Rec, make_batch
@@ -256,3 +264,76 @@ def test_hostile_frame_ends_its_own_connection(brokers: KafkaBrokers) -> None:
         answer = _exchange(address, versions)
         # the correlation id, error 35
         assert answer[4:10] == b"\x00\x00\x00\x07\x00\x23", name
+
+
+def _produce(address: str, topic: str, numbers: range) -> Producer:
+    producer = Producer({"bootstrap.servers": address, "message.timeout.ms": 600_000})
+    for number in numbers:
+        producer.produce(topic, str(number).encode())
+    return producer
+
+
+def _joins(brokers: KafkaBrokers, node_id: int) -> int:
+    with urllib.request.urlopen(f"http://{brokers.http[node_id]}/metrics", timeout=60) as page:
+        found = re.search(r"^streammeta_kafka_joins_total (\d+)", page.read().decode(), re.M)
+    assert found is not None
+    return int(found[1])
+
+
+def test_a_broker_that_only_lost_time_goes_on_with_its_partitions(brokers: KafkaBrokers) -> None:
+    """Nobody took over: the same process leads under the same epochs, and keeps its connections."""
+    address = brokers.start(1, "--session", "2s", "--http-listen", "127.0.0.1:0")
+    assert _produce(address, "kept", range(100)).flush(60) == 0
+    admin = AdminClient({"bootstrap.servers": address})
+    process = psutil.Process(brokers.children[1].pid)
+    process.suspend()
+    controller = brokers.cluster.children[1]
+    wait_until(lambda: "nodes_fenced" in controller.log_tail(), "the broker to be fenced")
+    process.resume()
+    assert _produce(address, "kept", range(100, 200)).flush(60) == 0
+    assert _leaders(address, "kept") == {1}
+    assert _joins(brokers, 1) == 1
+    assert "streams_released" not in controller.log_tail()
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "g"})
+    ends = [
+        consumer.get_watermark_offsets(TopicPartition("kept", at), timeout=30)[1] for at in range(4)
+    ]
+    consumer.close()
+    assert sum(ends) == 200
+    assert set(admin.list_topics(timeout=30).brokers) == {1}
+
+
+def test_a_broker_without_controllers_ends_on_a_signal_and_says_what_it_leaves(
+    brokers: KafkaBrokers,
+) -> None:
+    address = brokers.start(1)
+    assert _produce(address, "left", range(100)).flush(60) == 0
+    for controller in brokers.cluster.children.values():
+        controller.kill()
+    producer = _produce(address, "left", range(100, 200))
+    producer.poll(1)
+    assert brokers.children[1].stop(120) == 0
+    assert "without closing 4 partitions" in brokers.children[1].log_tail()
+    producer.purge(in_queue=True, in_flight=True, blocking=True)
+
+
+def test_a_broker_ends_on_a_signal_while_it_still_joins(brokers: KafkaBrokers) -> None:
+    for controller in brokers.cluster.children.values():
+        controller.kill()
+    (port,) = free_ports(1)
+    words = ["--connect", brokers.cluster.connect, "--store", brokers.cluster.store_uri]
+    listen = ["--node-id", "1", "--listen", f"127.0.0.1:{port}"]
+    log = brokers.cluster.root / "joining.log"
+    child = start_child("joining", [*PROGRAM, "kafka", *words, *listen], log)
+    try:
+        wait_until(lambda: _is_open(port), "the listener")
+    finally:
+        assert child.stop(120) == 0
+
+
+def _is_open(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 30).close()
+    except OSError:
+        return False
+    return True

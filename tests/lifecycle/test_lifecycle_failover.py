@@ -201,6 +201,34 @@ async def test_the_streams_of_a_node_without_a_log_are_closed_and_nobody_recover
     assert (await cluster.world.write(taken)).streams[0].error is ErrorCode.NONE
 
 
+async def test_a_node_keeps_its_streams_while_nobody_could_open_them(cluster: Cluster) -> None:
+    """It only lost time: when it is heard again it goes on under the same epochs."""
+    await cluster.world.write(RegisterNode(node=A, wal_config=NO_LOG))
+    await cluster.run_for(5_000, A, B, C)
+    await cluster.run_for(10 * TIMEOUT_MS)
+    states = [cluster.sessions.state(node.node_id) for node in (A, B, C)]
+    assert states == [NodeState.FENCED] * 3
+    (described,) = read_nodes(cluster.world.controller, (1001,))
+    assert (described.has_opening_streams, described.failover) == (True, False)
+    assert (await cluster.beat(A)).error is ErrorCode.NONE
+    await cluster.run_for(3_000, A)
+    assert cluster.sessions.state(1001) is NodeState.ACTIVE
+    (described,) = read_nodes(cluster.world.controller, (1001,))
+    assert (described.has_opening_streams, described.failover) == (True, False)
+
+
+async def test_a_fenced_node_loses_its_streams_once_another_could_open_them(
+    cluster: Cluster,
+) -> None:
+    await cluster.world.write(RegisterNode(node=A, wal_config=NO_LOG))
+    await cluster.run_for(5_000, A, B, C)
+    await cluster.run_for(10 * TIMEOUT_MS)
+    await cluster.run_for(1_000, B)
+    (described,) = read_nodes(cluster.world.controller, (1001,))
+    assert (described.has_opening_streams, described.failover) == (False, True)
+    assert (await cluster.beat(A)).error is ErrorCode.NODE_FENCED, "another may have taken over"
+
+
 async def test_a_node_without_a_log_that_owes_uploads_is_not_released(cluster: Cluster) -> None:
     created = CreateStreams(request_id="c", node=A, streams=(NewStream(),))
     (other,) = (await cluster.world.write(created)).stream_ids

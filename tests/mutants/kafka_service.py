@@ -2,6 +2,8 @@
 
 from tests.mutants.mutant import Mutant, Tested
 
+_ENDINGS = "tests/brokers/test_kafka_endings.py"
+_FAILOVER = "tests/lifecycle/test_lifecycle_failover.py"
 _METADATA = "tests/brokers/test_kafka_metadata.py"
 _RECORDS = "tests/brokers/test_kafka_record_calls.py"
 _OFFSETS = "tests/brokers/test_group_offsets.py"
@@ -94,4 +96,66 @@ _ANSWERS = (
     ),
 )
 
-KAFKA_SERVICE = (*_FENCES, *_ANSWERS)
+_SESSIONS = (
+    Mutant(
+        "streams-released-to-nobody",
+        "A broker that only lost time loses its partitions, though nobody could take them over.",
+        "24 fencings in six minutes on a busy machine",
+        """
+        streammeta.controller.lifecycle.failover:
+        - if not has_successor(nodes, self._sessions):
+        -     return nodes
+        """,
+        Tested(f"{_FAILOVER}::test_a_node_keeps_its_streams_while_nobody_could_open_them"),
+    ),
+    Mutant(
+        "streams-kept-from-a-successor",
+        "Partitions of a dead broker stay closed to the brokers that live.",
+        "a broker that is spared though another is there",
+        """
+        streammeta.controller.lifecycle.failover:
+        - if not has_successor(nodes, self._sessions):
+        + if self._sessions:
+              return nodes
+        """,
+        Tested(f"{_FAILOVER}::test_a_fenced_node_loses_its_streams_once_another_could_open_them"),
+    ),
+    Mutant(
+        "silent-broker-gives-itself-up",
+        "A broker that wakes up closes all its partitions before its heartbeat is answered.",
+        "a view in which a broker does not find itself",
+        """
+        streammeta.brokers.kafka.cluster:
+        - and (node.state not in _GONE or NodeIdentity(node.node_id, node.node_epoch) == own)
+        + and node.state not in _GONE
+        """,
+        Tested(f"{_ENDINGS}::test_a_broker_that_was_silent_keeps_what_nobody_took_over"),
+    ),
+    Mutant(
+        "released-process-resumes",
+        "A process whose streams were released goes on as if it led their partitions.",
+        "an exception for the own node that is made for every state of it",
+        """
+        streammeta.brokers.kafka.cluster:
+        - if not (node.failover or node.departed)
+        + if not node.departed
+        """,
+        Tested(f"{_ENDINGS}::test_a_process_that_was_released_or_replaced_does_not_resume"),
+    ),
+    Mutant(
+        "uncommitted-records-not-named",
+        "A broker ends without its controllers and does not say what it leaves.",
+        "an end that looks like one in good order",
+        """
+        streammeta.brokers.kafka.broker:
+        - lost = log.end_offset - log.high_watermark
+        + lost = 0
+        """,
+        Tested(
+            f"{_ENDINGS}"
+            "::test_a_broker_ends_without_its_controllers_and_names_what_is_not_committed"
+        ),
+    ),
+)
+
+KAFKA_SERVICE = (*_FENCES, *_ANSWERS, *_SESSIONS)

@@ -6,13 +6,14 @@ Owns options and the line printed once the broker serves. `streammeta.brokers.ka
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import signal
 import sys
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -32,6 +33,9 @@ from streammeta.cli.output import (
 )
 from streammeta.cli.tracing import exporting_traces, tracing_option
 from streammeta.rpc.tls import CallerFiles, TlsError, TlsFiles, tls_files
+
+if TYPE_CHECKING:
+    from streammeta.brokers.kafka.process import KafkaConfig
 
 SESSION_MS_MIN = 2_000
 """Shortest session that controllers give."""
@@ -101,7 +105,7 @@ def _address(
 @click.option(
     "--session",
     type=Duration(),
-    default="2s",
+    default="6s",
     show_default=True,
     help="Silence after which others take the partitions over; 2s at least, and no longer than the"
     " controllers' own.",
@@ -238,14 +242,25 @@ def kafka_user(name: str, output: Output) -> None:
     output.text("entry", entry)
 
 
-async def _run(config: object, output_format: OutputFormat) -> None:
-    from streammeta.brokers.kafka.process import KafkaConfig, running_broker
-
-    assert isinstance(config, KafkaConfig)
+async def _run(config: KafkaConfig, output_format: OutputFormat) -> None:
+    """Run a broker until a signal asks for its end, also while it still joins the cluster."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
+    serving = asyncio.create_task(_serve(config, output_format))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    serving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+
+
+async def _serve(config: KafkaConfig, output_format: OutputFormat) -> NoReturn:
+    """Serve until cancelled. Raises what ends a broker, such as a newer process of its node."""
+    from streammeta.brokers.kafka.process import running_broker
+
     async with running_broker(config) as broker:
         address = f"{broker.host}:{broker.port}"
         if output_format is OutputFormat.JSON:
@@ -256,9 +271,4 @@ async def _run(config: object, output_format: OutputFormat) -> None:
         else:
             http = f" http={broker.http}" if broker.http else ""
             click.echo(f"{READY_PREFIX}bootstrap.servers={address} node_id={config.node_id}{http}")
-        stopped = asyncio.create_task(stop.wait())
-        ends: list[asyncio.Future[Any]] = [stopped, broker.replaced]
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if broker.replaced.done():
-            raise await broker.replaced
+        raise await asyncio.shield(broker.replaced)  # it ends after its listener

@@ -48,8 +48,14 @@ OPENING_RETRIED_S = 0.05
 HOUSEKEEPING_S = 30.0
 SWEEP_S = 5.0
 """Time between two looks for streams of deleted topics."""
+CLOSED_WITHIN_S = 10.0
+"""Time in which a broker that ends closes its partitions."""
 SETTLED_S = 5.0
 """Time without brokers that come or go, until partitions move to those that lead less."""
+
+_NAMED_MAX = 10
+_CLOSED_AT_ONCE = 32
+"""Partitions that are closed side by side: they share objects and commits."""
 
 _log = logging.getLogger(__name__)
 
@@ -130,14 +136,47 @@ class Broker:
             log.give_up()
 
     async def close(self) -> None:
-        """Leave in good order: others may open the partitions at once."""
+        """Leave in good order: others may open the partitions at once.
+
+        Partitions that can't be closed in `CLOSED_WITHIN_S` are named in the log, and given up:
+        others open them when the session has ended.
+        """
         await self._end_tasks()
-        for log in self.logs.values():
-            with contextlib.suppress(BrokerClientError, PartitionError, StorageError):
-                await log.close()
+        deadline = asyncio.get_running_loop().time() + CLOSED_WITHIN_S
+        room = asyncio.Semaphore(_CLOSED_AT_ONCE)
+        await asyncio.gather(*(self._close_log(log, room, deadline) for log in self.logs.values()))
+        if not self._report_unclosed():
+            with contextlib.suppress(BrokerClientError, TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await self.keys.delete([f"broker/{self.node_id}"])
         self.logs.clear()
-        with contextlib.suppress(BrokerClientError):
-            await self.keys.delete([f"broker/{self.node_id}"])
+
+    async def _close_log(self, log: PartitionLog, room: asyncio.Semaphore, deadline: float) -> None:
+        with contextlib.suppress(BrokerClientError, PartitionError, StorageError, TimeoutError):
+            async with asyncio.timeout_at(deadline), room:
+                await log.close()
+
+    def _report_unclosed(self) -> bool:
+        """Give up the logs that are not closed, and name them; return whether there are any."""
+        names = {topic.topic_id: topic.name for topic in self.view.topics.values()}
+        unclosed = []
+        for (topic_id, partition), log in self.logs.items():
+            if log.is_released:
+                continue
+            log.give_up()
+            name = f"{names.get(topic_id, topic_id)}-{partition}"
+            lost = log.end_offset - log.high_watermark
+            unclosed.append(f"{name} ({lost} offsets are not committed)" if lost else name)
+        if unclosed:
+            named = ", ".join(sorted(unclosed)[:_NAMED_MAX])
+            _log.warning(
+                "node %d ends without closing %d partitions, such as %s; producers were not"
+                " answered for what is not committed, and send it again",
+                self.node_id,
+                len(unclosed),
+                named,
+            )
+        return bool(unclosed)
 
     async def _end_tasks(self) -> None:
         tasks = [*self._tasks, *self._refreshes, *self._opening.values()]
@@ -223,7 +262,7 @@ class Broker:
 
     async def _read(self) -> None:
         former = self.view.brokers
-        self.view = await read_view(self.keys, self.client.controllers)
+        self.view = await read_view(self.keys, self.client.controllers, self.client.session.node)
         self._read_at = time.monotonic()
         self._note_change()
         if self.view.brokers != former:

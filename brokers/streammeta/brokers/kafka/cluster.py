@@ -137,13 +137,19 @@ class ClusterView:
         return moved
 
 
-async def read_view(keys: Keys, controllers: ControllerClient) -> ClusterView:
-    """Read the view of now."""
+async def read_view(
+    keys: Keys, controllers: ControllerClient, own: NodeIdentity | None = None
+) -> ClusterView:
+    """Read the view of now, as the broker `own` has it.
+
+    A broker that was silent for too long counts for itself as living until its process is replaced
+    or released: it resumes with its partitions, unless the view says that others were appointed.
+    """
     listed = await keys.list("broker/")
     topics = await keys.list("topic/")
     leaders = await keys.list("leader/")
     nodes = (await controllers.call(GET_NODES, nodes_pb2.GetNodesRequest())).nodes
-    alive = _living(nodes)
+    alive = _living(nodes, own)
     brokers = {
         int(node): Endpoint(value["host"], value["port"], value["node_epoch"])
         for node, (value, _) in listed.items()
@@ -177,10 +183,11 @@ def _recoveries(nodes: Iterable[nodes_pb2.NodeDescription]) -> dict[int, list[No
     return found
 
 
-def _living(nodes: Iterable[nodes_pb2.NodeDescription]) -> dict[int, int]:
+def _living(nodes: Iterable[nodes_pb2.NodeDescription], own: NodeIdentity | None) -> dict[int, int]:
     """Return the epochs of nodes that no leader knows to be gone."""
     return {
-        one.node_id: one.node_epoch
-        for one in nodes
-        if one.state not in _GONE and not one.failover and not one.departed
+        node.node_id: node.node_epoch
+        for node in nodes
+        if not (node.failover or node.departed)
+        and (node.state not in _GONE or NodeIdentity(node.node_id, node.node_epoch) == own)
     }

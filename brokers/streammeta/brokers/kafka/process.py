@@ -37,8 +37,10 @@ from streammeta.client import (
 from streammeta.client.tally import ClientTally, snapshot
 
 DEFAULT_LINGER_S = 0.05
-DEFAULT_SESSION_S = 2.0
-"""Session of a broker. It is short, since a dead one owes nothing that others had to upload."""
+DEFAULT_SESSION_S = 6.0
+"""Session of a broker: short, since a dead one leaves nothing that others have to upload first."""
+_WRITER_CLOSED_WITHIN_S = 1.0
+"""Time for what is under way when the partitions are closed, or given up."""
 _REJOINED_AFTER_S = 0.5
 
 _log = logging.getLogger(__name__)
@@ -131,8 +133,13 @@ class _Door:
         self.listener: KafkaListener | None = None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a connection."""
-        await (await asyncio.shield(self._server)).serve(reader, writer)
+        """Serve a connection, once there is a server; end it if the process ends before that."""
+        try:
+            server = await asyncio.shield(self._server)
+        except asyncio.CancelledError:  # asyncio takes what its callbacks raise for a defect
+            writer.close()
+            return
+        await server.serve(reader, writer)
 
     def open(self, life: _Life) -> None:
         """Lead to the server of a life."""
@@ -226,9 +233,8 @@ async def _one_life(
     ready: asyncio.Future[None],
 ) -> Exception:
     """Serve as a new process of the node; return what fenced it."""
-    settings = StreamClientConfig(
-        writer=WriterConfig(linger_s=config.linger_s), session_timeout_s=config.session_s
-    )
+    writer = WriterConfig(linger_s=config.linger_s, close_deadline_s=_WRITER_CLOSED_WITHIN_S)
+    settings = StreamClientConfig(writer=writer, session_timeout_s=config.session_s)
     client = await StreamClient.open(
         config.controllers, config.store, node_id=config.node_id, tls=config.tls, config=settings
     )

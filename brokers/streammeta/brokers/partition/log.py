@@ -102,6 +102,7 @@ class PartitionLog:
         self.high_watermark = state.end_offset
         self.failure: Exception | None = None
         self._is_closed = False
+        self._is_released = False
 
     @property
     def start_offset(self) -> int:
@@ -117,6 +118,16 @@ class PartitionLog:
     def stream_ids(self) -> tuple[int, int, int]:
         """Ids of its streams: the map, the batches, the time index."""
         return self._meta_id, self._state.log_id, self._state.time_id
+
+    @property
+    def end_offset(self) -> int:
+        """Offset that the next batch gets; batches from the high watermark on are not durable."""
+        return self._state.end_offset
+
+    @property
+    def is_released(self) -> bool:
+        """Whether its streams are closed, so that others may open them."""
+        return self._is_released
 
     @property
     def is_writable(self) -> bool:
@@ -245,7 +256,8 @@ class PartitionLog:
         rows = self._state.times_to_save
         if rows:
             payload = encode_entries(rows, self._state.segments[-1].base_offset)
-            await self._streams.writer.append(self._state.time_id, payload, len(payload))
+            time_id = self._state.time_id
+            _ignore(await self._streams.writer.append(time_id, payload, len(payload)))
             self._state.unsaved_times = 0  # not before: an append that waits may be given up
 
     async def _checkpoint(self, *, is_clean: bool = False) -> asyncio.Future[int]:
@@ -257,7 +269,7 @@ class PartitionLog:
         end = state.end_offset
         partition = PartitionState(state.start_offset, 0, end, is_clean)
         streams = {"log": state.log_id, "tim": state.time_id, "txn": -1}
-        return await self._meta.put(
+        written = await self._meta.put(
             {
                 LOG: rules.encode_log(streams, state.segments),
                 PRODUCER_SNAPSHOTS: encode_snapshots(self._snapshots_with(end)),
@@ -265,6 +277,8 @@ class PartitionLog:
                 PARTITION: partition.encode(),
             }
         )
+        _ignore(written)
+        return written
 
     def _snapshots_with(self, end: int) -> dict[int, bytes]:
         """Return snapshots of the producers at the end, and at the last end that is durable.
@@ -393,6 +407,7 @@ class PartitionLog:
             self._is_closed = True
         self._tell_watchers()
         (await self._streams.close_streams(self.stream_ids)).require_all()
+        self._is_released = True
 
     def give_up(self) -> None:
         """Take no more appends: another owner has the streams."""
@@ -403,3 +418,8 @@ class PartitionLog:
         """Apply retention, and compact the map if that is worth it."""
         await self.retain()
         await self._meta.compact()
+
+
+def _ignore(written: asyncio.Future[int]) -> None:
+    """Let nobody be warned about a write that failed: its stream takes no later one."""
+    written.add_done_callback(lambda done: done.cancelled() or done.exception())

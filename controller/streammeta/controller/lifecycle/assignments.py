@@ -70,6 +70,18 @@ def owes_nothing(node: NodeDescription) -> bool:
     return node.wal_config == NO_LOG and node.pending_upload_count == 0
 
 
+def has_successor(nodes: Sequence[NodeDescription], sessions: Sessions) -> bool:
+    """Whether a node is there that could open the streams of one that is gone.
+
+    One that never sent a heartbeat is not known to be gone, so it counts.
+    """
+    return any(
+        sessions.state(node.node_id) in (NodeState.ACTIVE, NodeState.UNKNOWN)
+        for node in nodes
+        if not (node.failover or node.departed)
+    )
+
+
 def has_failed(node: NodeDescription, sessions: Sessions) -> bool:
     """Whether a node is gone, and has streams open or uploads pending."""
     if not has_unrecovered_data(node) or node.locked:

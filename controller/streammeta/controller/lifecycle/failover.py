@@ -16,6 +16,7 @@ from streammeta.controller.errors import ApiError, ErrorCode
 from streammeta.controller.ids import NONE_ID
 from streammeta.controller.lifecycle.assignments import (
     has_failed,
+    has_successor,
     has_unrecovered_data,
     owes_nothing,
     plan_compactions,
@@ -248,7 +249,12 @@ class Failover(PeriodicTask):
         self._assign_compactions(nodes)
 
     async def _release(self, nodes: Sequence[NodeDescription]) -> Sequence[NodeDescription]:
-        """Close the streams of nodes that are gone and owe nothing; return all nodes after that."""
+        """Close the streams of nodes that are gone and owe nothing; return all nodes after that.
+
+        While nobody could open them, their owners keep them: one that only lost time resumes.
+        """
+        if not has_successor(nodes, self._sessions):
+            return nodes
         gone = [node for node in nodes if has_failed(node, self._sessions) and owes_nothing(node)]
         for node in gone:
             try:
