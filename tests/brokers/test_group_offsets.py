@@ -39,6 +39,12 @@ class MemoryKeys:
                 is_good = False
         return {key: self.stored[key][1] for key in values} if is_good else None
 
+    async def delete_at(self, versions: Mapping[str, int]) -> bool:
+        good = [key for key, at in versions.items() if self.stored.get(key, (None, at))[1] == at]
+        for key in good:
+            self.stored.pop(key, None)
+        return len(good) == len(versions)
+
 
 FIRST, SECOND = (offset_key("g", "t", partition) for partition in range(2))
 
@@ -137,6 +143,28 @@ async def test_a_committed_offset_is_read_by_all_that_follow(seed: int) -> None:
     keys.before_put = None
     final = await GroupOffsets(keys, "g").read() or {}
     assert final.keys() >= {"t/" + key[-1] for key in committed}
+
+
+async def test_deleted_offsets_stay_deleted_whatever_a_former_coordinator_does() -> None:
+    keys = MemoryKeys()
+    former, present = GroupOffsets(keys, "g"), GroupOffsets(keys, "g")
+    assert await former.put({FIRST: _at(10), SECOND: _at(11)})
+    assert await present.delete({SECOND}) == (1, 1)
+    assert await present.read() == {"t/0": _at(10)}
+    assert await present.delete() == (1, 0)
+    assert not await former.put({FIRST: _at(12)})
+    assert await GroupOffsets(keys, "g").read() == {}
+    assert await GroupOffsets(keys, "g").delete() == (0, 0)
+
+
+async def test_a_former_coordinator_deletes_nothing() -> None:
+    keys = MemoryKeys()
+    former, present = GroupOffsets(keys, "g"), GroupOffsets(keys, "g")
+    assert await former.put({FIRST: _at(10)})
+    assert await present.read() == {"t/0": _at(10)}
+    assert await former.delete() is None
+    assert await present.put({FIRST: _at(11)})
+    assert await GroupOffsets(keys, "g").read() == {"t/0": _at(11)}
 
 
 async def test_offsets_of_an_older_broker_count() -> None:

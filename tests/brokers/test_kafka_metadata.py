@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streammeta.brokers.kafka import topic_calls
+from streammeta.brokers.kafka import topic_calls, topic_changes
 from streammeta.brokers.kafka.broker import Broker
 from streammeta.brokers.kafka.cluster import Leader
 from streammeta.brokers.kafka.codes import Code
@@ -37,7 +37,7 @@ def _codes(answer: Any) -> dict[str, Code]:
 def outage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Begin an outage of a cluster's controllers."""
     monkeypatch.setattr(topic_calls, "FOUND_WITHIN_S", 0.01)
-    monkeypatch.setattr(topic_calls, "CHANGED_WITHIN_S", (0.01, 0.01))
+    monkeypatch.setattr(topic_changes, "CHANGED_WITHIN_S", (0.01, 0.01))
     monkeypatch.setattr("streammeta.brokers.kafka.group_calls.OFFSETS_WITHIN_S", 0.01)
     monkeypatch.setattr("streammeta.brokers.kafka.topic_calls.PRODUCER_ID_WITHIN_S", 0.01)
 

@@ -39,10 +39,7 @@ class WireClient:
         self._correlation += 1
         self._socket.sendall(framed(request_bytes(api_key, version, tree, self._correlation)))
         frame = self._exactly(int.from_bytes(self._exactly(4), "big"))
-        schema: Any = load_response_schema(api_key, version)
-        header, size = entity_reader(schema.__header_schema__)(frame, 0)
-        assert header.correlation_id == self._correlation
-        return entity_reader(schema)(frame, size)[0]
+        return read_answer(api_key, version, frame, self._correlation)
 
     def _exactly(self, size: int) -> bytes:
         found = b""
@@ -51,6 +48,14 @@ class WireClient:
             assert data, "the connection was closed"
             found += data
         return found
+
+
+def read_answer(api_key: int, version: int, frame: bytes, correlation_id: int = 1) -> Any:
+    """Read an answer without its length."""
+    schema: Any = load_response_schema(api_key, version)
+    header, size = entity_reader(schema.__header_schema__)(frame, 0)
+    assert header.correlation_id == correlation_id
+    return entity_reader(schema)(frame, size)[0]
 
 
 def read_response(api_key: int, version: int, body: bytes) -> Any:

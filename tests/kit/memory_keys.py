@@ -110,6 +110,13 @@ class MemoryControllers:
         return kv_pb2.GetKVsResponse(results=results)
 
     def _delete(self, request: kv_pb2.DeleteKVsRequest) -> kv_pb2.DeleteKVsResponse:
-        for key in request.keys:
-            self.stored.pop((key.namespace, key.key), None)
-        return kv_pb2.DeleteKVsResponse(results=[kv_pb2.KVResult()] * len(request.keys))
+        return kv_pb2.DeleteKVsResponse(results=[self._delete_item(key) for key in request.keys])
+
+    def _delete_item(self, key: kv_pb2.KVKey) -> kv_pb2.KVResult:
+        at = key.namespace, key.key
+        if at not in self.stored:
+            return kv_pb2.KVResult(error=common_pb2.ERROR_CODE_KEY_NOT_EXIST)
+        if key.HasField("expected_version") and self.stored[at][1] != key.expected_version:
+            return kv_pb2.KVResult(error=_EXISTS)
+        del self.stored[at]
+        return kv_pb2.KVResult()

@@ -371,9 +371,9 @@ _CLUSTER = (
         "A topic loses partitions that another broker added meanwhile.",
         "a read and a write without the version between them",
         """
-        streammeta.brokers.kafka.topic_calls:
-        - if not await broker.keys.put({key: grown.document()}, expected=topic.version):
-        + if not await broker.keys.put({key: grown.document()}):
+        streammeta.brokers.kafka.topic_changes:
+        - if not await broker.keys.put({key: changed.document()}, expected=topic.version):
+        + if not await broker.keys.put({key: changed.document()}):
         """,
         Tested(f"{_BROKER}::test_a_topic_only_grows_and_not_over_a_change_of_another_broker"),
     ),
@@ -411,11 +411,9 @@ _GROUPS = (
         "a group taken over again by whoever commits",
         """
         streammeta.brokers.kafka.group_calls:
-        - if await self._offsets_of(group).put(values):
-        -     return Code.NONE
-        + self._offsets_of(group)._versions = None
-        + if await self._offsets_of(group).put(values):
-        +     return Code.NONE
+        - return await offsets.put(values) or None
+        + offsets._versions = None
+        + return await offsets.put(values) or None
         """,
         Tested(
             f"{_GROUP_CALLS}::test_a_former_coordinator_that_has_not_heard_of_it_commits_nothing"

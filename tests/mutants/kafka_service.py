@@ -2,6 +2,7 @@
 
 from tests.mutants.mutant import Mutant, Tested
 
+_ADMIN = "tests/brokers/test_kafka_administration.py"
 _ENDINGS = "tests/brokers/test_kafka_endings.py"
 _FAILOVER = "tests/lifecycle/test_lifecycle_failover.py"
 _METADATA = "tests/brokers/test_kafka_metadata.py"
@@ -158,4 +159,65 @@ _SESSIONS = (
     ),
 )
 
-KAFKA_SERVICE = (*_FENCES, *_ANSWERS, *_SESSIONS)
+_ADMINISTRATION = (
+    Mutant(
+        "altered-settings-not-applied",
+        "A setting that was altered counts when the partition is opened again, and not before.",
+        "settings that are read when a log is opened",
+        """
+        streammeta.brokers.kafka.broker:
+          await self._close_lost()
+        - self._configure()
+        """,
+        Tested(f"{_ADMIN}::test_altered_settings_count_for_logs_that_are_open"),
+    ),
+    Mutant(
+        "other-settings-reset",
+        "A change of one setting resets all others.",
+        "IncrementalAlterConfigs done as AlterConfigs",
+        """
+        streammeta.brokers.kafka.config_calls:
+        - values = dict(topic.configs)
+        + values: dict[str, str] = {}
+          for config in configs:
+        """,
+        Tested(f"{_ADMIN}::test_single_settings_are_set_and_deleted"),
+    ),
+    Mutant(
+        "compaction-kept-as-harmless",
+        "A topic that is to be compacted by key is accepted, and its old keys are deleted by time.",
+        "all of Kafka's settings taken for harmless",
+        """
+        streammeta.brokers.kafka.topic_configs:
+        - if value != DEFAULTS[name]:
+        + if not value:
+        """,
+        Tested(f"{_ADMIN}::test_what_kafka_does_not_know_or_would_need_more_is_refused"),
+    ),
+    Mutant(
+        "group-in-use-deleted",
+        "The offsets of consumers that read go, and they begin again.",
+        "a deletion that does not look at members",
+        """
+        streammeta.brokers.kafka.group_calls:
+        - if code is Code.NONE and self._has_members(name):
+        -     code = Code.NON_EMPTY_GROUP
+        """,
+        Tested(f"{_ADMIN}::test_a_group_with_members_is_not_deleted"),
+    ),
+    Mutant(
+        "former-coordinator-deletes",
+        "A broker that coordinates a group no more deletes its offsets.",
+        "a deletion without the versions of the keys",
+        """
+        streammeta.brokers.kafka.group_offsets:
+        - if not await self._keys.delete_at(gone) or not await self._holds_fence():
+        + await self._keys.delete_at({k: at for k, (_, at) in (await self._keys.list("")).items()})
+        + if self._versions:
+              return None
+        """,
+        Tested(f"{_OFFSETS}::test_a_former_coordinator_deletes_nothing"),
+    ),
+)
+
+KAFKA_SERVICE = (*_FENCES, *_ANSWERS, *_SESSIONS, *_ADMINISTRATION)

@@ -241,6 +241,7 @@ class Broker:
             if self.view.controller == self.node_id and await self._appoint():
                 await self._read()
             await self._close_lost()
+            self._configure()
             self._open_gained()
 
     def _refreshed(self, task: asyncio.Task[None]) -> None:
@@ -311,6 +312,15 @@ class Broker:
                 del self.logs[place]
                 log.give_up()
                 await self._close_streams(log)
+
+    def _configure(self) -> None:
+        """Give open logs the settings that their topics have now."""
+        for topic in self.view.topics.values():
+            config = log_config(topic.configs)
+            for partition in range(topic.partitions):
+                log = self.logs.get((topic.topic_id, partition))
+                if log is not None:
+                    log.config = config
 
     async def _close_streams(self, log: PartitionLog) -> None:
         with contextlib.suppress(BrokerClientError):

@@ -11,9 +11,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from streammeta.brokers.kafka.broker import Broker
 from streammeta.brokers.kafka.codes import NO_TRANSACTIONS, Code
@@ -21,6 +21,7 @@ from streammeta.brokers.kafka.group_offsets import GroupOffsets
 from streammeta.brokers.kafka.groups import Group, Join, Reply, State, failed_join
 from streammeta.brokers.kafka.keys import offset_key
 from streammeta.brokers.kafka.record_calls import Answer
+from streammeta.brokers.kafka.subscriptions import CONSUMER, subscribed_topics
 from streammeta.brokers.kafka.wire import Request, Tree
 from streammeta.client import BrokerClientError
 
@@ -29,11 +30,17 @@ _METADATA_MAX = 4096
 _PUT_ATTEMPTS = 3
 OFFSETS_WITHIN_S = 5.0
 """Time in which offsets are put or read."""
+_KEY_MAX = 700
+"""Longest key of a group; behind it come a topic and a partition, and a key has 1024 bytes."""
 _NEEDS_ID_FROM = 4
+_MEMBERS_FROM, _COORDINATORS_FROM, _GROUPS_FROM = 3, 4, 8
+"""Versions of LeaveGroup, FindCoordinator and OffsetFetch from which on a call is of several."""
 _GROUP, _TRANSACTION = 0, 1
 """Types of keys that a coordinator is looked for by."""
 
 _log = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
 
 
 def _now_ms() -> int:
@@ -92,7 +99,7 @@ class Groups:
 
     def _refusal(self, name: str) -> Code:
         """Return why this broker does not speak for a group, NONE if it does."""
-        if not name:
+        if not name or len(offset_key(name)) > _KEY_MAX:
             return Code.INVALID_GROUP_ID
         coordinator = self.broker.view.coordinator(name)
         if coordinator == -1:
@@ -116,10 +123,19 @@ class Groups:
         librdkafka asks again until its caller's patience ends.
         """
         body = request.body
-        node_id = self.broker.view.coordinator(body.key)
+        key_type = getattr(body, "key_type", _GROUP)
+        if request.version < _COORDINATORS_FROM:
+            return self._coordinator(body.key, key_type)
+        return {
+            "coordinators": [
+                {"key": key, **self._coordinator(key, key_type)} for key in body.coordinator_keys
+            ]
+        }
+
+    def _coordinator(self, name: str, key_type: int) -> Tree:
+        node_id = self.broker.view.coordinator(name)
         found = self.broker.view.brokers.get(node_id)
         code, message = Code.NONE, None
-        key_type = getattr(body, "key_type", _GROUP)
         if key_type == _TRANSACTION:
             code, message = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, NO_TRANSACTIONS
         elif key_type != _GROUP:
@@ -127,19 +143,15 @@ class Groups:
         elif found is None:
             code = Code.COORDINATOR_NOT_AVAILABLE
         if code is not Code.NONE or found is None:
-            return {
-                "error_code": code,
-                "error_message": message,
-                "node_id": -1,
-                "host": "",
-                "port": -1,
-            }
+            node_id, host, port = -1, "", -1
+        else:
+            host, port = found.host, found.port
         return {
             "error_code": code,
-            "error_message": None,
+            "error_message": message,
             "node_id": node_id,
-            "host": found.host,
-            "port": found.port,
+            "host": host,
+            "port": port,
         }
 
     async def join(self, request: Request) -> Answer:
@@ -196,13 +208,29 @@ class Groups:
         return {"error_code": code}
 
     async def leave(self, request: Request) -> Tree:
-        """Let a member go."""
+        """Let a member go; several in newer versions."""
         body = request.body
         code = self._refusal(body.group_id)
-        if code is Code.NONE:
-            code, replies = self._group(body.group_id).leave(body.member_id, _now_ms())
-            self._send(replies)
-        return {"error_code": code}
+        if request.version < _MEMBERS_FROM:
+            return {"error_code": code or self._leave(body.group_id, body.member_id, None)}
+        return {
+            "error_code": code,
+            "members": [
+                {
+                    "member_id": member.member_id,
+                    "group_instance_id": member.group_instance_id,
+                    "error_code": self._leave(
+                        body.group_id, member.member_id, member.group_instance_id
+                    ),
+                }
+                for member in (() if code else body.members)
+            ],
+        }
+
+    def _leave(self, group: str, member_id: str, instance_id: str | None) -> Code:
+        code, replies = self._group(group).leave(member_id, _now_ms(), instance_id)
+        self._send(replies)
+        return code
 
     # -- offsets
 
@@ -233,33 +261,37 @@ class Groups:
         return {"topics": rows}
 
     async def _put_offsets(self, group: str, values: Mapping[str, Any]) -> Code:
-        """Put offsets; return NOT_COORDINATOR if this broker is not the coordinator any more."""
-        try:
-            async with asyncio.timeout(OFFSETS_WITHIN_S):
-                for _ in range(_PUT_ATTEMPTS):
-                    if await self._offsets_of(group).put(values):
-                        return Code.NONE
-                    await self.broker.refresh()
-                    if self._refusal(group) is not Code.NONE:
-                        break
-        except (BrokerClientError, TimeoutError):
-            return Code.COORDINATOR_NOT_AVAILABLE
-        return Code.NOT_COORDINATOR
+        """Put offsets; return why they could not be, NONE if they are."""
 
-    async def _read_offsets(self, group: str) -> tuple[Code, Mapping[str, Any]]:
-        """Return offsets, and NOT_COORDINATOR if this broker is not the coordinator any more."""
+        async def put(offsets: GroupOffsets) -> bool | None:
+            return await offsets.put(values) or None
+
+        code, _ = await self._as_coordinator(group, put, _deadline())
+        return Code.COORDINATOR_NOT_AVAILABLE if code is Code.COORDINATOR_LOAD_IN_PROGRESS else code
+
+    async def _as_coordinator(
+        self,
+        group: str,
+        act: Callable[[GroupOffsets], Awaitable[ResultT | None]],
+        deadline: float,
+    ) -> tuple[Code, ResultT | None]:
+        """Act on offsets until no other coordinator is in the way; return what came of it.
+
+        The code is NOT_COORDINATOR if this broker is not the coordinator any more, and
+        COORDINATOR_LOAD_IN_PROGRESS if the controllers have not answered by the deadline.
+        """
         try:
-            async with asyncio.timeout(OFFSETS_WITHIN_S):
+            async with asyncio.timeout_at(deadline):
                 for _ in range(_PUT_ATTEMPTS):
-                    found = await self._offsets_of(group).read()
+                    found = await act(self._offsets_of(group))
                     if found is not None:
                         return Code.NONE, found
                     await self.broker.refresh()
                     if self._refusal(group) is not Code.NONE:
                         break
         except (BrokerClientError, TimeoutError):
-            return Code.COORDINATOR_LOAD_IN_PROGRESS, {}
-        return Code.NOT_COORDINATOR, {}
+            return Code.COORDINATOR_LOAD_IN_PROGRESS, None
+        return Code.NOT_COORDINATOR, None
 
     def _offsets_of(self, group: str) -> GroupOffsets:
         return self._offsets.setdefault(group, GroupOffsets(self.broker.keys, group))
@@ -275,19 +307,34 @@ class Groups:
         return Code.NONE
 
     async def fetch_offsets(self, request: Request) -> Tree:
-        """Return committed offsets, -1 where there are none."""
-        body = request.body
-        refused = self._refusal(body.group_id)
-        found: Mapping[str, Any] = {}
-        if refused is Code.NONE:
-            refused, found = await self._read_offsets(body.group_id)
-        if refused is not Code.NONE:
-            return {"error_code": refused, "topics": _refused_offsets(body, refused)}
+        """Return committed offsets, -1 where there are none; of several groups since version 8."""
+        body, deadline = request.body, _deadline()
+        if request.version < _GROUPS_FROM:
+            return await self._fetched_offsets(body.group_id, body.topics, deadline)
+        return {
+            "groups": [
+                {
+                    "group_id": asked.group_id,
+                    **await self._fetched_offsets(asked.group_id, asked.topics, deadline),
+                }
+                for asked in body.groups
+            ]
+        }
+
+    async def _fetched_offsets(
+        self, group: str, topics: Sequence[Any] | None, deadline: float
+    ) -> Tree:
+        code = self._refusal(group)
+        found: Mapping[str, Any] | None = None
+        if code is Code.NONE:
+            code, found = await self._as_coordinator(group, GroupOffsets.read, deadline)
+        if found is None:
+            return {"error_code": code, "topics": _refused_offsets(topics, code)}
         wanted: Mapping[str, Iterable[int]]
-        if body.topics is None:
+        if topics is None:
             wanted = _by_topic(found)
         else:
-            wanted = {one.name: one.partition_indexes for one in body.topics}
+            wanted = {topic.name: topic.partition_indexes for topic in topics}
         return {
             "error_code": Code.NONE,
             "topics": [
@@ -298,6 +345,77 @@ class Groups:
                 for name, places in wanted.items()
             ],
         }
+
+    async def delete_offsets(self, request: Request) -> Tree:
+        """Delete committed offsets of partitions that no member of the group reads."""
+        body = request.body
+        code = self._refusal(body.group_id)
+        kept = self._topics_in_use(body.group_id)
+        if code is Code.NONE and kept is None:
+            code = Code.NON_EMPTY_GROUP
+        rows = []
+        keys: list[str] = []
+        for topic in body.topics:
+            is_kept = kept is not None and topic.name in kept
+            own = Code.GROUP_SUBSCRIBED_TO_TOPIC if is_kept else Code.NONE
+            places = [item.partition_index for item in topic.partitions]
+            if not is_kept:
+                keys += [offset_key(body.group_id, topic.name, place) for place in places]
+            parts = [{"partition_index": place, "error_code": own} for place in places]
+            rows.append({"name": topic.name, "partitions": parts})
+        if code is Code.NONE:
+            code = await self._delete_keys(body.group_id, keys, _deadline())
+        return {"error_code": code, "topics": rows if code is Code.NONE else ()}
+
+    def _topics_in_use(self, name: str) -> Collection[str] | None:
+        """Return the topics that members of a group read; None if that is not known."""
+        group = self.groups.get(name)
+        if group is None or not group.members:
+            return ()
+        if group.protocol_type != CONSUMER:
+            return None
+        named: set[str] = set()
+        for member in group.members.values():
+            topics = [subscribed_topics(metadata) for _, metadata in member.protocols]
+            for found in topics:
+                if found is None:
+                    return None
+                named |= found
+        return named
+
+    async def delete(self, request: Request) -> Tree:
+        """Delete groups without members, and their offsets."""
+        deadline = _deadline()
+        return {
+            "results": [
+                {"group_id": name, "error_code": await self._delete(name, deadline)}
+                for name in request.body.groups_names
+            ]
+        }
+
+    async def _delete(self, name: str, deadline: float) -> Code:
+        code = self._refusal(name)
+        if code is Code.NONE and self._has_members(name):
+            code = Code.NON_EMPTY_GROUP
+        if code is Code.NONE:
+            code = await self._delete_keys(name, None, deadline)
+        if code is Code.NONE and not self._has_members(name):  # some may have joined meanwhile
+            self.groups.pop(name, None)
+        return code
+
+    def _has_members(self, name: str) -> bool:
+        group = self.groups.get(name)
+        return group is not None and bool(group.members)
+
+    async def _delete_keys(self, name: str, keys: Collection[str] | None, deadline: float) -> Code:
+        """Delete offsets, by default all; GROUP_ID_NOT_FOUND if nothing is known of the group."""
+
+        async def delete(offsets: GroupOffsets) -> tuple[int, int] | None:
+            return await offsets.delete(keys)
+
+        code, counts = await self._as_coordinator(name, delete, deadline)
+        is_unknown = counts == (0, 0) and name not in self.groups
+        return Code.GROUP_ID_NOT_FOUND if is_unknown else code
 
     # -- descriptions
 
@@ -327,15 +445,25 @@ class Groups:
             ],
         }
 
-    async def list_groups(self, _: Request) -> Tree:
-        """List the groups that this broker coordinates."""
+    async def list_groups(self, request: Request) -> Tree:
+        """List the groups that this broker coordinates, in newer versions those of some states."""
+        states = getattr(request.body, "states_filter", ())
         return {
             "error_code": Code.NONE,
             "groups": [
-                {"group_id": name, "protocol_type": one.protocol_type}
-                for name, one in sorted(self.groups.items())
+                {
+                    "group_id": name,
+                    "protocol_type": group.protocol_type,
+                    "group_state": group.state.value,
+                }
+                for name, group in sorted(self.groups.items())
+                if not states or group.state.value in states
             ],
         }
+
+
+def _deadline() -> float:
+    return asyncio.get_running_loop().time() + OFFSETS_WITHIN_S
 
 
 async def _wait(future: asyncio.Future[Tree]) -> Tree:
@@ -365,7 +493,7 @@ def _offset_row(partition: int, value: Mapping[str, Any] | None) -> Tree:
     }
 
 
-def _refused_offsets(body: Any, code: Code) -> list[Tree]:
+def _refused_offsets(topics: Sequence[Any] | None, code: Code) -> list[Tree]:
     """Return rows that carry a refusal in versions whose answer has no code of its own."""
     return [
         {
@@ -374,7 +502,7 @@ def _refused_offsets(body: Any, code: Code) -> list[Tree]:
                 {**_offset_row(at, None), "error_code": code} for at in one.partition_indexes
             ],
         }
-        for one in body.topics or ()
+        for one in topics or ()
     ]
 
 

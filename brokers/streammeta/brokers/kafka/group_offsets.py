@@ -14,7 +14,7 @@ the offsets second, and writes all of them again. A former coordinator then comm
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from streammeta.brokers.kafka.keys import fence_key, offset_key
@@ -31,6 +31,9 @@ class VersionedKeys(Protocol):
 
     async def put_at(self, values: Mapping[str, tuple[Any, int]]) -> dict[str, int] | None:
         """Put values at versions; return the new ones, None if one was refused."""
+
+    async def delete_at(self, versions: Mapping[str, int]) -> bool:
+        """Delete keys at versions; False if one has another version, and stays."""
 
 
 class GroupOffsets:
@@ -76,6 +79,22 @@ class GroupOffsets:
             listed = await self._keys.list(self._prefix)
             counting = {k: value for k, (value, _) in listed.items() if _counts(value, self._term)}
             return {key: _without_term(value) for key, value in counting.items()}
+
+    async def delete(self, keys: Collection[str] | None = None) -> tuple[int, int] | None:
+        """Delete values by their keys, by default all; None if another coordinator has written.
+
+        Returns how many were deleted, and are left. The fence stays: it keeps former coordinators
+        out.
+        """
+        async with self._changing:
+            if self._versions is None and not await self._take_over():
+                return None
+            known, self._versions = self._versions or {}, None
+            gone = {key: at for key, at in known.items() if keys is None or key in keys}
+            if not await self._keys.delete_at(gone) or not await self._holds_fence():
+                return None
+            self._versions = {key: at for key, at in known.items() if key not in gone}
+            return len(gone), len(self._versions)
 
     async def _take_over(self) -> bool:
         """Fence the coordinator before this one, then write all offsets that count again."""

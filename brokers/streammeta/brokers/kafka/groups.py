@@ -152,8 +152,16 @@ class Group:
                 return Code.REBALANCE_IN_PROGRESS
         return code
 
-    def leave(self, member_id: str, now: int) -> tuple[Code, list[Reply]]:
-        """Let a member go."""
+    def leave(
+        self, member_id: str, now: int, instance_id: str | None = None
+    ) -> tuple[Code, list[Reply]]:
+        """Let a member go; a static one may be named by its instance alone."""
+        static = self._static(instance_id)
+        if instance_id is not None and static is None:
+            return Code.UNKNOWN_MEMBER_ID, []
+        if static is not None and member_id not in ("", static.member_id):
+            return Code.FENCED_INSTANCE_ID, []
+        member_id = member_id if static is None else static.member_id
         if self.expected_ids.pop(member_id, None) is not None:
             return Code.NONE, []
         if member_id not in self.members:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from streammeta.client import ControllerClient
 from streammeta.client.methods import DELETE_KVS, GET_KVS, LIST_KVS, PUT_KVS
 from streammeta.v1 import kv_pb2
-from streammeta.v1.common_pb2 import ERROR_CODE_NONE
+from streammeta.v1.common_pb2 import ERROR_CODE_KEY_NOT_EXIST, ERROR_CODE_NONE
 
 _ID = struct.Struct(">q")
 _BATCH = 5_000
@@ -122,6 +122,23 @@ class Keys:
         named = [kv_pb2.KVKey(namespace=self._namespace, key=key) for key in keys]
         if named:
             await self._controllers.call(DELETE_KVS, kv_pb2.DeleteKVsRequest(keys=named))
+
+    async def delete_at(self, versions: Mapping[str, int]) -> bool:
+        """Delete keys, each at a version; those that are absent are no error. Say if all are gone.
+
+        One that has another version stays.
+        """
+        named = [
+            kv_pb2.KVKey(namespace=self._namespace, key=key, expected_version=version)
+            for key, version in versions.items()
+        ]
+        is_gone = True
+        for at in range(0, len(named), _BATCH):
+            request = kv_pb2.DeleteKVsRequest(keys=named[at : at + _BATCH])
+            answer = await self._controllers.call(DELETE_KVS, request)
+            errors = {result.error for result in answer.results}
+            is_gone = is_gone and errors <= {ERROR_CODE_NONE, ERROR_CODE_KEY_NOT_EXIST}
+        return is_gone
 
     async def stream_id(self, key: str) -> int | None:
         """Return the stream id that a key holds, None if it is absent."""

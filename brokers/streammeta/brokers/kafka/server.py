@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from streammeta.brokers.kafka import record_calls, topic_calls
+from streammeta.brokers.kafka import admin_calls, config_calls, record_calls, topic_calls
 from streammeta.brokers.kafka.authentication import (
     Authentication,
     AuthenticationFailedError,
@@ -358,8 +358,14 @@ def _calls(broker: Broker, groups: Groups) -> Mapping[int, Call]:
         21: on(record_calls.delete_records),
         22: on(topic_calls.init_producer_id),
         23: on(record_calls.offset_for_leader_epoch),
-        32: on(topic_calls.describe_configs),
+        29: on(admin_calls.describe_acls),
+        32: on(config_calls.describe_configs),
+        33: on(config_calls.alter_configs),
+        35: on(admin_calls.describe_log_dirs),
         SASL_AUTHENTICATE: refused_later,
         37: on(topic_calls.create_partitions),
+        42: groups.delete,
+        44: on(config_calls.incremental_alter_configs),
+        47: groups.delete_offsets,
         60: on(topic_calls.describe_cluster),
     }

@@ -30,9 +30,15 @@ API_NAMES: Mapping[int, str] = {
     21: "DeleteRecords",
     22: "InitProducerId",
     23: "OffsetForLeaderEpoch",
+    29: "DescribeAcls",
     32: "DescribeConfigs",
+    33: "AlterConfigs",
+    35: "DescribeLogDirs",
     36: "SaslAuthenticate",
     37: "CreatePartitions",
+    42: "DeleteGroups",
+    44: "IncrementalAlterConfigs",
+    47: "OffsetDelete",
     60: "DescribeCluster",
 }
 """Names of the APIs that are served."""

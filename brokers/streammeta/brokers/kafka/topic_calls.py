@@ -1,4 +1,4 @@
-"""Calls about the cluster and its topics: Metadata, topics and their settings, producer ids.
+"""Calls about the cluster and its topics: Metadata, topics that come, grow and go, producer ids.
 
 Every call is answered in a bounded time, with the error of each item, also while no controller is
 there.
@@ -11,7 +11,7 @@ import base64
 import logging
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,8 @@ from streammeta.brokers.kafka.broker import Broker
 from streammeta.brokers.kafka.cluster import Topic
 from streammeta.brokers.kafka.codes import Code, KafkaError
 from streammeta.brokers.kafka.keys import deleted_key, leader_key, topic_key
-from streammeta.brokers.kafka.topic_configs import DEFAULTS, checked
+from streammeta.brokers.kafka.topic_changes import change_all, put_topic
+from streammeta.brokers.kafka.topic_configs import checked
 from streammeta.brokers.kafka.wire import Request, Tree
 from streammeta.brokers.partition.log_clock import wall_clock_ms
 from streammeta.client import BrokerClientError
@@ -29,18 +30,16 @@ FOUND_WITHIN_S = 5.0
 """Time in which Metadata finds or creates topics that the view does not have."""
 LED_WITHIN_S = 1.0
 """Time that new topics have to get their leaders before the call that names them is answered."""
-CHANGED_WITHIN_S = (1.0, 60.0)
-"""Bounds of the time for changes of topics that a request asks for."""
 PRODUCER_ID_WITHIN_S = 5.0
 """Time in which a producer id is reserved."""
 _log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-_TOPIC, _BROKER = 2, 4
 _BROKERS = 1
 """Endpoint type of brokers, as DescribeCluster has it."""
+_IDS_FROM, _BY_ID_FROM = 10, 12
+"""Versions of Metadata from which on topics have ids, and may be asked for by these alone."""
 _UNKNOWN_OPERATIONS = -(2**31)
-_DEFAULT_SOURCE, _TOPIC_SOURCE = 5, 1
 
 
 async def metadata(broker: Broker, request: Request) -> Tree:
@@ -49,30 +48,46 @@ async def metadata(broker: Broker, request: Request) -> Tree:
     While no controller answers, the answer is from the last view.
     """
     body = request.body
-    named = body.topics
-    is_all = named is None or (request.version == 0 and not named)
-    names = sorted(broker.view.topics) if is_all else [topic.name for topic in named]
+    is_all = body.topics is None or (request.version == 0 and not body.topics)
     may_create = getattr(body, "allow_auto_topic_creation", True) and broker.creates_topics
-    errors: Mapping[str, Code] = {}
-    if not is_all:
-        absent = [name for name in names if name not in broker.view.topics]
-        errors = await _find_or_create(broker, absent, may_create=may_create)
-        await _until_led(broker, [*absent, *filter(partial(_is_new, broker), names)])
+    rows = []
+    if is_all:
+        names = sorted(broker.view.topics)
+        rows = [_topic_row(broker, name, {}, request.version) for name in names]
+    else:
+        named = [topic.name for topic in body.topics if topic.name is not None]
+        by_id = [topic.topic_id for topic in body.topics if topic.name is None]
+        errors = await _find_or_create(broker, named, by_id, may_create=may_create)
+        rows = [_topic_row(broker, name, errors, request.version) for name in named]
+        rows += [_row_of_id(broker, topic_id, request.version) for topic_id in by_id]
     return {
         "brokers": _brokers(broker, "node_id"),
         "cluster_id": broker.cluster_id,
         "controller_id": broker.view.controller,
-        "topics": [_topic_row(broker, name, errors) for name in names],
+        "topics": rows,
         "cluster_authorized_operations": _UNKNOWN_OPERATIONS,
     }
 
 
 async def _find_or_create(
+    broker: Broker, names: Sequence[str], ids: Sequence[Any], *, may_create: bool
+) -> Mapping[str, Code]:
+    """Look for topics that the view does not have, and create those that are named.
+
+    Returns errors by name. New topics get a moment to find their leaders.
+    """
+    absent = [name for name in names if name not in broker.view.topics]
+    errors: Mapping[str, Code] = {}
+    if absent or any(_by_id(broker, topic_id) is None for topic_id in ids):
+        errors = await _look_again(broker, absent, may_create=may_create)
+    await _until_led(broker, [*absent, *filter(partial(_is_new, broker), names)])
+    return errors
+
+
+async def _look_again(
     broker: Broker, names: Sequence[str], *, may_create: bool
 ) -> Mapping[str, Code]:
-    """Look for topics that the view does not have, and create them; return errors by name."""
-    if not names:
-        return {}
+    """Read the view again, and create topics that it does not have; return errors by name."""
     errors: dict[str, Code] = {}
     try:
         async with asyncio.timeout(FOUND_WITHIN_S):
@@ -89,6 +104,25 @@ async def _find_or_create(
         _log.warning("%d topics were not found: %s", len(names), error or "timeout")
         return dict.fromkeys(names, Code.LEADER_NOT_AVAILABLE)
     return errors
+
+
+def _by_id(broker: Broker, topic_id: uuid.UUID | None) -> Topic | None:
+    topics = broker.view.topics.values()
+    return next((topic for topic in topics if topic_id == _uuid_of(topic)), None)
+
+
+def _uuid_of(topic: Topic) -> uuid.UUID:
+    return uuid.UUID(bytes=base64.urlsafe_b64decode(topic.topic_id + "=="))
+
+
+def _row_of_id(broker: Broker, topic_id: uuid.UUID | None, version: int) -> Tree:
+    """Return the row of a topic that is asked for by its id, which is named by `None` if absent."""
+    topic = None if version < _BY_ID_FROM else _by_id(broker, topic_id)
+    if topic is not None:
+        return _topic_row(broker, topic.name, {}, version)
+    code = Code.INVALID_REQUEST if version < _BY_ID_FROM else Code.UNKNOWN_TOPIC_ID
+    name = "" if version < _BY_ID_FROM else None
+    return {"error_code": code, "name": name, "topic_id": topic_id, "partitions": ()}
 
 
 def _is_new(broker: Broker, name: str) -> bool:
@@ -119,7 +153,7 @@ def _brokers(broker: Broker, id_field: str) -> Sequence[Tree]:
     ]
 
 
-def _topic_row(broker: Broker, name: str, errors: Mapping[str, Code]) -> Tree:
+def _topic_row(broker: Broker, name: str, errors: Mapping[str, Code], version: int) -> Tree:
     topic = broker.view.topics.get(name)
     if topic is None:
         code = errors.get(name, Code.UNKNOWN_TOPIC_OR_PARTITION)
@@ -143,6 +177,7 @@ def _topic_row(broker: Broker, name: str, errors: Mapping[str, Code]) -> Tree:
     return {
         "error_code": Code.NONE,
         "name": topic.name,
+        "topic_id": _uuid_of(topic) if version >= _IDS_FROM else None,
         "is_internal": False,
         "partitions": rows,
         "topic_authorized_operations": _UNKNOWN_OPERATIONS,
@@ -179,52 +214,32 @@ async def create_topics(broker: Broker, request: Request) -> Tree:
         if not body.validate_only:
             await _create(broker, item.name, count, configs)
 
-    outcomes = await _change_all(broker, body, body.topics, create)
+    outcomes = await change_all(broker, body, body.topics, create)
     await _until_led(broker, [item.name for item, error in outcomes if not error["error_code"]])
     return {"topics": [{"name": item.name, **error} for item, error in outcomes]}
 
 
-async def _change_all(
-    broker: Broker, body: Any, items: Iterable[Any], change: Callable[[Any], Awaitable[None]]
-) -> list[tuple[Any, dict[str, Any]]]:
-    """Change one item after the other, between two readings of the view.
-
-    Returns the items, each with the fields of its error. The request's timeout bounds all of it.
-    """
-    least, most = CHANGED_WITHIN_S
-    within_s = min(max(body.timeout.total_seconds(), least), most)
-    deadline = asyncio.get_running_loop().time() + within_s
-    outcomes = []
-    unread = await _failure_of(broker.refresh(), deadline)
-    for item in items:
-        failure = unread or await _failure_of(change(item), deadline)
-        outcomes.append((item, failure or {"error_code": Code.NONE, "error_message": None}))
-    await _failure_of(broker.refresh(), deadline)
-    return outcomes
-
-
-async def _failure_of(step: Awaitable[None], deadline: float) -> dict[str, Any] | None:
-    """Take a step of a change; return the fields of its error, None if there was none."""
-    try:
-        async with asyncio.timeout_at(deadline):
-            await step
-    except KafkaError as error:
-        return {"error_code": error.code, "error_message": str(error)}
-    except (BrokerClientError, TimeoutError) as error:
-        message = f"no controller has answered in time, ask again: {error or 'timeout'}"
-        return {"error_code": Code.REQUEST_TIMED_OUT, "error_message": message}
-    return None
-
-
 def _partition_count(broker: Broker, item: Any) -> int:
     if item.assignments:
-        raise KafkaError(
-            Code.INVALID_REQUEST, "assignments are made by the brokers; leave them out"
-        )
+        return _assigned_count(item)
     if item.replication_factor == 0 or item.replication_factor < -1:
         message = "the replication factor is ignored, wanted -1 or at least 1"
         raise KafkaError(Code.INVALID_REPLICATION_FACTOR, message)
     count = broker.default_partitions if item.num_partitions == -1 else int(item.num_partitions)
+    _check_count(count)
+    return count
+
+
+def _assigned_count(item: Any) -> int:
+    """Return the number of partitions that are assigned; which brokers to is ignored."""
+    places = sorted(assignment.partition_index for assignment in item.assignments)
+    count = len(places)
+    if places != list(range(count)) or not all(one.broker_ids for one in item.assignments):
+        message = f"assignments are of partitions {places[:10]}, wanted 0.. and brokers for each"
+        raise KafkaError(Code.INVALID_REPLICA_ASSIGNMENT, message)
+    if item.num_partitions not in (-1, count):
+        message = f"{item.num_partitions} partitions and {count} assignments, wanted one of both"
+        raise KafkaError(Code.INVALID_REQUEST, message)
     _check_count(count)
     return count
 
@@ -262,7 +277,7 @@ async def delete_topics(broker: Broker, request: Request) -> Tree:
         await broker.keys.delete([topic_key(name), *(leader_key(*place) for place in places)])
 
     body = request.body
-    outcomes = await _change_all(broker, body, body.topic_names, delete)
+    outcomes = await change_all(broker, body, body.topic_names, delete)
     return {"responses": [{"name": name, **error} for name, error in outcomes]}
 
 
@@ -276,55 +291,22 @@ async def create_partitions(broker: Broker, request: Request) -> Tree:
         if item.count <= topic.partitions:
             message = f"the topic has {topic.partitions} partitions, wanted more than that"
             raise KafkaError(Code.INVALID_PARTITIONS, message)
+        _check_new_assignments(item, topic.partitions)
         grown = Topic(topic.name, topic.topic_id, int(item.count), topic.configs)
         if body.validate_only:
             return
-        key = topic_key(topic.name)
-        if not await broker.keys.put({key: grown.document()}, expected=topic.version):
-            raise KafkaError(Code.REQUEST_TIMED_OUT, "the topic has changed; ask again")
+        await put_topic(broker, topic, grown)
 
-    outcomes = await _change_all(broker, body, body.topics, grow)
+    outcomes = await change_all(broker, body, body.topics, grow)
     return {"results": [{"name": item.name, **error} for item, error in outcomes]}
 
 
-async def describe_configs(broker: Broker, request: Request) -> Tree:
-    """Return the settings of topics; brokers have none of Kafka's."""
-    rows = []
-    for item in request.body.resources:
-        row: dict[str, Any] = {
-            "resource_type": item.resource_type,
-            "resource_name": item.resource_name,
-            "error_code": Code.NONE,
-            "error_message": None,
-            "configs": (),
-        }
-        try:
-            if item.resource_type == _TOPIC:
-                topic = broker.topic(item.resource_name)
-                row["configs"] = _config_rows(topic, item.configuration_keys)
-            elif item.resource_type != _BROKER:
-                message = f"resource type {item.resource_type} is not known, wanted 2 or 4"
-                raise KafkaError(Code.INVALID_REQUEST, message)
-        except KafkaError as error:
-            row |= {"error_code": error.code, "error_message": str(error)}
-        rows.append(row)
-    return {"results": rows}
-
-
-def _config_rows(topic: Topic, names: Sequence[str] | None) -> Sequence[Tree]:
-    return [
-        {
-            "name": name,
-            "value": topic.configs.get(name, default),
-            "read_only": False,
-            "config_source": _TOPIC_SOURCE if name in topic.configs else _DEFAULT_SOURCE,
-            "is_sensitive": False,
-            "synonyms": (),
-            "documentation": None,
-        }
-        for name, default in DEFAULTS.items()
-        if names is None or name in names
-    ]
+def _check_new_assignments(item: Any, present: int) -> None:
+    """Refuse assignments that are not those of the new partitions; which brokers to is ignored."""
+    new = item.count - present
+    if item.assignments is not None and len(item.assignments) != new:
+        message = f"{len(item.assignments)} assignments, wanted one of each of {new} new partitions"
+        raise KafkaError(Code.INVALID_REPLICA_ASSIGNMENT, message)
 
 
 async def init_producer_id(broker: Broker, request: Request) -> Tree:

@@ -1,8 +1,13 @@
-"""Settings of topics: those of Kafka that are known here, their defaults, and what they mean."""
+"""Settings of topics: those of Kafka that are known here, their defaults, and what they mean.
+
+Kafka's other settings are accepted and kept if they change nothing that a client can rely on: they
+are about replicas, files and caches of a broker's own disk. A setting that Kafka does not know is
+refused, and so is a value that would need what is not here, such as compaction by key.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from streammeta.brokers.kafka.codes import Code, KafkaError
 from streammeta.brokers.partition.log import TIMESTAMP_AFTER_MAX_MS, LogConfig
@@ -21,8 +26,94 @@ DEFAULTS: Mapping[str, str] = {
     "segment.ms": "604800000",
 }
 
-_FIXED = ("cleanup.policy", "compression.type", "message.timestamp.type")
+LISTS = (
+    "cleanup.policy",
+    "follower.replication.throttled.replicas",
+    "leader.replication.throttled.replicas",
+)
+"""Settings that are lists, which a client may append to."""
+
+_FIXED = ("cleanup.policy", "message.timestamp.type")
 _LOWEST = {"message.timestamp.after.max.ms": 0, "retention.ms": -1, "retention.bytes": -1}
+_CODECS = ("uncompressed", "none", "gzip", "snappy", "lz4", "zstd", "producer")
+
+
+def _is_integer(lowest: int) -> Callable[[str], bool]:
+    def is_one(value: str) -> bool:
+        try:
+            return lowest <= int(value) < 2**63
+        except ValueError:
+            return False
+
+    return is_one
+
+
+def _is_share(value: str) -> bool:
+    try:
+        return 0 <= float(value) <= 1
+    except ValueError:
+        return False
+
+
+def _is_flag(value: str) -> bool:
+    return value.lower() in ("true", "false")
+
+
+_KEPT: Mapping[str, tuple[Callable[[str], bool], str]] = {
+    **dict.fromkeys(
+        (
+            "delete.retention.ms",
+            "file.delete.delay.ms",
+            "index.interval.bytes",
+            "message.timestamp.before.max.ms",
+            "message.timestamp.difference.max.ms",
+            "min.compaction.lag.ms",
+            "segment.jitter.ms",
+        ),
+        (_is_integer(0), "an integer of at least 0"),
+    ),
+    **dict.fromkeys(
+        (
+            "compression.gzip.level",
+            "compression.lz4.level",
+            "compression.zstd.level",
+            "local.retention.bytes",
+            "local.retention.ms",
+        ),
+        (_is_integer(-(2**31)), "an integer"),
+    ),
+    **dict.fromkeys(
+        (
+            "flush.messages",
+            "flush.ms",
+            "max.compaction.lag.ms",
+            "min.insync.replicas",
+            "segment.index.bytes",
+        ),
+        (_is_integer(1), "an integer of at least 1"),
+    ),
+    **dict.fromkeys(
+        (
+            "message.downconversion.enable",
+            "preallocate",
+            "remote.log.copy.disable",
+            "remote.log.delete.on.disable",
+            "remote.storage.enable",
+            "unclean.leader.election.enable",
+        ),
+        (_is_flag, "true or false"),
+    ),
+    **dict.fromkeys((*LISTS[1:], "message.format.version"), (lambda _: True, "a text")),
+    "min.cleanable.dirty.ratio": (_is_share, "a number of 0 to 1"),
+    "compression.type": (_CODECS.__contains__, f"one of {', '.join(_CODECS)}"),
+}
+"""Settings that are accepted and kept, and change nothing; with a check of their values.
+
+Batches stay as their producers compressed them, whatever `compression.type` says.
+"""
+
+_VALUE_MAX = 4096
+_NAMED_MAX = 100
 
 
 def checked(configs: Mapping[str, str | None]) -> dict[str, str]:
@@ -34,12 +125,16 @@ def checked(configs: Mapping[str, str | None]) -> dict[str, str]:
     for name, value in configs.items():
         if value is None:
             continue
-        if name not in DEFAULTS:
-            raise _invalid(f"{name} is not known, wanted one of {', '.join(DEFAULTS)}")
-        if name in _FIXED:
+        if name in _KEPT:
+            _check_kept(name, value)
+        elif name not in DEFAULTS:
+            known = ", ".join(sorted({*DEFAULTS, *_KEPT}))
+            raise _invalid(f"{name[:_NAMED_MAX]} is not known, wanted one of {known}")
+        elif name in _FIXED:
             if value != DEFAULTS[name]:
                 raise _invalid(
-                    f"{name} is {value!r}, wanted {DEFAULTS[name]!r}: nothing else is offered"
+                    f"{name} is {value[:_NAMED_MAX]!r}, wanted {DEFAULTS[name]!r}: nothing else is"
+                    " offered"
                 )
         else:
             _check_number(name, value)
@@ -47,14 +142,17 @@ def checked(configs: Mapping[str, str | None]) -> dict[str, str]:
     return found
 
 
+def _check_kept(name: str, value: str) -> None:
+    is_good, wanted = _KEPT[name]
+    if len(value) > _VALUE_MAX or not is_good(value):
+        raise _invalid(f"{name} is {value[:_NAMED_MAX]!r}, wanted {wanted}")
+
+
 def _check_number(name: str, value: str) -> None:
     lowest = _LOWEST.get(name, 1)
-    try:
-        is_good = lowest <= int(value) < 2**63
-    except ValueError:
-        is_good = False
-    if not is_good:
-        raise _invalid(f"{name} is {value!r}, wanted an integer of at least {lowest}")
+    if len(value) > _NAMED_MAX or not _is_integer(lowest)(value):
+        given = value[:_NAMED_MAX]
+        raise _invalid(f"{name} is {given!r}, wanted an integer of at least {lowest}")
 
 
 def _invalid(message: str) -> KafkaError:

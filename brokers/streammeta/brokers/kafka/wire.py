@@ -29,16 +29,16 @@ SERVED: Mapping[int, tuple[int, int]] = {
     0: (0, 8),  # Produce; 0 to 2 are named for old clients, which compress only then, and refused
     1: (4, 11),  # Fetch
     2: (1, 5),  # ListOffsets
-    3: (0, 8),  # Metadata
-    8: (2, 7),  # OffsetCommit
-    9: (1, 5),  # OffsetFetch
-    10: (0, 2),  # FindCoordinator
+    3: (0, 12),  # Metadata
+    8: (2, 8),  # OffsetCommit
+    9: (1, 8),  # OffsetFetch
+    10: (0, 4),  # FindCoordinator
     11: (0, 5),  # JoinGroup
     12: (0, 3),  # Heartbeat
-    13: (0, 2),  # LeaveGroup
+    13: (0, 4),  # LeaveGroup
     14: (0, 3),  # SyncGroup
-    15: (0, 4),  # DescribeGroups
-    16: (0, 2),  # ListGroups
+    15: (0, 5),  # DescribeGroups
+    16: (0, 4),  # ListGroups
     17: (0, 1),  # SaslHandshake
     18: (0, 3),  # ApiVersions
     19: (2, 4),  # CreateTopics
@@ -46,9 +46,15 @@ SERVED: Mapping[int, tuple[int, int]] = {
     21: (0, 1),  # DeleteRecords
     22: (0, 1),  # InitProducerId
     23: (2, 3),  # OffsetForLeaderEpoch
-    32: (1, 3),  # DescribeConfigs
+    29: (1, 3),  # DescribeAcls
+    32: (1, 4),  # DescribeConfigs
+    33: (0, 2),  # AlterConfigs
+    35: (1, 4),  # DescribeLogDirs
     36: (0, 1),  # SaslAuthenticate
     37: (0, 1),  # CreatePartitions
+    42: (0, 2),  # DeleteGroups
+    44: (0, 1),  # IncrementalAlterConfigs
+    47: (0, 0),  # OffsetDelete
     60: (0, 1),  # DescribeCluster
 }
 """Lowest and highest version of each API."""
@@ -179,6 +185,7 @@ _EMPTY: Mapping[str, Any] = {
     "string": "",
     "bytes": b"",
     "records": None,
+    "uuid": None,
 }
 
 
