@@ -1,7 +1,8 @@
 """Listener of one plane: takes connections, each over TLS or in plain text, as its first byte says.
 
 Each connection gets the certificates that are in use when it comes, so that they may be replaced.
-Bounds the handshakes under way. Knows nothing of what the connections carry.
+Bounds the handshakes under way, and begins each once its first message is there. Knows nothing of
+what the connections carry.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
+
+from streammeta.controller.handshakes import HandshakePlaces, wait_for_hello
 
 HANDSHAKES_MAX = 64
 """Connections that have not shown what they are; more are closed as soon as they are made."""
@@ -98,6 +101,7 @@ class Listener:
         self._accepting: list[asyncio.Task[None]] = []
         self._untaken: set[socket.socket] = set()
         """Connections whose task has not begun: one that is cancelled before never does."""
+        self._places = HandshakePlaces()
         self._handshakes: dict[asyncio.Task[None], str] = {}
         """Those under way, each with its host."""
 
@@ -191,9 +195,15 @@ class Listener:
         try:
             async with asyncio.timeout(limit_s):
                 context = await self._wanted(opened)
-                untaken = None  # its protocol closes it from here on
                 made = partial(self._factory, host)
-                await loop.connect_accepted_socket(made, opened, ssl=context)
+                if context is None:
+                    untaken = None  # its protocol closes it from here on
+                    await loop.connect_accepted_socket(made, opened)
+                    return
+                await wait_for_hello(opened)
+                async with self._places.take(host):
+                    untaken = None
+                    await loop.connect_accepted_socket(made, opened, ssl=context)
         except (OSError, TimeoutError) as error:
             reason = str(error) or f"no handshake within {limit_s:g} s"
             self._complain(host, "handshake_failed", reason)

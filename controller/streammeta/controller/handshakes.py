@@ -1,0 +1,150 @@
+"""Handshakes of TLS that a listener computes: few at once and in a turn, hosts by rounds.
+
+A handshake costs the event loop some tenths of a millisecond, before the other side has shown
+anything. Its first message can be held back and sent on many connections in one turn. So a
+handshake begins when that message is there as a whole, and when it has a place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+
+COMPUTED_MAX = 64
+"""Handshakes between their first message and their end."""
+
+COMPUTED_MAX_PER_HOST = 32
+"""The same of one host."""
+
+BEGUN_A_TURN = 16
+"""Handshakes begun in one turn of the event loop."""
+
+COMPUTED_S = 2.0
+"""Time for the rest of a handshake while more than half of its places are taken, in seconds."""
+
+_HANDSHAKE = b"\x16"
+_RECORD_HEADER_BYTES = 5
+_MESSAGE_HEADER_BYTES = 4
+
+
+class HandshakePlaces:
+    """Places of one listener for handshakes that are computed."""
+
+    def __init__(self) -> None:
+        self._taken: Counter[str] = Counter()
+        self._begun = 0
+        self._is_turn_due = False
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """Handshakes that wait for a place, by host; the first host is the next."""
+
+    @contextlib.asynccontextmanager
+    async def take(self, host: str) -> AsyncIterator[None]:
+        """Wait for a place and hold it during the block.
+
+        Raises:
+            TimeoutError: the block takes too long while places are scarce.
+        """
+        await self._wait(host)
+        try:
+            async with asyncio.timeout(COMPUTED_S if self._are_scarce_for(host) else None):
+                yield
+        finally:
+            self._give_back(host)
+
+    def _are_scarce_for(self, host: str) -> bool:
+        return (
+            self._taken.total() > COMPUTED_MAX // 2
+            or self._taken[host] > COMPUTED_MAX_PER_HOST // 2
+        )
+
+    async def _wait(self, host: str) -> None:
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(host, deque()).append(place)
+        self._hand_out()
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():
+                self._give_back(host)
+            raise
+
+    def _give_back(self, host: str) -> None:
+        self._taken[host] -= 1
+        if not self._taken[host]:
+            del self._taken[host]
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Give free places to those that wait, a host after the other."""
+        while self._taken.total() < COMPUTED_MAX and self._begun < BEGUN_A_TURN:
+            for host in self._waiting:
+                if self._taken[host] < COMPUTED_MAX_PER_HOST:
+                    self._hand_to(host)
+                    break
+            else:
+                return
+
+    def _hand_to(self, host: str) -> None:
+        places = self._waiting.pop(host)
+        while places:
+            place = places.popleft()
+            if not place.done():  # else its connection has given up
+                place.set_result(None)
+                self._taken[host] += 1
+                self._begun += 1
+                self._note_turn()
+                break
+        if places:
+            self._waiting[host] = places  # behind the other hosts
+
+    def _note_turn(self) -> None:
+        if not self._is_turn_due:
+            self._is_turn_due = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._begun, self._is_turn_due = 0, False
+        self._hand_out()
+
+
+async def wait_for_hello(opened: socket.socket) -> None:
+    """Wait until the first message of a handshake is there as a whole, and leave it where it is.
+
+    Return as well if the other side has ended, or sends no handshake: that fails by itself.
+
+    Raises:
+        OSError: the message does not end in its first record, so that it would be waited for while
+            the handshake is computed.
+    """
+    headers = _RECORD_HEADER_BYTES + _MESSAGE_HEADER_BYTES
+    try:
+        await _wait_for_bytes(opened, 1)
+        if opened.recv(1, socket.MSG_PEEK) != _HANDSHAKE:
+            return
+        await _wait_for_bytes(opened, headers)
+        head = opened.recv(headers, socket.MSG_PEEK)
+        if len(head) < headers:
+            return
+
+        record = int.from_bytes(head[3:5], "big")
+        message = int.from_bytes(head[6:9], "big")
+        if message + _MESSAGE_HEADER_BYTES > record:
+            raise OSError("its first message is longer than its first record of TLS")
+        await _wait_for_bytes(opened, _RECORD_HEADER_BYTES + record)
+    finally:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
+
+async def _wait_for_bytes(opened: socket.socket, number: int) -> None:
+    """Wait until so many bytes can be read, or the end."""
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, number)
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(opened, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(opened)
