@@ -57,4 +57,29 @@ BOUNDS = (
         """,
         Tested(_ANSWERS + "test_a_refusal_that_quotes_a_long_request_is_read_by_stock_clients"),
     ),
+    Mutant(
+        "a-lookup-of-one-id-is-a-scan",
+        "The description of one stream counts as a walk through the map.",
+        "of 800 brokers that look one up at once 504 were refused",
+        """
+        streammeta.controller.runtime.admission:
+        - case DescribeStreams() if request.stream_ids:
+        + case DescribeStreams() if not request.stream_ids:
+        """,
+        Tested("tests/server/test_lookups_at_once.py"),
+    ),
+    Mutant(
+        "many-descriptions-are-a-lookup",
+        "However many objects are described, they count as one look-up.",
+        "thousands of calls that describe thousands of objects each, side by side",
+        """
+        streammeta.controller.runtime.admission:
+        - return DESCRIPTION_LOOKUPS * (named or page_size(page))
+        + return DESCRIPTION_LOOKUPS
+        """,
+        Tested(
+            "tests/runtime/test_admission.py::"
+            "test_descriptions_are_classed_by_how_many_are_asked_for"
+        ),
+    ),
 )

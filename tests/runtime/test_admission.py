@@ -8,7 +8,12 @@ import pytest
 
 from streammeta.controller.errors import LimitExceededError
 from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.values import EMPTY_COLUMN, NodeIdentity, RangeColumns
+from streammeta.controller.metadata.values import (
+    EMPTY_COLUMN,
+    NodeIdentity,
+    PageRequest,
+    RangeColumns,
+)
 from streammeta.controller.runtime.admission import (
     OPENED_PER_TURN,
     Admission,
@@ -153,9 +158,52 @@ def test_classes_of_requests() -> None:
         assert class_of(requests.GetKVs(keys=(key,) * count), writes=False) is kind
         query = requests.ObjectQuery(1, 0, -1)
         assert class_of(requests.GetObjects(queries=(query,) * count), writes=False) is kind
+        assert class_of(requests.CheckObjects(object_ids=(1,) * count), writes=False) is kind
     assert class_of(requests.GetNodes(), writes=False) is RequestClass.READ
     nodes = requests.GetNodes(include_stream_set_objects=True)
     assert class_of(nodes, writes=False) is RequestClass.SCAN
+
+
+def described(ids: tuple[int, ...], page: PageRequest) -> list[requests.ReadRequest]:
+    """Return requests that describe items: those named, or a page of all."""
+    names = tuple(map(str, ids))
+    named: list[requests.ReadRequest] = [
+        requests.DescribeObjects(object_ids=ids, page=page),
+        requests.DescribeNamedObjects(names=names, page=page),
+    ]
+    if ids:
+        return [*named, requests.DescribeStreams(stream_ids=ids)]
+    return [
+        *named,
+        requests.ListStreamSetObjects(node_id=1, page=page),
+        requests.ListKVs(page=page),
+    ]
+
+
+def test_descriptions_are_classed_by_how_many_are_asked_for() -> None:
+    whole = PageRequest()
+    for ids, page, kind in (
+        ((1,), whole, RequestClass.READ),
+        (tuple(range(62)), whole, RequestClass.READ),
+        (tuple(range(63)), PageRequest(1), RequestClass.SCAN),
+        ((), PageRequest(62), RequestClass.READ),
+        ((), PageRequest(63), RequestClass.SCAN),
+        ((), whole, RequestClass.SCAN),
+    ):
+        for request in described(ids, page):
+            assert class_of(request, writes=False) is kind, request
+
+
+def test_descriptions_with_lists_weigh_more_and_walks_are_scans() -> None:
+    for lists in ({"include_ranges": True}, {"include_stream_objects": True}):
+        few = requests.DescribeStreams(stream_ids=tuple(range(8)), **lists)
+        assert class_of(few, writes=False) is RequestClass.READ
+        many = requests.DescribeStreams(stream_ids=tuple(range(9)), **lists)
+        assert class_of(many, writes=False) is RequestClass.SCAN
+    one = requests.DescribeStreams(owner_node_id=1, page=PageRequest(1))
+    assert class_of(one, writes=False) is RequestClass.SCAN
+    opening = requests.GetOpeningStreams(node=NodeIdentity(1, 1), page=PageRequest(1))
+    assert class_of(opening, writes=True) is RequestClass.SCAN
 
 
 async def test_what_arrives_meanwhile_goes_before_the_next_scan() -> None:

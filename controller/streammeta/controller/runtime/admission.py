@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from typing import Final
 
 from streammeta.controller.errors import BusyError
 from streammeta.controller.metadata.requests import (
+    CheckObjects,
     CommitStreamObject,
     CommitStreamSetObject,
     CommitUploads,
@@ -37,6 +39,7 @@ from streammeta.controller.metadata.requests import (
     ReadRequest,
     WriteRequest,
 )
+from streammeta.controller.metadata.values import PageRequest, page_size
 from streammeta.controller.runtime.clock import Clock
 
 
@@ -77,34 +80,57 @@ ROUNDS_BEFORE_SCAN = 3
 OPENED_PER_TURN = 64
 """Maximum waiting calls admitted in one turn of the event loop."""
 
-QUERIES_OF_A_READ = 500
-"""Queries of a GetObjects, or keys of a GetKVs, beyond which it costs as much as a scan."""
+LOOKUPS_OF_A_READ = 500
+"""Look-ups beyond which a read costs as much as a scan: queries of a GetObjects, keys, ids."""
+
+DESCRIPTION_LOOKUPS = 8
+"""Look-ups that the description of one stream or object, or one entry of a page, costs."""
+
+LISTS_LOOKUPS = 60
+"""Look-ups that the description of a stream with its ranges or objects costs."""
 
 _COMMITS = (CommitStreamSetObject, CommitUploads, CommitStreamObject)
-_SCANS = (
-    DescribeStreams,
-    DescribeObjects,
-    DescribeNamedObjects,
-    ListStreamSetObjects,
-    ListKVs,
-    GetOpeningStreams,
-)
 _PATIENT = (RequestClass.SCAN, RequestClass.SNAPSHOT)
 
 
 def class_of(request: WriteRequest | ReadRequest, *, writes: bool) -> RequestClass:
-    """Return the class of a request to the map."""
+    """Return the class of a request to the map, by the work that it asks for."""
     if isinstance(request, _COMMITS):
         return RequestClass.COMMIT
-    if isinstance(request, _SCANS):
-        return RequestClass.SCAN
-    if isinstance(request, GetNodes) and request.include_stream_set_objects:
-        return RequestClass.SCAN
-    if isinstance(request, GetObjects) and len(request.queries) > QUERIES_OF_A_READ:
-        return RequestClass.SCAN
-    if isinstance(request, GetKVs) and len(request.keys) > QUERIES_OF_A_READ:
+    if _lookups(request) > LOOKUPS_OF_A_READ:
         return RequestClass.SCAN
     return RequestClass.CHANGE if writes else RequestClass.READ
+
+
+def _lookups(request: WriteRequest | ReadRequest) -> float:
+    """Return how many look-ups a request costs, infinity if it walks through part of the map."""
+    match request:
+        case GetObjects():
+            return len(request.queries)
+        case GetKVs():
+            return len(request.keys)
+        case CheckObjects():
+            return len(request.object_ids)
+        case DescribeStreams() if request.stream_ids:
+            has_lists = request.include_ranges or request.include_stream_objects
+            return len(request.stream_ids) * (LISTS_LOOKUPS if has_lists else DESCRIPTION_LOOKUPS)
+        case DescribeObjects():
+            return _described(len(request.object_ids), request.page)
+        case DescribeNamedObjects():
+            return _described(len(request.names), request.page)
+        case ListStreamSetObjects() | ListKVs():
+            return _described(0, request.page)
+        case DescribeStreams() | GetOpeningStreams():
+            return math.inf  # a page skips streams that are deleted, or others'
+        case GetNodes():
+            return math.inf if request.include_stream_set_objects else 0
+        case _:
+            return 0
+
+
+def _described(named: int, page: PageRequest) -> int:
+    """Return the look-ups of items asked for by name, or of a page of all."""
+    return DESCRIPTION_LOOKUPS * (named or page_size(page))
 
 
 @dataclass(slots=True, eq=False)
