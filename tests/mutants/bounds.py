@@ -82,4 +82,29 @@ BOUNDS = (
             "test_descriptions_are_classed_by_how_many_are_asked_for"
         ),
     ),
+    Mutant(
+        "a-deep-policy-ends-the-controller",
+        "A text that is nested deeply makes the parser's error pass every handler.",
+        "one policy file that all controllers read",
+        """
+        streammeta.storage.parsing:
+        - except RecursionError:
+        + except NotImplementedError:
+        """,
+        Tested(
+            "tests/trust/test_policy.py::"
+            "test_a_policy_that_no_parser_stands_leaves_the_old_one_and_names_the_file"
+        ),
+    ),
+    Mutant(
+        "depth-is-not-bounded",
+        "A text may be as deep as its parser reads.",
+        "an error message that quotes a value fails as it walks through it",
+        """
+        streammeta.storage.parsing:
+        - if _is_deep(found):
+        + if False:
+        """,
+        Tested("tests/storage/test_storage_parsing.py::test_what_is_as_deep_as_may_be_is_read"),
+    ),
 )

@@ -195,10 +195,14 @@ def test_descriptions_are_classed_by_how_many_are_asked_for() -> None:
 
 
 def test_descriptions_with_lists_weigh_more_and_walks_are_scans() -> None:
-    for lists in ({"include_ranges": True}, {"include_stream_objects": True}):
-        few = requests.DescribeStreams(stream_ids=tuple(range(8)), **lists)
+    for ranges, objects in ((True, False), (False, True)):
+        few = requests.DescribeStreams(
+            stream_ids=tuple(range(8)), include_ranges=ranges, include_stream_objects=objects
+        )
         assert class_of(few, writes=False) is RequestClass.READ
-        many = requests.DescribeStreams(stream_ids=tuple(range(9)), **lists)
+        many = requests.DescribeStreams(
+            stream_ids=tuple(range(9)), include_ranges=ranges, include_stream_objects=objects
+        )
         assert class_of(many, writes=False) is RequestClass.SCAN
     one = requests.DescribeStreams(owner_node_id=1, page=PageRequest(1))
     assert class_of(one, writes=False) is RequestClass.SCAN

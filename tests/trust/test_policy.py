@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from streammeta.cli.output import run_cli
 from streammeta.cli.root import cli
+from streammeta.controller.trust import policy_file
 from streammeta.controller.trust.door import Door
 from streammeta.controller.trust.policy import Policy, PolicyError, Quota, parse_policy
 from streammeta.controller.trust.policy_file import PolicyFile
@@ -245,6 +246,46 @@ def test_a_broken_policy_is_refused_at_start(tmp_path: Path) -> None:
     file.write_text("[deny]\nfingerprints = 7\n")
     with pytest.raises(PolicyError, match=r"policy.toml, line 2: fingerprints: must be a list"):
         PolicyFile(file, CLUSTER)
+
+
+DEEP = (
+    "x = " + "[" * 100_000,
+    "x = " + "[" * 300 + "]" * 300,
+    ".".join("a" * 5_000) + " = 1",
+    "x = " + "1" * 5_000,
+    "[" + ".".join("a" * 5_000) + "]",
+)
+
+
+@pytest.mark.parametrize("text", DEEP, ids=range(len(DEEP)))
+def test_a_policy_that_no_parser_stands_leaves_the_old_one_and_names_the_file(
+    text: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text("")
+    found = PolicyFile(file, CLUSTER)
+    before = found.current
+    with capture_logs() as logs:
+        found.take(text)
+    assert found.current is before
+    assert [(log["event"], str(file) in log["reason"]) for log in logs] == [
+        ("policy_refused", True)
+    ]
+    with pytest.raises(PolicyError, match=r"policy\.toml"):
+        parse_policy(text, CLUSTER, "policy.toml")
+
+
+def test_a_defect_of_the_reader_leaves_the_old_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text("")
+    found = PolicyFile(file, CLUSTER)
+    monkeypatch.setattr(policy_file, "parse_policy", lambda *_: int("no number"))
+    with capture_logs() as logs:
+        found.take("[deny]")
+    assert [log["event"] for log in logs] == ["policy_refused"]
+    assert str(file) in logs[0]["reason"]
 
 
 def test_a_broken_policy_at_reload_leaves_the_old_one_and_is_logged_once(tmp_path: Path) -> None:

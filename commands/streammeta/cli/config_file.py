@@ -7,7 +7,6 @@ command: which keys there are is what the command's options are.
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from streammeta.cli.client import Command
+from streammeta.storage.parsing import parse_toml
 
 _ORIGINS = {
     ParameterSource.COMMANDLINE: "option",
@@ -73,7 +73,7 @@ def _take(context: click.Context, _: click.Parameter, path: Path | None) -> None
 
 def _read(path: Path, known: Mapping[str, click.Option]) -> Mapping[str, Any]:
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        found = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise _refused(path, f"{error.strerror}; must be a file that can be read") from error
     except ValueError as error:  # of TOML, or of UTF-8

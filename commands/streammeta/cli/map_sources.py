@@ -6,7 +6,6 @@ that there is one way to check and read it. Nothing but those is ever written.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.rpc.failures import read_failure
 from streammeta.shell.state import Change, MapCopy
 from streammeta.shell.tree import Directory
+from streammeta.storage.parsing import parse_json
 from streammeta.v1 import admin_pb2, metadata_pb2
 from streammeta.v1.admin_pb2_grpc import AdminServiceStub
 from streammeta.v1.metadata_pb2_grpc import MetadataServiceStub
@@ -138,7 +138,7 @@ class MapSources:
         from streammeta.controller.snapshot.parquet_export import MANIFEST
 
         try:
-            manifest = json.loads((path / MANIFEST).read_text())
+            manifest = parse_json((path / MANIFEST).read_text())
             if not manifest["complete"]:
                 raise CommandError(
                     "EXPORT", f"{path}: the export was interrupted", "repeat it with --overwrite"

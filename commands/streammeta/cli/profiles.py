@@ -15,13 +15,13 @@ relative to the file's folder. Every error names the file, the profile and the k
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from streammeta.controller.config import ConfigError, check_endpoint
+from streammeta.storage.parsing import parse_toml
 
 NO_PROFILE = "none"
 """Name that stands for no profile, not even the default one."""
@@ -87,12 +87,12 @@ def read_profiles(path: Path) -> Profiles:
         ProfileError: the file can't be read, or does not hold profiles.
     """
     try:
-        content = tomllib.loads(path.read_text())
+        content = parse_toml(path.read_text())
     except FileNotFoundError:
         return Profiles(path)
     except OSError as error:
         raise ProfileError(f"{path}: can't read it: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ProfileError(f"{path}: is no TOML: {error}") from error
     _refuse_unknown(str(path), content, _TOP_KEYS)
     tables = content.get("profiles", {})

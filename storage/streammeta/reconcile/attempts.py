@@ -6,9 +6,10 @@ so each has files of its own, and counts a key that the other deleted as deleted
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+
+from streammeta.storage.parsing import parse_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class OtherAttempts:
             if file.name not in self._read and self._attempt.is_other(file):
                 self._read.add(file.name)
                 lines = file.read_text().splitlines()
-                self._keys.update(json.loads(line)["key"] for line in lines)
+                self._keys.update(parse_json(line)["key"] for line in lines)
 
     def has_begun(self, key: str) -> bool:
         """Whether another attempt has begun to delete a key, as of the last look."""

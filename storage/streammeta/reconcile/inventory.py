@@ -10,7 +10,6 @@ rows themselves are read by `inventory_rows`.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -22,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 from streammeta.reconcile.errors import InventoryError
 from streammeta.storage.errors import ObjectNotFoundError
 from streammeta.storage.object_store.address import S3Config, open_with_path, without_secrets
+from streammeta.storage.parsing import parse_json
 
 MANIFEST = "manifest.json"
 CHECKSUM = "manifest.checksum"
@@ -269,7 +269,7 @@ def parse_manifest(body: bytes, address: str, bucket: str) -> Inventory:
         InventoryError: names the field that is missing, or is not as S3 writes it.
     """
     try:
-        document = json.loads(body)
+        document = parse_json(body)
     except ValueError as error:
         raise InventoryError(f"{MANIFEST} is no JSON ({error}); name another inventory") from error
     if not isinstance(document, dict):

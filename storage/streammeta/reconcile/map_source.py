@@ -9,7 +9,6 @@ reconciliation's verdicts.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import secrets
@@ -34,6 +33,7 @@ from streammeta.reconcile.errors import ConfigurationError, ControllerError, Map
 from streammeta.reconcile.leader import LeaderClient
 from streammeta.reconcile.map_export import fetch_snapshot
 from streammeta.rpc.tls import TlsError, TlsFiles
+from streammeta.storage.parsing import parse_json
 
 FORMAT = "streammeta"
 _FROM = ("connect", "checkpoint", "export")
@@ -277,7 +277,7 @@ class _ExportTable:
         """The file, if the export is whole and has it."""
         folder = Path(self.folder)
         try:
-            said = json.loads((folder / MANIFEST).read_text())
+            said = parse_json((folder / MANIFEST).read_text())
             is_complete = said["complete"] is True
             names = {one["section"]: one["file"] for one in said["files"]}
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -35,6 +35,7 @@ from streammeta.reconcile.tables import Tally
 from streammeta.reconcile.verdicts import LOST, GuardResult, Verdict
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.object_store.address import without_secrets
+from streammeta.storage.parsing import parse_json
 
 FORMAT_VERSION = 2
 PLAN_FILE = "plan.json"
@@ -201,7 +202,7 @@ def read_plan_file(folder: Path) -> PlanResult:
     """Read the plan in `folder`. Raises `PlanError` if there is none that this version can read."""
     path = folder / PLAN_FILE
     try:
-        document = json.loads(path.read_text())
+        document = parse_json(path.read_text())
     except OSError as error:
         raise PlanError(
             f"{path} can't be read ({error.strerror}); name a folder that"

@@ -12,6 +12,7 @@ from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
 from streammeta.storage.errors import CorruptObjectError
+from streammeta.storage.parsing import DocumentError, parse_json
 
 VERSION = 1
 """Version of these files; readers refuse any other."""
@@ -42,9 +43,9 @@ def decode(cls: type[T], key: str, data: bytes) -> T:
 
 def _parse(key: str, data: bytes) -> dict[str, Any]:
     try:
-        members = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        position = getattr(error, "pos", 0)
+        members = parse_json(data)
+    except DocumentError as error:
+        position = getattr(error.__cause__, "pos", 0)
         raise CorruptObjectError(key, position, "body", f"{data[:40]!r}", "JSON") from error
     if not isinstance(members, dict):
         raise CorruptObjectError(key, 0, "body", f"a {type(members).__name__}", "a JSON object")

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from streammeta.storage.parsing import DocumentError, parse_json
+
 NAMESPACE = "_streammeta/reconcile"
 KEY = "runs"
 
@@ -102,8 +104,8 @@ def decode(value: bytes) -> Runs:
     if len(value) > VALUE_MAX:
         raise RunsError(f"it has {len(value)} bytes, at most {VALUE_MAX} are read")
     try:
-        members = json.loads(value)
-    except (ValueError, RecursionError) as error:
+        members = parse_json(value)
+    except DocumentError as error:
         raise RunsError("it is not JSON") from error
     if not isinstance(members, dict):
         raise RunsError("it is not a JSON object")

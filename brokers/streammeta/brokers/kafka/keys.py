@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from streammeta.client import ControllerClient
 from streammeta.client.methods import DELETE_KVS, GET_KVS, LIST_KVS, PUT_KVS
+from streammeta.storage.parsing import parse_json
 from streammeta.v1 import kv_pb2
 from streammeta.v1.common_pb2 import ERROR_CODE_KEY_NOT_EXIST, ERROR_CODE_NONE
 
@@ -81,7 +82,7 @@ class Keys:
         async for answer in self._controllers.pages(LIST_KVS, request):
             for entry in answer.entries:
                 name = entry.key.removeprefix(prefix)
-                found[name] = (json.loads(entry.value), entry.version)
+                found[name] = (parse_json(entry.value), entry.version)
         return found
 
     async def put(self, values: Mapping[str, Any], expected: int | None = None) -> bool:

@@ -31,6 +31,7 @@ from streammeta.brokers.pulsar.read_errors import (
 from streammeta.client import BrokerClientError, StreamClient, StreamNotFoundError
 from streammeta.client.errors import refusal
 from streammeta.client.methods import DELETE_KVS, GET_KVS, LIST_KVS, PUT_KVS
+from streammeta.storage.parsing import parse_json
 from streammeta.v1 import common_pb2, kv_pb2
 
 DRIVER = "streammeta-streams"
@@ -183,7 +184,7 @@ class LedgerStreams:
         (one,) = (await self._client.controllers.call(GET_KVS, request)).results
         if not one.found:
             return None
-        value = json.loads(one.value)
+        value = parse_json(one.value)
         metadata = None
         if "metadata" in value:
             metadata = LedgerMetadata.decode(base64.b64decode(value["metadata"]))

@@ -25,6 +25,7 @@ from streammeta.brokers.rocketmq.names import SegmentType
 from streammeta.client import OpenedStream, OwnerKey, StreamClient, ValueToPut
 from streammeta.client.errors import refusal
 from streammeta.client.methods import DELETE_KVS, GET_KVS, LIST_KVS, PUT_KVS
+from streammeta.storage.parsing import parse_json
 from streammeta.v1 import kv_pb2
 from streammeta.v1.common_pb2 import (
     ERROR_CODE_KEY_EXIST,
@@ -266,7 +267,7 @@ class ClusterKeeper:
         async for answer in self._client.controllers.pages(LIST_KVS, request):
             for entry in answer.entries:
                 self._kept[entry.key] = _Kept(entry.value, entry.version)
-                value = json.loads(entry.value)
+                value = parse_json(entry.value)
                 sort = entry.key[len(self._prefix) :].partition("/")[0]
                 if sort == "segment":
                     segment = _segment(value)

@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import Any
 
 from streammeta.brokers.rocketmq.names import SegmentType
+from streammeta.storage.parsing import DocumentError, parse_json
 
 HOUR_MS = 3_600_000
 METADATA_FILE = "config/tieredStoreMetadata.json"
@@ -192,9 +193,9 @@ class MetadataTable:
             ValueError: it is no such file; the message names the field.
         """
         try:
-            document = json.loads(_TOKENS.sub(_quoted, text))
+            document = parse_json(_TOKENS.sub(_quoted, text))
             return cls._of(document)
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (DocumentError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"metadata file: {type(error).__name__} {error}") from error
 
     @classmethod

@@ -26,6 +26,7 @@ from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.log_view import LostPromise
 from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.storage.durable_files import DiskFullError, File, FileSystem, replace_file
+from streammeta.storage.parsing import parse_json
 from streammeta.storage.segmented_log import SlotFile
 
 STATE_NAME = "quorum-state"
@@ -63,7 +64,7 @@ def read_sealed_json(files: FileSystem, path: Path, version: int) -> Fields:
     finally:
         file.close()
     try:
-        fields = dict(json.loads(data))
+        fields = dict(parse_json(data))
         checksum = fields.pop("checksum")
     except (ValueError, KeyError, TypeError) as error:
         raise JournalDamagedError(path, 0, f"not a JSON object with a checksum ({error})") from None

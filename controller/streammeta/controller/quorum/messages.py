@@ -323,7 +323,7 @@ def voters_named_by(batch: Batch) -> VoterSet | None:
             if record["version"] != _VERSION:
                 raise ValueError(f"version {record['version']}, this release reads {_VERSION}")
             named = VoterSet.from_fields(record["voters"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise InvariantError(
                 f"the control batch at offset {batch.base_offset} can't be read: {error!r}"
             ) from error

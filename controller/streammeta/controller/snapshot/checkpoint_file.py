@@ -47,6 +47,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
+from streammeta.storage.parsing import parse_json
 
 MAGIC = b"SMCHKPT1"
 END_MAGIC = b"1TPKHCMS"
@@ -407,7 +408,7 @@ class CheckpointReader:
         index = self._read(footer_at - index_length, index_length)
         if google_crc32c.value(index) != crc:
             raise self._error("the section index does not match its checksum")
-        members = json.loads(index)
+        members = parse_json(index, self._error)
         added = {*members} - {"sections"}
         for entry in members["sections"]:
             added |= {*entry} - _ENTRY_MEMBERS

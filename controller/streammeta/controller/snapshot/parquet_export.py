@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from streammeta.controller.errors import ApiError
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
+from streammeta.storage.parsing import parse_json
 
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 2
@@ -115,7 +116,7 @@ def _make_room(target: ExportTarget, overwrite: bool, planned: set[str]) -> set[
 
 def _files_of(manifest: bytes) -> set[str]:
     try:
-        said = json.loads(manifest)
+        said = parse_json(manifest)
         version, files = said["version"], {str(one["file"]) for one in said["files"]}
     except (ValueError, KeyError, TypeError) as error:
         raise ExportError(

@@ -7,12 +7,12 @@ such as the `audit_chain` events of the controller's log.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from streammeta.controller.trust.audit import FORMAT, GENESIS, line_hash
+from streammeta.storage.parsing import parse_json
 
 START_CALL = "audit.start"
 """Call of the line with which a process begins."""
@@ -61,7 +61,7 @@ def split(name: str, data: bytes) -> AuditFileLines:
 def parse(line: bytes) -> Mapping[str, Any] | None:
     """Return the members of a line, None if it is none of an audit log."""
     try:
-        members = json.loads(line)
+        members = parse_json(line)
     except ValueError:
         return None
     if not isinstance(members, dict) or members.get("v") != FORMAT:

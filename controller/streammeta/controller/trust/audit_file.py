@@ -7,7 +7,6 @@ the operator's. A file that another program has renamed is left by `reopen`.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import Protocol
 
 from streammeta.controller.trust.audit import AuditLine, Chain, line_hash
 from streammeta.storage.durable_files import File, FileSystem
+from streammeta.storage.parsing import parse_json
 
 FILE_MODE = 0o640
 """Readable by its owner's group: auditors. Of new files."""
@@ -196,7 +196,7 @@ def _tail(files: FileSystem, path: Path) -> bytes:
 
 def _seq(line: bytes) -> int | None:
     try:
-        seq = json.loads(line)["seq"]
+        seq = parse_json(line)["seq"]
     except (ValueError, KeyError, TypeError):
         return None
     return seq if isinstance(seq, int) else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 import urllib.error
 import urllib.request
@@ -21,6 +20,7 @@ import structlog
 
 from streammeta.controller.config import is_protected
 from streammeta.controller.trust.tokens import IssuerKey, KeysError, parse_keys
+from streammeta.storage.parsing import parse_json
 
 ANSWER_BYTES_MAX = 1 << 20
 """Largest answer of an issuer that is read."""
@@ -74,9 +74,9 @@ class KeysAddress:
     def _published(self) -> str:
         place = self._issuer.rstrip("/") + _DISCOVERY
         try:
-            found = json.loads(_fetched(place))
+            found = parse_json(_fetched(place))
             issuer, address = found["issuer"], found["jwks_uri"]
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             raise KeysError(f"{place}: must be a JSON object with issuer and jwks_uri") from None
         if issuer != self._issuer:
             raise KeysError(f"{place}: names the issuer {issuer!r}; must name {self._issuer!r}")

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 from streammeta.rpc.identity import SCHEME, IdentityError, Principal, Role, principal_of
+from streammeta.storage.parsing import DocumentError, parse_toml
 
 RESERVED_NAMESPACES = "_streammeta/"
 """Namespaces with this prefix are the product's own; of callers only admins use them."""
@@ -187,8 +187,8 @@ def parse_policy(text: str, cluster_id: str, name: str) -> Policy:
         PolicyError: it states none.
     """
     try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        content = parse_toml(text)
+    except DocumentError as error:
         raise PolicyError(f"{name}: {error}") from None
     return _Reader(text, cluster_id, name).policy(content)
 

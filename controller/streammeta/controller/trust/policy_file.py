@@ -75,6 +75,9 @@ class PolicyFile:
         except PolicyError as error:
             self._refuse(str(error), str(text))
             return
+        except Exception as error:  # noqa: BLE001 - every controller reads the file; none may end
+            self._refuse(f"{self._path}: {type(error).__name__}: {error}; report it", str(text))
+            return
         assert isinstance(text, str)
         self._text, self._refused, self.current = text, None, policy
         self.loaded_ms = _now_ms()

@@ -7,7 +7,6 @@ time as they are given; reads no file, calls no issuer, and knows no roles.
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 import jwt
 
 from streammeta.controller.trust.refusals import BadTokenError, UnknownKeyError
+from streammeta.storage.parsing import parse_json
 
 TOKEN_BYTES_MAX = 6_144
 """Largest token; gRPC refuses calls whose metadata are larger than 8 KiB, unread."""
@@ -65,10 +65,10 @@ def parse_keys(text: bytes, name: str) -> Mapping[str, IssuerKey]:
         KeysError: it is no such set, has no key of use, or an id twice.
     """
     try:
-        found = json.loads(text)["keys"]
+        found = parse_json(text)["keys"]
         if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
             raise TypeError
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         raise KeysError(f"{name}: is no set of keys; must be a JSON Web Key Set") from None
     keys: dict[str, IssuerKey] = {}
     for one in found[:_KEYS_MAX]:

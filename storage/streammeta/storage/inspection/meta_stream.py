@@ -8,7 +8,6 @@ stay bytes.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, TypeAlias
 import google_crc32c
 
 from streammeta.storage.errors import PayloadError
+from streammeta.storage.parsing import DocumentError, parse_json
 
 META_MAGIC = 0
 SNAPSHOTS_MAGIC = 0x18
@@ -104,8 +104,8 @@ def decode_meta_entry(payload: bytes | memoryview) -> MetaEntry:
 
 def _decode_json(raw: bytes, origin: int) -> MetaValue:
     try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(raw)
+    except DocumentError as error:
         raise PayloadError(origin, "value", f"no JSON: {error}", "JSON") from error
     if not isinstance(value, dict | list):
         raise PayloadError(origin, "value", type(value).__name__, "a JSON object")

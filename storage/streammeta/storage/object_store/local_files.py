@@ -15,6 +15,7 @@ from pathlib import Path
 from streammeta.storage.errors import StoreRejectedError
 from streammeta.storage.object_store.base import ObjectInfo, Tags
 from streammeta.storage.object_store.reads import Scatter
+from streammeta.storage.parsing import parse_json
 
 _COPY_CHUNK = 1024 * 1024
 _VIEWS_PER_READ = min(1024, os.sysconf("SC_IOV_MAX"))
@@ -83,7 +84,7 @@ def write_tags(fd: int, tags: Tags) -> None:
 def read_tags(file: int | Path) -> dict[str, str]:
     """Return the tags kept with the file."""
     try:
-        tags: dict[str, str] = json.loads(os.getxattr(file, _TAGS_ATTRIBUTE))
+        tags: dict[str, str] = parse_json(os.getxattr(file, _TAGS_ATTRIBUTE))
     except OSError as error:
         if error.errno not in (errno.ENODATA, errno.ENOTSUP):
             raise
