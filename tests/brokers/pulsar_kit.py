@@ -35,6 +35,7 @@ class KeyStore(Pauses):
     version: int = 0
     conflicts: int = 0
     lost_answers: int = 0
+    saved: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def load(self) -> tuple[list[LedgerInfo], int]:
         await self.pause()
@@ -46,6 +47,7 @@ class KeyStore(Pauses):
             self.conflicts += 1
             raise VersionConflictError(f"list has version {self.version}, wanted {version}")
         self.data, self.version = encode_list(ledgers), version + 1
+        self.saved.set()
         await self.pause()
         if self.lost_answers:
             self.lost_answers -= 1
@@ -137,6 +139,17 @@ class Topic:
         self.store = KeyStore(rng, data, version=1)
         self.sources = Ledgers(rng, {at: Ledger(rng, at) for at in range(self.closed)})
         self.copies = KeptCopies(rng)
+
+    async def offloaded(self, count: int) -> None:
+        """Wait until the stored list has so many whole copies."""
+        async with asyncio.timeout(60):
+            while sum(info.is_complete for info in decode_list(self.store.data)) < count:
+                self.store.saved.clear()
+                await self.store.saved.wait()
+
+    def ledger(self, ledger_id: int) -> Ledger:
+        """Return a closed source that is not among the sources yet."""
+        return Ledger(ledger_id=ledger_id)
 
     async def open(self) -> ManagedLedger:
         managed = ManagedLedger("ml", self.store, self.sources, self.copies, lambda: self.now_ms)

@@ -139,7 +139,8 @@ async def _native(endpoints: list[str], bucket: Path) -> None:
             assert [each.entry_id for each in await reader.read(one, 7, 9)] == [7, 8, 9]
         handle = await LedgerStreams(other, "ml").open(2, second.uuid)
         assert (handle.metadata.last_entry, handle.metadata.length) == (300, size)
-        assert handle.extra == {"ManagedLedgerName": "ml"}
+        assert handle.extra["ManagedLedgerName"] == "ml"
+        assert handle.extra["s3managedledgeroffloadersoftwareversion"].startswith("streammeta ")
         await _native_refusals(handle, streams)
         # Another node deletes it as well: a closed stream belongs to nobody.
         await LedgerStreams(other, "ml").delete(2, second.uuid)

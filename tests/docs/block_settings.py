@@ -11,11 +11,14 @@ from typing import Any
 
 import streammeta.client
 from streammeta.brokers.partition import opening
+from streammeta.brokers.pulsar.automatic_offload import AutomaticOffload
 from streammeta.brokers.pulsar.blocks import Entry
 from streammeta.brokers.pulsar.cluster_lists import ClusterListStore
 from streammeta.brokers.pulsar.ledger_list import ManagedLedger, OffloadPolicy
 from streammeta.brokers.pulsar.named_blobs import NamedBlobs
 from streammeta.brokers.pulsar.offloader import Offloader
+from streammeta.brokers.pulsar.policies import TopicPolicies
+from streammeta.brokers.pulsar.policy_store import PolicyStore
 from streammeta.brokers.pulsar.segments import Segments
 from streammeta.brokers.pulsar.streaming import OfferResult, StreamingSegment
 from streammeta.brokers.rocketmq.cluster_store import QueueStore
@@ -100,6 +103,39 @@ async def _ledgers(endpoints: list[str], bucket: str) -> AsyncIterator[Names]:
 
 
 @contextlib.asynccontextmanager
+async def _policies(endpoints: list[str], bucket: str) -> AsyncIterator[Names]:
+    """A managed ledger whose only ledger is open."""
+    async with _opened(endpoints, bucket) as (client, names):
+        key = OwnerKey("tenant/ns/topic", "ledgers")
+        blobs = NamedBlobs(
+            NamedObjects(client.session, names["store"]),
+            names["store"],
+            client.session.namespace,
+            key,
+            "tenant/ns/topic/",
+        )
+        managed = ManagedLedger(
+            "tenant/ns/topic",
+            ClusterListStore(client.controllers, key),
+            Sources({1: MemoryLedger(1, [b"a" * 10] * 3)}),
+            Offloader(blobs),
+            lambda: 0,
+        )
+        await managed.open()
+        await managed.roll(0, 0, 1)
+        yield names | {
+            "client": client,
+            "managed": managed,
+            "entries": 3,
+            "size": 30,
+            "next_ledger": 2,
+            "AutomaticOffload": AutomaticOffload,
+            "PolicyStore": PolicyStore,
+            "TopicPolicies": TopicPolicies,
+        }
+
+
+@contextlib.asynccontextmanager
 async def _segments(endpoints: list[str], bucket: str) -> AsyncIterator[Names]:
     async with _opened(endpoints, bucket) as (client, names):
         named = NamedObjects(client.session, names["store"])
@@ -148,6 +184,7 @@ SETTINGS: Mapping[str, Setting] = {
     "queue": _queue,
     "queue store": _queue_store,
     "ledgers": _ledgers,
+    "policies": _policies,
     "segments": _segments,
     "compaction": _compaction,
     "uploads": _uploads,

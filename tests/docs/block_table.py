@@ -64,6 +64,7 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
         ),
         "await store.set_reserve_time": Ran(setting="queue store"),
         "key = OwnerKey": Ran(setting="ledgers"),
+        "policies = PolicyStore": Ran(setting="policies"),
         "segment = StreamingSegment": Ran(setting="segments"),
         "from streammeta.client import StreamClient": RanBy(
             "tests/brokers/test_brokers_page.py::test_journals_keep_what_they_promise"

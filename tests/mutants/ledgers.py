@@ -3,6 +3,8 @@
 from tests.mutants.mutant import Mutant, Tested
 
 _CHANGES = "tests/brokers/test_pulsar_list_changes.py"
+_POLICIES = "tests/brokers/test_pulsar_policies.py"
+_AUTOMATIC = "tests/brokers/test_pulsar_automatic_offload.py"
 _READS = "tests/brokers/test_pulsar_block_reads.py"
 
 LEDGERS = (
@@ -187,5 +189,98 @@ LEDGERS = (
           wire.number_field(4, deleted),
         """,
         Tested(f"{_READS}::test_a_copy_that_is_not_whole_has_no_field_for_it"),
+    ),
+    # ---- automatic offload ----
+    Mutant(
+        "retention-as-long-as-the-offload",
+        "A policy is accepted by which retention deletes each ledger when it is offloaded.",
+        "a bound that is compared one off",
+        """
+        streammeta.brokers.pulsar.policies:
+        - if _is_bound(wanted) and _is_bound(bound) and wanted >= bound:
+        + if _is_bound(wanted) and _is_bound(bound) and wanted > bound:
+        """,
+        Tested(f"{_POLICIES}::test_retention_does_not_delete_before_the_offload"),
+    ),
+    Mutant(
+        "topic-replaces-its-namespace",
+        "A topic that overrides one value loses all others of its namespace.",
+        "policies that are looked up, not joined",
+        """
+        streammeta.brokers.pulsar.policies:
+        - return replace(self, **other.values)
+        + return other if other.values else self
+        """,
+        Tested(f"{_POLICIES}::test_a_topic_overrides_single_values_of_its_namespace"),
+    ),
+    Mutant(
+        "policies-not-checked-together",
+        "A policy of a namespace is accepted that contradicts the retention of a topic.",
+        "a check of the value that was given alone",
+        """
+        streammeta.brokers.pulsar.policy_store:
+        - changed.check()
+        """,
+        Tested(f"{_POLICIES}::test_a_policy_that_contradicts_retention_changes_nothing"),
+    ),
+    Mutant(
+        "policy-put-over-another",
+        "Of two operators' changes at once one is lost, unchecked.",
+        "a put without the version that was read",
+        """
+        streammeta.brokers.pulsar.policy_store:
+        - expected_version=version,
+        + overwrite=True,
+        """,
+        Tested(f"{_POLICIES}::test_changes_of_two_operators_are_checked_together"),
+    ),
+    Mutant(
+        "source-deleted-by-a-wall-clock",
+        "A jump of one machine's clock deletes the sources of all copies at once.",
+        "lease expiry by the clock of whoever looks",
+        """
+        streammeta.brokers.pulsar.automatic_offload:
+        - await topic.managed.delete_sources(lag_ms, among=watched)
+        + await topic.managed.delete_sources(lag_ms)
+        """,
+        Tested(f"{_AUTOMATIC}::test_no_jump_of_a_wall_clock_deletes_a_source"),
+    ),
+    Mutant(
+        "slow-topic-holds-up-all",
+        "One topic whose offload hangs keeps all others from being offloaded.",
+        "rounds that wait for their slowest part",
+        """
+        streammeta.brokers.pulsar.automatic_offload:
+          try:
+        -     await self._begin_round()
+        +     await self.run_once()
+        """,
+        Tested(f"{_AUTOMATIC}::test_a_topic_that_is_slow_holds_up_no_other"),
+    ),
+    Mutant(
+        "stopped-offload-goes-on",
+        "A broker that has stopped its offloads still copies ledgers.",
+        "a stop of the loop, and not of its work",
+        """
+        streammeta.brokers.pulsar.automatic_offload:
+        - await _cancel(*tasks, self._running)
+        + await _cancel(self._running)
+        """,
+        Tested(
+            f"{_AUTOMATIC}::test_stopping_ends_an_offload_and_the_next_one_leaves_nothing_of_it"
+        ),
+    ),
+    Mutant(
+        "unread-policies-end-the-loop",
+        "Controllers that are away for a moment end the offload for ever.",
+        "an error that nobody expects in a background task",
+        """
+        streammeta.brokers.pulsar.automatic_offload:
+        - except Exception as error:  # noqa: BLE001 - the next round must come
+        + except PolicyError as error:
+              _log.warning(
+                  "policies can't be read, retrying in %g s: %s", self._interval_s, error
+        """,
+        Tested(f"{_AUTOMATIC}::test_policies_that_can_not_be_read_end_no_loop"),
     ),
 )

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import uuid as uuids
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import metadata
 from typing import Protocol
 
 from streammeta.brokers.pulsar.ledger_values import LedgerInfo, LedgerMetadata, OffloadContext
-from streammeta.brokers.pulsar.object_names import MANAGED_LEDGER_KEY
+from streammeta.brokers.pulsar.object_names import MANAGED_LEDGER_KEY, SOFTWARE_KEY
 from streammeta.brokers.pulsar.offloader import LedgerSource, NotAppendableError
+from streammeta.storage.installation import DISTRIBUTION
 
 NEVER = -1
 """Threshold or lag that is never met."""
@@ -253,6 +256,33 @@ class ManagedLedger:
 
         return await self._change(change)
 
+    async def roll(self, entries: int, size: int, next_ledger: int) -> None:
+        """Close the open ledger, which has so many entries and bytes, and begin the next.
+
+        A list without ledgers gets its first one. May be repeated.
+
+        Raises:
+            ValueError: the id of the next ledger is not above all others.
+        """
+        now_ms = self.now_ms()
+
+        def change(ledgers: list[LedgerInfo]) -> list[LedgerInfo] | None:
+            if not ledgers:
+                return [LedgerInfo(next_ledger)]
+            *closed, last = ledgers
+            is_done = closed and (closed[-1].entries, closed[-1].size) == (entries, size)
+            if is_done and last == LedgerInfo(next_ledger):
+                return None
+            if next_ledger <= last.ledger_id:
+                raise ValueError(
+                    f"next_ledger is {next_ledger}, wanted more than {last.ledger_id}, the last"
+                    f" ledger of {self.name}"
+                )
+            ended = replace(last, entries=entries, size=size, timestamp_ms=now_ms)
+            return [*closed, ended, LedgerInfo(next_ledger)]
+
+        await self._change(change)
+
     # ---- offload ----
 
     async def offload_prefix(self, ledger_id: int, entry_id: int) -> tuple[int, int]:
@@ -313,7 +343,8 @@ class ManagedLedger:
         if uuid is None:
             return
         source = await self.sources.open(ledger_id)
-        await self.copies.offload(source, uuid, {MANAGED_LEDGER_KEY: self.name})
+        extra = {MANAGED_LEDGER_KEY: self.name, SOFTWARE_KEY: _software()}
+        await self.copies.offload(source, uuid, extra)
         await self._complete(ledger_id, uuid)
 
     async def _prepare(self, ledger_id: int) -> str | None:
@@ -414,8 +445,13 @@ class ManagedLedger:
             raise first_error
         return [info.ledger_id for info in gone]
 
-    async def delete_sources(self, lag_ms: int | None) -> list[int]:
-        """Delete sources whose lag has passed, noted in the list first; return their ids."""
+    async def delete_sources(
+        self, lag_ms: int | None, *, among: Collection[int] | None = None
+    ) -> list[int]:
+        """Delete sources whose lag has passed, noted in the list first; return their ids.
+
+        With `among` only sources of these ledgers are deleted.
+        """
         now_ms = self.now_ms()
 
         def choose(info: LedgerInfo) -> OffloadContext | None:
@@ -424,10 +460,18 @@ class ManagedLedger:
 
         deleted = []
         for info in list(self.ledgers):
+            if among is not None and info.ledger_id not in among:
+                continue
             if choose(info) is not None and await self._set_context(info.ledger_id, choose):
                 await self.sources.delete(info.ledger_id)
                 deleted.append(info.ledger_id)
         return deleted
+
+
+@cache
+def _software() -> str:
+    """Return which software makes the copies, for whoever looks into the bucket."""
+    return f"{DISTRIBUTION} {metadata.version(DISTRIBUTION)}"
 
 
 def _unless_complete(info: LedgerInfo) -> OffloadContext | None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 VERSION_KEY = "s3managedledgeroffloaderformatversion"
 VERSION = "1"
 MANAGED_LEDGER_KEY = "ManagedLedgerName"
+SOFTWARE_KEY = "s3managedledgeroffloadersoftwareversion"
 _UUID_SIZE = 36
 _NAME = re.compile(r".*-ledger-(\d+)(?:-index)?", re.DOTALL)
 

@@ -1,0 +1,105 @@
+"""Policies of managed ledgers as keys of a cluster: one value for a namespace and its topics.
+
+One value, so that the policies of a namespace and those of its topics are checked together: a
+change is put at the version that was read and checked, and the loser of a race reads again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import quote, unquote
+
+from streammeta.brokers.pulsar.policies import NamespacePolicies, PolicyError, TopicPolicies
+from streammeta.client import ControllerClient
+from streammeta.client.errors import refusal
+from streammeta.client.methods import GET_KVS, LIST_KVS, PUT_KVS
+from streammeta.v1 import common_pb2, kv_pb2
+
+NAMESPACE = "_pulsar_policies"
+"""Namespace of the keys of all policies."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllPolicies:
+    """The policies of all namespaces; `unreadable` says why some can't be read."""
+
+    namespaces: Mapping[str, NamespacePolicies] = field(default_factory=dict)
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+    def effective(self, namespace: str, topic: str) -> TopicPolicies:
+        """Return the policies of a topic; raise `PolicyError` if they can't be read."""
+        if namespace in self.unreadable:
+            raise PolicyError(self.unreadable[namespace])
+        return self.namespaces.get(namespace, NamespacePolicies()).effective(topic)
+
+
+class PolicyStore:
+    """The policies of one Pulsar-shaped cluster."""
+
+    def __init__(self, controllers: ControllerClient, cluster: str) -> None:
+        self._controllers = controllers
+        self._prefix = f"{quote(cluster, safe='')}/"
+
+    async def load(self) -> AllPolicies:
+        """Return all policies; raise errors of the controllers."""
+        namespaces: dict[str, NamespacePolicies] = {}
+        unreadable: dict[str, str] = {}
+        request = kv_pb2.ListKVsRequest(namespace=NAMESPACE, prefix=self._prefix)
+        async for answer in self._controllers.pages(LIST_KVS, request):
+            for entry in answer.entries:
+                name = unquote(entry.key.removeprefix(self._prefix))
+                try:
+                    namespaces[name] = NamespacePolicies.decode(entry.value)
+                except PolicyError as error:
+                    unreadable[name] = f"key {entry.key!r}: {error}; set the policies again"
+        return AllPolicies(namespaces, unreadable)
+
+    async def get(self, namespace: str) -> NamespacePolicies:
+        """Return the policies of a namespace; raise `PolicyError` if they can't be read."""
+        return (await self._get(namespace))[0]
+
+    async def set_namespace(self, namespace: str, policies: TopicPolicies) -> list[str]:
+        """Replace the policies of a namespace; return doubts about them, as sentences.
+
+        Raises:
+            PolicyError: retention would delete ledgers of the namespace, or of one of its topics,
+                before they are offloaded. Nothing was changed.
+        """
+        return await self._change(namespace, lambda found: found.with_common(policies))
+
+    async def set_topic(self, namespace: str, topic: str, policies: TopicPolicies) -> list[str]:
+        """Replace what a topic overrides; return and raise as `set_namespace`."""
+        return await self._change(namespace, lambda found: found.with_topic(topic, policies))
+
+    async def _change(
+        self, namespace: str, change: Callable[[NamespacePolicies], NamespacePolicies]
+    ) -> list[str]:
+        while True:
+            found, version = await self._get(namespace)
+            changed = change(found)
+            changed.check()
+            item = kv_pb2.KVToPut(
+                namespace=NAMESPACE,
+                key=self._key(namespace),
+                value=changed.encode(),
+                expected_version=version,
+            )
+            answer = await self._controllers.call(PUT_KVS, kv_pb2.PutKVsRequest(items=[item]))
+            (result,) = answer.results
+            is_own = result.value == item.value  # of a call whose first answer was lost
+            if result.error == common_pb2.ERROR_CODE_NONE or is_own:
+                return changed.doubts
+            if result.error != common_pb2.ERROR_CODE_KEY_EXIST:
+                raise refusal(result.error, f"policies of namespace {namespace!r}")
+
+    async def _get(self, namespace: str) -> tuple[NamespacePolicies, int]:
+        named = kv_pb2.KVKey(namespace=NAMESPACE, key=self._key(namespace))
+        answer = await self._controllers.call(GET_KVS, kv_pb2.GetKVsRequest(keys=[named]))
+        (found,) = answer.results
+        if not found.found:
+            return NamespacePolicies(), 0
+        return NamespacePolicies.decode(found.value), found.version
+
+    def _key(self, namespace: str) -> str:
+        return self._prefix + quote(namespace, safe="")
