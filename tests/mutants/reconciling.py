@@ -3,8 +3,53 @@
 from tests.mutants.mutant import Mutant, Tested
 
 _RECONCILE = "tests/reconcile/test_reconcile"
+_COPIES = "tests/storage/test_storage_s3_copies.py"
 
 RECONCILING = (
+    Mutant(
+        "tags-written-again",
+        "Tagging renews the time of an object, and the bucket's rule never finds it old enough.",
+        "Ceph's RADOS Gateway with `watch --tag`",
+        """
+        streammeta.storage.object_store.s3:
+        - if wanted == found:
+        + if False:
+        """,
+        Tested(f"{_COPIES}::test_tags_that_are_there_are_not_written_again"),
+    ),
+    Mutant(
+        "tags-put-to-a-server-without-tags",
+        "A server that overlooks `?tagging` replaces an object with its tags.",
+        "S3 servers that ignore queries which they don't know",
+        """
+        streammeta.storage.object_store.s3:
+        - tags = self._client.get_object_tagging(Bucket=self._bucket, Key=key)["TagSet"]
+        + tags = self._client.get_object_tagging(Bucket=self._bucket, Key=key).get("TagSet", ())
+        """,
+        Tested(f"{_COPIES}::test_a_server_without_tags_is_never_sent_any"),
+    ),
+    Mutant(
+        "lost-executor-unnamed",
+        "A job that lost an executor fails with Spark's first line alone.",
+        "executors killed for their memory",
+        """
+        streammeta.reconcile.session:
+        - if lost := _LOST.search(text):
+        + if lost := None:
+        """,
+        Tested(f"{_RECONCILE}_spark_errors.py::test_the_reason_is_named"),
+    ),
+    Mutant(
+        "spark-connect-misunderstood",
+        "SPARK_REMOTE makes Spark's start fail with advice about Java.",
+        "notebooks that set SPARK_REMOTE",
+        """
+        streammeta.reconcile.session:
+        - if os.environ.get(name):
+        + if False:
+        """,
+        Tested(f"{_RECONCILE}_spark_errors.py::test_spark_connect_is_refused_with_its_reason"),
+    ),
     Mutant(
         "audit-file-shared-by-attempts",
         "Two attempts of a task write one audit file: lines are lost and its chain breaks.",

@@ -280,3 +280,47 @@ def test_a_server_that_takes_no_digest_is_named_for_it(server: Server) -> None:
     server.intercept(refuse)
     with pytest.raises(errors.StoreRejectedError, match="wants another digest of the body"):
         server.store.delete_many(["a"])
+
+
+# ---- tags ----
+
+
+@pytest.mark.s3
+def test_tags_that_are_there_are_not_written_again(server: Server) -> None:
+    server.store.put("t/1", b"x", tags={"kind": "a"})
+    server.store.add_tags("t/1", {"state": "orphan"})
+    server.requests.clear()
+    server.store.add_tags("t/1", {"state": "orphan"})
+    server.store.add_tags("t/1", {"state": "orphan", "kind": "a"})
+    assert set(server.requests) == {"GET other"}
+    server.store.add_tags("t/1", {"state": "live"})
+    assert "PUT other" in server.requests
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b"<Tagging/>", errors.StoreRejectedError),
+        (b"<a><b>of an object</b></a>", errors.StoreRejectedError),
+        (b"", errors.StoreRejectedError),
+        (b"bytes of the object", errors.StoreUnavailableError),  # no XML: read as a broken answer
+    ],
+    ids=["no set", "another document", "nothing", "an object"],
+)
+def test_a_server_without_tags_is_never_sent_any(
+    server: Server, body: bytes, error: type[errors.StorageError]
+) -> None:
+    server.store.put("t/1", b"bytes of the object")
+
+    def overlook(request: Any, **_event: Any) -> AWSResponse | None:
+        if request.method != "GET" or "tagging" not in request.url:
+            return None
+        headers: Any = {"content-length": str(len(body))}
+        return AWSResponse(request.url, 200, headers, _Body(body))
+
+    server.intercept(overlook)
+    server.requests.clear()
+    with pytest.raises(error):
+        server.store.add_tags("t/1", {"state": "orphan"})
+    assert not any(request.startswith("PUT") for request in server.requests)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import streammeta
-from streammeta.reconcile.errors import SparkJobError
+from streammeta.reconcile.errors import ConfigurationError, SparkJobError
 from streammeta.reconcile.java_runtime import find_java_home
 from streammeta.storage.errors import StorageError
 from streammeta.storage.installation import optional_packages
@@ -69,7 +69,7 @@ def spark_session(config: SparkConfig) -> Iterator[SparkSession]:
 
     Raises:
         MissingPackageError: a package of the extra `reconcile-spark` is not installed.
-        ConfigurationError: there is no Java.
+        ConfigurationError: there is no Java, or SPARK_REMOTE names a Spark Connect server.
         SparkJobError: the session does not start.
     """
     with optional_packages("reconciliation on Spark"):
@@ -78,6 +78,7 @@ def spark_session(config: SparkConfig) -> Iterator[SparkSession]:
         # It is large, and only wanted where Spark hands rows to Python.
         if find_spec("pandas") is None:
             raise ModuleNotFoundError("No module named 'pandas'", name="pandas")
+    _refuse_remote()
     from pyspark.sql import SparkSession
 
     running = SparkSession.getActiveSession()
@@ -96,6 +97,20 @@ def spark_session(config: SparkConfig) -> Iterator[SparkSession]:
     finally:
         for logger in loggers:
             logger.removeFilter(_is_no_interrupt)
+
+
+def _refuse_remote() -> None:
+    """Refuse Spark Connect before anything starts: its clients can't register data sources' tasks.
+
+    With these variables pyspark would start no JVM, or one that refuses its own options.
+    """
+    for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
+        if os.environ.get(name):
+            raise ConfigurationError(
+                f"{name} is set to {os.environ[name]!r}, but reconciliation needs a Spark session"
+                " of its own process, not Spark Connect; unset it, and name the cluster by --master"
+                " or spark-submit"
+            )
 
 
 def _is_no_interrupt(record: logging.LogRecord) -> bool:
@@ -269,13 +284,25 @@ def _driver_options(config: SparkConfig, master: str) -> dict[str, str]:
     return options
 
 
+_LOST = re.compile(
+    r"ExecutorLostFailure \(executor (\S+) exited.*?\)(?: Reason: (.+))?$", re.MULTILINE
+)
+
+
 def _reason_of(text: str) -> str:
-    """Find the last error of the Python traceback that a Spark message carries."""
+    """Find the last error of the traceback that a Spark message carries, or a lost executor."""
     known = "|".join(_error_names(StorageError))
     found = re.findall(rf"^(?:[\w.]+\.)?(?:{known}): (.+)$", text, re.MULTILINE)
     if found:
         return str(found[-1]).strip()
-    raised = re.findall(r"^(?:[\w.]+\.)?\w+(?:Error|Exception): .+$", text, re.MULTILINE)
+    if lost := _LOST.search(text):
+        executor, reason = lost.groups()
+        return (
+            f"executor {executor} was lost: {reason or 'Spark names no reason'}; look at its log,"
+            " and give executors more memory if it was killed"
+        )
+    # py4j's own first line names a method, and the error of the JVM follows after a colon.
+    raised = re.findall(r"^(?:: )?((?:[\w.]+\.)?\w+(?:Error|Exception): .+)$", text, re.MULTILINE)
     return str(raised[-1]).strip() if raised else text.strip().split("\n", 1)[0]
 
 

@@ -253,11 +253,19 @@ class S3ObjectStore:
         return source | ({"CopySourceIfMatch": f'"{etag}"'} if etag else {})
 
     def add_tags(self, key: str, tags: Tags) -> None:
-        """See `ObjectStore.add_tags`: tags can only be replaced as a whole, so they are read."""
+        """See `ObjectStore.add_tags`: tags can only be replaced as a whole, so they are read.
+
+        Tags that are there are not written again: Ceph would renew the time of the object, by
+        which rules of the bucket decide.
+        """
         check_key(key)
 
         def add() -> None:
-            wanted = self._tags_of(key) | dict(tags)
+            found = self._tags_of(key)
+            wanted = found | dict(tags)
+            if wanted == found:
+                return
+
             check_tags(wanted)
             tag_set: Any = [{"Key": name, "Value": value} for name, value in wanted.items()]
             self._digested(
@@ -270,8 +278,20 @@ class S3ObjectStore:
         self._call("add_tags", add, key=key)
 
     def _tags_of(self, key: str) -> dict[str, str]:
-        found = self._client.get_object_tagging(Bucket=self._bucket, Key=key)
-        return {tag["Key"]: tag["Value"] for tag in found.get("TagSet", ())}
+        """Return the tags of an object.
+
+        Raises:
+            StoreRejectedError: the answer is no set of tags. A server that overlooks `?tagging`
+                returns the object, and would replace it with the tags that are put.
+        """
+        try:
+            tags = self._client.get_object_tagging(Bucket=self._bucket, Key=key)["TagSet"]
+        except KeyError as error:
+            raise StoreRejectedError(
+                f"the server answers GetObjectTagging of {key!r} without a TagSet, so it has no"
+                " tags; use a store with tags, or delete or quarantine objects instead"
+            ) from error
+        return {tag["Key"]: tag["Value"] for tag in tags}
 
     def delete_many(self, keys: Iterable[str]) -> DeleteResult:
         """See `ObjectStore.delete_many`."""
