@@ -47,17 +47,18 @@ class Others:
 
     async def close(self) -> None:
         """Close all channels."""
-        for channel in self._channels.values():
-            await channel.close()
-        self._channels.clear()
+        await self._close(set(self._channels))
 
     async def _forget_channels(self, needed: set[str]) -> None:
         """Close the channels that are needed no more, all of them if the certificate is another."""
-        if self._tls() is not self._made_with:
-            await self.close()
-            self._made_with = self._tls()
-        for endpoint in self._channels.keys() - needed:
-            await self._channels.pop(endpoint).close()
+        tls = self._tls()
+        is_renewed, self._made_with = tls is not self._made_with, tls
+        await self._close(set(self._channels) if is_renewed else self._channels.keys() - needed)
+
+    async def _close(self, endpoints: set[str]) -> None:
+        """Forget channels in one turn, so that no other request meets them; then close them."""
+        for channel in [self._channels.pop(endpoint) for endpoint in endpoints]:
+            await channel.close()
 
     async def _one(self, endpoint: str) -> Answer:
         if not endpoint:
