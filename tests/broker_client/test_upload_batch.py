@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from typing import Any
 
 import grpc
 import pytest
@@ -210,6 +211,28 @@ async def test_discarded_ids_are_not_given_out() -> None:
         await ids.take(3)
         ids.discard()
         assert (await ids.take(2)).ids == (STOCK_MIN, STOCK_MIN + 1)
+
+
+async def test_a_stock_that_is_discarded_while_ids_are_fetched_is_fetched_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with broker() as b:
+        ids = ObjectIds(b.session, 600.0)
+        await ids.take(3)
+        call = b.session.client.call
+        calls = []
+
+        async def discard_first(*args: Any) -> Any:
+            answer = await call(*args)
+            calls.append(args)
+            if len(calls) == 1:
+                ids.discard()
+            return answer
+
+        monkeypatch.setattr(b.session.client, "call", discard_first)
+        taken = (await ids.take(STOCK_MIN + 1)).ids
+        assert taken == tuple(range(STOCK_MIN, 2 * STOCK_MIN + 1))
+        assert len(calls) == 2
 
 
 async def test_a_call_that_fails_leaves_the_stock_as_it_was() -> None:

@@ -73,11 +73,10 @@ class ObjectIds:
         """
         async with self._order:
             self._drop_stale()
-            missing = count - sum(len(one.ids) for one in self._stocks)
-            while missing > 0:
-                fetched = await self._fetch(min(PREPARE_MAX, max(self._amount, missing)))
-                self._stocks.append(fetched)
-                missing -= len(fetched.ids)
+            # Counted again after each call: the stock may have been discarded meanwhile.
+            while (missing := count - sum(len(stock.ids) for stock in self._stocks)) > 0:
+                wanted = min(PREPARE_MAX, max(self._amount, missing))
+                self._stocks.append(await self._fetch(wanted))
             return self._hand_out(count)
 
     def discard(self) -> None:
