@@ -16,6 +16,7 @@ from streammeta.controller.grpc_server.frames import PREFACE, ErrorCode, Flag, K
 from streammeta.controller.grpc_server.limits import DEFAULT, Limits
 from streammeta.controller.grpc_server.messages import framed
 from streammeta.controller.grpc_server.server import Server
+from streammeta.controller.grpc_server.session import PINGS
 from streammeta.rpc.connections import client_channel
 from tests.kit.fake_broker import until
 
@@ -317,7 +318,7 @@ async def test_a_call_is_answered_or_not_begun_when_connections_grow_old() -> No
 
 async def test_a_flood_of_frames_leaves_turns_to_others() -> None:
     """One connection's frames take no more than their share of a turn."""
-    frames = 20_000
+    frames = PINGS[0]
     async with serving() as (server, _, endpoint), Raw.to(endpoint) as raw:
         raw.say(frame(Kind.PING, 0, 0, bytes(8)) * frames)
         turns = 0

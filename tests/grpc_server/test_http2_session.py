@@ -274,8 +274,12 @@ def test_headers_that_are_passed_over_take_the_work_of_many_frames(client: Clien
         (sessions.WASTED_FRAMES, lambda _: frame(200, 0, 0, b"new")),
         (sessions.WASTED_FRAMES, lambda _: frame(Kind.SETTINGS, Flag.ACK, 0)),
         (sessions.WASTED_FRAMES, lambda _: frame(Kind.PING, Flag.ACK, 0, bytes(8))),
+        (sessions.PINGS, lambda _: frame(Kind.PING, 0, 0, bytes(8))),
     ],
-    ids=["resets", "settings", "priorities", "unknown", "acknowledgements", "answers to pings"],
+    ids=[
+        *("resets", "settings", "priorities", "unknown"),
+        *("acknowledgements", "answers to pings", "pings"),
+    ],
 )
 def test_what_is_wasted_ends_the_connection_and_a_little_of_it_does_not(
     client: Client, bound: tuple[int, float], made: Callable[[int], bytes]
@@ -288,6 +292,20 @@ def test_what_is_wasted_ends_the_connection_and_a_little_of_it_does_not(
         client.say(made(number))
     rest = b"".join(made(number) for number in range(most + 8, most + 14))
     assert refused(client, rest) is ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_pings_by_which_a_client_measures_what_it_is_sent_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Go's clients send one for each piece of an answer, thousands a second on a short way."""
+    monkeypatch.setattr(sessions, "PINGS", (3, 0.0))
+    client, ping = greeted(), frame(Kind.PING, 0, 0, bytes(8))
+    client.say(opened(1), ping)
+    for _ in range(20):
+        client.session.send(client.stream(1), b"piece")
+        assert (Kind.PING, Flag.ACK, 0, bytes(8)) in client.say(ping)
+    client.say(ping, ping)
+    assert refused(client, ping) is ErrorCode.ENHANCE_YOUR_CALM
 
 
 def numbered(*parts: Callable[[int], bytes]) -> Callable[[int], bytes]:

@@ -170,4 +170,56 @@ HTTP2 = (
         """,
         Tested(_REQUESTS + "test_frames_of_a_stream_that_its_client_ended_break_the_rules[reset]"),
     ),
+    Mutant(
+        "pings-unbounded",
+        "A client has each of its pings answered, however many it sends for nothing.",
+        "CVE-2019-9512, ping flood",
+        """
+        streammeta.controller.grpc_server.session:
+        - self._pings.take(now, "pings")
+        + pass
+        """,
+        Tested(
+            _SESSION + "test_what_is_wasted_ends_the_connection_and_a_little_of_it_does_not[pings]"
+        ),
+    ),
+    Mutant(
+        "measuring-pings-counted",
+        "A client that measures its connection with pings is cut off amid a long answer.",
+        "grpc-go's ENHANCE_YOUR_CALM, too_many_pings",
+        """
+        streammeta.controller.grpc_server.session:
+        - if not self.has_answered:
+        + if payload:
+        """,
+        Tested(_SESSION + "test_pings_by_which_a_client_measures_what_it_is_sent_are_answered"),
+    ),
+    Mutant(
+        "answers-pile-up",
+        "All frames that were read are answered, though the client reads no answer.",
+        "CVE-2019-9512 and its kin: queues of control frames in memory",
+        """
+        streammeta.controller.grpc_server.connection:
+        - elif self._is_full:
+        + elif self._is_full and self._is_lost:
+        """,
+        Tested(
+            "tests/grpc_server/test_unread_answers.py"
+            "::test_frames_wait_while_their_answers_may_not_go"
+        ),
+    ),
+    Mutant(
+        "frames-held-up-for-ever",
+        "A client that reads late has frames of before that nothing answers any more.",
+        "a wake-up that is forgotten",
+        """
+        streammeta.controller.grpc_server.connection:
+        - if self._is_held_up and not self._is_waiting:
+        + if self._is_held_up and self._is_lost:
+        """,
+        Tested(
+            "tests/grpc_server/test_unread_answers.py"
+            "::test_frames_wait_while_their_answers_may_not_go"
+        ),
+    ),
 )

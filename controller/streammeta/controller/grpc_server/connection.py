@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._held = 0
         self._is_working = self._is_waiting = self._is_full = self._is_reading_paused = False
-        self._is_refill_due = False
+        self._is_refill_due = self._is_held_up = False
         self._is_heard = False
         self._is_ending = self._is_closing = self._is_lost = False
         self._timers: set[asyncio.TimerHandle] = set()
@@ -129,6 +129,9 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Go on."""
         self._is_full = False
+        if self._is_held_up and not self._is_waiting:
+            self.server.wait_turn(self)
+        self._is_held_up = False
         self._set_reading()
         self._go_on()
 
@@ -146,6 +149,10 @@ class Connection(asyncio.Protocol):
         try:
             if self._is_closing:
                 more = self._close_streams(units)
+            elif self._is_full:
+                # Most frames are answered: those that have come wait until the answers may go.
+                session.spent, more = 1, False
+                self._is_held_up = True
             else:
                 more = session.work(self.loop.time(), units)
                 self._deliver()

@@ -42,6 +42,8 @@ class Outflow(ABC):
         self.window = DEFAULT_WINDOW
         self.room = BURST_BYTES
         """Bytes of messages that may be given out before `refill`."""
+        self.has_answered = False
+        """Whether headers or data have gone out since a ping was answered."""
         self._initial_window = DEFAULT_WINDOW
         self._frame_max = FRAME_BYTES_MAX
         self._table_notice = b""
@@ -75,6 +77,7 @@ class Outflow(ABC):
             self.window -= size
             stream.window -= size
             self.room -= size
+            self.has_answered = True
             self.out.append(frame_header(size, Kind.DATA, 0, stream.id))
             self.out.append(data)
             return True
@@ -142,6 +145,7 @@ class Outflow(ABC):
             out.append(frame_header(size, Kind.DATA, 0, stream.id))
             out.append(bytes(first[:size]))
             sent += 1
+            self.has_answered = True
             self.window -= size
             stream.window -= size
             self.room -= size
@@ -167,6 +171,7 @@ class Outflow(ABC):
         self._on_ended(stream)
 
     def _put_headers(self, stream_id: int, block: bytes, flags: int) -> None:
+        self.has_answered = True
         if self._table_notice:
             block, self._table_notice = self._table_notice + block, b""
         if len(block) <= FRAME_BYTES_MAX:

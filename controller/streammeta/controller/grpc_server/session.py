@@ -56,9 +56,10 @@ _CALL_UNITS = 2
 
 RESETS = (2_000, 200.0)
 SETTINGS_CHANGES = (1_000, 10.0)
+PINGS = (10_000, 1_000.0)
 WASTED_FRAMES = (10_000, 1_000.0)
-"""Streams that the client resets or has reset, settings, and frames without effect: at once, and a
-second."""
+"""Streams that the client resets or has reset, settings, pings between which nothing is answered,
+and frames without effect: at once, and a second."""
 
 LEFT_OPEN_MAX = 4_096
 """Streams ended here, and not by their clients, of which late frames are passed over."""
@@ -156,6 +157,7 @@ class Session(Outflow):
         self._now = 0.0
         self._resets = Allowance(*RESETS)
         self._changes = Allowance(*SETTINGS_CHANGES)
+        self._pings = Allowance(*PINGS)
         self._wasted = Allowance(*WASTED_FRAMES)
         settings = (
             (Setting.MAX_CONCURRENT_STREAMS, streams_max),
@@ -209,12 +211,7 @@ class Session(Outflow):
         if kind == Kind.WINDOW_UPDATE:
             self._on_window(now, stream_id, U32.unpack(payload)[0] & WINDOW_MAX)
         elif kind == Kind.PING:
-            if flags & Flag.ACK:
-                self._wasted.take(now, "acknowledgements")
-                if payload == _END_PING:
-                    self._user.on_end_heard()
-            else:
-                self.out.append(frame(Kind.PING, Flag.ACK, 0, payload))
+            self._on_ping(now, flags, payload)
         elif kind == Kind.RST_STREAM:
             self._on_reset(now, stream_id)
         elif kind == Kind.SETTINGS:
@@ -225,6 +222,18 @@ class Session(Outflow):
             self._wasted.take(now, "GOAWAY frames")
         else:  # PRIORITY, and types that are not known
             self._wasted.take(now, "frames without effect")
+
+    def _on_ping(self, now: float, flags: int, payload: bytes) -> None:
+        if flags & Flag.ACK:
+            self._wasted.take(now, "acknowledgements")
+            if payload == _END_PING:
+                self._user.on_end_heard()
+            return
+        # While answers come clients measure the connection by pings, as often as it lets them.
+        if not self.has_answered:
+            self._pings.take(now, "pings")
+        self.has_answered = False
+        self.out.append(frame(Kind.PING, Flag.ACK, 0, payload))
 
     def _on_headers(self, now: float, flags: int, stream_id: int, payload: bytes) -> None:
         if not self.has_settings:
