@@ -16,22 +16,22 @@ import yaml
 
 from tests.conformance.compaction_scenarios import check_set_compaction, is_set_compaction
 from tests.conformance.conformance_report import Mismatch, ScenarioResult
-from tests.conformance.format_scenarios import FIELDS as FORMAT_FIELDS
-from tests.conformance.format_scenarios import check_format
+from tests.conformance.format_scenarios import check_format, is_format
 from tests.conformance.image_scenarios import check_codec, check_image
-from tests.conformance.kafka_scenarios import is_kafka, run_kafka
+from tests.conformance.kafka_layouts import SENTENCES as KAFKA_SENTENCES
 from tests.conformance.layout_tables import KEY_TABLES, NOT_OFFERED, SENTENCES, check_layout
 from tests.conformance.query_scenarios import SECTIONS as QUERY_SECTIONS
 from tests.conformance.query_scenarios import check_queries
 from tests.conformance.scenario_args import Args, Check, run_entry
 from tests.conformance.scenario_steps import check_steps
-from tests.conformance.shape_answers import check_answer
 from tests.conformance.shape_layouts import SHAPE_LAYOUTS, check_shape_layout
-from tests.conformance.shape_scenarios import SHAPE_RUNNERS
+from tests.conformance.shape_scenarios import SHAPES
+from tests.conformance.shape_vocabulary import check_shape, is_shape_scenario
 from tests.conformance.stream_object_scenarios import check_stream_compaction, is_stream_compaction
 
 _REMARKS = ("rules", "skipped", "code_facts_without_test", "notes")
 """Sections that state nothing that could be run."""
+_NOT_CHECKED = (*SENTENCES, *KAFKA_SENTENCES, *SHAPE_LAYOUTS)
 _INPUTS = ("input_sets", "prepared_objects")
 """Sections that scenarios of the same file name, even if this one has none that does."""
 
@@ -59,9 +59,6 @@ def load_file(path: Path) -> dict[str, Any]:
 
 def run_file(path: Path) -> Iterator[ScenarioResult]:
     content = load_file(path)
-    if is_kafka(content):
-        yield from run_kafka(path.name, content)
-        return
     for section, entries in content.items():
         if section in (*_REMARKS, *_INPUTS, *_named(content)) or str(section).startswith("derived"):
             continue
@@ -88,7 +85,7 @@ def _run_section(
             result = ScenarioResult(file, f"layout {table}")
             result.fail(0, section, check_shape_layout(table, entries[table]))
             yield result
-        for table in [name for name in entries if name not in (*SENTENCES, *SHAPE_LAYOUTS)]:
+        for table in [name for name in entries if name not in _NOT_CHECKED]:
             check = partial(check_layout, table)
             yield run_entry(file, entries[table], section, check, name=f"layout {table}")
     elif section == "scenarios":
@@ -116,20 +113,20 @@ def run_scenario(
 def _kind_of(scenario: Mapping[str, Any], content: Mapping[str, Any]) -> tuple[str, Check]:
     """Return what a scenario is about, by its fields, and what checks it."""
     steps = scenario.get("steps") or []
-    runner = SHAPE_RUNNERS.get(str(scenario.get("name")))
-    if runner is not None:
-        inputs = {one.get("name"): one.get("input") for one in content.get("scenarios") or []}
-        return "scenario", partial(check_answer, runner, inputs)
     if is_stream_compaction(scenario):
         return scenario["kind"], partial(check_stream_compaction, scenario, content)
     if is_set_compaction(scenario):
         return scenario["kind"], partial(check_set_compaction, content.get("input_sets", {}))
-    if FORMAT_FIELDS & scenario.keys() and not steps:
+    if is_format(scenario) and not steps:
         return "scenario", check_format
     if "queries" in scenario or "image_same_as" in scenario:
         return "scenario", partial(check_queries, content.get("scenarios", []))
-    if "start" in scenario or any("op" not in step and "replay" in step for step in steps):
+    if "start" in scenario or any(
+        "op" not in step and "replay" in step for step in steps if isinstance(step, dict)
+    ):
         return "scenario", check_image
+    if is_shape_scenario(scenario):
+        return "scenario", partial(check_shape, SHAPES, scenario, content)
     if steps and all("op" in step for step in steps):
         return "scenario", partial(check_steps, scenario)
     return "scenario", _check_nothing

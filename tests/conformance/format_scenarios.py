@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,14 +33,30 @@ from tests.conformance.conformance_report import Mismatch, ScenarioResult, compa
 from tests.conformance.scenario_args import Args
 
 MAX_BYTES = 2**31 - 1
-FIELDS = frozenset(("input", "writes", "writes_generated", "blocks"))
+_FIELDS = frozenset(("writes", "writes_generated", "blocks"))
 """One of these makes a scenario one about bytes."""
+_RECORD_FIELDS = frozenset(("payload", "payload_utf8", "payload_hex"))
 
 _GENERATED = re.compile(
     r"(?P<number>\d+) records i = (?P<first>\d+)\.\.(?P<last>\d+)[^:]*: stream (?P<stream>\d+),"
     r" epoch (?P<epoch>\d+), base_offset (?P<base>\d+)(\+((?P<step>\d+)\*?)?i)?,"
     r" count (?P<count>\d+), payload '(?P<payload>[^']*)'"
 )
+
+
+def is_format(scenario: Mapping[str, Any]) -> bool:
+    """Whether a scenario is about bytes of the product's own objects."""
+    given = scenario.get("input")
+    if not _FIELDS.isdisjoint(scenario):
+        return True
+    if not isinstance(given, Mapping):
+        return False
+    listed = given.get("records")
+    records = [given, *(listed if isinstance(listed, list) else [])]
+    has_record = any(
+        isinstance(one, Mapping) and not _RECORD_FIELDS.isdisjoint(one) for one in records
+    )
+    return has_record or "records_generated" in given or "composites" in given
 
 
 def check_format(args: Args, result: ScenarioResult) -> Iterator[Mismatch]:

@@ -13,7 +13,7 @@ from streammeta.brokers.pulsar.index_block import IndexBlock, LedgerIndex, Strea
 from streammeta.brokers.pulsar.ledger_list import OffloadPolicy, reads_copy
 from streammeta.brokers.pulsar.ledger_values import LedgerInfo, LedgerMetadata, OffloadContext
 from tests.conformance.conformance_report import Mismatch, compare
-from tests.conformance.shape_answers import Said
+from tests.conformance.shape_facts import Words
 
 _CODES = {"u32": "I", "i32": "i", "i64": "q"}
 
@@ -27,9 +27,9 @@ def defaults() -> dict[str, Any]:
         "max_block_size": blocks.DEFAULT_MAX_BLOCK_SIZE,
         "read_buffer_size": range_stream.DEFAULT_BUFFER_SIZE,
         "minimum_part_size": blocks.MIN_BLOCK_SIZE,
-        "deletion_lag_ms": Said.of({lag: never}),
-        "offload_threshold_bytes": Said.of({"none or -1 = off": policy.threshold_bytes is None}),
-        "read_priority": Said.of({"tiered-storage-first": copy_first}),
+        "deletion_lag_ms": Words({lag.replace("(", r"\(").replace(")", r"\)"): never}),
+        "offload_threshold_bytes": Words({"none or -1 = off": policy.threshold_bytes is None}),
+        "read_priority": Words({"tiered-storage-first": copy_first}),
     }
 
 

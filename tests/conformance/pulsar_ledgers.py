@@ -1,13 +1,13 @@
-"""Scenarios about the ledgers of a managed ledger: offload in two phases, trim, lag, reads."""
+"""A managed ledger that scenarios act on: ledgers, copies that fail on demand, a clock."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from streammeta.brokers.pulsar.blobs import MemoryBlobs
 from streammeta.brokers.pulsar.ledger_list import (
     InvalidCursorPositionError,
     ManagedLedger,
@@ -15,19 +15,37 @@ from streammeta.brokers.pulsar.ledger_list import (
     OffloadInProgressError,
     OffloadPolicy,
     VersionConflictError,
-    source_is_due,
 )
-from streammeta.brokers.pulsar.ledger_reader import LedgerReader
-from streammeta.brokers.pulsar.ledger_values import LedgerInfo, OffloadContext
+from streammeta.brokers.pulsar.ledger_values import LedgerInfo
 from streammeta.brokers.pulsar.list_store import MemoryListStore
-from streammeta.brokers.pulsar.offloader import LedgerSource, NotAppendableError, Offloader
+from streammeta.brokers.pulsar.offloader import LedgerSource, NotAppendableError
 from tests.conformance.pulsar_offload import MemoryLedger
-from tests.conformance.scenario_args import Args
-from tests.conformance.shape_answers import Runner, Said
+from tests.conformance.shape_facts import AnyOf, Done, Fact, Number, Words, is_word, normal
+from tests.conformance.shape_sentences import Clause, number_of, ordinal_of
+from tests.conformance.shape_worlds import World, verb
 from tests.kit.clock import ManualClock
 
-NAMES = ("first", "second", "third", "fourth", "fifth")
 NOW_MS = 1_700_000_000_000
+NAMES = (
+    "first",
+    "second",
+    "third",
+    "fourth",
+    "fifth",
+    "sixth",
+    "seventh",
+    "eighth",
+    "ninth",
+    "tenth",
+)
+LATEST = (2**63 - 1, 2**63 - 1)
+
+
+_WRITTEN = r"(?:the )?(?:data|copy|offload)[a-z ]*?(?:written|done|occurred)\b"
+_LEDGERS = (
+    r"(?: (?:of|for|at) (?:the )?(?P<{}>(?:first|second|third|fourth|fifth|, | and )+)"
+    r"(?: ledgers?)?)?"
+)
 
 
 class ListStore(MemoryListStore):
@@ -47,6 +65,7 @@ class Copies:
 
     is_appendable: bool = True
     stored: dict[str, int] = field(default_factory=dict)
+    tried: dict[str, int] = field(default_factory=dict)
     deleted: list[str] = field(default_factory=list)
     failing: set[int] = field(default_factory=set)
     fails_after: set[int] = field(default_factory=set)
@@ -56,6 +75,7 @@ class Copies:
 
     async def offload(self, ledger: LedgerSource, uuid: str, extra: Mapping[str, str]) -> None:
         self.offloads += 1
+        self.tried[uuid] = ledger.ledger_id
         self.began.set()
         if self.waits is not None:
             await self.waits.wait()
@@ -89,373 +109,346 @@ class Sources:
         self.ledgers.pop(ledger_id, None)
 
 
-@dataclass
-class LedgerWorld:
+class Ledgers(Fact):
+    """A set of ledgers: stated as their number, their names, whether there are any, or in words."""
+
+    def __init__(
+        self, ids: Sequence[int], held: Sequence[int] = (), *, closed: Sequence[int] = ()
+    ) -> None:
+        self.ids = list(ids)
+        self._held = sorted(held)
+        self._closed = list(closed)
+
+    def holds(self, stated: object) -> bool:
+        names = [NAMES[one - 1] for one in self.ids]
+        if isinstance(stated, bool):
+            return stated is bool(self.ids)
+        if isinstance(stated, list):
+            return stated in (names, self.ids)
+        if isinstance(stated, int):
+            return stated == len(self.ids)
+        if is_word(stated, "none", "nothing", "no ledger"):
+            return not self.ids
+        if not isinstance(stated, str):
+            return False
+        exactly = re.fullmatch(
+            r"exactly the ledgers that the offloader holds(?: \(the first (\w+)\))?", normal(stated)
+        )
+        if exactly is not None:
+            count = number_of(exactly[1]) if exactly[1] else len(self.ids)
+            return self.ids == self._held == list(range(1, count + 1))
+        if re.fullmatch(
+            r"all (?:closed )?(?:ledgers )?(?:but|except) the (?:last|open)(?: one| ledger)?|"
+            r"all closed(?: ledgers| ones)?",
+            normal(stated),
+        ):
+            return self.ids == self._closed
+        first = re.fullmatch(r"(?:the )?first (\w+)", normal(stated))
+        if first is not None:
+            return self.ids == list(range(1, number_of(first[1]) + 1))
+        return Number(len(self.ids), "ledgers?").holds(stated) or names == re.split(
+            r",? and |, ", normal(stated).removeprefix("the ")
+        )
+
+    def __repr__(self) -> str:
+        return repr([NAMES[one - 1] for one in self.ids])
+
+
+class LedgerWorld(World):
     """A managed ledger whose ledgers have ids from 1; the last one is open."""
 
-    managed: ManagedLedger
-    store: ListStore
-    copies: Copies
-    sources: Sources
-    clock: ManualClock
+    errors = (
+        RuntimeError,
+        ManagedLedgerFencedError,
+        InvalidCursorPositionError,
+        OffloadInProgressError,
+        NotAppendableError,
+        VersionConflictError,
+        KeyError,
+    )
 
-    def complete(self) -> list[int]:
-        return [one.ledger_id for one in self.managed.ledgers if one.is_complete]
-
-    def named(self, ids: Sequence[int]) -> list[str]:
-        return [NAMES[one - 1] for one in ids]
-
-    async def add_entry(self, limit: int) -> None:
-        """Append an entry, in a new ledger if the last one is full."""
-        *_, last = self.managed.ledgers
-        if last.entries < limit:
-            changed = replace(last, entries=last.entries + 1, size=last.size + 10)
-            self.managed.ledgers[-1] = changed
-        else:
-            closed = replace(last, timestamp_ms=self.clock.now_ms)
-            added = LedgerInfo(last.ledger_id + 1, 1, 10, 0)
-            self.managed.ledgers[-1:] = [closed, added]
+    def __init__(self, limit: int, entries: int, entry_size: int = 10) -> None:
+        self.limit, self.entry_size = limit, entry_size
+        self.clock = ManualClock(NOW_MS)
+        self.store, self.copies, self.sources = ListStore(), Copies(), Sources({})
+        self.position: tuple[int, int] | None = None
+        self.retention_ms = 0
+        self.lag_ms: int | None = None
+        self.policy = OffloadPolicy()
+        self.has_slow_cursor = False
+        self.first: tuple[int, int] | None = None
+        self.failed_uuid: str | None = None
+        self._meanwhile = ""
+        ids = iter(range(1, 1000))
+        self.managed = ManagedLedger(
+            "ml", self.store, self.sources, self.copies, lambda: self.clock.now_ms,
+            new_uuid=lambda: f"00000000-0000-0000-0000-{next(ids):012d}",
+        )  # fmt: skip
+        counts = [min(limit, entries - at) for at in range(0, entries, limit)] or [0]
+        self.managed.ledgers = [
+            LedgerInfo(at, count, count * entry_size, NOW_MS if at < len(counts) else 0)
+            for at, count in enumerate(counts, start=1)
+        ]
         self.fill()
 
     def fill(self) -> None:
         for one in self.managed.ledgers:
-            bodies = [b"x" * 10] * one.entries
+            bodies = [b"x" * self.entry_size] * one.entries
             self.sources.ledgers[one.ledger_id] = MemoryLedger(one.ledger_id, bodies)
 
+    def complete(self) -> list[int]:
+        return [one.ledger_id for one in self.managed.ledgers if one.is_complete]
 
-async def world_of(given: Args, entry_size: int = 10) -> LedgerWorld:
-    limit, entries = given.take("max_entries_per_ledger"), given.take("entries")
-    clock = ManualClock(NOW_MS)
-    store, copies, sources = ListStore(), Copies(), Sources({})
-    ids = iter(range(1, 100))
-    managed = ManagedLedger(
-        "ml",
-        store,
-        sources,
-        copies,
-        lambda: clock.now_ms,
-        new_uuid=lambda: f"00000000-0000-0000-0000-{next(ids):012d}",
-    )
-    counts = [min(limit, entries - at) for at in range(0, entries, limit)]
-    managed.ledgers = [
-        LedgerInfo(at, count, count * entry_size, NOW_MS if at < len(counts) else 0)
-        for at, count in enumerate(counts, start=1)
-    ]
-    world = LedgerWorld(managed, store, copies, sources, clock)
-    world.fill()
-    return world
+    def _uuid(self) -> str | None:
+        context = self.managed.ledgers[0].context
+        return None if context is None else context.uuid
 
-
-async def _offload_all(world: LedgerWorld) -> Exception | None:
-    """Offload up to the last entry; return what was raised."""
-    last = world.managed.ledgers[-1]
-    try:
-        await world.managed.offload_prefix(last.ledger_id, last.entries - 1)
-    except Exception as error:  # noqa: BLE001 - any error is the fact
-        return error
-    return None
-
-
-async def _prefix(given: Args) -> dict[str, Any]:
-    given.take("offload_to")
-    world = await world_of(given)
-    await _offload_all(world)
-    complete = world.complete()
-    exact = complete == sorted(world.copies.stored.values()) == [1, 2]
-    said = "exactly the ledgers that the offloader holds (the first two)"
-    return {"expect": {"ledgers": len(world.managed.ledgers), "complete": Said.of({said: exact})}}
-
-
-async def _fenced(given: Args) -> dict[str, Any]:
-    world = await world_of(given)
-    world.store.conflicts = given.take("metadata_write") == "BadVersion"
-    error = await _offload_all(world)
-    return {
-        "expect": {
-            "error": error.code if isinstance(error, ManagedLedgerFencedError) else error,
-            "state": "Fenced" if world.managed.is_fenced else "Open",
-            "complete": len(world.complete()),
+    async def facts(self) -> Mapping[str, Any]:
+        ids = [one.ledger_id for one in self.managed.ledgers]
+        uuid, deleted = self._uuid(), list(self.copies.deleted)
+        gone = [self.copies.tried[one] for one in deleted]
+        failed = self.failed_uuid
+        complete = Ledgers(self.complete(), list(self.copies.stored.values()), closed=ids[:-1])
+        at = self.first
+        return {
+            "ledgers": Ledgers(ids),
+            "ledgers_left": Ledgers(ids),
+            "complete": complete,
+            "offloaded": complete,
+            "stored": Ledgers(sorted(self.copies.stored.values())),
+            "state": "Fenced" if self.managed.is_fenced else "Open",
+            "with_uuid": Ledgers(
+                [one.ledger_id for one in self.managed.ledgers if one.context is not None]
+            ),
+            "deleted": AnyOf(
+                len(deleted),
+                Ledgers(gone),
+                Words({"exactly the failed uuid": failed is not None and deleted == [failed]}),
+            ),
+            "deleted_from_store": Ledgers(gone),
+            "context_uuid": Words(
+                {
+                    "that of the failed try": uuid is not None and uuid == failed,
+                    "a new one": uuid not in (failed, None),
+                    "none": uuid is None,
+                }
+            ),
+            "in_bookkeeper": Ledgers([one for one in ids if one in self.sources.ledgers]),
+            "sources": Ledgers(sorted(self.sources.ledgers)),
+            "bookkeeper_deleted": Ledgers(
+                [
+                    one.ledger_id
+                    for one in self.managed.ledgers
+                    if one.context and one.context.source_deleted
+                ]
+            ),
+            "first_unoffloaded": None
+            if at is None
+            else AnyOf([NAMES[at[0] - 1], at[1]], list(at), NAMES[at[0] - 1]),
+            "first_unoffloaded_ledger": None if at is None else NAMES[at[0] - 1],
+            "offloads": self.copies.offloads,
+            "driver": [one.context.driver for one in self.managed.ledgers if one.context],
         }
-    }
 
-
-async def _out_of_range(given: Args) -> dict[str, Any]:
-    world, errors = await world_of(given), []
-    places = {"earliest": (-1, -1), "latest": (2**63 - 1, 2**63 - 1)}
-    for name in given.take("positions"):
-        try:
-            await world.managed.offload_prefix(*places[name])
-        except InvalidCursorPositionError as error:
-            errors.append(error.code)
-    return {"expect": {"errors": errors, "complete": len(world.complete())}}
-
-
-async def _edge(given: Args) -> dict[str, Any]:
-    given.take("position"), given.take("then")
-    limit = given.take("max_entries_per_ledger")
-    world = await world_of(given)
-    await world.add_entry(limit)
-    first = await world.managed.offload_prefix(2, limit - 1)
-    facts: list[dict[str, Any]] = [
-        {
-            "offloaded": world.named(world.complete()),
-            "first_unoffloaded": [NAMES[first[0] - 1], first[1]],
-        }
-    ]
-    last = world.managed.ledgers[-1]
-    second = await world.managed.offload_prefix(last.ledger_id, last.entries - 1)
-    facts.append(
-        {
-            "offloaded": world.named(world.complete()),
-            "first_unoffloaded_ledger": NAMES[second[0] - 1],
-        }
-    )
-    return {"expect": facts}
-
-
-async def _trim_meanwhile(given: Args) -> dict[str, Any]:
-    given.take("meanwhile")
-    ledger, entry = given.take("position")
-    world = await world_of(given)
-    world.copies.waits = asyncio.Event()
-    offload = asyncio.create_task(world.managed.offload_prefix(NAMES.index(ledger) + 1, entry))
-    await world.copies.began.wait()
-    await world.managed.trim(2)
-    world.copies.waits.set()
-    await offload
-    no_orphan = sorted(world.copies.stored.values()) == [2]
-    said = "succeeds: errors of a ledger that is gone do not count"
-    return {
-        "expect": {
-            "ledgers": len(world.managed.ledgers),
-            "complete": world.named(world.complete()),
-            "offload": Said.of({said: no_orphan}),
-        }
-    }
-
-
-async def _twice(given: Args) -> dict[str, Any]:
-    given.take("offload")
-    world = await world_of(given)
-    await _offload_all(world)
-    before = world.copies.offloads
-    error = await _offload_all(world)
-    again = error is None and before == world.copies.offloads
-    return {"expect": {"second": Said.of({"ok, nothing offloaded again": again})}}
-
-
-async def _one_fails(given: Args) -> dict[str, Any]:
-    counts, completes, firsts = set(), set(), []
-    for name in given.take("failing"):
-        world = await world_of(given)
-        failing = NAMES.index(name) + 1
-        world.copies.failing = {failing}
-        error = await _offload_all(world)
-        firsts.append(str(error) == f"ledger {failing} failed")
-        counts.add(len(world.complete()))
-        completes.add(failing in world.complete())
-    return {
-        "expect": {
-            "complete": counts.pop() if len(counts) == 1 else counts,
-            "failing_one_complete": any(completes),
-            "error": Said.of({"the first one met": all(firsts)}),
-        }
-    }
-
-
-def _uuid(world: LedgerWorld) -> str | None:
-    context = world.managed.ledgers[0].context
-    return None if context is None else context.uuid
-
-
-async def _retry(given: Args) -> dict[str, Any]:
-    given.take("first_try"), given.take("then")
-    world = await world_of(given)
-    world.copies.failing = {1}
-    await _offload_all(world)
-    failed = _uuid(world)
-    facts = {
-        "after_first": {
-            "deleted": len(world.copies.deleted),
-            "complete": bool(world.complete()),
-            "context_uuid": Said.of({"that of the failed try": failed is not None}),
-        }
-    }
-    world.copies.failing = set()
-    await _offload_all(world)
-    exactly = world.copies.deleted == [failed]
-    return {
-        "expect": facts
-        | {
-            "after_second": {
-                "deleted": Said.of({"exactly the failed uuid": exactly}),
-                "complete": bool(world.complete()),
-                "context_uuid": Said.of({"a new one": _uuid(world) not in (failed, None)}),
-            }
-        }
-    }
-
-
-async def _deleted_with_trim(given: list[dict[str, Any]]) -> dict[str, Any]:
-    found = []
-    for one in given:
-        case = Args(one, "input")
-        is_good = case.take("offload") == "ok"
-        world = await world_of(case)
-        world.copies.fails_after = set() if is_good else {1}
-        await _offload_all(world)
-        held = dict(world.copies.stored)
-        facts: dict[str, Any] = {"complete": len(world.complete())}
-        if not is_good:
-            facts["with_uuid"] = sum(one.context is not None for one in world.managed.ledgers)
-        await world.managed.trim(world.managed.ledgers[-1].ledger_id)
-        gone = [held[uuid] for uuid in world.copies.deleted]
-        facts["ledgers_left"] = world.named([one.ledger_id for one in world.managed.ledgers])
-        facts["deleted_from_store"] = world.named(gone)
-        found.append(facts)
-    return {"expect": found}
-
-
-async def _skips_empty(given: Args) -> dict[str, Any]:
-    given.take("second_ledger")
-    world = await world_of(given)
-    world.managed.ledgers[1] = LedgerInfo(2, 0, 0, NOW_MS)
-    last = world.managed.ledgers[-1]
-    place = await world.managed.offload_prefix(last.ledger_id, last.entries - 1)
-    return {
-        "expect": {
-            "offloaded": world.named(world.complete()),
-            "first_unoffloaded": [NAMES[place[0] - 1], place[1]],
-        }
-    }
-
-
-async def _thresholds(given: Args) -> dict[str, Any]:
-    size, found = given.take("entry_size"), list[Any]()
-    for limit, seconds in given.take("cases_bytes_seconds"):
-        world = await world_of(given, size)
-        world.clock.advance(2000)
-        await world.managed.offload_due(OffloadPolicy(limit, seconds))
-        is_open = (limit, seconds) == (-1, -1)  # what the scenarios leave open is never here
-        never = Said.of({"not asserted": not world.complete()})
-        found.append(never if is_open else len(world.complete()))
-    return {"expect": {"offloaded": found}}
-
-
-async def _one_at_a_time(given: Args) -> dict[str, Any]:
-    given.take("manual")
-    automatic, firsts, counts, after = list[int](), set(), set(), set()
-    for limit, seconds in given.take("cases_bytes_seconds"):
-        world = await world_of(given)
-        world.clock.advance(2000)
-        world.copies.waits = asyncio.Event()
-        running = asyncio.create_task(world.managed.offload_due(OffloadPolicy(limit, seconds)))
-        await world.copies.began.wait()
-        error = await _offload_all(world)
-        firsts.add(error.code if isinstance(error, OffloadInProgressError) else str(error))
-        world.copies.waits.set()
-        await running
-        automatic.append(len(world.complete()))
-        await _offload_all(world)
-        after.add(len(world.complete()))
-        counts.add(len(world.managed.ledgers))
-    return {
-        "expect": {
-            "manual_first": firsts.pop() if len(firsts) == 1 else firsts,
-            "ledgers": counts.pop() if len(counts) == 1 else counts,
-            "offloaded_automatic": automatic,
-            "offloaded_after_manual": after.pop() if len(after) == 1 else after,
-        }
-    }
-
-
-async def _lag(given: Args) -> dict[str, Any]:
-    world = await world_of(given)
-    await _offload_all(world)
-    retention = given.take("retention_minutes") * 60_000
-    lag, has_slow = given.take("lag_ms"), given.take("cursor", "") == "at the start"
-    sources, copies = [], []
-    for minutes in given.take("trim_after_minutes"):
-        world.clock.now_ms = NOW_MS + minutes * 60_000
-        if not has_slow and world.clock.now_ms - NOW_MS > retention:
-            await world.managed.trim(world.managed.ledgers[-1].ledger_id)
-        await world.managed.delete_sources(lag)
-        sources.append(1 in world.sources.ledgers)
-        copies.append(1 in world.copies.stored.values())
-    return {
-        "expect": {
-            "in_bookkeeper": sources,
-            "offloaded": copies,
-            "ledgers_at_end": len(world.managed.ledgers),
-        }
-    }
-
-
-def _lag_decision(given: list[dict[str, Any]]) -> dict[str, Any]:
-    found = []
-    for one in given:
-        context = OffloadContext(
-            "u", one["complete"], one["bookkeeper_deleted"], NOW_MS - one["age_ms"]
+    def conditions(self, sentence: str) -> str:
+        meanwhile = re.search(
+            r",?\s*\(?(?:meanwhile|while)[,:]? ((?:the )?(?:\w+ )*(?:is|are) trimmed)\)?",
+            sentence,
+            re.I,
         )
-        found.append(source_is_due(context, one["lag"], NOW_MS))
-    return {"expect": found}
+        self._meanwhile = meanwhile[1] if meanwhile else ""
+        sentence = sentence.replace(meanwhile[0], "") if meanwhile else sentence
+        sentence = self._failures(sentence)
+        return re.sub(
+            r"(?:the )?metadata (?:write|store|update) (?:meets|answers|fails with|:)? ?BadVersion",
+            self._conflict,
+            sentence,
+        )
 
+    def _failures(self, sentence: str) -> str:
+        """Let offloads fail as a sentence says: at once or late, of the ledgers that it names."""
+        self.copies.failing, self.copies.fails_after = set(), set()
+        late = rf"(?P<late> late| after {_WRITTEN})?"
+        before, after = (_LEDGERS.format(name) for name in ("before", "after"))
+        pattern = rf"(?:offload)?{before} ?(?:fails|failing|failed)\b{late}{after}"
+        found = re.search(pattern, sentence, re.I)
+        if found is None:
+            return sentence
+        named = re.findall(r"[a-z]+", found["before"] or found["after"] or "first")
+        numbers = {at for word in named if (at := ordinal_of(word)) is not None}
+        (self.copies.fails_after if found["late"] else self.copies.failing).update(numbers)
+        left = sentence.replace(found[0], " ").strip(" ,;:")
+        return left if "offload" in left else f"offload {left}"
 
-async def _tiered_first(given: Args) -> dict[str, Any]:
-    world = await world_of(given)
-    names = given.take("offloaded")
-    blobs = MemoryBlobs()
-    offloader = Offloader(blobs)
-    world.managed.copies = offloader
-    await _offload_all(world)
-    good = world.named(world.complete()) == names
-    opened, reader = list[int](), LedgerReader(world.managed, offloader)
-    for ledger_id, count in enumerate(given.take("reads"), start=1):
-        wanted = list(world.sources.ledgers[ledger_id].entries)
-        if world.named([ledger_id])[0] in names:
-            await world.sources.delete(ledger_id)
-        good = good and await reader.read(ledger_id, 0, count - 1) == wanted
-        opened.append(reader.open_handles)
-    reader.close()
-    return {
-        "expect": {
-            "opened_offloaded": opened,
-            "data": Said(right=good),
-            "open_handles_after_close": reader.open_handles,
-        }
-    }
+    def _conflict(self, _: re.Match[str]) -> str:
+        self.store.conflicts = True
+        return ""
 
+    def place(self, said: Any) -> tuple[int, int]:
+        """Return a position: "last entry", "last entry of the second ledger", [third, 0]."""
+        if isinstance(said, list | tuple):
+            ledger, entry = said
+            return (ledger if isinstance(ledger, int) else NAMES.index(ledger) + 1), int(entry)
+        text = normal(str(said))
+        if text in ("earliest", "latest"):
+            return (-1, -1) if text == "earliest" else LATEST
+        pair = re.search(r"[(\[]?(\w+)[,:] ?(-?\d+)[)\]]?", text)
+        if pair is not None:
+            return (int(pair[1]) if pair[1].isdigit() else NAMES.index(pair[1]) + 1), int(pair[2])
+        ledger_word = re.search(r"(?:of|in) (?:the )?(\w+)(?: ledger)?", text)
+        ordinal = ordinal_of(ledger_word[1]) if ledger_word else -1
+        infos = self.managed.ledgers
+        info = (
+            infos[-1]
+            if ordinal in (-1, None)
+            else next(one for one in infos if one.ledger_id == ordinal)
+        )
+        return info.ledger_id, 0 if text.startswith(("first", "the first")) else info.entries - 1
 
-async def _read_only(given: Args) -> dict[str, Any]:
-    world = await world_of(given)
-    world.copies.is_appendable = given.take("offloader") != "not appendable"
-    error = await _offload_all(world)
-    said = "does not support offload"
-    refused = isinstance(error, NotAppendableError) and said in str(error)
-    return {
-        "expect": {
-            "error_contains": Said.of({said: refused}),
-            "complete": len(world.complete()),
-        }
-    }
+    # ---- verbs ----
 
+    @verb(r"offload(?:s|ing)?|offloaded", "offload to the last entry")
+    async def offload(self, clause: Clause) -> Any:
+        found = clause.take(
+            r"(?:up )?to (?P<place>that position|(?:the )?(?:last|first) entry(?: (?:of|in) "
+            r"the \w+(?: ledger)?)?|[(\[][^)\]]*[)\]]|earliest|latest|(?:the )?end)"
+        )
+        clause.skip(
+            r"(?:the )?(?:first|second|third|\w+)? ?ledgers?|all|prefix|ok|succeeds|manual(?:ly)?"
+        )
+        named = found["place"] if found else "last entry"
+        count = clause.times()
+        result: Any = None
+        for _ in range(count):
+            place = (
+                self.position
+                if named == "that position" and self.position
+                else self.place("last entry" if named.endswith("end") else named)
+            )
+            before = self.copies.offloads
+            result = await self._offload(place)
+            again = self.copies.offloads - before
+        nothing = Words({"ok, nothing offloaded again": again == 0, "nothing": again == 0})
+        lost = sorted(self.copies.stored.values()) != self.complete()
+        gone = Words(
+            {
+                "succeeds: errors of a ledger that is gone do not count": not lost,
+                "succeeds": not lost,
+            }
+        )
+        return Done(AnyOf(nothing, gone, [NAMES[result[0] - 1], result[1]], list(result)))
 
-RUNNERS: dict[str, Runner] = {
-    "prefix_offload": _prefix,
-    "prefix_fenced_on_bad_version": _fenced,
-    "prefix_position_out_of_range": _out_of_range,
-    "prefix_edge_of_ledger": _edge,
-    "prefix_trim_during_offload": _trim_meanwhile,
-    "prefix_twice": _twice,
-    "prefix_one_of_three_fails": _one_fails,
-    "prefix_retry_replaces_uuid": _retry,
-    "prefix_deleted_with_trim": _deleted_with_trim,
-    "prefix_skips_empty": _skips_empty,
-    "auto_offload_thresholds": _thresholds,
-    "auto_offload_runs_one_at_a_time": _one_at_a_time,
-    "delete_lag": _lag,
-    "delete_lag_slow_consumer": _lag,
-    "delete_lag_decision": _lag_decision,
-    "read_tiered_first": _tiered_first,
-    "read_only_offloader": _read_only,
-}
+    async def _offload(self, place: tuple[int, int]) -> tuple[int, int]:
+        if self._meanwhile:
+            self.copies.waits = asyncio.Event()
+            running = asyncio.create_task(self.managed.offload_prefix(*place))
+            began = asyncio.create_task(self.copies.began.wait())
+            await asyncio.wait([running, began], return_when=asyncio.FIRST_COMPLETED)
+            began.cancel()
+            word = next(
+                (one for one in re.findall(r"[a-z]+", self._meanwhile) if ordinal_of(one)), "first"
+            )
+            await self.managed.trim((ordinal_of(word) or 1) + 1)
+            self.copies.waits.set()
+            self.first = await running
+            self.copies.waits = None
+            return self.first
+        try:
+            self.first = await self.managed.offload_prefix(*place)
+        except RuntimeError:
+            self.failed_uuid = self._uuid()
+            raise
+        return self.first
+
+    @verb(r"(?:run |the )?automatic(?:ally)?(?: offload)?|trigger(?:s|ed)?", "automatic offload")
+    async def offload_due(self, clause: Clause) -> None:
+        clause.skip(r"offloads?|run|once|policy|threshold")
+        await self.managed.offload_due(self.policy)
+
+    @verb(r"consumes?|acknowledges?|marks? (?:all )?deleted?", "consume all")
+    async def consume(self, clause: Clause) -> None:
+        clause.skip(r"all|everything|entries|up to the last entry")
+        self.has_slow_cursor = False
+        if self.clock.now_ms - NOW_MS >= self.retention_ms:
+            await self.managed.trim(self.managed.ledgers[-1].ledger_id)
+
+    @verb(r"trims?|trimmed|retention", "trim after 2 minutes")
+    async def trim(self, clause: Clause) -> Any:
+        self._advance(clause)
+        word = clause.take(r"(?:the )?(first|second|third|fourth)(?: (\w+))?(?: ledgers?)?")
+        if word is not None:
+            count = number_of(word[2]) if word[2] and word[2] != "ledger" else ordinal_of(word[1])
+            return await self.managed.trim((count or 1) + 1)
+        clause.skip(r"ledgers?|consumed|runs?")
+        age = self.clock.now_ms - NOW_MS
+        if not self.has_slow_cursor and age > self.retention_ms:
+            await self.managed.trim(self.managed.ledgers[-1].ledger_id)
+        await self.managed.delete_sources(self.lag_ms)
+        return None
+
+    def _advance(self, clause: Clause) -> None:
+        found = clause.take(
+            r"(?:after |for )?(\d+) ?(minutes?|min|ms|milliseconds|seconds?|s|hours?|h|days?)\b"
+        )
+        if found is not None:
+            unit = {
+                "mi": 60_000,
+                "ms": 1,
+                "s": 1000,
+                "se": 1000,
+                "h": 3_600_000,
+                "ho": 3_600_000,
+                "d": 86_400_000,
+                "da": 86_400_000,
+            }
+            after = int(found[1]) * (1 if found[2].startswith("mill") else unit[found[2][:2]])
+            self.clock.now_ms = NOW_MS + after if "after" in found[0] else self.clock.now_ms + after
+
+    @verb(r"waits?|passes?|advances?", "wait 2 minutes")
+    def wait(self, clause: Clause) -> None:
+        self._advance(clause)
+
+    @verb(
+        r"deletes? (?:the )?(?:managed ledger|topic)|(?:managed ledger|topic) (?:is )?deleted",
+        "delete the managed ledger",
+    )
+    async def delete_all(self, clause: Clause) -> None:
+        await self.managed.trim(self.managed.ledgers[-1].ledger_id)
+        last = self.managed.ledgers[-1]
+        if last.context is not None:
+            await self.copies.delete(last.ledger_id, last.context.uuid)
+        await self.sources.delete(last.ledger_id)
+
+    @verb(r"deletes? (?:the )?sources?|lag passes", "delete sources")
+    async def delete_sources(self, clause: Clause) -> Any:
+        self._advance(clause)
+        return len(await self.managed.delete_sources(self.lag_ms))
+
+    @verb(r"reopens?|opens?|restarts?", "reopen")
+    async def reopen(self, clause: Clause) -> None:
+        clause.skip(r"managed|ledgers?")
+        self.store.conflicts = False
+        version = self.managed._version
+        self.managed._version = await self.store.save(self.managed.ledgers, version)
+        await self.managed.open()
+
+    @verb(r"adds?|appends?|writes?|(?=(?:one|two|\d+) (?:more )?entr)", "one more entry")
+    def add(self, clause: Clause) -> None:
+        counted = clause.take(r"(\d+|one|two|three|ten|an?)\b(?: more)? (?:entry|entries)")
+        for _ in range(number_of(counted[1]) if counted else 1):
+            self._add_entry()
+
+    def _add_entry(self) -> None:
+        """Append an entry, in a new ledger if the last one is full."""
+        last = self.managed.ledgers[-1]
+        if last.entries < self.limit:
+            self.managed.ledgers[-1] = replace(
+                last, entries=last.entries + 1, size=last.size + self.entry_size
+            )
+        else:
+            closed = replace(last, timestamp_ms=self.clock.now_ms)
+            self.managed.ledgers[-1:] = [
+                closed,
+                LedgerInfo(last.ledger_id + 1, 1, self.entry_size, 0),
+            ]
+        self.fill()

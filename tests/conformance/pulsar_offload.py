@@ -1,30 +1,42 @@
-"""Scenarios about offloaded ledgers: written, read, deleted, and what failures leave."""
+"""Shapes of offloaded ledgers: copied, read, deleted, streamed, and what failures leave."""
 
 from __future__ import annotations
 
+import random
 import re
+from collections.abc import Mapping
 from typing import Any
 
-from streammeta.brokers.pulsar.blobs import BlobError, MemoryBlobs
+from streammeta.brokers.pulsar.blobs import BlobError, MemoryBlobs, NoSuchBlobError
 from streammeta.brokers.pulsar.blocks import HEADER_SIZE, Entry
 from streammeta.brokers.pulsar.ledger_values import LedgerMetadata
 from streammeta.brokers.pulsar.object_names import VERSION_KEY, data_name, index_name
-from streammeta.brokers.pulsar.offloader import OffloadedLedger, Offloader
+from streammeta.brokers.pulsar.offloader import NotAppendableError, OffloadedLedger, Offloader
 from streammeta.brokers.pulsar.range_stream import RangeStream
 from streammeta.brokers.pulsar.read_errors import (
-    IncorrectParameterError,
     NoSuchLedgerError,
     OffloadReadHandleClosedError,
 )
-from streammeta.brokers.pulsar.segments import Segments
-from streammeta.brokers.pulsar.streaming import OfferResult, SegmentLimits, StreamingSegment
-from tests.conformance.pulsar_formats import UUID
-from tests.conformance.scenario_args import Args
-from tests.conformance.shape_answers import Runner, Said
+from streammeta.storage.errors import PayloadError
+from tests.conformance.pulsar_formats import UUID, entries_of
+from tests.conformance.shape_facts import AnyOf, Done, Keyed, Refused, Words
+from tests.conformance.shape_sentences import Clause, number_of
+from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
+from tests.conformance.shape_worlds import World, attempt, run_steps, verb
 
 LEDGER = 7
 NAMES = data_name(UUID, LEDGER), index_name(UUID, LEDGER)
 BLOCK_SIZE = 5 << 20
+READ_ERRORS = (
+    OSError,
+    ValueError,
+    NoSuchLedgerError,
+    OffloadReadHandleClosedError,
+    BlobError,
+    NoSuchBlobError,
+    PayloadError,
+    NotAppendableError,
+)
 
 
 class MemoryLedger:
@@ -43,7 +55,7 @@ class MemoryLedger:
         return self.entries[first : last + 1]
 
 
-def a_ledger(blocks: int = 1, block_size: int = BLOCK_SIZE) -> MemoryLedger:
+def ledger_of_blocks(blocks: int = 1, block_size: int = BLOCK_SIZE) -> MemoryLedger:
     size = block_size // 16
     count = (block_size - HEADER_SIZE) // (size + 12) * blocks
     return MemoryLedger(LEDGER, [bytes([at % 251]) * size for at in range(count)])
@@ -54,249 +66,450 @@ def presence(blobs: MemoryBlobs) -> dict[str, bool]:
     return {"data": data, "index": index}
 
 
-async def offloaded(
-    blocks: int = 1, block_size: int = BLOCK_SIZE
-) -> tuple[MemoryBlobs, Offloader, MemoryLedger]:
-    blobs = MemoryBlobs()
-    offloader, ledger = Offloader(blobs, block_size), a_ledger(blocks, block_size)
-    await offloader.offload(ledger, UUID, {"ManagedLedgerName": "ml"})
-    return blobs, offloader, ledger
-
-
-async def _read_error(handle: OffloadedLedger, first: int, last: int) -> Exception | None:
-    try:
-        await handle.read(first, last)
-    except (OSError, ValueError, NoSuchLedgerError, OffloadReadHandleClosedError) as error:
-        return error
-    return None
-
-
-async def _and_read(given: Args) -> dict[str, Any]:
-    blocks, size = int(given.take("ledger").split()[0]), given.take("block_size")
-    _, offloader, ledger = await offloaded(blocks, size)
-    handle = await offloader.open(LEDGER, UUID)
-    last = ledger.metadata.last_entry
-    same = await handle.read(0, last) == ledger.entries
-    return {
-        "expect": {
-            "last_entry_same": handle.metadata.last_entry == last,
-            "entries": Said.of({"ids, lengths and bytes equal": same}),
-        }
-    }
-
-
-async def _bad_ranges(given: list[list[Any]]) -> dict[str, Any]:
-    _, offloader, ledger = await offloaded()
-    handle, found = await offloader.open(LEDGER, UUID), []
-    for first, last in given:
-        end = ledger.metadata.last_entry + 1 if last == "last entry + 1" else last
-        error = await _read_error(handle, first, end)
-        found.append(error.code if isinstance(error, IncorrectParameterError) else error)
-    return {"expect": found}
-
-
-_FAILING = {
-    "start of the multipart upload fails": "begin",
-    "a part fails": "part",
-    "completion fails": "complete",
-    "the index object fails": "put",
+_FAILURES = {
+    r"start of the (?:multipart )?upload|multipart upload|begin|initiat\w*": "begin",
+    r"(?:a |the |one )?(?:data block )?part(?: upload)?|uploading a part": "part",
+    r"completion|complet\w+|completing the upload": "complete",
+    r"(?:the |putting the )?index(?: object| block)?": "put",
+    r"(?:the )?(?:deletion|delete)(?: of .*)?|deleting": "delete",
+    r"(?:the )?reads?": "read",
 }
 
 
-async def _failures(given: list[str]) -> dict[str, Any]:
-    errors, left = list[bool](), set[str]()
-    for said in given:
-        blobs = MemoryBlobs(fails={_FAILING[said]})
-        try:
-            await Offloader(blobs).offload(a_ledger(), UUID, {})
-        except BlobError as error:
-            errors.append(str(error) == f"{_FAILING[said]} failed")
-        left |= blobs.kept.keys()
-    each = {
-        "error": Said.of({"that of the store": len(errors) == len(given) and all(errors)}),
-        "data_object": NAMES[0] in left,
-        "index_object": NAMES[1] in left,
+class CopyWorld(World):
+    """A ledger, its copy in a store that fails on demand, and a handle of the copy."""
+
+    errors = READ_ERRORS
+
+    def __init__(
+        self, ledger: MemoryLedger, block_size: int, *, is_appendable: bool = True
+    ) -> None:
+        self.blobs = MemoryBlobs()
+        self.ledger = ledger
+        self.offloader = Offloader(self.blobs, block_size, is_appendable=is_appendable)
+        self.handle: OffloadedLedger | None = None
+        self.states: list[str] = []
+
+    async def facts(self) -> Mapping[str, Any]:
+        data, index = (name in self.blobs.kept for name in NAMES)
+        handle = self.handle
+        last = self.ledger.metadata.last_entry
+        return {
+            "data": data,
+            "index": index,
+            "data_object": data,
+            "index_object": index,
+            "objects": len(self.blobs.kept),
+            "state": AnyOf(list(self.states), self.states[-1] if self.states else None),
+            "last_entry_same": handle is not None and handle.metadata.last_entry == last,
+            "last_entry": None if handle is None else handle.metadata.last_entry,
+            "scanned": [ledger_id for ledger_id, _ in await self.offloader.held()],
+        }
+
+    def conditions(self, sentence: str) -> str:
+        self.blobs.fails = set()
+        for words, call in _FAILURES.items():
+            found = re.search(
+                rf"(?:(?:while|but|and|where|when) )?(?:{words}) (?:upload )?(?:fails|"
+                rf"failing|is refused)",
+                sentence,
+                re.I,
+            )
+            if found is not None:
+                self.blobs.fails.add(call)
+                left = sentence.replace(found[0], "").strip(" ,;:")
+                return left or ("delete" if call == "delete" else "offload")
+        return sentence
+
+    @verb(r"offloads?|copy|copies", "offload")
+    async def offload(self, clause: Clause) -> None:
+        clause.skip(r"ledger|empty|open")
+        await self.offloader.offload(self.ledger, UUID, {"ManagedLedgerName": "ml"})
+
+    @verb(r"opens?", "open")
+    async def open(self, clause: Clause) -> None:
+        clause.skip(r"handle|copy|ledger")
+        self.handle = await self.offloader.open(LEDGER, UUID)
+        self.states.append("Opened")
+
+    @verb(r"closes?", "close")
+    def close(self, clause: Clause) -> None:
+        clause.skip(r"handle|copy|ledger")
+        assert self.handle is not None
+        self.handle.close()
+        self.states.append("Closed" if self.handle.is_closed else "Opened")
+
+    @verb(r"reads?", "read [0, 9]")
+    async def read(self, clause: Clause) -> Any:
+        found = clause.take(r"[(\[]\s*([^,\]]+),\s*([^)\]]+)[)\]]") or clause.take(
+            r"(-?\d+)(?:\.\.| to )(.+)"
+        )
+        clause.skip(r"all|every(?:thing)?|entries|ledger|handle")
+        return await self.read_range(*((found[1], found[2]) if found else (0, "last entry")))
+
+    async def read_range(self, first: Any, last: Any) -> Any:
+        if self.handle is None:
+            await self.open(Clause("open"))
+        assert self.handle is not None
+        begin, end = (self._entry(one) for one in (first, last))
+        read = await self.handle.read(begin, end)
+        same = read == self.ledger.entries[begin : end + 1]
+        return Done(
+            AnyOf(
+                Words({"ok|equal|right|same|ids, lengths and bytes(?: are)? equal": same}),
+                same,
+                len(read) if same else None,
+            )
+        )
+
+    def _entry(self, said: Any) -> int:
+        """Return an entry's id: a number, or words such as "last entry + 1"."""
+        text = str(said).strip()
+        found = re.fullmatch(r"(?:the )?(?:last|end)(?: entry)?(?: ?([+-]) ?(\d+))?", text)
+        if found is None:
+            return number_of(text)
+        return self.ledger.metadata.last_entry + (int(f"{found[1]}{found[2]}") if found[1] else 0)
+
+    @verb(r"deletes?|removes?|destroys?", "delete")
+    async def delete(self, clause: Clause) -> None:
+        if clause.take(r"(?:the )?data object(?: after .*)?") is not None:
+            self.blobs.kept.pop(NAMES[0], None)
+        elif clause.take(r"(?:the )?index object(?: after .*)?") is not None:
+            self.blobs.kept.pop(NAMES[1], None)
+        else:
+            clause.skip(r"offloaded|copy|objects|ledger|both")
+            await self.offloader.delete(LEDGER, UUID)
+
+    @verb(r"scans?|lists?", "scan")
+    async def scan(self, clause: Clause) -> Any:
+        clause.skip(r"ledgers|offloaded|objects")
+        return len(await self.offloader.held())
+
+
+def _world(given: Given) -> CopyWorld:
+    block_size = given.first("block_size", "max_block_size", default=BLOCK_SIZE)
+    said = str(given.take("ledger", ""))
+    blocks = re.search(r"(\w+) blocks?", said)
+    is_closed = given.take("closed", True)
+    if given.has("length") or given.has("last_entry"):
+        count, length = given.first("last_entry", default=-1) + 1, given.first("length", default=0)
+        bodies = [bytes(length // count)] * count if count else []
+        return CopyWorld(MemoryLedger(LEDGER, bodies, is_closed=is_closed), block_size)
+    if given.has("entries"):
+        bodies = [one.data for one in entries_of(given)]
+        return CopyWorld(MemoryLedger(LEDGER, bodies, is_closed=is_closed), block_size)
+    appendable = given.take("offloader", "appendable") == "appendable"
+    ledger = ledger_of_blocks(number_of(blocks[1]) if blocks else 1, block_size)
+    ledger.is_closed = is_closed
+    return CopyWorld(ledger, block_size, is_appendable=appendable)
+
+
+async def _copy(given: Given) -> Any:
+    """Run steps on a copy; a scenario without any offloads first."""
+    world = _world(given)
+    versions = {
+        name: given.take(f"format_version_of_{name}_object", None) for name in ("data", "index")
     }
-    return {"expect": {"each": each}}
+    if any(value is not None for value in versions.values()):
+        return await _versions(world, versions)
+    special = {
+        name: given.take(name)
+        for name in ("delete", "read_after_close", "reads")
+        if given.has(name)
+    }
+    steps = given.take("input") if given.has("input") else given.steps(CopyWorld)
+    if not steps or not re.match(r"(offload|start|.*fails)", str(steps[0])):
+        steps = ["offload", *steps]
+    if "delete" in special:
+        said = str(special["delete"])
+        steps += ["open", f"delete {said}"] if "after open" in said else [f"delete {said}", "open"]
+        steps += ["read"]
+    if special.get("read_after_close"):
+        steps += ["open", "close", "read"]
+    reads = special.get("reads")
+    course = await run_steps(world, steps)
+    if reads is not None:
+        return await _reads(world, course, reads)
+    if (
+        any(name in ("entries", "read", "last_entry_same", "data_same") for name in given.stated)
+        and len(steps) == 1
+    ):
+        course = await run_steps(world, ["open", "read"])
+        course.extra["entries"] = course.moments[-1].outcome
+    return course
 
 
-async def _empty(given: Args) -> dict[str, Any]:
-    bodies = [b""] * (given.take("last_entry") + 1)
-    ledger = MemoryLedger(LEDGER, bodies, is_closed=given.take("closed"))
-    if ledger.metadata.length != given.take("length"):
-        raise ValueError("length is another")
-    blobs = MemoryBlobs()
-    try:
-        await Offloader(blobs).offload(ledger, UUID, {})
-    except ValueError:
-        return {"expect": {"error": "IllegalArgument" if not blobs.kept else "objects are left"}}
-    return {"expect": {"error": None}}
-
-
-async def _delete(given: list[str]) -> dict[str, Any]:
-    if given != ["offload", "delete"]:
-        raise ValueError("steps are others")
-    blobs, offloader, _ = await offloaded()
-    facts = {"after_offload": presence(blobs)}
-    await offloader.delete(LEDGER, UUID)
-    return {"expect": {**facts, "after_delete": presence(blobs)}}
-
-
-async def _unknown_version(given: Args) -> dict[str, Any]:
-    errors = []
-    for version in given.take("format_version_of_data_object"):
-        blobs, offloader, _ = await offloaded()
-        blobs.kept[NAMES[0]][1][VERSION_KEY] = version
-        handle = await offloader.open(LEDGER, UUID)
-        errors.append(await _read_error(handle, 0, 0))
-    refused = all(
-        isinstance(one, OSError) and "Error reading from BlobStore" in str(one) for one in errors
+async def _reads(world: CopyWorld, course: Any, reads: Any) -> Answer:
+    if isinstance(reads, str):  # so many random ranges
+        count = int((re.search(r"\d+", reads) or ["10"])[0])
+        chance, last = random.Random(7), world.ledger.metadata.last_entry
+        pairs = [sorted((chance.randint(0, last), chance.randint(0, last))) for _ in range(count)]
+    else:
+        pairs = reads
+    done = [await attempt(world.read_range(*one), *READ_ERRORS) for one in pairs]
+    course.extra |= dict.fromkeys(("reads", "results"), done)
+    good = [one for one in done if isinstance(one, Done)]
+    every = Words(
+        {
+            "ok|equal|same|ids, lengths and bytes equal": all(
+                one.holds("ok") and one.holds("equal") for one in done
+            )
+        }
     )
-    said = 'IO error "Error reading from BlobStore"'
-    return {"expect": {"open": Said(ok=len(errors) > 0), "read": Said.of({said: refused})}}
+    course.extra |= {
+        "both": every,
+        "each": every,
+        "all": every,
+        "entries": every,
+        "read": every,
+        "data": every,
+    }
+    course.extra |= {"errors": [one for one in done if isinstance(one, Refused)], "good": len(good)}
+    return Answer(course, done)
 
 
-async def _again_after_end(given: Args) -> dict[str, Any]:
-    _, offloader, ledger = await offloaded()
-    handle, done = await offloader.open(LEDGER, UUID), []
-    for first, last in given.take("reads"):
-        end = ledger.metadata.last_entry if last == "last entry" else last
-        done.append(await handle.read(first, end) == ledger.entries[first : end + 1])
-    return {"expect": {"both": Said(ok=all(done))}}
+async def _versions(world: CopyWorld, versions: Mapping[str, Any]) -> Any:
+    """Give an object versions one after the other; say how opening and reading go."""
+    opens, reads = list[Any](), list[Any]()
+    for at, name in enumerate(("data", "index")):
+        for version in versions[name] if isinstance(versions[name], list) else [versions[name]]:
+            if version is None:
+                continue
+            await world.offloader.offload(world.ledger, UUID, {})
+            world.blobs.kept[NAMES[at]][1][VERSION_KEY] = str(version)
+            world.handle = None
+            opened = await attempt(world.open(Clause("open")), *READ_ERRORS)
+            opens.append(opened)
+            reads.append(
+                opened
+                if isinstance(opened, Refused)
+                else await attempt(world.read_range(0, 0), *READ_ERRORS)
+            )
+    return {
+        "open": _same(opens),
+        "read": _same(reads),
+        "opens": opens,
+        "reads": reads,
+        "error": _same(reads),
+    }
 
 
-async def _closed_handle(given: Args) -> dict[str, Any]:
-    given.take("read_after_close")
-    _, offloader, _ = await offloaded()
-    handle = await offloader.open(LEDGER, UUID)
-    states = ["Closed" if handle.is_closed else "Opened"]
-    handle.close()
-    states.append("Closed" if handle.is_closed else "Opened")
-    error = await _read_error(handle, 0, 0)
-    code = error.code if isinstance(error, OffloadReadHandleClosedError) else None
-    return {"expect": {"state": states, "error": code}}
+def _same(outcomes: list[Any]) -> Any:
+    """Return what holds of every outcome."""
+
+    class Every(Done):
+        def holds(self, stated: object) -> bool:
+            if isinstance(stated, list):
+                return len(stated) == len(outcomes) and all(
+                    one.holds(said) for one, said in zip(outcomes, stated, strict=True)
+                )
+            return bool(outcomes) and all(one.holds(stated) for one in outcomes)
+
+    return Every(outcomes)
 
 
-async def _missing(given: Args) -> dict[str, Any]:
-    if given.take("delete") != "data object after open":
-        raise ValueError("something else is deleted")
-    blobs, offloader, _ = await offloaded()
-    handle = await offloader.open(LEDGER, UUID)
-    await blobs.delete([NAMES[0]])
-    error = await _read_error(handle, 0, 0)
-    return {"expect": {"read": error.code if isinstance(error, NoSuchLedgerError) else error}}
+async def _failures(given: Given) -> Any:
+    """Run each failure on a copy of its own."""
+    found, courses = list[Any](), list[Any]()
+    for said in given.take("input"):
+        course = await run_steps(CopyWorld(ledger_of_blocks(), BLOCK_SIZE), [said])
+        courses.append(course)
+        error = getattr(course.moments[-1].outcome, "error", None)
+        own = Words({"(?:that|error) of the store": isinstance(error, BlobError)})
+        found.append(Keyed({**course.end, "error": AnyOf(own, course.moments[-1].outcome)}))
+
+    class Every(Keyed):
+        def find(self, key: str, stated: object) -> Any:
+            if key in ("each", "all", "every"):
+                return self
+            facts = [one.find(key, stated) for one in found]
+            return _same_facts(facts)
+
+    return Answer(
+        Every({"error": None, "data_object": None, "index_object": None}),
+        found,
+        [one for course in courses for one in course.mismatches],
+    )
+
+
+def _same_facts(facts: list[Any]) -> Any:
+    class Every(Done):
+        def holds(self, stated: object) -> bool:
+            return all(AnyOf(one).holds(stated) for one in facts)
+
+    return Every(facts)
+
+
+async def _ranges(given: Given) -> Answer:
+    world = CopyWorld(ledger_of_blocks(), BLOCK_SIZE)
+    course = await run_steps(world, ["offload"])
+    return await _reads(world, course, given.take("input"))
+
+
+_STEP = re.compile(r"\b(offload|open|read|close|delete|scan)", re.IGNORECASE)
+
+
+def _are_steps(value: Any, _: Any) -> bool:
+    return (
+        bool(value)
+        and all(isinstance(one, str) and _STEP.match(one) for one in value)
+        and "offload" in str(value[0])
+    )
+
+
+def _are_failures(value: Any, _: Any) -> bool:
+    return bool(value) and all(isinstance(one, str) and re.search(r"\bfail", one) for one in value)
+
+
+def _are_ranges(value: Any, stated: Any) -> bool:
+    pairs = bool(value) and all(isinstance(one, list) and len(one) == 2 for one in value)
+    said = isinstance(stated, list) and all(isinstance(one, str) for one in stated)
+    return pairs and said and not any(isinstance(one[0], str) or one[0] is None for one in value)
 
 
 # ---- streams over ranges ----
 
 
-def _stream(data: bytes, buffer_size: int = 1000) -> RangeStream:
-    async def read(start: int, length: int) -> bytes:
-        return data[start : start + length]
+class StreamWorld(World):
+    """A stream over an object of known bytes."""
 
-    return RangeStream(read, len(data), buffer_size)
+    errors = (OSError, ValueError)
+
+    def __init__(self, data: bytes, buffer_size: int) -> None:
+        self.data = data
+        self.requests: list[tuple[int, int]] = []
+
+        async def read(start: int, length: int) -> bytes:
+            self.requests.append((start, length))
+            return data[start : start + length]
+
+        self.stream = RangeStream(read, len(data), buffer_size)
+
+    async def facts(self) -> Mapping[str, Any]:
+        return {"position": self.stream.position, "requests": len(self.requests)}
+
+    @verb(r"seek_?forward|seek", "seekForward 6172")
+    async def seek(self, clause: Clause) -> Any:
+        position = clause.number(r"(\d+)")
+        self.stream.seek_forward(position)
+        probe = RangeStream(self._probe, len(self.data), 1000, position)
+        return Done(
+            Words(
+                {
+                    "ok": True,
+                    "ok, rest of (?:the )?object (?:is )?equal": await self._is_rest(
+                        probe, position
+                    ),
+                }
+            )
+        )
+
+    async def _probe(self, start: int, length: int) -> bytes:
+        return self.data[start : start + length]
+
+    async def _is_rest(self, stream: RangeStream, position: int) -> bool:
+        return await drained(stream, 100) == self.data[position:]
+
+    @verb(r"reads?", "read 100")
+    async def read(self, clause: Clause) -> Any:
+        at = self.stream.position
+        rest = clause.take(r"(?:the )?rest|to the end|all")
+        part = await (
+            drained(self.stream, 100) if rest else self.stream.read(clause.number(r"(\d+)"))
+        )
+        same = part == self.data[at : at + len(part)]
+        return Done(AnyOf(len(part) if same else -1, Words({"ok|equal": same})))
 
 
-async def _drained(stream: RangeStream, step: int) -> bytes:
+async def drained(stream: RangeStream, step: int) -> bytes:
     parts = []
     while part := await stream.read(step):
         parts.append(part)
     return b"".join(parts)
 
 
-async def _whole_object(given: Args) -> dict[str, Any]:
-    size, buffer = given.take("size"), given.take("buffer")
-    data = bytes(at % 253 for at in range(size))
-    same = [await _drained(_stream(data, buffer), step) == data for step in (1, 100)]
+def _object(size: int) -> bytes:
+    return bytes(at % 253 for at in range(size))
+
+
+async def _stream(given: Given) -> Any:
+    size, buffer = given.take("size"), given.first("buffer", "buffer_size", default=1000)
+    data = _object(size)
+    steps = given.take("input") if given.has("input") else given.steps(StreamWorld)
+    course = await run_steps(StreamWorld(data, buffer), steps)
+
+    async def equal_in(step: int) -> bool:
+        world = StreamWorld(data, buffer)
+        return await drained(world.stream, step) == data
+
+    steps = [int(one) for one in re.findall(r"(\d+) byte", str(given.stated.get("bytes", "")))] or [
+        100
+    ]
+    same = all([await equal_in(step) for step in (1, *steps)])
 
     async def nothing(start: int, length: int) -> bytes:
         raise OSError("no such object")
 
-    try:
-        await RangeStream(nothing, size, buffer).read(1)
-        fails = False
-    except OSError:
-        fails = True
-    return {
-        "expect": {
-            "bytes": Said.of({"equal by single bytes and by 100 byte reads": all(same)}),
-            "missing_object": Said.of({"IO error": fails}),
-        }
-    }
+    missing = await attempt(RangeStream(nothing, size, buffer).read(1), OSError)
+    course.extra["bytes"] = Words(
+        {r"equal(?: by single bytes)?(?: and by \d+ bytes? reads)?": same, "same": same}
+    )
+    course.extra["missing_object"] = course.extra["error"] = missing
+    world = StreamWorld(data, buffer)
+    await drained(world.stream, 100)
+    course.extra["range_reads"] = len(world.requests)
+    return course
 
 
-async def _seek_forward(given: Args) -> dict[str, Any]:
-    data = bytes(at % 253 for at in range(given.take("size")))
-    stream, found = _stream(data), []
-    for _, position in given.take("steps"):
-        try:
-            stream.seek_forward(position)
-        except OSError:
-            found.append(Said.of({"IO error (backwards)": True}))
-            continue
-        part = await stream.read(10)
-        good = part == data[position : position + 10]
-        is_last = position == given.take("steps")[-1][1]
-        rest = is_last and await _drained(stream, 100) == data[position + 10 :]
-        found.append(Said.of({"ok": good, "ok, rest of the object equal": good and rest}))
-    return {"expect": found}
-
-
-# ---- streaming ----
-
-
-async def _streamed(max_bytes: int, count: int, size: int) -> tuple[list[int], list[Entry], bool]:
-    """Stream entries of ledger 0 into segments; return ends, what is read, and its truth."""
-    blobs, ends, limits = MemoryBlobs(), list[int](), SegmentLimits(max_bytes, block_bytes=300)
-
-    def segment(at: int) -> StreamingSegment:
-        return StreamingSegment(blobs, f"segment-{len(ends)}", 0, at, limits=limits)
-
-    writer, taken = segment(0), list[Entry]()
-    for at in range(count):
-        entry = Entry(at, bytes([at]) * size)
-        done = writer.offer(0, entry)
-        if done is OfferResult.FAIL_SEGMENT_CLOSED:
-            ends.append((await writer.finish()).entry_id)
-            writer = segment(at)
-            done = writer.offer(0, entry)
-        if done is not OfferResult.SUCCESS:
-            raise AssertionError(done)
-        taken.append(entry)
-    ends.append((await writer.finish()).entry_id)
-    uuids = [f"segment-{number}" for number in range(len(ends))]
-    entries = await (await Segments(blobs).open(0, uuids)).read(0, count - 1)
-    return ends, entries, entries == taken
-
-
-async def _streams_one(given: Args) -> dict[str, Any]:
-    match = re.match(r"(\d+) of (\d+) bytes in ledger 0", given.take("entries"))
-    if match is None:
-        raise ValueError("entries are others")
-    ends, _, same = await _streamed(given.take("segment_max_bytes"), *map(int, match.groups()))
-    facts = {"end_ledger": 0, "end_entry": ends[-1], f"read_0_{ends[-1]}": Said(equal=same)}
-    return {"expect": facts}
-
-
-async def _streams_several(given: Args) -> dict[str, Any]:
-    limit, segments = given.take("segment_max_bytes"), given.take("segments")
-    last = int(segments[-1].rpartition("..")[2])
-    ends, _, same = await _streamed(limit, last + 1, limit * len(segments) // (last + 1))
-    return {"expect": {"end_entries": ends, f"read_0_{last}": Said(equal=same)}}
-
-
-RUNNERS: dict[str, Runner] = {
-    "offload_and_read": _and_read,
-    "offload_bad_ranges": _bad_ranges,
-    "offload_failures_leave_nothing": _failures,
-    "offload_empty_ledger": _empty,
-    "offload_delete": _delete,
-    "offload_unknown_data_version": _unknown_version,
-    "offload_read_again_after_end": _again_after_end,
-    "offload_closed_handle": _closed_handle,
-    "offload_data_object_missing": _missing,
-    "streaming_segment_closes_by_size": _streams_one,
-    "streaming_across_segments": _streams_several,
-    "range_stream_whole_object": _whole_object,
-    "range_stream_seek_forward": _seek_forward,
-}
+SHAPES = (
+    Shape(
+        "pulsar copy",
+        _copy,
+        (
+            keys("ledger block_size"),
+            keys("reads"),
+            keys("read_after_close"),
+            keys("delete"),
+            keys("format_version_of_data_object"),
+            keys("format_version_of_index_object"),
+            keys("last_entry length closed"),
+            keys("last_entry closed"),
+            keys("ledger steps"),
+            keys("ledger reads"),
+        ),
+        keys(
+            "ledger block_size max_block_size entries entry_size entry_byte "
+            "last_entry length closed reads read_after_close delete "
+            "format_version_of_data_object format_version_of_index_object steps "
+            "then offloader"
+        ),
+        r"last_entry.*|entries|open|read.*|both|each|error.*|state|after_.*|"
+        r"before_.*|data.*|index.*|objects|scanned",
+        "BlobStoreManagedLedgerOffloaderTest",
+        _are_steps,
+        world=CopyWorld,
+        words=r"offload",
+    ),
+    Shape(
+        "pulsar failing offload",
+        _failures,
+        fits=_are_failures,
+        sources="BlobStoreManagedLedgerOffloaderTest",
+    ),
+    Shape(
+        "pulsar reads of a copy",
+        _ranges,
+        fits=_are_ranges,
+        sources="BlobStoreManagedLedgerOffloaderTest",
+    ),
+    Shape(
+        "pulsar range stream",
+        _stream,
+        (keys("size buffer"), keys("size steps"), keys("size buffer_size")),
+        keys("size buffer buffer_size steps"),
+        r"bytes|missing_object|error|position|requests|range_reads",
+        "BlobStoreBackedInputStreamTest",
+        world=StreamWorld,
+        words=r"seek",
+    ),
+)

@@ -1,14 +1,14 @@
-"""Scenarios about the byte formats of RocketMQ's files: messages, items, names, index files."""
+"""Shapes of RocketMQ's byte formats: messages, items, splits, uploads, names."""
 
 from __future__ import annotations
 
 import hashlib
 import ipaddress
 import re
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from streammeta.brokers.rocketmq import key_index, names
+from streammeta.brokers.rocketmq import names
 from streammeta.brokers.rocketmq.consume_queue import (
     ITEM_SIZE,
     ConsumeQueueItem,
@@ -16,20 +16,23 @@ from streammeta.brokers.rocketmq.consume_queue import (
     encode_item,
     split_messages,
 )
-from streammeta.brokers.rocketmq.file_segment import commit_log_body
-from streammeta.brokers.rocketmq.key_index import IndexHeader, LocalIndex
+from streammeta.brokers.rocketmq.file_segment import UploadBody, commit_log_body
 from streammeta.brokers.rocketmq.message import (
     Magic,
     Message,
+    body_crc,
     crc_property,
     decode_message,
     encode_coda,
     encode_message,
+    java_hash,
     message_id,
+    with_physical_offset,
 )
 from streammeta.brokers.rocketmq.names import SegmentType
-from tests.conformance.scenario_args import Args
-from tests.conformance.shape_answers import Runner, Said
+from tests.conformance.shape_facts import AnyOf, Data, Keyed, Number, Words
+from tests.conformance.shape_sentences import number_of, numbers_in
+from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
 
 PLAIN = Message(
     topic="",
@@ -51,136 +54,302 @@ PLAIN = Message(
 
 
 def plain(queue_offset: int = 6, store_timestamp_ms: int = 11) -> bytes:
-    fields = {name: getattr(PLAIN, name) for name in PLAIN.__dataclass_fields__}
-    fields |= {"queue_offset": queue_offset, "store_timestamp_ms": store_timestamp_ms}
-    return encode_message(Message(**fields))
+    return encode_message(
+        replace(PLAIN, queue_offset=queue_offset, store_timestamp_ms=store_timestamp_ms)
+    )
 
 
 # ---- messages ----
 
+_FIELDS = {
+    "topic": "topic",
+    "queue_id": "queue_id",
+    "queue_offset": "queue_offset",
+    "physical_offset": "physical_offset",
+    "flag": "flag",
+    "sys_flag": "sys_flag",
+    "born_timestamp": "born_timestamp_ms",
+    "store_timestamp": "store_timestamp_ms",
+    "reconsume_times": "reconsume_times",
+    "prepared_transaction_offset": "prepared_transaction_offset",
+    "body_crc": "body_crc",
+}
+_HOSTS = ("born_host", "store_host")
 
-def _host(given: Args, name: str) -> bytes:
-    if given.has(f"{name}_hex"):
-        return bytes.fromhex(given.take(f"{name}_hex"))
-    address, _, port = given.take(name).rpartition(":")
-    return ipaddress.ip_address(address).packed + int(port).to_bytes(4, "big")
+
+def _host(text: str) -> bytes:
+    address, _, port = text.strip().rpartition(":")
+    return ipaddress.ip_address(address.strip("[]")).packed + int(port).to_bytes(4, "big")
 
 
-def _message(given: Args) -> dict[str, Any]:
-    message = Message(
-        topic=given.take("topic"),
-        body=given.take("body_utf8").encode(),
-        queue_id=given.take("queue_id"),
-        queue_offset=given.take("queue_offset"),
-        physical_offset=given.take("physical_offset"),
-        flag=given.take("flag"),
-        sys_flag=given.take("sys_flag"),
-        born_timestamp_ms=given.take("born_timestamp"),
-        born_host=_host(given, "born_host"),
-        store_timestamp_ms=given.take("store_timestamp"),
-        store_host=_host(given, "store_host"),
-        reconsume_times=given.take("reconsume_times"),
-        prepared_transaction_offset=given.take("prepared_transaction_offset"),
-        properties=dict(given.take("properties_in_order")),
-        magic=Magic[given.take("magic")],
-        body_crc=given.take("body_crc", None),
-    )
+def _message_of(given: Given) -> Message:
+    """Return the message of an input: from its bytes, or MSG or an empty one with other fields."""
+    if given.has("hex"):
+        return decode_message(bytes.fromhex(given.take("hex")))
+    changes: dict[str, Any] = {
+        field: given.take(name) for name, field in _FIELDS.items() if given.has(name)
+    }
+    for name in _HOSTS:
+        if given.has(f"{name}_hex"):
+            changes[name] = bytes.fromhex(given.take(f"{name}_hex"))
+        elif given.has(name):
+            changes[name] = _host(given.take(name))
+    body = given.first("body_hex", "body_utf8", "body")
+    if body is not None:
+        is_hex = given.has("body_hex")
+        changes["body"] = bytes.fromhex(body) if is_hex else str(body).encode()
+    properties = given.first("properties_in_order", "properties")
+    if properties is not None:
+        changes["properties"] = dict(properties)
+    if given.has("magic"):
+        changes["magic"] = Magic[given.take("magic")]
+    if given.has("message"):
+        given.take("message")
+        return replace(PLAIN, **changes)
+    return Message(**{"topic": "", **changes})
+
+
+def _message(given: Given) -> Any:
+    message = _message_of(given)
     data = encode_message(message)
     decoded = decode_message(data)
+    again = encode_message(replace(decoded, body_crc=message.body_crc or decoded.body_crc))
     facts = {
         "total_size": len(data),
         "size": len(data),
+        "magic": AnyOf(
+            decoded.magic.name, Number(int(decoded.magic)), Number(int(decoded.magic) - 2**32)
+        ),
         "queue_offset": decoded.queue_offset,
         "physical_offset": decoded.physical_offset,
         "store_timestamp": decoded.store_timestamp_ms,
+        "born_timestamp": decoded.born_timestamp_ms,
+        "queue_id": decoded.queue_id,
+        "flag": decoded.flag,
+        "sys_flag": decoded.sys_flag,
+        "reconsume_times": decoded.reconsume_times,
+        "prepared_transaction_offset": decoded.prepared_transaction_offset,
+        "topic": decoded.topic,
+        "body": Data(decoded.body),
+        "body_utf8": Data(decoded.body),
+        "body_length": len(decoded.body),
+        "born_host": Data(decoded.born_host),
+        "store_host": Data(decoded.store_host),
         "properties": dict(decoded.properties),
+        "keys": sorted(decoded.keys),
+        "tags_code": decoded.tags_code,
         "hex": data.hex(),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "round_trip": again == data,
         "body_crc": decoded.body_crc,
         "offset_id": message_id(decoded.store_host, decoded.physical_offset),
-        f"tags_code_of_{decoded.properties.get('TAGS', '')}": decoded.tags_code,
+        "message_id": message_id(decoded.store_host, decoded.physical_offset),
     }
-    return {"expect": facts, "derived": facts}
+    tags = {r"tags_code_of_(.+)": lambda found: java_hash(found[1])}
+    return Keyed(facts, tags)
 
 
-def _crc_property(given: list[Mapping[str, int]]) -> dict[str, Any]:
-    return {"derived": [{"hex": crc_property(one["crc"]).hex()} for one in given]}
+def _crc(given: Given) -> Any:
+    if given.has("crc"):
+        data = crc_property(given.take("crc"))
+        return {"hex": data.hex(), "size": len(data)}
+    body = (
+        bytes.fromhex(given.take("body_hex"))
+        if given.has("body_hex")
+        else given.take("body_utf8").encode()
+    )
+    found = body_crc(body)
+    return {"crc": found, "body_crc": found, "hex": crc_property(found).hex()}
 
 
-def _item(given: Args) -> dict[str, Any]:
+def _tags(given: Given) -> Answer:
+    found = java_hash(str(given.first("tag", "tags", "text")))
+    return Answer({"hash": found, "tags_code": found, "code": found}, found)
+
+
+# ---- consume queue ----
+
+
+def _item(given: Given) -> Any:
     fields = ("commit_log_offset", "message_size", "tags_code")
-    data = encode_item(ConsumeQueueItem(*(given.take(name) for name in fields)))
+    if given.has("hex"):
+        data = bytes.fromhex(given.take("hex"))
+    else:
+        size = given.first("message_size", "size")
+        data = encode_item(ConsumeQueueItem(given.take(fields[0]), size, given.take(fields[2])))
     (item,) = decode_items(data)
     values = {name: getattr(item, name) for name in fields}
-    return {"expect": {"size": len(data), **values}, "derived": {"hex": data.hex()}}
+    return {"size": len(data), "hex": data.hex(), **values}
 
 
-_RUNS = {"none": b"", "empty": b"", "1 item": bytes(ITEM_SIZE), "10 zero bytes": bytes(10)}
+def _run_of_items(stated: Any) -> bytes:
+    """Return consume queue bytes: a list of [offset, size] or [offset, size, tags], or words."""
+    if isinstance(stated, list):
+        return b"".join(encode_item(ConsumeQueueItem(*(*one, 0)[:3])) for one in stated)
+    words = str(stated)
+    if words in ("none", "null", "None", "empty", ""):
+        return b""
+    count, _, unit = words.partition(" ")
+    return bytes(number_of(count) * (ITEM_SIZE if "item" in unit else 1))
 
 
-def _bad_splits(given: list[Mapping[str, str]]) -> dict[str, Any]:
-    found = []
-    for one in given:
-        data = plain() if one["messages"] == "given" else b""
-        found.append(len(split_messages(_RUNS[one["cq"]], data)))
-    return {"expect": found}
+_PART = re.compile(
+    r"(?:(?P<count>\d+) (?:times |x )?)?MSG(?: \((?P<fields>[^)]*)\))?"
+    r"|coda(?: \((?P<coda>[^)]*)\))?|(?P<zeros>\d+) (?:zero |empty )?bytes(?! has)"
+)
 
 
-_PART = re.compile(r"MSG \(queue offset (\d+)\)|coda \((\d+) bytes\)")
+def _buffer(said: Any) -> bytes:
+    """Return the bytes that parts in words make up: MSG, coda, zeros, with changes said behind."""
+    if isinstance(said, list):
+        return b"".join(_buffer(one) for one in said)
+    said = str(said)
+    if said in ("none", "null", "None", "empty", ""):
+        return b""
+    if said in ("given", "message", "messages"):
+        return plain()
+    head = re.split(r"[,;](?![^(]*\))", said)[0]
+    data = bytearray()
+    for part in _PART.finditer(head):
+        if part["zeros"]:
+            data += bytes(int(part["zeros"]))
+        elif "coda" in part[0]:
+            data += encode_coda(11)
+        else:
+            offset = re.search(r"queue offset (\d+)", part["fields"] or "")
+            stored = re.search(r"(?:store )?timestamp (\d+)", part["fields"] or "")
+            one = plain(int(offset[1]) if offset else 6, int(stored[1]) if stored else 11)
+            data += one * int(part["count"] or 1)
+    return _changed(data, said)
 
 
-def _split(given: Args) -> dict[str, Any]:
-    said = given.take("buffer")
-    parts = [plain(int(offset)) if offset else encode_coda(11) for offset, _ in _PART.findall(said)]
-    data = bytearray(b"".join(parts))
-    if "magic of the first message set to -1" in said:
-        data[4:8] = b"\xff" * 4
-    items = b"".join(encode_item(ConsumeQueueItem(at, size, 0)) for at, size in given.take("items"))
-    found = split_messages(items, bytes(data))
+def _changed(data: bytearray, said: str) -> bytes:
+    starts = [at for at in range(len(data)) if data[at + 4 : at + 8] == plain()[4:8]]
+    magic = re.search(r"magic of (?:the )?(\w+)(?: message)?(?: is)? set to (-?\w+)", said)
+    if magic is not None:
+        at = starts[{"first": 0, "second": 1, "third": 2, "last": -1}.get(magic[1], 0)]
+        data[at + 4 : at + 8] = (int(magic[2], 0) & 0xFFFFFFFF).to_bytes(4, "big")
+    cut = re.search(r"(?:cut|truncated) (?:to|at|after) (\d+)", said)
+    short = re.search(r"(?:without the last|shorter by|lacks the last) (\d+)", said)
+    end = int(cut[1]) if cut else len(data) - int(short[1]) if short else len(data)
+    return bytes(data[:end])
+
+
+def _split(given: Given) -> Any:
+    messages = _buffer(given.first("buffer", "messages", default=""))
+    items = _run_of_items(given.first("items", "cq", "consume_queue", default=""))
+    found = split_messages(items, messages)
     places = [{"start": one.start, "size": one.size} for one in found]
-    return {"expect": {"found": places, "found_count": len(places)}}
+    facts = {
+        "found": places,
+        "found_count": len(places),
+        "messages": len(places),
+        "count": len(places),
+    }
+    return Answer(facts, len(places))
 
 
-def _upload(given: Args) -> dict[str, Any]:
-    count = int(re.fullmatch(r"(\d+) times MSG", given.take("messages"))[1])  # type: ignore[index]
-    start = given.take("start_offset")
-    given.take("read_sizes", None)
-    has_coda = given.has("coda_timestamp")
-    coda = encode_coda(given.take("coda_timestamp")) if has_coda else b""
-    body = commit_log_body(start, [plain()] * count, coda=coda)
-    whole = b"".join(
-        encode_message(
-            Message(
-                **{
-                    **{name: getattr(PLAIN, name) for name in PLAIN.__dataclass_fields__},
-                    "physical_offset": start + 123 * at,
-                }
+# ---- uploads ----
+
+
+def _upload_parts(given: Given) -> tuple[list[bytes], bytes, str]:
+    """Return what is uploaded, a coda, and the kind of the segment."""
+    kind = given.take("type", "COMMIT_LOG")
+    coda = given.take("coda_timestamp", None)
+    if given.has("items"):
+        said, kind = given.take("items"), "CONSUME_QUEUE"
+        if isinstance(said, str):
+            counted = numbers_in(said)
+            return (
+                [encode_item(ConsumeQueueItem(*(counted[1:4] or (1, 2, 3))))] * counted[0],
+                b"",
+                kind,
             )
-        )
-        for at in range(count)
+        return [_run_of_items(said)], b"", kind
+    said = given.first("messages", "buffers", "buffer", "data_hex", "longs")
+    if isinstance(said, list):
+        if all(isinstance(one, int) for one in said):
+            return [b"".join(one.to_bytes(8, "big", signed=True) for one in said)], b"", "INDEX"
+        parts = [_buffer(one) for one in said]
+    elif re.fullmatch(r"(?:[0-9a-f]{2})+", str(said)) and "MSG" not in str(said):
+        parts = [bytes.fromhex(str(said))]
+    elif "MSG" not in str(said):
+        numbers = numbers_in(str(said))
+        count, kind = numbers[0], "CONSUME_QUEUE" if kind == "COMMIT_LOG" else kind
+        parts = [
+            encode_item(ConsumeQueueItem(*(numbers[1:4] if len(numbers) > 3 else (1, 2, 3))))
+        ] * count
+    else:
+        found = re.search(r"(\d+)", str(said))
+        parts = [plain()] * (int(found[1]) if found else 1)
+    return parts, encode_coda(coda) if coda is not None else b"", kind
+
+
+def _upload(given: Given) -> Any:
+    parts, coda, kind = _upload_parts(given)
+    start = given.take("start_offset", 0)
+    sizes = [number_of(re.sub(r"\D", "", str(one))) for one in given.take("read_sizes", [1, 7])]
+
+    def body() -> UploadBody:
+        if kind == "COMMIT_LOG":
+            return commit_log_body(start, parts, coda=coda)
+        return UploadBody(0, b"".join(parts))
+
+    read = body().read()
+    same = all(_read_in(body(), size) == read for size in sizes)
+    step = len(parts[0]) if parts else 0
+    offsets = [start + sum(map(len, parts[:at])) for at in range(len(parts))]
+    moved = b"".join(map(with_physical_offset, parts, offsets)) if kind == "COMMIT_LOG" else b""
+    is_moved = same and read == moved + coda and bool(moved)
+    is_same = same and read == b"".join(parts) + coda
+    numbers = (
+        r"(?:the )?(\d+) messages, with the physical offset of message i = (\d+) \+ (\d+) ?\* ?i"
     )
-    read = body.read()
-    rewritten = f"the {count} messages, with the physical offset of message i = {start} + 123*i"
-    unchanged = "as without coda, then the 16 coda bytes unchanged"
-    return {
-        "expect": {
-            "bytes": Said.of({rewritten: read == whole, unchanged: read == whole + coda}),
-            "reset_without_mark": Said(IO_error=_fails_without_mark(start, count)),
-            "mark_reset": Said.of(
-                {
-                    "any position, repeated, gives the same bytes": _rereads(start, count),
-                }
+
+    def fits(found: re.Match[str]) -> bool:
+        return (
+            is_moved
+            and not coda
+            and [int(one) for one in found.groups()] == [len(parts), start, step]
+        )
+
+    behind = is_moved and bool(coda) and read.endswith(coda)
+    said = Words(
+        {
+            numbers: fits,
+            r"as without coda, then the (\d+) coda bytes unchanged": lambda m: (
+                behind and int(m[1]) == len(coda)
             ),
-        },
-        "derived": {
-            "sha256": hashlib.sha256(read).hexdigest(),
-            "size": len(read),
-            "coda_hex": coda.hex(),
-        },
+            r"(?:all )?(?:bytes |items )?(?:unchanged|as given|equal|the same(?: bytes)?)": is_same,
+            r"the (\d+) items(?:,)? unchanged": lambda m: is_same and int(m[1]) == len(parts),
+        }
+    )
+    return {
+        "bytes": said,
+        "read": said,
+        "reset_without_mark": Words({"io error|ioexception|error": _fails_without_mark(body())}),
+        "mark_reset": Words(
+            {
+                r"any position,? repeated,? gives the same bytes": _rereads(body, len(read)),
+                r"the same bytes|equal|same": _rereads(body, len(read)),
+            }
+        ),
+        "sha256": hashlib.sha256(read).hexdigest(),
+        "size": len(read),
+        "hex": read.hex(),
+        "coda_hex": coda.hex(),
+        "physical_offsets": offsets,
     }
 
 
-def _fails_without_mark(start: int, count: int) -> bool:
-    body = commit_log_body(start, [plain()] * count)
+def _read_in(body: UploadBody, size: int) -> bytes:
+    parts = []
+    while part := body.read(size):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _fails_without_mark(body: UploadBody) -> bool:
     body.read(5)
     try:
         body.reset()
@@ -189,14 +358,14 @@ def _fails_without_mark(start: int, count: int) -> bool:
     return False
 
 
-def _rereads(start: int, count: int) -> bool:
-    for at in range(0, 123 * count, 7):
-        body = commit_log_body(start, [plain()] * count)
-        body.read(at)
-        body.mark()
-        first = body.read()
-        body.reset()
-        if body.read() != first:
+def _rereads(body: Any, size: int) -> bool:
+    for at in range(0, size, 7):
+        stream = body()
+        stream.read(at)
+        stream.mark()
+        first = stream.read()
+        stream.reset()
+        if stream.read() != first:
             return False
     return True
 
@@ -204,101 +373,170 @@ def _rereads(start: int, count: int) -> bool:
 # ---- names ----
 
 
-def _names(given: Args) -> dict[str, Any]:
-    offsets, queue = given.take("offsets"), given.within("queue")
-    broker = given.take("index_broker")
-    path = names.queue_path(queue.take("broker"), queue.take("topic"), queue.take("queue_id"))
-    found = [names.segment_file_name(offset) for offset in offsets]
-    example = names.segment_path(
-        "DefaultCluster",
-        names.queue_path("broker-a", "TopicTest", 1),
-        SegmentType.COMMIT_LOG,
-        1000,
-    )
-    return {
-        "expect": {
-            "names": found,
-            "offsets_back": [names.base_offset_of(name) for name in found],
-            "path": path,
-            "index_path": names.index_path(broker),
-            "hash": names.short_hash(given.take("hash_of")),
-        },
-        "derived": {
-            "more_names": [[at, names.segment_file_name(at)] for at in (1, 23, 1000)],
-            "full_path_example": f"<base>/{example}",
-        },
-    }
+def _names(given: Given) -> Any:
+    facts: dict[str, Any] = {}
+    if given.has("offsets"):
+        found = [names.segment_file_name(offset) for offset in given.take("offsets")]
+        facts["names"] = found
+        facts["offsets_back"] = [names.base_offset_of(name) for name in found]
+    if given.has("names"):
+        facts["offsets"] = facts["offsets_back"] = [
+            names.base_offset_of(one) for one in given.take("names")
+        ]
+    if given.has("queue"):
+        queue = given.within("queue")
+        broker, topic, number = queue.take("broker"), queue.take("topic"), queue.take("queue_id")
+        facts["path"] = names.queue_path(broker, topic, number)
+        facts["index_path"] = names.index_path(broker)
+        if given.has("cluster"):
+            kind = SegmentType[given.take("type", "COMMIT_LOG")]
+            path = names.segment_path(
+                given.take("cluster"), facts["path"], kind, given.take("base_offset", 0)
+            )
+            facts["full_path"] = AnyOf(path, f"<base>/{path}")
+    if given.has("index_broker"):
+        facts["index_path"] = names.index_path(given.take("index_broker"))
+    if given.has("hash_of"):
+        of = given.take("hash_of")
+        is_list = isinstance(of, list)
+        facts["hash"] = [names.short_hash(one) for one in of] if is_list else names.short_hash(of)
+    return _NameFacts(facts)
 
 
-# ---- index files ----
+class _NameFacts(Keyed):
+    """Names, also of offsets and places that only the facts state."""
+
+    def find(self, key: str, stated: object) -> Any:
+        if key == "more_names" and isinstance(stated, list):
+            return [[one[0], names.segment_file_name(one[0])] for one in stated]
+        if key.startswith("full_path") and isinstance(stated, str):
+            return f"<base>/{_path_again(stated)}"
+        return super().find(key, stated)
 
 
-def index_constants(given: Args) -> dict[str, Any]:
-    slots = given.take("slots")
-    text = key_index.index_key(given.take("topic"), given.take("key"))
-    index = LocalIndex(0, slots, 20)
-    return {
-        "expect": {
-            "key_string": text,
-            "hash": key_index.key_hash(text),
-            "header_size": key_index.HEADER_SIZE,
-            "slot_position": {at: key_index.slot_position(int(at)) for at in ("2", "5")},
-            "item_position": {at: key_index.item_position(slots, int(at)) for at in ("2", "5")},
-            "begin_magic": hex(index.header().magic),
-            "end_magic": hex(IndexHeader.decode(index.compact()).magic),
-        }
-    }
+def _path_again(stated: str) -> str:
+    """Make a path anew from the names of its parts, which it states."""
+    _, cluster, broker, topic, queue_id, kind, name = stated.split("/")
+    offset = int(name[8:]) if name[8:].isdigit() else -1
+    queue = names.queue_path(broker, topic, int(queue_id))
+    return names.segment_path(cluster.partition("_")[2], queue, SegmentType[kind], offset)
 
 
-def filled_index(given: Args) -> LocalIndex:
-    index = LocalIndex(given.take("created_ms"), given.take("slots"), given.take("items"))
-    for put in given.each("puts"):
-        index.put(
-            put.take("topic"),
-            put.take("topic_id"),
-            put.take("queue_id"),
-            put.take("keys"),
-            put.take("offset"),
-            put.take("size"),
-            put.take("timestamp"),
+def _type(given: Given) -> Answer:
+    found: list[Any] = []
+    for one in given.take("input"):
+        by_code = isinstance(one, int)
+        codes = {kind.value for kind in SegmentType}
+        found.append(
+            SegmentType(one if one in codes else 0).name if by_code else SegmentType[one].value
         )
-    return index
+    return Answer(found)
 
 
-def _local_bytes(given: Args) -> dict[str, Any]:
-    index = filled_index(given)
-    data = index.encode()
-    again = LocalIndex.decode(data, index.slots, index.max_items)
-    used = len(index.encode().rstrip(b"\0"))
-    end = key_index.item_position(index.slots, index.item_count + 1)
-    return {
-        "derived": {
-            "file_size": len(data) if again.encode() == data else "another file when read again",
-            "used_part_hex": data[:end].hex(),
-            "rest": Said(zero=used <= end),
-        }
-    }
+def _are_types(value: Any, stated: Any) -> bool:
+    known = [kind.name for kind in SegmentType]
+    if not isinstance(stated, list) or not value:
+        return False
+    if all(isinstance(one, int) for one in value):
+        return all(one in known for one in stated)
+    return all(one in known for one in value)
 
 
-def _compacted_bytes(given: Args) -> dict[str, Any]:
-    """Compact the file of another scenario of the same file, which the input holds by now."""
-    data = filled_index(given.within("file")).compact()
-    is_sealed = IndexHeader.decode(data).magic == key_index.END_MAGIC
-    return {"derived": {"hex": data.hex(), "status": Said(SEALED=is_sealed)}}
+_MESSAGE_KEYS = keys(
+    "magic message topic body_utf8 body_hex body properties properties_in_order hex "
+    "born_host_hex store_host_hex",
+    *_FIELDS,
+    *_HOSTS,
+)
 
 
-RUNNERS: dict[str, Runner] = {
-    "message_v2_layout": _message,
-    "message_v1_real": _message,
-    "crc32_property": _crc_property,
-    "consume_queue_item_layout": _item,
-    "split_buffer_rejects_bad_arguments": _bad_splits,
-    "split_buffer_skips_coda": _split,
-    "split_buffer_item_points_at_coda": _split,
-    "split_buffer_bad_magic_skipped": _split,
-    "commit_log_stream_rewrites_physical_offsets": _upload,
-    "commit_log_stream_with_coda": _upload,
-    "segment_file_names": _names,
-    "index_local_bytes": _local_bytes,
-    "index_compacted_bytes": _compacted_bytes,
-}
+def _m(*more: str) -> frozenset[str]:
+    return frozenset(more)
+
+
+SHAPES = (
+    Shape(
+        "rocketmq message",
+        _message,
+        (
+            _m("magic", "topic"),
+            _m("message", "store_host"),
+            _m("topic", "properties"),
+            _m("topic", "queue_offset", "store_timestamp"),
+            _m("topic", "properties_in_order"),
+            _m("message", "queue_offset"),
+            _m("message", "properties"),
+            _m("message", "born_host"),
+            _m("message", "store_host_hex"),
+        ),
+        _MESSAGE_KEYS,
+        r"total_size|size|queue_.*|physical_offset|.*timestamp|properties|hex|"
+        r"body.*|offset_id|message_id|tags_code.*|keys|.*host|round_trip|magic",
+        "MessageFormatUtilTest|MessageDecoder",
+    ),
+    Shape(
+        "rocketmq message read",
+        _message,
+        (_m("hex"),),
+        _m("hex"),
+        r"total_size|queue_.*|physical_offset|store_timestamp|properties|"
+        r"offset_id|tags_code.*|topic|body.*",
+        "MessageFormatUtilTest|MessageDecoder",
+    ),
+    Shape(
+        "rocketmq crc",
+        _crc,
+        (_m("crc"), _m("body_utf8"), _m("body_hex")),
+        _m("crc", "body_utf8", "body_hex"),
+        "hex|crc|body_crc|size",
+    ),
+    Shape(
+        "rocketmq tags code",
+        _tags,
+        (_m("tag"), _m("tags"), _m("text")),
+        _m("tag", "tags", "text"),
+        "hash|tags_code|code",
+    ),
+    Shape(
+        "rocketmq consume queue item",
+        _item,
+        (
+            _m("commit_log_offset", "message_size", "tags_code"),
+            _m("commit_log_offset", "size", "tags_code"),
+            _m("hex"),
+        ),
+        facts="size|commit_log_offset|message_size|tags_code|hex",
+    ),
+    Shape(
+        "rocketmq split",
+        _split,
+        (
+            _m("buffer", "items"),
+            _m("messages", "items"),
+            _m("cq", "messages"),
+            _m("consume_queue", "messages"),
+        ),
+        facts="found|found_count|messages|count",
+        sources="MessageFormatUtilTest",
+    ),
+    Shape(
+        "rocketmq upload",
+        _upload,
+        (_m("start_offset", "messages"), _m("read_sizes"), _m("start_offset", "items")),
+        keys(
+            "start_offset messages items read_sizes type coda_timestamp buffers "
+            "buffer data_hex longs"
+        ),
+        "bytes|read|reset_without_mark|mark_reset|sha256|size|hex|coda_hex|physical_offsets",
+        "FileSegmentInputStreamTest",
+    ),
+    Shape(
+        "rocketmq names",
+        _names,
+        (_m("offsets"), _m("queue"), _m("hash_of"), _m("index_broker"), _m("names")),
+        keys("offsets names queue index_broker hash_of cluster type base_offset"),
+        "names|offsets.*|path|index_path|hash|more_names|full_path.*",
+        "MessageStoreUtilTest",
+    ),
+    Shape("rocketmq segment types", _type, fits=_are_types, sources="FileSegmentTypeTest"),
+)

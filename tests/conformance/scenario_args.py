@@ -5,12 +5,12 @@ Knows nothing of operations; a default is given where a value is taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from tests.conformance.conformance_report import Mismatch, ScenarioResult
 
-_REQUIRED: Any = object()
+REQUIRED: Any = object()
 _REMARKS = ("name", "source", "notes", "note", "reason")
 
 
@@ -35,7 +35,7 @@ class Args:
         self._taken: set[str] = set()
         self._nested: list[Args] = []
 
-    def take(self, name: str, default: Any = _REQUIRED) -> Any:
+    def take(self, name: str, default: Any = REQUIRED) -> Any:
         """Return a field or its default.
 
         Raises:
@@ -43,15 +43,15 @@ class Args:
         """
         self._taken.add(name)
         value = self._content.get(name, default)
-        if value is _REQUIRED:
+        if value is REQUIRED:
             raise ArgumentMissingError(f"{self.path}.{name} is missing")
         return value
 
-    def within(self, name: str, default: Any = _REQUIRED) -> Args:
+    def within(self, name: str, default: Any = REQUIRED) -> Args:
         """Return the fields of a field that is a map; `unknown` looks into them too."""
         return self.nested(self.take(name, default), name)
 
-    def each(self, name: str, default: Any = _REQUIRED) -> list[Args]:
+    def each(self, name: str, default: Any = REQUIRED) -> Sequence[Args]:
         listed = self.take(name, default) or []
         return [self.nested(item, f"{name}[{at}]") for at, item in enumerate(listed)]
 

@@ -17,9 +17,10 @@ from streammeta.brokers.rocketmq.key_index_service import IndexSizes
 from streammeta.brokers.rocketmq.message_file import FileSizes
 from streammeta.brokers.rocketmq.names import SegmentType
 from streammeta.brokers.rocketmq.storage import MemorySegment
-from tests.conformance import pulsar_layouts
+from tests.conformance import kafka_layouts, pulsar_layouts
 from tests.conformance.conformance_report import Mismatch, compare
 from tests.conformance.rocketmq_formats import plain
+from tests.conformance.shape_facts import match
 
 _FIXED = {"i8": 1, "u8": 1, "i16": 2, "i32": 4, "u32": 4, "i64": 8}
 _ZEROS = re.compile(r"(\d+) bytes")
@@ -151,7 +152,7 @@ def _defaults(stated: Mapping[str, Any]) -> Iterator[Mismatch]:
             "cache_heap_share": 0.3,  # the share of a Java heap; here the bound is in bytes
         },
     }
-    yield from compare(stated, {**found, **pulsar_layouts.defaults()}, "defaults")
+    yield from match(stated, {**found, **pulsar_layouts.defaults()}, "defaults")
 
 
 _INDEX = key_index.IndexHeader(key_index.BEGIN_MAGIC, 1, 2, 3, 4)
@@ -173,4 +174,5 @@ SHAPE_LAYOUTS: dict[str, Callable[[Any], Iterator[Mismatch]]] = {
         BlockHeader(2, 3, 4).encode(), [blocks.STREAMING_MAGIC, 128, 2, 3, 4, bytes(92)]
     ),
     **pulsar_layouts.LAYOUTS,
+    **kafka_layouts.LAYOUTS,
 }

@@ -1,30 +1,42 @@
-"""Runners of the scenarios about shapes of brokers, by the scenario's name.
-
-Inputs of these scenarios are sentences and steps of a test; what a runner does with the numbers in
-them is its own, so a scenario that no runner knows is not run, and fails.
-"""
+"""All shapes that scenarios may have, in the order of their families."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tests.conformance import (
+    automq_logs,
+    kafka_formats,
+    kafka_logs,
+    kafka_producers,
+    kafka_wire,
     pulsar_formats,
-    pulsar_ledgers,
+    pulsar_ledger_shapes,
     pulsar_offload,
-    rocketmq_files,
+    pulsar_streams,
+    rocketmq_flat_files,
     rocketmq_formats,
     rocketmq_index,
-    rocketmq_store,
+    rocketmq_metadata,
+    rocketmq_reads,
+    rocketmq_segments,
+    rocketmq_tiers,
 )
-from tests.conformance.shape_answers import Runner
+from tests.conformance.shape_vocabulary import Shape
 
-SHAPE_RUNNERS: Mapping[str, Runner] = {
-    **rocketmq_formats.RUNNERS,
-    **rocketmq_index.RUNNERS,
-    **rocketmq_files.RUNNERS,
-    **rocketmq_store.RUNNERS,
-    **pulsar_formats.RUNNERS,
-    **pulsar_offload.RUNNERS,
-    **pulsar_ledgers.RUNNERS,
-}
+SHAPES: tuple[Shape, ...] = (
+    *rocketmq_formats.SHAPES,
+    *rocketmq_segments.SHAPES,
+    *rocketmq_flat_files.SHAPES,
+    *rocketmq_index.SHAPES,
+    *rocketmq_reads.SHAPES,
+    *rocketmq_tiers.SHAPES,
+    *rocketmq_metadata.SHAPES,
+    *pulsar_formats.SHAPES,
+    *pulsar_offload.SHAPES,
+    *pulsar_streams.SHAPES,
+    *pulsar_ledger_shapes.SHAPES,
+    *kafka_formats.SHAPES,
+    *kafka_logs.SHAPES,
+    *kafka_producers.SHAPES,
+    *kafka_wire.SHAPES,
+    *automq_logs.SHAPES,
+)

@@ -8,6 +8,7 @@ from tests.mutants.callers import CALLERS
 from tests.mutants.clients import CLIENTS
 from tests.mutants.clocks import CLOCKS
 from tests.mutants.commits import COMMITS
+from tests.mutants.conformance import CONFORMANCE
 from tests.mutants.controllers import CONTROLLERS
 from tests.mutants.copies import COPIES
 from tests.mutants.damage import DAMAGE
@@ -74,6 +75,7 @@ _ALL = (
     *OFFLOADS,
     *LEDGERS,
     *COPIES,
+    *CONFORMANCE,
     *KAFKA,
     *KAFKA_SERVICE,
     *CALLERS,
