@@ -202,6 +202,22 @@ async def test_connections_share_the_work_of_a_turn(
         assert 0 < meter.most <= _BOUND, meter.worst
 
 
+async def test_turns_after_a_long_one_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 1,900 references take more than a turn has; the quorum needs several turns."""
+    async with metered(monkeypatch) as meter:
+        server = new_server()
+        clients = [Client(server) for _ in range(12)]
+        await turns(3)
+        meter.restart()
+        for client in clients:
+            client.say(PREFACE, settings(), _PAYLOADS["references"].data[:24_000])
+        for client in clients:
+            await client.settled()
+        for first in range(0, len(meter.turns), 3):
+            of_some = meter.turns[first : first + 12]
+            assert sum(of_some) <= 12 * DEFAULT.work_a_turn + _BLOCK_MAX
+
+
 async def test_the_end_of_a_connection_ends_its_calls_by_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -98,8 +98,9 @@ class Meter:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now: Counter[str] = Counter()
         self.worst: Counter[str] = Counter()
-        self.most = 0
-        self.turns = 0
+        self.most = 0.0
+        self.turns: list[float] = []
+        """Operations of each turn."""
         self._patch = monkeypatch
         self._count(FrameParser, "next", "frames", lambda found: found is not None)
         self._count(HeaderDecoder, "_fields", "headers", len)
@@ -127,17 +128,18 @@ class Meter:
             self.end_turn()
 
     def end_turn(self) -> None:
-        self.turns += 1
+        self.turns.append(sum(self.now.values()))
         for what, number in self.now.items():
             self.worst[what] = max(self.worst[what], number)
-        self.most = max(self.most, sum(self.now.values()))
+        self.most = max(self.most, self.turns[-1])
         self.now.clear()
 
     def restart(self) -> None:
         """Forget the turns so far."""
         self.now.clear()
         self.worst.clear()
-        self.most = self.turns = 0
+        self.most = 0.0
+        self.turns.clear()
 
 
 async def echo(request: bytes, context: Any) -> bytes:

@@ -123,6 +123,17 @@ TURNS = (
         Tested(_TURNS + "test_connections_share_the_work_of_a_turn[pings]"),
     ),
     Mutant(
+        "long-turns-in-a-row",
+        "Each turn of the event loop goes on with clients' work, however long the last one was.",
+        "our own: the quorum's messages take several turns each",
+        """
+        streammeta.controller.grpc_server.shares:
+        - self.units = min(0, self.units) + self._units
+        + self.units = self._units
+        """,
+        Tested(_TURNS + "test_turns_after_a_long_one_are_left_to_others"),
+    ),
+    Mutant(
         "arrivals-pass-those-that-wait",
         "A client whose bytes keep coming has the room of each turn before those that wait.",
         "a fast path without a look at its queue",

@@ -298,9 +298,10 @@ def _head(headers: Sequence[tuple[bytes, bytes]], list_bytes_max: int) -> Head:
     pseudo: dict[bytes, bytes] = {}
     own: dict[bytes, bytes] = {}
     metadata: list[tuple[str, MetadataValue]] = []
-    size = 0
+    if sum(len(name) + len(value) + _ENTRY_BYTES for name, value in headers) > list_bytes_max:
+        return Head(is_too_large=True)  # whatever it says, and before all of it is looked at
+
     for name, value in headers:
-        size += len(name) + len(value) + _ENTRY_BYTES
         if name[:1] == b":":
             if name in pseudo or own or metadata or not _is_pseudo(name, value):
                 return _MALFORMED
@@ -314,8 +315,6 @@ def _head(headers: Sequence[tuple[bytes, bytes]], list_bytes_max: int) -> Head:
                 metadata.append(_metadatum(name, value))
             except ValueError:
                 return _MALFORMED
-    if size > list_bytes_max:
-        return Head(is_too_large=True)
     return _judged(pseudo, own, tuple(metadata)) if pseudo else _TRAILERS
 
 

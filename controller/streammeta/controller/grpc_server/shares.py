@@ -55,19 +55,23 @@ class Budget:
 
     To begin another turn takes a callback, more than the work of a lone message costs. So a turn
     begins with the rest of the one before while that is most of a turn's work.
+
+    Work is not cut short. If it took more than a turn's bound, the next turns have less or nothing,
+    so that over several turns the rest of the event loop, the quorum first, has its part.
     """
 
     def __init__(self, units: int, seconds: float) -> None:
         """Allow so many units a turn, and no more than so many seconds for them."""
         self._units, self._seconds = units, seconds
         self._low_units, self._low_s = units * _MOST, seconds * _MOST
-        self.renew()
+        self.units = units
+        """Units left; below zero if the last piece of work took more."""
+        self._left_s = seconds
 
     def renew(self) -> None:
-        """Begin another turn."""
-        self.units = self._units
-        """Units left; below zero if the last piece of work took more."""
-        self._left_s = self._seconds
+        """Begin another turn, which makes up for work beyond the bound of the one before."""
+        self.units = min(0, self.units) + self._units
+        self._left_s = min(0.0, self._left_s) + self._seconds
 
     @property
     def is_spent(self) -> bool:
