@@ -1,10 +1,12 @@
 """The shell as a command: formats, errors, exit codes; and its prompt, driven by keys."""
 
+import contextlib
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
 import pytest
@@ -14,11 +16,14 @@ from prompt_toolkit.application.current import AppSession
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from streammeta.cli.output import run_cli
-from streammeta.cli.shell_command import shell
+from streammeta.cli.map_sources import MapSources
+from streammeta.cli.output import CommandError, run_cli
+from streammeta.cli.shell_command import explain_for_prompt, shell
 from streammeta.controller.errors import ApiError
 from streammeta.shell.prompt import run_interactive
+from streammeta.shell.state import Change, MapCopy
 from streammeta.shell.tree import Child, Directory, Node
+from streammeta.storage.errors import StorageError
 from tests.shell.fake_cluster import sample_cluster, serve
 from tests.shell.test_shell_commands import SAMPLE, DictDirectory
 
@@ -236,3 +241,63 @@ def test_failing_backend_does_not_end_the_prompt() -> None:
     written = prompt_with("ls\rcat /a\rpwd\r\x04", _FailingDirectory())
 
     assert written == ["hello", "out of reach, even ''", "out of reach: a", "/"]
+
+
+class _FailingSource:
+    """Maps that can't be opened, each by an error of another kind."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def copy(self) -> MapCopy:
+        raise self._error
+
+    def other(self, _address: str) -> MapCopy:
+        raise self._error
+
+    def changes(self, _from_offset: int | None) -> Iterator[Change]:
+        raise self._error
+
+    def now_ms(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CommandError("NO_MAP", "WRONG/PATH: No such file or directory", "name a checkpoint file"),
+        StorageError("bucket 'x' does not exist"),
+        OSError(5, "Input/output error"),
+        ValueError("a defect"),
+        click.exceptions.Exit(1),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("line", ["diff WRONG/PATH", "du", "tail"])
+def test_an_error_of_any_kind_costs_one_command_and_not_the_session(
+    error: Exception, line: str
+) -> None:
+    written: list[str] = []
+    source = _FailingSource(error)
+    with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
+        pipe.send_text(f"{line}\rpwd\r\x04")
+        tree = DictDirectory(SAMPLE)
+        run_interactive(tree, "hello", written.append, source=source, explain=explain_for_prompt)
+    first, problem, last = written
+    assert (first, last) == ("hello", "/")
+    known = not isinstance(error, ValueError | click.exceptions.Exit)
+    assert problem.startswith(str(error) if known else "defect in streammeta")
+
+
+def test_a_map_that_is_not_there_is_named_at_the_prompt(tmp_path: Path) -> None:
+    written: list[str] = []
+    with (
+        contextlib.closing(MapSources(None, None)) as sources,
+        create_pipe_input() as pipe,
+        create_app_session(input=pipe, output=DummyOutput()),
+    ):
+        pipe.send_text(f"diff {tmp_path}/wrong\rpwd\r\x04")
+        tree = DictDirectory(SAMPLE)
+        run_interactive(tree, "hello", written.append, source=sources)
+    assert written[-1] == "/"
+    assert len(written) == 3

@@ -45,7 +45,7 @@ class S3Endpoint:
         client.close()
 
     def uri(self, bucket: str) -> str:
-        """Give the address of a bucket, as `open_object_store` and --s3-bucket take it."""
+        """Give the address of a bucket, as `open_object_store` and --store take it."""
         return (
             f"s3://{bucket}?endpoint={quote(self.url, safe='')}&region={self.region}"
             f"&pathStyle=true&accessKey={self.access_key}&secretKey={self.secret_key}"

@@ -538,7 +538,7 @@ def test_a_missing_bucket_is_named(server: str, endpoint_of: Callable[[str], S3E
         lambda: store.start_multipart("key"),
     ):
         with pytest.raises(
-            errors.BucketNotFoundError, match=r"'not-there'.*create it or fix --s3-bucket"
+            errors.BucketNotFoundError, match=r"'not-there'.*create it, or correct the address"
         ):
             use()
     store.close()

@@ -31,6 +31,7 @@ from streammeta.client.errors import CompactedObjectsNotFoundError as CompactedO
 from streammeta.client.errors import ControllerDefectError as ControllerDefectError
 from streammeta.client.errors import ControllerUnavailableError as ControllerUnavailableError
 from streammeta.client.errors import CorruptObjectError as CorruptObjectError
+from streammeta.client.errors import ForkedProcessError as ForkedProcessError
 from streammeta.client.errors import InvalidRequestError as InvalidRequestError
 from streammeta.client.errors import KeyConflictError as KeyConflictError
 from streammeta.client.errors import KeyNotFoundError as KeyNotFoundError

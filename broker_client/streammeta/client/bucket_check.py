@@ -8,6 +8,7 @@ for. A check that passed is not repeated.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 from streammeta.client.controller_client import ControllerClient
@@ -17,7 +18,7 @@ from streammeta.client.model import ClusterDescription
 from streammeta.client.resources import ignore_failure
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.bucket_marker import BucketMarker, check_marker, read_marker
-from streammeta.storage.errors import WrongBucketError
+from streammeta.storage.errors import BucketNotFoundError, StorageError, WrongBucketError
 from streammeta.storage.object_store.base import ObjectStore
 
 MARKER_WAIT = 5.0
@@ -26,6 +27,10 @@ MARKER_WAIT = 5.0
 READ_TIMEOUT = 10.0
 """Maximum time of one read of the marker, repetitions included, in seconds."""
 
+LOOK_TIMEOUT = 3.0
+"""The same for the look when a client is opened, which must not wait for a slow store."""
+
+_log = logging.getLogger(__name__)
 _PAUSES = Backoff(0.02, 0.2, jitter=0)
 
 
@@ -56,6 +61,34 @@ class BucketCheck:
         # One check for all that wait: they go on at once, and one that is cancelled ends no other.
         await asyncio.shield(self._checking)
 
+    async def look_once(self) -> None:
+        """Refuse a bucket that is not there, or is another cluster's; wait for nothing.
+
+        A marker that is not there yet, and a store that does not answer, are left to `passed`.
+
+        Raises:
+            BucketNotFoundError: there is no such bucket or directory.
+            WrongBucketError: it is another cluster's.
+        """
+        try:
+            found = await self._marker(LOOK_TIMEOUT)
+        except (BucketNotFoundError, WrongBucketError):
+            raise
+        except StorageError as error:
+            _log.warning("bucket not checked yet, trying again at its first use: %s", error)
+            return
+        seen = await self._client.describe_cluster()
+        if found is not None and seen.cluster_uuid:
+            self._compare(found, seen)
+
+    def _compare(self, found: BucketMarker | None, seen: ClusterDescription) -> None:
+        check_marker(
+            found,
+            cluster_id=seen.cluster_id,
+            cluster_uuid=seen.cluster_uuid,
+            namespace=self._namespace,
+        )
+
     async def _check(self) -> None:
         seen = await self._described()
         started, attempt = time.monotonic(), 0
@@ -64,12 +97,7 @@ class BucketCheck:
             await asyncio.sleep(_PAUSES.wait(attempt))
             attempt += 1
             found = await self._marker()
-        check_marker(
-            found,
-            cluster_id=seen.cluster_id,
-            cluster_uuid=seen.cluster_uuid,
-            namespace=self._namespace,
-        )
+        self._compare(found, seen)
         self._is_passed = True
 
     async def _described(self) -> ClusterDescription:
@@ -88,11 +116,11 @@ class BucketCheck:
             if time.monotonic() - started >= self._client.deadline_s:
                 said = f"controller {seen.answered_by} knows no UUID of the cluster yet"
                 raise ControllerUnavailableError(
-                    "DescribeCluster", self._client.deadline_s, {"answered": said}
+                    "DescribeCluster", self._client.deadline_s, {"answered": said}, is_read=True
                 )
             await asyncio.sleep(_PAUSES.wait(attempt))
             attempt += 1
 
-    async def _marker(self) -> BucketMarker | None:
-        store = self._store.until(time.monotonic() + READ_TIMEOUT)
+    async def _marker(self, timeout_s: float = READ_TIMEOUT) -> BucketMarker | None:
+        store = self._store.until(time.monotonic() + timeout_s)
         return await run_blocking(read_marker, store, self._namespace)

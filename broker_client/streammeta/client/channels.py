@@ -13,6 +13,7 @@ import logging
 import grpc
 
 from streammeta.client.daemon_threads import run_blocking
+from streammeta.client.fork_check import note_connection
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.tls import TlsError, TlsFiles, WatchedTls
 
@@ -57,6 +58,7 @@ class Channels:
             self._look_now_and_then(self._watched)
         channel = self._open.get(endpoint)
         if channel is None:
+            note_connection()
             tls = None if self._watched is None else self._watched.contents
             channel = self._open[endpoint] = client_channel(endpoint, tls)
         return channel

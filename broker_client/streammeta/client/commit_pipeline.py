@@ -29,7 +29,7 @@ from streammeta.client.commit_messages import (
     Upload,
     UploadVerdict,
 )
-from streammeta.client.controller_client import ControllerClient, refusal, unavailable
+from streammeta.client.controller_client import ControllerClient, refusal
 from streammeta.client.errors import (
     BrokerClientError,
     ControllerUnavailableError,
@@ -217,7 +217,7 @@ class CommitPipeline(ClosedAtExit):
 
     def _drop_expired(self) -> None:
         now = asyncio.get_running_loop().time()
-        error = unavailable(_METHOD, self._deadline, self._search)
+        error = self._client.unavailable(_METHOD, self._deadline, self._search)
         for message in self._sent:
             message.drop_expired(now, error)
         self._sent = deque(message for message in self._sent if message)

@@ -40,6 +40,7 @@ from streammeta.client.errors import (
     RefusedError,
     UnsupportedError,
 )
+from streammeta.client.fork_check import check_not_forked
 from streammeta.client.methods import (
     DESCRIBE_CLUSTER,
     DESCRIBE_STREAMS,
@@ -156,8 +157,9 @@ class ControllerClient(ClosedAtExit):
     def channel(self, endpoint: str) -> grpc.aio.Channel:
         """Return the connection to `endpoint`, made when it is first asked for.
 
-        Raises `ClientClosedError` after `close`.
+        Raises `ClientClosedError` after `close`, and `ForkedProcessError` in a forked process.
         """
+        check_not_forked(f"connection to {endpoint}")
         if self._is_closed:
             raise ClientClosedError(f"connection to {endpoint}")
         return self._channels.get(endpoint)
@@ -165,6 +167,19 @@ class ControllerClient(ClosedAtExit):
     def failure(self, error: grpc.RpcError) -> RpcFailure:
         """Return the status of a failed call."""
         return read_failure(error, over_tls=self._channels.are_encrypted)
+
+    def unavailable(
+        self, method: str, deadline_s: float, search: LeaderSearch, *, is_read: bool = False
+    ) -> ControllerUnavailableError:
+        """Return the error of a call whose deadline, `deadline_s` seconds, has passed."""
+        return ControllerUnavailableError(
+            method,
+            deadline_s,
+            search.failures,
+            search.refusal,
+            is_read=is_read,
+            over_tls=self._channels.are_encrypted,
+        )
 
     def was_replaced(self) -> bool:
         """Return whether a cancelled call, in the task that runs, lost its channel to a new one."""
@@ -194,7 +209,7 @@ class ControllerClient(ClosedAtExit):
             async with asyncio.timeout(seconds):
                 return await self._until_answered(method, request, search)
         except TimeoutError:
-            raise unavailable(method.name, seconds, search) from None
+            raise self.unavailable(method.name, seconds, search, is_read=method.is_read) from None
 
     @property
     def seen_offset(self) -> int:
@@ -230,7 +245,9 @@ class ControllerClient(ClosedAtExit):
                             tried[endpoint] = self._passed_over(endpoint, method.name, error)
                     await asyncio.sleep(ELECTION_BACKOFF.wait(round_number, random.random()))
         except TimeoutError:
-            raise ControllerUnavailableError(method.name, seconds, tried) from None
+            raise ControllerUnavailableError(
+                method.name, seconds, tried, is_read=True, over_tls=self._channels.are_encrypted
+            ) from None
         raise AssertionError("rounds without end have ended")
 
     def _passed_over(self, endpoint: str, method: str, error: grpc.aio.AioRpcError) -> str:
@@ -386,8 +403,3 @@ def refusal(method: str, failure: RpcFailure) -> RefusedError:
     """Return the error of a call that a controller has refused for good."""
     kind = _REFUSALS.get(failure.reason) or _REFUSALS.get(failure.code, ControllerDefectError)
     return kind(method, detail=failure.text)
-
-
-def unavailable(method: str, deadline_s: float, search: LeaderSearch) -> ControllerUnavailableError:
-    """Return the error of a call whose deadline, `deadline_s` seconds, has passed."""
-    return ControllerUnavailableError(method, deadline_s, search.failures, search.refusal)

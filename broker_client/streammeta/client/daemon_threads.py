@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -121,6 +122,15 @@ def _carry_out(work: _Work) -> None:
 
 
 _shared = DaemonThreads(_SHARED_THREADS, "blocking")
+
+
+def _renew_shared() -> None:
+    """Replace the shared threads in a forked process, where none of them exists."""
+    global _shared  # noqa: PLW0603 - one for the process
+    _shared = DaemonThreads(_SHARED_THREADS, "blocking")
+
+
+os.register_at_fork(after_in_child=_renew_shared)
 
 
 async def run_blocking(

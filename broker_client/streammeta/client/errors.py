@@ -8,9 +8,11 @@ object store come as `streammeta.storage.errors` unless a class here says more a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import ClassVar
 
+from streammeta.rpc.advice import connection_advice
 from streammeta.v1.common_pb2 import ErrorCode
 
 
@@ -233,17 +235,25 @@ class OffsetTrimmedError(RefusedError):
 
 
 class ControllerUnavailableError(BrokerClientError):
-    """No controller took the call within the deadline. It may or may not have taken effect.
+    """No controller answered the call within the deadline.
 
-    `tried` gives, for each endpoint, the last failure seen there. `reason` is the last
-    `google.rpc.ErrorInfo` reason for which a controller took nothing for now, such as DISK_FULL or
-    BUSY, empty if none said so.
+    A call that changes something may have taken effect; one that reads, `is_read`, changes nothing.
+    `over_tls` says whether it was made over TLS, None: not known. `tried` gives, for each endpoint,
+    the last failure seen there. `reason` is the last `google.rpc.ErrorInfo` reason for which a
+    controller took nothing for now, such as DISK_FULL or BUSY, empty if none said so.
     """
 
     retriable = True
 
     def __init__(
-        self, method: str, deadline_s: float, tried: Mapping[str, str], reason: str = ""
+        self,
+        method: str,
+        deadline_s: float,
+        tried: Mapping[str, str],
+        reason: str = "",
+        *,
+        is_read: bool = False,
+        over_tls: bool | None = None,
     ) -> None:
         self.method = method
         self.deadline_s = deadline_s
@@ -251,10 +261,12 @@ class ControllerUnavailableError(BrokerClientError):
         self.reason = reason
         seen = "; ".join(f"{endpoint}: {failure}" for endpoint, failure in tried.items())
         what = f"was put off with {reason} for" if reason else "got no answer in"
+        advice = _UNAVAILABLE_ADVICE.get(reason, _PUT_OFF_ADVICE)
+        if not reason and over_tls is not None:
+            advice = connection_advice(tried.values(), over_tls=over_tls) or advice
         super().__init__(
-            f"{method} {what} {deadline_s:g} s ({seen or 'no endpoint was tried'});"
-            f" {_UNAVAILABLE_ADVICE.get(reason, _PUT_OFF_ADVICE)}. It may"
-            " have taken effect: repeat it with the same request id, or open the stream again"
+            f"{method} {what} {deadline_s:g} s ({seen or 'no endpoint was tried'}); {advice}."
+            f" {_AFTER_READ if is_read else _AFTER_CHANGE}"
         )
 
 
@@ -266,6 +278,10 @@ _UNAVAILABLE_ADVICE = {
     "MARKER_UNSEEN": "check that the controllers reach their bucket",
     "FENCE_PENDING": "wait until the cluster before this one is fenced, half a minute at most",
 }
+_AFTER_READ = "It changed nothing: repeat it"
+_AFTER_CHANGE = (
+    "It may have taken effect: repeat it with the same request id, or open the stream again"
+)
 _PUT_OFF_ADVICE = "the controllers answer: their message says what stands in the way"
 """For reasons that a later version of the controllers may give."""
 
@@ -302,6 +318,17 @@ class ClientClosedError(BrokerClientError):
 
     def __init__(self, call: str) -> None:
         super().__init__(f"{call}: the client is closed; make a new one")
+
+
+class ForkedProcessError(BrokerClientError):
+    """The process was forked from one that had connected to controllers; nothing was done."""
+
+    def __init__(self, call: str) -> None:
+        super().__init__(
+            f"{call}: process {os.getpid()} was forked from one that had connected to controllers,"
+            " and the threads of its connections are not here; start the process by spawn or exec,"
+            " as multiprocessing.get_context('spawn') does, and open a client in it"
+        )
 
 
 class WriterClosedError(BrokerClientError):

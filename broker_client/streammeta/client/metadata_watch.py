@@ -224,7 +224,7 @@ class _Search:
     async def turn(self) -> None:
         """Move on to the next controller; wait after each round."""
         if self._loop.time() - self._served_at > self._deadline:
-            raise ControllerUnavailableError("Watch", self._deadline, self._failed)
+            raise ControllerUnavailableError("Watch", self._deadline, self._failed, is_read=True)
         self._tried.add(self.endpoint)
         if self._tried.issuperset(self._order()):
             self._tried.clear()

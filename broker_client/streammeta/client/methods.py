@@ -16,6 +16,10 @@ RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
 
 
+_READS = ("Describe", "Get", "List")
+"""Verbs of the contract's RPCs that change nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Method(Generic[RequestT, ResponseT]):
     """One unary RPC. `leader_only` is False if any controller answers from its own state."""
@@ -27,6 +31,8 @@ class Method(Generic[RequestT, ResponseT]):
     name: str = field(init=False)
     path: str = field(init=False)
     """The path of the RPC on the wire."""
+    is_read: bool = field(init=False)
+    """Whether the RPC changes nothing."""
 
     def __post_init__(self) -> None:
         asked = self.request.DESCRIPTOR
@@ -34,6 +40,7 @@ class Method(Generic[RequestT, ResponseT]):
         rpc = next(each for one in services for each in one.methods if each.input_type is asked)
         object.__setattr__(self, "service", rpc.containing_service.name)
         object.__setattr__(self, "name", rpc.name)
+        object.__setattr__(self, "is_read", rpc.name.startswith(_READS))
         object.__setattr__(self, "path", f"/{rpc.containing_service.full_name}/{rpc.name}")
 
 

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from streammeta.client.daemon_threads import DaemonThreads
+from streammeta.client.fork_check import check_not_forked
 from streammeta.storage.object_store.base import ObjectStore
 
 ResultT = TypeVar("ResultT")
@@ -53,7 +54,11 @@ class StoreThreads:
         self._pool = DaemonThreads(threads, name)
 
     async def run(self, work: Callable[[], ResultT]) -> ResultT:
-        """Run `work` in one of the threads; more work than threads waits in order."""
+        """Run `work` in one of the threads; more work than threads waits in order.
+
+        Raises `ForkedProcessError` in a forked process, which has no threads.
+        """
+        check_not_forked("request to the object store")
         return await start_in(self._pool, work)
 
     def close(self) -> None:

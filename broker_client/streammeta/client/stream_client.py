@@ -143,8 +143,9 @@ class StreamClient(ClosedAtExit):
         process of the node left open are taken over, and what a write-ahead log holds is uploaded:
         see `inherited` and `recovery`.
 
-        Raises `NodeEpochExpiredError` when a newer process of the node has registered, and what
-        opening and recovering a write-ahead log raises.
+        Raises `BucketNotFoundError` or `WrongBucketError` for another bucket than the cluster's,
+        before the process registers, `NodeEpochExpiredError` when a newer process of the node has
+        registered, and what opening and recovering a write-ahead log raises.
         """
         config = StreamClientConfig() if config is None else config
         store = open_object_store(bucket) if isinstance(bucket, str) else bucket
@@ -157,12 +158,11 @@ class StreamClient(ClosedAtExit):
                 ControllerClient(endpoints, deadline_s=config.deadline_s, tls=tls)
             )
             session = writer = log = failovers = None
-            if node_id is None:
-                namespace = await controllers.object_namespace()
-            else:
+            namespace = await controllers.object_namespace()
+            await BucketCheck(controllers, store, namespace).look_once()
+            if node_id is not None:
                 check_int("node_id", node_id, 0, INT32_MAX)
                 session = await _open_session(controllers, node_id, node_epoch, tags, config)
-                namespace = session.namespace
                 log = await _open_log(session, store, config, closing)
                 if config.wal_directory is not None:
                     await session.register_log(await _find_log(config), tags)

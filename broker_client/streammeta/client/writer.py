@@ -33,6 +33,7 @@ from streammeta.client.errors import (
     StreamNotOpenedError,
     WriterClosedError,
 )
+from streammeta.client.fork_check import check_not_forked
 from streammeta.client.record_buffer import (
     ACK_OVERHEAD,
     NO_TIME,
@@ -364,6 +365,7 @@ class StreamWriter(ClosedAtExit):
 
     def _stream(self, stream_id: int) -> WriterStream:
         """Find a stream that takes appends, or raise what bars it."""
+        check_not_forked("append")
         if self._closed:
             raise WriterClosedError(f"append to stream {stream_id} came after close")
         if self._barred is not None:

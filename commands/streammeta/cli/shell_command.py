@@ -14,9 +14,11 @@ from streammeta.cli.map_sources import MapSources
 from streammeta.cli.output import (
     EXIT_FAILED,
     EXIT_USAGE,
+    EXPECTED_ERRORS,
     CommandError,
     Output,
     OutputFormat,
+    explain,
     with_output,
 )
 from streammeta.cli.paging import show_lines, write_lines
@@ -177,4 +179,13 @@ def _open_prompt(sources: MapSources, client: ControllerClient | None, output: O
         f"{banner} Try `help`; Ctrl-D leaves.",
         source=sources,
         show=show_lines,
+        explain=explain_for_prompt,
     )
+
+
+def explain_for_prompt(error: Exception) -> tuple[str, str]:
+    """Return message and next step of a failure, as the command says them after `--`."""
+    if not isinstance(error, EXPECTED_ERRORS):
+        return f"defect in streammeta ({type(error).__name__}: {error})", "report it"
+    explained = explain(error)
+    return str(explained), explained.hint

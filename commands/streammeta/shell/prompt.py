@@ -14,7 +14,6 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document as Line
 
-from streammeta.controller.errors import ApiError
 from streammeta.shell.commands import COMMANDS, execute
 from streammeta.shell.events import Event, Left, Moved, Problem, Text, text_lines
 from streammeta.shell.paths import (
@@ -47,7 +46,7 @@ def suggestions(state: ShellState, line: str) -> list[Completion]:
         return []
     try:
         return _paths(state, word)
-    except ApiError:
+    except Exception:  # noqa: BLE001 - a failure offers nothing
         return []
 
 
@@ -79,10 +78,19 @@ Write = Callable[[str], None]
 Show = Callable[[Iterable[str]], None]
 
 
+Explain = Callable[[Exception], tuple[str, str]]
+
+
+def explain_plainly(error: Exception) -> tuple[str, str]:
+    """Return the message of an error, and its hint if it has one."""
+    return str(error) or type(error).__name__, getattr(error, "hint", "")
+
+
 class Session:
     """One user's walk through a tree. `write` takes one line of output without its end.
 
     `show` takes all lines of a command, as they come; by default they are written one by one.
+    `explain` gives the message and the next step for a failure.
     """
 
     def __init__(
@@ -92,8 +100,10 @@ class Session:
         *,
         source: MapSource | None = None,
         show: Show | None = None,
+        explain: Explain = explain_plainly,
     ) -> None:
         self.state = ShellState(root, source=source)
+        self._explain = explain
         self.has_left = False
         self._write = write
         self._show = show or self._write_all
@@ -111,9 +121,9 @@ class Session:
             show(text_lines(self._followed(execute(self.state, words)), width))
         except UnclosedQuoteError as error:
             self._write(f"{error}: close it or write \\ before it")
-        except ApiError as error:
-            hint = getattr(error, "hint", "")
-            self._write(f"{error}" + (f"\n  {hint}" if hint else ""))
+        except Exception as error:  # noqa: BLE001 - a failure costs a command, never the session
+            message, hint = self._explain(error)
+            self._write(message + (f"\n  {hint}" if hint else ""))
 
     def _write_all(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -147,9 +157,10 @@ def run_interactive(
     *,
     source: MapSource | None = None,
     show: Show | None = None,
+    explain: Explain = explain_plainly,
 ) -> None:
     """Talk to the user until they leave; see `Session`."""
-    session = Session(root, write, source=source, show=show)
+    session = Session(root, write, source=source, show=show, explain=explain)
     prompt: PromptSession[str] = PromptSession(
         completer=_TreeCompleter(session),
         complete_while_typing=False,

@@ -1,12 +1,13 @@
 """Advice for a caller whose call failed for want of the right certificate.
 
-Names the options of commands. Knows the refusals of controllers and the words in which gRPC tells
-of a failed TLS handshake; under TLS 1.3 a client that was refused hears no reason.
+Names the options of commands, or the arguments of the library. Knows the refusals of controllers
+and the words in which gRPC tells of a failed TLS handshake; under TLS 1.3 a client that was refused
+hears no reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from streammeta.rpc.failures import Reason, RpcFailure
 
@@ -30,7 +31,9 @@ _BY_WORDS: Mapping[str, str] = {
     "or not valid now: give this cluster's authority; `streammeta certs show` tells what is wrong "
     "with a certificate",
 }
-_CLOSED = "Socket closed"
+_CLOSED_WORDS = ("Socket closed", "Connection reset")
+"""gRPC's words for a connection that the other side has ended."""
+
 _CLOSED_OVER_TLS = (
     "a controller that refuses a certificate closes the connection: `streammeta certs show FILE "
     "--ca CA` tells what is wrong with a certificate"
@@ -60,6 +63,37 @@ def advice(failure: RpcFailure, *, over_tls: bool) -> str:
     for words, sentence in _BY_WORDS.items():
         if words in failure.message:
             return sentence
-    if _CLOSED in failure.message:
+    if any(words in failure.message for words in _CLOSED_WORDS):
         return _CLOSED_OVER_TLS if over_tls else _CLOSED_IN_PLAIN_TEXT
+    return ""
+
+
+_PROGRAMS_BY_WORDS: Mapping[str, str] = {
+    "WRONG_VERSION_NUMBER": "the port speaks plain text: give the one that speaks TLS, or leave "
+    "the argument tls out",
+    "Hostname Verification Check failed": "the controller's certificate names other hosts: "
+    "connect to one of these",
+    "CERTIFICATE_VERIFY_FAILED": "the controller's certificate is not of the authority in tls.ca, "
+    "or not valid now",
+}
+_PROGRAM_CLOSED_OVER_TLS = (
+    "a controller that refuses a certificate closes the connection: `streammeta certs show` tells "
+    "what is wrong with one, and the controller's log names the reason"
+)
+_PROGRAM_CLOSED_IN_PLAIN_TEXT = (
+    "the connection was closed at once: if the controllers demand TLS, give "
+    "tls=TlsFiles(ca, certificate, key); else check that these endpoints are theirs"
+)
+
+
+def connection_advice(failures: Collection[str], *, over_tls: bool) -> str:
+    """Return what a program can do whose connections fail, empty if TLS is not in question.
+
+    `failures` are the last failure at each endpoint.
+    """
+    for words, sentence in _PROGRAMS_BY_WORDS.items():
+        if any(words in failure for failure in failures):
+            return sentence
+    if failures and all(any(words in one for words in _CLOSED_WORDS) for one in failures):
+        return _PROGRAM_CLOSED_OVER_TLS if over_tls else _PROGRAM_CLOSED_IN_PLAIN_TEXT
     return ""

@@ -15,7 +15,7 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -79,11 +79,18 @@ class _CaError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Files in PEM form: the authorities to trust, the certificate to show, and its key."""
+    """Files in PEM form: the authorities to trust, the certificate to show, and its key.
+
+    A path may be given as a string. Raises `TypeError` for anything that is no path.
+    """
 
     ca: Path
     certificate: Path
     key: Path
+
+    def __post_init__(self) -> None:
+        """Take strings as paths."""
+        _take_paths(self)
 
     def load(self, option: str = "tls") -> TlsContents:
         """Return the contents, once they are judged to be of use now.
@@ -146,11 +153,16 @@ class TlsFiles:
 class TokenFiles:
     """Files of a caller that shows a token: the authorities to trust, as PEM, and the token.
 
-    The token is read for each call, so that it may be replaced at any time.
+    The token is read for each call, so that it may be replaced at any time. A path may be given as
+    a string. Raises `TypeError` for anything that is no path.
     """
 
     ca: Path
     token: Path
+
+    def __post_init__(self) -> None:
+        """Take strings as paths."""
+        _take_paths(self)
 
     def load(self) -> bytes:
         """Return the authorities as PEM, once both files are judged to be of use.
@@ -269,6 +281,15 @@ def tls_files(
         f"{option}-{missing[0]}: not given; give --{option}-ca, --{option}-cert and "
         f"--{option}-key, or none of them"
     )
+
+
+def _take_paths(files: TlsFiles | TokenFiles) -> None:
+    """Make every field of a set a `Path`."""
+    for field in fields(files):
+        given = getattr(files, field.name)
+        if not isinstance(given, str | os.PathLike):
+            raise TypeError(f"{field.name} is {given!r}, wanted the path of a file")
+        object.__setattr__(files, field.name, Path(given))
 
 
 def _same(one: TlsContents, other: TlsContents) -> bool:

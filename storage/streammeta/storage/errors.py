@@ -89,7 +89,9 @@ class UploadNotFoundError(StorageError):
 class BucketNotFoundError(StorageError):
     """The bucket, or the root directory of a local store, does not exist."""
 
-    def __init__(self, bucket: str, advice: str = "create it or fix --s3-bucket") -> None:
+    def __init__(
+        self, bucket: str, advice: str = "create it, or correct the address of the store"
+    ) -> None:
         self.bucket = bucket
         super().__init__(f"bucket {bucket!r} does not exist; {advice}")
 
