@@ -16,7 +16,7 @@ import pytest
 
 from streammeta.client import ControllerClient, Heartbeat, StreamWriter, errors, methods
 from streammeta.client.model import HeartbeatAnswer, heartbeat_answer
-from streammeta.client.session import BrokerSession
+from streammeta.client.session import LAST_BEAT_S, BrokerSession
 from streammeta.client.write_ahead_log.config import LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.rpc.leader_router import FailureKind, LeaderRouter
@@ -184,8 +184,14 @@ class FakeSession:
     def __init__(self, outcomes: Sequence[HeartbeatAnswer | Exception]) -> None:
         self.outcomes = list(outcomes)
         self.sent = 0
+        self.closes: list[float | None] = []
 
-    async def heartbeat(self) -> HeartbeatAnswer:
+    async def heartbeat(
+        self, *, closes: bool = False, deadline_s: float | None = None
+    ) -> HeartbeatAnswer:
+        if closes:
+            self.closes.append(deadline_s)
+            return SHORT
         outcome = self.outcomes[min(self.sent, len(self.outcomes) - 1)]
         self.sent += 1
         if isinstance(outcome, Exception):
@@ -217,6 +223,18 @@ async def test_it_goes_on_and_names_what_is_to_be_done_for_others() -> None:
         assert [(one.node_id, one.node_epoch) for one in heartbeat.compactions] == [(1002, 4)]
     sent = session.sent
     assert (told, session.sent) == ([], sent)
+    assert session.closes == [LAST_BEAT_S]  # the end is on purpose
+    await heartbeat.close()
+    assert session.closes == [LAST_BEAT_S]
+
+
+async def test_an_end_that_is_not_clean_is_no_close() -> None:
+    session = FakeSession([SHORT])
+    heartbeat = heartbeat_of(session, [])
+    heartbeat.start()
+    await until(lambda: session.sent > 0, "a heartbeat")
+    await heartbeat.close(cleanly=False)
+    assert session.closes == []
 
 
 async def test_one_that_does_not_get_through_is_not_the_last() -> None:
@@ -235,6 +253,7 @@ async def test_a_takeover_ends_it_and_is_told(error: errors.BrokerClientError) -
         await until(lambda: bool(told), "the news")
         assert told == [error]
     assert session.sent == 2
+    assert session.closes == []
 
 
 async def test_controllers_without_sessions_are_asked_once() -> None:
@@ -251,7 +270,7 @@ async def test_a_writer_keeps_its_session_alive_and_fails_when_it_is_taken_over(
     answers: list[HeartbeatAnswer] = []
     refusals: list[Exception] = []
 
-    async def heartbeat(_: BrokerSession) -> HeartbeatAnswer:
+    async def heartbeat(_: BrokerSession, **__: object) -> HeartbeatAnswer:
         for refusal in refusals:
             raise refusal
         answers.append(SHORT)

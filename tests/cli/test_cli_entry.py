@@ -1,6 +1,7 @@
 """The first things that a new operator types, and the output contract of every command."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -399,3 +400,27 @@ def test_a_wide_table_never_breaks_a_number(
     assert run_cli(wide, ["--format", "table"]) == 0
     words = capsys.readouterr().out.split()
     assert [words.count(str(value)) for value in NUMBERS] == [29] * len(NUMBERS)
+
+
+@click.command("brokers")
+@with_output
+def brokers(output: Output) -> None:
+    """Print a table of ordinary width."""
+    columns = ("node_id", "state", "epoch", "uploads_owed", "set_objects", "endpoint")
+    output.rows("nodes", columns, [(1007, "active", 1_795_345_586_511, 0, 12, "c1.example:9090")])
+
+
+def test_a_table_is_readable_at_80_columns_and_becomes_records_where_it_has_no_room(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for terminal, command in (("80", brokers), ("80", wide), ("40", brokers)):
+        monkeypatch.setenv("COLUMNS", terminal)
+        assert run_cli(command, ["--format", "table"]) == 0
+        lines = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out).splitlines()
+        is_table = any("─" in line for line in lines)
+        assert is_table == (command is brokers and terminal == "80")
+        if command is brokers:
+            assert max(map(len, lines)) <= int(terminal)
+    assert "node_id       1007" in lines
+    assert "endpoint      c1.example:9090" in lines

@@ -8,6 +8,7 @@ from streammeta.controller.lifecycle.sessions import (
     DOUBT_TIMEOUTS,
     SHORTEST_MS,
     SHUTDOWN_GRACE_MS,
+    Heard,
     NodeState,
     Sessions,
     SupervisedNode,
@@ -265,3 +266,28 @@ def _heard_by_another(
 ) -> tuple[int, ...]:
     sessions.heartbeat(A, 1, now_ms)
     return sessions.tick(now_ms, (SupervisedNode(A, 1), *nodes))
+
+
+def test_a_node_that_closed_is_fenced_as_any_other_and_told_apart() -> None:
+    reign = Reign()
+    reign.run(5_000, (A, B, C))
+    reign.sessions.heartbeat(C, 1, reign.now_ms, closes=True)
+    assert reign.run(TIMEOUT_MS + 1_000, (A, B)) == [C]
+    assert reign.sessions.state(C) is NodeState.FENCED
+    assert reign.sessions.counts() == {NodeState.ACTIVE: 2, NodeState.CONTROLLED_SHUTDOWN: 1}
+    closed, heard = reign.sessions.heard(C), reign.sessions.heard(A)
+    assert closed is not None
+    assert heard is not None
+    assert (closed.has_closed, closed.is_exact, heard.has_closed) == (True, True, False)
+    assert closed.age_ms > TIMEOUT_MS > heard.age_ms
+    reign.sessions.heartbeat(C, 1, reign.now_ms)
+    assert reign.sessions.heard(C) == Heard(0, is_exact=True, has_closed=False)
+
+
+def test_a_node_that_was_not_heard_in_this_term_has_no_exact_time() -> None:
+    reign = Reign()
+    reign.run(2_000, (A, B))
+    heard = reign.sessions.heard(C)
+    assert heard is not None
+    assert not heard.is_exact
+    assert reign.sessions.heard(99) is None

@@ -270,6 +270,7 @@ def dashboard() -> dict[str, Any]:
         "uid": "streammeta",
         "title": "streammeta",
         "tags": ["streammeta"],
+        "timezone": "utc",
         "schemaVersion": 39,
         "editable": True,
         "refresh": "10s",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streammeta.controller.monitoring.alarms import alarms
+from streammeta.controller.monitoring.alarms import BROKERS_NAMED, alarms
 
 VOTER = {"node_id": 1, "last_caught_up_age_ms": 0}
 CONTROLLER = {
@@ -18,13 +18,14 @@ CONTROLLER = {
     "disk_full": False,
     "repairing": False,
 }
+SILENT = {"node_id": 1007, "since_s": 940.0, "is_exact": True, "owes": "it has streams open"}
 SOUND: dict[str, Any] = {
     "at_s": 1_000.0,
     "quorum": {"has_leader": True, "voters": [VOTER]},
     "controllers": [{**CONTROLLER, "node_id": node_id} for node_id in (1, 2, 3)],
     "bucket": {"problem": "", "lease_s": 20.0},
     "deletions": {"stuck": 0, "ahead": 0},
-    "brokers": {"sessions": {"active": 3}},
+    "brokers": {"sessions": {"active": 3, "fenced": 1}, "silent": []},
     "reconcile": {"missing": 0},
     "backup": {"problem": "", "behind_s": 2.0},
     "certificates": [{"plane": "http", "not_after_s": 1_000.0 + 15 * 86_400}],
@@ -55,7 +56,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
         ("bucket.lease_s", 14.0, ("critical", "lease")),
         ("deletions.stuck", 3, ("warning", "deletions_stuck")),
         ("deletions.ahead", 3, ("warning", "objects_ahead")),
-        ("brokers.sessions", {"fenced": 1}, ("warning", "brokers_fenced")),
+        ("brokers.silent", [SILENT], ("warning", "brokers_fenced")),
         ("reconcile.missing", 2, ("critical", "objects_missing")),
         ("backup.problem", "away", ("critical", "backup_failing")),
         ("backup.behind_s", 301.0, ("warning", "backup_late")),
@@ -80,3 +81,21 @@ def test_without_a_majority_silence_is_critical() -> None:
 
 def test_without_a_backup_none_is_late() -> None:
     assert alarms({**SOUND, "backup": None}) == []
+
+
+def test_a_silent_broker_is_named_with_the_time_and_a_link() -> None:
+    (alarm,) = alarms(changed("brokers.silent", [SILENT]))
+    assert alarm.text == (
+        "Broker 1007 has been silent since 1970-01-01 00:15:40 UTC, and is fenced: it has streams"
+        " open."
+    )
+    assert alarm.path == "/nodes?after=1006"
+    (older,) = alarms(changed("brokers.silent", [{**SILENT, "node_id": 1, "is_exact": False}]))
+    assert "Broker 1 has been silent since before 1970-01-01 00:15:40 UTC" in older.text
+    assert older.path == "/nodes"
+
+
+def test_many_silent_brokers_are_named_up_to_a_bound_and_counted() -> None:
+    found = alarms(changed("brokers.silent", [{**SILENT, "node_id": 1 + at} for at in range(40)]))
+    assert len(found) == BROKERS_NAMED + 1
+    assert found[-1].text == f"{40 - BROKERS_NAMED} more brokers are silent, and fenced."

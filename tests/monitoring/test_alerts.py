@@ -23,7 +23,8 @@ from streammeta.controller.config import ControllerConfig
 from tests.kit.tools import needs, path_of
 from tests.monitoring.metrics_table import PAGE, TABLES, series_names
 
-RULES = Path(__file__).resolve().parents[2] / "deploy" / "prometheus" / "streammeta.rules.yml"
+ROOT = Path(__file__).resolve().parents[2]
+RULES = ROOT / "deploy" / "prometheus" / "streammeta.rules.yml"
 ALERTS: Sequence[Mapping[str, Any]] = [
     rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
 ]
@@ -455,8 +456,16 @@ def test_rules_speak_of_metrics_that_exist() -> None:
         used = set(re.findall(r"\b(?:streammeta|process)_\w+", each["expr"]))
         assert used
         assert used <= known, each["alert"]
-        assert set(each["annotations"]) == {"summary", "description"}
+        assert set(each["annotations"]) == {"summary", "description", "runbook_url"}
         assert each["labels"]["severity"] in ("warning", "critical")
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_the_runbook_of_an_alert_is_a_section_of_a_page(alert: Mapping[str, Any]) -> None:
+    path, _, anchor = alert["annotations"]["runbook_url"].partition("#")
+    heads = re.findall(r"^#+ (.+)$", (ROOT / path).read_text(), re.M)
+    anchors = {re.sub(r"[^a-z0-9 -]", "", head.lower()).replace(" ", "-") for head in heads}
+    assert anchor in anchors
 
 
 def test_the_limit_of_a_late_backup_is_that_of_the_log() -> None:

@@ -106,9 +106,14 @@ async def test_a_browser_shows_pages_without_errors_and_asks_no_other_host(
             await tab.until(f"{there} == 'complete' && !!document.querySelector('h1')", path)
             wide = await tab.value("document.documentElement.scrollWidth")
             assert wide <= 375, f"{path} fits a phone"
+            head = "getComputedStyle(document.querySelector('td'), '::before').content"
+            has_cells = await tab.value("!!document.querySelector('td')")
+            assert not has_cells or await tab.value(head) not in ("none", '""')
             assert "owned" not in await tab.value("document.title")
         await tab.open(f"http://{at}/")
         await tab.until("document.querySelectorAll('canvas').length == 4", "charts are drawn")
+        assert await tab.value("timeText(1e9, false)") == "01:46"  # UTC, whatever the zone here
+        assert await tab.value("timeText(1e9 + 43200, true)") == "13:46:40"
         await tab.press("Tab")
         assert await tab.value("document.activeElement.className") == "skip"
     assert tab.errors == []

@@ -121,14 +121,20 @@ class BrokerSession:
                 raise failure
         return tuple(outcomes.done.values())
 
-    async def heartbeat(self, *, wants_shutdown: bool = False) -> HeartbeatAnswer:
-        """Keep the node's session alive; the answer says for how long."""
+    async def heartbeat(
+        self, *, wants_shutdown: bool = False, closes: bool = False, deadline_s: float | None = None
+    ) -> HeartbeatAnswer:
+        """Keep the node's session alive; the answer says for how long.
+
+        With `closes` the process ends in good order, so that its silence raises no alarm.
+        """
         request = nodes_pb2.HeartbeatRequest(
             node=node_message(self.node),
             wants_shutdown=wants_shutdown,
+            closes=closes,
             session_timeout_ms=round(self.timeout_s * 1000),
         )
-        answer = await self.client.call(methods.HEARTBEAT, request)
+        answer = await self.client.call(methods.HEARTBEAT, request, deadline_s)
         _check(answer.error, f"heartbeat of node {self.node.node_id}")
         return heartbeat_answer(answer)
 
@@ -309,6 +315,9 @@ def _same_length(method: str, wanted: int, got: int) -> None:
 FIRST_INTERVAL_S = 2.0
 """Time between heartbeats until an answer says how long a session lasts."""
 
+LAST_BEAT_S = 0.5
+"""Time for the heartbeat by which a process that ends says so, in seconds."""
+
 HEARTBEATS_PER_SESSION = 4
 """So many fit into one session timeout: three may be lost."""
 
@@ -342,6 +351,7 @@ class Heartbeat(ClosedAtExit):
         self.assigned = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
+        self._is_of_use = True
 
     def __del__(self) -> None:
         if getattr(self, "_task", None) is not None and not self._is_stopped:
@@ -361,17 +371,26 @@ class Heartbeat(ClosedAtExit):
         self.start()
         return self
 
-    async def close(self) -> None:
-        """Send no more heartbeats. The controllers are not notified."""
+    async def close(self, *, cleanly: bool = True) -> None:
+        """Send no more heartbeats; the last one tells the controllers that this is on purpose.
+
+        It is sent once, unless the process was taken over or does not end `cleanly`; without it an
+        alarm names the node when its session ends.
+        """
+        is_last = self._task is not None and self._is_of_use and not self._is_stopped
         self._is_stopped = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        if is_last and cleanly:
+            try:
+                await self._session.heartbeat(closes=True, deadline_s=LAST_BEAT_S)
+            except Exception as error:  # noqa: BLE001 - an alarm more, and no failure to close
+                _log.info("the controllers were not told of the end: %s", error)
 
     async def _run(self) -> None:
-        is_of_use = True
-        while is_of_use:
-            is_of_use = await self._beat()
+        while self._is_of_use:
+            self._is_of_use = await self._beat()
             await asyncio.sleep(self._interval_s * self._rng.uniform(0.9, 1.1))
 
     async def _beat(self) -> bool:

@@ -348,7 +348,8 @@ class StreamWriter(ClosedAtExit):
                 await asyncio.wait(self._under_way.values())
             await self._uploader.close(0)
             self._threads.close()
-            await self._heartbeat.close()
+            is_clean = not self._under_way and self._barred is None
+            await self._heartbeat.close(cleanly=is_clean)
 
     async def _drained(self) -> None:
         """Wait until the last batch is settled, or the node is fenced."""

@@ -286,9 +286,21 @@ def _print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     for row in listed:
         table.add_row(*(Text(cell(value)) for value in row))
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPED_TABLE_WIDTH)
-    # A line wider than the terminal is wrapped by it; a number cut in pieces can't be read.
-    console.width = max(console.width, needed)
-    console.print(table)
+    # The terminal would wrap such lines, and columns that are cut in pieces can't be read.
+    if needed > console.width and listed:
+        _print_records(columns, listed)
+    else:
+        console.print(table)
+
+
+def _print_records(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print each row as lines `column  value`, one row below the other."""
+    width = max(map(len, columns))
+    for number, row in enumerate(rows):
+        if number:
+            click.echo("")
+        for column, value in zip(columns, row, strict=True):
+            click.echo(f"{column:{width}}  {cell(value)}".rstrip())
 
 
 def _is_numeric(values: Sequence[Any]) -> bool:

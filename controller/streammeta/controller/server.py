@@ -254,7 +254,9 @@ class ControllerNode:
         self._controller.bind(self._driver)
         self._health = health.aio.HealthServicer()
         self._sessions = Sessions(config.session_timeout_ms)
-        self._heartbeats = Heartbeats(self._controller, self._sessions, clock)
+        sessions = self._sessions
+        self._heartbeats = Heartbeats(self._controller, sessions, clock)
+        self._view = LeaderView(sessions.state, self._heartbeats.compacted_by, sessions.heard)
         self._bucket = BucketClaims(
             self._controller,
             store,
@@ -435,7 +437,7 @@ class ControllerNode:
         status = StatusParts(
             cluster_id=config.cluster_id,
             bucket=self._bucket,
-            view=LeaderView(self._sessions.state, self._heartbeats.compacted_by),
+            view=self._view,
             versions=self._peers.versions,
             cluster_map=lambda: self._controller.cluster_map,
             memory_bytes=lambda: self._memory.rss_bytes,
@@ -487,10 +489,9 @@ class ControllerNode:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _handlers(self) -> list[grpc.GenericRpcHandler]:
-        view = LeaderView(self._sessions.state, self._heartbeats.compacted_by)
         unary = {
             name: routed(route, self._controller)
-            for name, route in routes(self._config.cluster_id, view).items()
+            for name, route in routes(self._config.cluster_id, self._view).items()
         }
         nodes = NodeHandlers(self._heartbeats, self._controller.gate)
         unary |= {f"streammeta.v1.NodeService.{name}": call for name, call in nodes.unary().items()}

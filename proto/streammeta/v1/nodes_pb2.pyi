@@ -560,12 +560,15 @@ class HeartbeatRequest(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     WANTS_SHUTDOWN_FIELD_NUMBER: _builtins.int
     SESSION_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    CLOSES_FIELD_NUMBER: _builtins.int
     wants_shutdown: _builtins.bool
     """it asks to leave in good order"""
     session_timeout_ms: _builtins.int
     """Session that it wants: fenced when silent for longer. At least 2000; 0, and more than the controllers
     give, stand for what they give. A controller of an older version gives the same to all.
     """
+    closes: _builtins.bool
+    """its process ends in good order: no alarm tells of its silence"""
     @_builtins.property
     def node(self) -> _common_pb2.NodeIdentity:
         """the caller"""
@@ -576,10 +579,11 @@ class HeartbeatRequest(_message.Message):
         node: _common_pb2.NodeIdentity | None = ...,
         wants_shutdown: _builtins.bool = ...,
         session_timeout_ms: _builtins.int = ...,
+        closes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "session_timeout_ms", b"session_timeout_ms", "wants_shutdown", b"wants_shutdown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closes", b"closes", "node", b"node", "session_timeout_ms", b"session_timeout_ms", "wants_shutdown", b"wants_shutdown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

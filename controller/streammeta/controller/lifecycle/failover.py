@@ -78,7 +78,12 @@ class Heartbeats:
         controller.binding.assign_compactions_by(self.compacted_by)
 
     async def heartbeat(
-        self, node: NodeIdentity, *, wants_shutdown: bool, session_timeout_ms: int = 0
+        self,
+        node: NodeIdentity,
+        *,
+        wants_shutdown: bool,
+        closes: bool = False,
+        session_timeout_ms: int = 0,
     ) -> HeartbeatAnswer:
         """Renew a node's session, of the length that it asks for.
 
@@ -101,6 +106,7 @@ class Heartbeats:
             node.node_epoch,
             self._clock.monotonic_ms(),
             wants_shutdown=wants_shutdown,
+            closes=closes,
             wanted_ms=session_timeout_ms,
         )
         if not known.supervised:

@@ -51,7 +51,18 @@ class _Session:
     timeout_ms: int
     is_granted: bool = True
     is_fenced: bool = False
+    has_closed: bool = False
     leaving_since_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """When a node was last heard, and whether it said then that its process ends."""
+
+    age_ms: int
+    is_exact: bool
+    """False: it was not heard in this term, so that its last heartbeat is older than the term."""
+    has_closed: bool
 
 
 class Sessions:
@@ -109,8 +120,22 @@ class Sessions:
         return NodeState.ACTIVE
 
     def counts(self) -> Mapping[NodeState, int]:
-        """Return the number of sessions in each state; none but when leading."""
-        return Counter(self.state(node_id) for node_id in self._sessions)
+        """Return the number of sessions in each state; none but when leading.
+
+        A node whose process closed in good order counts as shutting down, however long ago.
+        """
+        return Counter(
+            NodeState.CONTROLLED_SHUTDOWN if session.has_closed else self.state(node_id)
+            for node_id, session in self._sessions.items()
+        )
+
+    def heard(self, node_id: int) -> Heard | None:
+        """Return when a node was last heard, as of the last tick; None without a session."""
+        session = self._sessions.get(node_id)
+        if session is None:
+            return None
+        age_ms = max(0, self._ticked_ms - session.heard_ms)
+        return Heard(age_ms, not session.is_granted, session.has_closed)
 
     def is_heard(self, node_id: int) -> bool:
         """Whether a node that is not fenced was itself heard in this term."""
@@ -130,12 +155,14 @@ class Sessions:
         now_ms: int,
         *,
         wants_shutdown: bool = False,
+        closes: bool = False,
         wanted_ms: int = 0,
     ) -> None:
         """Renew the session of a node whose epoch the map accepts; ends its fence and any doubt.
 
-        Without `wants_shutdown` a node that was leaving stays. `wanted_ms` is the session that it
-        asks for; the newest heartbeat counts.
+        Without `wants_shutdown` a node that was leaving stays. With `closes` it says that its
+        process ends: it is fenced as any other, and its silence is expected. `wanted_ms` is the
+        session that it asks for; the newest heartbeat counts.
         """
         if not self._leads:
             return
@@ -147,6 +174,7 @@ class Sessions:
         session.timeout_ms = self.granted_ms(wanted_ms)
         session.is_granted = False
         session.is_fenced = False
+        session.has_closed = closes
         if not wants_shutdown:
             session.leaving_since_ms = None
         elif session.leaving_since_ms is None:

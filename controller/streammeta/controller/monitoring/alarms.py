@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeAlias
 
 Document: TypeAlias = Mapping[str, Any]
@@ -23,12 +24,20 @@ MEMORY_SHARE = 0.9
 """Share of the limit of memory from which on it is an alarm."""
 
 
+BROKERS_NAMED = 5
+"""Silent brokers that have an alarm each; the others are counted."""
+
+
 class Alarm(NamedTuple):
-    """Severity, `critical` or `warning`, a name for programs, and a sentence for people."""
+    """Severity, `critical` or `warning`, a name for programs, and a sentence for people.
+
+    `path` is the page that shows more, empty without one.
+    """
 
     severity: str
     name: str
     text: str
+    path: str = ""
 
 
 def alarms(document: Document) -> Sequence[Alarm]:
@@ -83,8 +92,7 @@ def _of_data(document: Document) -> Iterator[Alarm]:
     if ahead := document["deletions"]["ahead"]:
         text = f"{ahead} objects hold offsets that the map has not reached: was a disk rolled back?"
         yield Alarm("warning", "objects_ahead", text)
-    if fenced := document["brokers"]["sessions"].get("fenced"):
-        yield Alarm("warning", "brokers_fenced", f"{fenced} brokers are silent, and fenced.")
+    yield from _of_brokers(document["brokers"]["silent"])
     if missing := document["reconcile"]["missing"]:
         text = f"The last reconciliation found {missing} objects missing or damaged in the bucket."
         yield Alarm("critical", "objects_missing", text)
@@ -94,6 +102,19 @@ def _of_data(document: Document) -> Iterator[Alarm]:
     elif backup is not None and backup["behind_s"] > BACKUP_LATE_S:
         text = f"The backup is {backup['behind_s']:.0f} s behind."
         yield Alarm("warning", "backup_late", text)
+
+
+def _of_brokers(silent: Sequence[Document]) -> Iterator[Alarm]:
+    for broker in silent[:BROKERS_NAMED]:
+        node_id = broker["node_id"]
+        since = datetime.fromtimestamp(broker["since_s"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        when = f"since {since}" if broker["is_exact"] else f"since before {since}"
+        text = f"Broker {node_id} has been silent {when}, and is fenced: {broker['owes']}."
+        path = f"/nodes?after={node_id - 1}" if node_id > 1 else "/nodes"
+        yield Alarm("warning", "brokers_fenced", text, path)
+    if (more := len(silent) - BROKERS_NAMED) > 0:
+        text = f"{more} more brokers are silent, and fenced."
+        yield Alarm("warning", "brokers_fenced", text, "/nodes")
 
 
 def _of_process(document: Document) -> Iterator[Alarm]:

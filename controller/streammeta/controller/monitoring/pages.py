@@ -24,7 +24,9 @@ from streammeta.controller.monitoring.templating import (
     NOTHING,
     STATIC,
     Link,
+    as_id,
     grouped,
+    in_age,
     in_bytes,
     in_ms,
     new_environment,
@@ -50,8 +52,8 @@ _Table: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
 _Chart: TypeAlias = tuple[str, str, str]
 
 _NODE_HEADS = (
-    *("broker", "session", "set objects", "open streams", "uploads owed", "locked"),
-    *("recovered by", "epoch", "tags"),
+    *("broker", "session", "last heartbeat", "set objects", "open streams", "uploads owed"),
+    *("locked", "recovered by", "epoch", "tags"),
 )
 _STREAM_HEADS = ("stream", "state", "owner", "epoch", "start", "end", "tags")
 
@@ -149,7 +151,7 @@ class StatusPages:
                     "Most bytes in set objects",
                     ("broker", "bytes", "set objects"),
                     [
-                        (str(each["node_id"]), each["bytes"], each["objects"])
+                        (as_id(each["node_id"]), each["bytes"], each["objects"])
                         for each in document["largest_brokers"]
                     ],
                 ),
@@ -294,9 +296,9 @@ async def _quorum(s: Fields, _: int) -> Content:
     quorum = s["quorum"]
     controllers = [
         (
-            each["node_id"],
+            as_id(each["node_id"]),
             each["role"] if each["answers"] else f"silent: {each['reason']}",
-            each["leader_id"],
+            as_id(each["leader_id"]),
             each["epoch"],
             each["end_offset"],
             each["high_watermark"],
@@ -376,7 +378,10 @@ async def _compaction(s: Fields, _: int) -> Content:
             (
                 "Brokers gone, and who compacts their objects",
                 ("broker", "compacted by"),
-                [(each["node_id"], each["compacted_by"]) for each in compaction["assigned"]],
+                [
+                    (as_id(each["node_id"]), as_id(each["compacted_by"]))
+                    for each in compaction["assigned"]
+                ],
             ),
             (
                 "Most set objects",
@@ -432,7 +437,7 @@ async def _build(s: Fields, _: int) -> Content:
             (
                 "Controllers",
                 ("controller", "version"),
-                [(each["node_id"], each["version"]) for each in s["controllers"]],
+                [(as_id(each["node_id"]), each["version"]) for each in s["controllers"]],
             ),
             ("Connections", ("plane", "open"), list(process["connections"].items())),
             (
@@ -450,7 +455,7 @@ def _voters(quorum: Fields) -> _Table:
     heads = ("controller", "lag, entries", "last fetch, ms ago", "caught up, ms ago", "address")
     rows = [
         (
-            each["node_id"],
+            as_id(each["node_id"]),
             each["lag"],
             each["last_fetch_age_ms"],
             each["last_caught_up_age_ms"],
@@ -462,12 +467,15 @@ def _voters(quorum: Fields) -> _Table:
 
 
 def _node_row(node: Fields) -> Sequence[Any]:
-    names = (
-        *("node_id", "session", "set_objects", "has_open_streams", "uploads_owed", "locked"),
-        *("recovered_by", "epoch", "tags"),
+    return (
+        as_id(node["node_id"]),
+        node["session"],
+        in_age(node["last_heartbeat_ms"]),
+        *(node[name] for name in ("set_objects", "has_open_streams", "uploads_owed", "locked")),
+        as_id(node["recovered_by"]),
+        node["epoch"],
+        node["tags"],
     )
-    cells = [node[name] for name in names]
-    return [str(node["node_id"]), *cells[1:]]
 
 
 def _stream_row(stream: answers.StreamDescription) -> Sequence[Any]:

@@ -74,7 +74,7 @@ def status(known: Knowledge, others: Mapping[int, Answer], now_s: float) -> Fiel
         },
         "deletions": _deletions(known),
         "compaction": _compaction(known),
-        "brokers": _brokers(known, leads=seen.role == "leader"),
+        "brokers": _brokers(known, now_s, leads=seen.role == "leader"),
         "top_streams": [{"stream_id": a, "ranges": b} for a, b in known.top_streams],
         "reconcile": _reconcile(sources),
         "largest_streams": [
@@ -253,17 +253,40 @@ def _compaction(known: Knowledge) -> Fields:
     }
 
 
-def _brokers(known: Knowledge, *, leads: bool) -> Fields:
+def _brokers(known: Knowledge, now_s: float, *, leads: bool) -> Fields:
     states = Counter(session_of(each, known.view) for each in known.nodes) if leads else Counter()
     top = sorted(known.nodes, key=lambda each: -each.stream_set_object_count)[:NODES_MAX]
     return {
         "count": len(known.nodes),
         "sessions": dict(states),
+        "silent": list(_silent(known, now_s)) if leads else [],
         "locked": sum(each.locked for each in known.nodes),
         "recovering": sum(each.recovered_by != NONE_ID for each in known.nodes),
         "owing": sum(each.pending_upload_count > 0 for each in known.nodes),
         "top": [node_fields(each, known.view) for each in top],
     }
+
+
+def _silent(known: Knowledge, now_s: float) -> Iterator[Fields]:
+    """Yield fenced brokers that did not close in good order and hold what others may wait for."""
+    for node in known.nodes:
+        heard = known.view.heard(node.node_id)
+        if session_of(node, known.view) != "fenced" or heard is None or heard.has_closed:
+            continue
+        owes = _owes(node)
+        if owes:
+            since_s = now_s - heard.age_ms / 1000
+            is_exact = heard.is_exact
+            yield {"node_id": node.node_id, "since_s": since_s, "is_exact": is_exact, "owes": owes}
+
+
+def _owes(node: NodeDescription) -> str:
+    """Return what waits for a broker, in words; empty: nothing."""
+    if node.recovered_by != NONE_ID:
+        return f"broker {node.recovered_by} recovers its data"
+    if node.pending_upload_count:
+        return f"{node.pending_upload_count} of its uploads are missing"
+    return "it has streams open" if node.has_opening_streams else ""
 
 
 def session_of(node: NodeDescription, view: LeaderView) -> str:
@@ -273,10 +296,12 @@ def session_of(node: NodeDescription, view: LeaderView) -> str:
 
 def node_fields(node: NodeDescription, view: LeaderView) -> Fields:
     """Return a broker as pages show it; nothing of its write-ahead log, which may hold secrets."""
+    heard = view.heard(node.node_id)
     return {
         "node_id": node.node_id,
         "epoch": node.node_epoch,
         "session": session_of(node, view),
+        "last_heartbeat_ms": heard.age_ms if heard is not None and heard.is_exact else None,
         "locked": node.locked,
         "set_objects": node.stream_set_object_count,
         "has_open_streams": node.has_opening_streams,

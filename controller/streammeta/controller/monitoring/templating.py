@@ -91,6 +91,22 @@ def in_bytes(size: float) -> str:
     return f"{size / 1024**power:.{min(power, 1)}f} {units[power]}"
 
 
+def as_id(number: int | None) -> str | None:
+    """Return an id, which is no amount: its digits are not grouped."""
+    return None if number is None else str(number)
+
+
+def in_age(age_ms: int | None) -> str | None:
+    """Return the age of an event for people, None if it is not known."""
+    if age_ms is None:
+        return None
+    seconds = age_ms // 1000
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit} ago"
+    return f"{seconds} s ago"
+
+
 def in_ms(value: float | None) -> str:
     """Return milliseconds for people."""
     return NOTHING if value is None else f"{value:.1f} ms"

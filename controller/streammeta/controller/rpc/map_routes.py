@@ -19,7 +19,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.ids import NONE_ID
-from streammeta.controller.lifecycle.sessions import NodeState
+from streammeta.controller.lifecycle.sessions import Heard, NodeState
 from streammeta.controller.metadata import answers, named_answers, requests
 from streammeta.controller.metadata.values import Int64Column, ObjectState, Tags, column
 from streammeta.controller.rpc import wire_columns
@@ -135,10 +135,11 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class LeaderView:
-    """The leader's knowledge of a node beside the map: its state, and its compacting node."""
+    """The leader's knowledge of a node beside the map: state, last heartbeat, compacting node."""
 
     state_of: Callable[[int], NodeState]
     compacted_by: Callable[[int], int]
+    heard: Callable[[int], Heard | None] = lambda _: None
 
 
 def routes(cluster_id: str, view: LeaderView) -> Mapping[str, Route]:

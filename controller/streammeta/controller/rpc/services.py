@@ -275,6 +275,7 @@ class NodeHandlers:
             answer = await self._heartbeats.heartbeat(
                 node,
                 wants_shutdown=request.wants_shutdown,
+                closes=request.closes,
                 session_timeout_ms=request.session_timeout_ms,
             )
         return cast(nodes_pb2.HeartbeatResponse, _write_heartbeat(answer))

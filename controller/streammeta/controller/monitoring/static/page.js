@@ -46,6 +46,11 @@ function shown(value) {
   return String(+value.toFixed(2));
 }
 
+// Times of charts are those of the page's text: UTC, 24 hours a day.
+function timeText(time, seconds) {
+  return new Date(time * 1000).toISOString().slice(11, seconds ? 19 : 16);
+}
+
 function draw(chart) {
   const data = [samples.times, ...chart.names.map((name) => samples.series[name])];
   const place = chart.figure.querySelector(".plot");
@@ -58,7 +63,8 @@ function draw(chart) {
   chart.plot = new uPlot({
     width: place.clientWidth, height: 170, legend: { live: false },
     scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max(high ?? 0, 1e-3) * 1.1] } },
-    axes: [{ ...axis }, { ...axis, size: 62, values: (_, values) => values.map(shown) }],
+    tzDate: (time) => uPlot.tzDate(new Date(time * 1000), "UTC"),
+    axes: [{ ...axis, values: (_, times, __, ___, gap) => times.map((time) => timeText(time, gap < 60)) }, { ...axis, size: 62, values: (_, values) => values.map(shown) }],
     series: [{}, ...chart.names.map((name, number) => ({
       label: name.replaceAll("_", " "), stroke: strokes[number], width: 1.5,
       value: (_, value) => shown(value),
