@@ -25,6 +25,7 @@ from streammeta.client.arguments import (
     check_kind,
     check_seconds,
 )
+from streammeta.client.bandwidth import Network
 from streammeta.client.channels import Channels
 from streammeta.client.controller_spread import ControllerSpread
 from streammeta.client.errors import (
@@ -103,7 +104,8 @@ class ControllerClient(ClosedAtExit):
     `close`. `endpoints` are HOST:PORT. `attempt_timeout_s` bounds one attempt, `deadline_s` a whole
     call that names no other. With `tls` connections are encrypted and show a certificate; its files
     may be replaced at any time. All calls share `router`, `spread` says where watches and session
-    reads go, and all parts over this client count in `tally`. `rng` draws the jitter of waits.
+    reads go, and all parts over this client count in `tally`. They share `network`: `network_rate`
+    bytes a second of traffic with the store, 0: no limit. `rng` draws the jitter of waits.
     Raises `TypeError` or `ValueError` that names what is wrong with an argument or a file.
     """
 
@@ -114,6 +116,7 @@ class ControllerClient(ClosedAtExit):
         deadline_s: float = DEFAULT_DEADLINE_S,
         attempt_timeout_s: float = DEFAULT_ATTEMPT_TIMEOUT_S,
         tls: TlsFiles | None = None,
+        network_rate: float = 0.0,
         rng: random.Random | None = None,
         new_request_id: Callable[[], str] = lambda: secrets.token_hex(16),
     ) -> None:
@@ -122,6 +125,7 @@ class ControllerClient(ClosedAtExit):
         self.router = LeaderRouter(check_endpoints("endpoints", endpoints), rng)
         self.spread = ControllerSpread(self.router.endpoints, rng)
         self.tally = ClientTally()
+        self.network = Network(network_rate)
         self._learned_at = float("-inf")
         self._seen_offset = 0
         self.deadline_s = check_seconds("deadline_s", deadline_s)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from streammeta.client.bandwidth import Bandwidth, Grade
 from streammeta.client.config import ReaderStats
 from streammeta.client.errors import CorruptObjectError
 from streammeta.client.reading.lookups import UNKNOWN_CRC, Slice
@@ -176,9 +177,11 @@ class ObjectSource:
         stats: ReaderStats,
         verified_bytes: int = 0,
         on_whole: Callable[[ObjectIndex, bytes], None] = lambda _index, _data: None,
+        received: Bandwidth | None = None,
     ) -> None:
         self.on_whole = on_whole
         self._threads = threads
+        self._received = received or Bandwidth(0.0)
         self._namespace = namespace
         self._request_timeout = request_timeout_s
         self._verified_bytes = verified_bytes
@@ -211,6 +214,7 @@ class ObjectSource:
     async def fetch(self, wanted: BlockRange) -> list[bytes]:
         """Fetch a range: the bytes of each of its blocks. Raises as `index` does."""
         with tracing.part(_SPAN, {"bytes": wanted.end - wanted.start}):
+            await self._received.take(Grade.READ, wanted.end - wanted.start)
             cut = await self._patiently(lambda: _twice(lambda: self._read_range(wanted)))
         self._count(1, wanted.end - wanted.start)
         return cut
@@ -233,6 +237,7 @@ class ObjectSource:
             return [self.decode(block, data) for block, data in parts]
 
         with tracing.part(_SPAN, {"bytes": wanted.end - wanted.start}):
+            await self._received.take(Grade.READ, wanted.end - wanted.start)
             decoded = await self._patiently(lambda: _twice(read))
         self._count(1, wanted.end - wanted.start)
         return decoded

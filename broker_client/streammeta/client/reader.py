@@ -98,6 +98,7 @@ class StreamReader(ClosedAtExit):
             config.request_timeout_s,
             self._stats,
             config.verified_bytes,
+            received=client.network.received,
         )
         self._blocks = BlockCache(config.block_cache_bytes)
         self._fetcher = BlockFetcher(self._source, self._blocks, self._stats, config.read_bytes)

@@ -7,10 +7,11 @@ can be reached for what the short calls leave out; the parts work without the fa
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from streammeta.client.arguments import (
@@ -18,9 +19,11 @@ from streammeta.client.arguments import (
     check_int,
     check_int_mapping,
     check_ints,
+    check_seconds,
     check_store,
 )
 from streammeta.client.bucket_check import BucketCheck
+from streammeta.client.compaction.background_compaction import INTERVAL_S, BackgroundCompaction
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
 from streammeta.client.compaction.report import CompactionReport, GroupReport
 from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
@@ -59,6 +62,10 @@ class StreamClientConfig:
     in the bucket, which other brokers recover if this one is gone for good. A node's session ends
     after `session_timeout_s` seconds of silence, at least 2; 0 stands for the controllers' own.
 
+    A client with a node compacts by itself every `compaction_interval_s` seconds, never with None.
+    `network_rate` limits its traffic with the bucket, in bytes a second of each direction, 0: no
+    limit. Uploads come before reads, and reads before compaction.
+
     A process that does not bring the log that its node has registered is refused while the node has
     streams open. With `allow_missing_log` it starts, and that log is set aside if it comes back.
     """
@@ -70,11 +77,17 @@ class StreamClientConfig:
     wal: LogConfig | None = None
     object_log: ObjectLogConfig | None = None
     compaction: CompactionConfig | None = None
+    compaction_interval_s: float | None = INTERVAL_S
+    network_rate: float = 0.0
     session_timeout_s: float = 0.0
     allow_missing_log: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse two logs."""
+        """Refuse two logs, and numbers that mean nothing."""
+        if self.compaction_interval_s is not None:
+            check_seconds("compaction_interval_s", self.compaction_interval_s)
+        if not 0 <= self.network_rate < math.inf:
+            raise ValueError(f"network_rate is {self.network_rate}, wanted bytes a second, or 0")
         if self.wal_directory is not None and self.object_log is not None:
             raise ValueError("wal_directory and object_log are both given, wanted at most one")
 
@@ -103,7 +116,8 @@ class StreamClient(ClosedAtExit):
     Safe for many concurrent calls on one event loop. A client that was opened without `node_id`
     only reads. `controllers`, `store` and `reader` are its parts; look-ups by time, many streams at
     once and statistics are the reader's. `recovery` says what was found in the write-ahead log when
-    it was opened, None without one. Every call raises subclasses of `BrokerClientError`, of
+    it was opened, None without one. `background_compaction` is None where it is switched off.
+    Every call raises subclasses of `BrokerClientError`, of
     `StorageError` for failures of the bucket, and `TypeError` or `ValueError` for wrong arguments.
     """
 
@@ -116,8 +130,10 @@ class StreamClient(ClosedAtExit):
     _config: StreamClientConfig
     _epochs: dict[int, int]
     _closing: AsyncExitStack
+    _compacting: asyncio.Lock = field(default_factory=asyncio.Lock)
     _compactors: tuple[SetObjectCompactor, StreamObjectCompactor] | None = None
     _failovers: FailoverWorker | None = None
+    background_compaction: BackgroundCompaction | None = None
     recovery: RecoveryReport | None = None
 
     @classmethod
@@ -155,7 +171,12 @@ class StreamClient(ClosedAtExit):
             raise ValueError(f"{name} needs a node_id: a write-ahead log belongs to a node")
         async with AsyncExitStack() as closing:
             controllers = await closing.enter_async_context(
-                ControllerClient(endpoints, deadline_s=config.deadline_s, tls=tls)
+                ControllerClient(
+                    endpoints,
+                    deadline_s=config.deadline_s,
+                    tls=tls,
+                    network_rate=config.network_rate,
+                )
             )
             session = writer = log = failovers = None
             namespace = await controllers.object_namespace()
@@ -183,6 +204,8 @@ class StreamClient(ClosedAtExit):
             client._failovers = failovers
             if writer is not None and config.has_log:
                 client.recovery = await writer.recover()
+            if writer is not None and config.compaction_interval_s is not None:
+                client._start_background(config.compaction_interval_s, closing)
             client._closing = closing.pop_all()
             return client
 
@@ -198,7 +221,14 @@ class StreamClient(ClosedAtExit):
         finally:
             await self._stop()
 
+    def _start_background(self, interval_s: float, closing: AsyncExitStack) -> None:
+        self.background_compaction = BackgroundCompaction(self.compact, interval_s)
+        closing.push_async_callback(self.background_compaction.close)
+        self.background_compaction.start()
+
     async def _stop(self) -> None:
+        if self.background_compaction is not None:
+            await self.background_compaction.close()
         if self._compactors is not None:
             for one in self._compactors:
                 one.close()
@@ -380,9 +410,14 @@ class StreamClient(ClosedAtExit):
     async def compact(self) -> NodeCompaction:
         """Run one cycle of compaction: set objects first, then the node's stream objects.
 
-        What fails for one group or stream is in the reports. Raises `NodeFencedError` when a newer
+        Cycles follow each other, those in the background too. What fails for one group or stream is
+        in the reports. Raises `NodeFencedError` when a newer
         process of the node has registered.
         """
+        async with self._compacting:
+            return await self._compact()
+
+    async def _compact(self) -> NodeCompaction:
         session, heartbeat = self.session, self.writer.heartbeat
         if self._compactors is None:
             place = (self.controllers, session.node, session.namespace, self.store)

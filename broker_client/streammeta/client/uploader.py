@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+from streammeta.client.bandwidth import Grade
 from streammeta.client.batch import BatchCommit, BatchUpload, UploadedObject
 from streammeta.client.bucket_check import BucketCheck
 from streammeta.client.commit_pipeline import CommitPipeline
@@ -88,6 +89,7 @@ class Uploader:
     ) -> None:
         self._session = session
         self._tally = session.client.tally
+        self._network = session.client.network
         self._store = store
         self._bucket = BucketCheck(session.client, store.store, session.namespace)
         self._config = config
@@ -162,6 +164,7 @@ class Uploader:
         store, data = self._store.store, one.content.data
 
         async def put() -> None:
+            await self._network.sent.take(Grade.UPLOAD, len(data))
             began = time.monotonic()
             try:
                 await self._store.run(lambda: store.put(key, data))

@@ -28,7 +28,7 @@ class Compactor:
     """Base of the compactors: one cluster, its bucket, and the process in whose name it works.
 
     Ids of outputs are prepared in the name of `writer`. `is_busy` tells whether others want the
-    store now, see `StoreCalls`.
+    store now, see `StoreCalls`; its traffic is the last grade of the client's `network`.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Compactor:
         self._namespace = namespace
         self._config = config or CompactionConfig()
         self._bucket = BucketCheck(client, store, namespace)
-        self._calls = StoreCalls(store, self._config, is_busy)
+        self._calls = StoreCalls(store, self._config, is_busy, network=client.network)
         self._listing = Listing(client)
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
+from streammeta.client.bandwidth import Grade, Network
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.daemon_threads import DaemonThreads
 from streammeta.client.resources import ignore_failure, start_in
@@ -116,7 +117,7 @@ class StoreCalls:
     """Runs reads and writes of one compactor.
 
     `is_busy` tells whether others want the store now; by default, whether calls of others to the
-    same store are in flight.
+    same store are in flight. Transfers are the last grade of `network`.
     """
 
     def __init__(
@@ -125,8 +126,10 @@ class StoreCalls:
         config: CompactionConfig,
         is_busy: Callable[[], bool] | None = None,
         rng: random.Random | None = None,
+        network: Network | None = None,
     ) -> None:
         self.store = store
+        self._network = network or Network()
         self._is_busy = is_busy or self._others_are_calling
         self._patience = config.store_patience_s
         self._rng = rng or random.Random()
@@ -142,11 +145,13 @@ class StoreCalls:
     async def read(self, nbytes: int, work: Callable[[], ResultT]) -> ResultT:
         """Run a read of `nbytes` in a thread; repeat it while the store rejects it for now."""
         async with self._may_read:
+            await self._network.received.take(Grade.COMPACTION, nbytes)
             return await self._repeated(self._reads, nbytes, work)
 
     async def write(self, nbytes: int, work: Callable[[], ResultT]) -> ResultT:
         """Run a write of `nbytes` in a thread; repeat it while the store rejects it for now."""
         async with self._may_write:
+            await self._network.sent.take(Grade.COMPACTION, nbytes)
             return await self._repeated(self._writes, nbytes, work)
 
     async def compute(self, work: Callable[[], ResultT]) -> ResultT:
