@@ -26,6 +26,9 @@ HELM = Path(sys.executable).parent / "helm"
 VERSIONS = ("1.33", "1.37")
 """Kubernetes' releases whose schemas judge."""
 
+OPERATOR = "monitoring.coreos.com/"
+"""Kinds of the Prometheus operator, whose schemas are not Kubernetes' own."""
+
 NEEDED = {"clusterId": "demo", "store": "s3://bucket?region=eu-central-1"}
 SETS: dict[str, dict[str, str]] = {
     "tls": {"tls.secret": "certs", "storeSecret": "keys", "backupStore": "s3://copies"},
@@ -39,6 +42,15 @@ SETS: dict[str, dict[str, str]] = {
         "tolerations[0].operator": "Exists",
         "podAnnotations.team": "storage",
         "image.pullSecrets[0]": "registry",
+    },
+    "watched": {
+        "tls.secret": "certs",
+        "serviceAccount.annotations.eks\\.amazonaws\\.com/role-arn": "arn:aws:iam::1:role/a",
+        "podLabels.identity": "yes",
+        "serviceMonitor.enabled": "true",
+        "serviceMonitor.labels.release": "prometheus",
+        "prometheusRule.enabled": "true",
+        "prometheusRule.runbookBase": "https://docs.example.org/",
     },
 }
 
@@ -74,7 +86,8 @@ def test_helm_and_the_schemas_find_nothing(name: str) -> None:
     assert linted.returncode == 0, linted.stdout
     for version in VERSIONS:
         for each in rendered(SETS[name], version).values():
-            kubernetes_validate.validate(each, version, strict=True)
+            if not each["apiVersion"].startswith(OPERATOR):
+                kubernetes_validate.validate(each, version, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +100,16 @@ def test_helm_and_the_schemas_find_nothing(name: str) -> None:
         ({"insecure": "true", "store": "file:///tmp"}, "store"),
         ({"insecure": "true", "repicas": "3"}, "repicas"),
         ({"insecure": "true", "options.node-id": "7"}, "options.node-id: the chart sets it"),
+        (
+            {
+                "insecure": "true",
+                "serviceAccount.create": "false",
+                "serviceAccount.annotations.a": "b",
+            },
+            "serviceAccount.annotations: needs serviceAccount.create",
+        ),
+        ({"insecure": "true", "serviceMonitor.interval": "often"}, "interval"),
+        ({"insecure": "true", "prometheusRule.runbookBase": "docs"}, "runbookBase"),
     ],
 )
 def test_values_of_no_use_are_refused_by_name(values: dict[str, str], told: str) -> None:
@@ -107,6 +130,64 @@ def test_controllers_find_each_other_before_any_is_ready() -> None:
     for service in (peers, objects["Service/demo"], objects["PodDisruptionBudget/demo"]):
         selected = service["spec"]["selector"].get("matchLabels", service["spec"]["selector"])
         assert selected.items() <= controllers["template"]["metadata"]["labels"].items()
+
+
+def test_pods_have_an_account_that_a_cloud_gives_its_identity() -> None:
+    account = rendered(SETS["watched"])["ServiceAccount/demo"]
+    assert account["metadata"]["annotations"] == {
+        "eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/a"
+    }
+    assert account["automountServiceAccountToken"] is False
+    assert pod(SETS["watched"])["serviceAccountName"] == "demo"
+    labels = rendered(SETS["watched"])["StatefulSet/demo"]["spec"]["template"]["metadata"]["labels"]
+    assert labels["identity"] == "yes"
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"serviceAccount.name": "mine"}, "mine"),
+        ({"serviceAccount.create": "false", "serviceAccount.name": "theirs"}, "theirs"),
+        ({"serviceAccount.create": "false"}, None),
+    ],
+)
+def test_an_account_of_another_maker_is_used_and_not_made(
+    values: dict[str, str], name: str | None
+) -> None:
+    given = {**SETS["tls"], **values}
+    assert pod(given).get("serviceAccountName") == name
+    accounts = [key for key in rendered(given) if key.startswith("ServiceAccount/")]
+    is_made = values.get("serviceAccount.create") != "false"
+    assert accounts == ([f"ServiceAccount/{name}"] if is_made else [])
+
+
+def test_the_operator_scrapes_each_controller_ready_or_not() -> None:
+    objects = rendered(SETS["watched"])
+    monitor = objects["ServiceMonitor/demo"]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert (endpoint["path"], endpoint["scheme"]) == ("/metrics", "http")
+    selected = monitor["spec"]["selector"]["matchLabels"].items()
+    services = [each for each in objects.values() if each["kind"] == "Service"]
+    found = [
+        service["metadata"]["name"]
+        for service in services
+        if selected <= service["metadata"]["labels"].items()
+        and endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    ]
+    assert found == ["demo-peers"]
+    assert not any(key.startswith("ServiceMonitor/") for key in rendered(SETS["tls"]))
+
+
+def test_the_rules_are_those_of_the_file_with_runbooks_where_they_are_published() -> None:
+    rule = rendered(SETS["watched"])["PrometheusRule/demo"]
+    wanted = yaml.safe_load((ROOT / "deploy/prometheus/streammeta.rules.yml").read_text())
+    for group in wanted["groups"]:
+        for each in group["rules"]:
+            notes = each["annotations"]
+            notes["runbook_url"] = f"https://docs.example.org/{notes['runbook_url']}"
+    assert rule["spec"] == wanted
+    assert not any(key.startswith("PrometheusRule/") for key in rendered(SETS["tls"]))
 
 
 def test_volumes_outlive_their_pods_and_never_become_empty_voters() -> None:

@@ -14,6 +14,15 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 
+{{- /* Account of the pods; empty: the namespace's default one. */ -}}
+{{- define "streammeta.account" -}}
+{{- if .Values.serviceAccount.create -}}
+{{ .Values.serviceAccount.name | default (include "streammeta.name" .) }}
+{{- else -}}
+{{ .Values.serviceAccount.name }}
+{{- end -}}
+{{- end -}}
+
 {{- define "streammeta.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
@@ -39,6 +48,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 {{- if and .Values.tls.secret .Values.insecure -}}
 {{- fail "insecure: must be false with tls.secret" -}}
+{{- end -}}
+{{- if and .Values.serviceAccount.annotations (not .Values.serviceAccount.create) -}}
+{{- fail "serviceAccount.annotations: needs serviceAccount.create, annotate an account of your own where it is made" -}}
 {{- end -}}
 {{- range $name := list "node-id" "cluster-id" "listen" "advertise" "peer-listen" "peer-advertise" "http-listen" "http-plain-text" "data-dir" "store" "backup-store" "tls-ca" "tls-cert" "tls-key" "insecure" -}}
 {{- if hasKey $.Values.options $name -}}
