@@ -107,4 +107,46 @@ BOUNDS = (
         """,
         Tested("tests/storage/test_storage_parsing.py::test_what_is_as_deep_as_may_be_is_read"),
     ),
+    Mutant(
+        "tls-sessions-go-on",
+        "A server gives tickets, by which a session goes on without the certificate.",
+        "a controller whose authority was removed comes back on the plane of peers",
+        """
+        streammeta.rpc.tls:
+        - context.num_tickets = 0
+        + context.num_tickets = 2
+        """,
+        Tested("tests/trust/test_tls_sessions.py::test_a_session_is_never_resumed"),
+    ),
+    Mutant(
+        "the-log-is-everybodys-to-read",
+        "Files of the log and of checkpoints are created with mode 0644.",
+        "another user of the machine reads keys and values",
+        """
+        streammeta.storage.private_files:
+        - FILE_MODE = 0o600
+        + FILE_MODE = 0o644
+        """,
+        Tested("tests/storage/test_storage_private_files.py"),
+    ),
+    Mutant(
+        "one-host-takes-all-places-of-peers",
+        "A host that is no voter's may have as many connections as all together.",
+        "plain text: a stranger's hellos hold all 96 places",
+        """
+        streammeta.controller.peers.server:
+        - (hosts[host], VOTER_HOST_MAX if is_voters else HOST_MAX, "this host has"),
+        """,
+        Tested("tests/quorum/test_peer_places.py::test_one_host_takes_no_more_than_its_share"),
+    ),
+    Mutant(
+        "strangers-take-the-places-of-voters",
+        "Hosts that are no voter's may have all places together.",
+        "twenty hosts with a few connections each",
+        """
+        streammeta.controller.peers.server:
+        - (0 if is_voters else others, OTHERS_MAX, "hosts that are no voter's have"),
+        """,
+        Tested("tests/quorum/test_peer_places.py::test_hosts_of_strangers_leave_places_for_voters"),
+    ),
 )

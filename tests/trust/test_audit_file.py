@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from streammeta.controller.trust.audit_check import split, verify
-from streammeta.controller.trust.audit_file import FILE_MODE, AuditFile, Entry, StandardOutput
+from streammeta.controller.trust.audit_file import AuditFile, Entry, StandardOutput
 from streammeta.storage.durable_files import DiskFullError, PosixFileSystem
 from tests.kit.crash_disk import CrashDisk, crashes
 from tests.trust.audit_lines import line
@@ -156,10 +156,10 @@ def test_a_crash_between_the_newline_of_a_torn_line_and_the_next_line() -> None:
     assert breaks(torn) == []
 
 
-def test_files_are_for_their_owner_and_its_group(tmp_path: Path) -> None:
+def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "audit.log"
-    AuditFile(PosixFileSystem(mode=FILE_MODE), path).append(entries(1))
-    assert stat.S_IMODE(path.stat().st_mode) & ~FILE_MODE == 0
+    AuditFile(PosixFileSystem(), path).append(entries(1))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert len(path.read_bytes().splitlines()) == 1
 
 

@@ -24,6 +24,7 @@ from streammeta.storage.backup_files import Folder, inventories
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.private_files import READABLE_MODE
 from streammeta.v1 import admin_pb2
 from streammeta.v1.admin_pb2_grpc import AdminServiceStub
 
@@ -175,7 +176,7 @@ def _write_metrics(file: Path, folder: Folder, damages: int) -> None:
         f"# HELP {name} {meaning}\n# TYPE {name} gauge\n{name}{{{labels}}} {value}\n"
         for (name, meaning), value in zip(VERIFY_METRICS.items(), values, strict=True)
     )
-    replace_file(PosixFileSystem(), file, [text.encode()])
+    replace_file(PosixFileSystem(mode=READABLE_MODE), file, [text.encode()])
 
 
 @backup.command("status")

@@ -24,6 +24,7 @@ from streammeta.cli.tracing import exporting_traces
 from streammeta.reconcile.task_tracing import SERVICE
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.installation import optional_packages
+from streammeta.storage.private_files import READABLE_MODE
 
 if TYPE_CHECKING:
     from streammeta.reconcile.watch import Round
@@ -114,7 +115,7 @@ def watch_command(
         click.echo(_line(one), err=True)
         if metrics_file is not None:
             text = exposition(one, place)
-            replace_file(PosixFileSystem(), metrics_file, [text.encode()])
+            replace_file(PosixFileSystem(mode=READABLE_MODE), metrics_file, [text.encode()])
         tell_controllers(run_of_round(one), planned.connect, planned.tls)
 
     with exporting_traces(SERVICE, wanted=tracing), ending_event() as ending:

@@ -288,7 +288,7 @@ def _fence(objects: ObjectStore, plan: RecoveryPlan, audit_log: Path | None) -> 
 def _record(path: Path | None, plan: RecoveryPlan, verdict: str) -> None:
     """Add a line to an audit log, durably."""
     from streammeta.controller.trust.audit import AuditLine, Verdict
-    from streammeta.controller.trust.audit_file import FILE_MODE, AuditFile, Entry
+    from streammeta.controller.trust.audit_file import AuditFile, Entry
 
     if path is None:
         return
@@ -302,7 +302,7 @@ def _record(path: Path | None, plan: RecoveryPlan, verdict: str) -> None:
         target={"generation": plan.generation, "dead": plan.dead, "disk": plan.directory_id},
         offset=plan.from_end_offset,
     )
-    log = AuditFile(PosixFileSystem(mode=FILE_MODE), path)
+    log = AuditFile(PosixFileSystem(), path)
     try:
         log.append([Entry(line)])
         log.sync()

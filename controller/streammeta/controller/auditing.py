@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from streammeta.controller.config import ConfigError, ControllerConfig
-from streammeta.controller.trust.audit_file import FILE_MODE, AuditFile, AuditLog, StandardOutput
+from streammeta.controller.trust.audit_file import AuditFile, AuditLog, StandardOutput
 from streammeta.controller.trust.audit_writer import AuditWriter
 from streammeta.controller.trust.auditor import Auditor, Clock, Office
 from streammeta.storage.durable_files import PosixFileSystem
@@ -102,6 +102,6 @@ def _opened(path: Path) -> AuditLog:
     if path == STANDARD_OUTPUT:
         return StandardOutput()
     try:
-        return AuditFile(PosixFileSystem(mode=FILE_MODE), path.absolute())
+        return AuditFile(PosixFileSystem(), path.absolute())
     except OSError as error:
         raise ConfigError(f"audit-log: {path} can't be opened: {error}; {_WANTED}") from error

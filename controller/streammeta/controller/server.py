@@ -250,7 +250,7 @@ class ControllerNode:
             clock=clock,
             checkpoints=_checkpoint_limits(config),
         )
-        self._peers = PeerServer(self._driver, identity, self._tls.peers, addresses.greeted)
+        self._peers = PeerServer(self._driver, identity, self._tls.peers, addresses)
         self._controller.bind(self._driver)
         self._health = health.aio.HealthServicer()
         self._sessions = Sessions(config.session_timeout_ms)

@@ -11,12 +11,13 @@ import structlog
 from streammeta.controller.config import ControllerConfig
 from streammeta.storage.installation import DISTRIBUTION
 from streammeta.storage.object_store.address import without_secrets
+from streammeta.storage.private_files import advise_private
 
 _log = structlog.get_logger(component="server")
 
 
 def log_start(config: ControllerConfig) -> None:
-    """Log version and settings; the store's address without its secrets."""
+    """Log version and settings, the store's address without its secrets, and open files."""
     settings = asdict(config)
     del settings["node_id"], settings["cluster_id"]
     settings["store_uri"] = without_secrets(config.store_uri)
@@ -43,3 +44,11 @@ def log_start(config: ControllerConfig) -> None:
             advice="a restore to a point that is older than --delete-delay-ms loses records that "
             "were trimmed or deleted since; raise --delete-delay-ms to keep their objects longer",
         )
+    _warn_of_open_files(config)
+
+
+def _warn_of_open_files(config: ControllerConfig) -> None:
+    """Log which of the controller's data other users of this machine can read."""
+    for path in (config.data_dir, config.audit_log):
+        if path is not None and (cure := advise_private(path)) is not None:
+            _log.warning("data_open_to_others", path=str(path), cure=cure)

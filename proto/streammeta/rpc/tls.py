@@ -63,6 +63,9 @@ class TlsContents:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         context.minimum_version = ssl.TLSVersion.TLSv1_3
+        if protocol == ssl.PROTOCOL_TLS_SERVER:
+            # A session that goes on would pass over an authority that was removed since.
+            context.num_tickets = 0
         try:
             context.load_verify_locations(cadata=self.ca.decode("ascii", "ignore"))
         except (OSError, ValueError) as error:

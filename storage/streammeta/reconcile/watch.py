@@ -37,6 +37,7 @@ from streammeta.rpc import tracing
 from streammeta.storage import json_files
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.errors import CorruptObjectError, StorageError
+from streammeta.storage.private_files import READABLE_MODE
 
 STATUS_FILE = "status.json"
 LOCK_FILE = "watch.lock"
@@ -142,7 +143,7 @@ def watch(
             last = _one_round(config, ending, last_success_ms, progress)
             last_success_ms = last.last_success_ms
             text = json_files.encode(_status_of(last))
-            replace_file(PosixFileSystem(), folder / STATUS_FILE, [text])
+            replace_file(PosixFileSystem(mode=READABLE_MODE), folder / STATUS_FILE, [text])
             tell(last)
             _forget(folder, config.kept)
             if number == config.rounds or ending.wait(config.interval_s):

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from streammeta.storage.private_files import DIRECTORY_MODE, FILE_MODE
+
 _PIECE_BYTES = 1 << 20
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -103,7 +105,7 @@ class PosixFile:
     """
 
     def __init__(
-        self, path: Path, *, create: bool, read_only: bool = False, mode: int = 0o644
+        self, path: Path, *, create: bool, read_only: bool = False, mode: int = FILE_MODE
     ) -> None:
         flags = os.O_RDONLY if read_only else os.O_RDWR | (os.O_CREAT if create else 0)
         with _TellingNoRoom(path):
@@ -155,7 +157,7 @@ class PosixLock:
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
-        self._fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -181,7 +183,7 @@ class PosixLock:
 class PosixFileSystem:
     """The machine's file system."""
 
-    def __init__(self, *, read_only: bool = False, mode: int = 0o644) -> None:
+    def __init__(self, *, read_only: bool = False, mode: int = FILE_MODE) -> None:
         """With `read_only`, files are opened for reading and a lock leaves no trace.
 
         `mode` is that of new files.
@@ -202,7 +204,7 @@ class PosixFileSystem:
             return
         self.make_directory(directory.parent)
         with _TellingNoRoom(directory):
-            directory.mkdir(exist_ok=True)
+            directory.mkdir(DIRECTORY_MODE, exist_ok=True)
         self.sync_directory(directory.parent)
 
     def open(self, path: Path, *, create: bool = False) -> File:

@@ -36,6 +36,7 @@ from streammeta.client.write_ahead_log.files import STATE_NAME, read_state_heade
 from streammeta.client.write_ahead_log.quarantine import quarantine
 from streammeta.storage.durable_files import DiskFullError, FileSystem, Lock, PosixFileSystem
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch
+from streammeta.storage.private_files import advise_private
 from streammeta.storage.segmented_log import FRAME_HEADER_SIZE
 
 _log = logging.getLogger(__name__)
@@ -154,6 +155,8 @@ class WriteAheadLog(ClosedAtExit):
                 missing = 0
                 if damage == "quarantine":
                     missing = quarantine(disk_files, path, identity)
+                if (cure := advise_private(path)) is not None:
+                    _log.warning("other users can read the write-ahead log, run: %s", cure)
                 disk = DiskLog.open(disk_files, path, identity, bounds)
                 disk.lost += missing
                 return disk, lock

@@ -41,8 +41,6 @@ class ServerCertificates:
 def _context(contents: TlsContents, *, asks_clients: bool) -> ssl.SSLContext:
     context = contents.context(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["h2"])
-    # A session that goes on would pass over an authority that was removed.
-    context.num_tickets = 0
     if not asks_clients:
         context.verify_mode = ssl.CERT_NONE
     return context

@@ -47,6 +47,11 @@ class PeerAddresses:
         self._voters = voters
         self._known.clear()
 
+    def of_voters(self) -> set[str]:
+        """Return all addresses of voters for peers: in the log, given as seeds, and overrides."""
+        in_log = {voter.endpoint for voter in self._voters}
+        return in_log.union(self._seeds.values(), self._overrides.values())
+
     def learn_leader(self, node_id: NodeId, endpoint: str, client_endpoint: str) -> None:
         """Note the leader's addresses in an answer; ignore malformed and empty ones."""
         known = self._told_of_leader(node_id)

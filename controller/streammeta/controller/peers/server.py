@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -21,6 +21,7 @@ from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.features import UNTOLD
 from streammeta.controller.ids import NodeId
 from streammeta.controller.listener import Listener
+from streammeta.controller.peers.addresses import PeerAddresses
 from streammeta.controller.peers.connection import FramedConnection, ProtocolError
 from streammeta.controller.peers.dialled import IN_FLIGHT_MAX, Identity
 from streammeta.controller.peers.frames import (
@@ -42,6 +43,7 @@ from streammeta.controller.peers.hello import (
     Refusal,
 )
 from streammeta.controller.peers.tls import PeerTls, StrangerError
+from streammeta.controller.peers.voter_hosts import VoterHosts
 from streammeta.controller.peers.wire import decode_request, encode_answer
 from streammeta.controller.quorum.messages import Request, Response
 from streammeta.controller.runtime.interfaces import Endpoints, Reply
@@ -52,6 +54,15 @@ CONNECTIONS_MAX = 96
 
 With the handshakes under way they are fewer than the file descriptors kept from clients.
 """
+
+OTHERS_MAX = 64
+"""The same of all hosts that are no voter's: the rest is for voters."""
+
+HOST_MAX = 32
+"""The same of one host that is no voter's."""
+
+VOTER_HOST_MAX = 48
+"""The same of one voter's host, where several controllers may run."""
 
 SILENT_MAX = 64
 """Connections whose hello has not come; more are closed as soon as they are made."""
@@ -138,20 +149,23 @@ class PeerServer:
         replica: Replica,
         identity: Identity,
         tls: PeerTls | None = None,
-        on_hello: Callable[[NodeId, str], None] = lambda node_id, client_endpoint: None,
+        addresses: PeerAddresses | None = None,
     ) -> None:
         """Take the replica, and its name for the hello.
 
-        `tls` is used for every new connection; None: plain text. `on_hello` is given the node that
-        has connected and where clients reach it.
+        `tls` is used for every new connection; None: plain text. `addresses` says which hosts are
+        voters', and hears where clients reach a node that has connected.
         """
-        self.on_hello = on_hello
+        self._addresses = addresses
+        self._voter_hosts = VoterHosts(addresses.of_voters if addresses else tuple)
+        self._looking: asyncio.Task[None] | None = None
         self.replica = replica
         self.identity = identity
         self.tls = tls or PeerTls()
         self.versions = PeerVersions(identity.node_id, identity.software)
         self._listener: Listener | None = None
-        self._connections: set[_AcceptedConnection] = set()
+        self._connections: dict[_AcceptedConnection, str] = {}
+        """Those that are open, each with its host."""
         self._silent: dict[_AcceptedConnection, str] = {}
         """Those whose hello has not come, each with its host."""
         self._all_left = asyncio.Event()
@@ -176,10 +190,13 @@ class PeerServer:
             OSError: the address is taken, or is none of this host's.
         """
         self._listener = Listener(self.tls, lambda _: _AcceptedConnection(self), self.complain)
+        self._looking = asyncio.create_task(self._voter_hosts.run())
         return await self._listener.start(address)
 
     async def stop(self) -> None:
         """Stop listening, and disconnect once the answers that were made have left."""
+        if self._looking is not None:
+            self._looking.cancel()
         if self._listener is not None:
             await self._listener.stop()
         for connection in self._connections:
@@ -204,15 +221,19 @@ class PeerServer:
 
     def admit(self, connection: _AcceptedConnection, host: str) -> str:
         """Take a connection, which has said nothing yet; return why there is no room, or ""."""
-        silent = Counter(self._silent.values())
+        silent, hosts = Counter(self._silent.values()), Counter(self._connections.values())
+        is_voters = host in self._voter_hosts
+        others = sum(count for name, count in hosts.items() if name not in self._voter_hosts)
         for count, limit, what in (
+            (hosts[host], VOTER_HOST_MAX if is_voters else HOST_MAX, "this host has"),
+            (0 if is_voters else others, OTHERS_MAX, "hosts that are no voter's have"),
             (len(self._connections), CONNECTIONS_MAX, "there are"),
             (silent.total(), SILENT_MAX, "without a hello there are"),
             (silent[host], SILENT_MAX_PER_HOST, "without a hello this host has"),
         ):
             if count >= limit:
                 return f"{what} {count}"
-        self._connections.add(connection)
+        self._connections[connection] = host
         self._silent[connection] = host
         self._all_left.clear()
         return ""
@@ -238,13 +259,17 @@ class PeerServer:
     def _end_turn(self) -> None:
         self._in_turn = None
 
-    def greeted(self, connection: _AcceptedConnection) -> None:
+    def greeted(
+        self, connection: _AcceptedConnection, sender: NodeId, client_endpoint: str
+    ) -> None:
         """Note that a connection's hello was taken."""
         self._silent.pop(connection, None)
+        if self._addresses is not None:
+            self._addresses.greeted(sender, client_endpoint)
 
     def leave(self, connection: _AcceptedConnection) -> None:
         """Forget a connection."""
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         self._silent.pop(connection, None)
         if not self._connections:
             self._all_left.set()
@@ -387,9 +412,8 @@ class _AcceptedConnection(FramedConnection):
         if self._certified is not None:
             self._timer = self._loop.call_later(self._server.tls.age_ms / 1000, self._on_aged)
         self._sender, self._software = hello.sender, hello.software
-        self._server.greeted(self)
+        self._server.greeted(self, hello.sender, hello.client_endpoint)
         self._server.versions.connected(hello.sender, hello.software)
-        self._server.on_hello(hello.sender, hello.client_endpoint)
         is_bulk = hello.purpose is Purpose.BULK
         self.parser.expect(BULK_REQUESTS if is_bulk else CONTROL_REQUESTS)
 

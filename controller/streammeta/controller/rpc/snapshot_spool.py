@@ -19,6 +19,7 @@ from typing import BinaryIO
 import structlog
 
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError
+from streammeta.storage.private_files import FILE_MODE
 
 FREE_BYTES_MIN = 256 << 20
 """Room on the disk that is left to the log, in bytes."""
@@ -35,6 +36,10 @@ def free_bytes(directory: Path) -> int:
     """Return the room on the disk of a directory, in bytes."""
     found = os.statvfs(directory)
     return found.f_bavail * found.f_frsize
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, FILE_MODE)
 
 
 class SnapshotSpool:
@@ -58,7 +63,7 @@ class SnapshotSpool:
     def file(self) -> Iterator[SpoolFile]:
         """Give an empty file, which is gone after the block."""
         path = self._directory / f"snapshot-{os.getpid()}-{next(self._numbers)}.spool"
-        with path.open("xb+") as file:
+        with open(path, "xb+", opener=_open_private) as file:
             path.unlink()
             yield SpoolFile(file, self._room)
 

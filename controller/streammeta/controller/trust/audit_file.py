@@ -18,9 +18,6 @@ from streammeta.controller.trust.audit import AuditLine, Chain, line_hash
 from streammeta.storage.durable_files import File, FileSystem
 from streammeta.storage.parsing import parse_json
 
-FILE_MODE = 0o640
-"""Readable by its owner's group: auditors. Of new files."""
-
 FILE_BYTES = 128 << 20
 """Size at which a file is renamed, in bytes."""
 

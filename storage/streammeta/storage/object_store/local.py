@@ -59,6 +59,7 @@ from streammeta.storage.object_store.local_files import (
     write_tags,
 )
 from streammeta.storage.object_store.reads import Scatter
+from streammeta.storage.private_files import DIRECTORY_MODE, FILE_MODE
 
 _RENAME_TRIES = 20
 
@@ -308,7 +309,7 @@ class LocalObjectStore:
         self._make_dirs(self._tmp)
         temporary = self._tmp / uuid.uuid4().hex
         try:
-            fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, FILE_MODE)
             try:
                 fill(fd)
                 if tags:
@@ -355,7 +356,7 @@ class LocalObjectStore:
         else:
             self._check_root()
         try:
-            folder.mkdir()
+            folder.mkdir(DIRECTORY_MODE)
         except FileExistsError:
             # FileNotFoundError if a delete has removed what another put had made: as in `_move`.
             if not stat.S_ISDIR(folder.stat().st_mode):
