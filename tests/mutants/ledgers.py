@@ -1,10 +1,11 @@
-"""Mutants of managed ledgers: changes of their list, reads inside of blocks, automatic offload."""
+"""Mutants of managed ledgers: lists, reads, automatic offload; and of other shapes side by side."""
 
 from tests.mutants.mutant import Mutant, Tested
 
 _CHANGES = "tests/brokers/test_pulsar_list_changes.py"
 _POLICIES = "tests/brokers/test_pulsar_policies.py"
 _AUTOMATIC = "tests/brokers/test_pulsar_automatic_offload.py"
+_SIDE_BY_SIDE = "tests/brokers/test_rocketmq_side_by_side.py"
 _READS = "tests/brokers/test_pulsar_block_reads.py"
 
 LEDGERS = (
@@ -282,5 +283,31 @@ LEDGERS = (
                   "policies can't be read, retrying in %g s: %s", self._interval_s, error
         """,
         Tested(f"{_AUTOMATIC}::test_policies_that_can_not_be_read_end_no_loop"),
+    ),
+    # ---- calls side by side in another shape ----
+    Mutant(
+        "two-uploads-of-one-index-file",
+        "Two checkpoints at once upload one index file twice, and destroy each other's bytes.",
+        "a look before an await and a change after it",
+        """
+        streammeta.brokers.rocketmq.key_index_service:
+        - async with self._storing:
+        + if True:
+              for begin in self.begins_ms:
+                  one = self._files[begin]
+                  if one.status is IndexStatus.SEALED and one.local is not None:
+        """,
+        Tested(f"{_SIDE_BY_SIDE}::test_an_index_file_is_uploaded_once_and_is_local_no_more"),
+    ),
+    Mutant(
+        "second-files-of-a-queue",
+        "Two first looks at a queue give it two sets of files, of which reads see one.",
+        "a look before an await and an entry after it",
+        """
+        streammeta.brokers.rocketmq.cluster_store:
+        - self.files.setdefault(queue, file)  # another call may have opened it meanwhile
+        + self.files[queue] = file
+        """,
+        Tested(f"{_SIDE_BY_SIDE}::test_two_first_looks_at_a_queue_find_the_same_files"),
     ),
 )

@@ -141,7 +141,7 @@ class QueueStore:
             self.keeper.table.add_topic(topic, now_ms=self._own_time_ms())
             file = MessageFile(self._place, queue, self.config.files)
             await file.open()
-            self.files[queue] = file
+            self.files.setdefault(queue, file)  # another call may have opened it meanwhile
         return self.files[queue]
 
     async def dispatcher(self, topic: str, queue_id: int, local: LocalQueue) -> Dispatcher:

@@ -336,8 +336,9 @@ class FlatFile:
             await segment.delete()
             self._place.keeper.table.delete_segments(self.path, self.kind, segment.base_offset)
             await self._place.keeper.save()
-            self._deleted.remove(segment)
-            finished += 1
+            if segment in self._deleted:  # another call may have finished it meanwhile
+                self._deleted.remove(segment)
+                finished += 1
         return finished
 
     def _noted(self, segment: FileSegment) -> SegmentMetadata | None:

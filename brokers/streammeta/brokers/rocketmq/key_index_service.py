@@ -6,6 +6,7 @@ in a shelf across restarts; a start opens a file of its own and seals those it f
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -153,6 +154,8 @@ class KeyIndexService:
         self._sizes = sizes
         self._files: dict[int, _IndexFile] = {}
         self._deleted: dict[int, FileSegment] = {}
+        self._storing = asyncio.Lock()
+        """Held by what writes or deletes stored files: one such work at a time."""
 
     @classmethod
     async def open(
@@ -263,10 +266,11 @@ class KeyIndexService:
 
     async def compact_oldest(self) -> bool:
         """Compact and upload the oldest sealed file; False: there is none, or the upload failed."""
-        for begin in self.begins_ms:
-            one = self._files[begin]
-            if one.status is IndexStatus.SEALED and one.local is not None:
-                return await self._upload(one, one.local)
+        async with self._storing:
+            for begin in self.begins_ms:
+                one = self._files[begin]
+                if one.status is IndexStatus.SEALED and one.local is not None:
+                    return await self._upload(one, one.local)
         return False
 
     async def _upload(self, one: _IndexFile, local: LocalIndex) -> bool:
@@ -287,6 +291,10 @@ class KeyIndexService:
 
         The newest file stays. May be repeated after any failure.
         """
+        async with self._storing:
+            return await self._expire(before_ms)
+
+    async def _expire(self, before_ms: int) -> int:
         for begin in self.begins_ms[:-1]:
             file = self._files[begin]
             if max(begin, file.last_ms) >= before_ms:
@@ -308,9 +316,10 @@ class KeyIndexService:
 
     async def flush(self) -> None:
         """Save the local files, so that the next start finds them."""
-        for one in list(self._files.values()):  # puts may open further ones meanwhile
-            if one.local is not None:
-                await self._shelf.save(one.begin_ms, one.local.encode())
+        async with self._storing:
+            for one in list(self._files.values()):  # puts may open further ones meanwhile
+                if one.local is not None:
+                    await self._shelf.save(one.begin_ms, one.local.encode())
 
     async def compacted(self) -> list[tuple[int, int, bytes]]:
         """Return begin, end and compacted form of all files that have items, oldest first."""
