@@ -94,6 +94,10 @@ def test_headers_may_come_in_parts_with_padding_and_priority(client: Client) -> 
         ([grant(0, 0)], "PROTOCOL_ERROR"),
         ([grant(0, STREAM_ID_MAX)], "FLOW_CONTROL_ERROR"),
         ([setting(Setting.INITIAL_WINDOW_SIZE, 1 << 31)], "FLOW_CONTROL_ERROR"),
+        (
+            [opened(1), grant(1, 1 << 30), setting(Setting.INITIAL_WINDOW_SIZE, 1 << 30)],
+            "FLOW_CONTROL_ERROR",
+        ),
         ([setting(Setting.MAX_FRAME_SIZE, FRAME_BYTES_MAX - 1)], "PROTOCOL_ERROR"),
         ([setting(Setting.ENABLE_PUSH, 2)], "PROTOCOL_ERROR"),
     ],

@@ -432,10 +432,18 @@ class Session(Outflow):
                 self._table_notice = NO_TABLE
             elif key == Setting.ENABLE_PUSH and value > 1:
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value}")
+        if window > self._initial_window:
+            self._require_windows(window)
         # A client applies its settings once they are acknowledged: until then data that only they
         # allow breaks its rules (RFC 9113, 6.5.3).
         self.out.append(frame(Kind.SETTINGS, Flag.ACK, 0))
         self._change_initial_window(window)
+
+    def _require_windows(self, initial: int) -> None:
+        """Raise Http2Error if a window of some stream would be longer than any may be (6.9.2)."""
+        self.spent += len(self.streams) // _SETTINGS_A_UNIT
+        if any(stream.window + initial > WINDOW_MAX for stream in self.streams.values()):
+            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, f"windows beyond {WINDOW_MAX} bytes")
 
     # -- what goes
 
