@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 import pytest
 
-from streammeta.brokers.pulsar.blobs import BlobError, MemoryBlobs
+from streammeta.brokers.pulsar.blobs import BlobError, MemoryBlobs, MemoryUpload
 from streammeta.brokers.pulsar.blocks import PADDING, BlockHeader, Entry
 from streammeta.brokers.pulsar.index_block import StreamingIndexBlock
 from streammeta.brokers.pulsar.ledger_list import ManagedLedger
@@ -147,6 +148,44 @@ async def test_a_segment_that_fails_leaves_nothing_and_takes_nothing(failing: st
         await segment.finish()
     assert not blobs.kept
     assert segment.offer(1, Entry(4, b"")) is OfferResult.FAIL_SEGMENT_CLOSED
+
+
+class _Slow(MemoryBlobs):
+    """Uploads that let others run."""
+
+    async def begin(self, name: str, metadata: Mapping[str, str]) -> MemoryUpload:
+        await asyncio.sleep(0)
+        return _SlowUpload(self, name, dict(metadata))
+
+
+class _SlowUpload(MemoryUpload):
+    async def part(self, number: int, data: bytes) -> None:
+        await asyncio.sleep(0)
+        self.blobs.check(f"part {number}")
+        await super().part(number, data)
+
+
+async def test_uploads_of_one_segment_take_turns() -> None:
+    blobs, rows = _Slow(), _rows(1, 0, [100] * 20)
+    segment = StreamingSegment(blobs, _uuid(1), 1, 0, limits=SegmentLimits(1 << 30, 1 << 20, 300))
+    for ledger_id, entry in rows:
+        assert segment.offer(ledger_id, entry) is OfferResult.SUCCESS
+    await asyncio.gather(segment.upload_blocks(), segment.upload_blocks(), segment.finish())
+    handle = await Segments(blobs).open(1, [_uuid(1)])
+    assert await handle.read(0, 19) == [entry for _, entry in rows]
+
+
+async def test_a_segment_that_fails_beside_its_end_is_not_finished() -> None:
+    blobs = _Slow(fails={"part 2"})
+    segment = StreamingSegment(blobs, _uuid(1), 1, 0, limits=SegmentLimits(1 << 30, 1 << 20, 300))
+    for ledger_id, entry in _rows(1, 0, [100] * 20):
+        segment.offer(ledger_id, entry)
+    jobs = [segment.upload_blocks(), segment.finish()]
+    failed, refused = await asyncio.gather(*jobs, return_exceptions=True)
+    assert isinstance(failed, BlobError)
+    assert isinstance(refused, ValueError)
+    assert "is abandoned" in str(refused)
+    assert not blobs.kept
 
 
 async def test_the_index_says_what_is_known_of_a_closed_ledger() -> None:

@@ -284,6 +284,18 @@ LEDGERS = (
         """,
         Tested(f"{_AUTOMATIC}::test_policies_that_can_not_be_read_end_no_loop"),
     ),
+    Mutant(
+        "uploads-of-a-segment-at-once",
+        "Two uploads of one segment mix their blocks, and its index names other bytes.",
+        "a position that is read before an await, without a lock",
+        """
+        streammeta.brokers.pulsar.streaming:
+        - async with self._uploading:
+        + if True:
+              while self._waiting_bytes >= self._limits.block_bytes:
+        """,
+        Tested("tests/brokers/test_pulsar_streaming.py::test_uploads_of_one_segment_take_turns"),
+    ),
     # ---- calls side by side in another shape ----
     Mutant(
         "two-uploads-of-one-index-file",

@@ -7,6 +7,7 @@ Source: the streaming half of `BlobStoreManagedLedgerOffloader`, and `BufferedOf
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
@@ -98,7 +99,8 @@ class StreamingSegment:
         self._next = (first_ledger, first_entry)
         self._waiting: deque[tuple[int, Entry]] = deque()
         self._waiting_bytes = self._bytes = self._taken = 0
-        self._is_finished = False
+        self._is_finished = self._is_abandoned = False
+        self._uploading = asyncio.Lock()
         self._upload: BlobUpload | None = None
         self._parts = 0
         self._size = 0
@@ -136,40 +138,45 @@ class StreamingSegment:
         return OfferResult.SUCCESS
 
     async def upload_blocks(self) -> None:
-        """Upload what waits in whole blocks, until less than one is left.
+        """Upload what waits in whole blocks, until less than one is left; calls take turns.
 
         Raises:
+            ValueError: the segment is abandoned.
             BlobError: the store failed; nothing of the segment is left, unless it can't be deleted
                 either, and it takes no more entries.
         """
-        while self._waiting_bytes >= self._limits.block_bytes:
-            await self._undone_if_it_fails(self._upload_block)
+        async with self._uploading:
+            while self._waiting_bytes >= self._limits.block_bytes:
+                await self._undone_if_it_fails(self._upload_block)
 
     async def finish(self) -> SegmentEnd:
         """Close the segment, write the rest of its data, then its index; return the last entry.
 
         Raises:
-            ValueError: the segment is empty or was finished before.
+            ValueError: the segment is empty, abandoned, or was finished before.
             BlobError: as `upload_blocks`.
         """
         if not self._taken or self._is_finished:
             said = "is finished" if self._is_finished else "is empty"
             raise ValueError(f"segment {self.uuid} {said}, wanted one with entries to finish")
         self._is_finished = True
-        while self._waiting:
-            await self._undone_if_it_fails(self._upload_block)
-        await self._undone_if_it_fails(self._complete)
+        async with self._uploading:
+            while self._waiting:
+                await self._undone_if_it_fails(self._upload_block)
+            await self._undone_if_it_fails(self._complete)
         ledger_id, entry_id = self._next
         return SegmentEnd(ledger_id, entry_id - 1)
 
     async def abandon(self) -> None:
         """Take no more entries and delete what was uploaded; raise `BlobError` if some is left."""
-        self._is_finished = True
+        self._is_finished = self._is_abandoned = True
         if self._upload is not None:
             await self._upload.abort()
         await self._blobs.delete([self._index_name, self._data_name])
 
     async def _undone_if_it_fails(self, step: Callable[[], Awaitable[None]]) -> None:
+        if self._is_abandoned:
+            raise ValueError(f"segment {self.uuid} is abandoned; offer its entries to another one")
         try:
             await step()
         except BaseException:
