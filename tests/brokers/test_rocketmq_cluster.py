@@ -5,24 +5,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from streammeta.brokers.rocketmq.cluster_metadata import TAG
-from streammeta.brokers.rocketmq.cluster_store import QueueStore, StoreConfig
+from streammeta.brokers.rocketmq.cluster_metadata import TAG, MetadataFencedError
+from streammeta.brokers.rocketmq.cluster_store import Backend, QueueStore, StoreConfig
 from streammeta.brokers.rocketmq.dispatch import GroupCommit
 from streammeta.brokers.rocketmq.fetch import FetchStatus
 from streammeta.brokers.rocketmq.key_index_service import IndexSizes, IndexStatus
 from streammeta.brokers.rocketmq.message import decode_message, with_physical_offset
 from streammeta.brokers.rocketmq.message_file import FileSizes
-from streammeta.brokers.rocketmq.metadata import HOUR_MS, METADATA_FILE, MetadataTable, Queue
-from streammeta.brokers.rocketmq.names import SegmentType, segment_path
+from streammeta.brokers.rocketmq.metadata import (
+    HOUR_MS,
+    METADATA_FILE,
+    MetadataTable,
+    Queue,
+    SegmentStatus,
+)
+from streammeta.brokers.rocketmq.names import SegmentType, chunk_prefix, segment_path
 from streammeta.brokers.rocketmq.segment_view import render
 from streammeta.brokers.rocketmq.upload_pool import PoolConfig
 from streammeta.cli.local_cluster import LocalCluster
 from streammeta.client import NodeFencedError, StreamClient
+from streammeta.storage.errors import BucketNotFoundError
+from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store.base import ObjectStore
 from tests.brokers.rocketmq_messages import STORED_MS, LocalMessages, key, message
 from tests.kit.fake_broker import until
 from tests.kit.real_cluster import raise_level, running_cluster
@@ -188,6 +197,8 @@ def test_a_store_deletes_by_itself_what_a_topic_reserves_no_more(cluster: LocalC
         short, default = (Queue(store.broker, topic, 0) for topic in ("X", "Y"))
 
         later = await broker.start(now_ms=STORED_MS + 20 * HOUR_MS)
+        with pytest.raises(MetadataFencedError, match="changed by another process"):
+            await store.expiry.expire_due()
         await until(lambda: not later.files[short].commit_log.segments, "the expiry")
         await assert_readable(later, "Y", 0, 60)
         await dispatched(later, {("X", 0): 70})
@@ -203,6 +214,57 @@ def test_a_store_deletes_by_itself_what_a_topic_reserves_no_more(cluster: LocalC
         assert await _streams(ahead) == named
 
     run(cluster, 11, scenario)
+
+
+def test_segments_in_chunks_of_a_bucket(cluster: LocalCluster, tmp_path: Path) -> None:
+    """They take no stream, are merged by the store, and outlive restarts and other backends."""
+    bucket = f"file://{tmp_path}/chunks"
+    chunks = replace(CONFIG, index=IndexSizes(50, 100), backend=Backend.CHUNKS, bucket=bucket)
+
+    async def scenario(broker: Broker) -> None:
+        keys = open_object_store(bucket)
+        with pytest.raises(BucketNotFoundError):
+            await broker.start(chunks)
+        (tmp_path / "chunks").mkdir()
+        store = await broker.start(chunks)
+        await dispatched(store, {("B", 0): 120, ("B", 1): 60})
+        await store.checkpoint()
+        assert store.index.statuses[0] is IndexStatus.UPLOAD
+        assert await _streams(store) == set()
+
+        again = await broker.start(chunks)
+        await until(lambda: _unmerged(again, keys) == set(), "the merges")
+        for queue_id, end in ((0, 120), (1, 60)):
+            await assert_readable(again, "B", queue_id, end)
+        assert len(await again.fetcher.query("B", key(0), 99)) == 20
+        table = await render(again, "c", tmp_path / "view")
+        assert sum(one.kind is SegmentType.COMMIT_LOG for one in table.segments.values()) > 3
+        with pytest.raises((NodeFencedError, MetadataFencedError)):
+            await dispatched(store, {("B", 0): 121})  # leaves a message without an item
+
+        with pytest.raises(ValueError, match="segments of broker b12 lie in chunks; name the"):
+            await broker.start(CONFIG)
+        streams = await broker.start(replace(chunks, backend=Backend.STREAMS))
+        await dispatched(streams, {("B", 0): 240})
+        found = await streams.files[Queue(streams.broker, "B", 0)].read(0, 240)
+        assert [decode_message(one.data).queue_offset for one in found] == list(range(240))
+        assert await _streams(streams)
+
+        await streams.destroy("B")
+        assert {info.key for info in keys.list_objects() if "/B/" in info.key} == set()
+        assert not any(place[0].endswith("/B/0") for place in streams.keeper.streams)
+
+    run(cluster, 12, scenario)
+
+
+def _unmerged(store: QueueStore, bucket: ObjectStore) -> set[str]:
+    """Return the prefixes of sealed segments that have chunks."""
+    sealed = {
+        chunk_prefix("c", one.path, one.kind, one.base_offset)
+        for one in store.keeper.table.segments.values()
+        if one.status is SegmentStatus.SEALED and one.kind is not SegmentType.INDEX
+    }
+    return sealed & {info.key.partition("/chunk/")[0] for info in bucket.list_objects()}
 
 
 async def _streams(store: QueueStore) -> set[int]:

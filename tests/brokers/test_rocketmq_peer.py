@@ -235,6 +235,12 @@ class _File:
     async def read(self, position: int, length: int) -> bytes:
         return self._path.read_bytes()[position : position + length]
 
+    async def seal(self) -> None:
+        raise AssertionError("the peer's files are only read")
+
+    async def reload(self) -> int | None:
+        raise AssertionError("the peer's files are only read")
+
     async def destroy(self) -> None:
         raise AssertionError("the peer's files are only read")
 

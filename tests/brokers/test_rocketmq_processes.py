@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.brokers.rocketmq.cluster_store import QueueStore
+from streammeta.brokers.rocketmq.cluster_store import Backend, QueueStore
 from streammeta.brokers.rocketmq.consume_queue import ITEM_SIZE, decode_items
 from streammeta.brokers.rocketmq.message import decode_message, with_physical_offset
 from streammeta.brokers.rocketmq.message_file import MessageFile
 from streammeta.brokers.rocketmq.metadata import Queue
 from streammeta.cli.local_cluster import LocalCluster, start_child
 from streammeta.client import StreamClient
-from tests.brokers.clients.rocketmq_broker import CONFIG, QUEUES
+from tests.brokers.clients.rocketmq_broker import QUEUES, config_of
 from tests.brokers.rocketmq_messages import key, message
 from tests.kit.real_cluster import raise_level, running_cluster
 
@@ -26,9 +26,10 @@ _SCRIPT = Path(__file__).parent / "clients" / "rocketmq_broker.py"
 _ROOT = Path(__file__).parent.parent.parent
 
 
-def _killed(cluster: LocalCluster, commits: int) -> dict[tuple[str, int], int]:
+def _killed(cluster: LocalCluster, commits: int, bucket: str | None) -> dict[tuple[str, int], int]:
     """Run a broker until it has made so many commits, and kill it; return what it committed."""
     command = [sys.executable, str(_SCRIPT), ",".join(cluster.endpoints), cluster.store_uri, "9"]
+    command += [bucket] if bucket else []
     env = {**os.environ, "PYTHONPATH": str(_ROOT)}
     child = start_child("rocketmq", command, cluster.root / "rocketmq.log", env)
     ends: dict[tuple[str, int], int] = {}
@@ -43,10 +44,12 @@ def _killed(cluster: LocalCluster, commits: int) -> dict[tuple[str, int], int]:
     return ends
 
 
-async def _check(cluster: LocalCluster, ends: dict[tuple[str, int], int]) -> None:
+async def _check(
+    cluster: LocalCluster, ends: dict[tuple[str, int], int], bucket: str | None = None
+) -> None:
     """Assert that items point at their messages, and that nothing acknowledged is missing."""
     async with await StreamClient.open(cluster.endpoints, cluster.store_uri, node_id=9) as client:
-        store = await QueueStore.open(client, "c", "b", CONFIG)
+        store = await QueueStore.open(client, "c", "b", config_of(bucket))
         for (topic, queue_id), acknowledged in ends.items():
             file = store.files[Queue("b", topic, queue_id)]
             end = file.commit_offset
@@ -69,11 +72,16 @@ async def _message_at(file: MessageFile, place: int, size: int) -> bytes:
     return await file.commit_log.read(place, size)
 
 
-def test_what_is_dispatched_never_shows_before_its_data_over_kills(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", Backend)
+def test_what_is_dispatched_never_shows_before_its_data_over_kills(
+    tmp_path: Path, backend: Backend
+) -> None:
+    (tmp_path / "chunks").mkdir()
+    bucket = f"file://{tmp_path}/chunks" if backend is Backend.CHUNKS else None
     with running_cluster(tmp_path, 1) as cluster:
         raise_level(cluster, 3)
         ends: dict[tuple[str, int], int] = {}
         for commits in (7, 31, 12):
-            ends |= _killed(cluster, commits)
+            ends |= _killed(cluster, commits, bucket)
         assert set(ends) == set(QUEUES)
-        asyncio.run(_check(cluster, ends))
+        asyncio.run(_check(cluster, ends, bucket))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 from dataclasses import dataclass, field, replace
 
@@ -303,7 +304,8 @@ async def test_a_crash_at_any_step_loses_nothing_and_is_finished(is_done_first: 
         steps = world.steps
         steps.taken, steps.fails_at = 0, step
         steps.is_done_first, steps.is_crash = is_done_first, True
-        await expiry.expire_due()
+        with contextlib.suppress(DownError):
+            await expiry.expire_due()
         has_failed = steps.taken > step
 
         await world.restart()
@@ -346,7 +348,7 @@ async def test_a_queue_that_fails_holds_up_no_other(caplog: pytest.LogCaptureFix
         await fill(await world.file(queue), 8, NOW_MS)
     world.now_ms += 200 * HOUR_MS
     expiry = await world.expiry()
-    world.steps.taken, world.steps.fails_at = 0, 0
+    world.steps.taken, world.steps.fails_at = 0, 1  # the first one notes the time
     assert await expiry.expire_due() > 0
     assert f"expiry of queue {QUEUE.path} failed" in caplog.text
     assert await offsets(world.files[SHORT]) == []
@@ -485,7 +487,7 @@ async def test_an_index_file_whose_deletion_fails_goes_later() -> None:
         expiry._index.put("t", 1, 0, [f"k{number}"], number, 1, NOW_MS + number)
     assert await expiry._index.compact_oldest()
     world.now_ms += 200 * HOUR_MS
-    world.steps.taken, world.steps.fails_at = 0, 0
+    world.steps.taken, world.steps.fails_at = 0, 1  # the first one notes the time
     assert await expiry.expire_due() == 0
     assert len(world.shelf.gone) == 1
 

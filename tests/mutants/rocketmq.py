@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant, Tested
 
 _DISPATCH = "tests/brokers/test_rocketmq_dispatch.py"
 _RETENTION = "tests/brokers/test_rocketmq_retention.py"
+_CHUNKS = "tests/brokers/test_rocketmq_chunks.py"
 
 ROCKETMQ = (
     # ---- dispatch ----
@@ -175,5 +176,105 @@ ROCKETMQ = (
         + longest_ms = min(table.reserve_ms(topic, hours) for topic in ("", *table.topics))
         """,
         Tested(f"{_RETENTION}::test_index_files_go_once_no_topic_reserves_their_messages"),
+    ),
+    # ---- chunks ----
+    Mutant(
+        "full-segment-not-merged",
+        "The chunks of a full segment are never merged.",
+        "a backend whose seal nobody calls",
+        """
+        streammeta.brokers.rocketmq.flat_file:
+        - await segment.storage.seal()
+          return True
+        """,
+        Tested(f"{_CHUNKS}::test_sealed_segments_are_merged_and_unsealed_ones_are_not"),
+    ),
+    Mutant(
+        "unmerged-segment-not-recovered",
+        "A segment whose merge a crash interrupted stays in chunks.",
+        "a merge that only the writer begins",
+        """
+        streammeta.brokers.rocketmq.chunk_store:
+        - if is_sealed and chunk_prefix(self._cluster, *place) in left:
+        + if is_sealed and not left:
+        """,
+        Tested(f"{_CHUNKS}::test_what_was_not_merged_is_merged_after_a_restart"),
+    ),
+    Mutant(
+        "full-segment-not-sealed-at-start",
+        "A segment that was full before a crash is sealed and merged with the next message only.",
+        "a seal that the next append makes",
+        """
+        streammeta.brokers.rocketmq.flat_file:
+        - await self._seal_full()
+        """,
+        Tested(f"{_CHUNKS}::test_a_full_segment_that_was_not_sealed_is_sealed_and_merged_at_start"),
+    ),
+    Mutant(
+        "failed-merge-not-repeated",
+        "A segment whose merge fails once stays in chunks until the next start.",
+        "a task that forgets what it could not do",
+        """
+        streammeta.brokers.rocketmq.chunk_store:
+        - self._waiting.rotate(-1)
+        + self._waiting.popleft()
+          raise
+        """,
+        Tested(f"{_CHUNKS}::test_a_merge_that_fails_is_repeated_and_holds_up_no_other"),
+    ),
+    Mutant(
+        "merged-object-not-compared",
+        "Chunks are deleted though the merged object does not have all their bytes.",
+        "an upload that a server completes without a part",
+        """
+        streammeta.brokers.rocketmq.chunked_segment:
+        - if size != merged.size:
+        + if size > merged.size:
+        """,
+        Tested(f"{_CHUNKS}::test_a_merged_object_of_another_size_replaces_no_chunk"),
+    ),
+    Mutant(
+        "chunks-behind-the-merged-object-deleted",
+        "Opening a segment deletes chunks that are not in the merged object.",
+        "remains of a merge told by their names alone",
+        """
+        streammeta.brokers.rocketmq.chunked_segment:
+        - self._leftover = [chunk.key for chunk in chunks if chunk.end <= merged[0].end]
+        + self._leftover = [chunk.key for chunk in chunks]
+        """,
+        Tested(f"{_CHUNKS}::test_a_chunk_behind_the_merged_object_stays"),
+    ),
+    Mutant(
+        "write-without-an-answer-counts-by-its-size",
+        "A chunk of another writer counts as the own one, because it is as large.",
+        "settling a failed commit by its size alone",
+        """
+        streammeta.brokers.rocketmq.chunked_segment:
+        - self._has_other_writer = self._has_other_writer or stored != data
+        + self._has_other_writer = len(stored) != len(data)
+        """,
+        Tested(f"{_CHUNKS}::test_a_write_without_an_answer_counts_by_its_bytes"),
+    ),
+    Mutant(
+        "lost-chunk-shortens-the-queue",
+        "A bucket that lost the last chunk is taken for a shorter queue, which is written again.",
+        "the size of the last segment as the backend says it",
+        """
+        streammeta.brokers.rocketmq.flat_file:
+        - if size < one.size:
+        + if size < 0:
+        """,
+        Tested(f"{_CHUNKS}::test_a_bucket_that_lost_a_chunk_is_not_taken_for_a_shorter_queue"),
+    ),
+    Mutant(
+        "chunk-of-a-replaced-process-stops-the-queue",
+        "A write that a replaced process had under way stops the queue until a restart.",
+        "a lost race that is repeated",
+        """
+        streammeta.brokers.rocketmq.dispatch:
+        - if file.has_other_writer:
+        + if file.has_other_writer and file.append_offset < 0:
+        """,
+        Tested(f"{_CHUNKS}::test_a_chunk_of_a_replaced_process_holds_no_queue_up"),
     ),
 )

@@ -138,8 +138,8 @@ SHAPES = (
         "the source trusts the listing",
         """
         streammeta.brokers.rocketmq.chunked_segment:
-        - if one.start != end:
-        + if one.start < end:
+        - if chunk.start != end:
+        + if chunk.start < end:
         """,
         Tested(f"{_SEGMENTS}::test_chunks_that_do_not_follow_each_other_are_refused"),
     ),
@@ -162,7 +162,7 @@ SHAPES = (
         "settling a failed commit by its size alone",
         """
         streammeta.brokers.rocketmq.chunked_segment:
-        - self._has_other_writer = True
+        - self._has_other_writer = self._has_other_writer or stored != data
         + self._has_other_writer = False
         """,
         Tested(

@@ -1,14 +1,16 @@
 """A broker of RocketMQ's shape as a process: dispatches its local queues until it is killed.
 
-Usage: rocketmq_broker.py ENDPOINTS STORE NODE_ID. Prints a line for each queue and commit.
+Usage: rocketmq_broker.py ENDPOINTS STORE NODE_ID [BUCKET]. With a bucket its segments are chunks.
+Prints a line for each queue and commit.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import replace
 
-from streammeta.brokers.rocketmq.cluster_store import QueueStore, StoreConfig
+from streammeta.brokers.rocketmq.cluster_store import Backend, QueueStore, StoreConfig
 from streammeta.brokers.rocketmq.dispatch import GroupCommit
 from streammeta.brokers.rocketmq.key_index_service import IndexSizes
 from streammeta.brokers.rocketmq.message_file import FileSizes
@@ -43,11 +45,17 @@ async def _tend(store: QueueStore) -> None:
         await store.client.compact()
 
 
-async def _run(endpoints: list[str], bucket: str, node_id: int) -> None:
-    async with await StreamClient.open(endpoints, bucket, node_id=node_id) as client:
-        store = await QueueStore.open(client, "c", "b", CONFIG)
+def config_of(bucket: str | None) -> StoreConfig:
+    """Return the configuration for segments in streams, or in chunks of a bucket."""
+    return CONFIG if bucket is None else replace(CONFIG, backend=Backend.CHUNKS, bucket=bucket)
+
+
+async def _run(endpoints: list[str], store_uri: str, node_id: int, bucket: str | None) -> None:
+    async with await StreamClient.open(endpoints, store_uri, node_id=node_id) as client:
+        store = await QueueStore.open(client, "c", "b", config_of(bucket))
         await asyncio.gather(_tend(store), *(_dispatch(store, *queue) for queue in QUEUES))
 
 
 if __name__ == "__main__":
-    asyncio.run(_run(sys.argv[1].split(","), sys.argv[2], int(sys.argv[3])))
+    endpoints, store_uri, node_id, *rest = sys.argv[1:]
+    asyncio.run(_run(endpoints.split(","), store_uri, int(node_id), rest[0] if rest else None))

@@ -8,13 +8,21 @@ is not. A crash leaves the chunks, or both; opening finds out which.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from streammeta.brokers.rocketmq.storage import SegmentWriteError, TimeBounds
+from streammeta.brokers.rocketmq.storage import OtherWriterError, SegmentWriteError, TimeBounds
 from streammeta.client.daemon_threads import run_blocking
-from streammeta.storage.errors import ObjectExistsError, StorageError, StoreUnavailableError
+from streammeta.storage.errors import (
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StorageError,
+    StoreUnavailableError,
+)
 from streammeta.storage.object_store.base import (
+    MAX_PARTS,
     MIN_PART_SIZE,
     MultipartUpload,
     ObjectStore,
@@ -60,32 +68,47 @@ class ChunkedSegment:
         self._prefix = prefix.rstrip("/")
         self._chunks: list[Chunk] = []
         self._merged: Chunk | None = None
+        self._leftover: list[str] = []
+        """Keys of chunks that are merged, and not deleted yet."""
+        self._uncertain: tuple[str, bytes] | None = None
+        """Key and bytes of a write whose outcome is not known."""
         self._has_other_writer = False
 
     @classmethod
     async def open(cls, store: ObjectStore, prefix: str) -> ChunkedSegment:
         """Find the objects of a segment; chunks that were merged before a crash are deleted.
 
+        Chunks that can't be deleted now are left to `seal`.
+
         Raises:
             ChunkLayoutError: two merged objects, or a gap or an overlap between chunks.
             StorageError: the store can't be listed; nothing is taken for empty then.
         """
         segment = cls(store, prefix)
-        merged = await segment._listed("segment/segment-")
-        if len(merged) > 1:
-            raise ChunkLayoutError(f"{prefix} has {len(merged)} merged objects, wanted one at most")
-        chunks = await segment._listed("chunk/chunk-")
-        if merged:
-            segment._merged = merged[0]
-            await segment._delete([one.key for one in chunks])
-            return segment
-        end = 0
-        for one in chunks:
-            if one.start != end:
-                raise ChunkLayoutError(f"chunk {one.key} begins at {one.start}, wanted {end}")
-            end = one.end
-        segment._chunks = chunks
+        await segment._load()
+        with contextlib.suppress(StorageError):
+            await segment._delete_leftover()
         return segment
+
+    async def _load(self) -> None:
+        """List the objects, and take over what they say."""
+        merged = await self._listed("segment/segment-")
+        if len(merged) > 1:
+            raise ChunkLayoutError(
+                f"{self._prefix} has {len(merged)} merged objects, wanted one at most"
+            )
+        chunks = await self._listed("chunk/chunk-")
+        if merged:
+            # A chunk that reaches beyond the merged object is not in it, and stays.
+            self._merged, self._chunks = merged[0], []
+            self._leftover = [chunk.key for chunk in chunks if chunk.end <= merged[0].end]
+            return
+        end = 0
+        for chunk in chunks:
+            if chunk.start != end:
+                raise ChunkLayoutError(f"chunk {chunk.key} begins at {chunk.start}, wanted {end}")
+            end = chunk.end
+        self._merged, self._chunks, self._leftover = None, chunks, []
 
     @property
     def is_sealed(self) -> bool:
@@ -107,16 +130,36 @@ class ChunkedSegment:
     async def size(self) -> int | None:
         """Return the number of stored bytes, None if the store does not answer.
 
-        Also None after a write met a chunk of another writer: the size counts foreign bytes then.
+        Raises `OtherWriterError` after another writer stored a chunk where this one writes: the
+        size counts foreign bytes then.
         """
-        if self._has_other_writer:
-            return None
         if self._merged is None:
             try:
-                self._chunks = await self._listed("chunk/chunk-")
+                await self._load()
+                await self._settle()
             except StorageError:
                 return None
+        if self._has_other_writer:
+            raise OtherWriterError(f"another writer stored a chunk of {self._prefix}")
         return self.end
+
+    async def reload(self) -> int | None:
+        """Return the number of stored bytes, whoever wrote them, None if the store does not answer.
+
+        Later writes continue there.
+        """
+        self._has_other_writer, self._uncertain = False, None
+        return await self.size()
+
+    async def _settle(self) -> None:
+        """Find out whose chunk lies where a write had no answer: its size alone does not say."""
+        if self._uncertain is None:
+            return
+        key, data = self._uncertain
+        if any(chunk.key == key for chunk in self._chunks):
+            stored = await run_blocking(self._store.get_range, key)
+            self._has_other_writer = self._has_other_writer or stored != data
+            self._uncertain = None
 
     async def write(self, position: int, data: bytes, times: TimeBounds) -> None:
         """Store a chunk; `times` are the metadata's to keep.
@@ -124,20 +167,22 @@ class ChunkedSegment:
         Raises:
             SegmentSealedError: the segment takes nothing more.
             IllegalOffsetError: the position is not the end.
-            SegmentWriteError: the store failed and may have the chunk, or another writer has stored
-                other bytes at the position.
+            OtherWriterError: another writer has stored other bytes at the position.
+            SegmentWriteError: the store failed and may have the chunk.
         """
         if self._merged is not None:
             raise SegmentSealedError("segment is sealed", self.end)
         if position != self.end:
             raise IllegalOffsetError(f"position is {position}, wanted {self.end}", self.end)
         key = f"{self._prefix}/chunk/chunk-{position}"
+        self._uncertain = (key, data)
         try:
             await run_blocking(self._store.put, key, data, if_absent=True)
         except ObjectExistsError:
             await self._require_same(key, data)
         except StorageError as error:
             raise SegmentWriteError(str(error)) from error
+        self._uncertain = None
         self._chunks.append(Chunk(key, position, len(data)))
 
     async def _require_same(self, key: str, data: bytes) -> None:
@@ -147,37 +192,50 @@ class ChunkedSegment:
         except StorageError as error:
             raise SegmentWriteError(str(error)) from error
         if stored != data:
-            self._has_other_writer = True
-            raise SegmentWriteError(f"another writer stored chunk {key}; open the segment again")
+            raise OtherWriterError(f"another writer stored chunk {key}")
 
     async def read(self, position: int, length: int) -> bytes:
-        """Return stored bytes, fewer at the end; chunks are read at the same time."""
-        sources = [self._merged] if self._merged is not None else self._chunks
+        """Return stored bytes, fewer at the end; chunks are read at the same time.
+
+        Chunks that were merged and deleted meanwhile are read from the merged object.
+        """
+        try:
+            return await self._read(position, length)
+        except ObjectNotFoundError:
+            merged = await self._listed("segment/segment-")
+            if len(merged) != 1:
+                raise
+            self._merged, self._chunks = merged[0], []
+            return await self._read(position, length)
+
+    async def _read(self, position: int, length: int) -> bytes:
+        sources = self._chunks if self._merged is None else [self._merged]
         end = min(position + length, self.end)
+        first = max(0, bisect_right(sources, position, key=lambda chunk: chunk.start) - 1)
+        last = bisect_left(sources, end, key=lambda chunk: chunk.start)
         reads = [
             run_blocking(
                 self._store.get_range,
-                one.key,
-                max(position, one.start) - one.start,
-                min(end, one.end) - one.start,
+                chunk.key,
+                max(position, chunk.start) - chunk.start,
+                min(end, chunk.end) - chunk.start,
             )
-            for one in sources
-            if max(position, one.start) < min(end, one.end)
+            for chunk in sources[first:last]
+            if max(position, chunk.start) < min(end, chunk.end)
         ]
         return b"".join(await asyncio.gather(*reads))
 
     async def seal(self) -> None:
         """Merge the chunks into one object and delete them; may be repeated after any failure."""
-        if self._merged is not None or not self._chunks:
-            return
-        key = f"{self._prefix}/segment/segment-0"
-        await run_blocking(self._merge, key)
-        keys = [one.key for one in self._chunks]
-        self._merged, self._chunks = Chunk(key, 0, self.end), []
-        await self._delete(keys)
+        if self._merged is None and self._chunks:
+            merged = Chunk(f"{self._prefix}/segment/segment-0", 0, self.end)
+            await run_blocking(self._merge, merged)
+            self._leftover = [chunk.key for chunk in self._chunks]
+            self._merged, self._chunks = merged, []
+        await self._delete_leftover()
 
-    def _merge(self, key: str) -> None:
-        upload = self._store.start_multipart(key)
+    def _merge(self, merged: Chunk) -> None:
+        upload = self._store.start_multipart(merged.key)
         try:
             parts = [
                 self._part(upload, number, group)
@@ -187,6 +245,11 @@ class ChunkedSegment:
         except BaseException:
             self._store.abort_multipart(upload)
             raise
+        size = self._store.head(merged.key).size
+        if size != merged.size:
+            raise StoreUnavailableError(
+                f"merged object {merged.key} has {size} bytes, wanted {merged.size}; merge again"
+            )
 
     def _part(self, upload: MultipartUpload, number: int, group: list[Chunk]) -> UploadedPart:
         if len(group) == 1:
@@ -197,9 +260,9 @@ class ChunkedSegment:
 
     async def destroy(self) -> None:
         """Delete all objects of the segment, and those a crash left."""
-        listed = await self._listed("segment/segment-") + await self._listed("chunk/chunk-")
+        listed = await self._listed("chunk/chunk-") + await self._listed("segment/segment-")
         await self._delete([one.key for one in listed])
-        self._merged, self._chunks = None, []
+        self._merged, self._chunks, self._leftover = None, [], []
 
     async def _listed(self, kind: str) -> list[Chunk]:
         def listed() -> list[Chunk]:
@@ -212,6 +275,10 @@ class ChunkedSegment:
             return sorted(found, key=lambda one: one.start)
 
         return await run_blocking(listed)
+
+    async def _delete_leftover(self) -> None:
+        await self._delete(self._leftover)
+        self._leftover = []
 
     async def _delete(self, keys: list[str]) -> None:
         """Delete objects; raise `StoreUnavailableError` if one is still there."""
@@ -226,12 +293,17 @@ def part_groups(chunks: list[Chunk]) -> Iterator[list[Chunk]]:
     """Yield runs of chunks, each large enough for a part; the last may be smaller.
 
     A chunk that is large enough by itself is a part of its own when nothing small waits before it.
+    Parts grow with the segment, as an object has a limited number of them.
     """
+    total = chunks[-1].end - chunks[0].start
+    wanted = max(MIN_PART_SIZE, total // (MAX_PARTS - 1) + 1)
     group: list[Chunk] = []
-    for one in chunks:
-        group.append(one)
-        if sum(each.size for each in group) >= MIN_PART_SIZE:
+    size = 0
+    for chunk in chunks:
+        group.append(chunk)
+        size += chunk.size
+        if size >= wanted:
             yield group
-            group = []
+            group, size = [], 0
     if group:
         yield group

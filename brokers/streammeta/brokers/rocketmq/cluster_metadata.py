@@ -1,8 +1,9 @@
 """Metadata of a broker as keys of a cluster: one for each topic, queue and segment.
 
 Owns keys, values and their versions, and the streams that segments lie in. A change is a
-compare-and-set, so a process that was replaced changes nothing. What a commit of bytes puts beside
-them is noted here, and not put again.
+compare-and-set. A start changes the key of the store's time and those of unsealed chunks, so a
+process that was replaced can no longer change either. What a commit of bytes puts beside them is
+noted here, and not put again.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ TAG = "rocketmq"
 _SERIAL = "serial"
 _TIME = "time"
 _BATCH = 1000
+_OPEN_ATTEMPTS = 5
 
 SegmentPlace = tuple[str, SegmentType, int]
 """Path, type and base offset of a segment."""
@@ -59,7 +61,9 @@ class _Kept:
 class ClusterKeeper:
     """Metadata of one broker; make it with `open`. Keys are `<broker>/...` in `namespace`."""
 
-    def __init__(self, client: StreamClient, cluster: str, broker: str) -> None:
+    def __init__(
+        self, client: StreamClient, cluster: str, broker: str, *, new_in_chunks: bool = False
+    ) -> None:
         self._client = client
         self._namespace = f"_rocketmq_{cluster}"
         self._prefix = f"{broker}/"
@@ -68,27 +72,46 @@ class ClusterKeeper:
         self.indexed: dict[Queue, int] = {}
         """End of the messages of each queue whose keys are in saved index files."""
         self.streams: dict[SegmentPlace, OpenedStream] = {}
+        self.chunked: set[SegmentPlace] = set()
+        """Segments that lie in chunks of a bucket, and have no stream."""
+        self.new_in_chunks = new_in_chunks
         self._kept: dict[str, _Kept] = {}
         self._saving = asyncio.Lock()
+        self._replaced: MetadataFencedError | None = None
 
     @classmethod
-    async def open(cls, client: StreamClient, cluster: str, broker: str) -> ClusterKeeper:
+    async def open(
+        cls, client: StreamClient, cluster: str, broker: str, *, new_in_chunks: bool = False
+    ) -> ClusterKeeper:
         """Read the metadata, open the streams it names, and delete those that nothing names.
 
         A segment whose stream is gone was being deleted when a process ended, and is forgotten.
         Raises what bars the node or a stream.
         """
-        keeper = cls(client, cluster, broker)
-        named = await keeper._load()
-        opened = await keeper._open_existing(list(named.values()))
-        for place, stream_id in named.items():
+        keeper = cls(client, cluster, broker, new_in_chunks=new_in_chunks)
+        for _ in range(_OPEN_ATTEMPTS):
+            keeper._replaced = None
+            try:
+                await keeper._take_over()
+            except MetadataFencedError:
+                continue  # an earlier process wrote meanwhile, for the last time
+            return keeper
+        assert keeper._replaced is not None
+        raise keeper._replaced
+
+    async def _take_over(self) -> None:
+        named = await self._load()
+        await self.prove_owner()
+        self.streams = {place: opened for place, opened in self.streams.items() if place in named}
+        missing = {place: id_ for place, id_ in named.items() if place not in self.streams}
+        opened = await self._open_existing(list(missing.values()))
+        for place, stream_id in missing.items():
             if stream_id in opened:
-                keeper.streams[place] = opened[stream_id]
+                self.streams[place] = opened[stream_id]
             else:
-                keeper.table.delete_segments(*place)
-        await keeper._delete_unnamed()
-        await keeper.save()
-        return keeper
+                self.table.delete_segments(*place)
+        await self._delete_unnamed()
+        await self.save()
 
     @property
     def owner(self) -> OwnerKey:
@@ -102,6 +125,7 @@ class ClusterKeeper:
 
         Raises `MetadataFencedError`, and errors of the controllers.
         """
+        self.require_owner()
         async with self._saving:
             await self._create_streams()
             wanted = self._wanted()
@@ -121,6 +145,34 @@ class ClusterKeeper:
             for at in range(0, len(gone), _BATCH):
                 await self._delete(gone[at : at + _BATCH])
 
+    def require_owner(self) -> None:
+        """Raise `MetadataFencedError` if the process is known to be replaced."""
+        if self._replaced is not None:
+            raise self._replaced
+
+    async def prove_owner(self) -> None:
+        """Raise `MetadataFencedError` unless this is the newest process of its broker.
+
+        Its proof is a change of the key that each process changes when it starts.
+        """
+        self.require_owner()
+        async with self._saving:
+            key = self._prefix + _TIME
+            proof = kv_pb2.KVToPut(
+                namespace=self._namespace,
+                key=key,
+                value=_json(self._time_value()),
+                expected_version=self._version(key),
+            )
+            await self._put([proof])
+
+    def _time_value(self) -> dict[str, int]:
+        return {"ms": self.table.noted_ms, "owner": self._client.session.node.node_epoch}
+
+    def _fenced(self, key: str) -> MetadataFencedError:
+        self._replaced = MetadataFencedError(key)
+        return self._replaced
+
     def _version(self, key: str) -> int:
         return self._kept[key].version if key in self._kept else 0
 
@@ -130,7 +182,7 @@ class ClusterKeeper:
         for item, result in zip(items, answer.results, strict=True):
             is_own = result.error == ERROR_CODE_KEY_EXIST and result.value == item.value
             if result.error == ERROR_CODE_KEY_EXIST and not is_own:
-                raise MetadataFencedError(item.key)
+                raise self._fenced(item.key)
             if result.error != ERROR_CODE_NONE and not is_own:
                 raise refusal(result.error, f"key {item.key!r}")
             self._kept[item.key] = _Kept(item.value, result.version)
@@ -146,7 +198,7 @@ class ClusterKeeper:
         answer = await self._client.controllers.call(DELETE_KVS, request)
         for key, result in zip(keys, answer.results, strict=True):
             if result.error == ERROR_CODE_KEY_EXIST:
-                raise MetadataFencedError(key)
+                raise self._fenced(key)
             if result.error not in (ERROR_CODE_NONE, ERROR_CODE_KEY_NOT_EXIST):
                 raise refusal(result.error, f"key {key!r}")
             del self._kept[key]
@@ -213,11 +265,18 @@ class ClusterKeeper:
         (await session.delete_streams(epochs)).require_all()
 
     async def _create_streams(self) -> None:
-        """Create and open streams for segments without one; their keys are put afterwards.
+        """Create and open streams for segments that need one; their keys are put afterwards.
 
         Segments that come while that is under way are taken along.
         """
-        while new := [place for place in self.table.segments if place not in self.streams]:
+        self.chunked.intersection_update(self.table.segments)
+        if self.new_in_chunks:
+            self.chunked.update(self.table.segments.keys() - self.streams.keys())
+        while new := [
+            place
+            for place in self.table.segments
+            if place not in self.streams and place not in self.chunked
+        ]:
             tags = [
                 {TAG: self._tag, "path": path, "kind": kind.name, "base": str(base)}
                 for path, kind, base in new
@@ -262,6 +321,9 @@ class ClusterKeeper:
 
     async def _load(self) -> dict[SegmentPlace, int]:
         """Read all keys; return the stream ids of segments."""
+        self.table, self.indexed = MetadataTable(), {}
+        self.chunked.clear()
+        self._kept.clear()
         named: dict[SegmentPlace, int] = {}
         request = kv_pb2.ListKVsRequest(namespace=self._namespace, prefix=self._prefix)
         async for answer in self._client.controllers.pages(LIST_KVS, request):
@@ -272,7 +334,11 @@ class ClusterKeeper:
                 if sort == "segment":
                     segment = _segment(value)
                     self.table.put_segment(segment)
-                    named[segment.path, segment.kind, segment.base_offset] = value["stream"]
+                    place = (segment.path, segment.kind, segment.base_offset)
+                    if "stream" in value:
+                        named[place] = value["stream"]
+                    else:
+                        self.chunked.add(place)
                 else:
                     self._take(sort, value)
         return named
@@ -281,7 +347,7 @@ class ClusterKeeper:
         if sort == _SERIAL:
             self.table.last_topic_id = value
         elif sort == _TIME:
-            self.table.noted_ms = value
+            self.table.noted_ms = value["ms"]
         elif sort == "topic":
             topic = TopicMetadata(**value)
             self.table.topics[topic.topic] = topic
@@ -297,7 +363,7 @@ class ClusterKeeper:
     def _wanted(self) -> dict[str, bytes]:
         """Return all keys and their values."""
         table = self.table
-        wanted: dict[str, Any] = {_SERIAL: table.last_topic_id, _TIME: table.noted_ms}
+        wanted: dict[str, Any] = {_SERIAL: table.last_topic_id, _TIME: self._time_value()}
         for topic in table.topics.values():
             wanted[f"topic/{topic.topic}"] = {
                 name: getattr(topic, name) for name in TopicMetadata.__slots__
@@ -321,18 +387,20 @@ class ClusterKeeper:
         return f"{self._prefix}segment/{kind.name}/{path}/{base_offset:020}"
 
     def _segment_value(self, one: SegmentMetadata) -> bytes:
-        stream = self.streams[one.path, one.kind, one.base_offset]
-        return _json(
-            {
-                "path": one.path,
-                "kind": int(one.kind),
-                "base": one.base_offset,
-                "status": int(one.status),
-                "size": one.size,
-                "times": [one.create_ms, one.begin_ms, one.end_ms, one.seal_ms],
-                "stream": stream.stream_id,
-            }
-        )
+        value: dict[str, Any] = {
+            "path": one.path,
+            "kind": int(one.kind),
+            "base": one.base_offset,
+            "status": int(one.status),
+            "size": one.size,
+            "times": [one.create_ms, one.begin_ms, one.end_ms, one.seal_ms],
+        }
+        place = (one.path, one.kind, one.base_offset)
+        if place not in self.chunked:
+            value["stream"] = self.streams[place].stream_id
+        elif one.status is SegmentStatus.NEW:
+            value["owner"] = self._client.session.node.node_epoch
+        return _json(value)
 
 
 def _segment(value: Mapping[str, Any]) -> SegmentMetadata:

@@ -59,6 +59,10 @@ class ClusterSegment:
             self._end = 0 if stream is None else stream.next_offset
         return self._end
 
+    async def reload(self) -> int | None:
+        """Return the committed end; a stream has one writer at a time."""
+        return await self.size()
+
     async def write(self, position: int, data: bytes, times: TimeBounds) -> None:
         """Commit bytes at the end, and with them the segment's size and times.
 
@@ -105,6 +109,9 @@ class ClusterSegment:
             if at == before:
                 break
         return b"".join(parts)
+
+    async def seal(self) -> None:
+        """Do nothing: compaction merges the objects of streams."""
 
     async def destroy(self) -> None:
         """Delete the stream and forget the segment; its key goes when the metadata is saved."""

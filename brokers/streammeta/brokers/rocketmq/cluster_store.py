@@ -6,11 +6,14 @@ a start indexes what was committed behind that. Everything a queue does is `Mess
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Self
 
+from streammeta.brokers.rocketmq.chunk_store import ChunkStore
 from streammeta.brokers.rocketmq.cluster_metadata import ClusterKeeper
 from streammeta.brokers.rocketmq.cluster_segments import ClusterSegmentStore
 from streammeta.brokers.rocketmq.dispatch import Dispatcher, GroupCommit, LocalQueue
@@ -27,16 +30,32 @@ from streammeta.brokers.rocketmq.message_file import FileSizes, MessageFile
 from streammeta.brokers.rocketmq.metadata import Queue
 from streammeta.brokers.rocketmq.names import SegmentType, index_path
 from streammeta.brokers.rocketmq.retention import Expiry, Retention
+from streammeta.brokers.rocketmq.storage import SegmentStorage
 from streammeta.brokers.rocketmq.upload_pool import PoolConfig, UploadPool
 from streammeta.brokers.stamped_time import stamped_clock
 from streammeta.client import NamedObjects, StreamClient
+from streammeta.client.daemon_threads import run_blocking
+from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store.base import ObjectStore
 
 _INDEXED_AT_ONCE = 1024
 
 
+class Backend(StrEnum):
+    """Where new segments are stored."""
+
+    STREAMS = "streams"
+    """Streams of the cluster: segments of many queues share objects."""
+    CHUNKS = "chunks"
+    """Objects of a bucket: one for each commit, merged when the segment is sealed."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """Sizes of segments and index files, bounds of uploads and groups, and the retention.
+    """Sizes of segments and index files, bounds of uploads and groups, retention, and backend.
+
+    `backend` says where new segments go; existing ones stay where they are. Chunks need `bucket`,
+    an address as `s3://bucket?options` or a store, which the caller closes.
 
     An index file is held in memory and saved as a whole, so it is smaller than the peer's: 7 MB.
     """
@@ -46,6 +65,16 @@ class StoreConfig:
     pool: PoolConfig = field(default_factory=PoolConfig)
     groups: GroupCommit = field(default_factory=GroupCommit)
     retention: Retention = field(default_factory=Retention)
+    backend: Backend = Backend.STREAMS
+    bucket: str | ObjectStore | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse chunks without a bucket."""
+        if self.backend is Backend.CHUNKS and self.bucket is None:
+            raise ValueError(
+                "bucket is None, wanted the bucket for the chunks, such as s3://bucket, or the"
+                " backend 'streams'"
+            )
 
 
 def _now_ms() -> int:
@@ -54,6 +83,24 @@ def _now_ms() -> int:
 
 def _timer_ms() -> int:
     return time.monotonic_ns() // 1_000_000
+
+
+class BrokerSegments:
+    """All segments of a broker: those that have a stream, and those in chunks."""
+
+    def __init__(self, streams: ClusterSegmentStore, chunks: ChunkStore | None) -> None:
+        self._streams = streams
+        self._chunks = chunks
+
+    def segment(self, path: str, kind: SegmentType, base_offset: int) -> SegmentStorage:
+        """Return a segment, whether it exists or not."""
+        keeper, place = self._streams.keeper, (path, kind, base_offset)
+        is_chunked = place in keeper.chunked or (
+            keeper.new_in_chunks and place not in keeper.streams
+        )
+        if self._chunks is None or not is_chunked:
+            return self._streams.segment(*place)
+        return self._chunks.segment(*place)
 
 
 class QueueStore:
@@ -69,13 +116,14 @@ class QueueStore:
         broker: str,
         config: StoreConfig,
         now_ms: Callable[[], int],
+        chunks: ChunkStore | None,
     ) -> None:
         self.client = client
         self.keeper = keeper
         self.broker = broker
         self.config = config
         self.pool = UploadPool(client, config.pool)
-        self.segments = ClusterSegmentStore(client, keeper, self.pool)
+        self.segments = BrokerSegments(ClusterSegmentStore(client, keeper, self.pool), chunks)
         self.files: dict[Queue, MessageFile] = {}
         self.index: KeyIndexService
         self.fetcher: Fetcher
@@ -86,6 +134,7 @@ class QueueStore:
         )
         self._place = FlatFilePlace(self.segments, keeper, self._own_time_ms)
         self._dispatchers: dict[Queue, Dispatcher] = {}
+        self._closing = contextlib.AsyncExitStack()
 
     @classmethod
     async def open(
@@ -98,29 +147,44 @@ class QueueStore:
     ) -> Self:
         """Take over what earlier processes of the broker committed, and index what they had not.
 
-        Raises what bars the node or a stream, errors of the bucket, `PayloadError` for an index
-        file that is damaged.
+        Expiry and merges of chunks run from then on. Raises what bars the node or a stream, errors
+        of the bucket, `PayloadError` for an index file that is damaged, `ChunkLayoutError` and
+        `SegmentCutError` for lost chunks, `ValueError` for chunks in a bucket that is not named.
         """
-        keeper = await ClusterKeeper.open(client, cluster, broker)
-        store = cls(client, keeper, broker, config or StoreConfig(), now_ms)
-        path = index_path(broker)
-        named = NamedObjects(client.session, client.store)
-        shelf = ClusterShelf(named, keeper, f"rocketmq/{cluster}/{broker}/index/", path)
-        store.index = await KeyIndexService.open(
-            path, store.segments, shelf, now_ms, store.config.index
+        config = config or StoreConfig()
+        keeper = await ClusterKeeper.open(
+            client, cluster, broker, new_in_chunks=config.backend is Backend.CHUNKS
         )
-        store.fetcher = Fetcher(store.files, store.index, now_ms)
-        for queue in _queues(keeper):
-            await store._index_rest(await store.file(queue.topic, queue.queue_id))
-        store.expiry = Expiry(
-            store.files, store.index, keeper, store._own_time_ms, store.config.retention
-        )
-        store.expiry.start()
+        async with contextlib.AsyncExitStack() as closing:
+            chunks = await _open_chunks(keeper, cluster, broker, config.bucket, closing)
+            store = cls(client, keeper, broker, config, now_ms, chunks)
+            await store._load(cluster)
+            store.expiry.start()
+            if chunks is not None:
+                chunks.start()
+            store._closing = closing.pop_all()
         return store
 
+    async def _load(self, cluster: str) -> None:
+        """Open the key index and all queues."""
+        keeper, broker, now_ms = self.keeper, self.broker, self._now_ms
+        path = index_path(broker)
+        named = NamedObjects(self.client.session, self.client.store)
+        shelf = ClusterShelf(named, keeper, f"rocketmq/{cluster}/{broker}/index/", path)
+        self.index = await KeyIndexService.open(
+            path, self.segments, shelf, now_ms, self.config.index
+        )
+        self.fetcher = Fetcher(self.files, self.index, now_ms)
+        for queue in _queues(keeper):
+            await self._index_rest(await self.file(queue.topic, queue.queue_id))
+        self.expiry = Expiry(
+            self.files, self.index, keeper, self._own_time_ms, self.config.retention
+        )
+
     async def close(self) -> None:
-        """Stop expiry and uploads; save the key index with `checkpoint` before."""
+        """Stop expiry, merges and uploads; save the key index with `checkpoint` before."""
         await self.expiry.stop()
+        await self._closing.aclose()
         await self.pool.close()
 
     async def set_reserve_time(self, topic: str, hours: int | None) -> None:
@@ -203,6 +267,33 @@ class QueueStore:
                     store_timestamp_of(one.data),
                 )
             offset = read[-1].queue_offset + 1 if read else file.commit_offset
+
+
+async def _open_chunks(
+    keeper: ClusterKeeper,
+    cluster: str,
+    broker: str,
+    bucket: str | ObjectStore | None,
+    closing: contextlib.AsyncExitStack,
+) -> ChunkStore | None:
+    """Return the chunks of a broker, None without a bucket; `closing` closes what is opened.
+
+    Raises errors of a bucket that is missing or refuses access.
+    """
+    if bucket is None:
+        if keeper.chunked:
+            raise ValueError(
+                f"bucket is None, but {len(keeper.chunked)} segments of broker {broker} lie in"
+                " chunks; name the bucket that they are in"
+            )
+        return None
+    if isinstance(bucket, str):
+        bucket = open_object_store(bucket)
+        closing.callback(bucket.close)
+    await run_blocking(bucket.check)
+    chunks = ChunkStore(bucket, keeper, cluster, broker)
+    closing.push_async_callback(chunks.close)
+    return chunks
 
 
 def _queues(keeper: ClusterKeeper) -> list[Queue]:

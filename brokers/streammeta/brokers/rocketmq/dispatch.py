@@ -131,6 +131,12 @@ class Dispatcher:
             await self._begin()
             return False
 
+        if file.has_other_writer:
+            # Messages that are not committed are still in the local store.
+            await file.reload()
+            self.context = None
+            return False
+
         if file.commit_offset < file.append_offset or file.commit_log_waits:
             await self.commit()
             return False

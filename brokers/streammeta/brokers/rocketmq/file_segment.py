@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from streammeta.brokers.rocketmq.message import with_physical_offset
 from streammeta.brokers.rocketmq.names import SegmentType
-from streammeta.brokers.rocketmq.storage import SegmentStorage, SegmentWriteError
+from streammeta.brokers.rocketmq.storage import (
+    OtherWriterError,
+    SegmentStorage,
+    SegmentWriteError,
+)
+
+_log = logging.getLogger(__name__)
 
 UNKNOWN_TIME = 2**63 - 1
 """Bounds of the times of a segment that holds nothing."""
@@ -103,6 +110,7 @@ class FileSegment:
     max_timestamp_ms: int = UNKNOWN_TIME
     closed: bool = False
     is_deleted: bool = False
+    has_other_writer: bool = field(init=False, default=False)
     commit_position: int = field(init=False)
     append_position: int = field(init=False)
     _buffers: list[bytes] = field(init=False, default_factory=list)
@@ -161,6 +169,10 @@ class FileSegment:
             return False
         try:
             return await self._settle() and await self._upload()
+        except OtherWriterError as error:
+            self.has_other_writer = True
+            _log.warning("commit to the segment at %d failed: %s", self.base_offset, error)
+            return False
         finally:
             self.release()
 
@@ -198,8 +210,11 @@ class FileSegment:
             if data:
                 times = (self.min_timestamp_ms, self.max_timestamp_ms)
                 await self.storage.write(self.commit_position, data, times)
+        except OtherWriterError:
+            raise
         except SegmentWriteError as error:
             if error.position != body.end:
+                _log.warning("commit to the segment at %d failed: %s", self.base_offset, error)
                 return False
         self.commit_position = body.end
         self._unsettled = None

@@ -33,6 +33,16 @@ class SizeUnknownError(Exception):
         )
 
 
+class SegmentCutError(Exception):
+    """The backend has fewer bytes of a segment than were committed."""
+
+    def __init__(self, path: str, base_offset: int, size: int, wanted: int) -> None:
+        super().__init__(
+            f"segment at {base_offset} of {path} has {size} bytes, wanted {wanted}: committed bytes"
+            " are lost; restore them, or destroy the topic"
+        )
+
+
 class NoSegmentError(Exception):
     """The flat file has no segment yet."""
 
@@ -51,6 +61,14 @@ class MetadataKeeper(Protocol):
         """Make the table durable as it is now."""
         ...
 
+    def require_owner(self) -> None:
+        """Raise if the process is known to be replaced."""
+        ...
+
+    async def prove_owner(self) -> None:
+        """Raise unless this is the newest process of its broker; note the store's time."""
+        ...
+
 
 @dataclass(slots=True)
 class MemoryKeeper:
@@ -62,6 +80,13 @@ class MemoryKeeper:
     async def save(self) -> None:
         """Count the call: the table is all there is."""
         self.saves += 1
+
+    def require_owner(self) -> None:
+        """Do nothing: nobody else has the table."""
+
+    async def prove_owner(self) -> None:
+        """Save the time: nobody else has the table."""
+        await self.save()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +102,8 @@ class FlatFilePlace:
 class FlatFile:
     """Segments of one kind of a queue; offsets are bytes."""
 
+    smallest_append = 1
+    """Smallest append in bytes: a segment with less room is full."""
     takes_larger = False
     """Whether an append that is larger than a segment gets a segment of its own."""
 
@@ -98,6 +125,7 @@ class FlatFile:
 
         Raises:
             SizeUnknownError: the backend does not say the size of the last one.
+            SegmentCutError: the backend has lost committed bytes of the last one.
         """
         noted = self._place.keeper.table.segments_of(self.path, self.kind)
         is_deleted = SegmentStatus.DELETED
@@ -112,6 +140,8 @@ class FlatFile:
                 size = await segment.storage.size()
             if size is None:
                 raise SizeUnknownError(self.path, one.base_offset)
+            if size < one.size:
+                raise SegmentCutError(self.path, one.base_offset, size, one.size)
             segment.commit_position = segment.append_position = size
             segment.min_timestamp_ms, segment.max_timestamp_ms = one.begin_ms, one.end_ms
             if size != one.size:  # times of the rest were never noted: as late as they can be
@@ -119,6 +149,14 @@ class FlatFile:
                 segment.min_timestamp_ms = min(one.begin_ms, segment.max_timestamp_ms)
             segment.closed = one.status is SegmentStatus.SEALED
             self.segments.append(segment)
+        await self._seal_full()
+
+    async def _seal_full(self) -> None:
+        """Seal a last segment that takes no further append: a crash came before it was sealed."""
+        if self.segments and self.max_size is not None:
+            last = self.segments[-1]
+            if not last.closed and last.commit_position + self.smallest_append > self.max_size:
+                await self.seal()
 
     def _segment(self, base_offset: int) -> FileSegment:
         storage = self._place.store.segment(self.path, self.kind, base_offset)
@@ -220,6 +258,7 @@ class FlatFile:
         segment.close()
         self._note(segment)
         await self._place.keeper.save()
+        await segment.storage.seal()
         return True
 
     async def commit(self) -> bool:
@@ -249,6 +288,31 @@ class FlatFile:
         table.put_segment(
             noted.sealed(self._place.now_ms()) if segment.closed and is_new else noted
         )
+
+    @property
+    def has_other_writer(self) -> bool:
+        """Whether another process has written where the last segment is to be continued."""
+        return bool(self.segments) and self.segments[-1].has_other_writer
+
+    async def reload(self) -> None:
+        """Take over what the backend has of the last segment, and drop what waits.
+
+        Raises `SizeUnknownError`.
+        """
+        if not self.segments or self.segments[-1].closed:
+            return
+        former = self.segments[-1]
+        size = await former.storage.reload()
+        if size is None:
+            raise SizeUnknownError(self.path, former.base_offset)
+        segment = self._segment(former.base_offset)
+        segment.commit_position = segment.append_position = size
+        if size:
+            segment.max_timestamp_ms = self._place.now_ms()
+            segment.min_timestamp_ms = min(former.min_timestamp_ms, segment.max_timestamp_ms)
+        self.segments[self.segments.index(former)] = segment
+        self._note(segment)
+        await self._place.keeper.save()
 
     async def read(self, offset: int, length: int) -> bytes:
         """Return committed bytes from an offset on, over as many segments as they lie in.

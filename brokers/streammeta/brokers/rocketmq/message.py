@@ -14,6 +14,8 @@ from enum import IntEnum
 
 from streammeta.storage.errors import PayloadError
 
+MIN_MESSAGE_SIZE = 91
+"""Size of a message without body, topic and properties, in bytes."""
 _HEAD = struct.Struct(">iIiiiqqiq")
 _MIDDLE = struct.Struct(">iqi")
 _CODA = struct.Struct(">iIq")

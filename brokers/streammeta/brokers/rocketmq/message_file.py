@@ -23,6 +23,7 @@ from streammeta.brokers.rocketmq.file_segment import (
 )
 from streammeta.brokers.rocketmq.flat_file import FlatFile, FlatFilePlace
 from streammeta.brokers.rocketmq.message import (
+    MIN_MESSAGE_SIZE,
     PHYSICAL_OFFSET_AT,
     queue_offset_of,
     store_timestamp_of,
@@ -67,6 +68,7 @@ class StoredMessage:
 class CommitLogFile(FlatFile):
     """A flat file of messages; one that is larger than a segment has a segment of its own."""
 
+    smallest_append = MIN_MESSAGE_SIZE
     takes_larger = True
     _first_queue_offset: tuple[FileSegment, int] | None = None
 
@@ -207,6 +209,20 @@ class MessageFile:
         if not await self.commit_log.commit() or self.commit_log_waits:
             return False
         return await self.consume_queue.commit()
+
+    @property
+    def has_other_writer(self) -> bool:
+        """Whether another process has written to the queue, so that nothing can be committed."""
+        return self.commit_log.has_other_writer or self.consume_queue.has_other_writer
+
+    async def reload(self) -> None:
+        """Take over what another process has written, and drop what is not committed.
+
+        Messages that it wrote before it was replaced lie at their places, with or without items.
+        Raises `SizeUnknownError`, and what saving the metadata raises.
+        """
+        await self.commit_log.reload()
+        await self.consume_queue.reload()
 
     @property
     def commit_log_waits(self) -> bool:

@@ -1,12 +1,14 @@
 """Names and paths of queues and of the files that hold their segments.
 
-Source: `MessageStoreUtil` and `PosixFileSegment` of RocketMQ's module tieredstore.
+Source: `MessageStoreUtil`, `PosixFileSegment` and the S3 backend of RocketMQ's module tieredstore.
 """
 
 from __future__ import annotations
 
 import hashlib
 from enum import IntEnum
+
+from streammeta.brokers.rocketmq.message import java_hash
 
 INDEX_TOPIC = "rmq_sys_INDEX"
 """Topic under whose name a broker keeps its key index, in queue 0."""
@@ -55,6 +57,16 @@ def queue_path(broker: str, topic: str, queue_id: int) -> str:
 def index_path(broker: str) -> str:
     """Return the path of the key index of a broker."""
     return queue_path(broker, INDEX_TOPIC, 0)
+
+
+def broker_prefix(cluster: str, broker: str) -> str:
+    """Return the prefix of a broker's chunks in a bucket, as the peer's S3 backend has it."""
+    return f"{java_hash(cluster)}/{cluster}/{broker}"
+
+
+def chunk_prefix(cluster: str, path: str, kind: SegmentType, base_offset: int) -> str:
+    """Return the prefix of a segment's chunks in a bucket."""
+    return f"{broker_prefix(cluster, path)}/{kind.name}/seg-{base_offset}"
 
 
 def segment_path(cluster: str, path: str, kind: SegmentType, base_offset: int) -> str:

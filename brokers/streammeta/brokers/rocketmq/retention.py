@@ -80,9 +80,13 @@ class Expiry:
         """Delete what is due now; return the number of segments and index files.
 
         A queue that fails does not hold up the others: it is logged, and due again next time.
-        Raises `NodeFencedError` or `MetadataFencedError` if the process was replaced.
+        Raises `NodeFencedError` or `MetadataFencedError` if the process was replaced, and other
+        errors of the controllers before anything is deleted.
         """
         table, hours, now_ms = self._keeper.table, self._retention.reserved_hours, self._now_ms()
+        table.noted_ms = max(table.noted_ms, now_ms)
+        await self._keeper.prove_owner()
+
         deleted = 0
         for queue, file in list(self._files.items()):
             before_ms = now_ms - table.reserve_ms(queue.topic, hours)
@@ -93,16 +97,14 @@ class Expiry:
         longest_ms = max(table.reserve_ms(topic, hours) for topic in ("", *table.topics))
         with _logged("the key index"):
             deleted += await self._index.expire(now_ms - longest_ms)
-
-        with _logged("the store's time"):
-            table.noted_ms = max(table.noted_ms, now_ms)
-            await self._keeper.save()
         return deleted
 
     async def _run(self, interval_s: float) -> None:
         while True:
+            deleted = 0
             try:
-                deleted = await self.expire_due()
+                with _logged("tiered storage"):
+                    deleted = await self.expire_due()
             except _REPLACED as error:
                 _log.error("expiry of tiered storage stops: %s", error)
                 return

@@ -19,6 +19,10 @@ class SegmentWriteError(Exception):
         super().__init__(f"segment write failed: {reason}; commit again")
 
 
+class OtherWriterError(SegmentWriteError):
+    """Another process wrote other bytes at the end of the segment; reload it."""
+
+
 TimeBounds = tuple[int, int]
 """Earliest and latest time of messages, in ms since 1970."""
 
@@ -27,7 +31,14 @@ class SegmentStorage(Protocol):
     """The bytes of one segment; positions are bytes from its begin."""
 
     async def size(self) -> int | None:
-        """Return the number of stored bytes, None if it is not known now."""
+        """Return the number of stored bytes, None if it is not known now.
+
+        Raises `OtherWriterError` if they are not the caller's.
+        """
+        ...
+
+    async def reload(self) -> int | None:
+        """Return the number of stored bytes, whoever wrote them, and forget earlier writes."""
         ...
 
     async def write(self, position: int, data: bytes, times: TimeBounds) -> None:
@@ -40,6 +51,13 @@ class SegmentStorage(Protocol):
 
     async def read(self, position: int, length: int) -> bytes:
         """Return stored bytes, fewer at the end of the segment."""
+        ...
+
+    async def seal(self) -> None:
+        """Prepare for no more writes, once the metadata says that the segment is sealed.
+
+        May be repeated. A backend may do its work later, and after a restart.
+        """
         ...
 
     async def destroy(self) -> None:
@@ -65,6 +83,10 @@ class MemorySegment:
         """Return the number of stored bytes."""
         return len(self.data)
 
+    async def reload(self) -> int | None:
+        """Return the number of stored bytes."""
+        return len(self.data)
+
     async def write(self, position: int, data: bytes, times: TimeBounds) -> None:
         """Store bytes at the end; raise `SegmentWriteError` elsewhere."""
         if position != len(self.data):
@@ -74,6 +96,9 @@ class MemorySegment:
     async def read(self, position: int, length: int) -> bytes:
         """Return stored bytes."""
         return bytes(self.data[position : position + length])
+
+    async def seal(self) -> None:
+        """Do nothing: bytes in memory have one form."""
 
     async def destroy(self) -> None:
         """Drop all bytes."""
