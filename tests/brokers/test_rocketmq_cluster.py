@@ -326,8 +326,8 @@ def test_compaction_merges_the_objects_of_a_segment(cluster: LocalCluster) -> No
         store = await broker.start(config)
         await dispatched(store, {("C", 0): 200, ("D", 0): 200})
         report = await store.client.compact()
-        assert [one.failures for one in report.set_objects] == [()]
-        assert report.set_objects[0].groups
+        assert not any(one.failures for one in report.set_objects)
+        assert any(one.groups for one in report.set_objects)
         for topic in ("C", "D"):
             await assert_readable(store, topic, 0, 200)
 
