@@ -8,16 +8,19 @@ import struct
 import time
 from collections.abc import Awaitable, Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any, cast
 
 import psutil
 import pytest
+from kio.index import load_request_schema
 
 from streammeta.brokers.kafka import server as module
 from streammeta.brokers.kafka.broker import Broker
 from streammeta.brokers.kafka.codes import Code
 from streammeta.brokers.kafka.group_calls import Groups
 from streammeta.brokers.kafka.server import KafkaServer
+from streammeta.brokers.kafka.users import Users, user_entry
 from tests.kit.kafka_batches import Rec, make_batch
 from tests.kit.kafka_brokers import KafkaBrokers
 from tests.kit.kafka_wire import WireClient, framed, request_bytes
@@ -196,3 +199,29 @@ async def test_frame_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPa
     with pytest.raises(TimeoutError):
         await late
     assert crowd.server._held == 0
+
+
+async def test_requests_of_strangers_are_not_read_but_for_those_that_authenticate(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A list of 20,000 topics takes milliseconds to read, on each connection."""
+    read: list[int] = []
+
+    def count(api_key: int, version: int) -> Any:
+        read.append(api_key)
+        return load_request_schema(api_key, version)
+
+    monkeypatch.setattr("streammeta.brokers.kafka.wire.load_request_schema", count)
+    (users := tmp_path / "users").write_text(user_entry("alice", "open sesame"))
+    broker = cast(Broker, None)
+    server = KafkaServer(broker, Groups(broker), Users(users))
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+    writer.write(framed(request_bytes(17, 1, {"mechanism": "PLAIN"})))
+    await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+    topics = struct.pack(">hhihi", 3, 1, 1, -1, 20_000) + b"\0\1a" * 20_000
+    writer.write(framed(topics))
+    assert await reader.read() == b""
+    assert read == [17]
+    writer.close()
+    listener.close()

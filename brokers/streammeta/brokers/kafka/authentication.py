@@ -22,6 +22,9 @@ from streammeta.brokers.kafka.wire import (
     api_versions,
 )
 
+APIS_BEFORE = frozenset((API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE))
+"""APIs that are served before authentication. Others are not read: lists in them cost time."""
+
 MECHANISM = "PLAIN"
 FAILURE_DELAY_S = 0.1
 """Time that a wrong password waits for its answer."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from streammeta.brokers.kafka import admin_calls, config_calls, record_calls, topic_calls
 from streammeta.brokers.kafka.authentication import (
+    APIS_BEFORE,
     Authentication,
     AuthenticationFailedError,
     refused_later,
@@ -283,7 +284,7 @@ class KafkaServer:
 def _read_secret(frame: bytes) -> Request:
     """Read a request of a client that may send a password; errors have nothing of it."""
     try:
-        return read_request(frame)
+        return read_request(frame, APIS_BEFORE)
     except MalformedRequestError:
         raise MalformedRequestError("a request before authentication can't be read") from None
 

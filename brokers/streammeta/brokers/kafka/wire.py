@@ -11,7 +11,7 @@ import datetime
 import io
 import struct
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import cache
 from typing import Any
 
@@ -84,15 +84,15 @@ class Request:
     body: Any
 
 
-def read_request(frame: bytes) -> Request:
-    """Read a frame without its length.
+def read_request(frame: bytes, apis: Container[int] = SERVED) -> Request:
+    """Read a frame without its length. Of an API that is not among `apis` only the head is read.
 
     A version of ApiVersions that is not served gives a request without a body. Raises
     `MalformedRequestError` for anything else that can't be read.
     """
     try:
         api_key, version, correlation_id = _HEAD.unpack_from(frame)
-        lowest, highest = SERVED.get(api_key, (0, -1))
+        lowest, highest = SERVED[api_key] if api_key in apis else (0, -1)
         if not lowest <= version <= highest or (api_key == 0 and version < _OLDEST_PRODUCE):
             if api_key == API_VERSIONS:
                 return Request(api_key, version, correlation_id, "", None)
