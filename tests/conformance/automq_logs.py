@@ -140,7 +140,7 @@ def _are_states(value: Any, _: Any) -> bool:
 
 
 _WORDS = re.compile(
-    r"transaction|\bmarker\b|coordinator|high watermark|snapshot, delete|delete before \d|"
+    r"truncat|transaction|\bmarker\b|coordinator|high watermark|snapshot, delete|delete before \d|"
     r"hand-?off|abort|snapshot\b.*\bdelete",
     re.IGNORECASE,
 )

@@ -221,7 +221,13 @@ SHAPES = (
     Shape(
         "kafka producers",
         _producers,
-        (keys("appends transactional"), keys("appends then"), keys("appends steps")),
+        (
+            keys("appends"),
+            keys("steps"),
+            keys("appends transactional"),
+            keys("appends then"),
+            keys("appends steps"),
+        ),
         keys("appends transactional then steps keep_range"),
         r"entry|last.*|producers|map_end|snapshots|after_.*|active_.*|epoch|"
         r"first_seq|errors?|open_transaction",

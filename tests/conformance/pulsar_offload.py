@@ -469,6 +469,7 @@ SHAPES = (
             keys("ledger block_size"),
             keys("reads"),
             keys("read_after_close"),
+            keys("steps"),
             keys("delete"),
             keys("format_version_of_data_object"),
             keys("format_version_of_index_object"),

@@ -286,8 +286,14 @@ def _new(given: Mapping[str, Any]) -> SegmentWorld:
     return SegmentWorld(segment, storage)
 
 
+def _kind_of(given: Given) -> str:
+    """Return the kind of a segment that says none: bytes that are no messages are items."""
+    said = str([given.peek("steps"), given.peek("append")])
+    return "CONSUME_QUEUE" if "bytes" in said and "MSG" not in said else "COMMIT_LOG"
+
+
 async def _segment(given: Given) -> Any:
-    kind = SegmentType[given.first("type", "segment_type", default="COMMIT_LOG")]
+    kind = SegmentType[given.first("type", "segment_type", default=_kind_of(given))]
     committed = given.take("committed", None)
     span = range_of(str(committed).replace("positions", "")) if committed is not None else None
     start = given.first("start_size", "init_position", "committed_size", default=0)
@@ -368,6 +374,7 @@ SHAPES = (
         _segment,
         (
             keys("base_offset type"),
+            keys("steps"),
             keys("base_offset steps"),
             keys("base_offset start_size"),
             keys("base_offset cases"),

@@ -36,10 +36,11 @@ _LOOP = re.compile(rf"^\s*(?P<count>\d+|{_WORD}) (?:times|rounds)\s*:\s*", re.IG
 _FILLERS = frozenset(
     re.findall(
         r"\w+",
-        "a an the it its this that them they then now again once more also and of to from with by "
-        "at in on for is are was were be has have been all each every one same new so as next "
-        "another still only after before when which there here up bytes byte message messages "
-        "record records entry entries item items step try called call value values",
+        "a an the it its this that them they then now again once more also and of to from "
+        "with by at in on for is are was were be has have been all each every one same "
+        "new so as next another still only after before when which there here up bytes "
+        "byte message messages record records entry entries item items step try called "
+        "call value values segment segments file files flat log store handle",
     )
 )
 """Words that mean nothing by themselves where a verb has taken what it needs."""

@@ -69,6 +69,10 @@ class Given(Args):
                 return self.take(name)
         return default
 
+    def peek(self, name: str) -> Any:
+        """Return a key without taking it; None where it is not there."""
+        return self._content.get(name)
+
     def steps(self, world: type[World] | None = None) -> list[Any]:
         """Take the steps of a scenario, under whichever keys they are.
 
@@ -260,7 +264,7 @@ def _map_score(shape: Shape, value: Mapping[str, Any], names: set[str]) -> int |
     if not needed:
         return None
     unknown = 0 if by_facts else len(given - shape.all_keys - steps)
-    said = [value[key] for key in _STEPS if key in value]
+    said = [value[key] for key in (*_STEPS, "appends") if key in value]
     own = _words_score(shape, said)
     known = len(given) - 3 * unknown - len(steps)
     return 3 * max(needed) + known + own + _facts_score(shape, names)
@@ -396,6 +400,8 @@ def _match_answers(
         found = answers[0].facts if isinstance(facts, Mapping) else answers[0].listed
         if found is ABSENT:
             found = answers[0].facts
+        if isinstance(found, list) and found and not isinstance(facts, list | Mapping):
+            found = found[-1]  # one word for the outcome of the last step
         yield from match(facts, found, section)
     elif isinstance(facts, Mapping):
         for key, value in facts.items():

@@ -214,6 +214,8 @@ class Course:
         found = _RELATION.fullmatch(key)
         if found is not None and found["relation"] in ("after", "before", "since", "until"):
             return self._related(found, stated)
+        if normal(key) in ("outcomes", "results", "answers", "each"):
+            return self.sentences()
         if normal(key) in ("error", "errors"):
             errors = [one.outcome for one in self.moments if one.failed]
             return errors if isinstance(stated, list) else next(iter(errors), None)

@@ -186,6 +186,9 @@ INDEPENDENT = {
     "offload_unknown_data_version",  # every other version is unknown too
     "offload_unknown_index_version",
     "segment_nothing_to_commit",  # every commit succeeds
+    "segment_closed_between",  # nothing is committed at any offset
+    "segment_append_closed",
+    "offload_open_ledger",
     "producer_expires",  # a producer that is not known may begin anywhere
 }
 """Scenarios whose facts hold whatever their numbers are."""

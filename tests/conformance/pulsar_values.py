@@ -1,0 +1,229 @@
+"""Shapes of the values of offloaded ledgers, and of the names and metadata of their objects."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from streammeta.brokers.pulsar import object_names
+from streammeta.brokers.pulsar.ledger_values import (
+    Digest,
+    LedgerInfo,
+    LedgerMetadata,
+    OffloadContext,
+    OffloadSegment,
+)
+from tests.conformance.pulsar_formats import UUID
+from tests.conformance.shape_facts import AnyOf, Data, Keyed, Words
+from tests.conformance.shape_vocabulary import Given, Shape, keys
+
+
+def metadata_of(given: Given) -> LedgerMetadata:
+    segments = given.first("ensembles", "segments")
+    bookies = given.take("bookies", [])
+    ensembles = (
+        {int(first): tuple(names) for first, names in segments.items()}
+        if segments
+        else {0: tuple(bookies)}
+        if bookies
+        else {}
+    )
+    metadata = LedgerMetadata(
+        given.take("length"),
+        given.take("last_entry"),
+        given.first("ensemble", "ensemble_size", default=3),
+        given.first("write_quorum", "quorum", default=3),
+        given.first("ack_quorum", default=2),
+        Digest[given.first("digest", default="CRC32C")],
+        ensembles,
+        dict(given.first("custom", "custom_metadata", default={})),
+    )
+    created = given.first("created", "created_ms", "ctime")
+    return metadata if created is None else replace(metadata, created_ms=created)
+
+
+# ---- values and names ----
+
+
+def _context_of(given: Given) -> OffloadContext:
+    segments = tuple(
+        OffloadSegment(
+            one.take("uuid"),
+            complete=one.take("complete", None),
+            **{
+                field: one.take(name)
+                for name, field in (
+                    ("assigned_timestamp", "assigned_ms"),
+                    ("offloaded_timestamp", "offloaded_ms"),
+                    ("end_entry", "end_entry"),
+                )
+                if one.has(name)
+            },
+        )
+        for one in given.each("segments", [])
+    )
+    return OffloadContext(
+        given.take("uuid", ""),
+        given.take("complete", None) or False,
+        given.first("bookkeeper_deleted", "source_deleted"),
+        given.take("timestamp", None),
+        given.take("driver", ""),
+        dict(given.take("driver_metadata", {})),
+        **({"segments": segments} if segments else {}),
+    )
+
+
+def _context(given: Given) -> Any:
+    context = _context_of(given)
+    facts: dict[str, Any] = {
+        "context_hex": context.encode().hex(),
+        "hex": context.encode().hex(),
+        "size": len(context.encode()),
+    }
+    facts["round_trip"] = OffloadContext.decode(context.encode()) == context
+    if given.has("ledger_info"):
+        one = given.within("ledger_info")
+        facts |= _info_facts(
+            LedgerInfo(
+                one.first("ledger_id", "ledger"),
+                one.take("entries", 0),
+                one.take("size", 0),
+                one.take("timestamp", None),
+                context,
+            )
+        )
+    return facts
+
+
+def _info_facts(info: LedgerInfo) -> dict[str, Any]:
+    data = info.encode()
+    same = LedgerInfo.decode(data) == info
+    return {
+        "ledger_info_hex": data.hex() if same else "another when read again",
+        "info_size": len(data),
+    }
+
+
+def _info(given: Given) -> Any:
+    context = _context_of(given.within("context")) if given.has("context") else None
+    info = LedgerInfo(
+        given.take("ledger_id"),
+        given.take("entries", 0),
+        given.take("size", 0),
+        given.take("timestamp", None),
+        context,
+    )
+    facts = _info_facts(info)
+    return {
+        **facts,
+        "hex": facts["ledger_info_hex"],
+        "size": facts["info_size"],
+        "round_trip": LedgerInfo.decode(info.encode()) == info,
+    }
+
+
+def _ledger_metadata(given: Given) -> Any:
+    metadata = metadata_of(given)
+    data = metadata.encode()
+    same = LedgerMetadata.decode(data) == metadata
+    return {
+        "hex": data.hex(),
+        "metadata_hex": data.hex(),
+        "size": len(data),
+        "metadata_length": len(data),
+        "round_trip": AnyOf(same, Words({"equal|same": same})),
+    }
+
+
+def _names(given: Given) -> Any:
+    uuid = str(given.first("uuid", default=UUID))
+    is_letter = not re.fullmatch(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", uuid)
+    letter, uuid = uuid.split(maxsplit=1)[0], UUID if is_letter else uuid
+    ledger_id = given.first("ledger_id", default=0)
+    made = [object_names.data_name(uuid, ledger_id), object_names.index_name(uuid, ledger_id)]
+    said = {"data name": made[0], "index name": made[1]}
+    segments = list(object_names.segment_names(uuid))
+    ledgers = given.first("parse_ledger_of", default=[])
+    pairs = given.first("parse_uuid_of", default=[])
+    uuids = [object_names.uuid_of(said.get(name, name), number) for name, number in pairs]
+
+    def short(name: str) -> Any:
+        return AnyOf(name, name.replace(uuid, f"<{letter}>"), name.replace(uuid, letter))
+
+    return {
+        "ledger": [object_names.ledger_id_of(said.get(name, name)) for name in ledgers],
+        "uuid": [AnyOf(one, letter if is_letter and one == uuid else one) for one in uuids],
+        "names": [short(one) for one in made],
+        "data": short(made[0]),
+        "index": short(made[1]),
+        "data_name": short(made[0]),
+        "index_name": short(made[1]),
+        "streaming_names": [short(one) for one in segments],
+    }
+
+
+def _object_metadata(given: Given) -> Any:
+    made = object_names.object_metadata(
+        given.take("role"), dict(given.first("extra", "extra_metadata", default={}))
+    )
+    known = object_names.is_known_version(made)
+    return Keyed({**made, "known_version": known, "keys": sorted(made), "data": Data(b"")})
+
+
+SHAPES = (
+    Shape(
+        "pulsar offload context",
+        _context,
+        (
+            keys("uuid complete"),
+            keys("uuid driver"),
+            keys("segments driver"),
+            keys("uuid timestamp"),
+        ),
+        keys(
+            "uuid complete bookkeeper_deleted source_deleted timestamp driver "
+            "driver_metadata segments ledger_info"
+        ),
+        r"context_hex|ledger_info_hex|hex|size|round_trip|info_size",
+        "OffloadUtils",
+    ),
+    Shape(
+        "pulsar ledger info",
+        _info,
+        (keys("ledger_id entries size"), keys("ledger_id context")),
+        keys("ledger_id entries size timestamp context"),
+        r"ledger_info_hex|hex|size|round_trip",
+    ),
+    Shape(
+        "pulsar ledger metadata",
+        _ledger_metadata,
+        (
+            keys("length last_entry ensemble"),
+            keys("length last_entry digest"),
+            keys("length last_entry bookies"),
+        ),
+        keys(
+            "length last_entry ensemble ensemble_size write_quorum quorum "
+            "ack_quorum digest bookies ensembles segments custom custom_metadata "
+            "created created_ms ctime"
+        ),
+        r"hex|metadata_.*|size|round_trip",
+    ),
+    Shape(
+        "pulsar object names",
+        _names,
+        (keys("parse_ledger_of"), keys("parse_uuid_of"), keys("uuid ledger_id")),
+        keys("uuid ledger_id parse_ledger_of parse_uuid_of"),
+        r"ledger|uuid|names|.*_names?|data|index",
+        "DataBlockUtilsTest",
+    ),
+    Shape(
+        "pulsar object metadata",
+        _object_metadata,
+        (keys("role"),),
+        keys("role extra extra_metadata"),
+        r"role|keys|known_version|.*ormatversion|ManagedLedgerName",
+        "DataBlockUtilsTest",
+    ),
+)
