@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from streammeta.client.bandwidth import Network
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
 from streammeta.client.controller_client import ControllerClient
@@ -71,6 +72,7 @@ class StreamObjectWorld:
         listed: list[int],
         next_object_id: int,
     ) -> None:
+        self.network = Network()
         self.store = MemoryObjectStore()
         create_marker(self.store, _MARKER)
         for object_id, one in objects.items():
