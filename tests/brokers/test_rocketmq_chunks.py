@@ -71,7 +71,7 @@ class Process:
     keeper: DurableKeeper = field(default_factory=DurableKeeper)
 
     def __post_init__(self) -> None:
-        self.chunks = ChunkStore(self.bucket, self.keeper, "c", "broker", (0.001, 0.01))
+        self.chunks = ChunkStore(self.bucket, self.keeper, "c", "broker", retry_s=(0.001, 0.01))
         place = FlatFilePlace(self.chunks, self.keeper, lambda: NOW_MS)
         self.file = MessageFile(place, QUEUE, SIZES)
 
@@ -170,6 +170,23 @@ async def test_a_segment_that_is_not_full_goes_on_after_a_restart() -> None:
     await append(again.file, 1)
     assert [one.base_offset for one in again.file.consume_queue.segments] == [0]
     await assert_whole(again.file, 3)
+
+
+async def test_merges_can_be_switched_off_and_are_made_up_for_later() -> None:
+    process = Process()
+    process.chunks = ChunkStore(process.bucket, process.keeper, "c", "broker", merges=False)
+    place = FlatFilePlace(process.chunks, process.keeper, lambda: NOW_MS)
+    process.file = MessageFile(place, QUEUE, SIZES)
+    process.chunks.start()
+    await append(await process.open(), 9)
+    await assert_whole(process.file, 9)
+    assert not any(key.endswith("segment-0") for key in process.bucket.objects())
+
+    again = await process.crash()
+    again.chunks.start()
+    await until(lambda: not again.chunks_of_sealed(), "the merges")
+    await assert_whole(again.file, 9)
+    await again.chunks.close()
 
 
 async def test_a_merge_that_fails_is_repeated_and_holds_up_no_other(

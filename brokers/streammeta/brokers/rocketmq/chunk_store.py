@@ -31,7 +31,10 @@ _Place = tuple[str, SegmentType, int]
 
 
 class ChunkStore:
-    """The segments of one broker in a bucket; `start` its merges, and `close` it."""
+    """The segments of one broker in a bucket; `start` its merges, and `close` it.
+
+    Without `merges` sealed segments stay in chunks, until a store that merges is opened.
+    """
 
     def __init__(
         self,
@@ -39,12 +42,15 @@ class ChunkStore:
         keeper: MetadataKeeper,
         cluster: str,
         broker: str,
+        *,
+        merges: bool = True,
         retry_s: tuple[float, float] = _RETRY_S,
     ) -> None:
         self.store = store
         self.keeper = keeper
         self._cluster = cluster
         self._broker = broker
+        self._merges = merges
         self._retry_s = retry_s
         self._segments: dict[_Place, BucketSegment] = {}
         self._waiting: deque[BucketSegment] = deque()
@@ -67,7 +73,8 @@ class ChunkStore:
 
     def start(self) -> None:
         """Merge in the background, first what earlier processes left, until `close`."""
-        self._task = asyncio.create_task(self._run())
+        if self._merges:
+            self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
         """Stop merging; the next process finishes it."""
@@ -78,8 +85,9 @@ class ChunkStore:
 
     def merge_later(self, segment: BucketSegment) -> None:
         """Merge a segment that is sealed."""
-        self._waiting.append(segment)
-        self._sealed.set()
+        if self._merges:
+            self._waiting.append(segment)
+            self._sealed.set()
 
     async def _run(self) -> None:
         pause_s, most_s = self._retry_s

@@ -55,7 +55,8 @@ class StoreConfig:
     """Sizes of segments and index files, bounds of uploads and groups, retention, and backend.
 
     `backend` says where new segments go; existing ones stay where they are. Chunks need `bucket`,
-    an address as `s3://bucket?options` or a store, which the caller closes.
+    an address as `s3://bucket?options` or a store, which the caller closes. Without `merge_chunks`
+    sealed segments stay in chunks.
 
     An index file is held in memory and saved as a whole, so it is smaller than the peer's: 7 MB.
     """
@@ -67,6 +68,7 @@ class StoreConfig:
     retention: Retention = field(default_factory=Retention)
     backend: Backend = Backend.STREAMS
     bucket: str | ObjectStore | None = None
+    merge_chunks: bool = True
 
     def __post_init__(self) -> None:
         """Refuse chunks without a bucket."""
@@ -123,6 +125,7 @@ class QueueStore:
         self.broker = broker
         self.config = config
         self.pool = UploadPool(client, config.pool)
+        self.chunks = chunks
         self.segments = BrokerSegments(ClusterSegmentStore(client, keeper, self.pool), chunks)
         self.files: dict[Queue, MessageFile] = {}
         self.index: KeyIndexService
@@ -156,7 +159,7 @@ class QueueStore:
             client, cluster, broker, new_in_chunks=config.backend is Backend.CHUNKS
         )
         async with contextlib.AsyncExitStack() as closing:
-            chunks = await _open_chunks(keeper, cluster, broker, config.bucket, closing)
+            chunks = await _open_chunks(keeper, cluster, broker, config, closing)
             store = cls(client, keeper, broker, config, now_ms, chunks)
             await store._load(cluster)
             store.expiry.start()
@@ -273,13 +276,14 @@ async def _open_chunks(
     keeper: ClusterKeeper,
     cluster: str,
     broker: str,
-    bucket: str | ObjectStore | None,
+    config: StoreConfig,
     closing: contextlib.AsyncExitStack,
 ) -> ChunkStore | None:
     """Return the chunks of a broker, None without a bucket; `closing` closes what is opened.
 
     Raises errors of a bucket that is missing or refuses access.
     """
+    bucket = config.bucket
     if bucket is None:
         if keeper.chunked:
             raise ValueError(
@@ -291,7 +295,7 @@ async def _open_chunks(
         bucket = open_object_store(bucket)
         closing.callback(bucket.close)
     await run_blocking(bucket.check)
-    chunks = ChunkStore(bucket, keeper, cluster, broker)
+    chunks = ChunkStore(bucket, keeper, cluster, broker, merges=config.merge_chunks)
     closing.push_async_callback(chunks.close)
     return chunks
 

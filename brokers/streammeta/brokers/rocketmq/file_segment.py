@@ -30,11 +30,17 @@ class AppendResult(StrEnum):
     """Outcomes of an append; the names are those of the source."""
 
     SUCCESS = "SUCCESS"
+    """The bytes wait for a commit."""
     UNKNOWN_ERROR = "UNKNOWN_ERROR"
+    """The last segment is full and can't be committed now; append again later."""
     OFFSET_INCORRECT = "OFFSET_INCORRECT"
+    """The source's: an append that does not continue the queue. Dispatch here never makes one."""
     BUFFER_FULL = "BUFFER_FULL"
+    """Too many appends wait; commit, then append again."""
     FILE_FULL = "FILE_FULL"
+    """The segment, or the largest one of a file, has no room for so many bytes."""
     FILE_CLOSED = "FILE_CLOSED"
+    """The segment is sealed or deleted; its file appends to the next one."""
 
 
 class SegmentReadError(ValueError):
