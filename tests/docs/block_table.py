@@ -130,7 +130,8 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
     "docs/reconciliation.md": {
         "streammeta reconcile watch": Parsed("runs until it is stopped; tests/reconcile runs it"),
         "{": Parsed("is a policy of S3; tests/reconcile compares it with the calls that are made"),
-        "from streammeta.reconcile": _SPARK,
+        "from streammeta.reconcile import apply, plan": _SPARK,
+        "from streammeta.reconcile import register": _SPARK,
         "PYSPARK_PYTHON": _SPARK,
         "15 3 * * *": Parsed("is a line of cron"),
         "from airflow": Parsed("needs Airflow"),

@@ -7,6 +7,56 @@ _COPIES = "tests/storage/test_storage_s3_copies.py"
 
 RECONCILING = (
     Mutant(
+        "shard-of-a-wanted-key-left-out",
+        "A query for a key finds nothing: the shard that ends with the key is not listed.",
+        "a bound of a range taken for exclusive",
+        """
+        streammeta.reconcile.source_filters:
+        - ends_before = last is not None and last < wanted
+        + ends_before = last is not None and last <= wanted
+        """,
+        Tested("tests/reconcile/test_reconcile_source_filters.py::test_shards_are_left_out"),
+    ),
+    Mutant(
+        "tables-of-a-query-at-different-offsets",
+        "Two tables of one query are read at different states of the map.",
+        "a copy for each table",
+        """
+        streammeta.reconcile.map_source:
+        - if young := _young_copy(folder, asked, reuse_s):
+        + if young := None:
+        """,
+        Tested(
+            "tests/reconcile/test_reconcile_sources.py::test_the_tables_of_a_query_share_one_copy_unless_it_is_old"
+        ),
+    ),
+    Mutant(
+        "copy-of-other-controllers-reused",
+        "A query of one cluster reads the map of another that shares the folder.",
+        "a folder of copies for all clusters",
+        """
+        streammeta.reconcile.map_source:
+        - newest = max(folder.glob(f"*-{asked}.checkpoint"), default=None)
+        + newest = max(folder.glob("*.checkpoint"), default=None)
+        """,
+        Tested(
+            "tests/reconcile/test_reconcile_sources.py::test_the_tables_of_a_query_share_one_copy_unless_it_is_old"
+        ),
+    ),
+    Mutant(
+        "strangers-among-chosen-candidates-pass",
+        "A notebook passes keys that the plan never judged, and is not told that they are ignored.",
+        "frames of another plan",
+        """
+        streammeta.reconcile.notebook:
+        - if found := strangers.take(1):
+        + if found := []:
+        """,
+        Tested(
+            "tests/reconcile/test_reconcile_notebook.py::test_a_key_that_is_no_candidate_is_refused"
+        ),
+    ),
+    Mutant(
         "tags-written-again",
         "Tagging renews the time of an object, and the bucket's rule never finds it old enough.",
         "Ceph's RADOS Gateway with `watch --tag`",

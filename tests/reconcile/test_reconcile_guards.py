@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -269,7 +270,7 @@ def test_what_the_exit_code_of_plan_says(
     endpoint: str,
 ) -> None:
     made = example_plan(**{"classes": {Verdict.MISSING: Tally(1, 0)}} | changes)
-    monkeypatch.setattr("streammeta.reconcile.plan.plan", lambda *_: made)
+    monkeypatch.setattr(sys.modules["streammeta.reconcile.plan"], "plan", lambda *_: made)
     told = ("--connect", endpoint)  # which answers at once that it takes no such thing
     said = streammeta("reconcile", "plan", "--store", "s3://b", *told, "--plan", "p")
     assert said["exit_code"] == exit_code
@@ -308,8 +309,8 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_choice: object) -> None:
         raise StartedError
 
-    monkeypatch.setattr("streammeta.reconcile.apply.open_engine", start)
-    monkeypatch.setattr("streammeta.reconcile.plan.open_engine", start)
+    monkeypatch.setattr(sys.modules["streammeta.reconcile.apply"], "open_engine", start)
+    monkeypatch.setattr(sys.modules["streammeta.reconcile.plan"], "open_engine", start)
 
 
 def test_a_plan_is_applied_to_its_own_bucket_alone(planned: Path, tmp_path: Path) -> None:

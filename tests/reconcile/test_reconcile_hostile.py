@@ -9,6 +9,7 @@ Accidents that others had, with the tests that have them here, are on docs/recon
 
 from __future__ import annotations
 
+import importlib
 import random
 import threading
 import time
@@ -23,9 +24,7 @@ from typing import Any
 import pytest
 
 from streammeta.controller.metadata.requests import ListStreamSetObjects
-from streammeta.reconcile import apply as applying
 from streammeta.reconcile import deletion, identity, lease, local_engine
-from streammeta.reconcile import plan as planning
 from streammeta.reconcile.apply import ApplyConfig, ApplyResult, apply
 from streammeta.reconcile.deletion_order import Outcome
 from streammeta.reconcile.engine import EngineName
@@ -37,6 +36,10 @@ from streammeta.storage.object_format.object_key import key_for
 from tests.kit.memory_store import MemoryObjectStore
 from tests.reconcile.fake_controller import OWN, FakeMap, serving
 from tests.reconcile.hostile_world import GRACE_MS, DriverKilledError, Faults, World
+
+# The package has functions of these names.
+applying = importlib.import_module("streammeta.reconcile.apply")
+planning = importlib.import_module("streammeta.reconcile.plan")
 
 URI = "s3://hostile?endpoint=http://127.0.0.1:1"
 DAY_MS = 24 * 3_600_000

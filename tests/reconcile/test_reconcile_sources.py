@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import pytest
 from streammeta.cli.snapshot_command import DirectoryTarget
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
 from streammeta.controller.snapshot.parquet_export import export_parquet
+from streammeta.reconcile import register
 from streammeta.reconcile.errors import (
     ConfigurationError,
     ControllerError,
@@ -113,10 +115,99 @@ def test_a_table_of_a_live_cluster_stays_at_the_offset_that_it_was_copied_at(
     options = {"connect": endpoint, "copies": str(tmp_path / "copies"), "table": "objects"}
     read = session.read.format("streammeta").options(**options).load()
     assert read.count() == 30
-    assert [path.name for path in (tmp_path / "copies").iterdir()] == [
-        "00000000000000000009-0000000004.checkpoint"
-    ]
+    (copy,) = (tmp_path / "copies").iterdir()
+    assert copy.name.startswith("00000000000000000009-0000000004-")
     assert len(calls) == 1, "one copy serves schema and partitions"
+
+
+def test_the_tables_of_a_query_share_one_copy_unless_it_is_old(
+    state: FakeMap, checkpoint: Path, endpoint: str, tmp_path: Path
+) -> None:
+    from streammeta.reconcile.map_source import copy_map
+
+    copies = tmp_path / "copies"
+    calls: list[int] = []
+    state.on_snapshot = lambda: calls.append(1)
+    options = {"connect": endpoint, "copies": str(copies)}
+    for table in TABLES:
+        source(**options, table=table).schema()
+    assert len(calls) == 1
+
+    (copy,) = copies.iterdir()
+    os.utime(copy, (copy.stat().st_atime, copy.stat().st_mtime - 61))
+    source(**options, table="objects").schema()
+    assert len(calls) == 2
+    os.utime(copy, (copy.stat().st_atime, copy.stat().st_mtime + 3600))
+    source(**options, table="objects").schema()
+    assert len(calls) == 3, "a copy from the future is of no known age"
+    source(**options, table="objects", reuse="0").schema()
+    assert len(calls) == 4
+    copy_map(endpoint, str(copies))
+    assert len(calls) == 5
+    with pytest.raises(ControllerError):
+        source(connect="127.0.0.1:1", copies=str(copies), table="objects", wait="0").schema()
+
+
+def test_columns_are_chosen_by_option_or_schema_and_others_are_not_read(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "export").mkdir()
+    with CheckpointReader.open(checkpoint) as reader:
+        export_parquet(reader, DirectoryTarget(tmp_path / "export"), overwrite=False)
+    for origin in ({"checkpoint": str(checkpoint)}, {"export": str(tmp_path / "export")}):
+        chosen = source(**origin, table="objects", columns="object_size, object_id")
+        assert chosen.schema().names == ["object_size", "object_id"]
+        for reader in (
+            chosen.reader(chosen.schema()),
+            source(**origin, table="objects").reader(chosen.schema()),
+        ):
+            (part,) = reader.partitions()
+            rows = pa.Table.from_batches(list(reader.read(part)))
+            assert rows.column_names == ["object_size", "object_id"]
+            assert rows.column("object_id").to_pylist() == list(range(30))
+
+
+@pytest.mark.parametrize("columns", ["object_id,colour", "object_id,object_id", "", "object_id,"])
+def test_columns_that_are_not_there_are_refused(checkpoint: Path, columns: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"option 'columns' as .*of object_id, "):
+        source(checkpoint=str(checkpoint), table="objects", columns=columns).schema()
+
+
+def test_a_schema_that_is_not_of_the_table_is_refused(checkpoint: Path) -> None:
+    from pyspark.sql.types import StringType, StructType
+
+    from streammeta.reconcile.listing_source import ListingSource
+
+    objects = source(checkpoint=str(checkpoint), table="objects")
+    listing = ListingSource({"store": "file:///tmp/none", "namespace": OWN})
+    for of in (objects, listing):
+        with pytest.raises(ConfigurationError, match="has no column 'x'; leave"):
+            of.reader(StructType().add("x", StringType()))
+        with pytest.raises(ConfigurationError, match=r"'object_id' as bigint, .* wants string"):
+            of.reader(StructType().add("object_id", StringType()))
+
+
+@pytest.mark.timeout(300)
+def test_filters_are_pushed_down_and_change_no_answer(
+    session: SparkSession, checkpoint: Path, bucket: LocalBucket
+) -> None:
+    register(session)
+    for i in range(40):
+        bucket.put(own(i))
+    bucket.put("zoo/x")
+    objects = session.read.format("streammeta").options(checkpoint=str(checkpoint), table="objects")
+    listing = session.read.format("streammeta.listing").options(store=bucket.uri, namespace=OWN)
+    plain = objects.load().toPandas()
+    for where in ("object_id < 5", "object_id in (3, 7) and object_size > 3", "object_id <> 4"):
+        found = objects.load().where(where)
+        assert sorted(row["object_id"] for row in found.collect()) == sorted(
+            plain.query(where.replace("<>", "!="))["object_id"]
+        )
+    assert listing.load().where("key like 'zoo%'").count() == 1
+    assert listing.load().where("key like 'zoo%'").rdd.getNumPartitions() == 1
+    assert listing.load().where(f"key = '{own(3)}'").rdd.getNumPartitions() == 1
+    assert listing.load().where("owner = 0").count() == 40
+    assert listing.load().where("object_id >= 30").count() == 10
 
 
 @pytest.mark.timeout(300)
@@ -145,6 +236,7 @@ def test_a_format_that_is_used_wrongly_says_how_to_use_it(
         (LIVE | {"wait": "-1"}, "'wait' as '-1', wanted seconds"),
         (LIVE | {"wait": "nan"}, "'wait' as 'nan', wanted seconds"),
         (LIVE | {"wait": "inf"}, "'wait' as 'inf', wanted seconds"),
+        (LIVE | {"reuse": "-1"}, "'reuse' as '-1', wanted seconds of 0 or more, such as 60"),
         (LIVE | {"connect": "h:1,"}, "'connect' as 'h:1,', wanted controllers as HOST:PORT"),
         (LIVE | {"connect": "h"}, "'connect' as 'h', wanted controllers as HOST:PORT"),
     ],
@@ -184,7 +276,7 @@ def test_a_checkpoint_that_is_damaged_or_has_no_such_table_is_refused(checkpoint
     checkpoint.write_bytes(body)
     read = source(checkpoint=str(checkpoint), table="objects")
     with pytest.raises(MapExportError, match="the copy of the map is damaged"):
-        read.reader(None).partitions()
+        read.reader(read.schema()).partitions()
     with pytest.raises(MapExportError, match="can't be read"):
         source(checkpoint=f"{checkpoint}.gone", table="objects").schema()
 

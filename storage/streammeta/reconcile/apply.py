@@ -59,7 +59,8 @@ class ApplyConfig:
     `tls` must be at the same paths wherever an executor runs; without, controllers are asked in
     plain text. `auto_keys` is the largest number of candidates that the automatic choice of the
     engine leaves to this process; `spark` is used by the other engine alone. Once `is_ending` is
-    true no task begins a further batch.
+    true no task begins a further batch. With `chosen` only the candidates of that table are
+    checked, a folder of Parquet files with the columns of the plan's candidates.
     """
 
     folder: Path
@@ -75,6 +76,7 @@ class ApplyConfig:
     auto_keys: int = AUTO_KEYS
     spark: SparkConfig = field(default_factory=SparkConfig)
     is_ending: Callable[[], bool] = lambda: False
+    chosen: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,8 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
     check_store(store, plan)
     with LeaderClient(connect, config.patience_s, config.tls) as leader:
         _check_cluster(store, leader, plan)
-    candidates = _candidates(config.folder, plan)
+    candidates = config.chosen or _candidates(config.folder, plan)
+    count = count_rows(candidates)
     run_folder = config.folder / plan_folder.RUNS / new_run(_kind(config))
     order = DeletionOrder(
         store=store,
@@ -158,15 +161,15 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
             config.engine, config.spark, progress, config.auto_keys, config.is_ending
         ) as engine,
     ):
-        seconds = math.ceil(plan.candidates.keys / config.keys_per_s) if config.delete else 0
+        seconds = math.ceil(count / config.keys_per_s) if config.delete else 0
         progress(
-            f"checking {plan.candidates.keys} candidates"
+            f"checking {count} candidates"
             + (f" and deleting, {seconds} s or more at {config.keys_per_s} keys/s" * config.delete)
         )
-        tracing.note({"engine": engine.name, "candidates": plan.candidates.keys})
+        tracing.note({"engine": engine.name, "candidates": count})
         engine.delete(order, candidates, run_folder / _OUTCOMES)
         worked = engine.name
-    return replace(_summary(run_folder, config.delete, plan.candidates.keys), engine=worked)
+    return replace(_summary(run_folder, config.delete, count), engine=worked)
 
 
 def _check_cluster(store_uri: str, leader: LeaderClient, plan: PlanResult) -> None:

@@ -7,21 +7,26 @@ batches of Arrow. Knows nothing of the map.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from streammeta.reconcile.errors import ConfigurationError
 from streammeta.reconcile.identity import open_store
 from streammeta.reconcile.listing import Shard, listed_rows, shards_between, shards_of_content
-from streammeta.reconcile.tables import LISTING_COLUMNS
+from streammeta.reconcile.source_columns import checked_schema, chosen_columns
+from streammeta.reconcile.source_filters import row_filter, shard_may_pass
+from streammeta.reconcile.tables import LISTING_COLUMNS, arrow_schema
 from streammeta.storage.object_store.address import open_object_store, without_secrets
 
 FORMAT = "streammeta.listing"
-_OPTIONS = ("store", "namespace", "cuts")
+_OPTIONS = ("store", "namespace", "cuts", "columns")
 
 
 class ListingSource(DataSource):
@@ -29,7 +34,7 @@ class ListingSource(DataSource):
 
     Options: `store`, the bucket's address; `namespace`, that of the cluster whose keys are its own
     (`owner` 0); `cuts`, keys at which shards end, ascending and separated by commas: without it
-    the bucket is looked at.
+    the bucket is looked at; `columns`, those to read.
     """
 
     @classmethod
@@ -37,13 +42,27 @@ class ListingSource(DataSource):
         """The name of the format."""
         return FORMAT
 
-    def schema(self) -> str:
-        """The columns, as Spark writes them."""
-        return LISTING_COLUMNS
+    def schema(self) -> StructType:
+        """The columns that are read. Raises `ConfigurationError`."""
+        given = _checked(self.options)
+        columns = chosen_columns(FORMAT, arrow_schema(LISTING_COLUMNS), given.get("columns"))
+        return from_arrow_schema(columns)
 
-    def reader(self, schema: object) -> DataSourceReader:
+    def reader(self, schema: StructType) -> DataSourceReader:
         """Give the reader that Spark sends to executors. Raises `ConfigurationError`."""
-        return _Reader(_checked(self.options))
+        return _Reader(*self._reading(schema))
+
+    def _reading(self, schema: StructType) -> tuple[Mapping[str, str], pa.Schema]:
+        columns = checked_schema(FORMAT, arrow_schema(LISTING_COLUMNS), schema)
+        return _checked(self.options), columns
+
+
+class PushingListingSource(ListingSource):
+    """A `ListingSource` to which Spark pushes filters, for sessions that allow it."""
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """See `ListingSource.reader`."""
+        return _PushingReader(*self._reading(schema))
 
 
 def _checked(options: Mapping[str, str]) -> Mapping[str, str]:
@@ -75,20 +94,35 @@ class _ShardPartition(InputPartition):
 
 
 class _Reader(DataSourceReader):
-    def __init__(self, options: Mapping[str, str]) -> None:
+    def __init__(self, options: Mapping[str, str], columns: pa.Schema) -> None:
         self._options = options
+        self._columns = columns
+        self._filters: Sequence[object] = ()
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [_ShardPartition(shard.after, shard.last) for shard in self._shards()]
+        """One for each shard that may have a row of the query; at least one, as Spark wants."""
+        shards = self._shards()
+        wanted = [shard for shard in shards if shard_may_pass(self._filters, shard)]
+        return [_ShardPartition(shard.after, shard.last) for shard in wanted or shards[:1]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _ShardPartition)
         shard = Shard(partition.after, partition.last)
+        names, wanted = self._columns.names, row_filter(self._filters, self._columns)
         with closing(open_object_store(self._options["store"])) as store:
-            yield from listed_rows(store, shard, self._options["namespace"])
+            for batch in listed_rows(store, shard, self._options["namespace"]):
+                rows = batch.select(names)
+                yield rows if wanted is None else rows.filter(wanted)
 
     def _shards(self) -> Sequence[Shard]:
         if "cuts" in self._options:
             return shards_between(self._options["cuts"].split(","))
         with closing(open_store(self._options["store"])) as store:
             return shards_of_content(store, self._options["namespace"])
+
+
+class _PushingReader(_Reader):
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802
+        """Take filters; all are returned, so that Spark applies them again."""
+        self._filters = filters
+        return filters

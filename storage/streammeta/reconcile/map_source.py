@@ -9,12 +9,15 @@ reconciliation's verdicts.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 import secrets
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,16 +35,19 @@ from streammeta.controller.snapshot.parquet_export import MANIFEST, SUFFIX
 from streammeta.reconcile.errors import ConfigurationError, ControllerError, MapExportError
 from streammeta.reconcile.leader import LeaderClient
 from streammeta.reconcile.map_export import fetch_snapshot
+from streammeta.reconcile.source_columns import checked_schema, chosen_columns
+from streammeta.reconcile.source_filters import row_filter
 from streammeta.rpc.tls import TlsError, TlsFiles
 from streammeta.storage.parsing import parse_json
 
 FORMAT = "streammeta"
 _FROM = ("connect", "checkpoint", "export")
 _TLS = ("tlsCa", "tlsCert", "tlsKey")
-_OPTIONS = (*_FROM, "table", "copies", "wait", *(name.lower() for name in _TLS))
+_OPTIONS = (*_FROM, "table", "columns", "copies", "reuse", "wait", *map(str.lower, _TLS))
 _OF_COMMANDS = re.compile(r"(?:--|^)tls-(ca|cert|key)\b")
 """Names of options as commands have them."""
 _PATIENCE_S = 15.0
+_REUSE_S = 60.0
 _PARTITION_ROWS = 1 << 20
 
 
@@ -50,14 +56,17 @@ class MapSource(DataSource):
 
     Options: `table`; and one of `connect`, controllers as HOST:PORT,HOST:PORT, with `copies`, a
     folder that all machines share; `checkpoint`, the path of a checkpoint file; `export`, the
-    folder of an export. `tlsCa`, `tlsCert` and `tlsKey` are the driver's files for calling over
-    TLS, which executors do not need, `wait` the seconds to look for a leader.
+    folder of an export. `columns` are those to read, all without it. A copy that is at most `reuse`
+    seconds old is read again, so that the tables of a query are at one offset. `tlsCa`, `tlsCert`
+    and `tlsKey` are the driver's files for calling over TLS, which executors do not need, `wait`
+    the seconds to look for a leader.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         self._given = _checked(options)
-        self._wait_s = _wait_s(self._given)
+        self._wait_s = _seconds(self._given, "wait", _PATIENCE_S)
+        self._reuse_s = _seconds(self._given, "reuse", _REUSE_S)
         self._copy: str | None = None
 
     @classmethod
@@ -73,11 +82,17 @@ class MapSource(DataSource):
             ControllerError: no leader sent a copy of the map.
             MapExportError: there is no such table, or the file is damaged.
         """
-        return from_arrow_schema(_spark_schema(self._table().schema()))
+        whole = _spark_schema(self._table().schema())
+        return from_arrow_schema(chosen_columns(FORMAT, whole, self._given.get("columns")))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Give the reader that Spark sends to executors. Raises as `schema`."""
-        return _Reader(self._table())
+        return _Reader(*self._reading(schema))
+
+    def _reading(self, schema: StructType) -> tuple[_CheckpointTable | _ExportTable, pa.Schema]:
+        """The table and the columns to read, which a user may have chosen by a schema."""
+        table = self._table()
+        return table, checked_schema(FORMAT, _spark_schema(table.schema()), schema)
 
     def _table(self) -> _CheckpointTable | _ExportTable:
         table = self._given["table"]
@@ -96,6 +111,7 @@ class MapSource(DataSource):
                 self._given["copies"],
                 wait_s=self._wait_s,
                 tls=_tls_files(self._given),
+                reuse_s=self._reuse_s,
             )
         except TlsError as error:
             raise ConfigurationError(f"{FORMAT}: {_by_option(error)}") from error
@@ -103,14 +119,28 @@ class MapSource(DataSource):
             raise ControllerError(_by_option(error)) from error
 
 
+class PushingMapSource(MapSource):
+    """A `MapSource` to which Spark pushes filters, for sessions that allow it; see `register`."""
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """See `MapSource.reader`."""
+        return _PushingReader(*self._reading(schema))
+
+
 def copy_map(
-    connect: str, copies: str, *, wait_s: float = _PATIENCE_S, tls: TlsFiles | None = None
+    connect: str,
+    copies: str,
+    *,
+    wait_s: float = _PATIENCE_S,
+    tls: TlsFiles | None = None,
+    reuse_s: float = 0,
 ) -> str:
     """Write a copy of the map of a live cluster to the folder `copies`; return the file's path.
 
-    `connect` are controllers as HOST:PORT,HOST:PORT. The file is named by its offset and epoch; a
-    copy of the same is replaced by its equal. For several tables at one offset give the path as the
-    option `checkpoint` of each.
+    `connect` are controllers as HOST:PORT,HOST:PORT. The file is named by its offset and epoch and
+    by the controllers; a copy of the same is replaced by its equal. One that is at most `reuse_s`
+    seconds old is returned instead. For several tables at one offset give the path as the option
+    `checkpoint` of each.
 
     Raises:
         ConfigurationError: `connect` is not as it has to be.
@@ -120,6 +150,9 @@ def copy_map(
     """
     endpoints = _endpoints(connect)
     folder = Path(copies)
+    asked = hashlib.sha256(",".join(sorted(endpoints)).encode()).hexdigest()[:8]
+    if young := _young_copy(folder, asked, reuse_s):
+        return str(young)
     draft = folder / f".copy-{secrets.token_hex(4)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +160,7 @@ def copy_map(
             end_offset, epoch = fetch_snapshot(leader, draft)
         with _opened(draft) as checkpoint:
             _verify(checkpoint)
-        path = folder / f"{end_offset:020d}-{epoch:010d}.checkpoint"
+        path = folder / f"{end_offset:020d}-{epoch:010d}-{asked}.checkpoint"
         draft.replace(path)
     except OSError as error:
         raise MapExportError(
@@ -137,6 +170,14 @@ def copy_map(
     finally:
         draft.unlink(missing_ok=True)
     return str(path)
+
+
+def _young_copy(folder: Path, asked: str, reuse_s: float) -> Path | None:
+    """Return the newest copy from the same controllers that is young enough, None without one."""
+    newest = max(folder.glob(f"*-{asked}.checkpoint"), default=None)
+    if newest is None or not 0 <= time.time() - newest.stat().st_mtime < reuse_s:
+        return None
+    return newest
 
 
 def _checked(options: Mapping[str, str]) -> Mapping[str, str]:
@@ -185,15 +226,16 @@ def _endpoints(connect: str) -> tuple[str, ...]:
     return endpoints
 
 
-def _wait_s(given: Mapping[str, str]) -> float:
-    text = given.get("wait", str(_PATIENCE_S))
+def _seconds(given: Mapping[str, str], option: str, otherwise: float) -> float:
+    text = given.get(option, str(otherwise))
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
         raise ConfigurationError(
-            f"{FORMAT} has the option 'wait' as {text!r}, wanted seconds of 0 or more, such as 15"
+            f"{FORMAT} has the option {option!r} as {text!r}, wanted seconds of 0 or more, such as"
+            f" {otherwise:g}"
         )
     return seconds
 
@@ -235,22 +277,26 @@ class _CheckpointTable:
         with self._stream() as stream:
             return _runs([batch.num_rows for batch in stream])
 
-    def read(self, rows: _Rows) -> Iterator[pa.RecordBatch]:
-        with self._stream() as stream:
+    def read(self, rows: _Rows, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        with self._stream(columns) as stream:
             for number, batch in enumerate(stream):
                 if number >= rows.end:
                     return
                 if number >= rows.first:
                     yield batch
 
-    def _stream(self) -> pa.RecordBatchStreamReader:
-        """The section's batches; those that are skipped are not read from the disk."""
+    def _stream(self, columns: Sequence[str] | None = None) -> pa.RecordBatchStreamReader:
+        """The section's batches; batches and columns that are skipped stay on the disk."""
         with _opened(Path(self.path)) as checkpoint:
             entry = _section(checkpoint.entries, self.name, self.path)
         with pa.memory_map(self.path) as mapped:
             mapped.seek(entry.position)
             body = mapped.read_buffer(entry.length)
-        return pa.ipc.open_stream(body)
+        if columns is None:
+            return pa.ipc.open_stream(body)
+        with pa.ipc.open_stream(body) as stream:
+            places = sorted(stream.schema.get_field_index(name) for name in columns)
+        return pa.ipc.open_stream(body, options=pa.ipc.IpcReadOptions(included_fields=places))
 
 
 @dataclass(frozen=True)
@@ -267,11 +313,11 @@ class _ExportTable:
         found = pq.read_metadata(self._path())
         return _runs([found.row_group(one).num_rows for one in range(found.num_row_groups)])
 
-    def read(self, rows: _Rows) -> Iterator[pa.RecordBatch]:
+    def read(self, rows: _Rows, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         with pq.ParquetFile(self._path()) as file:
             groups = range(rows.first, rows.end)
             if groups:
-                yield from file.iter_batches(row_groups=groups)
+                yield from file.iter_batches(row_groups=groups, columns=list(columns))
 
     def _path(self) -> Path:
         """The file, if the export is whole and has it."""
@@ -293,16 +339,27 @@ class _ExportTable:
 
 
 class _Reader(DataSourceReader):
-    def __init__(self, table: _CheckpointTable | _ExportTable) -> None:
+    def __init__(self, table: _CheckpointTable | _ExportTable, columns: pa.Schema) -> None:
         self._table = table
+        self._columns = columns
+        self._filters: Sequence[object] = ()
 
     def partitions(self) -> Sequence[InputPartition]:
         return self._table.partitions()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Rows)
-        for batch in self._table.read(partition):
-            yield batch.cast(_spark_schema(batch.schema))
+        names, wanted = self._columns.names, row_filter(self._filters, self._columns)
+        for batch in self._table.read(partition, names):
+            rows = batch.select(names).cast(self._columns)
+            yield rows if wanted is None else rows.filter(wanted)
+
+
+class _PushingReader(_Reader):
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802
+        """Take filters; all are returned, so that Spark applies them again."""
+        self._filters = filters
+        return filters
 
 
 def _runs(counts: Sequence[int]) -> list[InputPartition]:
