@@ -149,4 +149,39 @@ BOUNDS = (
         """,
         Tested("tests/quorum/test_peer_places.py::test_hosts_of_strangers_leave_places_for_voters"),
     ),
+    Mutant(
+        "a-rotation-looks-like-tampering",
+        "A file that is empty since the one before was renamed is a break of the chain.",
+        "audit verify right after a rotation",
+        """
+        streammeta.controller.trust.audit_check:
+        - if any(name_of_log(other.name) == file.name for _, other in of_node):
+        + if False:
+        """,
+        Tested("tests/trust/test_audit_verify.py::test_a_log_right_after_a_rotation_holds"),
+    ),
+    Mutant(
+        "anchors-follow-a-cut-log-back",
+        "The anchor of an audit log is the end that it has now, even if it had more lines.",
+        "whoever cuts the log waits ten seconds",
+        """
+        streammeta.controller.trust.audit_anchors:
+        - return chain.seq > self.seq or cluster_id != self.cluster_id
+        + return chain.seq != self.seq or cluster_id != self.cluster_id
+        """,
+        Tested(
+            "tests/trust/test_audit_anchors.py::"
+            "test_a_chain_that_was_cut_does_not_take_its_anchor_back"
+        ),
+    ),
+    Mutant(
+        "callers-write-anchors",
+        "Keys of the anchors are keys as any others.",
+        "whoever cuts the log puts its new end",
+        """
+        streammeta.controller.trust.namespaces:
+        - _refuse_anchors(request)
+        """,
+        Tested("tests/trust/test_audit_anchors.py::test_no_caller_changes_anchors"),
+    ),
 )

@@ -10,6 +10,7 @@ import pytest
 
 from streammeta.cli.client import CallError, ControllerClient
 from streammeta.controller.features import SUPPORTED
+from streammeta.controller.trust.audit_anchors import NAMESPACE
 from streammeta.controller.trust.audit_rules import RULES
 from streammeta.v1 import (
     admin_pb2,
@@ -255,3 +256,29 @@ def test_a_log_that_can_not_be_opened_is_refused_at_the_start(tmp_path: Path) ->
     assert child.process.wait(60) != 0
     assert "audit-log: " in child.log_tail()
     child.stop()
+
+
+def test_a_cut_end_of_any_controllers_log_is_reported_by_the_cluster_and_by_a_copy(
+    tmp_path: Path,
+) -> None:
+    with audited_cluster(tmp_path, 3) as cluster:
+        leader_of(cluster)
+        files = [str(cluster.audit_log(node_id)) for node_id in cluster.node_ids]
+        keys = kv_pb2.ListKVsRequest(namespace=NAMESPACE)
+        with ControllerClient(cluster.endpoints, timeout_s=30) as client:
+            wait_until(lambda: len(ask(client, keys).entries) == 3, "an anchor of each log")
+        live = ("audit", "verify", *files, "--connect", cluster.connect)
+        assert streammeta(*live)["ok"]
+        copy = tmp_path / "map"
+        made = streammeta(
+            *("snapshot", "export", "--connect", cluster.connect, "--to", "parquet", str(copy))
+        )
+        assert made["ok"], made
+        cluster.stop_all()
+        for file in map(Path, files):
+            whole = file.read_bytes()
+            assert streammeta("audit", "verify", *files, "--map", str(copy))["ok"]
+            file.write_bytes(whole[: whole.index(b"\n") // 2])
+            answer = streammeta("audit", "verify", *files, "--map", str(copy))
+            assert answer["error"]["code"] == "AUDIT_CHAIN", answer
+            file.write_bytes(whole)

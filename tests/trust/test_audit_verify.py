@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streammeta.cli import audit_sources
+from streammeta.cli.audit_sources import read_files
 from streammeta.cli.output import run_cli
 from streammeta.cli.root import cli
 from streammeta.controller.trust.audit import Chain, line_hash
+from streammeta.controller.trust.audit_anchors import Anchor
 from streammeta.controller.trust.audit_check import Verified, split, verify
 from tests.trust.audit_lines import chained, line
 
@@ -140,6 +143,30 @@ def test_an_emptied_file_is_named() -> None:
     assert [one.file for chain in found for one in chain.breaks] == ["b"]
 
 
+@pytest.mark.parametrize("begun", [b"", LINES[20][:40]])
+def test_a_log_right_after_a_rotation_holds(begun: bytes) -> None:
+    files = [split("audit.log", begun), split("audit.log.000000000020", b"".join(LINES[:20]))]
+    for order in (files, files[::-1]):
+        (found,) = verify(order)
+        assert (found.breaks, found.last_seq, found.node) == ([], 20, 3)
+    assert found.torn == bool(begun)
+    cut = verify([split("audit.log", b"".join(LINES)), split("audit.log.000000000020", b"")])
+    assert [one.problem for chain in cut for one in chain.breaks] == ["the file is empty"]
+
+
+def test_a_cut_end_is_told_by_its_anchor() -> None:
+    hashes = {30: HEAD}
+    files = [split("audit.log", b"".join(LINES))]
+    assert [one.breaks for one in verify(files, anchored={3: hashes, 4: {7: HEAD}})] == [[]]
+    for kept in (29, 20):
+        (found,) = verify([split("audit.log", b"".join(LINES[:kept]))], anchored={3: hashes})
+        assert "line 30, known from elsewhere, is not among" in found.breaks[0].problem
+    (found,) = verify([split("audit.log", LINES[0][:40])], anchored={3: hashes})
+    assert "no whole line" in found.breaks[0].problem
+    (found,) = verify(files, anchored={3: {30: "0" * 64}})
+    assert "line 30 is not the one known from elsewhere" in found.breaks[0].problem
+
+
 def test_lines_that_the_controller_lost_are_counted() -> None:
     chain = Chain()
     lines = [chain.link(line(0), 2), chain.link(line(1)), chain.link(line(2), 3)]
@@ -201,3 +228,30 @@ def test_show_selects_lines(audit: Audit, tmp_path: Path) -> None:
     assert len(audit("show", str(path), "--call", "LockNode")[1]["lines"]) == 30
     assert audit("show", str(path), "--verdict", "DENIED")[1]["lines"] == []
     assert len(audit("show", str(path), "--since", "1d")[1]["lines"]) == 30
+
+
+def test_files_that_are_full_while_they_are_read_are_read_too(tmp_path: Path) -> None:
+    path, full = tmp_path / "audit.log", tmp_path / "audit.log.000000000010"
+    full.write_bytes(b"".join(LINES[:10]))
+    path.write_bytes(b"".join(LINES[20:]))
+    after = tmp_path / "audit.log.000000000020"
+    after.write_bytes(b"".join(LINES[10:20]))  # since the shell listed the files
+    assert set(read_files([path, full])) == {path, full, after}
+    assert set(read_files([path])) == {path}
+    assert set(read_files([path], to_the_end=True)) == {path, after}
+
+
+def test_verify_compares_the_ends_with_a_map(
+    audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "audit.log"
+    value = Anchor("c", 30, HEAD, 1).encoded()
+    monkeypatch.setattr(audit_sources, "_in_map", lambda _: ({"3": value}, "c"))
+    path.write_bytes(b"".join(LINES))
+    assert audit("verify", str(path), "--map", "m.checkpoint")[0] == 0
+    path.write_bytes(b"".join(LINES[:-1]))
+    assert audit("verify", str(path))[0] == 0
+    code, answer = audit("verify", str(path), "--map", "m.checkpoint")
+    assert (code, answer["error"]["code"]) == (1, "AUDIT_CHAIN")
+    monkeypatch.setattr(audit_sources, "_in_map", lambda _: ({"3": value}, "restored"))
+    assert audit("verify", str(path), "--map", "m.checkpoint")[0] == 0

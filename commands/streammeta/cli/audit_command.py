@@ -1,6 +1,6 @@
 """`streammeta audit`: whether audit logs are what controllers wrote, and a look at them.
 
-Talks to no controller: it works on files alone.
+Works on files, which it compares with anchors in a cluster's map if that is named.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ from typing import Any
 
 import click
 
+from streammeta.cli.audit_sources import anchored_lines, read_files
+from streammeta.cli.client import DEADLINE_S
+from streammeta.cli.connecting import Endpoints, connecting, timeout_option
 from streammeta.cli.output import CommandError, Duration, Output, with_output
+from streammeta.rpc.tls import CallerFiles
 
 _FILES = click.argument(
     "files",
@@ -62,22 +66,46 @@ class _KnownHash(click.ParamType[tuple[int, str]]):
     help="A line's hash known from elsewhere, as the controller's log names it each minute; may be"
     " repeated, with the files of one controller.",
 )
+@click.option(
+    "--map",
+    "map_address",
+    metavar="MAP",
+    help="Compare the ends with the anchors in this map: a checkpoint file, the folder of a Parquet"
+    " export, or BACKUP_URI@OFFSET.",
+)
+@connecting(Endpoints.OPTIONAL)
+@timeout_option(DEADLINE_S)
 @with_output
 def verify_command(
-    *, files: Sequence[Path], expected: Sequence[tuple[int, str]], output: Output
+    *,
+    files: Sequence[Path],
+    expected: Sequence[tuple[int, str]],
+    map_address: str | None,
+    connect: tuple[str, ...] | None,
+    tls: CallerFiles | None,
+    timeout_s: float,
+    output: Output,
 ) -> None:
     """Check that no line was changed, removed or moved; exit 1 and name the place if one was.
 
     Takes the files of one controller or several, in any order; give all files of the time in
-    question. Lines cut off at the end show only with --expect.
+    question. With --connect or --map the newest files must be among them: it is checked too that
+    their ends were not cut off, but for the last ten seconds of the leader's.
 
     \b
-    Example:
+    Examples:
       streammeta audit verify /var/log/streammeta/audit.log*
+      streammeta audit verify /var/log/streammeta/audit.log* --connect 127.0.0.1:9091
     """
     from streammeta.controller.trust.audit_check import split, verify
 
-    chains = verify([split(str(path), path.read_bytes()) for path in files], dict(expected))
+    # Before the files are read: lines are written before they are anchored.
+    anchored = anchored_lines(map_address, connect, tls, timeout_s)
+    read = [
+        split(str(path), data)
+        for path, data in read_files(files, to_the_end=bool(anchored)).items()
+    ]
+    chains = verify(read, dict(expected), anchored)
     output.rows(
         "chains", _CHAINS, [tuple(getattr(one, name) for name in _CHAINS) for one in chains]
     )
@@ -90,7 +118,8 @@ def verify_command(
         raise CommandError(
             "AUDIT_CHAIN",
             f"{file}:{line}: {problem}" if file else problem,
-            "the audit log was changed, or files of it are missing; keep all of them as they are",
+            "the audit log was changed or cut, or files of it are missing; keep all of them as they"
+            " are",
         )
 
 

@@ -6,13 +6,18 @@ Without `audit_log` in the configuration nothing is recorded, and calls cost not
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+from streammeta.controller.anchoring import AuditAnchors
 from streammeta.controller.config import ConfigError, ControllerConfig
+from streammeta.controller.monitoring.others import Others
+from streammeta.controller.own_tls import OwnTls
+from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.quorum_driver import QuorumDriver
+from streammeta.controller.trust.audit import Chain
 from streammeta.controller.trust.audit_file import AuditFile, AuditLog, StandardOutput
 from streammeta.controller.trust.audit_writer import AuditWriter
 from streammeta.controller.trust.auditor import Auditor, Clock, Office
@@ -27,21 +32,35 @@ class Auditing:
     """A context in which calls are recorded."""
 
     def __init__(
-        self, config: ControllerConfig, clock: Clock, office: Callable[[], Office]
+        self,
+        config: ControllerConfig,
+        clock: Clock,
+        driver: QuorumDriver,
+        controller: MetadataController,
+        tls: OwnTls,
     ) -> None:
         """Open the log.
+
+        While this controller leads it anchors the end of this log, and those of the others, which
+        it asks as `tls` says.
 
         Raises:
             ConfigError: it can't be opened.
         """
         self.writer: AuditWriter | None = None
         """Writes the log; None without one."""
-        self._minutes: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._node_id = config.node_id
+        self._driver = driver
+        self._others = Others(lambda: tls.contents_for_calls)
+        self._anchors = AuditAnchors(controller, config.cluster_id, clock.wall_ms, self._heads)
         self.auditor: Auditor | None = None
         """Records calls; None without a log."""
+        # Every process begins a chain of its own there.
+        self._is_pipe = config.audit_log == STANDARD_OUTPUT
         if config.audit_log is not None:
             self.writer = AuditWriter(_opened(config.audit_log))
-            self.auditor = Auditor(self.writer, clock, office, config.audit_failure)
+            self.auditor = Auditor(self.writer, clock, self._office, config.audit_failure)
 
     def look(self) -> None:
         """Go on in a file of the log's name: the one until now may have been renamed."""
@@ -53,10 +72,40 @@ class Auditing:
         if self.auditor is not None:
             self.auditor.event(name, reason=reason, target=target)
 
+    def head(self) -> Chain | None:
+        """Return the end of the log that no crash takes back; None without a log in a file."""
+        return None if self.writer is None or self._is_pipe else self.writer.durable_head
+
+    def _office(self) -> Office:
+        leader, node_id = self._driver.leader, self._node_id
+        leads = leader is not None and leader[0] == node_id
+        return Office(node_id, self._driver.epoch, leads)
+
+    async def _heads(self) -> Mapping[int, Chain]:
+        """Return the ends of the controllers' logs, as far as they answer, while this one leads."""
+        if not self._office().leads:
+            return {}
+        seen = self._driver.describe()
+        endpoints: dict[int, str] = {
+            replica.key.node_id: replica.endpoint
+            for replica in (*seen.voters, *seen.observers)
+            if replica.endpoint and replica.key.node_id != self._node_id
+        }
+        heads = {
+            node_id: Chain(answer.view.audit_seq, answer.view.audit_hash)
+            for node_id, answer in (await self._others.ask(endpoints)).items()
+            if answer.view is not None and answer.view.audit_seq
+        }
+        own = self.head()
+        return heads if own is None else {**heads, self._node_id: own}
+
     async def __aenter__(self) -> Auditing:
         if self.auditor is not None:
             self.auditor.begin()
-            self._minutes = asyncio.create_task(self.auditor.run())
+            self._tasks = [
+                asyncio.create_task(self.auditor.run()),
+                asyncio.create_task(self._anchors.run()),
+            ]
         return self
 
     async def __aexit__(
@@ -65,10 +114,10 @@ class Auditing:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._minutes is not None:
-            self._minutes.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._minutes
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._others.close()
         if self.auditor is not None and self.writer is not None:
             self.auditor.end()
             await self.writer.stop()

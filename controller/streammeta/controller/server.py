@@ -77,7 +77,6 @@ from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.controller.service_manager import ServiceManager
 from streammeta.controller.start_log import log_start
 from streammeta.controller.stop_signals import StopSignals
-from streammeta.controller.trust.auditor import Office
 from streammeta.controller.trust.policy import Policy
 from streammeta.controller.trust.rates import Rates
 from streammeta.rpc.contract import SERVICES
@@ -253,8 +252,7 @@ class ControllerNode:
         self._peers = PeerServer(self._driver, identity, self._tls.peers, addresses)
         self._controller.bind(self._driver)
         self._health = health.aio.HealthServicer()
-        self._sessions = Sessions(config.session_timeout_ms)
-        sessions = self._sessions
+        self._sessions = sessions = Sessions(config.session_timeout_ms)
         self._heartbeats = Heartbeats(self._controller, sessions, clock)
         self._view = LeaderView(sessions.state, self._heartbeats.compacted_by, sessions.heard)
         self._bucket = BucketClaims(
@@ -277,7 +275,7 @@ class ControllerNode:
             *((self._backup,) if self._backup else ()),
         )
         self._memory = ProcessMemory(_memory_limit(config))
-        self._auditing = Auditing(config, clock, self._office)
+        self._auditing = Auditing(config, clock, self._driver, self._controller, self._tls)
         self._doors = Doors(config)
         if self._doors.policy is not None:
             self._deny_peers(self._doors.policy.current)
@@ -383,11 +381,6 @@ class ControllerNode:
         self._tls.peers.denials = policy.denials
         self._transport.judge_again()
         self._peers.judge_again()
-
-    def _office(self) -> Office:
-        leader = self._driver.leader
-        leads = leader is not None and leader[0] == self._config.node_id
-        return Office(self._config.node_id, self._driver.epoch, leads)
 
     def _look_again(self) -> None:
         """Look at files that may have been replaced, or moved away."""
@@ -503,7 +496,10 @@ class ControllerNode:
         spool = SnapshotSpool(self._config.data_dir)
         spool.remove_left_over()
         metadata = MetadataHandlers(self._controller, spool, on_copied=self._bucket.claim_soon)
-        quorum = QuorumServicer(self._driver, self._config.cluster_id, features, self._doors.policy)
+        quorum = QuorumServicer(
+            *(self._driver, self._config.cluster_id, features, self._doors.policy),
+            self._auditing.head,
+        )
         entrance = Entrance(
             *(self._doors.of_calls, self._auditing.auditor, memory, rates, guard),
             connections=self._uncalled,

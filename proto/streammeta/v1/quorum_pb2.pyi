@@ -320,6 +320,8 @@ class DescribeQuorumResponse(_message.Message):
     DISK_FULL_FIELD_NUMBER: _builtins.int
     POLICY_SHA256_FIELD_NUMBER: _builtins.int
     POLICY_LOADED_MS_FIELD_NUMBER: _builtins.int
+    AUDIT_SEQ_FIELD_NUMBER: _builtins.int
+    AUDIT_HASH_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """the answering node's cluster"""
     node_id: _builtins.int
@@ -346,6 +348,10 @@ class DescribeQuorumResponse(_message.Message):
     """hexadecimal, of the policy that it judges callers by; empty: none"""
     policy_loaded_ms: _builtins.int
     """when it took that policy, in ms since 1970; absent without one"""
+    audit_seq: _builtins.int
+    """number of the last durable line of its audit log; absent: it has no audit log in a file"""
+    audit_hash: _builtins.str
+    """hexadecimal, of that line; empty without one"""
     @_builtins.property
     def voters(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStatus]:
         """voters by the newest set in its log"""
@@ -377,17 +383,23 @@ class DescribeQuorumResponse(_message.Message):
         disk_full: _builtins.bool = ...,
         policy_sha256: _builtins.str = ...,
         policy_loaded_ms: _builtins.int | None = ...,
+        audit_seq: _builtins.int | None = ...,
+        audit_hash: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "_policy_loaded_ms", b"_policy_loaded_ms", "_snapshot_id", b"_snapshot_id", "leader_id", b"leader_id", "policy_loaded_ms", b"policy_loaded_ms", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_audit_seq", b"_audit_seq", "_leader_id", b"_leader_id", "_policy_loaded_ms", b"_policy_loaded_ms", "_snapshot_id", b"_snapshot_id", "audit_seq", b"audit_seq", "leader_id", b"leader_id", "policy_loaded_ms", b"policy_loaded_ms", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "_policy_loaded_ms", b"_policy_loaded_ms", "_snapshot_id", b"_snapshot_id", "cluster_id", b"cluster_id", "disk_full", b"disk_full", "end_offset", b"end_offset", "epoch", b"epoch", "flushed_end", b"flushed_end", "high_watermark", b"high_watermark", "leader_id", b"leader_id", "log_start_offset", b"log_start_offset", "node_id", b"node_id", "observers", b"observers", "policy_loaded_ms", b"policy_loaded_ms", "policy_sha256", b"policy_sha256", "repairing", b"repairing", "role", b"role", "snapshot_id", b"snapshot_id", "voters", b"voters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_audit_seq", b"_audit_seq", "_leader_id", b"_leader_id", "_policy_loaded_ms", b"_policy_loaded_ms", "_snapshot_id", b"_snapshot_id", "audit_hash", b"audit_hash", "audit_seq", b"audit_seq", "cluster_id", b"cluster_id", "disk_full", b"disk_full", "end_offset", b"end_offset", "epoch", b"epoch", "flushed_end", b"flushed_end", "high_watermark", b"high_watermark", "leader_id", b"leader_id", "log_start_offset", b"log_start_offset", "node_id", b"node_id", "observers", b"observers", "policy_loaded_ms", b"policy_loaded_ms", "policy_sha256", b"policy_sha256", "repairing", b"repairing", "role", b"role", "snapshot_id", b"snapshot_id", "voters", b"voters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__audit_seq: _TypeAlias = _typing.Literal["audit_seq"]  # noqa: Y015
+    _WhichOneofArgType__audit_seq: _TypeAlias = _typing.Literal["_audit_seq", b"_audit_seq"]  # noqa: Y015
     _WhichOneofReturnType__leader_id: _TypeAlias = _typing.Literal["leader_id"]  # noqa: Y015
     _WhichOneofArgType__leader_id: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id"]  # noqa: Y015
     _WhichOneofReturnType__policy_loaded_ms: _TypeAlias = _typing.Literal["policy_loaded_ms"]  # noqa: Y015
     _WhichOneofArgType__policy_loaded_ms: _TypeAlias = _typing.Literal["_policy_loaded_ms", b"_policy_loaded_ms"]  # noqa: Y015
     _WhichOneofReturnType__snapshot_id: _TypeAlias = _typing.Literal["snapshot_id"]  # noqa: Y015
     _WhichOneofArgType__snapshot_id: _TypeAlias = _typing.Literal["_snapshot_id", b"_snapshot_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__audit_seq) -> _WhichOneofReturnType__audit_seq | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__leader_id) -> _WhichOneofReturnType__leader_id | None: ...
     @_typing.overload

@@ -8,7 +8,7 @@ The number in flight is bounded. The other controllers speak to the quorum elsew
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import grpc
@@ -23,6 +23,7 @@ from streammeta.controller.rpc.request_guard import UnaryHandler, abort
 from streammeta.controller.runtime.feature_updates import FeatureUpdates
 from streammeta.controller.runtime.operations import QuorumDescription
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
+from streammeta.controller.trust.audit import Chain
 from streammeta.controller.trust.policy_file import PolicyFile
 from streammeta.v1 import quorum_pb2 as pb
 
@@ -72,11 +73,13 @@ class QuorumServicer:
         cluster_id: ClusterId,
         features: FeatureUpdates,
         policy: PolicyFile | None = None,
+        audit_head: Callable[[], Chain | None] = lambda: None,
     ) -> None:
         self._driver = driver
         self._features = features
         self._cluster_id = cluster_id
         self._policy = policy
+        self._audit_head = audit_head
         self._operators = _Room()
 
     def unary(self) -> Mapping[str, UnaryHandler]:
@@ -126,6 +129,7 @@ class QuorumServicer:
         if request.leader_only and not self._driver.is_leader:
             await abort(context, self._driver.leader_hint())
         seen = described(self._driver)
+        audited = self._audit_head()
         description: pb.DescribeQuorumResponse = _write_description(
             seen,
             cluster_id=self._cluster_id,
@@ -133,6 +137,8 @@ class QuorumServicer:
             disk_full=seen.is_disk_full,
             policy_sha256="" if self._policy is None else self._policy.current.digest,
             policy_loaded_ms=None if self._policy is None else self._policy.loaded_ms,
+            audit_seq=None if audited is None else audited.seq,
+            audit_hash="" if audited is None else audited.head,
         )
         return description
 
@@ -181,4 +187,5 @@ _write_description = _PARTS.writer(
     QuorumDescription,
     pb.DescribeQuorumResponse,
     *("cluster_id", "repairing", "disk_full", "policy_sha256", "policy_loaded_ms"),
+    *("audit_seq", "audit_hash"),
 )

@@ -2,7 +2,10 @@
 
 Pure: takes lines as bytes. A chain shows every change of what other lines follow. It can't show
 that its end was cut off, or its last line changed: compare its last hash with one kept elsewhere,
-such as the `audit_chain` events of the controller's log.
+such as the `audit_chain` events of the controller's log, or with the anchors in the cluster's map.
+
+A controller may write while its files are read. So the file of its log's own name may be empty
+right after the one before was full and renamed, or end amid a line.
 """
 
 from __future__ import annotations
@@ -71,27 +74,57 @@ def parse(line: bytes) -> Mapping[str, Any] | None:
 
 
 def verify(
-    files: Iterable[AuditFileLines], expected: Mapping[int, str] | None = None
+    files: Iterable[AuditFileLines],
+    expected: Mapping[int, str] | None = None,
+    anchored: Mapping[int, Mapping[int, str]] | None = None,
 ) -> list[Verified]:
     """Check the files of any number of controllers, in any order; return their chains by node.
 
     `expected` are hashes known from elsewhere, by the line's number, of a single controller's
-    lines.
+    lines; `anchored` are such hashes of any controller's.
     """
-    by_node: dict[int, list[tuple[int, AuditFileLines]]] = {}
+    by_node: dict[int, list[tuple[float, AuditFileLines]]] = {}
+    begun: list[AuditFileLines] = []
     for file in files:
         begins = next(filter(None, map(parse, file.lines)), None)
-        node, seq = (-1, 0) if begins is None else (begins.get("node", -1), begins["seq"])
-        by_node.setdefault(node, []).append((seq, file))
+        if begins is not None:
+            by_node.setdefault(begins.get("node", -1), []).append((begins["seq"], file))
+        elif not file.lines or (len(file.lines) == 1 and file.is_unfinished):
+            begun.append(file)
+        else:
+            by_node.setdefault(-1, []).append((0, file))
+    for file in begun:
+        _append_begun(by_node, file)
     found = []
     for node, of_node in sorted(by_node.items()):
         ordered = [file for _, file in sorted(of_node, key=lambda one: (one[0], one[1].name))]
-        check = _Check(Verified(node), expected or {})
+        check = _Check(Verified(node), {**(expected or {}), **(anchored or {}).get(node, {})})
         for file in ordered:
             check.file(file)
         check.end()
+        if node < 0 and anchored:
+            problem = "it holds no whole line, and every anchored log has some"
+            check.verified.breaks.append(Break(ordered[0].name, 1, problem))
         found.append(check.verified)
     return found
+
+
+def _append_begun(
+    by_node: dict[int, list[tuple[float, AuditFileLines]]], file: AuditFileLines
+) -> None:
+    """Put a file without a whole line behind the full files of its log, if it is the newest."""
+    for of_node in by_node.values():
+        if any(name_of_log(other.name) == file.name for _, other in of_node):
+            if file.lines:
+                of_node.append((float("inf"), file))
+            return
+    by_node.setdefault(-1, []).append((0, file))
+
+
+def name_of_log(name: str) -> str | None:
+    """Return the name of the log that a full file belongs to, None for any other file."""
+    log, dot, number = name.rpartition(".")
+    return log if dot and number.isdecimal() else None
 
 
 class _Check:

@@ -55,6 +55,7 @@ class AuditWriter:
         self._is_stopping = self._wants_reopening = self._is_unsynced = False
         self._synced_at = time.monotonic()
         self._head = replace(log.chain)
+        self._durable_head = self._head
         self.failure = ""
         """Why lines can't be written at the moment; empty if they can."""
         self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
@@ -64,6 +65,11 @@ class AuditWriter:
     def head(self) -> Chain:
         """Number and hash of the last line written."""
         return self._head
+
+    @property
+    def durable_head(self) -> Chain:
+        """Number and hash of the last line that no crash takes back."""
+        return self._durable_head
 
     @property
     def problem(self) -> str:
@@ -164,6 +170,7 @@ class AuditWriter:
         if self._unsynced or self._is_stopping or self._is_sync_due():
             self._log.sync()
             self._is_unsynced, self._synced_at = False, time.monotonic()
+            self._durable_head = self._head
         _settle(self._unsynced, None)
         self._unsynced = []
         if self._wants_reopening:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.metadata import requests
+from streammeta.controller.trust.audit_anchors import NAMESPACE
 from streammeta.controller.trust.door import Caller
 from streammeta.controller.trust.method_rules import NAMESPACE_OF
 from streammeta.controller.trust.refusals import NotYourNamespaceError
@@ -19,7 +21,9 @@ def require_namespaces(caller: Caller, request: object) -> None:
 
     Raises:
         NotYourNamespaceError: it may not use one of them.
+        InvalidRequestError: it would change anchors of audit logs, which no caller may.
     """
+    _refuse_anchors(request)
     if caller.principal is None or Role.ADMIN in caller.roles:
         return
     of_roles = {NAMESPACE_OF[role] for role in caller.allowed_by if role in NAMESPACE_OF}
@@ -33,6 +37,14 @@ def require_namespaces(caller: Caller, request: object) -> None:
             continue
         names = [f"{one.role}/{one.name}" for one in owners]
         raise NotYourNamespaceError(caller.name, namespace, " or ".join((*names, "role admin")))
+
+
+def _refuse_anchors(request: object) -> None:
+    is_read = isinstance(request, requests.GetKVs | requests.ListKVs)
+    if not is_read and NAMESPACE in _namespaces(request):
+        raise InvalidRequestError(
+            "namespace", f"{NAMESPACE!r} is changed by controllers alone; use another"
+        )
 
 
 def _namespaces(request: object) -> Iterable[str]:

@@ -1,0 +1,81 @@
+"""Anchoring of audit logs: the leader puts the ends of the controllers' chains into the map."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+import structlog
+
+from streammeta.controller.errors import ApiError, NotLeaderError
+from streammeta.controller.metadata.answers import KVResultsAnswer
+from streammeta.controller.metadata.requests import GetKVs, KVKey, KVToPut, PutKVs
+from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.trust.audit import Chain
+from streammeta.controller.trust.audit_anchors import NAMESPACE, Anchor, read_anchor
+
+ANCHOR_INTERVAL_S = 10.0
+"""Time between two anchors, in seconds: lines of the last such time may be cut unnoticed."""
+
+Heads = Callable[[], Awaitable[Mapping[int, Chain]]]
+
+_log = structlog.get_logger(component="audit")
+
+
+class AuditAnchors:
+    """Writes anchors while this controller leads."""
+
+    def __init__(
+        self,
+        controller: MetadataController,
+        cluster_id: str,
+        wall_ms: Callable[[], int],
+        heads: Heads,
+    ) -> None:
+        """`heads` returns the ends of chains by controller, as far as they are known."""
+        self._controller = controller
+        self._cluster_id = cluster_id
+        self._wall_ms = wall_ms
+        self._heads = heads
+        self._problem = ""
+
+    async def run(self) -> None:
+        """Write anchors time and again, until cancelled."""
+        while True:
+            await asyncio.sleep(ANCHOR_INTERVAL_S)
+            await self.anchor()
+
+    async def anchor(self) -> None:
+        """Anchor the chains that have grown; do nothing on a controller that does not lead."""
+        try:
+            await self._put(await self._heads())
+            self._problem = ""
+        except NotLeaderError:
+            return
+        except ApiError as error:
+            if str(error) != self._problem:
+                _log.warning("audit_head_not_anchored", reason=str(error))
+            self._problem = str(error)
+
+    async def _put(self, heads: Mapping[int, Chain]) -> None:
+        keys = tuple(KVKey(namespace=NAMESPACE, key=str(node)) for node in heads)
+        if not keys:
+            return
+        answered = await self._controller.read(GetKVs(keys=keys))
+        assert isinstance(answered.answer, KVResultsAnswer)
+        items = []
+        for key, chain, result in zip(keys, heads.values(), answered.answer.results, strict=True):
+            known = read_anchor(result.value) if result.found else None
+            if chain.seq and (known is None or known.is_passed_by(chain, self._cluster_id)):
+                anchor = Anchor(self._cluster_id, chain.seq, chain.head, self._wall_ms())
+                items.append(
+                    KVToPut(
+                        namespace=NAMESPACE,
+                        key=key.key,
+                        value=anchor.encoded(),
+                        overwrite=True,
+                        expected_version=result.version,
+                    )
+                )
+        if items:
+            await self._controller.write(PutKVs(items=tuple(items)))

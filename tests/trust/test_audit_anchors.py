@@ -1,0 +1,93 @@
+"""Anchors of audit logs in the map: written by the leader alone, and only forward."""
+
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+import pytest_asyncio
+from structlog.testing import capture_logs
+
+from streammeta.controller.anchoring import AuditAnchors
+from streammeta.controller.trust.audit import Chain
+from streammeta.controller.trust.audit_anchors import NAMESPACE, expected_lines, read_anchor
+from streammeta.v1 import kv_pb2
+from tests.server.rpc_server import CLUSTER_ID, Rpcs, serving
+
+
+class Scene:
+    """A leader that anchors the chains of controllers."""
+
+    def __init__(self, rpcs: Rpcs) -> None:
+        self.rpcs = rpcs
+        self.chains: dict[int, Chain] = {}
+        self.anchors = self.of(CLUSTER_ID)
+
+    def of(self, cluster_id: str) -> AuditAnchors:
+        return AuditAnchors(self.rpcs.controller, cluster_id, lambda: 1, self.heads)
+
+    async def heads(self) -> Mapping[int, Chain]:
+        return self.chains
+
+    async def anchored(self) -> dict[int, dict[int, str]]:
+        request = kv_pb2.ListKVsRequest(namespace=NAMESPACE)
+        entries = (await self.rpcs.ask(request)).entries
+        return expected_lines({entry.key: entry.value for entry in entries}, CLUSTER_ID)
+
+
+@pytest_asyncio.fixture
+async def scene() -> AsyncIterator[Scene]:
+    async with serving() as rpcs:
+        yield Scene(rpcs)
+
+
+async def test_the_ends_of_chains_are_anchored_as_they_grow(scene: Scene) -> None:
+    scene.chains = {1: Chain(5, "5" * 64), 2: Chain()}
+    await scene.anchors.anchor()
+    assert await scene.anchored() == {1: {5: "5" * 64}}
+    scene.chains = {1: Chain(9, "9" * 64), 2: Chain(1, "1" * 64)}
+    await scene.anchors.anchor()
+    assert await scene.anchored() == {1: {9: "9" * 64}, 2: {1: "1" * 64}}
+    end_offset = scene.rpcs.log.next_offset
+    await scene.anchors.anchor()
+    assert scene.rpcs.log.next_offset == end_offset, "nothing is written if nothing has grown"
+
+
+async def test_a_chain_that_was_cut_does_not_take_its_anchor_back(scene: Scene) -> None:
+    scene.chains = {1: Chain(9, "9" * 64)}
+    await scene.anchors.anchor()
+    scene.chains = {1: Chain(4, "4" * 64)}
+    await scene.anchors.anchor()
+    assert await scene.anchored() == {1: {9: "9" * 64}}
+
+
+async def test_a_restored_cluster_begins_its_anchors_anew(scene: Scene) -> None:
+    scene.chains = {1: Chain(9, "9" * 64)}
+    await scene.of("before").anchor()
+    assert await scene.anchored() == {}
+    scene.chains = {1: Chain(4, "4" * 64)}
+    await scene.anchors.anchor()
+    assert await scene.anchored() == {1: {4: "4" * 64}}
+
+
+async def test_no_caller_changes_anchors(scene: Scene) -> None:
+    scene.chains = {1: Chain(9, "9" * 64)}
+    await scene.anchors.anchor()
+    put = kv_pb2.PutKVsRequest(items=[kv_pb2.KVToPut(namespace=NAMESPACE, key="1", overwrite=True)])
+    delete = kv_pb2.DeleteKVsRequest(keys=[kv_pb2.KVKey(namespace=NAMESPACE, key="1")])
+    refused = ("INVALID_ARGUMENT", "INVALID_FIELD", {"field": "namespace"})
+    assert await scene.rpcs.refusal("KVService/PutKVs", put) == refused
+    assert await scene.rpcs.refusal("KVService/DeleteKVs", delete) == refused
+    assert await scene.anchored() == {1: {9: "9" * 64}}
+
+
+async def test_a_controller_that_does_not_lead_anchors_nothing(scene: Scene) -> None:
+    scene.chains = {1: Chain(9, "9" * 64)}
+    scene.rpcs.log.lose_leadership(truncate=False)
+    with capture_logs() as logs:
+        await scene.anchors.anchor()
+    assert logs == []
+
+
+@pytest.mark.parametrize("value", [b"", b"[]", b"{}", b'{"seq": 1}', b"[" * 100_000])
+def test_a_value_of_others_is_no_anchor(value: bytes) -> None:
+    assert read_anchor(value) is None
+    assert expected_lines({"1": value}, CLUSTER_ID) == {}
