@@ -223,7 +223,10 @@ def _log_value(given: Given) -> Any:
 
 
 def _epochs_value(given: Given) -> Any:
-    entries = [(epoch, start) for epoch, start in given.first("entries", "epochs")]
+    rows = given.first("entries", "epochs")
+    if any(len(row) != 2 for row in rows):
+        raise NotOfferedError  # rows of a transaction index
+    entries = [(epoch, start) for epoch, start in rows]
     epochs = LeaderEpochs(entries)
     facts: dict[str, Any] = {
         "hex": epochs.encode().hex(),

@@ -24,6 +24,8 @@ _KEY = re.compile(
     r"(?:(?P<kind>request|response)_)?(?:v(?P<version>\d+)_)?(?P<what>header_|body_)?hex"
 )
 _BESIDES = frozenset(["version", "request_version", "correlation_id", "api", "api_key", "notes"])
+_ASKED = frozenset(("request", "key", "group", "group_id", "client_id"))
+"""Keys of what was asked for, which an answer need not name."""
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -47,7 +49,7 @@ def _read(value: Mapping[str, Any], key: re.Match[str], stated: str, newer: list
     is_request = key["kind"] == "request"
     part: Any = request if is_request and isinstance(request, Mapping) else value
     if not is_request:
-        part = {name: one for name, one in value.items() if name != "request"}
+        part = {name: one for name, one in value.items() if name not in _ASKED}
     version = int(key["version"]) if key["version"] else None
     if version is None and is_request:
         version = part.get("version")

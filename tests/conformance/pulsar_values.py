@@ -46,6 +46,11 @@ def metadata_of(given: Given) -> LedgerMetadata:
 # ---- values and names ----
 
 
+def _segments_key(given: Given) -> str:
+    names = ("segments", "offload_segments", "offload_segment")
+    return next((name for name in names if given.has(name)), "segments")
+
+
 def _context_of(given: Given) -> OffloadContext:
     segments = tuple(
         OffloadSegment(
@@ -57,11 +62,12 @@ def _context_of(given: Given) -> OffloadContext:
                     ("assigned_timestamp", "assigned_ms"),
                     ("offloaded_timestamp", "offloaded_ms"),
                     ("end_entry", "end_entry"),
+                    ("end_entry_id", "end_entry"),
                 )
                 if one.has(name)
             },
         )
-        for one in given.each("segments", [])
+        for one in given.each(_segments_key(given), [])
     )
     return OffloadContext(
         given.take("uuid", ""),
@@ -183,7 +189,7 @@ SHAPES = (
         ),
         keys(
             "uuid complete bookkeeper_deleted source_deleted timestamp driver "
-            "driver_metadata segments ledger_info"
+            "driver_metadata segments offload_segments offload_segment ledger_info"
         ),
         r"context_hex|ledger_info_hex|hex|size|round_trip|info_size",
         "OffloadUtils",
