@@ -228,6 +228,26 @@ async def test_what_kafka_does_not_know_or_would_need_more_is_refused(
     assert await place.settings() == {}, "nothing is changed"
 
 
+async def test_settings_have_the_types_that_kafka_gives_them(place: Place) -> None:
+    wanted = {
+        "retention.bytes": 5,
+        "segment.bytes": 3,
+        "cleanup.policy": 7,
+        "compression.type": 2,
+        "message.timestamp.type": 2,
+        "min.insync.replicas": 3,
+        "preallocate": 1,
+        "min.cleanable.dirty.ratio": 6,
+        "flush.ms": 5,
+    }
+    kept = {"min.insync.replicas": "1", "preallocate": "true", "flush.ms": "1"}
+    assert await place.replace({**kept, "min.cleanable.dirty.ratio": "0.5"}) == (0, "")
+    resource = {"resource_type": _TOPIC, "resource_name": "t", "configuration_keys": [*wanted]}
+    flags = {"include_synonyms": False, "include_documentation": False}
+    (row,) = (await place.ask((32, 3), {"resources": [resource], **flags})).results
+    assert {config.name: config.config_type for config in row.configs} == wanted
+
+
 async def test_lists_are_appended_to_and_subtracted_from(place: Place) -> None:
     name = "leader.replication.throttled.replicas"
     assert await place.alter((name, _APPEND, "0:1,0:2")) == (0, "")

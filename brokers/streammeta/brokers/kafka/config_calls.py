@@ -14,7 +14,7 @@ from streammeta.brokers.kafka.broker import Broker
 from streammeta.brokers.kafka.cluster import Topic
 from streammeta.brokers.kafka.codes import Code, KafkaError
 from streammeta.brokers.kafka.topic_changes import change_all, put_topic
-from streammeta.brokers.kafka.topic_configs import DEFAULTS, LISTS, checked
+from streammeta.brokers.kafka.topic_configs import DEFAULTS, LISTS, checked, type_of
 from streammeta.brokers.kafka.wire import Request, Tree
 
 _TOPIC, _BROKER = 2, 4
@@ -55,6 +55,7 @@ def _config_rows(topic: Topic, names: Sequence[str] | None) -> Sequence[Tree]:
             "config_source": _TOPIC_SOURCE if name in topic.configs else _DEFAULT_SOURCE,
             "is_sensitive": False,
             "synonyms": (),
+            "config_type": type_of(name),
             "documentation": None,
         }
         for name, value in {**DEFAULTS, **topic.configs}.items()

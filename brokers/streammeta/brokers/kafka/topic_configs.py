@@ -112,6 +112,16 @@ _KEPT: Mapping[str, tuple[Callable[[str], bool], str]] = {
 Batches stay as their producers compressed them, whatever `compression.type` says.
 """
 
+_BOOLEAN, _STRING, _INT, _LONG, _DOUBLE, _LIST = 1, 2, 3, 5, 6, 7
+_INTS = frozenset(
+    (
+        "index.interval.bytes",
+        "max.message.bytes",
+        "min.insync.replicas",
+        "segment.bytes",
+        "segment.index.bytes",
+    )
+)
 _VALUE_MAX = 4096
 _NAMED_MAX = 100
 
@@ -140,6 +150,18 @@ def checked(configs: Mapping[str, str | None]) -> dict[str, str]:
             _check_number(name, value)
         found[name] = value
     return found
+
+
+def type_of(name: str) -> int:
+    """Return the type of a setting, as DescribeConfigs numbers them."""
+    check, _ = _KEPT.get(name, (None, ""))
+    if name in LISTS:
+        return _LIST
+    if name in _INTS or name.endswith(".level"):
+        return _INT
+    if name.endswith((".type", ".version")):
+        return _STRING
+    return {_is_flag: _BOOLEAN, _is_share: _DOUBLE}.get(check, _LONG)  # type: ignore[arg-type]
 
 
 def _check_kept(name: str, value: str) -> None:
