@@ -97,6 +97,16 @@ def test_request_of_another_implementation_is_read() -> None:
         read_request(raw + b"!")
 
 
+def test_all_topics_are_asked_for_as_librdkafka_does() -> None:
+    """It writes the length of an array that is absent in four bytes, and Apache Kafka takes it."""
+    raw = bytes.fromhex("0003000c00000005000772646b61666b610000000000010000")
+    request = read_request(raw)
+    assert (request.api_key, request.version, request.body.topics) == (3, 12, None)
+    for other in (raw + b"!", raw[:-1], raw.replace(b"\x00\x0c", b"\x00\x08", 1)):
+        with pytest.raises(MalformedRequestError):
+            read_request(other)
+
+
 def test_unknown_version_of_api_versions_is_answered_in_the_oldest_layout() -> None:
     wanted = _vectors()["wire_api_versions_unknown_version"]["derived"]["response_hex"]
     request = Request(18, 9, 1, "", None)

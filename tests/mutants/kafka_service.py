@@ -7,6 +7,7 @@ _ENDINGS = "tests/brokers/test_kafka_endings.py"
 _FAILOVER = "tests/lifecycle/test_lifecycle_failover.py"
 _METADATA = "tests/brokers/test_kafka_metadata.py"
 _RECORDS = "tests/brokers/test_kafka_record_calls.py"
+_VIEW = "tests/brokers/test_kafka_view.py"
 _OFFSETS = "tests/brokers/test_group_offsets.py"
 
 _FENCES = (
@@ -94,6 +95,20 @@ _ANSWERS = (
         + await self._due
         """,
         Tested(f"{_METADATA}::test_a_caller_that_gives_up_does_not_stop_the_reading"),
+    ),
+)
+
+_REQUESTS = (
+    Mutant(
+        "padded-metadata-refused",
+        "librdkafka loses its connection whenever it asks for all topics.",
+        "a length of four bytes for an absent array, which Apache Kafka accepts",
+        """
+        streammeta.brokers.kafka.wire:
+        - if over and not (_is_padded(api_key, version, body) and over == _PADDING):
+        + if over:
+        """,
+        Tested(f"{_VIEW}::test_all_topics_are_asked_for_as_librdkafka_does"),
     ),
 )
 
@@ -220,4 +235,4 @@ _ADMINISTRATION = (
     ),
 )
 
-KAFKA_SERVICE = (*_FENCES, *_ANSWERS, *_SESSIONS, *_ADMINISTRATION)
+KAFKA_SERVICE = (*_FENCES, *_ANSWERS, *_REQUESTS, *_SESSIONS, *_ADMINISTRATION)

@@ -23,7 +23,7 @@ with optional_packages("the Kafka-shaped broker"):
     from kio.schema.errors import ErrorCode
     from kio.serial import entity_reader, entity_writer
 
-SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE = 17, 18, 36
+METADATA, SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE = 3, 17, 18, 36
 
 SERVED: Mapping[int, tuple[int, int]] = {
     0: (0, 8),  # Produce; 0 to 2 are named for old clients, which compress only then, and refused
@@ -60,6 +60,9 @@ SERVED: Mapping[int, tuple[int, int]] = {
 """Lowest and highest version of each API."""
 
 _OLDEST_PRODUCE = 3
+_COMPACT_METADATA = 9
+"""Version of Metadata from which on its arrays are compact."""
+_PADDING = 3
 _REASON_MAX = 200
 _LARGE = 16 * 1024
 """Bytes from which on a copy costs more than a write of its own."""
@@ -105,9 +108,20 @@ def read_request(frame: bytes, apis: Container[int] = SERVED) -> Request:
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error)[:_REASON_MAX]}"
         raise MalformedRequestError(f"a request can't be read: {reason}") from error
-    if size + used != len(frame):
-        raise MalformedRequestError(f"{len(frame) - size - used} bytes are behind a request")
+    over = len(frame) - size - used
+    if over and not (_is_padded(api_key, version, body) and over == _PADDING):
+        raise MalformedRequestError(
+            f"{over} bytes are behind a request of API {api_key} in version {version}"
+        )
     return Request(api_key, version, correlation_id, header.client_id or "", body)
+
+
+def _is_padded(api_key: int, version: int, body: Any) -> bool:
+    """Return whether a stock client sends bytes behind such a request; Apache Kafka ignores them.
+
+    librdkafka asks for all topics with a length of four bytes where the compact form has one.
+    """
+    return api_key == METADATA and version >= _COMPACT_METADATA and body.topics is None
 
 
 class _Pieces(io.BytesIO):
