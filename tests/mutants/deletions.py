@@ -472,8 +472,8 @@ DELETIONS = (
         "a failed look that is taken for a good one",
         """
         streammeta.reconcile.ahead_of_map:
-        - return Judged(one, Outcome.FAILED, detail, is_busy)
-        + return Judged(one, Outcome.WOULD_DELETE, detail, is_busy)
+        - return failed(one, "not deleted, as its index can't be read", error)
+        + return Judged(one, Outcome.WOULD_DELETE)
         """,
         Tested(f"{_AHEAD_OF_MAP}::test_what_can_not_be_read_is_kept_and_tried_by_the_next_run"),
     ),
@@ -520,8 +520,8 @@ DELETIONS = (
         "records of deletions alone",
         """
         streammeta.reconcile.audit_trail:
-        - if one.candidate.key in self._begun or one.outcome is Outcome.AHEAD_OF_MAP
-        + if one.candidate.key in self._begun
+        - unbegun = (self._order.done, Outcome.AHEAD_OF_MAP)
+        + unbegun = (self._order.done,)
         """,
         Tested(f"{_AHEAD_OF_MAP}::test_what_is_ahead_is_in_the_audit_trail"),
     ),
