@@ -62,6 +62,9 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
         "async with await StreamClient.open(endpoints, bucket, node_id=7) as client: store": Ran(
             setting="queue"
         ),
+        "config = StoreConfig(backend=Backend.CHUNKS": Parsed(
+            "has a bucket of S3; tests/brokers opens such stores over one of its own"
+        ),
         "await store.set_reserve_time": Ran(setting="queue store"),
         "key = OwnerKey": Ran(setting="ledgers"),
         "policies = PolicyStore": Ran(setting="policies"),

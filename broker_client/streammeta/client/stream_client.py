@@ -91,6 +91,12 @@ class StreamClientConfig:
         if self.wal_directory is not None and self.object_log is not None:
             raise ValueError("wal_directory and object_log are both given, wanted at most one")
 
+    def check_node(self, node_id: int | None) -> None:
+        """Raise `ValueError` for a write-ahead log without the node that it belongs to."""
+        if node_id is None and self.has_log:
+            name = "wal_directory" if self.object_log is None else "object_log"
+            raise ValueError(f"{name} needs a node_id: a write-ahead log belongs to a node")
+
     @property
     def has_log(self) -> bool:
         """True if appends are acknowledged from a write-ahead log."""
@@ -166,9 +172,7 @@ class StreamClient(ClosedAtExit):
         config = StreamClientConfig() if config is None else config
         store = open_object_store(bucket) if isinstance(bucket, str) else bucket
         check_store(store)
-        if node_id is None and config.has_log:
-            name = "wal_directory" if config.object_log is None else "object_log"
-            raise ValueError(f"{name} needs a node_id: a write-ahead log belongs to a node")
+        config.check_node(node_id)
         async with AsyncExitStack() as closing:
             controllers = await closing.enter_async_context(
                 ControllerClient(

@@ -129,6 +129,12 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
     " another one than --store, with other credentials.",
 )
 @click.option("--namespace", help="Second part of every key.  [default: _streammeta_CLUSTER-ID]")
+@click.option(
+    "--former-cluster-id",
+    metavar="ID",
+    help="Cluster that this one was restored from: its certificates hold here too."
+    "  [default: the one whose default namespace this cluster has]",
+)
 @_setting_options
 @click.option(
     "--tls-ca",

@@ -40,7 +40,7 @@ from streammeta.storage.bucket_marker import (
     read_marker,
 )
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
-from streammeta.storage.object_format.object_key import cluster_namespace
+from streammeta.storage.object_format.object_key import cluster_namespace, cluster_of
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import ObjectStore
 
@@ -252,6 +252,12 @@ def apply_command(
             "state_hash": plan.state_hash,
             "sha256": hashlib.sha256(checkpoint.getvalue()).hexdigest(),
         }
+    )
+    former = cluster_of(plan.namespace)
+    option = "" if former else f", with --former-cluster-id {plan.from_cluster_id}"
+    output.note(
+        f"Over TLS start it with the certificates of cluster {former or plan.from_cluster_id}"
+        f"{option}: they hold in the new cluster."
     )
     if not old_controllers_stopped:
         output.note(

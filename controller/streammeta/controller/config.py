@@ -13,7 +13,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from streammeta.controller.ids import ClusterId, NodeId
+from streammeta.rpc.identity import KnownClusters
 from streammeta.rpc.tls import TlsFiles
+from streammeta.storage.object_format.object_key import cluster_of
 
 CONTROLLER_ID_MAX = 999
 """Broker ids start above."""
@@ -120,6 +122,7 @@ class ControllerConfig:
     data_dir: Path
     store_uri: str
     namespace: str
+    former_cluster_id: str | None = None
     seeds: Mapping[NodeId, str] = field(default_factory=dict)
     peer_overrides: Mapping[NodeId, str] = field(default_factory=dict)
     tls: TlsFiles | None = None
@@ -167,6 +170,8 @@ class ControllerConfig:
 
     def __post_init__(self) -> None:
         check_cluster_id(self.cluster_id)
+        if self.former_cluster_id is not None:
+            check_cluster_id(self.former_cluster_id, "former-cluster-id")
         check_controller_id("node-id", self.node_id)
         check_endpoint("listen", self.listen)
         check_reachable("advertise", self.advertise)
@@ -240,6 +245,11 @@ class ControllerConfig:
     def http_files(self) -> TlsFiles | None:
         """The files for TLS of the listener for HTTP; None: plain text."""
         return None if self.http_plain_text else self.http_tls or self.tls
+
+    @property
+    def known_clusters(self) -> KnownClusters:
+        """Clusters whose certificates are accepted: also the one that this one continues."""
+        return KnownClusters(self.cluster_id, self.former_cluster_id or cluster_of(self.namespace))
 
     @property
     def shows_pages(self) -> bool:
@@ -319,12 +329,10 @@ def check_controller_id(option: str, node_id: int) -> None:
         raise ConfigError(f"{option}: {node_id}; must be 0 to {CONTROLLER_ID_MAX}")
 
 
-def check_cluster_id(cluster_id: str) -> None:
+def check_cluster_id(cluster_id: str, option: str = "cluster-id") -> None:
     """Raise `ConfigError` unless `cluster_id` can be part of an object's key."""
     if not _CLUSTER_ID.fullmatch(cluster_id):
-        raise ConfigError(
-            f"cluster-id: {cluster_id!r}; must be 1 to 64 letters, digits, '-' and '_'"
-        )
+        raise ConfigError(f"{option}: {cluster_id!r}; must be 1 to 64 letters, digits, '-' and '_'")
 
 
 def check_endpoint(option: str, endpoint: str) -> None:

@@ -28,7 +28,7 @@ class Doors:
         Raises:
             ConfigError: one is of no use.
         """
-        self._cluster_id = config.cluster_id
+        self._clusters = config.known_clusters
         self.policy = _policy_file(config)
         """None: there is none."""
         self.of_calls = self._new(RULES)
@@ -41,8 +41,8 @@ class Doors:
 
     def _new(self, rules: Mapping[str, Rule]) -> Door:
         if self.policy is None:
-            return Door(self._cluster_id, rules=rules)
-        door = Door(self._cluster_id, self.policy.current, rules)
+            return Door(self._clusters, rules=rules)
+        door = Door(self._clusters, self.policy.current, rules)
         self.policy.on_change(door.take)
         return door
 

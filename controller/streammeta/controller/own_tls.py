@@ -80,7 +80,9 @@ class OwnTls:
         self._now = now
         self.clients: ServerCertificates | None = None
         self.peers = PeerTls(
-            takes_plain_text=_takes_plain_text(config), age_ms=config.connection_age_ms
+            takes_plain_text=_takes_plain_text(config),
+            age_ms=config.connection_age_ms,
+            former_id=config.known_clusters.former,
         )
         self.http = ListenerTls()
         self._sets = {option: self._opened(option, files) for option, files in _sets(config)}
@@ -304,7 +306,8 @@ def _check_own(
     option: str, files: TlsFiles, contents: TlsContents, config: ControllerConfig
 ) -> None:
     own = Principal(config.cluster_id, Role.CONTROLLER, str(config.node_id))
-    if contents.principal != own:
+    shown = contents.principal
+    if shown is None or config.known_clusters.accept(shown) != own:
         named = contents.principal.uri if contents.principal else "no principal"
         raise ConfigError(
             f"{option}-cert: {files.certificate} is that of {named}; must be that of {own.uri}, as "

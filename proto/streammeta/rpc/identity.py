@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 SCHEME = "streammeta"
@@ -109,6 +109,24 @@ class Principal:
             return cls(cluster_id, Role(role), name)
         except IdentityError as error:
             raise IdentityError(f"{uri!r}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownClusters:
+    """Clusters whose identities one cluster accepts: its own, and the one that it continues.
+
+    A restored cluster has a new id and the former one's namespace. Brokers, users and controllers
+    keep their certificates: nobody has to make others in the middle of a disaster.
+    """
+
+    own: str
+    former: str | None = None
+
+    def accept(self, principal: Principal) -> Principal | None:
+        """Return a principal as one of this cluster, so that its rules hold; None: a stranger's."""
+        if principal.cluster_id not in (self.own, self.former):
+            return None
+        return replace(principal, cluster_id=self.own)
 
 
 def principal_of(uris: Iterable[str]) -> Principal:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.listener import ListenerTls
 from streammeta.controller.trust.policy import Denials
-from streammeta.rpc.identity import IdentityError, Role, principal_of
+from streammeta.rpc.identity import IdentityError, KnownClusters, Role, principal_of
 from streammeta.rpc.tls import TlsContents
 
 CONNECTION_AGE_MS = 3_600_000
@@ -28,6 +28,8 @@ class PeerTls(ListenerTls):
     dialling: ssl.SSLContext | None = None
     """None: connections are made in plain text."""
     age_ms: int = CONNECTION_AGE_MS
+    former_id: str | None = None
+    """Cluster whose controllers' certificates are accepted too: the one that this one continues."""
     denials: Denials = field(default_factory=Denials)
     """Controllers and certificates that are refused in both directions."""
 
@@ -51,17 +53,17 @@ class PeerTls(ListenerTls):
             principal = principal_of(uris)
         except IdentityError as error:
             raise StrangerError(f"its certificate is of no use: {error}") from None
-        node_id = principal.node_id
-        if principal.role is not Role.CONTROLLER or principal.cluster_id != cluster_id:
-            node_id = None
-        if node_id is None:
+        accepted = KnownClusters(cluster_id, self.former_id).accept(principal)
+        is_controller = accepted is not None and accepted.role is Role.CONTROLLER
+        node_id = principal.node_id if is_controller else None
+        if accepted is None or node_id is None:
             raise StrangerError(
                 f"its certificate is that of {principal.uri}; must be a controller's of "
                 f"{cluster_id}"
             )
         certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
-        if self.denials.cover(principal, certificate or b""):
-            raise StrangerError(f"its certificate, that of {principal}, is denied by the policy")
+        if self.denials.cover(accepted, certificate or b""):
+            raise StrangerError(f"its certificate, that of {accepted}, is denied by the policy")
         return NodeId(node_id)
 
     @classmethod

@@ -26,7 +26,7 @@ from streammeta.controller.trust.refusals import (
     NoIdentityError,
     RoleLacksCallError,
 )
-from streammeta.rpc.identity import IdentityError, Principal, Role
+from streammeta.rpc.identity import IdentityError, KnownClusters, Principal, Role
 
 if TYPE_CHECKING:
     from streammeta.controller.trust.tokens import IssuerKey, Proof, TokenVerifier
@@ -155,9 +155,12 @@ class Door:
     """Lets the callers of one cluster in, by the rules of methods and by the policy in force."""
 
     def __init__(
-        self, cluster_id: str, policy: Policy = NO_POLICY, rules: Mapping[str, Rule] = RULES
+        self,
+        cluster: str | KnownClusters,
+        policy: Policy = NO_POLICY,
+        rules: Mapping[str, Rule] = RULES,
     ) -> None:
-        self._cluster_id = cluster_id
+        self._clusters = KnownClusters(cluster) if isinstance(cluster, str) else cluster
         self._policy = policy
         self._rules = rules
         self._tokens: TokenVerifier | None = None
@@ -257,7 +260,7 @@ class Door:
 
     def _let_in_by_token(self, method: str, proof: Proof) -> Caller:
         try:
-            principal = self._policy.principal_of_token(proof.claims, self._cluster_id)
+            principal = self._policy.principal_of_token(proof.claims, self._clusters.own)
         except IdentityError as error:
             raise BadTokenError(str(error)) from None
         if self._policy.denials.cover(principal):
@@ -299,11 +302,12 @@ class Door:
             )
         except IdentityError as error:
             raise NoIdentityError(str(error)) from None
-        if principal.cluster_id != self._cluster_id:
+        accepted = self._clusters.accept(principal)
+        if accepted is None:
             raise NoIdentityError(
-                f"{principal.uri} is of another cluster; this one is {self._cluster_id!r}"
+                f"{principal.uri} is of another cluster; this one is {self._clusters.own!r}"
             )
-        return principal
+        return accepted
 
 
 async def _learn_nothing() -> None:

@@ -49,7 +49,16 @@ ParsedKey: TypeAlias = OwnKey | OtherClusterKey | ForeignKey
 def cluster_namespace(cluster_id: str) -> str:
     """Return the default namespace of a cluster. Raises `ValueError` on an id no key can hold."""
     _check_segment("cluster id", cluster_id)
-    return f"_streammeta_{cluster_id}"
+    return _DEFAULT + cluster_id
+
+
+def cluster_of(namespace: str) -> str | None:
+    """Return the cluster whose default namespace this is; None: it is no default one."""
+    return namespace.removeprefix(_DEFAULT) if namespace.startswith(_DEFAULT) else None
+
+
+_DEFAULT = "_streammeta_"
+"""First part of the namespace that a cluster has unless it is given another."""
 
 
 def key_for(object_id: int, namespace: str) -> str:

@@ -1,0 +1,118 @@
+"""A restored cluster over TLS: certificates of the former cluster hold while its namespace does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streammeta.cli.client import ControllerClient
+from streammeta.cli.local_cluster import LocalCluster, free_ports, tls_words
+from streammeta.client import BrokerClientError, PermissionDeniedError, StreamClient
+from streammeta.controller.config import ConfigError
+from streammeta.controller.own_tls import OwnTls
+from streammeta.controller.trust.door import Door
+from streammeta.controller.trust.policy import parse_policy
+from streammeta.controller.trust.refusals import NoIdentityError
+from streammeta.rpc.identity import KnownClusters, Principal, Role
+from streammeta.rpc.tls import TlsFiles
+from tests.backup.test_restore_process import NAMESPACE, Restoring, options
+from tests.kit.certificates import Authority
+from tests.kit.real_cluster import put, streammeta, values, wait_until
+from tests.kit.warm_start import start_warm
+from tests.trust.callers import shown
+from tests.trust.test_tls_settings import config
+
+GET_KVS = "streammeta.v1.KVService.GetKVs"
+FORMER = Principal("former", Role.BROKER, "1007")
+
+
+def test_a_caller_of_the_former_cluster_is_one_of_this_cluster() -> None:
+    door = Door(KnownClusters("test", "former"))
+    assert door.enter(GET_KVS, shown(FORMER)).principal == Principal("test", Role.BROKER, "1007")
+    with pytest.raises(NoIdentityError, match="another cluster"):
+        door.enter(GET_KVS, shown(Principal("third", Role.BROKER, "1007")))
+    with pytest.raises(NoIdentityError, match="another cluster"):
+        Door("test").enter(GET_KVS, shown(FORMER))
+
+
+def test_the_policy_holds_for_certificates_of_the_former_cluster() -> None:
+    policy = parse_policy('[deny]\nprincipals = ["broker/1007"]\n', "test", "policy.toml")
+    with pytest.raises(NoIdentityError, match="denied"):
+        Door(KnownClusters("test", "former"), policy).enter(GET_KVS, shown(FORMER))
+
+
+def test_a_controller_starts_with_its_former_certificate_where_the_namespace_is_the_former_one(
+    tmp_path: Path,
+) -> None:
+    files = Authority(tmp_path, "ours").issue("controller/1", cluster_id="former")
+    OwnTls(config(tls=files, namespace="_streammeta_former"))
+    for namespace in ("_streammeta_test", "mine"):
+        with pytest.raises(ConfigError, match=r"is that of .*former/controller/1; must be"):
+            OwnTls(config(tls=files, namespace=namespace))
+    OwnTls(config(tls=files, namespace="mine", former_cluster_id="former"))
+    with pytest.raises(ConfigError, match="must be that of"):
+        OwnTls(config(tls=files, namespace="_streammeta_former", former_cluster_id="third"))
+    with pytest.raises(ConfigError, match="former-cluster-id: 'a b'; must be 1 to 64"):
+        config(former_cluster_id="a b")
+    other = Authority(tmp_path, "other").issue("controller/2", cluster_id="former")
+    with pytest.raises(ConfigError, match="must be that of"):
+        OwnTls(config(tls=other, namespace="_streammeta_former"))
+
+
+def ready(cluster: LocalCluster, admin: TlsFiles) -> None:
+    def answers() -> bool:
+        words = ("quorum", "describe", "--connect", cluster.connect, *tls_words(admin))
+        return bool(streammeta(*words)["exit_code"] == 0)
+
+    wait_until(answers, "a leader")
+
+
+@pytest.mark.process
+async def test_a_cluster_is_restored_over_tls_with_the_certificates_that_there_are(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path, "ours")
+    files = {node_id: authority.issue(f"controller/{node_id}") for node_id in (1, 2, 3)}
+    admin, broker = authority.issue("admin/alice"), authority.issue("broker/7")
+    (tmp_path / "bucket").mkdir()
+    store = f"file://{tmp_path}/bucket"
+    former = LocalCluster(
+        tmp_path, "test", store, free_ports(3), options(tmp_path), tls=files, starter=start_warm
+    )
+    backups = ("--from", f"file://{tmp_path}/backups")
+    try:
+        former.start_all()
+        ready(former, admin)
+        with ControllerClient(former.endpoints, tls=admin) as client:
+            put(client, "key", "value")
+        status = ("backup", "status", *backups, "--connect", former.connect, *tls_words(admin))
+        wait_until(lambda: streammeta(*status).get("lag_entries") == 0, "all to be copied")
+    finally:
+        former.stop_all()
+
+    restoring = Restoring(tmp_path, "second")
+    assert restoring.make_plan()["exit_code"] == 0
+    restoring.applied()
+    restored = restoring.cluster
+    restored.tls = files  # those of the former cluster
+    try:
+        restored.start_all()
+        ready(restored, admin)
+        at = ("--connect", restored.connect, "--store", store, *tls_words(admin))
+        finish = ("restore", "finish", *at, *backups, "--old-controllers-stopped")
+        wait_until(lambda: streammeta(*finish)["exit_code"] == 0, "the end of recovery mode")
+        with ControllerClient(restored.endpoints, tls=admin) as client:
+            assert values(client)["key"] == "value"
+        where = (restored.endpoints, store)
+        async with await StreamClient.open(*where, node_id=7, tls=broker) as client:
+            (stream_id,) = await client.create_streams([{}])
+            (await client.open_streams([stream_id])).require_all()
+            assert await client.append(stream_id, b"after") == 0
+        stranger = authority.issue("broker/7", cluster_id="other")
+        with pytest.raises(BrokerClientError) as refused:
+            await StreamClient.open(*where, node_id=7, tls=stranger)
+        assert isinstance(refused.value, PermissionDeniedError)
+        assert NAMESPACE == "_streammeta_test"
+    finally:
+        restored.stop_all()
