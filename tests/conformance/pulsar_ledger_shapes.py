@@ -262,7 +262,7 @@ async def _reads(given: Given) -> Any:
     opened, from_copy = list[int](), list[bool]()
     reader = LedgerReader(world.managed, offloader, source_first=source_first)
     for number, count in enumerate(given.take("reads"), start=1):
-        wanted = list(world.sources.ledgers[number].entries)
+        wanted = list(world.sources.ledgers[number].entries)[:count]
         if number in gone or (not source_first and NAMES[number - 1] in names):
             await world.sources.delete(number)  # a read that went there would fail
         before = reader.open_handles

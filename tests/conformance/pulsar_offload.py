@@ -470,6 +470,7 @@ SHAPES = (
             keys("reads"),
             keys("read_after_close"),
             keys("steps"),
+            keys("entries block_size"),
             keys("delete"),
             keys("format_version_of_data_object"),
             keys("format_version_of_index_object"),

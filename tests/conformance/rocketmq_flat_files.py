@@ -132,7 +132,7 @@ class FlatFileWorld(World):
 
     @verb(r"rolls?|rolling|rolled", "roll at 500")
     async def roll(self, clause: Clause) -> None:
-        at = clause.take(r"(?:at|to|from) (?:offset )?(\d+)")
+        at = clause.take(r"(?:(?:at|to|from) )?(?:offset )?(\d+)")
         if self.file.segments and not at and not self.file.writable().closed:
             await self.file.seal()
         await self.file.roll(int(at[1]) if at else self.file.append_offset)

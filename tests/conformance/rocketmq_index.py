@@ -21,7 +21,7 @@ from streammeta.brokers.rocketmq.storage import MemorySegmentStore
 from tests.conformance.shape_facts import AnyOf, Done, Keyed, Number, Words
 from tests.conformance.shape_sentences import Clause, numbers_in, range_of
 from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
-from tests.conformance.shape_worlds import NotOfferedError, World, run_steps, verb
+from tests.conformance.shape_worlds import World, run_steps, verb
 from tests.kit.clock import ManualClock
 
 BEGIN_MS = 1_700_000_000_000
@@ -382,9 +382,15 @@ class ServiceWorld(World):
         self.fill([str(at) for at in range(clause.number(r"(\d+)(?: keys| puts| times)?"))])
         clause.skip(r"keys?|times")
 
-    @verb(r"expires?|deletes?|destroys?|drops?", "expire before 5")
-    def expire(self, clause: Clause) -> None:
-        raise NotOfferedError
+    @verb(r"expires?|deletes?|destroys?|drops?", "expire before 1700000001001")
+    async def expire(self, clause: Clause) -> Any:
+        newest = BEGIN_MS + 1000
+        said = clause.take(r"(?:the )?end of the (?:first|oldest)(?: file)?(?: ([+-]) ?(\d+))?")
+        if said is not None:
+            limit = newest + (int(f"{said[1]}{said[2]}") if said[1] else 0)
+        else:
+            limit = clause.number(r"(\d+)")
+        return AnyOf(Done(), await self.service.expire(limit))
 
 
 def _expanded(then: list[Any]) -> list[str]:

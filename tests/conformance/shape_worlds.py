@@ -324,11 +324,15 @@ async def run_steps(world: World, steps: Iterable[Any]) -> Course:
 def sentence_of(step: Any) -> str:
     """Return a step that is a list or a map as a sentence: [append, 3], {roll: 5}."""
     if isinstance(step, Mapping):
-        return ", ".join(f"{key} {_word(value)}" for key, value in step.items())
+        return ", ".join(
+            f"{key} {_word(value)}" for key, value in step.items() if value is not False
+        )
     return " ".join(_word(part) for part in step) if isinstance(step, list) else str(step)
 
 
 def _word(value: Any) -> str:
+    if value is True or value is None:
+        return ""
     return f"({', '.join(map(str, value))})" if isinstance(value, list) else str(value)
 
 
