@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from streammeta.brokers.rocketmq import cluster_store
+from streammeta.brokers.rocketmq.cluster_metadata import ClusterKeeper, MetadataFencedError
 from streammeta.brokers.rocketmq.cluster_store import QueueStore
 from streammeta.brokers.rocketmq.key_index_service import (
     IndexSizes,
@@ -19,6 +20,8 @@ from streammeta.brokers.rocketmq.key_index_service import (
     MemoryShelf,
 )
 from streammeta.brokers.rocketmq.storage import MemorySegmentStore
+from streammeta.v1 import kv_pb2
+from tests.kit.memory_keys import MemoryControllers
 
 NOW_MS = 1_700_000_000_000
 
@@ -101,3 +104,59 @@ async def test_two_first_looks_at_a_queue_find_the_same_files(
     found = await asyncio.gather(*(QueueStore.file(store, "orders", 0) for _ in range(3)))
     assert len({id(file) for file in found}) == 1
     assert list(store.files.values()) == found[:1]
+
+
+class LosingControllers(MemoryControllers):
+    """Controllers of which the next puts take effect, and their answers are lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = 0
+
+    async def call(self, method: Any, request: Any) -> Any:
+        answer = await super().call(method, request)
+        if self.lost and isinstance(request, kv_pb2.PutKVsRequest):
+            self.lost -= 1
+            raise ConnectionError("the answer was lost")
+        return answer
+
+
+def _keeper(controllers: MemoryControllers, epoch: int) -> ClusterKeeper:
+    node = SimpleNamespace(node_id=7, node_epoch=epoch)
+    client: Any = SimpleNamespace(controllers=controllers, session=SimpleNamespace(node=node))
+    return ClusterKeeper(client, "cluster", "broker")
+
+
+async def test_a_put_whose_answer_was_lost_is_no_other_process() -> None:
+    controllers = LosingControllers()
+    keeper = _keeper(controllers, 1)
+    await keeper.save()
+    for topic in ("orders", "bills"):
+        keeper.table.add_topic(topic, now_ms=NOW_MS)
+        keeper.table.noted_ms += 1
+        controllers.lost = 1
+        with pytest.raises(ConnectionError):
+            await keeper.save()
+        keeper.table.noted_ms += 1
+        await keeper.prove_owner()
+        await keeper.save()
+    keeper.require_owner()
+    assert {"broker/topic/orders", "broker/topic/bills"} <= controllers.names()
+
+
+async def test_a_lost_answer_hides_no_process_that_has_taken_over() -> None:
+    controllers = LosingControllers()
+    former, present = _keeper(controllers, 1), _keeper(controllers, 2)
+    await former.save()
+    former.table.add_topic("orders", now_ms=NOW_MS)
+    controllers.lost = 1
+    with pytest.raises(ConnectionError):
+        await former.save()
+    await present._load()
+    await present.prove_owner()
+    before = dict(controllers.stored)
+    former.table.add_topic("bills", now_ms=NOW_MS)
+    for _ in range(2):
+        with pytest.raises(MetadataFencedError):
+            await former.save()
+    assert controllers.stored == before

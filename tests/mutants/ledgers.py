@@ -322,4 +322,28 @@ LEDGERS = (
         """,
         Tested(f"{_SIDE_BY_SIDE}::test_two_first_looks_at_a_queue_find_the_same_files"),
     ),
+    Mutant(
+        "own-put-fences-the-broker",
+        "A put whose answer was lost is taken for another process, and the broker ends.",
+        "a version that is believed after an unknown outcome",
+        """
+        streammeta.brokers.rocketmq.cluster_metadata:
+        - if not self._unsettled:
+        + if True:
+              return
+        """,
+        Tested(f"{_SIDE_BY_SIDE}::test_a_put_whose_answer_was_lost_is_no_other_process"),
+    ),
+    Mutant(
+        "keys-of-a-successor-adopted",
+        "After a lost answer a former process takes its successor's keys for its own.",
+        "an outcome that is settled without looking who owns the keys",
+        """
+        streammeta.brokers.rocketmq.cluster_metadata:
+        - if not isinstance(time, dict) or time.get("owner") != self._time_value()["owner"]:
+        + if not isinstance(time, dict):
+              raise self._fenced(time_key)
+        """,
+        Tested(f"{_SIDE_BY_SIDE}::test_a_lost_answer_hides_no_process_that_has_taken_over"),
+    ),
 )

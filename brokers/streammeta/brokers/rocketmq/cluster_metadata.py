@@ -76,6 +76,8 @@ class ClusterKeeper:
         """Segments that lie in chunks of a bucket, and have no stream."""
         self.new_in_chunks = new_in_chunks
         self._kept: dict[str, _Kept] = {}
+        self._unsettled: set[str] = set()
+        """Keys of calls whose outcome is not known."""
         self._saving = asyncio.Lock()
         self._replaced: MetadataFencedError | None = None
 
@@ -127,6 +129,7 @@ class ClusterKeeper:
         """
         self.require_owner()
         async with self._saving:
+            await self._settle()
             await self._create_streams()
             wanted = self._wanted()
             changed = [
@@ -157,6 +160,7 @@ class ClusterKeeper:
         """
         self.require_owner()
         async with self._saving:
+            await self._settle()
             key = self._prefix + _TIME
             proof = kv_pb2.KVToPut(
                 namespace=self._namespace,
@@ -165,6 +169,33 @@ class ClusterKeeper:
                 expected_version=self._version(key),
             )
             await self._put([proof])
+
+    async def _settle(self) -> None:
+        """Learn what became of calls whose outcome is not known.
+
+        As long as no other process has taken the broker over, any change of its keys is its own.
+        """
+        if not self._unsettled:
+            return
+        time_key = self._prefix + _TIME
+        keys = sorted(self._unsettled | {time_key})
+        found: dict[str, kv_pb2.KVResult] = {}
+        for at in range(0, len(keys), _BATCH):
+            batch = keys[at : at + _BATCH]
+            named = [kv_pb2.KVKey(namespace=self._namespace, key=key) for key in batch]
+            request = kv_pb2.GetKVsRequest(keys=named)
+            answer = await self._client.controllers.call(GET_KVS, request)
+            found |= dict(zip(batch, answer.results, strict=True))
+
+        stored = found[time_key]
+        time = json.loads(stored.value) if stored.found else None
+        if not isinstance(time, dict) or time.get("owner") != self._time_value()["owner"]:
+            raise self._fenced(time_key)
+        for key in self._unsettled:
+            self._kept.pop(key, None)
+            if found[key].found:
+                self._kept[key] = _Kept(found[key].value, found[key].version)
+        self._unsettled.clear()
 
     def _time_value(self) -> dict[str, int]:
         return {"ms": self.table.noted_ms, "owner": self._client.session.node.node_epoch}
@@ -178,7 +209,10 @@ class ClusterKeeper:
 
     async def _put(self, items: list[kv_pb2.KVToPut]) -> None:
         request = kv_pb2.PutKVsRequest(items=items)
+        keys = {item.key for item in items}
+        self._unsettled |= keys
         answer = await self._client.controllers.call(PUT_KVS, request)
+        self._unsettled -= keys
         for item, result in zip(items, answer.results, strict=True):
             is_own = result.error == ERROR_CODE_KEY_EXIST and result.value == item.value
             if result.error == ERROR_CODE_KEY_EXIST and not is_own:
@@ -195,7 +229,9 @@ class ClusterKeeper:
             for key in keys
         ]
         request = kv_pb2.DeleteKVsRequest(keys=named)
+        self._unsettled |= set(keys)
         answer = await self._client.controllers.call(DELETE_KVS, request)
+        self._unsettled -= set(keys)
         for key, result in zip(keys, answer.results, strict=True):
             if result.error == ERROR_CODE_KEY_EXIST:
                 raise self._fenced(key)
