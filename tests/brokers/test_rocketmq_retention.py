@@ -475,7 +475,7 @@ async def test_index_files_go_once_no_topic_reserves_their_messages() -> None:
     assert await expiry.expire_due() == 0
     world.now_ms += 20 * HOUR_MS
     assert await expiry.expire_due() == count - 1
-    assert (world.shelf.done, world.shelf.gone) == ([], [])
+    assert (world.shelf.done, world.shelf.marked) == ([], [])
     assert await index.query("t", "k0", 9) == []
     assert not any(segment.data for segment in world.store.segments.values())
 
@@ -489,7 +489,7 @@ async def test_an_index_file_whose_deletion_fails_goes_later() -> None:
     world.now_ms += 200 * HOUR_MS
     world.steps.taken, world.steps.fails_at = 0, 1  # the first one notes the time
     assert await expiry.expire_due() == 0
-    assert len(world.shelf.gone) == 1
+    assert len(world.shelf.marked) == 1
 
     again = await world.expiry()
     assert await again.expire_due() == 1

@@ -110,7 +110,7 @@ class ChunkStore:
                 pause_s = min(2 * pause_s, most_s)
 
     async def _merge_next(self) -> None:
-        """Merge the segment that waits longest; if that fails it waits behind the others."""
+        """Merge the segment that waits longest; after a failure it is the last one."""
         while not self._waiting:
             self._sealed.clear()
             await self._sealed.wait()

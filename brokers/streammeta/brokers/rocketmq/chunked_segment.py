@@ -91,7 +91,7 @@ class ChunkedSegment:
         return segment
 
     async def _load(self) -> None:
-        """List the objects, and take over what they say."""
+        """List the objects of the segment."""
         merged = await self._listed("segment/segment-")
         if len(merged) > 1:
             raise ChunkLayoutError(

@@ -238,7 +238,7 @@ class QueueStore:
         await self.keeper.save()
 
     async def expire(self, before_ms: int) -> None:
-        """Delete segments of all queues whose newest message is older, whatever is reserved."""
+        """Delete segments of all queues whose newest message is older, without reserve times."""
         for file in list(self.files.values()):
             await file.expire(before_ms)
 
@@ -279,7 +279,7 @@ async def _open_chunks(
     config: StoreConfig,
     closing: contextlib.AsyncExitStack,
 ) -> ChunkStore | None:
-    """Return the chunks of a broker, None without a bucket; `closing` closes what is opened.
+    """Return the chunks of a broker, None without a bucket; `closing` closes them.
 
     Raises errors of a bucket that is missing or refuses access.
     """

@@ -59,7 +59,7 @@ class LocalQueue(Protocol):
         ...
 
     def read(self, offset: int, count: int) -> Sequence[LocalMessage]:
-        """Return messages from an offset on, in order; none if the first one is gone meanwhile."""
+        """Return messages from an offset on, in order; none if the first one is deleted."""
         ...
 
 
@@ -166,7 +166,7 @@ class Dispatcher:
         await self.file.init_offset(max(0, min(max(start, local.min_offset), local.max_offset)))
 
     async def _skip_lost(self, offset: int, first: int) -> None:
-        """Go on at the first message that the local store still has."""
+        """Continue at the first message that the local store still has."""
         await self.file.skip_to(first)
         self.holes.append((offset, first))
         _log.warning(
@@ -195,7 +195,7 @@ class Dispatcher:
         if not found and offset >= self.local.min_offset:
             # Otherwise the message was deleted meanwhile, and the next call skips it.
             _log.warning(
-                "queue %s: the local store has the messages %d to %d, but did not return that of"
+                "queue %s: the local store has the messages %d to %d, but did not return the one of"
                 " offset %d; dispatch waits for it, check the local store",
                 self.file.queue.path,
                 self.local.min_offset,

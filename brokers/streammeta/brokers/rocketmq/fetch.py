@@ -142,7 +142,7 @@ class Fetcher:
         return self._files[queue]
 
     def forget(self, queue: Queue) -> None:
-        """Drop what was read ahead of a queue that is destroyed."""
+        """Drop the cached messages of a queue that is destroyed."""
         self._cache.forget_queue(queue)
 
     async def fetch(

@@ -194,7 +194,7 @@ class FlatFile:
         return self.segments[-1]
 
     def resume_at(self, offset: int) -> None:
-        """Let a file without segments go on at this offset."""
+        """Let a file without segments continue at this offset."""
         if not self.segments:
             self._resume_offset = offset
 
@@ -295,7 +295,7 @@ class FlatFile:
         return bool(self.segments) and self.segments[-1].has_other_writer
 
     async def reload(self) -> None:
-        """Take over what the backend has of the last segment, and drop what waits.
+        """Take over the stored bytes of the last segment, and drop bytes that wait.
 
         Raises `SizeUnknownError`.
         """
@@ -394,7 +394,7 @@ class FlatFile:
         return await self.finish_deletions()
 
     async def finish_deletions(self) -> int:
-        """Delete what the metadata says is deleted; return the number of segments."""
+        """Delete the bytes of segments marked as deleted; return the number of segments."""
         finished = 0
         for segment in tuple(self._deleted):
             await segment.delete()

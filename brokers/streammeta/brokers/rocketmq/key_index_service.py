@@ -79,7 +79,7 @@ class MemoryShelf:
 
     local: dict[int, bytes] = field(default_factory=dict)
     done: list[int] = field(default_factory=list)
-    gone: list[int] = field(default_factory=list)
+    marked: list[int] = field(default_factory=list)
 
     async def save(self, begin_ms: int, data: bytes) -> None:
         """Keep a local file."""
@@ -104,15 +104,15 @@ class MemoryShelf:
     async def note_deleted(self, begin_ms: int) -> None:
         """Note that an uploaded file is deleted."""
         self.done.remove(begin_ms)
-        self.gone.append(begin_ms)
+        self.marked.append(begin_ms)
 
     async def deleted(self) -> list[int]:
         """Return the begins of deleted files."""
-        return list(self.gone)
+        return list(self.marked)
 
     async def forget(self, begin_ms: int) -> None:
         """Forget a deleted file."""
-        self.gone.remove(begin_ms)
+        self.marked.remove(begin_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ class MessageFile:
         return item.commit_log_offset + item.message_size
 
     def _note_offsets(self) -> None:
-        """Note where both files go on: one whose last segment expires continues at its end."""
+        """Note where both files end: one whose last segment expires continues there."""
         self._place.keeper.table.queues[self.queue] = QueueMetadata(
             self.queue,
             self.min_offset,
@@ -216,7 +216,7 @@ class MessageFile:
         return self.commit_log.has_other_writer or self.consume_queue.has_other_writer
 
     async def reload(self) -> None:
-        """Take over what another process has written, and drop what is not committed.
+        """Take over the writes of another process, and drop bytes that are not committed.
 
         Messages that it wrote before it was replaced lie at their places, with or without items.
         Raises `SizeUnknownError`, and what saving the metadata raises.

@@ -70,14 +70,14 @@ class Expiry:
             self._task = asyncio.create_task(self._run(interval_s))
 
     async def stop(self) -> None:
-        """Stop checking; what is being deleted then is deleted by the next process."""
+        """Stop checking; the next process finishes deletions that are under way."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
 
     async def expire_due(self) -> int:
-        """Delete what is due now; return the number of segments and index files.
+        """Delete expired segments and index files now; return their number.
 
         A queue that fails does not hold up the others: it is logged, and due again next time.
         Raises `NodeFencedError` or `MetadataFencedError` if the process was replaced, and other
