@@ -147,7 +147,8 @@ async def test_a_message_of_a_pipeline_may_be_as_large_as_a_request_and_no_large
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call.read()
         failure = read_failure(raised.value)
-        assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "")
+        code = grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (failure.code, failure.reason) == (code, "LIMIT_EXCEEDED")
         assert (rpcs.log.next_offset, rpcs.controller.cluster_map.state_hash()) == state
         assert sorted(held)[-2:] == [REQUEST_BYTES_MAX - 1, REQUEST_BYTES_MAX]
         await until(lambda: memory.total == 0, "memory given back")
