@@ -52,7 +52,7 @@ class Connection(asyncio.Protocol):
         self.server = server
         self.share = share or server.add_share()
         self.caller: Hashable = host
-        """Whose turn it is when this connection's is: a certificate's, or else a host's."""
+        """Certificate of the client, or else its host; connections of a caller take turns."""
         self.limits = limits = server.limits
         self.loop = asyncio.get_running_loop()
         self.session = Session(
@@ -214,13 +214,13 @@ class Connection(asyncio.Protocol):
             self.loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """Send more of what waits."""
+        """Send more of the waiting bytes."""
         self._is_refill_due = False
         self._refill()
         self._seek_turn()
 
     def _seek_turn(self) -> None:
-        """Have what may be sent, or is to be closed, done in a turn."""
+        """Wait for a turn if bytes can be sent or streams must be closed."""
         is_due = self.session.streams if self._is_closing else self.session.is_due
         if is_due and not self._is_waiting:
             self.server.wait_turn(self)

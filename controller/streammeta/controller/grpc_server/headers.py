@@ -205,7 +205,7 @@ class BlockSkipper:
         self._buffer = buffer[at:]
 
     def _count(self, first: int) -> None:
-        """Count what begins with a byte; raises Http2Error if that is too often, or too late."""
+        """Count a header or a change of the table; raises Http2Error above a bound."""
         self._work.steps += 1
         if first & 0xE0 != _UPDATE:
             self._fields += 1

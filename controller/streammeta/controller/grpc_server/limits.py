@@ -56,8 +56,8 @@ class Limits:
     work_a_turn: int = 1_024
     """Units of work that all connections together may cause in one turn of the event loop.
 
-    A unit takes some microseconds: a frame, a header, a stream that is visited. What one frame sets
-    off is never cut short, and takes some thousand units at most.
+    A unit takes some microseconds: a frame, a header, a stream that is visited. The work of one
+    frame is never cut short, and takes some thousand units at most.
     """
     work_a_turn_s: float = 0.005
     """Time for the same, where units take longer than they should."""

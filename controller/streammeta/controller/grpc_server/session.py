@@ -147,7 +147,7 @@ class Session(Outflow):
         self._final_id: int | None = None
         self._block: _Block | None = None
         self.spent = 0
-        """Units of work that the last call of `work` took: a frame is one, and what it sets off."""
+        """Units of work that the last call of `work` took, for frames and for their effects."""
         self.has_settings = False
         """The client has sent its preface and its first frame."""
         self._granted = CONNECTION_WINDOW
