@@ -1,4 +1,4 @@
-"""Calls of tools of administration about what is not Kafka's here: log directories and ACLs."""
+"""Calls of administration tools about log directories and ACLs, which are not Kafka's here."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ class Broker:
             named = ", ".join(sorted(unclosed)[:_NAMED_MAX])
             _log.warning(
                 "node %d ends without closing %d partitions, such as %s; producers were not"
-                " answered for what is not committed, and send it again",
+                " answered for uncommitted records, and send them again",
                 self.node_id,
                 len(unclosed),
                 named,
@@ -220,7 +220,7 @@ class Broker:
     # -- the view
 
     async def refresh(self) -> None:
-        """Read the view, and do what it asks for: recover, appoint, open, close.
+        """Read the view and act on it: recover, appoint, open, close.
 
         Those who ask before a reading has begun share it. It goes on when they give up: a stop
         between two steps would leave streams open that nobody writes.
@@ -250,7 +250,7 @@ class Broker:
             task.exception()  # those who asked may have given up
 
     async def until(self, is_so: Callable[[], bool], within_s: float) -> None:
-        """Wait until the view, or what is open here, makes `is_so` true; for so long at most."""
+        """Wait until the view or the open logs make `is_so` true, for so long at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while not is_so():

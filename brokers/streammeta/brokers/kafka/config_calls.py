@@ -85,7 +85,7 @@ async def incremental_alter_configs(broker: Broker, request: Request) -> Tree:
 
 
 async def _alter(broker: Broker, request: Request, settings: Any) -> Tree:
-    """Put what `settings` makes of a topic and the settings that a request has for it."""
+    """Put the settings that `settings` makes of a topic and a request."""
     body = request.body
     times = Counter((item.resource_type, item.resource_name) for item in body.resources)
 
@@ -150,7 +150,7 @@ def _apply(values: dict[str, str], config: Any) -> None:
 
 
 def _changed_list(before: str, change: str, *, is_added: bool) -> str:
-    """Return a list, as text, with or without what a change names."""
+    """Return a list, as text, with or without the items of a change."""
     present, named = (list(filter(None, text.split(","))) for text in (before, change))
     if is_added:
         return ",".join([*present, *(item for item in named if item not in present)])

@@ -31,7 +31,7 @@ _PUT_ATTEMPTS = 3
 OFFSETS_WITHIN_S = 5.0
 """Time in which offsets are put or read."""
 _KEY_MAX = 700
-"""Longest key of a group; behind it come a topic and a partition, and a key has 1024 bytes."""
+"""Longest key of a group: a topic and a partition follow it, and a key has 1024 bytes."""
 _NEEDS_ID_FROM = 4
 _MEMBERS_FROM, _COORDINATORS_FROM, _GROUPS_FROM = 3, 4, 8
 """Versions of LeaveGroup, FindCoordinator and OffsetFetch from which on a call is of several."""
@@ -275,7 +275,7 @@ class Groups:
         act: Callable[[GroupOffsets], Awaitable[ResultT | None]],
         deadline: float,
     ) -> tuple[Code, ResultT | None]:
-        """Act on offsets until no other coordinator is in the way; return what came of it.
+        """Act on offsets until no other coordinator is in the way; return a code and the outcome.
 
         The code is NOT_COORDINATOR if this broker is not the coordinator any more, and
         COORDINATOR_LOAD_IN_PROGRESS if the controllers have not answered by the deadline.
@@ -446,7 +446,7 @@ class Groups:
         }
 
     async def list_groups(self, request: Request) -> Tree:
-        """List the groups that this broker coordinates, in newer versions those of some states."""
+        """List the groups that this broker coordinates; newer versions may name their states."""
         states = getattr(request.body, "states_filter", ())
         return {
             "error_code": Code.NONE,
@@ -497,12 +497,12 @@ def _refused_offsets(topics: Sequence[Any] | None, code: Code) -> list[Tree]:
     """Return rows that carry a refusal in versions whose answer has no code of its own."""
     return [
         {
-            "name": one.name,
+            "name": topic.name,
             "partitions": [
-                {**_offset_row(at, None), "error_code": code} for at in one.partition_indexes
+                {**_offset_row(at, None), "error_code": code} for at in topic.partition_indexes
             ],
         }
-        for one in topics or ()
+        for topic in topics or ()
     ]
 
 

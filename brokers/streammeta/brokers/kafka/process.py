@@ -40,7 +40,7 @@ DEFAULT_LINGER_S = 0.05
 DEFAULT_SESSION_S = 6.0
 """Session of a broker: short, since a dead one leaves nothing that others have to upload first."""
 _WRITER_CLOSED_WITHIN_S = 1.0
-"""Time for what is under way when the partitions are closed, or given up."""
+"""Time for pending uploads once the partitions are closed or given up."""
 _REJOINED_AFTER_S = 0.5
 
 _log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class _Door:
         """Serve a connection, once there is a server; end it if the process ends before that."""
         try:
             server = await asyncio.shield(self._server)
-        except asyncio.CancelledError:  # asyncio takes what its callbacks raise for a defect
+        except asyncio.CancelledError:  # asyncio logs a callback that raises
             writer.close()
             return
         await server.serve(reader, writer)

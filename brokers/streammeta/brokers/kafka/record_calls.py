@@ -40,7 +40,7 @@ Answer = Coroutine[Any, Any, Tree | None]
 
 
 class UnansweredRefusalError(Exception):
-    """Batches without an answer (acks 0) are not stored; the end of their connection says so."""
+    """Batches without an answer (acks 0) are not stored: their connection has to end."""
 
     def __init__(self, refused: Sequence[str]) -> None:
         named = ", ".join(refused[:_NAMED_MAX])

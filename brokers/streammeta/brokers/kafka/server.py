@@ -325,7 +325,7 @@ async def _given(tree: Tree | None) -> Tree | None:
 
 
 def answered_later(call: Call) -> Call:
-    """Return a call that is begun in its turn, and holds up no requests behind it."""
+    """Return a call that begins in its turn, and does not delay the requests after it."""
 
     async def begin(request: Request) -> Any:
         return call(request)

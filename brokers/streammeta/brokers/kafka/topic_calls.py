@@ -231,10 +231,10 @@ def _partition_count(broker: Broker, item: Any) -> int:
 
 
 def _assigned_count(item: Any) -> int:
-    """Return the number of partitions that are assigned; which brokers to is ignored."""
+    """Return the number of assigned partitions; the brokers of the assignments are ignored."""
     places = sorted(assignment.partition_index for assignment in item.assignments)
     count = len(places)
-    if places != list(range(count)) or not all(one.broker_ids for one in item.assignments):
+    if places != list(range(count)) or not all(row.broker_ids for row in item.assignments):
         message = f"assignments are of partitions {places[:10]}, wanted 0.. and brokers for each"
         raise KafkaError(Code.INVALID_REPLICA_ASSIGNMENT, message)
     if item.num_partitions not in (-1, count):
@@ -302,10 +302,10 @@ async def create_partitions(broker: Broker, request: Request) -> Tree:
 
 
 def _check_new_assignments(item: Any, present: int) -> None:
-    """Refuse assignments that are not those of the new partitions; which brokers to is ignored."""
+    """Refuse assignments unless there is one for each new partition; their brokers are ignored."""
     new = item.count - present
     if item.assignments is not None and len(item.assignments) != new:
-        message = f"{len(item.assignments)} assignments, wanted one of each of {new} new partitions"
+        message = f"{len(item.assignments)} assignments, wanted {new}: one for each new partition"
         raise KafkaError(Code.INVALID_REPLICA_ASSIGNMENT, message)
 
 

@@ -1,4 +1,4 @@
-"""Changes that a request asks for, one item after the other: each has its own error.
+"""Changes that a request asks for, one item after the other, with an error for each.
 
 All of a request is answered in a bounded time, also while no controller is there.
 """

@@ -2,7 +2,7 @@
 
 Kafka's other settings are accepted and kept if they change nothing that a client can rely on: they
 are about replicas, files and caches of a broker's own disk. A setting that Kafka does not know is
-refused, and so is a value that would need what is not here, such as compaction by key.
+refused, and so is a value that needs a missing feature, such as compaction by key.
 """
 
 from __future__ import annotations

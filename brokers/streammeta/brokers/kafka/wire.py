@@ -111,13 +111,13 @@ def read_request(frame: bytes, apis: Container[int] = SERVED) -> Request:
     over = len(frame) - size - used
     if over and not (_is_padded(api_key, version, body) and over == _PADDING):
         raise MalformedRequestError(
-            f"{over} bytes are behind a request of API {api_key} in version {version}"
+            f"{over} bytes follow a request of API {api_key} in version {version}"
         )
     return Request(api_key, version, correlation_id, header.client_id or "", body)
 
 
 def _is_padded(api_key: int, version: int, body: Any) -> bool:
-    """Return whether a stock client sends bytes behind such a request; Apache Kafka ignores them.
+    """Return whether a stock client sends bytes after such a request; Apache Kafka ignores them.
 
     librdkafka asks for all topics with a length of four bytes where the compact form has one.
     """

@@ -257,7 +257,7 @@ class Failover(PeriodicTask):
     async def _release(self, nodes: Sequence[NodeDescription]) -> Sequence[NodeDescription]:
         """Close the streams of nodes that are gone and owe nothing; return all nodes after that.
 
-        While nobody could open them, their owners keep them: one that only lost time resumes.
+        While no node could open them, their owners keep them. An owner that only lost time resumes.
         """
         if not has_successor(nodes, self._sessions):
             return nodes
