@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from streammeta.brokers.pulsar.ledger_list import NEVER, OffloadPolicy
+from streammeta.storage.parsing import parse_json
 
 _MOST = (1 << 63) - 1
 
@@ -150,10 +151,10 @@ class NamespacePolicies:
     def decode(cls, data: bytes) -> NamespacePolicies:
         """Return policies from JSON; raise `PolicyError` if the bytes are none."""
         try:
-            value = json.loads(data)
+            value = parse_json(data)
             topics = {name: _decoded(found) for name, found in value["topics"].items()}
             return cls(_decoded(value["common"]), topics)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PolicyError(f"stored policies can't be read: {error!r}") from error
 
 

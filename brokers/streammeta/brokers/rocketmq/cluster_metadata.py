@@ -188,7 +188,7 @@ class ClusterKeeper:
             found |= dict(zip(batch, answer.results, strict=True))
 
         stored = found[time_key]
-        time = json.loads(stored.value) if stored.found else None
+        time = parse_json(stored.value) if stored.found else None
         if not isinstance(time, dict) or time.get("owner") != self._time_value()["owner"]:
             raise self._fenced(time_key)
         for key in self._unsettled:
