@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -18,6 +19,7 @@ from streammeta.client import (
     WriterConfig,
 )
 from streammeta.client.bandwidth import LEAST_SHARE, READ_SLACK_S, Bandwidth, Grade, Network
+from streammeta.client.compaction import background_compaction
 from streammeta.client.compaction.background_compaction import INTERVAL_S, BackgroundCompaction
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.store_calls import StoreCalls
@@ -98,6 +100,32 @@ async def test_a_newer_process_of_the_node_ends_it() -> None:
     await background.close()
 
 
+async def test_a_cycle_that_does_not_end_holds_up_no_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background_compaction, "CLOSE_S", 0.01)
+    began, ends = asyncio.Event(), asyncio.Event()
+
+    async def cycle() -> None:
+        began.set()
+        while not ends.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await ends.wait()
+
+    async def sleep(_seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    background = BackgroundCompaction(cycle, INTERVAL_S, sleep=sleep)
+    background.start()
+    await began.wait()
+    await background.close()
+    assert not ends.is_set()
+    ends.set()
+    task = background._task
+    assert task is not None
+    while not task.done():  # the cycle has swallowed the first cancellation
+        task.cancel()
+        await asyncio.sleep(0)
+
+
 # ---- bandwidth ----
 
 RATE = 1_000.0
@@ -144,7 +172,7 @@ async def test_without_a_rate_nothing_waits() -> None:
         await asyncio.wait_for(band.take(grade, 10**12), 60)
 
 
-async def test_uploads_never_wait_and_reads_wait_behind_them_for_more_than_a_moment() -> None:
+async def test_uploads_never_wait_and_reads_wait_behind_them() -> None:
     clock, band = limited()
     for _ in range(3):
         await band.take(Grade.UPLOAD, 1_000)  # three seconds of traffic, at once

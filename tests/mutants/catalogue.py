@@ -27,6 +27,7 @@ from tests.mutants.membership import MEMBERSHIP
 from tests.mutants.monitoring import MONITORING
 from tests.mutants.object_logs import OBJECT_LOGS
 from tests.mutants.offloads import OFFLOADS
+from tests.mutants.operators import OPERATORS
 from tests.mutants.outages import OUTAGES
 from tests.mutants.overload import OVERLOAD
 from tests.mutants.peers import PEERS
@@ -80,6 +81,7 @@ _ALL = (
     *KAFKA_SERVICE,
     *CALLERS,
     *LEASES,
+    *OPERATORS,
     *HTTP2,
     *TURNS,
 )

@@ -169,8 +169,8 @@ PEERS = (
         "one authority for all: CockroachDB tells nodes from users by more than their names",
         """
         streammeta.controller.peers.tls:
-        - if principal.role is not Role.CONTROLLER or principal.cluster_id != cluster_id:
-        + if principal.cluster_id != cluster_id:
+        - is_controller = accepted is not None and accepted.role is Role.CONTROLLER
+        + is_controller = accepted is not None
         """,
         Tested(_TLS + "test_who_is_another_by_its_certificate_is_refused"),
     ),

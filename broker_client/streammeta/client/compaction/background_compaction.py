@@ -18,6 +18,9 @@ from streammeta.storage.errors import StorageError, WrongBucketError
 INTERVAL_S = 20 * 60.0
 """Time between the beginnings of two cycles."""
 
+CLOSE_S = 5.0
+"""Time that the end of a cycle under way is waited for, in seconds."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -47,10 +50,13 @@ class BackgroundCompaction:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """End; a cycle under way is given up, and changes nothing that it has not committed."""
+        """End; a cycle under way is given up, and changes nothing that it has not committed.
+
+        Calls of the store can't be stopped: the cycle is left alone if they take too long.
+        """
         if self._task is not None:
             self._task.cancel()
-            await asyncio.wait([self._task])
+            await asyncio.wait([self._task], timeout=CLOSE_S)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
