@@ -128,3 +128,10 @@ class Meter:
                     before.bytes_received + tally.bytes_received,
                     before.seconds + time.perf_counter() - started,
                 )
+
+
+def received_bytes(result: object) -> int:
+    """Count the bytes of an object in the result of a call: themselves, or how many there were."""
+    if isinstance(result, bytes):
+        return len(result)
+    return result if isinstance(result, int) else 0

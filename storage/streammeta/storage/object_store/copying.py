@@ -110,3 +110,18 @@ def copy_by_parts(
         for other in list(store.list_multipart_uploads(target_key)):
             if other.key == target_key:
                 store.abort_multipart(other)
+
+
+def read_tag_set(answer: Mapping[str, Any], key: str) -> dict[str, str]:
+    """Return the tags in an answer to GetObjectTagging.
+
+    Raises:
+        StoreRejectedError: the answer is no set of tags. A server that overlooks `?tagging` returns
+            the object, and would replace it with the tags that are put.
+    """
+    if "TagSet" not in answer:
+        raise StoreRejectedError(
+            f"the server answers GetObjectTagging of {key!r} without a TagSet, so it has no tags;"
+            " use a store with tags, or delete or quarantine objects instead"
+        )
+    return {tag["Key"]: tag["Value"] for tag in answer["TagSet"]}

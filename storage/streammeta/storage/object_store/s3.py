@@ -42,8 +42,19 @@ from streammeta.storage.object_store.base import (
     check_range,
     check_tags,
 )
-from streammeta.storage.object_store.calls import Meter, StoreMetrics, earlier, with_clean_up
-from streammeta.storage.object_store.copying import COPIED_AT_ONCE, copy_by_parts, kept_fields
+from streammeta.storage.object_store.calls import (
+    Meter,
+    StoreMetrics,
+    earlier,
+    received_bytes,
+    with_clean_up,
+)
+from streammeta.storage.object_store.copying import (
+    COPIED_AT_ONCE,
+    copy_by_parts,
+    kept_fields,
+    read_tag_set,
+)
 from streammeta.storage.object_store.listing_page import ListingPage, refusal, to_ms
 from streammeta.storage.object_store.reads import Scatter
 from streammeta.storage.object_store.retry import Retrier, RetryPolicy
@@ -278,20 +289,7 @@ class S3ObjectStore:
         self._call("add_tags", add, key=key)
 
     def _tags_of(self, key: str) -> dict[str, str]:
-        """Return the tags of an object.
-
-        Raises:
-            StoreRejectedError: the answer is no set of tags. A server that overlooks `?tagging`
-                returns the object, and would replace it with the tags that are put.
-        """
-        try:
-            tags = self._client.get_object_tagging(Bucket=self._bucket, Key=key)["TagSet"]
-        except KeyError as error:
-            raise StoreRejectedError(
-                f"the server answers GetObjectTagging of {key!r} without a TagSet, so it has no"
-                " tags; use a store with tags, or delete or quarantine objects instead"
-            ) from error
-        return {tag["Key"]: tag["Value"] for tag in tags}
+        return read_tag_set(self._client.get_object_tagging(Bucket=self._bucket, Key=key), key)
 
     def delete_many(self, keys: Iterable[str]) -> DeleteResult:
         """See `ObjectStore.delete_many`."""
@@ -496,7 +494,7 @@ class S3ObjectStore:
         with self._meter.call(operation, self._deadline) as tally:
             result = self._retrier.call(translated, deadline=self._deadline, tally=tally)
             tally.bytes_sent = sent
-            tally.bytes_received = _received(result)
+            tally.bytes_received = received_bytes(result)
         return result
 
     def _translated(
@@ -523,11 +521,11 @@ class S3ObjectStore:
         Older servers know no other digest. One that has taken it gets it from the start.
         """
         digests = self._connection.digests
-        if digests.are_md5:
-            return self._translated(request, key=key)
         try:
             return self._translated(request, key=key)
         except StoreRejectedError:
+            if digests.are_md5:
+                raise
             digests.are_md5 = True
         try:
             return self._translated(request, key=key)
@@ -596,10 +594,3 @@ class S3ObjectStore:
 
         answer = self._call("delete_many", lambda: self._digested(delete))
         return [error for error in answer.get("Errors", []) if error.get("Code") != "NoSuchKey"]
-
-
-def _received(result: object) -> int:
-    """Count the bytes of an object in the result of a call: themselves, or how many there were."""
-    if isinstance(result, bytes):
-        return len(result)
-    return result if isinstance(result, int) else 0
