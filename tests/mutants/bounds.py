@@ -66,7 +66,9 @@ BOUNDS = (
         - case DescribeStreams() if request.stream_ids:
         + case DescribeStreams() if not request.stream_ids:
         """,
-        Tested("tests/server/test_lookups_at_once.py"),
+        Tested(
+            "tests/server/test_lookups_at_once.py::test_hundreds_of_lookups_at_once_are_all_answered"
+        ),
     ),
     Mutant(
         "many-descriptions-are-a-lookup",
@@ -127,7 +129,9 @@ BOUNDS = (
         - FILE_MODE = 0o600
         + FILE_MODE = 0o644
         """,
-        Tested("tests/storage/test_storage_private_files.py"),
+        Tested(
+            "tests/storage/test_storage_private_files.py::test_files_directories_and_locks_are_their_owners_alone"
+        ),
     ),
     Mutant(
         "one-host-takes-all-places-of-peers",
