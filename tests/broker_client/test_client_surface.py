@@ -28,8 +28,8 @@ PUBLIC = {
     if not name.startswith("_") and not inspect.ismodule(value)
 }
 CLASSES = [value for value in PUBLIC.values() if inspect.isclass(value)]
-INTERNAL = {"CoverageError", "DamagedBlockError"}
-"""Errors that end in the report of a compaction and never reach a caller."""
+INTERNAL = {"CoverageError", "DamagedBlockError", "ObjectChangedError"}
+"""Errors that end in the report of a compaction or of a copy and never reach a caller."""
 
 DURATIONS = ("deadline", "timeout", "interval", "linger", "patience", "staleness", "silence", "ttl")
 
