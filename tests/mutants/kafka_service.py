@@ -3,6 +3,7 @@
 from tests.mutants.mutant import Mutant, Tested
 
 _ADMIN = "tests/brokers/test_kafka_administration.py"
+_ELEMENTS = "tests/brokers/test_kafka_request_elements.py"
 _ENDINGS = "tests/brokers/test_kafka_endings.py"
 _FAILOVER = "tests/lifecycle/test_lifecycle_failover.py"
 _METADATA = "tests/brokers/test_kafka_metadata.py"
@@ -43,6 +44,68 @@ _FENCES = (
         + completed = version
         """,
         Tested(f"{_OFFSETS}::test_a_first_offset_counts_if_it_came_before_the_successor_listed"),
+    ),
+)
+
+_ELEMENTS_OF_REQUESTS = (
+    Mutant(
+        "lists-in-lists-uncounted",
+        "A list in a list of a request holds up the event loop of a broker.",
+        "a bound on the outer list alone",
+        """
+        streammeta.brokers.kafka.request_elements:
+          def skip(frame: bytes, at: int, count: _Count) -> int:
+              length, at = _length(read_length(frame, at), at)
+        -     count.charge(length)
+              return at + length * size
+        """,
+        Tested(f"{_ELEMENTS}::test_lists_beyond_the_bound_are_refused_before_they_are_read"),
+    ),
+    Mutant(
+        "tags-uncounted",
+        "Millions of tags of a request hold up the event loop of a broker.",
+        "fields that nobody knows, and that are skipped one by one",
+        """
+        streammeta.brokers.kafka.request_elements:
+        - count.charge(number)
+        """,
+        Tested(f"{_ELEMENTS}::test_lists_beyond_the_bound_are_refused_before_they_are_read"),
+    ),
+    Mutant(
+        "list-charged-after-its-walk",
+        "Counting the elements of a request takes as long as reading them did.",
+        "a list that is walked before it is charged",
+        """
+        streammeta.brokers.kafka.request_elements:
+        - count.charge(length)
+          for _ in range(length):
+              at = skip_item(frame, at, count)
+        + count.charge(length)
+          return at
+        """,
+        Tested(f"{_ELEMENTS}::test_count_ends_at_the_bound"),
+    ),
+    Mutant(
+        "elements-without-memory",
+        "Waiting fetches of small frames hold many times the memory that the broker allows.",
+        "memory that counts the bytes of frames alone",
+        """
+        streammeta.brokers.kafka.server:
+        - size += self._hold(request.elements * ELEMENT_BYTES)
+        """,
+        Tested(f"{_ELEMENTS}::test_elements_hold_memory_until_the_answer"),
+    ),
+    Mutant(
+        "turns-without-a-sum",
+        "Requests of many connections together hold up the event loop of a broker.",
+        "a bound for each request, and none for all of one turn",
+        """
+        streammeta.brokers.kafka.request_turns:
+        - self._begun += work
+        """,
+        Tested(
+            f"{_ELEMENTS}::test_turn_of_the_event_loop_begins_bounded_work_over_all_connections"
+        ),
     ),
 )
 
@@ -235,4 +298,11 @@ _ADMINISTRATION = (
     ),
 )
 
-KAFKA_SERVICE = (*_FENCES, *_ANSWERS, *_REQUESTS, *_SESSIONS, *_ADMINISTRATION)
+KAFKA_SERVICE = (
+    *_FENCES,
+    *_ELEMENTS_OF_REQUESTS,
+    *_ANSWERS,
+    *_REQUESTS,
+    *_SESSIONS,
+    *_ADMINISTRATION,
+)

@@ -2,10 +2,11 @@
 
 Requests of a connection begin in order; those that wait for something do so side by side, a bounded
 number of them. What can't be read, is too large, or fails unforeseen ends its own connection.
-Memory for requests counts as their bytes arrive; when it is too much, the connection whose
-unfinished request holds the most ends. Where there are users, a connection has to authenticate
-before anything else. A server that closes begins no more requests, and answers those that have
-begun before it ends the connections: what a producer's batch came to is told if it can be.
+Memory for requests counts as their bytes arrive and as their elements are read. When it is too
+much, the connection whose unfinished request holds the most ends. Requests of all connections
+share the turns of the event loop. Where there are users, a connection has to authenticate before
+anything else. A server that closes begins no more requests, and answers those that have begun
+before it ends the connections: the answer to a producer's batch reaches it if it can.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from streammeta.brokers.kafka.authentication import (
 )
 from streammeta.brokers.kafka.broker import Broker
 from streammeta.brokers.kafka.group_calls import Groups
+from streammeta.brokers.kafka.request_turns import RequestTurns
 from streammeta.brokers.kafka.tally import BrokerTally
 from streammeta.brokers.kafka.users import Users
 from streammeta.brokers.kafka.wire import (
@@ -52,6 +54,8 @@ PENDING_MAX = 32
 """Requests of a connection that may wait for their answers."""
 HELD_MAX = 256 * 1024 * 1024
 """Bytes of requests of all connections that are being read or answered."""
+ELEMENT_BYTES = 256
+"""Memory that an element of a request holds beyond the bytes of its frame."""
 FRAME_WITHIN_S = 60.0
 """Time in which a request has to arrive, once its size is known."""
 ANSWERED_WITHIN_S = 5.0
@@ -81,6 +85,7 @@ class KafkaServer:
         self._connections: set[asyncio.Task[None]] = set()
         self._arriving: dict[asyncio.Task[None], int] = {}
         self._held = 0
+        self._turns = RequestTurns()
         self._owed: Counter[asyncio.Task[None]] = Counter()
         self._paid = asyncio.Event()
         self._is_closing = False
@@ -187,6 +192,7 @@ class KafkaServer:
                 continue
             try:
                 request = read_request(frame)
+                size += self._hold(request.elements * ELEMENT_BYTES)
                 self._tally.requests[request.api_key] += 1
                 is_owed = request.api_key not in _WAITING_APIS
                 if is_owed:
@@ -239,7 +245,7 @@ class KafkaServer:
         self._paid.set()
 
     async def _read_frame(self, reader: asyncio.StreamReader, size: int) -> bytes:
-        """Read a request of a size, and hold its memory. Raises `TimeoutError`."""
+        """Read a request of a size in its turn, and hold its memory. Raises `TimeoutError`."""
         task = asyncio.current_task()
         assert task is not None
         pieces = []
@@ -252,6 +258,7 @@ class KafkaServer:
                     self._arriving[task] += len(piece)
                     self._held += len(piece)
                     self._make_room()
+                await self._turns.wait(size)
         except BaseException:
             self._held -= self._arriving[task]
             raise
@@ -265,6 +272,10 @@ class KafkaServer:
             largest = max(self._arriving, key=self._arriving.__getitem__)
             _log.warning("a connection is closed: requests under way hold too much memory")
             largest.cancel()
+
+    def _hold(self, size: int) -> int:
+        self._held += size
+        return size
 
     def _release(self, size: int) -> None:
         self._held -= size

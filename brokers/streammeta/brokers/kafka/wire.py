@@ -16,6 +16,12 @@ from functools import cache
 from typing import Any
 
 from streammeta.brokers.kafka.codes import Code
+from streammeta.brokers.kafka.request_elements import (
+    ELEMENTS_MAX,
+    TooManyElementsError,
+    count_elements,
+    item_type,
+)
 from streammeta.storage.installation import optional_packages
 
 with optional_packages("the Kafka-shaped broker"):
@@ -85,13 +91,16 @@ class Request:
     correlation_id: int
     client_id: str
     body: Any
+    elements: int = 0
+    """Elements of the lists in it, which hold memory beyond its bytes."""
 
 
 def read_request(frame: bytes, apis: Container[int] = SERVED) -> Request:
     """Read a frame without its length. Of an API that is not among `apis` only the head is read.
 
     A version of ApiVersions that is not served gives a request without a body. Raises
-    `MalformedRequestError` for anything else that can't be read.
+    `MalformedRequestError` for anything else that can't be read, and for lists with more than
+    `ELEMENTS_MAX` elements.
     """
     try:
         api_key, version, correlation_id = _HEAD.unpack_from(frame)
@@ -101,10 +110,16 @@ def read_request(frame: bytes, apis: Container[int] = SERVED) -> Request:
                 return Request(api_key, version, correlation_id, "", None)
             raise MalformedRequestError(f"API {api_key} in version {version} is not served")
         schema: Any = load_request_schema(api_key, version)
+        elements = count_elements(schema, frame)
         header, size = entity_reader(schema.__header_schema__)(frame, 0)
         body, used = entity_reader(schema)(frame, size)
     except MalformedRequestError:
         raise
+    except TooManyElementsError as error:
+        raise MalformedRequestError(
+            f"a request of API {api_key} in version {version} has more than {ELEMENTS_MAX} elements"
+            " in its lists; send several smaller requests"
+        ) from error
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error)[:_REASON_MAX]}"
         raise MalformedRequestError(f"a request can't be read: {reason}") from error
@@ -113,7 +128,7 @@ def read_request(frame: bytes, apis: Container[int] = SERVED) -> Request:
         raise MalformedRequestError(
             f"{over} bytes follow a request of API {api_key} in version {version}"
         )
-    return Request(api_key, version, correlation_id, header.client_id or "", body)
+    return Request(api_key, version, correlation_id, header.client_id or "", body, elements)
 
 
 def _is_padded(api_key: int, version: int, body: Any) -> bool:
@@ -207,7 +222,7 @@ def _maker(field: Any, hint: Any) -> tuple[Callable[[Any], Any], Any]:
     """Return what converts a value of a tree, and the value of a field that is left out."""
     has_default = field.default is not dataclasses.MISSING
     kind = field.metadata.get("kafka_type")
-    item: Any = _item_of(hint)
+    item: Any = item_type(hint)
     if item is not None:
         is_struct = hasattr(item, "__dataclass_fields__")
         build: Callable[[Any], Any] = _builder(item) if is_struct else _same
@@ -219,14 +234,6 @@ def _maker(field: Any, hint: Any) -> tuple[Callable[[Any], Any], Any]:
     if kind == "string" and type(None) in typing.get_args(hint):
         return _same, None
     return _CONVERSIONS.get(kind, _same), _EMPTY.get(kind, dataclasses.MISSING)
-
-
-def _item_of(hint: Any) -> Any:
-    """Return the type of the items of an array, None if a field is none."""
-    for one in (hint, *typing.get_args(hint)):
-        if typing.get_origin(one) is tuple:
-            return typing.get_args(one)[0]
-    return None
 
 
 def _same(value: Any) -> Any:
