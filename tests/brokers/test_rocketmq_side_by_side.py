@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +21,16 @@ from streammeta.brokers.rocketmq.key_index_service import (
     KeyIndexService,
     MemoryShelf,
 )
+from streammeta.brokers.rocketmq.metadata import Queue
+from streammeta.brokers.rocketmq.names import SegmentType
 from streammeta.brokers.rocketmq.storage import MemorySegmentStore
+from streammeta.client import OpenedStream, Outcomes, StreamFencedError
+from streammeta.client.methods import DELETE_KVS, PUT_KVS
 from streammeta.v1 import kv_pb2
 from tests.kit.memory_keys import MemoryControllers
 
 NOW_MS = 1_700_000_000_000
+_PLACE = ("path", SegmentType.COMMIT_LOG, 0)
 
 
 @dataclass(slots=True)
@@ -160,3 +167,140 @@ async def test_a_lost_answer_hides_no_process_that_has_taken_over() -> None:
         with pytest.raises(MetadataFencedError):
             await former.save()
     assert controllers.stored == before
+
+
+async def test_a_put_that_takes_effect_late_is_no_other_process() -> None:
+    controllers = MemoryControllers()
+    keeper = _keeper(controllers, 1)
+    await keeper.save()
+    keeper.table.add_topic("orders", now_ms=NOW_MS)
+    for _ in range(2):
+        keeper.table.noted_ms += 1
+        late = await _interrupted_put(controllers, keeper)
+        keeper.table.noted_ms += 1
+        controllers.before[PUT_KVS.name] = lambda late=late: controllers.apply(late)  # type: ignore[misc]
+        await keeper.prove_owner()
+        await keeper.save()
+    stored, _ = controllers.stored["_rocketmq_cluster", "broker/time"]
+    assert json.loads(stored) == {"ms": keeper.table.noted_ms, "owner": 1}
+
+
+async def test_a_late_put_hides_no_process_that_has_taken_over() -> None:
+    controllers = MemoryControllers()
+    former, present = _keeper(controllers, 1), _keeper(controllers, 2)
+    await former.save()
+    former.table.noted_ms += 1
+    await _interrupted_put(controllers, former)
+    await former._settle()
+    await present._load()
+    await present.prove_owner()
+    before = dict(controllers.stored)
+    for _ in range(2):
+        with pytest.raises(MetadataFencedError):
+            await former.prove_owner()
+    assert controllers.stored == before
+
+
+async def test_a_put_that_takes_effect_late_is_deleted_with_its_key() -> None:
+    controllers = MemoryControllers()
+    keeper = _keeper(controllers, 1)
+    keeper.indexed[Queue("broker", "orders", 0)] = 1
+    await keeper.save()
+    keeper.indexed[Queue("broker", "orders", 0)] = 2
+    late = await _interrupted_put(controllers, keeper)
+    keeper.indexed.clear()
+    controllers.before[DELETE_KVS.name] = lambda: controllers.apply(late)
+    await keeper.save()
+    assert not any("indexed" in name for name in controllers.names())
+
+
+async def _interrupted_put(controllers: MemoryControllers, keeper: ClusterKeeper) -> Any:
+    """Interrupt a save at its first put, and settle; return the put, which did not arrive yet."""
+
+    def interrupt() -> None:
+        raise ConnectionError("the connection ended")
+
+    asked: list[Any] = []
+    call = controllers.call
+
+    async def note(method: Any, request: Any) -> Any:
+        if method is PUT_KVS:
+            asked.append(request)
+        return await call(method, request)
+
+    controllers.before[PUT_KVS.name] = interrupt
+    controllers.call = note  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError):
+        await keeper.save()
+    controllers.call = call  # type: ignore[method-assign]
+    return asked[0]
+
+
+class LosingStreams:
+    """One stream of a node; the answer to its first call of the kind `lost` is lost."""
+
+    def __init__(self, lost: str, *, applied: bool) -> None:
+        self.epoch: int | None = 0
+        self._lost = lost
+        self._applied = applied
+
+    async def describe_streams(self, stream_ids: Sequence[int]) -> AsyncIterator[Any]:
+        """Describe the stream if it exists."""
+        if self.epoch is not None:
+            yield SimpleNamespace(stream_id=5, epoch=self.epoch)
+
+    async def close_streams(self, epochs: Mapping[int, int]) -> Outcomes[None]:
+        """Close the stream."""
+        return self._change("close", epochs, self.epoch)
+
+    async def open_streams(self, epochs: Mapping[int, int]) -> Outcomes[OpenedStream]:
+        """Open the stream."""
+        found = self._change("open", epochs, epochs[5])
+        return Outcomes(done={5: OpenedStream(5, epochs[5], 0, 9)}) if found.done else found
+
+    async def delete_streams(self, epochs: Mapping[int, int]) -> Outcomes[None]:
+        """Delete the stream."""
+        return self._change("delete", epochs, None)
+
+    def _change(self, kind: str, epochs: Mapping[int, int], epoch: int | None) -> Outcomes[Any]:
+        if epochs and (self.epoch is None or epochs[5] < self.epoch):
+            return Outcomes(failed={5: StreamFencedError("the epoch is another one")})
+        is_lost = self._lost == kind
+        if self._applied or not is_lost:
+            self.epoch = epoch
+        if is_lost:
+            self._lost = ""
+            raise ConnectionError("the answer was lost")
+        return Outcomes(done=dict.fromkeys(epochs))
+
+
+def _streams_of(streams: LosingStreams) -> ClusterKeeper:
+    client: Any = SimpleNamespace(controllers=streams, session=streams)
+    keeper = ClusterKeeper(client, "cluster", "broker")
+    keeper.streams[_PLACE] = OpenedStream(5, 0, 0, 0)
+    return keeper
+
+
+@pytest.mark.parametrize("applied", [True, False])
+@pytest.mark.parametrize("lost", ["close", "open"])
+async def test_a_stream_is_reopened_after_a_lost_answer(lost: str, applied: bool) -> None:
+    streams = LosingStreams(lost, applied=applied)
+    keeper = _streams_of(streams)
+    with pytest.raises(ConnectionError):
+        await keeper.reopened(_PLACE)
+    opened = await keeper.reopened(_PLACE)
+    assert opened.epoch == streams.epoch == keeper.streams[_PLACE].epoch
+    assert opened.next_offset == 9
+
+
+@pytest.mark.parametrize("applied", [True, False])
+@pytest.mark.parametrize("lost", ["close", "open", "delete"])
+async def test_a_stream_is_deleted_after_a_lost_answer(lost: str, applied: bool) -> None:
+    streams = LosingStreams(lost, applied=applied)
+    keeper = _streams_of(streams)
+    interrupted = keeper.delete_stream if lost == "delete" else keeper.reopened
+    with pytest.raises(ConnectionError):
+        await interrupted(_PLACE)
+    await keeper.delete_stream(_PLACE)
+    assert streams.epoch is None
+    assert _PLACE not in keeper.streams

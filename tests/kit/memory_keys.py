@@ -60,6 +60,10 @@ class MemoryControllers:
         }
         return answers[method.name](request)
 
+    def apply(self, late: kv_pb2.PutKVsRequest) -> None:
+        """Let a put take effect whose caller has gone."""
+        self._put(late)
+
     async def pages(self, method: Method[Any, Any], request: Any) -> AsyncIterator[Any]:
         """Answer a listing."""
         await self._reach()

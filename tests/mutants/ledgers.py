@@ -346,4 +346,48 @@ LEDGERS = (
         """,
         Tested(f"{_SIDE_BY_SIDE}::test_a_lost_answer_hides_no_process_that_has_taken_over"),
     ),
+    Mutant(
+        "late-put-fences-the-broker",
+        "A put that takes effect after its caller gave up is taken for another process.",
+        "an outcome that was read before the put arrived",
+        """
+        streammeta.brokers.rocketmq.cluster_metadata:
+        - self._may_change_late |= self._unsettled
+        """,
+        Tested(f"{_SIDE_BY_SIDE}::test_a_put_that_takes_effect_late_is_no_other_process"),
+    ),
+    Mutant(
+        "late-put-keeps-a-key",
+        "A key that a late put has changed can never be deleted, and the broker ends.",
+        "a deletion at a version that is no longer stored",
+        """
+        streammeta.brokers.rocketmq.cluster_metadata:
+        - if left := [key for key, _ in failed if key in self._kept]:
+        + if left := []:
+              await self._delete(left)
+        """,
+        Tested(f"{_SIDE_BY_SIDE}::test_a_put_that_takes_effect_late_is_deleted_with_its_key"),
+    ),
+    Mutant(
+        "reopened-under-a-remembered-epoch",
+        "A segment takes no more messages after the answer to the opening of its stream was lost.",
+        "an epoch that is believed after an unknown outcome",
+        """
+        streammeta.brokers.rocketmq.cluster_metadata:
+        - epoch = epochs.get(known.stream_id, known.epoch)
+        + epoch = known.epoch
+        """,
+        Tested(f"{_SIDE_BY_SIDE}::test_a_stream_is_reopened_after_a_lost_answer"),
+    ),
+    Mutant(
+        "deletion-of-a-stream-that-is-gone",
+        "A segment can never be deleted after the answer to the deletion of its stream was lost.",
+        "a repeated deletion that fails because the first one took effect",
+        """
+        streammeta.brokers.rocketmq.cluster_metadata:
+        - await self._delete_streams(await self._epochs([stream.stream_id]))
+        + await self._delete_streams({stream.stream_id: stream.epoch})
+        """,
+        Tested(f"{_SIDE_BY_SIDE}::test_a_stream_is_deleted_after_a_lost_answer"),
+    ),
 )

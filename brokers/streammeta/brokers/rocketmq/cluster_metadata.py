@@ -78,6 +78,8 @@ class ClusterKeeper:
         self._kept: dict[str, _Kept] = {}
         self._unsettled: set[str] = set()
         """Keys of calls whose outcome is not known."""
+        self._may_change_late: set[str] = set()
+        """Keys whose outcome was read, and that a call without an answer may still change."""
         self._saving = asyncio.Lock()
         self._replaced: MetadataFencedError | None = None
 
@@ -195,7 +197,18 @@ class ClusterKeeper:
             self._kept.pop(key, None)
             if found[key].found:
                 self._kept[key] = _Kept(found[key].value, found[key].version)
+        self._may_change_late |= self._unsettled
         self._unsettled.clear()
+
+    async def _read_late_change(self, key: str) -> None:
+        """Read a key again that a call without an answer has changed after all.
+
+        Raises `MetadataFencedError` if no such call was made, or another process has taken over.
+        """
+        if key not in self._may_change_late:
+            raise self._fenced(key)
+        self._unsettled.add(key)
+        await self._settle()
 
     def _time_value(self) -> dict[str, int]:
         return {"ms": self.table.noted_ms, "owner": self._client.session.node.node_epoch}
@@ -213,13 +226,22 @@ class ClusterKeeper:
         self._unsettled |= keys
         answer = await self._client.controllers.call(PUT_KVS, request)
         self._unsettled -= keys
+        failed = []
         for item, result in zip(items, answer.results, strict=True):
             is_own = result.error == ERROR_CODE_KEY_EXIST and result.value == item.value
-            if result.error == ERROR_CODE_KEY_EXIST and not is_own:
-                raise self._fenced(item.key)
             if result.error != ERROR_CODE_NONE and not is_own:
-                raise refusal(result.error, f"key {item.key!r}")
+                failed.append((item, result.error))
+                continue
             self._kept[item.key] = _Kept(item.value, result.version)
+            self._may_change_late.discard(item.key)
+
+        for item, error in failed:
+            if error != ERROR_CODE_KEY_EXIST:
+                raise refusal(error, f"key {item.key!r}")
+            await self._read_late_change(item.key)
+            item.expected_version = self._version(item.key)
+        if failed:
+            await self._put([item for item, _ in failed])
 
     async def _delete(self, keys: list[str]) -> None:
         named = [
@@ -232,12 +254,19 @@ class ClusterKeeper:
         self._unsettled |= set(keys)
         answer = await self._client.controllers.call(DELETE_KVS, request)
         self._unsettled -= set(keys)
+        failed = []
         for key, result in zip(keys, answer.results, strict=True):
-            if result.error == ERROR_CODE_KEY_EXIST:
-                raise self._fenced(key)
-            if result.error not in (ERROR_CODE_NONE, ERROR_CODE_KEY_NOT_EXIST):
-                raise refusal(result.error, f"key {key!r}")
-            del self._kept[key]
+            if result.error in (ERROR_CODE_NONE, ERROR_CODE_KEY_NOT_EXIST):
+                del self._kept[key]
+            else:
+                failed.append((key, result.error))
+
+        for key, error in failed:
+            if error != ERROR_CODE_KEY_EXIST:
+                raise refusal(error, f"key {key!r}")
+            await self._read_late_change(key)
+        if left := [key for key, _ in failed if key in self._kept]:
+            await self._delete(left)
 
     # -- what commits put
 
@@ -279,19 +308,25 @@ class ClusterKeeper:
     async def reopened(self, place: SegmentPlace) -> OpenedStream:
         """Close the stream of a segment and open it under its next epoch; it has its end then.
 
-        Raises `KeyError` if the segment has none, and what bars the node or the stream.
+        Its epoch is read first: an earlier attempt may have raised it without an answer. Raises
+        `KeyError` if the segment has none, and what bars the node or the stream.
         """
         session, known = self._client.session, self.streams[place]
-        (await session.close_streams({known.stream_id: known.epoch})).require_all()
-        found = await self._open_existing([known.stream_id])
-        self.streams[place] = found[known.stream_id]
+        epochs = await self._epochs([known.stream_id])
+        epoch = epochs.get(known.stream_id, known.epoch)
+        (await session.close_streams({known.stream_id: epoch})).require_all()
+        opened = (await session.open_streams({known.stream_id: epoch + 1})).require_all()
+        self.streams[place] = opened[known.stream_id]
         return self.streams[place]
 
     async def delete_stream(self, place: SegmentPlace) -> None:
-        """Delete the stream of a segment with all its bytes, and forget the segment."""
+        """Delete the stream of a segment with all its bytes, and forget the segment.
+
+        A stream that is gone was deleted by an earlier attempt whose answer was lost.
+        """
         stream = self.streams.get(place)
         if stream is not None:
-            await self._delete_streams({stream.stream_id: stream.epoch})
+            await self._delete_streams(await self._epochs([stream.stream_id]))
             del self.streams[place]
         self.table.delete_segments(*place)
 
@@ -321,6 +356,13 @@ class ClusterKeeper:
             opened = (await self._client.session.open_streams(dict.fromkeys(ids, 0))).require_all()
             for place, stream_id in zip(new, ids, strict=True):
                 self.streams[place] = opened[stream_id]
+
+    async def _epochs(self, stream_ids: list[int]) -> dict[int, int]:
+        """Return the epochs that those of the streams have that exist."""
+        return {
+            stream.stream_id: stream.epoch or 0
+            async for stream in self._client.controllers.describe_streams(stream_ids)
+        }
 
     async def _open_existing(self, stream_ids: list[int]) -> dict[int, OpenedStream]:
         """Open those of the streams that exist; what an earlier process left open is taken over.
