@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from uuid import NAMESPACE_OID, UUID, uuid5
 
 import pytest
 
-from streammeta.brokers.kafka import topic_calls, topic_changes
+from streammeta.brokers.kafka import config_calls, topic_calls, topic_changes
 from streammeta.brokers.kafka.broker import Broker
-from streammeta.brokers.kafka.cluster import Leader
+from streammeta.brokers.kafka.cluster import Leader, Topic
 from streammeta.brokers.kafka.codes import Code
 from streammeta.brokers.kafka.group_calls import Groups
 from streammeta.brokers.kafka.keys import leader_key, topic_key
@@ -31,6 +32,48 @@ async def _metadata(broker: Broker, *names: str, creates: bool = True) -> Any:
 
 def _codes(answer: Any) -> dict[str, Code]:
     return {row["name"]: row["error_code"] for row in answer["topics"]}
+
+
+async def test_names_and_ids_do_not_multiply_the_work_of_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster()
+    topics = [await cluster.make_topic(f"topic-{number}", 3) for number in range(4)]
+    broker = await cluster.join(1)
+    await opened(broker)
+    ids = [uuid5(NAMESPACE_OID, topic.name) for topic in topics]
+    looks = 0
+
+    def count(topic: Topic) -> UUID:
+        nonlocal looks
+        looks += 1
+        return uuid5(NAMESPACE_OID, topic.name)
+
+    monkeypatch.setattr(topic_calls, "_uuid_of", count)
+    rows = [
+        {"topic_id": None, "name": "topic-0"},
+        *({"topic_id": id_, "name": None} for id_ in ids),
+    ]
+    flags = {"allow_auto_topic_creation": False, "include_topic_authorized_operations": False}
+    tree = {"topics": rows * 100, **flags}
+    answer = await asked(broker, topic_calls.metadata, (3, 12), tree)
+    assert [row["name"] for row in answer["topics"]] == ["topic-0", *(t.name for t in topics)]
+    assert looks <= 2 * len(topics) + len(answer["topics"])
+
+    groups = Groups(broker)
+    answer = await asked(
+        broker, lambda _, request: groups.describe(request), (15, 0), {"groups": ["g"] * 100}
+    )
+    assert len(answer["groups"]) == 1
+    tree = {"groups": [{"group_id": "g", "topics": None}] * 100, "require_stable": False}
+    answer = await asked(broker, lambda _, request: groups.fetch_offsets(request), (9, 8), tree)
+    assert len(answer["groups"]) == 1
+    resource = {"resource_type": 2, "resource_name": "topic-0", "configuration_keys": None}
+    answer = await asked(
+        broker, config_calls.describe_configs, (32, 1), {"resources": [resource] * 100}
+    )
+    assert len(answer["results"]) == 1
+    await broker.abandon()
 
 
 @pytest.fixture(params=["they refuse", "they are silent"])

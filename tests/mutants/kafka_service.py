@@ -96,6 +96,17 @@ _ELEMENTS_OF_REQUESTS = (
         Tested(f"{_ELEMENTS}::test_elements_hold_memory_until_the_answer"),
     ),
     Mutant(
+        "names-multiply-rows",
+        "A topic that is named a thousand times is answered with a thousand times its partitions.",
+        "work that the elements of a request multiply",
+        """
+        streammeta.brokers.kafka.topic_calls:
+        - named = list(dict.fromkeys(asked.name for asked in body.topics if asked.name is not None))
+        + named = [asked.name for asked in body.topics if asked.name is not None]
+        """,
+        Tested(f"{_METADATA}::test_names_and_ids_do_not_multiply_the_work_of_a_request"),
+    ),
+    Mutant(
         "turns-without-a-sum",
         "Requests of many connections together hold up the event loop of a broker.",
         "a bound for each request, and none for all of one turn",

@@ -23,9 +23,10 @@ _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 
 
 async def describe_configs(broker: Broker, request: Request) -> Tree:
-    """Return the settings of topics."""
+    """Return the settings of topics, those of a topic that is named twice once."""
+    resources = {(item.resource_type, item.resource_name): item for item in request.body.resources}
     rows = []
-    for item in request.body.resources:
+    for item in resources.values():
         row: dict[str, Any] = {
             "resource_type": item.resource_type,
             "resource_name": item.resource_name,

@@ -307,7 +307,10 @@ class Groups:
         return Code.NONE
 
     async def fetch_offsets(self, request: Request) -> Tree:
-        """Return committed offsets, -1 where there are none; of several groups since version 8."""
+        """Return committed offsets, -1 where there are none; of several groups since version 8.
+
+        A group that is named twice is answered once.
+        """
         body, deadline = request.body, _deadline()
         if request.version < _GROUPS_FROM:
             return await self._fetched_offsets(body.group_id, body.topics, deadline)
@@ -317,7 +320,7 @@ class Groups:
                     "group_id": asked.group_id,
                     **await self._fetched_offsets(asked.group_id, asked.topics, deadline),
                 }
-                for asked in body.groups
+                for asked in {group.group_id: group for group in body.groups}.values()
             ]
         }
 
@@ -420,8 +423,9 @@ class Groups:
     # -- descriptions
 
     async def describe(self, request: Request) -> Tree:
-        """Describe groups."""
-        return {"groups": [self._description(name) for name in request.body.groups]}
+        """Describe groups, one that is named twice once."""
+        names = dict.fromkeys(request.body.groups)
+        return {"groups": [self._description(name) for name in names]}
 
     def _description(self, name: str) -> Tree:
         code = self._refusal(name)

@@ -45,7 +45,8 @@ _UNKNOWN_OPERATIONS = -(2**31)
 async def metadata(broker: Broker, request: Request) -> Tree:
     """Return brokers, and the leaders of topics; topics that are wanted and absent are created.
 
-    While no controller answers, the answer is from the last view.
+    While no controller answers, the answer is from the last view. A topic has one row, as in
+    Apache Kafka, however often it is named: its partitions would multiply with the names.
     """
     body = request.body
     is_all = body.topics is None or (request.version == 0 and not body.topics)
@@ -55,11 +56,12 @@ async def metadata(broker: Broker, request: Request) -> Tree:
         names = sorted(broker.view.topics)
         rows = [_topic_row(broker, name, {}, request.version) for name in names]
     else:
-        named = [topic.name for topic in body.topics if topic.name is not None]
-        by_id = [topic.topic_id for topic in body.topics if topic.name is None]
+        named = list(dict.fromkeys(asked.name for asked in body.topics if asked.name is not None))
+        by_id = list(dict.fromkeys(asked.topic_id for asked in body.topics if asked.name is None))
         errors = await _find_or_create(broker, named, by_id, may_create=may_create)
         rows = [_topic_row(broker, name, errors, request.version) for name in named]
-        rows += [_row_of_id(broker, topic_id, request.version) for topic_id in by_id]
+        found = _topics_by_id(broker) if by_id and request.version >= _BY_ID_FROM else {}
+        rows += [_row_of_id(broker, topic_id, found, request.version) for topic_id in by_id]
     return {
         "brokers": _brokers(broker, "node_id"),
         "cluster_id": broker.cluster_id,
@@ -78,7 +80,7 @@ async def _find_or_create(
     """
     absent = [name for name in names if name not in broker.view.topics]
     errors: Mapping[str, Code] = {}
-    if absent or any(_by_id(broker, topic_id) is None for topic_id in ids):
+    if absent or (ids and not _topics_by_id(broker).keys() >= set(ids)):
         errors = await _look_again(broker, absent, may_create=may_create)
     await _until_led(broker, [*absent, *filter(partial(_is_new, broker), names)])
     return errors
@@ -106,18 +108,22 @@ async def _look_again(
     return errors
 
 
-def _by_id(broker: Broker, topic_id: uuid.UUID | None) -> Topic | None:
-    topics = broker.view.topics.values()
-    return next((topic for topic in topics if topic_id == _uuid_of(topic)), None)
+def _topics_by_id(broker: Broker) -> Mapping[uuid.UUID | None, Topic]:
+    return {_uuid_of(topic): topic for topic in broker.view.topics.values()}
 
 
 def _uuid_of(topic: Topic) -> uuid.UUID:
     return uuid.UUID(bytes=base64.urlsafe_b64decode(topic.topic_id + "=="))
 
 
-def _row_of_id(broker: Broker, topic_id: uuid.UUID | None, version: int) -> Tree:
+def _row_of_id(
+    broker: Broker,
+    topic_id: uuid.UUID | None,
+    found: Mapping[uuid.UUID | None, Topic],
+    version: int,
+) -> Tree:
     """Return the row of a topic that is asked for by its id, which is named by `None` if absent."""
-    topic = None if version < _BY_ID_FROM else _by_id(broker, topic_id)
+    topic = found.get(topic_id)
     if topic is not None:
         return _topic_row(broker, topic.name, {}, version)
     code = Code.INVALID_REQUEST if version < _BY_ID_FROM else Code.UNKNOWN_TOPIC_ID
