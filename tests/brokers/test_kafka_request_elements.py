@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import struct
+import threading
 import typing
 from datetime import timedelta
 from random import Random
@@ -15,7 +16,7 @@ from uuid import UUID
 import pytest
 from kio.index import load_request_schema
 
-from streammeta.brokers.kafka import request_elements, server, wire
+from streammeta.brokers.kafka import record_calls, request_elements, server, wire
 from streammeta.brokers.kafka.broker import Broker
 from streammeta.brokers.kafka.group_calls import Groups
 from streammeta.brokers.kafka.request_elements import ELEMENTS_MAX, count_elements, item_type
@@ -28,6 +29,7 @@ from streammeta.brokers.kafka.wire import (
     Tree,
     read_request,
 )
+from tests.kit.kafka_cluster import Cluster, opened
 from tests.kit.kafka_wire import framed, request_bytes
 
 _METADATA, _FETCH, _OFFSET_COMMIT = 3, 1, 8
@@ -238,3 +240,42 @@ async def test_elements_hold_memory_until_the_answer() -> None:
     writer.close()
     listener.close()
     await served.close()
+
+
+@pytest.mark.parametrize(("topics", "is_large"), [(10_000, True), (10, False)])
+async def test_large_answers_are_written_beside_the_event_loop(
+    topics: int, is_large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set()
+
+    def write(*_: Any) -> list[bytes]:
+        threads.add(threading.get_ident())
+        return [b"answer"]
+
+    monkeypatch.setattr(server, "write_response", write)
+    by_name = read_request(request_bytes(_METADATA, 12, _metadata(topics)))
+    of_all = read_request(request_bytes(_METADATA, 12, {**_metadata(0), "topics": None}))
+    answers: list[tuple[Request, Tree]] = [(by_name, {}), (of_all, {"topics": [{}] * topics})]
+    for request, tree in answers:
+        threads.clear()
+        assert await server._write_answer(request, tree) == [b"answer"]
+        assert (threads == {threading.get_ident()}) is not is_large
+
+
+async def test_fetch_of_many_partitions_takes_several_turns() -> None:
+    turns = 0
+    loop = asyncio.get_running_loop()
+
+    def next_turn() -> None:
+        nonlocal turns
+        turns += 1
+        loop.call_soon(next_turn)
+
+    broker = await Cluster().join(1)
+    await opened(broker)
+    request = read_request(request_bytes(_FETCH, 11, _fetch(1000, 10)))
+    loop.call_soon(next_turn)
+    responses, _, _ = await record_calls._fetch_once(broker, request.body)
+    assert sum(len(topic["partitions"]) for topic in responses) == 10_000
+    assert turns >= 10_000 // record_calls._ROWS_A_TURN
+    await broker.abandon()

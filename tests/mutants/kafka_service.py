@@ -107,6 +107,29 @@ _ELEMENTS_OF_REQUESTS = (
         Tested(f"{_METADATA}::test_names_and_ids_do_not_multiply_the_work_of_a_request"),
     ),
     Mutant(
+        "large-answers-on-the-loop",
+        "An answer with ten thousand rows holds up the event loop of a broker.",
+        "a bound on what is read, and none on what is written",
+        """
+        streammeta.brokers.kafka.server:
+        - if request.elements + rows <= ROWS_ON_THE_LOOP:
+        + if True:
+              return write_response(request, tree)
+        """,
+        Tested(f"{_ELEMENTS}::test_large_answers_are_written_beside_the_event_loop"),
+    ),
+    Mutant(
+        "fetch-without-a-pause",
+        "A Fetch of ten thousand partitions without news holds up the event loop of a broker.",
+        "awaits that never wait",
+        """
+        streammeta.brokers.kafka.record_calls:
+        - await asyncio.sleep(0)  # a partition without news is read without a pause
+        + pass
+        """,
+        Tested(f"{_ELEMENTS}::test_fetch_of_many_partitions_takes_several_turns"),
+    ),
+    Mutant(
         "turns-without-a-sum",
         "Requests of many connections together hold up the event loop of a broker.",
         "a bound for each request, and none for all of one turn",

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from streammeta.brokers.kafka import admin_calls, config_calls, record_calls, topic_calls
@@ -58,6 +58,8 @@ ELEMENT_BYTES = 256
 """Memory that an element of a request holds beyond the bytes of its frame."""
 FRAME_WITHIN_S = 60.0
 """Time in which a request has to arrive, once its size is known."""
+ROWS_ON_THE_LOOP = 1000
+"""Elements and rows of an answer that is written on the event loop; a thread writes larger ones."""
 ANSWERED_WITHIN_S = 5.0
 """Time for answers of begun requests when the server closes."""
 _PIECE = 64 * 1024
@@ -222,7 +224,7 @@ class KafkaServer:
                     raise
                 if tree is not None:
                     self._tally.answered(tree)
-                    for piece in write_response(one.request, tree):
+                    for piece in await _write_answer(one.request, tree):
                         writer.write(piece)
                         await writer.drain()
                 self._pay(connection, one.is_owed)
@@ -290,6 +292,14 @@ class KafkaServer:
             _log.exception("API %d failed", request.api_key)
             raise MalformedRequestError(f"API {request.api_key} failed: {error}") from error
         return outcome if asyncio.iscoroutine(outcome) else _given(outcome)
+
+
+async def _write_answer(request: Request, tree: Tree) -> Sequence[bytes]:
+    """Return the pieces of an answer; other connections are served while a large one is written."""
+    rows = sum(len(field) for field in tree.values() if isinstance(field, (list, tuple)))
+    if request.elements + rows <= ROWS_ON_THE_LOOP:
+        return write_response(request, tree)
+    return await asyncio.to_thread(write_response, request, tree)
 
 
 def _read_secret(frame: bytes) -> Request:
