@@ -28,6 +28,7 @@ from streammeta.controller.grpc_server.frames import (
 from streammeta.controller.grpc_server.headers import FIELDS_MAX
 from streammeta.controller.grpc_server.limits import DEFAULT
 from streammeta.controller.grpc_server.messages import framed
+from streammeta.controller.grpc_server.shares import Budget
 from tests.grpc_server.turn_meter import (
     ECHO,
     GREETING,
@@ -269,6 +270,45 @@ async def test_a_handler_that_never_waits_takes_no_more_messages_than_a_turn_has
         most, before = max(most, taken - before), taken
     assert taken == 4 * 3_276
     assert most <= DEFAULT.work_a_turn + 1
+
+
+async def test_many_handlers_that_never_wait_leave_connections_their_turn() -> None:
+    filled = asyncio.Event()
+
+    async def drain(messages: Any, context: Any) -> bytes:
+        await filled.wait()
+        async for _ in messages:
+            pass
+        return b""
+
+    server = new_server(Drain=grpc.stream_unary_rpc_method_handler(drain))
+    clients = [Client(server) for _ in range(3)]
+    for client in clients:
+        client.say(GREETING)
+        for stream_id in ids(_BLOCKED):
+            opened = frame(Kind.HEADERS, Flag.END_HEADERS, stream_id, head("/t.S/Drain"))
+            await client.say_when_read(opened)
+            await client.say_when_read(frame(Kind.DATA, 0, stream_id, framed(b"") * 60))
+    filled.set()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert await turns_until_answered(Client(server, host="bystander")) <= 4
+
+    for client in clients:
+        client.connection.connection_lost(None)
+    while server.calls:  # noqa: ASYNC110 - turns
+        await asyncio.sleep(0)
+
+
+async def test_a_process_that_was_stopped_takes_work_again_soon() -> None:
+    """The time that passes while a debugger or a machine holds a process is nobody's work."""
+    budget = Budget(1_024, 0.005)
+    budget.spend(1, 3_600.0)
+    turns = 0
+    while budget.is_spent:
+        budget.renew()
+        turns += 1
+        assert turns <= 32
 
 
 async def test_calls_that_others_do_not_hold_up_are_begun_by_turns_too(

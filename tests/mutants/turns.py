@@ -91,11 +91,35 @@ TURNS = (
         """
         streammeta.controller.grpc_server.call:
         - server.budget.units -= 1
+        + pass
         """,
         Tested(
             _TURNS
             + "test_a_handler_that_never_waits_takes_no_more_messages_than_a_turn_has_room_for"
         ),
+    ),
+    Mutant(
+        "handlers-run-into-debt",
+        "Many handlers with messages waiting keep all connections from their turns.",
+        "review: 3,000 streams of small messages left a bystander without a turn for 156 turns",
+        """
+        streammeta.controller.grpc_server.call:
+        - if not self._queue:
+        -     return None
+        + server.budget.units -= 1
+        """,
+        Tested(_TURNS + "test_many_handlers_that_never_wait_leave_connections_their_turn"),
+    ),
+    Mutant(
+        "stopped-process-pays-for-its-sleep",
+        "A process that was stopped for a minute takes no work for thousands of turns.",
+        "a wall clock taken for work",
+        """
+        streammeta.controller.grpc_server.shares:
+        - self._left_s = max(self._left_s - seconds, -_DEBT_TURNS * self._seconds)
+        + self._left_s -= seconds
+        """,
+        Tested(_TURNS + "test_a_process_that_was_stopped_takes_work_again_soon"),
     ),
     Mutant(
         "arrivals-outside-the-budget",

@@ -211,13 +211,15 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
             finally:
                 self._arrival = None
         server = self._connection.server
-        server.budget.units -= 1
         if server.budget.is_spent:
-            # So that a handler that never waits leaves others their turn.
+            # So that a handler that never waits leaves others their turn. It takes one message
+            # then, which is not charged: many such handlers would use up turns before they begin.
             server.note_turn()
             await asyncio.sleep(0)
             if not self._queue:
                 return None
+        else:
+            server.budget.units -= 1
         message = self._queue.popleft()
         size = PREFIX_BYTES + len(message)
         self._queued_bytes -= size

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _MOST = 7 / 8
 """Share of a turn's work that is enough for another one."""
 
+_DEBT_TURNS = 16
+"""Turns without work that can follow work beyond the bound of one."""
+
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
@@ -57,7 +60,8 @@ class Budget:
     begins with the rest of the one before while that is most of a turn's work.
 
     Work is not cut short. If it took more than a turn's bound, the next turns have less or nothing,
-    so that over several turns the rest of the event loop, the quorum first, has its part.
+    so that over several turns the rest of the event loop, the quorum first, has its part. These
+    turns are few: where a process was stopped for a while, its clients caused none of that time.
     """
 
     def __init__(self, units: int, seconds: float) -> None:
@@ -81,7 +85,7 @@ class Budget:
     def spend(self, units: int, seconds: float = 0.0) -> bool:
         """Count work that was done; return whether the next turn must be renewed."""
         self.units -= units
-        self._left_s -= seconds
+        self._left_s = max(self._left_s - seconds, -_DEBT_TURNS * self._seconds)
         return self.units < self._low_units or self._left_s < self._low_s
 
 
