@@ -81,3 +81,21 @@ async def test_names_of_voters_are_looked_up_and_kept_while_the_look_fails() -> 
         await asyncio.sleep(0)
         assert "10.0.0.9" in hosts
         looking.cancel()
+
+
+async def test_a_name_that_can_not_be_looked_up_leaves_the_others_theirs() -> None:
+    looked: set[str] = set()
+
+    async def resolve(name: str) -> Iterable[str]:
+        looked.add(name)
+        name.encode("idna")
+        return ["10.0.0.9"]
+
+    hosts = VoterHosts(lambda: [f"{'a' * 64}.example:9100", "voter.example:9100"], resolve)
+    looking = asyncio.create_task(hosts.run())
+    while len(looked) < 2 and not looking.done():  # noqa: ASYNC110 - turns
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert "10.0.0.9" in hosts
+    assert not looking.done()
+    looking.cancel()

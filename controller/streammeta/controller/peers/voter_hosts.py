@@ -34,7 +34,7 @@ class VoterHosts:
         while True:
             for name in self._names():
                 if not _is_ip(name):
-                    with contextlib.suppress(OSError):
+                    with contextlib.suppress(OSError, UnicodeError):  # or a name that is none
                         self._resolved[name] = frozenset(await self._resolve(name))
             await asyncio.sleep(LOOK_INTERVAL_S)
 
