@@ -6,10 +6,11 @@ import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
-from streammeta.controller.anchoring import AuditAnchors
+from streammeta.controller.anchoring import AuditAnchors, read_heads
+from streammeta.controller.monitoring.others import Answer
 from streammeta.controller.trust.audit import Chain
 from streammeta.controller.trust.audit_anchors import NAMESPACE, expected_lines, read_anchor
-from streammeta.v1 import kv_pb2
+from streammeta.v1 import kv_pb2, quorum_pb2
 from tests.server.rpc_server import CLUSTER_ID, Rpcs, serving
 
 
@@ -85,6 +86,25 @@ async def test_a_controller_that_does_not_lead_anchors_nothing(scene: Scene) -> 
     with capture_logs() as logs:
         await scene.anchors.anchor()
     assert logs == []
+
+
+def test_a_controller_is_anchored_by_its_own_answer_alone() -> None:
+    """An address that now leads to another controller would make verification fail for months."""
+
+    def answer(node_id: int, cluster_id: str = CLUSTER_ID, seq: int = 9) -> Answer:
+        view = quorum_pb2.DescribeQuorumResponse(
+            cluster_id=cluster_id, node_id=node_id, audit_seq=seq, audit_hash=str(node_id) * 64
+        )
+        return Answer("c.example:9090", view)
+
+    answers = {
+        1: answer(1),
+        2: answer(3),
+        3: answer(3, "another"),
+        4: answer(4, seq=0),
+        5: Answer("c.example:9090", None, "silent"),
+    }
+    assert read_heads(answers, CLUSTER_ID) == {1: Chain(9, "1" * 64)}
 
 
 @pytest.mark.parametrize("value", [b"", b"[]", b"{}", b'{"seq": 1}', b"[" * 100_000])

@@ -10,6 +10,7 @@ import structlog
 from streammeta.controller.errors import ApiError, NotLeaderError
 from streammeta.controller.metadata.answers import KVResultsAnswer
 from streammeta.controller.metadata.requests import GetKVs, KVKey, KVToPut, PutKVs
+from streammeta.controller.monitoring.others import Answer
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.trust.audit import Chain
 from streammeta.controller.trust.audit_anchors import NAMESPACE, Anchor, read_anchor
@@ -20,6 +21,21 @@ ANCHOR_INTERVAL_S = 10.0
 Heads = Callable[[], Awaitable[Mapping[int, Chain]]]
 
 _log = structlog.get_logger(component="audit")
+
+
+def read_heads(answers: Mapping[int, Answer], cluster_id: str) -> dict[int, Chain]:
+    """Return the ends of chains in the answers of controllers, given by the id that was asked.
+
+    An address can lead to another controller than the log says, for as long as it is out of date.
+    An anchor can't be taken back, so no answer counts for a controller that did not give it.
+    """
+    return {
+        node_id: Chain(view.audit_seq, view.audit_hash)
+        for node_id, answer in answers.items()
+        if (view := answer.view) is not None
+        and view.audit_seq
+        and (view.cluster_id, view.node_id) == (cluster_id, node_id)
+    }
 
 
 class AuditAnchors:

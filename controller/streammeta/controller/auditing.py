@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from streammeta.controller.anchoring import AuditAnchors
+from streammeta.controller.anchoring import AuditAnchors, read_heads
 from streammeta.controller.config import ConfigError, ControllerConfig
 from streammeta.controller.monitoring.others import Others
 from streammeta.controller.own_tls import OwnTls
@@ -50,7 +50,7 @@ class Auditing:
         self.writer: AuditWriter | None = None
         """Writes the log; None without one."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._node_id = config.node_id
+        self._node_id, self._cluster_id = config.node_id, config.cluster_id
         self._driver = driver
         self._others = Others(lambda: tls.contents_for_calls)
         self._anchors = AuditAnchors(controller, config.cluster_id, clock.wall_ms, self._heads)
@@ -91,11 +91,7 @@ class Auditing:
             for replica in (*seen.voters, *seen.observers)
             if replica.endpoint and replica.key.node_id != self._node_id
         }
-        heads = {
-            node_id: Chain(answer.view.audit_seq, answer.view.audit_hash)
-            for node_id, answer in (await self._others.ask(endpoints)).items()
-            if answer.view is not None and answer.view.audit_seq
-        }
+        heads = read_heads(await self._others.ask(endpoints), self._cluster_id)
         own = self.head()
         return heads if own is None else {**heads, self._node_id: own}
 
