@@ -250,6 +250,20 @@ def test_a_server_that_wants_md5_gets_it(server: Server) -> None:
 
 
 @pytest.mark.s3
+def test_a_request_repeats_with_md5_though_another_thread_found_out_first(server: Server) -> None:
+    server.wants_md5 = True
+    server.store.put("c/0", b"x")
+
+    def find_out(request: Any, **_event: Any) -> None:
+        if request.method == "PUT":
+            server.store._connection.digests.are_md5 = True
+
+    server.intercept(find_out)
+    server.store.add_tags("c/0", {"a": "b"})
+    assert server.store.delete_many(["c/0"]).failed == {}
+
+
+@pytest.mark.s3
 def test_a_check_of_a_server_that_wants_md5_passes(server: Server) -> None:
     server.wants_md5 = True
     assert run_precheck(server.store).failures == ()

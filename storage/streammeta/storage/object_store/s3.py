@@ -521,10 +521,11 @@ class S3ObjectStore:
         Older servers know no other digest. One that has taken it gets it from the start.
         """
         digests = self._connection.digests
+        was_md5 = digests.are_md5  # other threads may switch it while this request is under way
         try:
             return self._translated(request, key=key)
         except StoreRejectedError:
-            if digests.are_md5:
+            if was_md5:
                 raise
             digests.are_md5 = True
         try:
