@@ -36,6 +36,8 @@ _ROWS_A_TURN = 500
 """Partitions of a Fetch that are read in one turn of the event loop."""
 _FETCH_MAX_BYTES = 55 * 1024 * 1024
 _NAMED_MAX = 5
+UNANSWERED_WITHIN_S = 30.0
+"""Least time that batches with acks=0 have to be stored: their timeout is for replicas alone."""
 _UNANSWERED = "the connection ended before the answer"
 
 Answer = Coroutine[Any, Any, Tree | None]
@@ -121,7 +123,8 @@ async def _produced(broker: Broker, body: Any, items: Sequence[_Produced]) -> Tr
         _require_stored([item for item in items if item.refused is not None])
     futures = [one.appended.durable for one in items if one.appended is not None]
     if futures:
-        await asyncio.wait(futures, timeout=max(body.timeout.total_seconds(), 0.001))
+        least_s = UNANSWERED_WITHIN_S if body.acks == 0 else 0.001
+        await asyncio.wait(futures, timeout=max(body.timeout.total_seconds(), least_s))
     if body.acks == 0:
         _require_stored(items)
         return None
@@ -138,7 +141,7 @@ def _require_stored(items: Sequence[_Produced]) -> None:
     """Raise `UnansweredRefusalError` for batches that are not known to be stored."""
     outcomes = [(item, _outcome(item)) for item in items]
     refused = [
-        f"{item.topic[:TOPIC_MAX]}-{item.partition} {code.name}"
+        f"{item.topic[:TOPIC_MAX]!r}-{item.partition} {code.name}"
         for item, code in outcomes
         if code is not Code.NONE
     ]
