@@ -118,6 +118,36 @@ async def test_stopping_ends_an_offload_and_the_next_one_leaves_nothing_of_it() 
     assert work.topics == []
 
 
+async def test_a_topic_that_is_opened_again_is_served_as_its_new_owner_has_it() -> None:
+    topic, policies = Topic(closed=2), Policies(TopicPolicies(offload_above_bytes=0))
+    topic.copies.blocked = asyncio.Event()
+    former = await topic.open()
+    async with AutomaticOffload(policies, interval_s=3600) as work:
+        work.add("n", "t", former)
+        await topic.copies.begun.wait()
+        topic.sources.kept[2] = topic.ledger(2)
+        managed = await topic.open()
+        await managed.roll(3, 30, 3)  # fences the former one
+        topic.copies.blocked.set()
+        work.add("n", "t", managed)
+        await topic.offloaded(3)
+        assert work.topics == [("n", "t")]
+    assert _offloaded(managed) == [0, 1, 2]
+
+
+async def test_a_former_owner_that_is_fenced_late_takes_no_topic_from_its_successor() -> None:
+    topic, policies = Topic(closed=2), Policies(TopicPolicies(offload_above_bytes=0))
+    former, managed = await topic.open(), await topic.open()
+    await managed.roll(3, 30, 3)
+    work = AutomaticOffload(policies)
+    work.add("n", "t", former)
+    (late,) = await work._begin_round()
+    work._topics["n", "t"].task = None  # as if its end could not be hurried
+    work.add("n", "t", managed)
+    await late
+    assert work.topics == [("n", "t")]
+
+
 async def test_a_topic_that_is_slow_holds_up_no_other() -> None:
     slow, other = Topic(closed=1), Topic(closed=1)
     slow.copies.blocked = asyncio.Event()

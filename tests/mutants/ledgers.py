@@ -264,7 +264,7 @@ LEDGERS = (
         "a stop of the loop, and not of its work",
         """
         streammeta.brokers.pulsar.automatic_offload:
-        - await _cancel(*tasks, self._running)
+        - await _cancel(*self._offloads, self._running)
         + await _cancel(self._running)
         """,
         Tested(

@@ -76,6 +76,8 @@ class AutomaticOffload:
         self._interval_s = interval_s
         self._timer_ms = timer_ms
         self._topics: dict[tuple[str, str], _Topic] = {}
+        self._offloads: set[asyncio.Task[None]] = set()
+        """Work of topics that is under way, also of those that are served no more."""
         self._places = asyncio.Semaphore(TOPICS_AT_ONCE)
         self._woken = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
@@ -92,8 +94,7 @@ class AutomaticOffload:
         trace: TracebackType | None,
     ) -> None:
         """Stop: offloads under way end, and leave nothing but what the next one deletes."""
-        tasks = [topic.task for topic in self._topics.values()]
-        await _cancel(*tasks, self._running)
+        await _cancel(*self._offloads, self._running)
 
     @property
     def topics(self) -> list[tuple[str, str]]:
@@ -101,7 +102,13 @@ class AutomaticOffload:
         return list(self._topics)
 
     def add(self, namespace: str, name: str, managed: ManagedLedger) -> None:
-        """Serve a topic from the next round on, which comes at once; `managed` is open."""
+        """Serve a topic from the next round on, which comes at once; `managed` is open.
+
+        It takes the place of one that was opened before, whose offload ends.
+        """
+        former = self._topics.get((namespace, name))
+        if former is not None and former.task is not None:
+            former.task.cancel()
         self._topics[namespace, name] = _Topic(namespace, name, managed)
         self.wake()
 
@@ -141,6 +148,8 @@ class AutomaticOffload:
         for topic in self._topics.values():
             if topic.task is None or topic.task.done():
                 topic.task = asyncio.create_task(self._serve(topic, found))
+                self._offloads.add(topic.task)
+                topic.task.add_done_callback(self._offloads.discard)
                 begun.append(topic.task)
         return begun
 
@@ -156,7 +165,8 @@ class AutomaticOffload:
             except PolicyError as error:
                 _log.warning("topic %s is not offloaded: %s", where, error)
             except ManagedLedgerFencedError as error:
-                self._topics.pop((topic.namespace, topic.name), None)
+                if self._topics.get((topic.namespace, topic.name)) is topic:
+                    del self._topics[topic.namespace, topic.name]
                 _log.warning(
                     "topic %s is served no more, as another owner has it: %s; open it again to"
                     " take it back",
