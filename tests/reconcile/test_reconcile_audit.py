@@ -21,7 +21,7 @@ from streammeta.reconcile.engine import EngineName
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.base import DeleteResult
+from streammeta.storage.object_store.base import DeleteResult, ObjectInfo
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, own
 from tests.reconcile.test_reconcile_deletion import NAMESPACE, Bench, FakeLeader
 
@@ -166,6 +166,35 @@ def test_a_repeated_attempt_counts_what_the_one_before_it_deleted(tmp_path: Path
     assert {*told(lines, "OK")} == {one.key for one in everything}
     repeated = [line["reason"] for line in lines if "reason" in line]
     assert repeated == ["another attempt of this task had deleted it"] * 3
+
+
+def test_a_key_that_another_attempt_deletes_before_its_copy_counts_as_deleted(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path, count=3)
+    bench.order = replace(bench.order, quarantine=True)
+    copy, other = bench.store.copy, Attempt(7, 9)
+
+    def copy_late(source_key: str, target_key: str, source: ObjectInfo | None = None) -> None:
+        if source_key == bench.candidates[1].key:
+            record = json.dumps({"key": source_key})
+            (bench.undo / f"{other.name}-000000.jsonl").write_text(record)
+            bench.store.delete_many([source_key])
+        copy(source_key, target_key, source)
+
+    bench.store.copy = copy_late  # type: ignore[method-assign]
+    assert set(bench.run().values()) == {Outcome.QUARANTINED}
+
+
+def test_an_absent_key_that_another_attempt_was_to_tag_is_gone(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, count=3)
+    bench.order = replace(bench.order, tag=True)
+    bench.run()
+    bench.store.delete_many([bench.candidates[1].key])
+    bench.attempt = Attempt(7, 9)
+    gone = bench.candidates[1].object_id
+    outcomes = bench.run()
+    assert {id_ for id_, outcome in outcomes.items() if outcome is Outcome.GONE} == {gone}
 
 
 @pytest.mark.parametrize("other", [Attempt(8, 9), Attempt(7, 3)], ids=["task", "run"])

@@ -144,6 +144,7 @@ class Deleter:
             self._signals.tell_busy()
             self._sleep(pause_s)
             judged = [one for one in judged if not one.is_busy] + self._attempt(busy)
+        judged = self._credited(judged)
         tracing.note(Counter(str(one.outcome) for one in judged))
         return judged
 
@@ -232,41 +233,41 @@ class Deleter:
             found, settled = find_by_listing(self._store, [one.key for one in in_order])
         except StoreUnavailableError as error:
             return [failed(one, "not deleted", error) for one in in_order]
-        looks: list[ObjectInfo | StoreUnavailableError | None]
-        looks = [found.get(candidate.key) for candidate in in_order[:settled]]
+        by_listing = [self._compared(one, found.get(one.key)) for one in in_order[:settled]]
         with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
-            looks += pool.map(self._look_at, in_order[settled:])
+            return by_listing + list(pool.map(self._look_at, in_order[settled:]))
 
-        if None in looks:
-            self._others.look()
-        return [self._compared(one, look) for one, look in zip(in_order, looks, strict=True)]
-
-    def _look_at(self, candidate: Candidate) -> ObjectInfo | StoreUnavailableError | None:
+    def _look_at(self, candidate: Candidate) -> Judged:
         try:
-            return self._store.head(candidate.key)
+            return self._compared(candidate, self._store.head(candidate.key))
         except ObjectNotFoundError:
-            return None
+            return Judged(candidate, Outcome.GONE)
         except StoreUnavailableError as error:
-            return error
+            return failed(candidate, "not deleted", error)
 
-    def _compared(self, one: Candidate, info: ObjectInfo | StoreUnavailableError | None) -> Judged:
-        if isinstance(info, StoreUnavailableError):
-            return failed(one, "not deleted", info)
+    def _compared(self, one: Candidate, info: ObjectInfo | None) -> Judged:
         if info is None:
-            return self._absent(one)
+            return Judged(one, Outcome.GONE)
         # HEAD and list may tell the time with different precision: whole seconds must agree.
         same_time = info.last_modified_ms // 1000 == one.modified_ms // 1000
         if same_time and (info.size, info.etag) == (one.size, one.etag):
             return Judged(one, Outcome.WOULD_DELETE)
         return Judged(one, Outcome.CHANGED, "size, time or etag is not that of the plan")
 
-    def _absent(self, candidate: Candidate) -> Judged:
-        """Tell a key that this run has deleted from one that was absent before."""
+    def _credited(self, judged: Sequence[Judged]) -> list[Judged]:
+        """Return the outcomes; an absent key that this run has deleted counts as deleted."""
+        if any(one.outcome is Outcome.GONE for one in judged):
+            self._others.look()
+        return [self._credit(one) if one.outcome is Outcome.GONE else one for one in judged]
+
+    def _credit(self, gone: Judged) -> Judged:
+        candidate = gone.candidate
         if candidate.key in self._asked_for:
             return Judged(candidate, self._done, "the request that failed had deleted it")
-        if self._others.has_begun(candidate.key):
+        # An attempt that tags deletes nothing.
+        if self._others.has_begun(candidate.key) and not self._order.tag:
             return Judged(candidate, self._done, "another attempt of this task had deleted it")
-        return Judged(candidate, Outcome.GONE)
+        return gone
 
     def _write_undo(self, free: Sequence[Candidate]) -> None:
         """Write the undo records of a batch durably: one JSON object a line."""
