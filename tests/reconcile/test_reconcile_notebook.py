@@ -61,6 +61,7 @@ def test_a_plan_has_tables_and_some_of_its_candidates_are_deleted(
     done = apply(tmp_path / "p", candidates=chosen, delete=True, progress=said.append)
 
     assert keys(done.outcomes) == sorted(orphans[4:])
+    assert not list((tmp_path / "p").glob("chosen-*"))
     assert {row["outcome"] for row in done.outcomes.collect()} == {"deleted"}
     assert done.result.complete
     left = {info.key for info in bucket.store.list_objects()}
@@ -92,6 +93,7 @@ def test_a_listing_can_be_a_dataframe(
         max_share=1,
     )
     assert keys(made.candidates) == sorted(orphans)
+    assert [entry.name for entry in tmp_path.glob("*p*inventory*")] == []
 
 
 def test_a_key_that_is_no_candidate_is_refused(

@@ -10,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import secrets
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -108,9 +110,9 @@ def plan(
         result = make_plan(dataclasses.replace(config, inventory=inventory), progress)
         return Plan(config.folder, result, spark)
 
-    table = config.folder.with_name(f".{config.folder.name}-inventory-{secrets.token_hex(4)}")
-    inventory.write.parquet(str(table))
-    result = make_plan(dataclasses.replace(config, inventory=str(table)), progress)
+    place = config.folder.with_name(f".{config.folder.name}-inventory-{secrets.token_hex(4)}")
+    with _written(inventory, place) as table:
+        result = make_plan(dataclasses.replace(config, inventory=str(table)), progress)
     return Plan(config.folder, result, spark)
 
 
@@ -139,9 +141,13 @@ def apply(
     """
     made = plan if isinstance(plan, Plan) else open_plan(plan)
     config = _config(ApplyConfig, options, folder=made.folder)
-    if candidates is not None:
-        config = dataclasses.replace(config, chosen=_write_chosen(made, candidates))
-    return Applied(apply_plan(config, progress), made.spark)
+    if candidates is None:
+        return Applied(apply_plan(config, progress), made.spark)
+
+    place = made.folder / f"{_CHOSEN}-{secrets.token_hex(4)}"
+    with _written(_choose(made, candidates), place) as table:
+        result = apply_plan(dataclasses.replace(config, chosen=table), progress)
+    return Applied(result, made.spark)
 
 
 def register(spark: SparkSession | None = None) -> None:
@@ -191,8 +197,18 @@ def _read(spark: SparkSession, table: Path, columns: str) -> DataFrame:
     return spark.read.schema(columns).parquet(str(table))
 
 
-def _write_chosen(plan: Plan, candidates: DataFrame) -> Path:
-    """Write the plan's own rows of the chosen keys; return the folder."""
+@contextmanager
+def _written(table: DataFrame, folder: Path) -> Iterator[Path]:
+    """Write a table to a new folder, and delete it at the end."""
+    try:
+        table.write.parquet(str(folder))
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _choose(plan: Plan, candidates: DataFrame) -> DataFrame:
+    """Return the plan's own rows of the chosen keys."""
     if "key" not in candidates.columns:
         raise ConfigurationError(
             f"candidates has the columns {', '.join(candidates.columns)}; wanted one named 'key'"
@@ -204,6 +220,4 @@ def _write_chosen(plan: Plan, candidates: DataFrame) -> Path:
             f"{strangers.count()} chosen keys are no candidates of the plan, such as"
             f" {found[0]['key']!r}; choose rows of plan.candidates"
         )
-    folder = plan.folder / f"{_CHOSEN}-{secrets.token_hex(4)}"
-    plan.candidates.join(keys, "key", "left_semi").write.parquet(str(folder))
-    return folder
+    return plan.candidates.join(keys, "key", "left_semi")
