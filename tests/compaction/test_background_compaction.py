@@ -18,7 +18,14 @@ from streammeta.client import (
     StreamClientConfig,
     WriterConfig,
 )
-from streammeta.client.bandwidth import LEAST_SHARE, READ_SLACK_S, Bandwidth, Grade, Network
+from streammeta.client.bandwidth import (
+    LEAST_SHARE,
+    READ_SLACK_S,
+    UPLOADS_AHEAD_S,
+    Bandwidth,
+    Grade,
+    Network,
+)
 from streammeta.client.compaction import background_compaction
 from streammeta.client.compaction.background_compaction import INTERVAL_S, BackgroundCompaction
 from streammeta.client.compaction.config import CompactionConfig
@@ -201,6 +208,19 @@ async def test_compaction_goes_on_at_its_least_share_while_others_take_all() -> 
     await clock.pass_time(50 * LEAST_SHARE / RATE - 0.2)
     assert not compaction.done()
     await clock.pass_time(0.4)
+    assert compaction.done()
+
+
+async def test_uploads_beyond_the_rate_hold_up_others_for_a_bounded_time() -> None:
+    clock, band = limited()
+    for _ in range(3600):  # an hour of traffic at once
+        await band.take(Grade.UPLOAD, 1_000)
+    await clock.pass_time(UPLOADS_AHEAD_S + 0.2)
+    (read, compaction) = await begun(
+        band.take(Grade.READ, 10**4), band.take(Grade.COMPACTION, 10**4)
+    )
+    assert read.done()
+    await clock.pass_time(UPLOADS_AHEAD_S + 0.2)
     assert compaction.done()
 
 

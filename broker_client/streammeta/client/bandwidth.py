@@ -17,6 +17,9 @@ READ_SLACK_S = 0.25
 LEAST_SHARE = 20
 """Compaction gets at least one part in this many of the rate, reads twice as much."""
 
+UPLOADS_AHEAD_S = 10.0
+"""Traffic of uploads that others wait for, in seconds of the whole rate: more of it has passed."""
+
 _LOOK_AGAIN_S = 0.05
 
 
@@ -52,7 +55,9 @@ class Bandwidth:
         if not self.rate:
             return
         if grade is Grade.UPLOAD:
+            most_ahead = max(self._free_at, self._time() + UPLOADS_AHEAD_S)
             self._reserve(nbytes)
+            self._free_at = min(self._free_at, most_ahead)
             return
         self._waiting_reads += grade is Grade.READ
         try:
