@@ -208,8 +208,12 @@ class StreamClient(ClosedAtExit):
             client._failovers = failovers
             if writer is not None and config.has_log:
                 client.recovery = await writer.recover()
+            closing.callback(client._close_compactors)
             if writer is not None and config.compaction_interval_s is not None:
-                client._start_background(config.compaction_interval_s, closing)
+                background = BackgroundCompaction(client.compact, config.compaction_interval_s)
+                closing.push_async_callback(background.close)
+                background.start()
+                client.background_compaction = background
             client._closing = closing.pop_all()
             return client
 
@@ -223,21 +227,12 @@ class StreamClient(ClosedAtExit):
             if close_streams and self._epochs:
                 (await self.close_streams(list(self._epochs))).require_all()
         finally:
-            await self._stop()
+            await self._closing.aclose()
 
-    def _start_background(self, interval_s: float, closing: AsyncExitStack) -> None:
-        self.background_compaction = BackgroundCompaction(self.compact, interval_s)
-        closing.push_async_callback(self.background_compaction.close)
-        self.background_compaction.start()
-
-    async def _stop(self) -> None:
-        if self.background_compaction is not None:
-            await self.background_compaction.close()
-        if self._compactors is not None:
-            for one in self._compactors:
-                one.close()
-            self._compactors = None
-        await self._closing.aclose()
+    def _close_compactors(self) -> None:
+        for compactor in self._compactors or ():
+            compactor.close()
+        self._compactors = None
 
     # -- the parts
 
