@@ -25,7 +25,9 @@ BEGUN_A_TURN = 16
 COMPUTED_S = 2.0
 """Time for the rest of a handshake while more than half of its places are taken, in seconds."""
 
-_HANDSHAKE = b"\x16"
+HANDSHAKE = b"\x16"
+"""First byte of a connection over TLS; no frame in plain text begins with it."""
+
 _RECORD_HEADER_BYTES = 5
 _MESSAGE_HEADER_BYTES = 4
 
@@ -110,6 +112,12 @@ class HandshakePlaces:
         self._hand_out()
 
 
+async def first_byte(opened: socket.socket) -> bytes:
+    """Wait for the first byte and leave it where it is; return none if the other side has ended."""
+    await _wait_for_bytes(opened, 1)
+    return opened.recv(1, socket.MSG_PEEK)
+
+
 async def wait_for_hello(opened: socket.socket) -> None:
     """Wait until the first message of a handshake is there as a whole, and leave it where it is.
 
@@ -121,8 +129,7 @@ async def wait_for_hello(opened: socket.socket) -> None:
     """
     headers = _RECORD_HEADER_BYTES + _MESSAGE_HEADER_BYTES
     try:
-        await _wait_for_bytes(opened, 1)
-        if opened.recv(1, socket.MSG_PEEK) != _HANDSHAKE:
+        if await first_byte(opened) != HANDSHAKE:
             return
         await _wait_for_bytes(opened, headers)
         head = opened.recv(headers, socket.MSG_PEEK)

@@ -16,7 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from streammeta.controller.handshakes import HandshakePlaces, wait_for_hello
+from streammeta.controller.handshakes import (
+    HANDSHAKE,
+    HandshakePlaces,
+    first_byte,
+    wait_for_hello,
+)
 
 HANDSHAKES_MAX = 64
 """Connections that have not shown what they are; more are closed as soon as they are made."""
@@ -47,8 +52,6 @@ class Bounds:
 
 
 _PAUSE_S = 0.1
-_TLS_HANDSHAKE = b"\x16"
-"""First byte of a connection over TLS; that of a frame in plain text is another."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -215,19 +218,7 @@ class Listener:
         """Return the context for a connection, None for plain text."""
         if not self._tls.takes_plain_text or self._tls.listening is None:
             return self._tls.listening
-        return self._tls.listening if await _first_byte(opened) == _TLS_HANDSHAKE else None
-
-
-async def _first_byte(opened: socket.socket) -> bytes:
-    """Wait for the first byte and leave it where it is."""
-    loop = asyncio.get_running_loop()
-    readable = asyncio.Event()
-    loop.add_reader(opened, readable.set)
-    try:
-        await readable.wait()
-    finally:
-        loop.remove_reader(opened)
-    return opened.recv(1, socket.MSG_PEEK)
+        return self._tls.listening if await first_byte(opened) == HANDSHAKE else None
 
 
 def _listening(
