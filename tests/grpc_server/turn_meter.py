@@ -68,7 +68,7 @@ class Client:
 
     def __init__(self, server: Server, share: Any = None, host: str = "") -> None:
         self.transport = Transport()
-        self.connection = Connection(server, share, host)
+        self.connection = Connection(server, share or server.add_share(), host)
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
 
     def say(self, *parts: bytes) -> None:

@@ -43,8 +43,9 @@ async def test_refused_appends_change_nothing(tmp_path: Path) -> None:
         leader = await cluster.leader()
         driver = cluster.nodes[leader].driver
         before = driver.next_offset
-        with pytest.raises(RecordTooLargeError, match="1000"):
+        with pytest.raises(RecordTooLargeError, match="1000") as refused:
             driver.append([b"x" * 1_000], required_base_offset=before)
+        assert (refused.value.field, refused.value.limit) == ("request", 1_000)
         assert driver.next_offset == before
         cluster.isolate(leader)
         driver.append([b"x" * 900], required_base_offset=before)

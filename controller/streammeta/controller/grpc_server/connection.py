@@ -47,10 +47,10 @@ _AGE_SPREAD = 0.1
 class Connection(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, server: Server, share: Share | None = None, host: str = "") -> None:
-        """Take the part of its listener, None for another part, and where the client is."""
+    def __init__(self, server: Server, share: Share, host: str) -> None:
+        """Take the part of its listener, and where the client is."""
         self.server = server
-        self.share = share or server.add_share()
+        self.share = share
         self.caller: Hashable = host
         """Certificate of the client, or else its host; connections of a caller take turns."""
         self.limits = limits = server.limits

@@ -92,9 +92,9 @@ class FormingBatch:
         sizes = [len(payload) + PAYLOAD_OVERHEAD_BYTES for payload in payloads]
         largest = max(sizes, default=0)
         if largest > self._limits.max_batch_bytes:
-            raise RecordTooLargeError(
-                f"a record of {largest} bytes; at most {self._limits.max_batch_bytes} fit a batch"
-            )
+            most = self._limits.max_batch_bytes
+            problem = f"a record of {largest} bytes; at most {most} fit a batch"
+            raise RecordTooLargeError(problem, "request", most)
         waiting = uncommitted_bytes + self._size
         if waiting and waiting + sum(sizes) > self._limits.max_uncommitted_bytes:
             raise UncommittedLogFullError(
