@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from streammeta.controller.trust.audit import line_hash
 from streammeta.controller.trust.audit_check import split, verify
 from streammeta.controller.trust.audit_file import AuditFile, Entry, StandardOutput
 from streammeta.storage.durable_files import DiskFullError, PosixFileSystem
-from tests.kit.crash_disk import CrashDisk, crashes
+from tests.kit.crash_disk import CrashDisk, Left, crashes
 from tests.trust.audit_lines import line
 
 PATH = Path("/logs/audit.log")
@@ -103,6 +104,22 @@ def test_a_file_renamed_by_another_program_is_left_when_told() -> None:
     assert len(contents[PATH.with_name("audit.log.1")].splitlines()) == 2
     assert len(contents[PATH].splitlines()) == 1
     assert breaks(disk) == []
+
+
+@pytest.mark.parametrize("leaves", ["reopening", "a restart"])
+def test_lines_before_a_sync_are_durable_however_the_file_was_left(leaves: str) -> None:
+    """An anchor names the last durable line: a crash that took it would look like a cut."""
+    disk = CrashDisk()
+    log = AuditFile(disk, PATH)
+    log.append(entries(1))
+    if leaves == "reopening":
+        disk.rename(PATH, PATH.with_name("audit.log.1"))
+        log.reopen()
+    else:
+        log = AuditFile(disk, PATH)
+    head = log.chain.head
+    after = disk.after_crash(Left.NOTHING).contents()
+    assert [line_hash(data.rstrip(b"\n")) for data in after.values() if data] == [head]
 
 
 def test_a_write_that_found_no_room_is_written_anew() -> None:

@@ -74,6 +74,7 @@ class AuditFile:
         self._file = self._opened()
         if is_unfinished:
             self._write(b"\n")
+        self.sync()  # a process that was killed may have left lines that are not durable
 
     @property
     def chain(self) -> Chain:
@@ -89,11 +90,12 @@ class AuditFile:
         self._chain = chain
 
     def sync(self) -> None:
-        """Make everything written durable."""
+        """Make everything written durable, also lines from before this process."""
         self._file.sync()
 
     def reopen(self) -> None:
-        """Close the file and open the one of its name."""
+        """Close the file, its lines durable, and open the one of its name."""
+        self.sync()
         file = self._opened()
         self._file.close()
         self._file = file
