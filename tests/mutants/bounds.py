@@ -179,6 +179,33 @@ BOUNDS = (
         ),
     ),
     Mutant(
+        "anchors-by-any-answer",
+        "The end of a log is anchored for the controller whose address was asked, whoever answers.",
+        "review: addresses in the log can be out of date, and an anchor is never taken back",
+        """
+        streammeta.controller.anchoring:
+        - and (view.cluster_id, view.node_id) == (cluster_id, node_id)
+        """,
+        Tested(
+            "tests/trust/test_audit_anchors.py::"
+            "test_a_controller_is_anchored_by_its_own_answer_alone"
+        ),
+    ),
+    Mutant(
+        "lines-left-behind-a-rename-unsynced",
+        "Lines in a file that was renamed count as durable once the next file is synced.",
+        "review: fsync is of one file",
+        """
+        streammeta.controller.trust.audit_file:
+        - self.sync()
+          file = self._opened()
+        """,
+        Tested(
+            "tests/trust/test_audit_file.py::"
+            "test_lines_before_a_sync_are_durable_however_the_file_was_left[reopening]"
+        ),
+    ),
+    Mutant(
         "callers-write-anchors",
         "Keys of the anchors are keys as any others.",
         "whoever cuts the log puts its new end",

@@ -1,11 +1,13 @@
 """Anchors of audit logs in the map: written by the leader alone, and only forward."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 
 import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
+from streammeta.controller import anchoring
 from streammeta.controller.anchoring import AuditAnchors, read_heads
 from streammeta.controller.monitoring.others import Answer
 from streammeta.controller.trust.audit import Chain
@@ -86,6 +88,25 @@ async def test_a_controller_that_does_not_lead_anchors_nothing(scene: Scene) -> 
     with capture_logs() as logs:
         await scene.anchors.anchor()
     assert logs == []
+
+
+async def test_a_defect_is_logged_and_anchoring_goes_on(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail() -> Mapping[int, Chain]:
+        asked.set()
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(anchoring, "ANCHOR_INTERVAL_S", 0)
+    asked = asyncio.Event()
+    anchors = AuditAnchors(scene.rpcs.controller, CLUSTER_ID, lambda: 1, fail)
+    with capture_logs() as logs:
+        anchoring_task = asyncio.create_task(anchors.run())
+        for _ in range(2):
+            asked.clear()
+            await asyncio.wait_for(asked.wait(), 60)
+        anchoring_task.cancel()
+    assert [line["reason"] for line in logs] == ["RuntimeError('a defect')"]
 
 
 def test_a_controller_is_anchored_by_its_own_answer_alone() -> None:

@@ -68,10 +68,11 @@ class AuditAnchors:
             self._problem = ""
         except NotLeaderError:
             return
-        except ApiError as error:
-            if str(error) != self._problem:
-                _log.warning("audit_head_not_anchored", reason=str(error))
-            self._problem = str(error)
+        except Exception as error:  # noqa: BLE001 - nobody waits for this task, or sees it end
+            reason = str(error) if isinstance(error, ApiError) else repr(error)
+            if reason != self._problem:
+                _log.warning("audit_head_not_anchored", reason=reason)
+            self._problem = reason
 
     async def _put(self, heads: Mapping[int, Chain]) -> None:
         keys = tuple(KVKey(namespace=NAMESPACE, key=str(node)) for node in heads)
