@@ -8,6 +8,7 @@ import pytest
 
 from streammeta.cli.client import ControllerClient
 from streammeta.cli.local_cluster import LocalCluster, free_ports, tls_words
+from streammeta.cli.restore_command import name_certificates
 from streammeta.client import BrokerClientError, PermissionDeniedError, StreamClient
 from streammeta.controller.config import ConfigError
 from streammeta.controller.own_tls import OwnTls
@@ -58,6 +59,15 @@ def test_a_controller_starts_with_its_former_certificate_where_the_namespace_is_
     other = Authority(tmp_path, "other").issue("controller/2", cluster_id="former")
     with pytest.raises(ConfigError, match="must be that of"):
         OwnTls(config(tls=other, namespace="_streammeta_former"))
+
+
+def test_a_restore_names_the_certificates_that_hold() -> None:
+    assert name_certificates("_streammeta_demo", "demo") == (
+        "Over TLS start it with the certificates of cluster demo. They hold in it too."
+    )
+    assert "demo with --former-cluster-id demo." in name_certificates("mine", "demo")
+    twice = name_certificates("_streammeta_demo", "demo-2")
+    assert "demo, or else those of demo-2 with --former-cluster-id demo-2." in twice
 
 
 def ready(cluster: LocalCluster, admin: TlsFiles) -> None:

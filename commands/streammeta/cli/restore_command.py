@@ -253,17 +253,25 @@ def apply_command(
             "sha256": hashlib.sha256(checkpoint.getvalue()).hexdigest(),
         }
     )
-    former = cluster_of(plan.namespace)
-    option = "" if former else f", with --former-cluster-id {plan.from_cluster_id}"
-    output.note(
-        f"Over TLS start it with the certificates of cluster {former or plan.from_cluster_id}"
-        f"{option}: they hold in the new cluster."
-    )
+    output.note(name_certificates(plan.namespace, plan.from_cluster_id))
     if not old_controllers_stopped:
         output.note(
             f"The new cluster changes nothing for {FENCE_WAIT_MS // 1000} s after its start: "
             "controllers of the old one may acknowledge changes until then."
         )
+
+
+def name_certificates(namespace: str, from_cluster_id: str) -> str:
+    """Say whose certificates hold in a restored cluster, and by which option."""
+    by_default = cluster_of(namespace)
+    option = f"{from_cluster_id} with --former-cluster-id {from_cluster_id}"
+    if by_default is None:
+        whose = option
+    elif by_default == from_cluster_id:
+        whose = by_default
+    else:  # a restored cluster is restored again
+        whose = f"{by_default}, or else those of {option}"
+    return f"Over TLS start it with the certificates of cluster {whose}. They hold in it too."
 
 
 def _offset_at(archive: Archive | SingleFile, inventory: Inventory, to_time: datetime) -> int:
