@@ -261,6 +261,28 @@ async def test_appends_are_acknowledged_while_the_store_is_down_and_survive_it()
             assert await b.payloads(parity) == wanted
 
 
+@pytest.mark.parametrize("is_down", [False, True])
+async def test_a_close_that_gives_up_batches_does_not_say_that_it_is_clean(
+    monkeypatch: pytest.MonkeyPatch, is_down: bool
+) -> None:
+    store, ends = SwitchedStore(), []
+    async with (
+        await opened_log(CrashDisk()) as log,
+        writing(log=log, store=store, **CONFIG) as (_, writer),
+    ):
+
+        async def close(*, cleanly: bool = True) -> None:
+            ends.append(cleanly)
+            await end(cleanly=cleanly)
+
+        end = writer.heartbeat.close
+        monkeypatch.setattr(writer.heartbeat, "close", close)
+        store.is_down = is_down
+        await (await writer.append(0, b"0"))
+        await writer.close()
+        assert ends[0] is not is_down
+
+
 async def test_on_a_full_disk_appends_wait_for_their_commit_and_the_log_heals() -> None:
     disk = CrashDisk()
     async with await opened_log(disk) as log, writing(log=log, **CONFIG) as (b, writer):

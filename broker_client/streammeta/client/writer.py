@@ -342,13 +342,13 @@ class StreamWriter(ClosedAtExit):
         except TimeoutError:
             _log.warning("close gave up %d batches that are not committed", len(self._under_way))
         finally:
+            is_clean = not self._under_way and self._barred is None
             for task in self._under_way.values():
                 task.cancel()
             if self._under_way:
                 await asyncio.wait(self._under_way.values())
             await self._uploader.close(0)
             self._threads.close()
-            is_clean = not self._under_way and self._barred is None
             await self._heartbeat.close(cleanly=is_clean)
 
     async def _drained(self) -> None:
