@@ -52,7 +52,8 @@ class PolicyStore:
                 try:
                     namespaces[name] = NamespacePolicies.decode(entry.value)
                 except PolicyError as error:
-                    unreadable[name] = f"key {entry.key!r}: {error}; set the policies again"
+                    advice = "use the version that wrote them, or delete the key"
+                    unreadable[name] = f"key {entry.key!r}: {error}; {advice}"
         return AllPolicies(namespaces, unreadable)
 
     async def get(self, namespace: str) -> NamespacePolicies:
