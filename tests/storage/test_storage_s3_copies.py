@@ -264,6 +264,22 @@ def test_a_request_repeats_with_md5_though_another_thread_found_out_first(server
 
 
 @pytest.mark.s3
+def test_an_object_without_tags_is_tagged_where_the_server_answers_404_for_it(
+    server: Server,
+) -> None:
+    def refuse(request: Any, **_event: Any) -> AWSResponse | None:
+        if "?tagging" in request.url and request.method == "GET":
+            return _refusal(request, "NoSuchTagSet", "The TagSet does not exist", 404)
+        return None
+
+    server.store.put("c/0", b"x")
+    server.intercept(refuse)
+    server.store.add_tags("c/0", {"a": "b"})
+    found = server.client.get_object_tagging(Bucket=server.store._bucket, Key="c/0")["TagSet"]
+    assert found == [{"Key": "a", "Value": "b"}]
+
+
+@pytest.mark.s3
 def test_a_check_of_a_server_that_wants_md5_passes(server: Server) -> None:
     server.wants_md5 = True
     assert run_precheck(server.store).failures == ()

@@ -6,9 +6,11 @@ bound, and each request ends in time, but the new object gets only the fields th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
+
+from botocore.exceptions import ClientError
 
 from streammeta.storage.errors import ObjectChangedError, StorageError, StoreRejectedError
 from streammeta.storage.object_store.base import (
@@ -44,6 +46,10 @@ def part_ranges(size: int, part_size: int) -> Iterator[tuple[int, int]]:
 def kept_fields(described: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a description of an object that a copy in one request would keep."""
     return {name: described[name] for name in _KEPT_FIELDS if described.get(name)}
+
+
+_NO_TAGS = ("NoSuchTagSet", "NoSuchTagSetError")
+"""Codes of servers that answer with an error for an object without tags."""
 
 
 class PartCopies(ObjectStore, Protocol):
@@ -112,13 +118,22 @@ def copy_by_parts(
                 store.abort_multipart(other)
 
 
-def read_tag_set(answer: Mapping[str, Any], key: str) -> dict[str, str]:
-    """Return the tags in an answer to GetObjectTagging.
+def read_tag_set(ask: Callable[[], Mapping[str, Any]], key: str) -> dict[str, str]:
+    """Return the tags in the answer to GetObjectTagging, which `ask` calls.
+
+    Some servers answer 404 for an object without tags, which is not the absence of the object.
 
     Raises:
         StoreRejectedError: the answer is no set of tags. A server that overlooks `?tagging` returns
             the object, and would replace it with the tags that are put.
+        ClientError, BotoCoreError: as `ask`.
     """
+    try:
+        answer = ask()
+    except ClientError as error:
+        if error.response.get("Error", {}).get("Code") not in _NO_TAGS:
+            raise
+        return {}
     if "TagSet" not in answer:
         raise StoreRejectedError(
             f"the server answers GetObjectTagging of {key!r} without a TagSet, so it has no tags;"

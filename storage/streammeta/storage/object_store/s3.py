@@ -289,7 +289,8 @@ class S3ObjectStore:
         self._call("add_tags", add, key=key)
 
     def _tags_of(self, key: str) -> dict[str, str]:
-        return read_tag_set(self._client.get_object_tagging(Bucket=self._bucket, Key=key), key)
+        ask = partial(self._client.get_object_tagging, Bucket=self._bucket, Key=key)
+        return read_tag_set(ask, key)
 
     def delete_many(self, keys: Iterable[str]) -> DeleteResult:
         """See `ObjectStore.delete_many`."""
