@@ -7,6 +7,32 @@ _DELETION = "tests/reconcile/test_reconcile_deletion.py"
 
 COPIES = (
     Mutant(
+        "digest-switched-by-another-thread",
+        "Tags of all objects but the first are refused for good by an older server.",
+        "a shared flag that is read after the request which it was to describe",
+        """
+        streammeta.storage.object_store.s3:
+        - if was_md5:
+        + if digests.are_md5:
+              raise
+        """,
+        Tested(f"{_COPIES}::test_a_request_repeats_with_md5_though_another_thread_found_out_first"),
+    ),
+    Mutant(
+        "no-tags-taken-for-no-object",
+        "An orphan without tags counts as gone, and no rule of the bucket deletes it.",
+        "NoSuchTagSet, which some servers answer with 404",
+        """
+        streammeta.storage.object_store.copying:
+        - if error.response.get("Error", {}).get("Code") not in _NO_TAGS:
+        + if True:
+              raise
+        """,
+        Tested(
+            f"{_COPIES}::test_an_object_without_tags_is_tagged_where_the_server_answers_404_for_it"
+        ),
+    ),
+    Mutant(
         "large-object-in-one-request",
         "An object above 5 GiB can never be moved to quarantine or brought back.",
         "CopyObject, which copies 5 GiB at most",

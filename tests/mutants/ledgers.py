@@ -9,6 +9,21 @@ _SIDE_BY_SIDE = "tests/brokers/test_rocketmq_side_by_side.py"
 _READS = "tests/brokers/test_pulsar_block_reads.py"
 
 LEDGERS = (
+    Mutant(
+        "fenced-owner-takes-its-successors-topic",
+        "A topic that was opened again is never offloaded.",
+        "removal by name of what may be another's by then",
+        """
+        streammeta.brokers.pulsar.automatic_offload:
+        - if self._topics.get((topic.namespace, topic.name)) is topic:
+        + if True:
+              del self._topics[topic.namespace, topic.name]
+        """,
+        Tested(
+            f"{_AUTOMATIC}"
+            "::test_a_former_owner_that_is_fenced_late_takes_no_topic_from_its_successor"
+        ),
+    ),
     # ---- the list ----
     Mutant(
         "list-saved-without-a-turn",

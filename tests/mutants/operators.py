@@ -11,6 +11,30 @@ _SESSIONS = "tests/lifecycle/test_lifecycle_sessions.py"
 
 OPERATORS = (
     Mutant(
+        "debt-of-uploads-without-bound",
+        "Reads are slow for an hour after an hour of uploads beyond the rate.",
+        "token buckets whose forced takes know no floor",
+        """
+        streammeta.client.bandwidth:
+        - self._free_at = min(self._free_at, most_ahead)
+        """,
+        Tested(f"{_COMPACTION}::test_uploads_beyond_the_rate_hold_up_others_for_a_bounded_time"),
+    ),
+    Mutant(
+        "given-up-batches-close-cleanly",
+        "No alarm names a broker that ended with batches that it had not committed.",
+        "a look for unfinished work after its tasks were awaited",
+        """
+        streammeta.client.writer:
+        - is_clean = not self._under_way and self._barred is None
+        + is_clean = self._barred is None
+        """,
+        Tested(
+            "tests/broker_client/test_wal_recovery.py"
+            "::test_a_close_that_gives_up_batches_does_not_say_that_it_is_clean"
+        ),
+    ),
+    Mutant(
         "restarts-without-a-bound",
         "A controller that can't start is started again ever more rarely, for hours in the end.",
         "supervisors whose backoff has no bound",

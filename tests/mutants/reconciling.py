@@ -7,6 +7,19 @@ _COPIES = "tests/storage/test_storage_s3_copies.py"
 
 RECONCILING = (
     Mutant(
+        "absent-key-counts-as-tagged",
+        "A run says that it tagged an object which was not there.",
+        "one rule for deletions and tags",
+        """
+        streammeta.reconcile.deletion:
+        - if self._others.has_begun(candidate.key) and not self._order.tag:
+        + if self._others.has_begun(candidate.key):
+        """,
+        Tested(
+            f"{_RECONCILE}_audit.py::test_an_absent_key_that_another_attempt_was_to_tag_is_gone"
+        ),
+    ),
+    Mutant(
         "shard-of-a-wanted-key-left-out",
         "A query for a key finds nothing: the shard that ends with the key is not listed.",
         "a bound of a range taken for exclusive",
