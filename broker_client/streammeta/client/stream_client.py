@@ -210,10 +210,7 @@ class StreamClient(ClosedAtExit):
                 client.recovery = await writer.recover()
             closing.callback(client._close_compactors)
             if writer is not None and config.compaction_interval_s is not None:
-                background = BackgroundCompaction(client.compact, config.compaction_interval_s)
-                closing.push_async_callback(background.close)
-                background.start()
-                client.background_compaction = background
+                client._compact_in_background(config.compaction_interval_s, closing)
             client._closing = closing.pop_all()
             return client
 
@@ -228,6 +225,12 @@ class StreamClient(ClosedAtExit):
                 (await self.close_streams(list(self._epochs))).require_all()
         finally:
             await self._closing.aclose()
+
+    def _compact_in_background(self, interval_s: float, closing: AsyncExitStack) -> None:
+        background = BackgroundCompaction(self.compact, interval_s)
+        closing.push_async_callback(background.close)
+        background.start()
+        self.background_compaction = background
 
     def _close_compactors(self) -> None:
         for compactor in self._compactors or ():
