@@ -27,7 +27,7 @@ from streammeta.brokers.rocketmq.message import Message, encode_message, queue_o
 from streammeta.brokers.rocketmq.message_file import FileSizes, MessageFile
 from streammeta.brokers.rocketmq.metadata import Queue, SegmentStatus
 from streammeta.brokers.rocketmq.names import SegmentType, chunk_prefix
-from streammeta.storage.errors import StoreUnavailableError
+from streammeta.storage.errors import ObjectNotFoundError, StoreUnavailableError
 from streammeta.storage.object_store.base import MAX_PARTS, MIN_PART_SIZE, Body, Tags
 from tests.kit.fake_broker import until
 from tests.kit.memory_store import MemoryObjectStore
@@ -203,6 +203,21 @@ async def test_a_merge_that_fails_is_repeated_and_holds_up_no_other(
     assert "merging chunks of broker broker failed, retrying in" in caplog.text
     await assert_whole(again.file, 22)
     await again.chunks.close()
+
+
+async def test_a_merge_by_another_process_is_taken_over() -> None:
+    process = Process()
+    await append(await process.open(), 22)
+    place = (QUEUE.path, SegmentType.CONSUME_QUEUE, 0)
+    segment = process.chunks.segment(*place)
+    process.bucket.fail_next("complete_multipart", _DOWN)
+    with pytest.raises(StoreUnavailableError):
+        await segment.merge()
+    await (await ChunkedSegment.open(process.bucket, chunk_prefix("c", *place))).seal()
+    with pytest.raises(ObjectNotFoundError):
+        await segment.merge()
+    await segment.merge()
+    await assert_whole(process.file, 22)
 
 
 async def test_expired_and_destroyed_segments_leave_no_object() -> None:
@@ -388,6 +403,9 @@ async def test_a_merged_object_of_another_size_replaces_no_chunk() -> None:
         await segment.seal()
     assert len([key for key in store.objects() if "/chunk/" in key]) == 3
     assert await segment.read(0, 99) == wanted
+    # Nor is it taken for the segment after a restart.
+    again = await ChunkedSegment.open(store, segment._prefix)
+    assert await again.read(0, 99) == wanted
 
 
 class NoAnswer(MemoryObjectStore):

@@ -19,7 +19,7 @@ from streammeta.brokers.rocketmq.metadata import SegmentMetadata, SegmentStatus
 from streammeta.brokers.rocketmq.names import SegmentType, broker_prefix, chunk_prefix
 from streammeta.brokers.rocketmq.storage import SegmentWriteError, TimeBounds
 from streammeta.client.daemon_threads import run_blocking
-from streammeta.storage.errors import StorageError
+from streammeta.storage.errors import ObjectNotFoundError, StorageError
 from streammeta.storage.object_store.base import ObjectStore
 
 _RETRY_S = (1.0, 60.0)
@@ -202,7 +202,12 @@ class BucketSegment:
     async def merge(self) -> None:
         """Merge the chunks into one object; raise `StorageError` if that has to be repeated."""
         async with self._changing:
-            await (await self._opened()).seal()
+            try:
+                await (await self._opened()).seal()
+            except ObjectNotFoundError:
+                # Another process of the broker has merged them: they are listed again next time.
+                self._chunks = None
+                raise
 
     async def destroy(self) -> None:
         """Delete all objects, and forget the segment; raise `StorageError` if one is left."""

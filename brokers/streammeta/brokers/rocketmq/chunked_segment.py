@@ -247,6 +247,8 @@ class ChunkedSegment:
             raise
         size = self._store.head(merged.key).size
         if size != merged.size:
+            # The next start would take it for the segment.
+            self._store.delete_many([merged.key])
             raise StoreUnavailableError(
                 f"merged object {merged.key} has {size} bytes, wanted {merged.size}; merge again"
             )
