@@ -62,7 +62,7 @@ class DirectContext:
         return self.metadata
 
     def time_remaining(self) -> float:
-        return 5.0
+        return 60.0
 
     def set_trailing_metadata(self, trailing: Any) -> None:
         self.trailing = trailing

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,6 +120,7 @@ class Endless:
         self.pieces += 1
         if self.pieces == 1:
             os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.0002)  # so that all pieces take longer than a starved main thread waits
         if self.pieces == MANY_PIECES:
             raise StoreRejectedError("all pieces were loaded")
         return b""
@@ -127,7 +129,7 @@ class Endless:
         pass
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_a_signal_during_the_download_of_an_inventory_ends_it_between_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,6 @@ from streammeta.cli.reconcile_signals import Ending, ending_event, interruptible
 from streammeta.cli.reconcile_telling import tell_controllers
 from streammeta.cli.reconcile_watch_command import watch_command
 from streammeta.cli.tracing import exporting_traces
-from streammeta.reconcile.task_tracing import SERVICE
 from streammeta.storage.installation import optional_packages
 
 if TYPE_CHECKING:
@@ -119,6 +118,7 @@ def plan_command(
         from streammeta.reconcile.engine import EngineName
         from streammeta.reconcile.plan import PlanConfig, plan
         from streammeta.reconcile.session import SparkConfig
+        from streammeta.reconcile.task_tracing import SERVICE
         from streammeta.reconcile.telling import run_of_plan
 
     start_arrow()
@@ -188,6 +188,7 @@ def apply_command(
         from streammeta.reconcile.engine import EngineName
         from streammeta.reconcile.plan_folder import read_plan_file
         from streammeta.reconcile.session import SparkConfig
+        from streammeta.reconcile.task_tracing import SERVICE
         from streammeta.reconcile.telling import run_of_apply
 
     start_arrow()

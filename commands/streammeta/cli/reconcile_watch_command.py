@@ -21,7 +21,6 @@ from streammeta.cli.reconcile_options import (
 from streammeta.cli.reconcile_signals import ending_event
 from streammeta.cli.reconcile_telling import tell_controllers
 from streammeta.cli.tracing import exporting_traces
-from streammeta.reconcile.task_tracing import SERVICE
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.installation import optional_packages
 from streammeta.storage.private_files import READABLE_MODE
@@ -102,6 +101,7 @@ def watch_command(
     with optional_packages("reconciliation", "reconcile"):
         from streammeta.reconcile.arrow_start import start_arrow
         from streammeta.reconcile.identity import place_of
+        from streammeta.reconcile.task_tracing import SERVICE
         from streammeta.reconcile.telling import run_of_round
         from streammeta.reconcile.watch import WatchConfig, watch
         from streammeta.reconcile.watch_metrics import exposition
