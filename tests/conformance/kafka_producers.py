@@ -17,8 +17,15 @@ from streammeta.brokers.partition.record_batch import read_batches
 from streammeta.storage.inspection.meta_stream import decode_meta_entry
 from tests.conformance.shape_facts import AnyOf, Done, Words
 from tests.conformance.shape_sentences import Clause
+from tests.conformance.shape_synonyms import time_in
 from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
-from tests.conformance.shape_worlds import NotOfferedError, World, run_steps, verb
+from tests.conformance.shape_worlds import (
+    NotOfferedError,
+    World,
+    run_steps,
+    sentence_of,
+    verb,
+)
 from tests.kit.kafka_batches import sequenced
 
 _NOT_OFFERED = re.compile(
@@ -48,6 +55,7 @@ class ProducerWorld(World):
             re.I,
         )
         self.is_replicated = replicated.search(sentence) is not None
+        sentence = re.sub(r"\b(days?|hours?|minutes?),? (?:and|\+) (?=\d)", r"\1 ", sentence)
         return replicated.sub("", sentence)
 
     async def facts(self) -> Mapping[str, Any]:
@@ -104,24 +112,17 @@ class ProducerWorld(World):
     @verb(r"waits?|sleeps?|passes?|later", "wait 86400001 ms")
     def wait(self, clause: Clause) -> None:
         found = clause.take(r"(?:the )?expiration(?: time)?(?: \+ (\d+))?") or clause.take(
-            r"(\d+) ?(ms|s|minutes|hours|days?)?"
+            r"((?:\d+ ?(?:ms|milliseconds?|s|seconds?|minutes?|hours?|days?) ?)+)|(\d+)"
         )
         assert found is not None
         if "expiration" in found[0]:
             self.now_ms += EXPIRATION_MS + int(found[1] or 1)
         else:
-            unit = {
-                "ms": 1,
-                "s": 1000,
-                "minutes": 60_000,
-                "hours": 3_600_000,
-                "day": 86_400_000,
-                "days": 86_400_000,
-            }
-            self.now_ms += int(found[1]) * unit[found[2] or "ms"]
+            self.now_ms += int(found[2]) if found[2] else time_in(found[1]) or 0
 
     @verb(r"appends?|batch(?:es)?|writes?|(?=(?:producer|pid|epoch|seq)\w* \d+)", "epoch 0, seq 1")
     def append(self, clause: Clause) -> Any:
+        clause.skip(r"appends?|batch(?:es)?|writes?")
         producer = clause.take(r"(?:producer|pid)(?: id)? (\d+)")
         epoch = clause.take(r"epoch (\d+)")
         span = clause.take(r"(?:seq|sequence)s? (\d+)\.\.(\d+)")
@@ -171,8 +172,17 @@ def _joined(step: Any) -> str:
     if isinstance(step, list) and all(isinstance(one, str) for one in step):
         return " ".join(step)
     if isinstance(step, Mapping):
-        return " ".join(f"{key} {value}" for key, value in step.items())
+        return sentence_of(step).replace(",", "")
     return re.sub(r"(epoch \d+),\s*(seq)", r"\1 \2", str(step))
+
+
+def _of(producer: int | None, epoch: int | None, sentence: str) -> str:
+    """Return a sentence with the producer and the epoch that a scenario has for all of them."""
+    if re.search(r"\bseq", sentence) and producer is not None and "producer" not in sentence:
+        sentence = f"producer {producer} {sentence}"
+    if re.search(r"\bseq", sentence) and epoch is not None and "epoch" not in sentence:
+        sentence = f"epoch {epoch} {sentence}"
+    return sentence
 
 
 async def _producers(given: Given) -> Any:
@@ -190,7 +200,8 @@ async def _producers(given: Given) -> Any:
     )
     if _NOT_OFFERED.search(said):
         raise NotOfferedError
-    course = await run_steps(world, [_joined(one) for one in steps])
+    producer, epoch = given.take("producer_id", None), given.take("epoch", None)
+    course = await run_steps(world, [_of(producer, epoch, _joined(one)) for one in steps])
     course.extra["last"] = course.moments[-1] if course.moments else None
     return course
 
@@ -228,7 +239,7 @@ SHAPES = (
             keys("appends then"),
             keys("appends steps"),
         ),
-        keys("appends transactional then steps keep_range"),
+        keys("appends transactional then steps keep_range producer_id epoch"),
         r"entry|last.*|producers|map_end|snapshots|after_.*|active_.*|epoch|"
         r"first_seq|errors?|open_transaction",
         "ElasticProducerStateManagerTest",

@@ -26,6 +26,8 @@ _KEY = re.compile(
 _BESIDES = frozenset(["version", "request_version", "correlation_id", "api", "api_key", "notes"])
 _ASKED = frozenset(("request", "key", "group", "group_id", "client_id"))
 """Keys of what was asked for, which an answer need not name."""
+_ABSENT = ("-1", "0")
+"""What a field says that a version does not have."""
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -56,7 +58,7 @@ def _read(value: Mapping[str, Any], key: re.Match[str], stated: str, newer: list
     if version is None:
         version = 0 if "request_version" in value else value.get("version")
     try:
-        data = bytes.fromhex(stated)
+        data = bytes.fromhex(re.sub(r"[\s:]", "", stated))
     except ValueError:
         return "no hex"
     has_header = is_request or (key["what"] is None and key["kind"] == "response")
@@ -70,11 +72,12 @@ def _read(value: Mapping[str, Any], key: re.Match[str], stated: str, newer: list
             continue
         found, again = read
         leaves = list(map(repr, _leaves(found)))
-        # -1 says that there is none, for which the codec has a value of its own
-        missing = [one for one in _missing(wanted, leaves) if one not in newer and one != "-1"]
+        missing = [
+            one for one in _missing(wanted, leaves) if one not in newer and one not in _ABSENT
+        ]
         if not missing and again == data:
             newer += leaves
-            return data.hex()
+            return stated
         reasons.append(f"API {api} has not {missing}")
     return f"no message with these values: {reasons[:2]}"
 

@@ -35,6 +35,8 @@ def _world(given: Given) -> LedgerWorld:
         if said is not None:
             entries, size = (*numbers_in(str(said)), 0)[:2]
             world.managed.ledgers[at] = LedgerInfo(at + 1, entries, size, NOW_MS)
+    if given.has("last_ledger") and str(given.take("last_ledger")).startswith(("empty", "0 ")):
+        world.add_ledger()
     world.lag_ms = given.first("lag_ms", "deletion_lag_ms")
     world.retention_ms = int(given.take("retention_minutes", 0) * 60_000)
     world.has_slow_cursor = "start" in str(given.take("cursor", ""))
@@ -305,7 +307,7 @@ def _read_choice(given: Given) -> Answer:
 _COMMON = """max_entries_per_ledger entries entry_size lag_ms deletion_lag_ms retention_minutes
     cursor offloader metadata_write threshold_bytes threshold_seconds offload_threshold_bytes
     offload_threshold_seconds"""
-_EMPTY = " ".join(f"{name}_ledger" for name in NAMES)
+_EMPTY = " ".join(f"{name}_ledger" for name in (*NAMES, "last"))
 
 SHAPES = (
     Shape(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -119,6 +119,9 @@ class Ledgers(Fact):
         self._held = sorted(held)
         self._closed = list(closed)
 
+    def numbers(self) -> Iterable[int]:
+        return [len(self.ids)]
+
     def holds(self, stated: object) -> bool:
         names = [NAMES[one - 1] for one in self.ids]
         if isinstance(stated, bool):
@@ -195,6 +198,13 @@ class LedgerWorld(World):
         for one in self.managed.ledgers:
             bodies = [b"x" * self.entry_size] * one.entries
             self.sources.ledgers[one.ledger_id] = MemoryLedger(one.ledger_id, bodies)
+
+    def add_ledger(self) -> None:
+        """Close the last ledger and begin one without entries."""
+        last = self.managed.ledgers[-1]
+        self.managed.ledgers[-1] = replace(last, timestamp_ms=NOW_MS)
+        self.managed.ledgers.append(LedgerInfo(last.ledger_id + 1, 0, 0, 0))
+        self.fill()
 
     def complete(self) -> list[int]:
         return [one.ledger_id for one in self.managed.ledgers if one.is_complete]
@@ -317,6 +327,11 @@ class LedgerWorld(World):
             r"(?:the )?(?:first|second|third|\w+)? ?ledgers?|all|prefix|ok|succeeds|manual(?:ly)?"
         )
         named = found["place"] if found else "last entry"
+        if clause.take(
+            r"(?:two|both|twice)? ?(?:at once|at the same time|concurrently|in parallel)"
+        ):
+            clause.skip(r"two|both|twice")
+            return await self._offload_at_once(self.place(named))
         count = clause.times()
         result: Any = None
         for _ in range(count):
@@ -337,6 +352,19 @@ class LedgerWorld(World):
             }
         )
         return Done(AnyOf(nothing, gone, [NAMES[result[0] - 1], result[1]], list(result)))
+
+    async def _offload_at_once(self, place: tuple[int, int]) -> Any:
+        """Begin two offloads of which the first one waits until the second was refused."""
+        self.copies.waits = asyncio.Event()
+        running = asyncio.create_task(self.managed.offload_prefix(*place))
+        await self.copies.began.wait()
+        try:
+            await self.managed.offload_prefix(*place)
+        finally:
+            self.copies.waits.set()
+            self.first = await running
+            self.copies.waits = None
+        return self.first
 
     async def _offload(self, place: tuple[int, int]) -> tuple[int, int]:
         if self._meanwhile:

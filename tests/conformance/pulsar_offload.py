@@ -388,7 +388,7 @@ class StreamWorld(World):
     async def facts(self) -> Mapping[str, Any]:
         return {"position": self.stream.position, "requests": len(self.requests)}
 
-    @verb(r"seek_?forward|seek", "seekForward 6172")
+    @verb(r"seeks?[_ ]?(?:forward)?", "seekForward 6172")
     async def seek(self, clause: Clause) -> Any:
         position = clause.number(r"(\d+)")
         self.stream.seek_forward(position)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streammeta.brokers.rocketmq.file_segment import AppendResult, SegmentReadError
@@ -20,7 +20,7 @@ from tests.conformance.rocketmq_files import NOW_MS, QUEUE, FileWorld
 from tests.conformance.rocketmq_formats import plain
 from tests.conformance.rocketmq_segments import bytes_of, time_of
 from tests.conformance.shape_facts import AnyOf, Done, Keyed, Refused
-from tests.conformance.shape_sentences import Clause, range_of
+from tests.conformance.shape_sentences import Clause, ordinal_of, range_of
 from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
 from tests.conformance.shape_worlds import World, run_steps, verb
 
@@ -292,6 +292,12 @@ class QueueWorld(World):
             )
         return Done("SUCCESS")
 
+    @verb(
+        r"(?:release[sd]?|gives? back|unlocks?)(?: the)?(?: commit)?(?: lock)?", "release the lock"
+    )
+    def release(self, clause: Clause) -> None:
+        """Do nothing: a lock is held for one sentence."""
+
     @verb(r"commits?|committed", "commit")
     async def commit(self, clause: Clause) -> Any:
         clause.skip(r"commit log|consume queue")
@@ -329,7 +335,8 @@ async def _queue(given: Given) -> Any:
     said = given.take("messages", None)
     steps = _listed(given, QueueWorld)
     if said is not None:
-        steps = [f"append {said}", "commit", *steps]
+        commits = [] if any("commit" in str(step) for step in steps) else ["commit"]
+        steps = [f"append {said}", *commits, *steps]
     elif lock is not None:
         steps = ["append MSG", f"commit while the commit lock is {lock}", *steps]
     course = await run_steps(world, steps)
@@ -367,9 +374,10 @@ async def _by_time(given: Given) -> Any:
 class StoreWorld(World):
     """The files of all queues of a broker, which a restart finds by their metadata."""
 
-    def __init__(self) -> None:
+    def __init__(self, queues: Sequence[Sequence[Any]] = ()) -> None:
         self.files = FileWorld()
         self.open: dict[Queue, MessageFile] = {}
+        self._named = [Queue(QUEUE.broker, str(topic), int(number)) for topic, number in queues]
 
     async def facts(self) -> Mapping[str, Any]:
         return {"files": len(self.open), "queues": [queue.queue_id for queue in self.open]}
@@ -377,14 +385,23 @@ class StoreWorld(World):
     @verb(r"creates?|adds?|computes?", "create the files of 4 queues")
     async def create(self, clause: Clause) -> None:
         clause.skip(r"files?|flat|queues?|topic")
-        for number in range(clause.number(r"(\d+)")):
-            queue = Queue(QUEUE.broker, QUEUE.topic, number)
+        count = clause.number(r"(\d+|\b(?:two|three|four|five)\b)", len(self._named))
+        for number in range(count):
+            queue = (
+                self._named[number]
+                if number < len(self._named)
+                else Queue(QUEUE.broker, QUEUE.topic, number)
+            )
             self.open[queue] = self.files.message_file(queue)
             await self.open[queue].init_offset(0)
 
-    @verb(r"restarts?|loads?|reopens?|recovers?|opens?", "restart")
+    @verb(
+        r"(?:shuts? ?down|stops?)(?:,| and)? ?(?:then )?(?:loads?|starts?|restarts?|opens?)?|"
+        r"restarts?|loads?|reopens?|recovers?|opens?|starts?",
+        "restart",
+    )
     async def restart(self, clause: Clause) -> None:
-        clause.skip(r"shut ?down|store|files?")
+        clause.skip(r"shut ?down|store|files?|again|loads?")
         paths = {path for path, _, _ in self.files.keeper.table.segments}
         queues = [
             Queue(broker, topic, int(number))
@@ -397,20 +414,25 @@ class StoreWorld(World):
     @verb(r"destroys?|deletes?|removes?", "destroy queues 1 and 2")
     async def destroy(self, clause: Clause) -> None:
         found = clause.take(r"(?:files? of )?queues? ((?:\d+(?:, | and )*)+)")
+        named = re.findall(r"[(\[] ?\w+, ?(\d+) ?[)\]]", clause.rest)
         numbers = [int(one) for one in re.findall(r"\d+", found[1])] if found else None
+        if named:
+            numbers, clause.rest = [int(one) for one in named], ""
         clause.skip(r"all|everything|store|files?|queues?")
         for queue in [one for one in self.open if numbers is None or one.queue_id in numbers]:
             await self.open.pop(queue).destroy()
 
 
 async def _store(given: Given) -> Any:
-    return await run_steps(StoreWorld(), _listed(given, StoreWorld))
+    world = StoreWorld(given.take("queues", []))
+    return await run_steps(world, _listed(given, StoreWorld))
 
 
 def _sorted_segments(given: Given) -> Any:
     """Return segments in the order of the metadata's list."""
     table = MetadataTable()
-    for base in given.first("base_offsets", "bases"):
+    listed = given.first("base_offsets", "bases", "segments")
+    for base in [one["base_offset"] if isinstance(one, Mapping) else one for one in listed]:
         table.put_segment(SegmentMetadata("p", SegmentType.COMMIT_LOG, base))
     found = [one.base_offset for one in table.segments_of("p", SegmentType.COMMIT_LOG)]
     return Answer({"sorted": found, "order": found, "base_offsets": found, "bases": found}, found)
@@ -424,7 +446,20 @@ def _same_queues(given: Given) -> Any:
     ]
     equal = [one == queues[0] for one in queues]
     hashes = [hash(one) == hash(queues[0]) for one in queues]
-    return {"equal": equal, "equal_to_first": equal, "same_hash": hashes}
+
+    def compare(found: re.Match[str], values: Sequence[Any]) -> bool:
+        first, second = ((ordinal_of(found[at]) or 1) - 1 for at in (1, 2))
+        return bool(values[first] == values[second])
+
+    words = r"(first|second|third)_(?:and|equals?|is|same_as|to)?_?(first|second|third)(?:_equal)?"
+    every = list(map(hash, queues))
+    return Keyed(
+        {"equal": equal, "equal_to_first": equal, "same_hash": hashes},
+        {
+            rf"(?:equal_|same_)?{words}": lambda found: compare(found, queues),
+            rf"(?:same_hash_|hash_){words}|{words}_hash": lambda found: compare(found, every),
+        },
+    )
 
 
 SHAPES = (
@@ -467,8 +502,8 @@ SHAPES = (
     Shape(
         "rocketmq store",
         _store,
-        (keys("steps"),),
-        keys("steps then"),
+        (keys("steps"), keys("queues steps")),
+        keys("steps then queues"),
         "files|queues",
         "FlatFileStoreTest",
         world=StoreWorld,

@@ -468,6 +468,8 @@ SHAPES = (
             _m("message", "properties"),
             _m("message", "born_host"),
             _m("message", "store_host_hex"),
+            _m("message"),
+            _m("physical_offset", "store_host"),
         ),
         _MESSAGE_KEYS,
         r"total_size|size|queue_.*|physical_offset|.*timestamp|properties|hex|"

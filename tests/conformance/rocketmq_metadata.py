@@ -58,7 +58,7 @@ class MetadataWorld(World):
         for queue in table.queues.values():
             facts[f"queue_{queue.queue.queue_id}"] = _queue_facts(queue)
         if len(table.queues) == 1:
-            facts["queue"] = _queue_facts(next(iter(table.queues.values())))
+            facts["queue"] = facts["updated"] = _queue_facts(next(iter(table.queues.values())))
             facts |= _queue_facts(next(iter(table.queues.values())))
         elif not table.queues:
             facts["queue"] = None
@@ -87,6 +87,7 @@ class MetadataWorld(World):
             for one in self.table.segments_of(self._paths[-1], _KIND)[: numbers_in(first[1])[0]]:
                 self.table.delete_segments(one.path, _KIND, one.base_offset)
             return
+        clause.rest = _plain_queue(clause.rest)
         base = clause.take(r"(?:the )?(?:segment )?(?:with |of )?base (\d+)")
         queue = clause.take(r"(?:the )?queue (\d+)")
         if base is not None:
@@ -118,6 +119,7 @@ class MetadataWorld(World):
         "set the first to status 1, reserve time 0",
     )
     def change(self, clause: Clause) -> None:
+        clause.rest = _plain_queue(clause.rest)
         least, most = (
             clause.take(r"min(?:imum)?(?: offset)? (?:to )?(-?\d+)"),
             clause.take(r"max(?:imum)?(?: offset)? (?:to )?(-?\d+)"),
@@ -152,6 +154,7 @@ class MetadataWorld(World):
             rf"i ?\* ?(\d+))?"
         )
         topics = clause.take(rf"({_NUMBER_WORD}) topics?(?: \(reserve times? ([-\d, ]+)\))?")
+        clause.rest = _plain_queue(clause.rest)
         queue = clause.take(r"queue (\d+)(?: \(?(?:with )?(?:min )?offsets? (-?\d+)\)?)?")
         bases = clause.take(r"(?:segments? )?(?:with )?bases? ((?:\d+(?:, | and )?)+)")
         if paths is not None:
@@ -167,7 +170,7 @@ class MetadataWorld(World):
         elif queue is not None:
             offset = int(queue[2]) if queue[2] else 0
             key = Queue("broker", "t", int(queue[1]))
-            self.table.queues[key] = QueueMetadata(key, offset, offset)
+            self.table.queues.setdefault(key, QueueMetadata(key, offset, offset))
         elif bases is not None:
             for base in numbers_in(bases[1].replace(" and ", ",")):
                 self.table.put_segment(SegmentMetadata("p", _KIND, base))
@@ -184,6 +187,11 @@ class MetadataWorld(World):
             self._topics.append(name)
         self._ids.append(row.topic_id)
         self._new_status = row.status if self._new_status is None else self._new_status
+
+
+def _plain_queue(text: str) -> str:
+    """Return text in which a queue is named by its number alone: [T, 0] is 0."""
+    return re.sub(r"queue [(\[] ?\w+, ?(\d+) ?[)\]]", r"queue \1", text)
 
 
 def _queue_facts(row: QueueMetadata) -> dict[str, Any]:

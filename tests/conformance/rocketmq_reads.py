@@ -16,7 +16,7 @@ from streammeta.brokers.rocketmq.metadata import Queue
 from tests.conformance.rocketmq_files import NOW_MS, QUEUE, FileWorld
 from tests.conformance.rocketmq_flat_files import append_stored
 from tests.conformance.rocketmq_formats import plain
-from tests.conformance.shape_facts import Keyed
+from tests.conformance.shape_facts import AnyOf, Keyed
 from tests.conformance.shape_sentences import Clause, number_of
 from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
 from tests.conformance.shape_worlds import World, run_steps, verb
@@ -167,10 +167,9 @@ async def _dispatch(given: Given) -> Any:
     stored = given.first("store_timestamp", default=STORED_MS)
     local = LocalStore(queue.take("min"), queue.take("max"), key[1] if key else "uk", stored)
     limits = given.within("group_commit", {})
-    names = {"count": "count", "size": "size", "timeout_ms": "timeout_ms"}
-    groups = GroupCommit(
-        **{field: limits.take(name) for name, field in names.items() if limits.has(name)}
-    )
+    names = {"count": "count", "size": "size", "size_bytes": "size", "timeout_ms": "timeout_ms"}
+    names |= {"bytes": "size", "max_count": "count", "max_size": "size"}
+    groups = GroupCommit(**{names[name]: limits.take(name) for name in names if limits.has(name)})
     filtered = given.first("filtered", "topic_filtered", default=False)
     world = await DispatchWorld.begin(local, groups, filtered=filtered)
     change = given.take("change", "")
@@ -226,7 +225,9 @@ async def _fetcher(given: Given, limits: ReadAhead | None, tags: str) -> Fetcher
     """Return a fetcher of one queue that holds messages of the offsets given."""
     first, end = given.take("stored")
     stored = given.first("store_timestamp_of_all", "store_timestamp", default=STORED_MS)
-    key = str(given.first("key", default="") or "")
+    queries = given.peek("queries")
+    asked = [one.get("key") for one in queries or [] if isinstance(one, Mapping)]
+    key = str(given.first("key", default="") or (asked or [""])[0] or "")
     world = FileWorld()
     file = world.message_file()
     await file.init_offset(first)
@@ -245,7 +246,11 @@ async def _fetcher(given: Given, limits: ReadAhead | None, tags: str) -> Fetcher
 def _tags_code(rule: str, offset: int, first: int) -> int:
     """Return what a rule such as "offset % 2", "offset - 100", "number" says of an offset."""
     rule = rule.strip()
-    found = re.fullmatch(r"(?:queue )?(offset|number|index|i)(?: ?([%+*-]) ?(\d+))?", rule)
+    nested = re.fullmatch(r"\((.+)\) ?(//|/|%|\*) ?(\d+)", rule)
+    if nested is not None:
+        inner, by = _tags_code(nested[1], offset, first), int(nested[3])
+        return inner * by if nested[2] == "*" else inner % by if nested[2] == "%" else inner // by
+    found = re.fullmatch(r"(?:queue )?(offset|number|index|i)(?: ?([%+*-]|//?) ?(\d+))?", rule)
     if found is None:
         return int(rule) if re.fullmatch(r"-?\d+", rule) else 0
     value = offset if found[1] == "offset" else offset - first
@@ -255,6 +260,8 @@ def _tags_code(rule: str, offset: int, first: int) -> int:
         "-": value - amount,
         "+": value + amount,
         "*": value * amount,
+        "/": value // (amount or 1),
+        "//": value // (amount or 1),
     }.get(found[2] or "+", value)
 
 
@@ -315,6 +322,11 @@ async def _fetch(given: Given) -> Any:
     if given.has("batch") or given.has("batch_size"):
         facts |= await _batches(fetcher, given)
     facts |= await _by_time(fetcher, given)
+    if given.has("queries"):
+        queries = given.each("queries")
+        counts = [await _hits(fetcher, one) for one in queries]
+        found = counts if len(counts) > 1 else AnyOf(counts, counts[0])
+        return Answer(Keyed({**facts, "found": found, "messages": found}), counts)
     if given.has("key") or given.has("query_key"):
         key, limits = given.first("key", "query_key"), given.first("max", "limits", default=[64])
         many = limits if isinstance(limits, list) else [limits]
@@ -322,6 +334,13 @@ async def _fetch(given: Given) -> Any:
         facts["found"] = facts["messages"] = items if isinstance(limits, list) else items[0]
         listed = items
     return Answer(Keyed(facts), listed or facts)
+
+
+async def _hits(fetcher: Fetcher, query: Given) -> int:
+    """Return how many messages a query by key finds."""
+    key, limit = str(query.take("key")), query.first("max", "limit", default=64)
+    topic = query.take("topic", QUEUE.topic)
+    return len(await fetcher._index.query(topic, key, limit))
 
 
 async def _request(fetcher: Fetcher, one: Given, given: Given) -> FetchResult:
@@ -409,7 +428,7 @@ SHAPES = (
         keys(
             "stored requests request thresholds tags_code codes time_of "
             "offset_by_time store_timestamp_of_all store_timestamp key query_key "
-            "max limits batch batch_size from start until to read_ahead"
+            "max limits batch batch_size from start until to read_ahead queries"
         ),
         r"status|next|messages.*|times|lower|upper|unknown_queue|found|reads|"
         r"each|results",

@@ -57,11 +57,15 @@ def bytes_of(clause: Clause, index: int = 0) -> list[bytes]:
     queue_offset = clause.take(r"\(?(?:with )?queue offset (\d+)\)?")
     if clause.take(r"\bMSG\b"):
         return [plain(int(queue_offset[1]) if queue_offset else 6)] * clause.times()
-    if clause.take(r"(?:consume queue )?\bitems?\b"):
+    counted_items = clause.take(
+        r"\b(?:(\d+|one|two|three|four|five) )?(?:consume queue )?\bitems?\b"
+    )
+    if counted_items is not None:
+        items = numbers_in(counted_items[1])[0] if counted_items[1] else clause.times()
         found = clause.take(
             r"\(?(?:at |of |with )?(?:commit log )?offsets? ((?:\d+(?:, | and )?)+)\)?"
         )
-        offsets = numbers_in(found[1].replace(" and ", ",")) if found else [*range(clause.times())]
+        offsets = numbers_in(found[1].replace(" and ", ",")) if found else [*range(items)]
         clause.skip(r"\b(?:three|two|four|\d+)\b")
         return [encode_item(ConsumeQueueItem(one, 123, 3)) for one in offsets]
     sized = clause.take(
@@ -69,6 +73,8 @@ def bytes_of(clause: Clause, index: int = 0) -> list[bytes]:
     )
     if sized is not None:
         return [bytes(int((sized[1] or sized[2]).replace("_", "")))] * clause.times()
+    if clause.take(r"\b(?:an? |the )?(?:empty|zero) (?:buffer|bytes?)\b"):
+        return [b""]
     named = re.findall(r"(?<![A-Za-z])[A-Z](?![A-Za-z])", clause.rest)
     if named:
         clause.rest = re.sub(r"(?<![A-Za-z])[A-Z](?![A-Za-z])", " ", clause.rest)
@@ -169,7 +175,8 @@ class SegmentWorld(World):
         fails = re.compile(
             r"(?:while |but |and )?(?:the )?(?:upload|backend|store|write)s? (?:hangs and "
             r"then fails|reports (?:a )?failure|fails?|throws|raises)"
-            r"(?: an?| with)*(?: (?P<kind>io|runtime))?(?: (?:error|exception))?(?: (?:that "
+            r"(?: an?| with)*(?: (?P<kind>io|runtime|\w+exception))?(?: (?:error|exception))?"
+            r"(?: without (?:a )?position)?(?: (?:that "
             r")?(?:carries|with|at)?(?: the)? ?position (?P<position>\d+))?",
             re.I,
         )
@@ -232,6 +239,7 @@ class SegmentWorld(World):
 
     @verb(r"commits?|committed|flush", "commit")
     async def commit(self, clause: Clause) -> Any:
+        clause.skip(r"with (?:nothing|no buffers?)(?: waiting)?|without (?:any )?buffers?|nothing")
         counted = clause.take(r"\b(two|three|four|five|\d+)\b")
         count = numbers_in(counted[0])[0] if counted else clause.times()
         rest = list[bool]()
@@ -363,9 +371,11 @@ def _max_size(kind: SegmentType) -> int | None:
 
 
 def _sizes(given: Given) -> Any:
-    kinds = [SegmentType[one] for one in given.take("types")]
+    said = given.take("types")
+    kinds = [SegmentType[name] for name in ([said] if isinstance(said, str) else said)]
     found = [UNKNOWN_TIME if _max_size(kind) is None else _max_size(kind) for kind in kinds]
-    return Answer({"max_size": found, "max_sizes": found, "sizes": found}, found)
+    facts = {"max_size": found[0] if isinstance(said, str) else found, "max_sizes": found}
+    return Answer(facts | {"sizes": found}, found[0] if isinstance(said, str) else found)
 
 
 SHAPES = (

@@ -28,7 +28,7 @@ from streammeta.brokers.rocketmq.storage import SegmentWriteError
 from streammeta.brokers.rocketmq.tiered_view import StorageLevel
 from tests.conformance.rocketmq_files import QUEUE, FileWorld
 from tests.conformance.rocketmq_flat_files import append_stored
-from tests.conformance.shape_facts import Done, Keyed, Words
+from tests.conformance.shape_facts import FAILED, AnyOf, Done, Keyed, Words
 from tests.conformance.shape_sentences import Clause, numbers_in, size_of
 from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
 from tests.conformance.shape_worlds import Course, World, attempt, run_steps, verb
@@ -54,6 +54,19 @@ def _min_offset(given: Given) -> Answer:
     local, tiered = given.take("local"), given.take("tiered")
     found = tiered_view.min_offset(local, None if tiered in ("none", None) else tiered)
     return Answer({"min": found, "min_offset": found}, found)
+
+
+def _time_of_tiers(given: Given) -> Answer:
+    """Return the time that one tier answers: the one that reads of a level go to."""
+    level = given.take("level")
+    goes_up = tiered_view.reads_tiered(
+        StorageLevel(level) if isinstance(level, int) else StorageLevel[level],
+        on_disk=given.take("on_disk", True),
+        in_memory=given.first("in_memory", "in_mem", default=True),
+    )
+    local, tiered = given.take("local"), given.take("tiered")
+    found = tiered if goes_up else local
+    return Answer({"time": found, "timestamp": found, "found": found}, found)
 
 
 def _split_query(given: Given) -> Answer:
@@ -266,7 +279,7 @@ class ChunkWorld(World):
             "end": size - 1,
             "size": size,
             "position": size,
-            "read": read.decode(errors="replace"),
+            "read": AnyOf(read.decode(errors="replace"), Words({"|".join(FAILED): not size})),
             "sealed": self.segment.is_sealed and whole,
             "chunk_count": len(self.segment.chunks) + len(listed)
             if self.segment.is_sealed
@@ -376,16 +389,32 @@ async def _put_objects(world: ChunkWorld, given: Given) -> Any:
 
 def _chunks_of(said: Any) -> list[tuple[int, bytes]]:
     if isinstance(said, list):
-        rows = [
-            (one["at"], size_of(one["size"])) if isinstance(one, Mapping) else tuple(one)
-            for one in said
-        ]
-        return [(at, bytes([number % 250 + 1]) * size) for number, (at, size) in enumerate(rows)]
+        return [_chunk_of(one, bytes([number % 250 + 1])) for number, one in enumerate(said)]
     names = [int(one) for one in re.findall(r"chunk-(\d+)", str(said or ""))]
-    size = re.search(r"(\d+) bytes", str(said or ""))
+    size = re.search(r"(\d+ (?:bytes|[KMG]i?B))", str(said or ""))
     if ".." in str(said) and len(names) > 2:
         names = [*range(names[0], names[-1] + 1, names[1] - names[0])]
-    return [(start, bytes(int(size[1]) if size else 1)) for start in reversed(names)]
+    return [(start, bytes(size_of(size[1]) if size else 1)) for start in reversed(names)]
+
+
+def _chunk_of(said: Any, filler: bytes) -> tuple[int, bytes]:
+    """Return position and bytes of a chunk: {at, size}, [0, hello], "chunk-0 of 5 bytes"."""
+    if isinstance(said, Mapping):
+        names = ("at", "position", "start", "offset", "name")
+        at, content = next(said[name] for name in names if name in said), said.get("data")
+        at = int(re.findall(r"\d+", str(at))[-1])
+        content = said.get("size", said.get("length", 1)) if content is None else content
+    elif isinstance(said, str):
+        found = re.match(r"chunk-(\d+)(?:,? (?:of|with)? ?)?(.*)", said)
+        if found is None:
+            raise ValueError(f"chunk is {said!r}, wanted such as chunk-0 of 5 bytes")
+        at, content = int(found[1]), found[2] or "1 byte"
+        content = size_of(content) if re.match(r"\d+ ", content) else content
+    else:
+        at, content = said
+    if isinstance(content, int):
+        return at, filler * content
+    return at, str(content).encode()
 
 
 def _listed(given: Given, found: list[tuple[int, int]]) -> Words:
@@ -425,6 +454,14 @@ SHAPES = (
         (keys("local tiered"),),
         facts="min|min_offset",
         sources="TieredMessageStoreTest",
+    ),
+    Shape(
+        "rocketmq time of two tiers",
+        _time_of_tiers,
+        (keys("level local tiered"),),
+        keys("level local tiered on_disk in_memory in_mem"),
+        "time|timestamp|found",
+        "TieredMessageStoreTest",
     ),
     Shape(
         "rocketmq query of two tiers",

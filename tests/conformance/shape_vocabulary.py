@@ -17,8 +17,10 @@ from typing import Any, TypeAlias
 import yaml
 
 from tests.conformance.conformance_report import ABSENT, Mismatch, ScenarioResult
+from tests.conformance.not_offered import feature_of
 from tests.conformance.scenario_args import REQUIRED, Args
-from tests.conformance.shape_facts import Lookup, match, not_understood
+from tests.conformance.shape_facts import Lookup, find_in, match, not_understood
+from tests.conformance.shape_synonyms import with_known_keys
 from tests.conformance.shape_worlds import Course, NotOfferedError, World, run, sentence_of
 
 VECTORS = Path(__file__).parent.parent / "vectors"
@@ -28,6 +30,8 @@ _SECTIONS = ("input", "given")
 _REMARKS = ("checked", "notes", "note")
 _STEPS = ("first_try", "steps", "then", "change")
 _REFERRING = ("as", "like", "same_as", "after", "file", "based_on")
+_CASES = frozenset(["cases", "inputs", "calls", "examples"])
+"""Keys that list inputs, where a shape does not have them itself."""
 CHANGE = "change"
 """Key of what a scenario says about the input of another one that it refers to."""
 
@@ -251,7 +255,19 @@ def _score(shape: Shape, value: Any, names: set[str], stated: Any) -> tuple[int,
     return None if score is None else (score, False)
 
 
-def _map_score(shape: Shape, value: Mapping[str, Any], names: set[str]) -> int | None:
+def in_words_of(shape: Shape, value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an input under the keys and in the units that a shape has."""
+    world = shape.world
+    known = shape.all_keys | {*_STEPS, *_REMARKS, *_REFERRING}
+
+    def is_known(key: str) -> bool:
+        return world is not None and is_step(key, world)
+
+    return with_known_keys(value, known, is_known)
+
+
+def _map_score(shape: Shape, original: Mapping[str, Any], names: set[str]) -> int | None:
+    value = in_words_of(shape, original)
     given = {str(key) for key in value} - set(_REMARKS)
     needed = [len(need) for need in shape.needs if need <= given]
     by_facts = any(re.fullmatch(shape.by_facts, name) for name in names)
@@ -267,7 +283,8 @@ def _map_score(shape: Shape, value: Mapping[str, Any], names: set[str]) -> int |
     said = [value[key] for key in (*_STEPS, "appends") if key in value]
     own = _words_score(shape, said)
     known = len(given) - 3 * unknown - len(steps)
-    return 3 * max(needed) + known + own + _facts_score(shape, names)
+    renamed = len(given - set(map(str, original)))
+    return 3 * max(needed) + known + own - renamed + _facts_score(shape, names)
 
 
 def _steps_score(shape: Shape, value: Sequence[Any], names: set[str]) -> tuple[int, bool] | None:
@@ -325,20 +342,46 @@ def check_shape(
         else stated
     )
 
-    chosen = choose(shapes, value, merged, str(scenario.get("source", "")))
-    if chosen is None:
-        yield _no_shape(shapes, value)
-        return
-    shape, is_each = chosen
-    if shape.run is None:
-        result.is_counted = False
-        result.deviate(0, "kafka", "kafka-not-offered")
-        return
+    source = str(scenario.get("source", ""))
+    chosen = choose(shapes, value, merged, source)
+    cases = _cases_of(value)
+    if cases is not None and (chosen is None or not chosen[0].all_keys & _CASES):
+        value = cases
+        chosen = choose(shapes, value, merged, source)
+    found = list[Mismatch]()
     try:
-        yield from _check(shape, is_each, value, others, expected, derived)
+        if chosen is None:
+            found.append(_no_shape(shapes, value))
+        elif chosen[0].run is None:
+            raise NotOfferedError
+        else:
+            found += _check(*chosen, value, others, expected, derived)
+        if any(one.field.startswith("not understood") for one in found) and feature_of(scenario):
+            raise NotOfferedError
     except NotOfferedError:
-        result.is_counted = False
-        result.deviate(0, "kafka", "kafka-not-offered")
+        _not_offered(result)
+    else:
+        yield from found
+
+
+def _not_offered(result: ScenarioResult) -> None:
+    """Count a scenario of a feature that the product does not have neither way."""
+    result.is_counted = False
+    result.deviate(0, "kafka", "kafka-not-offered")
+
+
+def _cases_of(value: Any) -> list[Any] | None:
+    """Return the inputs that a map lists under one key, each with the other keys of the map."""
+    if not isinstance(value, Mapping):
+        return None
+    for name in sorted(_CASES):
+        listed = value.get(name)
+        if isinstance(listed, list) and listed and all(isinstance(one, Mapping) for one in listed):
+            common = {key: one for key, one in value.items() if key != name}
+            return [{**common, **one} for one in listed]
+        if isinstance(listed, list) and listed and len(value) == 1:
+            return listed
+    return None
 
 
 def _without_remarks(derived: Any) -> Any:
@@ -366,7 +409,8 @@ def _check(
         facts = derived if expected is None else expected
         stated = facts[at] if isinstance(facts, list) and at < len(facts) and is_each else facts
         both = {**_map(derived), **_map(stated)}
-        given = Given(one if isinstance(one, Mapping) else {"input": one}, path, others, both)
+        content = in_words_of(shape, one) if isinstance(one, Mapping) else {"input": one}
+        given = Given(content, path, others, both)
         answer = _answer(run(shape.run(given)))
         yield from answer.mismatches
         for missing in given.unknown():
@@ -396,8 +440,11 @@ def _answer(found: Any) -> Answer:
 def _match_answers(
     facts: Any, answers: list[Answer], is_each: bool, section: str
 ) -> Iterator[Mismatch]:
-    if not is_each:
-        found = answers[0].facts if isinstance(facts, Mapping) else answers[0].listed
+    if not is_each and _are_rows(facts, answers[0]):
+        for at, row in enumerate(facts):
+            yield from match(row, _Row(answers[0].facts, at, len(facts)), f"{section}[{at}]")
+    elif not is_each:
+        found = _Columns(answers[0]) if isinstance(facts, Mapping) else answers[0].listed
         if found is ABSENT:
             found = answers[0].facts
         if isinstance(found, list) and found and not isinstance(facts, list | Mapping):
@@ -417,12 +464,66 @@ def _match_answers(
             yield from match(value, found, f"{section}[{at}]")
 
 
+def _are_rows(facts: Any, answer: Answer) -> bool:
+    """Whether a list states, row by row, facts that are lists by themselves."""
+    is_listed = answer.listed is not ABSENT or not isinstance(answer.facts, Lookup | Mapping)
+    return (
+        not is_listed
+        and isinstance(facts, list)
+        and bool(facts)
+        and all(isinstance(row, Mapping) for row in facts)
+    )
+
+
+class _Columns:
+    """Facts by key; a key that only the listed cases have is the list of theirs."""
+
+    def __init__(self, answer: Answer) -> None:
+        facts = answer.facts
+        self._facts = facts if isinstance(facts, Lookup | Mapping) else {}
+        self._rows = answer.listed if isinstance(answer.listed, list) else []
+
+    def find(self, key: str, stated: object) -> Any:
+        found = find_in(self._facts, key, stated)
+        if found is not ABSENT or not isinstance(stated, list) or not self._rows:
+            return found
+        column = [_find(row, key, stated) for row in self._rows if isinstance(row, Lookup)]
+        return column if column and ABSENT not in map(_as_key, column) else ABSENT
+
+    def known(self) -> list[str]:
+        found = self._facts
+        return list(map(str, found)) if isinstance(found, Mapping) else found.known()
+
+
+def _as_key(fact: Any) -> Any:
+    return ABSENT if fact is ABSENT else None
+
+
+class _Row:
+    """Facts of one of several cases whose facts are lists, by key."""
+
+    def __init__(self, facts: Any, at: int, count: int) -> None:
+        self._facts = facts
+        self._at = at
+        self._count = count
+
+    def find(self, key: str, stated: object) -> Any:
+        for name in (key, f"{key}s"):
+            found = find_in(self._facts, name, [stated] * self._count)
+            if isinstance(found, list | tuple) and len(found) == self._count:
+                return found[self._at]
+        return ABSENT
+
+    def known(self) -> list[str]:
+        found = self._facts
+        return list(map(str, found)) if isinstance(found, Mapping) else found.known()
+
+
 def _find(facts: Any, key: str, stated: Any) -> Any:
     """Return the fact of one of several inputs that a list under a key states."""
+    found = facts if isinstance(facts, Lookup) else _map(facts)
     for name in (key, key.removesuffix("s")):
-        found = (
-            facts.find(name, stated) if isinstance(facts, Lookup) else _map(facts).get(name, ABSENT)
-        )
-        if found is not ABSENT:
-            return found
+        fact = find_in(found, name, stated)
+        if fact is not ABSENT:
+            return fact
     return ABSENT

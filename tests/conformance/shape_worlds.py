@@ -24,6 +24,7 @@ from tests.conformance.shape_facts import (
     not_understood,
 )
 from tests.conformance.shape_sentences import Clause, clauses_of, ordinal_of
+from tests.conformance.shape_synonyms import plain_times
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -202,15 +203,34 @@ class Course:
     # ---- facts ----
 
     def find(self, key: str, stated: object) -> Any:
+        """Return the first meaning of a key whose fact holds, or else the first one there is."""
+        facts = [fact for fact in self._meanings(key, stated) if fact is not ABSENT]
+        holding = (fact for fact in facts if not list(match(stated, fact, "")))
+        return next(holding, facts[0] if facts else ABSENT)
+
+    def _meanings(self, key: str, stated: object) -> Iterator[Any]:
         if key in self.extra:
-            return self.extra[key]
+            yield self.extra[key]
+            return
         fact = find_fact(self.end, key)
         if fact is not ABSENT:
-            return self._course_of(key, fact, stated)
-        key = re.sub(r"_(at_end|in_the_end|finally|left|now)$|^(final|last)_(?=[a-z])", "", key)
-        fact = find_fact(self.end, key)
+            yield self._course_of(key, fact, stated)
+        bare = re.sub(
+            r"_(at_end|in_the_end|finally|left|now)$|^(final|last)_(?=[a-z])|"
+            r"_(?:after|in|at|of|by)_(?:each|every)(?:_step|_one)?$",
+            "",
+            key,
+        )
+        fact = find_fact(self.end, bare) if bare != key else ABSENT
         if fact is not ABSENT:
-            return self._course_of(key, fact, stated)
+            yield self._course_of(bare, fact, stated)
+        side = re.fullmatch(r"(.+)_(before|after|first|initially)|(?:initial|new)_(.+)", bare)
+        if side is not None and not isinstance(stated, list):
+            at = self.end if side[2] == "after" else self.begin
+            yield find_fact(at, side[1] or side[3])
+        yield self._found_in_course(bare, stated)
+
+    def _found_in_course(self, key: str, stated: object) -> Any:
         found = _RELATION.fullmatch(key)
         if found is not None and found["relation"] in ("after", "before", "since", "until"):
             return self._related(found, stated)
@@ -312,7 +332,7 @@ async def run_steps(world: World, steps: Iterable[Any]) -> Course:
         "|".join(rf"\b(?:{one.words.pattern})\b" for one in world.verbs), re.IGNORECASE
     )
     for number, step in enumerate(steps):
-        said = sentence_of(step)
+        said = plain_times(sentence_of(step))
         sentence = world.conditions(said)
         circumstances = " ".join(word for word in said.split() if word not in sentence.split())
         for clause in clauses_of(sentence, pattern):
@@ -324,15 +344,18 @@ async def run_steps(world: World, steps: Iterable[Any]) -> Course:
 def sentence_of(step: Any) -> str:
     """Return a step that is a list or a map as a sentence: [append, 3], {roll: 5}."""
     if isinstance(step, Mapping):
-        return ", ".join(
-            f"{key} {_word(value)}" for key, value in step.items() if value is not False
-        )
+        parts = {str(key): value for key, value in step.items() if value is not False}
+        counts = [parts.pop(name) for name in ("count", "times", "repeat") if name in parts]
+        said = ", ".join(f"{key.replace('_', ' ')} {_word(value)}" for key, value in parts.items())
+        return f"{said} {counts[0]} times" if counts else said
     return " ".join(_word(part) for part in step) if isinstance(step, list) else str(step)
 
 
 def _word(value: Any) -> str:
     if value is True or value is None:
         return ""
+    if isinstance(value, Mapping):
+        return " ".join(f"{str(key).replace('_', ' ')} {_word(one)}" for key, one in value.items())
     return f"({', '.join(map(str, value))})" if isinstance(value, list) else str(value)
 
 
@@ -382,16 +405,47 @@ def as_outcome(value: Any) -> Fact:
     return value if isinstance(value, Fact) else Done(value)
 
 
+_NAMES_OF_ERRORS = {
+    "PartitionClosed": "KafkaStorage NotLeaderOrFollower IllegalState Closed StreamClosed",
+    "MetaStreamClosed": "IllegalState Closed StreamClosed Fenced",
+    "NotAppendable": "UnsupportedOperation NonAppendableLedgerOffloader OffloadNotSupported",
+    "NoSuchLedger": "NoSuchLedgerExists NoSuchLedgerExistsOnMetadataServer BKNoSuchLedgerExists",
+    "NoSuchBlob": "KeyNotFound NoSuchKey NotFound FileNotFound",
+    "OffloadReadHandleClosed": "ManagedLedgerOffloadReadHandleClosed HandleClosed",
+    "IncorrectParameter": "BKIncorrectParameter",
+    "ManagedLedgerFenced": "Fenced BadVersion",
+    "VersionConflict": "BadVersion",
+    "OffloadInProgress": "ManagedLedgerOffloadInProgress ConcurrentOffload",
+    "OffloadConflict": "OffloadInProgress",
+    "NoSegment": "IllegalState FileSegmentNotFound NoSuchFile",
+    "ChunkLayout": "Runtime IllegalState",
+    "IllegalOffset": "ILLEGAL_OFFSET TieredStore",
+    "SegmentSealed": "SEGMENT_SEALED TieredStore",
+    "SegmentRead": "ILLEGAL_PARAM TieredStore IllegalArgument",
+    "SegmentWrite": "IO_ERROR TieredStore",
+    "OutOfOrderSequence": "OutOfOrderSequenceNumber OUT_OF_ORDER_SEQUENCE_NUMBER",
+    "InvalidProducerEpoch": "INVALID_PRODUCER_EPOCH ProducerFenced",
+    "OffsetOutOfRange": "OFFSET_OUT_OF_RANGE",
+    "CorruptBatch": "CorruptRecord CorruptMessage InvalidRecord CORRUPT_MESSAGE",
+    "InvalidBatch": "InvalidRecord CorruptRecord INVALID_RECORD",
+    "BatchTooLarge": "RecordTooLarge RecordBatchTooLarge MESSAGE_TOO_LARGE",
+    "InvalidTimestamp": "INVALID_TIMESTAMP",
+    "Segment": "Kafka IllegalState IllegalArgument",
+}
+"""Names that other products have for an error, by our name without its ending."""
+
+
 def error_names(error: Exception) -> Iterator[str]:
     """Yield names under which a scenario may state an error."""
     name = type(error).__name__.removesuffix("Error")
     yield name
+    yield from _NAMES_OF_ERRORS.get(name, "").split()
     if isinstance(error, OSError):
-        yield from ("io error", "ioexception", "oserror")
+        yield from ("io error", "io", "oserror")
     if "Blob" in name:
-        yield from ("that of the store", "error of the store")
+        yield from ("that of the store", "error of the store", "store", "ContainerNotFound")
     if isinstance(error, EOFError):
-        yield from ("end of file error", "end of file", "eof", "eofexception")
+        yield from ("end of file error", "end of file", "eof", "end of stream")
     if isinstance(error, IndexError):
         yield from ("indexoutofbounds", "out of bounds")
     if isinstance(error, ValueError):
