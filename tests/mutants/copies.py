@@ -23,7 +23,7 @@ COPIES = (
         "An orphan without tags counts as gone, and no rule of the bucket deletes it.",
         "NoSuchTagSet, which some servers answer with 404",
         """
-        streammeta.storage.object_store.copying:
+        streammeta.storage.object_store.s3_copies:
         - if error.response.get("Error", {}).get("Code") not in _NO_TAGS:
         + if True:
               raise
@@ -49,7 +49,7 @@ COPIES = (
         "A copy by parts loses the user metadata and the headers of the object.",
         "uploads in parts, which keep nothing of a source",
         """
-        streammeta.storage.object_store.copying:
+        streammeta.storage.object_store.s3_copies:
         - upload = store.start_upload(target_key, fields, tags)
         + upload = store.start_upload(target_key, {}, tags)
         """,
@@ -71,7 +71,7 @@ COPIES = (
         "An object that is replaced during a copy gives a copy of parts of both.",
         "servers that ignore x-amz-copy-source-if-match",
         """
-        streammeta.storage.object_store.copying:
+        streammeta.storage.object_store.s3_copies:
         - if store.head(source_key).etag != source.etag:
         + if False:
               raise ObjectChangedError(source_key)
@@ -83,7 +83,7 @@ COPIES = (
         "The parts of a copy that failed stay in the bucket, where no listing shows them.",
         "multipart uploads that nobody aborts",
         """
-        streammeta.storage.object_store.copying:
+        streammeta.storage.object_store.s3_copies:
         - with suppress(StorageError):
         -     store.abort_multipart(upload)
           raise

@@ -85,7 +85,7 @@ RECONCILING = (
         "A server that overlooks `?tagging` replaces an object with its tags.",
         "S3 servers that ignore queries which they don't know",
         """
-        streammeta.storage.object_store.copying:
+        streammeta.storage.object_store.s3_copies:
         - if "TagSet" not in answer:
         + if "TagSet" not in answer and answer.setdefault("TagSet", []):
         """,

@@ -49,12 +49,6 @@ from streammeta.storage.object_store.calls import (
     received_bytes,
     with_clean_up,
 )
-from streammeta.storage.object_store.copying import (
-    COPIED_AT_ONCE,
-    copy_by_parts,
-    kept_fields,
-    read_tag_set,
-)
 from streammeta.storage.object_store.listing_page import ListingPage, refusal, to_ms
 from streammeta.storage.object_store.reads import Scatter
 from streammeta.storage.object_store.retry import Retrier, RetryPolicy
@@ -69,6 +63,12 @@ from streammeta.storage.object_store.s3_client import (
     sendable,
     tagging,
     translate,
+)
+from streammeta.storage.object_store.s3_copies import (
+    COPIED_AT_ONCE,
+    copy_by_parts,
+    kept_fields,
+    read_tag_set,
 )
 
 if TYPE_CHECKING:
