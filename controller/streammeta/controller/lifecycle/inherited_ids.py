@@ -14,7 +14,7 @@ from streammeta.controller.metadata.values import INT64_MAX
 KEPT_MS = 24 * 3600 * 1000
 """Time that bytes under such ids stay, by the timer of this process, in milliseconds."""
 
-IDS_MAX = 1 << 20
+IDS_MAX = 100_000
 """Maximum ids remembered; beyond it those that expire last are not."""
 
 
