@@ -284,7 +284,7 @@ def _map_score(shape: Shape, original: Mapping[str, Any], names: set[str]) -> in
     own = _words_score(shape, said)
     known = len(given) - 3 * unknown - len(steps)
     renamed = len(given - set(map(str, original)))
-    return 3 * max(needed) + known + own - renamed + _facts_score(shape, names)
+    return 3 * max(needed) + known + own - 4 * renamed + _facts_score(shape, names)
 
 
 def _steps_score(shape: Shape, value: Sequence[Any], names: set[str]) -> tuple[int, bool] | None:
