@@ -127,6 +127,7 @@ class Demo:
         expected = steps.expected_digests(data)
         rows_read = self._read_back(stream_ids, expected, "after compaction")
         self._show_shell(stream_ids)
+        self._await_deletion()
         self._find_orphans()
         steps.wait_until_none_is_marked(self.callers.admin)
         before = self._keys_of_objects()
@@ -256,17 +257,27 @@ class Demo:
 
     def _replace_killed(self) -> None:
         self._narrator.step("broker 3 is killed between upload and commit (kill -9)")
-        objects = self._story.prepared[KILLED_BROKER]
-        keys = self._story.uploaded_keys[KILLED_BROKER]
-        uploaded = keys & steps.bucket_keys(self._endpoint)
-        steps.wait_until_removed(self.callers.admin, objects)
-        left = keys & steps.bucket_keys(self._endpoint)
-        self._story.expired_deleted = len(uploaded) - len(left)
+        story = self._story
+        story.killed_objects = set(story.prepared[KILLED_BROKER])
+        story.killed_keys = set(story.uploaded_keys[KILLED_BROKER])
+        steps.wait_until_expired(self.callers.admin, story.killed_objects)
+        kept = story.killed_keys & steps.bucket_keys(self._endpoint)
         self._narrator.step(
-            f"broker 3's prepared objects expired, {self._story.expired_deleted} uploads were "
-            f"deleted from the bucket; broker 3 starts again"
+            f"broker 3's prepared objects expired; {len(kept)} uploads stay while their offsets "
+            f"lie beyond their streams; broker 3 starts again"
         )
         self.fleet.start(KILLED_BROKER)
+
+    def _await_deletion(self) -> None:
+        """Wait until the killed broker's uploads are deleted: the streams have passed them."""
+        story = self._story
+        steps.wait_until_removed(self.callers.admin, story.killed_objects)
+        left = story.killed_keys & steps.bucket_keys(self._endpoint)
+        story.expired_deleted = len(story.killed_keys) - len(left)
+        self._narrator.step(
+            f"the streams have passed the killed broker's uploads: {story.expired_deleted} were "
+            f"deleted from the bucket"
+        )
 
     def _wake_sleeper(self) -> None:
         self._narrator.step("broker 4 is stopped between prepare and upload (SIGSTOP)")

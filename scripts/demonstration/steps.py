@@ -95,16 +95,26 @@ def object_states(caller: Caller, object_ids: Collection[int]) -> list[int]:
     return list(answer.states)
 
 
-def wait_until_removed(
-    caller: Caller, object_ids: Collection[int], timeout_s: float = 60.0
-) -> None:
+def wait_until_removed(caller: Caller, object_ids: Collection[int]) -> None:
     """Return once every object has expired, is deleted and forgotten."""
+    _wait_until_in(caller, object_ids, {common_pb2.OBJECT_STATE_REMOVED})
+
+
+def wait_until_expired(caller: Caller, object_ids: Collection[int]) -> None:
+    """Return once every object has expired, whether its bytes are deleted yet or not."""
+    expired = {common_pb2.OBJECT_STATE_MARK_DESTROYED, common_pb2.OBJECT_STATE_REMOVED}
+    _wait_until_in(caller, object_ids, expired)
+
+
+def _wait_until_in(
+    caller: Caller, object_ids: Collection[int], wanted: Collection[int], timeout_s: float = 120.0
+) -> None:
     if not object_ids:
         return
     deadline = time.monotonic() + timeout_s
     while True:
         states = object_states(caller, object_ids)
-        if all(state == common_pb2.OBJECT_STATE_REMOVED for state in states):
+        if all(state in wanted for state in states):
             return
         if time.monotonic() > deadline:
             raise TimeoutError(

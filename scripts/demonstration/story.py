@@ -17,6 +17,8 @@ class Story:
     compactions: int = 0
     leader_kills: int = 0
     failover_s: float = -1.0
+    killed_objects: set[int] = field(default_factory=set)
+    killed_keys: set[str] = field(default_factory=set)
     expired_deleted: int = 0
     refusal: str = ""
     prepared: dict[int, set[int]] = field(default_factory=dict)
@@ -72,7 +74,7 @@ def summarize(
         "compaction left one object for each broker": len(mapped.live) == len(story.brokers_done),
         "the leader was killed and a write was acknowledged after": story.failover_s > 0,
         f"a broker may not speak for another: {story.refusal}": story.refusal == "NOT_YOUR_NODE",
-        "the killed broker's uploads expired and were deleted": story.expired_deleted > 0,
+        "the killed broker's uploads were deleted once passed": story.expired_deleted > 0,
         "the sleeping broker left orphans": len(story.orphans) > 0,
         "exactly the orphans were deleted": gone == story.orphans,
         "the bucket has every live object": mapped.live <= bucket.after,

@@ -74,7 +74,8 @@ class AuditFile:
         self._file = self._opened()
         if is_unfinished:
             self._write(b"\n")
-        self.sync()  # a process that was killed may have left lines that are not durable
+        if self._size:
+            self.sync()  # a process that was killed may have left lines that are not durable
 
     @property
     def chain(self) -> Chain:
