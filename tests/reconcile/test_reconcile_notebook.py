@@ -9,6 +9,8 @@ import pytest
 
 from streammeta import reconcile
 from streammeta.reconcile import apply, open_plan, plan
+from streammeta.reconcile.apply import ApplyConfig
+from streammeta.reconcile.apply import apply as apply_plan
 from streammeta.reconcile.errors import ConfigurationError, PlanError
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, own
 
@@ -134,3 +136,14 @@ def test_a_table_that_a_plan_lacks_is_named(session: SparkSession, tmp_path: Pat
     made = reconcile.Plan(tmp_path, None, session)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="candidates is missing: the plan has no such table"):
         assert made.candidates
+
+
+def test_candidates_are_chosen_of_a_whole_plan_alone(
+    session: SparkSession, orphans: list[str], bucket: LocalBucket, endpoint: str, tmp_path: Path
+) -> None:
+    folder = plan(bucket.uri, endpoint, tmp_path / "p", max_share=1).folder
+    chosen = tmp_path / "chosen"
+    (folder / "candidates").rename(chosen)
+    with pytest.raises(PlanError, match="is missing from the plan"):
+        apply_plan(ApplyConfig(folder, delete=True, chosen=chosen))
+    assert set(orphans) <= {info.key for info in bucket.store.list_objects()}

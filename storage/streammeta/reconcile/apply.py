@@ -134,7 +134,8 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
     check_store(store, plan)
     with LeaderClient(connect, config.patience_s, config.tls) as leader:
         _check_cluster(store, leader, plan)
-    candidates = config.chosen or _candidates(config.folder, plan)
+    all_candidates = _candidates(config.folder, plan)
+    candidates = config.chosen or all_candidates
     count = count_rows(candidates)
     run_folder = config.folder / plan_folder.RUNS / new_run(_kind(config))
     order = DeletionOrder(
