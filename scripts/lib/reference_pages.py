@@ -216,7 +216,7 @@ def _configuration() -> Iterator[str]:
 
     yield "# Configuration\n\nSettings of a command are options, variables of the environment and"
     yield " keys of the TOML file that `--config` names; the first of these that gives a value"
-    yield " counts. [Operating a cluster](../operations.md#looking-at-it) has an example;"
+    yield " counts. [Running a cluster](../operations/run.md#configuration) has an example;"
     yield " `streammeta config show` prints what would be used and where it is from, and"
     yield " `streammeta controller --check-config` checks all of it.\n"
     root = click.Context(cli, info_name="streammeta", auto_envvar_prefix="STREAMMETA")
@@ -258,7 +258,7 @@ def _commands() -> Iterator[str]:
     from streammeta.cli.root import cli
 
     yield "# Commands\n\nEvery command takes `--help` and `--format json`; what each is for is on"
-    yield " the page of [operating a cluster](../operations.md).\n"
+    yield " the page of [operating a cluster](../operations/README.md).\n"
     root = click.Context(cli, info_name="streammeta")
     for name in cli.list_commands(root):
         command = cli.get_command(root, name)

@@ -151,7 +151,7 @@ def test_an_unknown_node_is_named(controller: FakeController, words: list[str]) 
 
 @pytest.mark.process
 def test_a_broker_that_is_lost_is_settled_step_by_step(tmp_path: Path) -> None:
-    """What docs/operations.md says of it: lock, unlock, abandon what it owes, unregister."""
+    """The steps of docs/operations/repair.md: lock, unlock, abandon uploads, unregister."""
     with (
         running_cluster(tmp_path, 1) as cluster,
         ControllerClient(cluster.endpoints, timeout_s=30) as client,

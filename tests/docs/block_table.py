@@ -93,42 +93,52 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
         "streammeta dev": Ran("kafka"),
         "streammeta kafka-user": _OPTIONS,
     },
-    "docs/operations.md": {
-        'streammeta storage format --data-dir "$DATA" --cluster-id demo --node-id 3 --voters': (
-            _ADDRESSES
-        ),
-        "streammeta controller --node-id 3 --cluster-id demo": _ADDRESSES,
-        "streammeta certs ca": Ran(),
-        "[principals]": Parsed("is a file of settings; tests/trust reads such policies"),
-        "streammeta controller ... --tls-ca /etc": _OPTIONS,
-        "streammeta controller ... --tls-ca ...": _OPTIONS,
-        'default = "prod"': Parsed("is a file of settings; tests/cli reads such profiles"),
+    "docs/operations/backup-and-restore.md": {
+        "streammeta controller ... --backup-store": _FAR_BUCKET,
+        "streammeta restore plan": Parsed("needs a lost cluster; tests/backup restores one"),
+    },
+    "docs/operations/monitor.md": {
         "streammeta quorum describe": Ran(),
-        "useradd": Parsed("makes a user of the system; tests/deploy starts the unit's commands"),
-        "kubectl create": Parsed("needs a cluster of Kubernetes; tests/deploy renders the chart"),
         "streammeta controller ... --http-listen": _OPTIONS,
         "scrape_configs:": Parsed("is a file of settings of Prometheus"),
-        'streammeta storage format --data-dir "$DATA" --cluster-id demo --node-id 4': _MEMBERS,
-        'streammeta quorum remove-voter --connect "$CONNECT" --node-id 4': _MEMBERS,
-        'streammeta quorum remove-voter --connect "$CONNECT" --node-id 3': _MEMBERS,
-        'streammeta storage format --data-dir "$DATA" --cluster-id demo --node-id 3 --join': (
-            _MEMBERS
-        ),
-        "streammeta controller --node-id 3 --cluster-id demo (2)": _MEMBERS,
-        "streammeta quorum describe (2)": _MEMBERS,
-        "streammeta quorum add-voter": _MEMBERS,
-        "streammeta recover": Parsed("needs lost disks; tests/recover runs these commands"),
         "streammeta check perf": Parsed("writes for 40 s; tests/cli runs it for less"),
         "streammeta cluster hash": Ran(),
         "streammeta snapshot export": Ran(),
         'streammeta shell --connect "$CONNECT"': Parsed("names files; tests/shell runs all of it"),
-        "streammeta controller ... --backup-store": _FAR_BUCKET,
-        "streammeta restore plan": Parsed("needs a lost cluster; tests/backup restores one"),
-        "streammeta node list": Ran(),
-        "streammeta controller --node-id 3 --cluster-id demo (3)": _ADDRESSES,
+    },
+    "docs/operations/reconcile.md": {
         "streammeta reconcile plan": Ran(),
         "frame.select": _SPARK,
         "spark-submit": _SPARK,
+    },
+    "docs/operations/repair.md": {
+        'streammeta quorum remove-voter --connect "$CONNECT" --node-id 3': _MEMBERS,
+        'streammeta storage format --data-dir "$DATA" --cluster-id demo --node-id 3 --join': (
+            _MEMBERS
+        ),
+        "streammeta controller --node-id 3 --cluster-id demo": _MEMBERS,
+        "streammeta quorum describe": _MEMBERS,
+        "streammeta quorum add-voter": _MEMBERS,
+        "streammeta recover": Parsed("needs lost disks; tests/recover runs these commands"),
+        "streammeta node list": Ran(),
+    },
+    "docs/operations/run.md": {
+        'streammeta storage format --data-dir "$DATA" --cluster-id demo --node-id 3 --voters': (
+            _ADDRESSES
+        ),
+        "streammeta controller --node-id 3 --cluster-id demo": _ADDRESSES,
+        "useradd": Parsed("makes a user of the system; tests/deploy starts the unit's commands"),
+        "kubectl create": Parsed("needs a cluster of Kubernetes; tests/deploy renders the chart"),
+        'default = "prod"': Parsed("is a file of settings; tests/cli reads such profiles"),
+        'streammeta storage format --data-dir "$DATA" --cluster-id demo --node-id 4': _MEMBERS,
+        'streammeta quorum remove-voter --connect "$CONNECT" --node-id 4': _MEMBERS,
+        "streammeta controller --node-id 3 --cluster-id demo (2)": _ADDRESSES,
+    },
+    "docs/operations/secure.md": {
+        "streammeta certs ca": Ran(),
+        "streammeta controller ... --tls-ca /etc": _OPTIONS,
+        "[principals]": Parsed("is a file of settings; tests/trust reads such policies"),
+        "streammeta controller ... --tls-ca ...": _OPTIONS,
     },
     "docs/reconciliation.md": {
         "streammeta reconcile watch": Parsed("runs until it is stopped; tests/reconcile runs it"),

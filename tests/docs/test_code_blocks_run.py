@@ -134,7 +134,7 @@ class Scene:
             os.close(theirs)
 
     def _environment(self) -> dict[str, str]:
-        """Return the variables of docs/operations.md."""
+        """Return the variables of docs/operations/README.md."""
         return {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "CONNECT": self.endpoints[0],

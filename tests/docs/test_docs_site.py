@@ -61,13 +61,13 @@ def address(site: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "link", ["nowhere.md", "operations.md#nowhere", "../tests/nowhere.py", "images/nowhere.svg"]
+    "link", ["nowhere.md", "quickstart.md#nowhere", "../tests/nowhere.py", "images/nowhere.svg"]
 )
 def test_a_broken_link_ends_the_build(tmp_path: Path, link: str) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()
     (docs / "index.md").write_text(f"# Page\n\n[broken]({link})\n")
-    (docs / "operations.md").write_text("# Operation\n")
+    (docs / "quickstart.md").write_text("# Quickstart\n")
     config = load_config(
         str(ROOT / "mkdocs.yml"),
         docs_dir=str(docs),

@@ -1,4 +1,4 @@
-"""Every use of a wall clock is in the table of docs/operations.md, with its bound."""
+"""Every use of a wall clock is in the table of docs/operations/run.md, with its bound."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PARTS = ("proto", "storage", "controller", "broker_client", "brokers", "commands")
-_TABLE = _ROOT / "docs" / "operations.md"
+_TABLE = _ROOT / "docs" / "operations" / "run.md"
 
 _READS = {"time", "time_ns", "now", "utcnow", "today", "CLOCK_REALTIME"}
 """Names of `time`, `datetime` and `date` that read a wall clock, whatever their arguments."""
@@ -68,7 +68,7 @@ def modules_that_read() -> set[str]:
 def rows() -> list[list[str]]:
     """Return the cells of the table's rows."""
     text = _TABLE.read_text(encoding="utf-8")
-    (section,) = re.findall(r"\n### Wall clocks\n(.*?)(?=\n##)", text, re.DOTALL)
+    (section,) = re.findall(r"\n### Wall clocks\n(.*?)(?=\n##|\Z)", text, re.DOTALL)
     lines = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 

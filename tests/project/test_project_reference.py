@@ -39,7 +39,7 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
     listed = set(re.findall(r": ([\w/-]+\.md)$", (root / "mkdocs.yml").read_text(), re.MULTILINE))
     pages = {
         path.relative_to(root / "docs").as_posix()
-        for folder in ("docs", "docs/reference")
+        for folder in ("docs", "docs/operations", "docs/reference")
         for path in (root / folder).glob("*.md")
     }
     assert pages <= listed, "add a line under `nav` in mkdocs.yml"

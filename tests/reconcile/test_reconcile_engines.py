@@ -177,7 +177,7 @@ def test_help_and_page_name_the_number_of_keys_that_auto_goes_by() -> None:
     (option,) = (one for one in plan_command.params if one.name == "engine")
     assert isinstance(option, click.Option)
     assert f"auto takes Spark above {AUTO_KEYS:,} keys" in str(option.help)
-    page = Path(__file__).parents[2] / "docs/operations.md"
+    page = Path(__file__).parents[2] / "docs/operations/reconcile.md"
     assert f"in the process itself (`local`) up to {AUTO_KEYS:,} keys" in page.read_text()
 
 

@@ -1,4 +1,4 @@
-"""A controller's log of its life, and the steps in docs/operations.md, run as written."""
+"""A controller's log of its life, and the steps in docs/operations/repair.md, run as written."""
 
 import json
 import os
@@ -28,7 +28,7 @@ from tests.kit.warm_start import start_warm
 
 pytestmark = pytest.mark.process
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations" / "repair.md"
 NODE = 3
 
 

@@ -92,7 +92,9 @@ class BucketRefusedError(RefusedError):
 class MapOlderThanBucketError(RefusedError):
     """The controllers were restored to an earlier state and issue no object ids."""
 
-    advice = "start the controllers with their newest data directories; see docs/operations.md"
+    advice = (
+        "start the controllers with their newest data directories; see docs/operations/bucket.md"
+    )
 
 
 class StreamNotFoundError(RefusedError):

@@ -360,7 +360,7 @@ def _problem(compared: Comparison) -> CommandError | None:
             "DIFFERENT",
             f"{names}: the map at offset {compared.at_offset} differs from that of the others",
             "keep a copy of its data directory and report the defect; then stop it and replace its "
-            "disk as docs/operations.md says, so that it takes the map from the leader",
+            "disk as docs/operations/repair.md says, so that it takes the map from the leader",
         )
     silent = compared.of(Verdict.NO_ANSWER)
     if silent:

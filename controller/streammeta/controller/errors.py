@@ -247,7 +247,7 @@ class MapOlderThanBucketError(ApiError):
             f"as it may have issued object ids below {issued_below}, and the bucket holds a claim "
             f"on ids below {claimed}; the controllers were restored to an earlier state, or "
             "another copy of this cluster uses the bucket. Start the controllers with their "
-            "newest data directories; see docs/operations.md"
+            "newest data directories; see docs/operations/bucket.md"
         )
         self.issued_below = issued_below
         self.claimed = claimed

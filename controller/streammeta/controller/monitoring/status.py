@@ -54,7 +54,7 @@ class Knowledge:
 
 
 def status(known: Knowledge, others: Mapping[int, Answer], now_s: float) -> Fields:
-    """Return the document as of `now_s`, seconds since 1970; docs/operations.md has its fields."""
+    """Return the document as of `now_s`, seconds since 1970 (docs/operations/monitor.md)."""
     sources = known.sources
     seen = sources.quorum()
     document: Fields = {
