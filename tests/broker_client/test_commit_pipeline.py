@@ -218,7 +218,7 @@ async def test_an_answer_to_another_message_is_a_violation() -> None:
             message.sequence += 1
 
         cluster.hook = misnumber
-        with pytest.raises(errors.ProtocolViolationError, match="answers message"):
+        with pytest.raises(errors.ProtocolViolationError):
             await (await pipeline.upload(upload(1, 0, 0)))
 
 

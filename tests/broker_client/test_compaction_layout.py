@@ -132,7 +132,7 @@ def test_a_block_that_is_not_what_the_index_says_is_found() -> None:
     for position, what in ((0, "magic"), (10, "record"), (18, "stream"), (34, "offset")):
         damaged = bytearray(buffer)
         damaged[int(live.position[1]) + position] ^= 1
-        with pytest.raises(DamagedBlockError, match="object 7 is corrupt") as raised:
+        with pytest.raises(DamagedBlockError, match="object 7") as raised:
             check_blocks(memoryview(damaged), live.position, live, str)
         assert raised.value.object_id == 7, what
         assert raised.value.position == int(live.position[1]), what

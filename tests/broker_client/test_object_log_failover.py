@@ -200,7 +200,7 @@ async def test_a_newer_process_recovers_by_itself() -> None:
     store = MemoryObjectStore()
     await logged(store, [record(1, 0)], 2)
     before = store.objects()
-    with pytest.raises(FailoverSupersededError, match="its newer process 2"):
+    with pytest.raises(FailoverSupersededError, match="process 2"):
         await recovered(store, Node([owed(1, 0)]))
     assert store.objects() == before
 

@@ -251,9 +251,7 @@ async def test_refusals_are_raised_and_forgotten() -> None:
     async with scene(1) as s:
         await s.cache.locate(3, 0)
         s.cache.on_records(told(s.world, lambda: s.world.trim(3, 15)))
-        with pytest.raises(
-            errors.OffsetTrimmedError, match="starts at offset 14, the stream at 15"
-        ):
+        with pytest.raises(errors.OffsetTrimmedError, match=r"14.*15"):
             await s.cache.locate(3, 14)
         s.cache.on_records(told(s.world, lambda: s.world.delete(3)))
         with pytest.raises(errors.StreamNotFoundError, match="stream 3"):

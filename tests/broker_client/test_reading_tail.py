@@ -158,9 +158,7 @@ async def test_a_waiting_tail_hears_of_trims_and_deletion() -> None:
         place.world.tells = True
         place.world.trim(0, 12)
         place.world.delete(1)
-        with pytest.raises(
-            errors.OffsetTrimmedError, match="starts at offset 10, the stream at 12"
-        ):
+        with pytest.raises(errors.OffsetTrimmedError, match=r"10.*12"):
             await waiting[0]
         with pytest.raises(errors.StreamNotFoundError):
             await waiting[1]
@@ -326,11 +324,11 @@ async def test_fetch_waits_for_enough_and_no_longer() -> None:
 
 async def test_requests_that_make_no_sense_are_refused() -> None:
     async with tailing() as (_, reader):
-        with pytest.raises(ValueError, match="wanted at most max_bytes"):
+        with pytest.raises(ValueError, match="max_bytes"):
             await reader.fetch(0, 0, 10, min_bytes=11)
-        with pytest.raises(ValueError, match="offset is -1"):
+        with pytest.raises(ValueError, match="offset"):
             await reader.fetch(0, -1)
-        with pytest.raises(ValueError, match="offset is -1"):
+        with pytest.raises(ValueError, match="offset"):
             reader.tail(0, -1)
         with pytest.raises(ValueError, match="readahead_bytes is 0"):
             ReaderConfig(readahead_bytes=0)
@@ -341,11 +339,9 @@ async def test_requests_that_make_no_sense_are_refused() -> None:
 async def test_a_read_ends_by_its_deadline() -> None:
     async with tailing() as (place, reader):
         never = place.cluster.hold("GetObjects")
-        with pytest.raises(
-            errors.ReadDeadlineError, match=r"read of stream 0 was not done in 0.05 s"
-        ):
+        with pytest.raises(errors.ReadDeadlineError, match=r"stream 0 .*0.05 s"):
             await reader.read(0, 0, deadline_s=0.05)
-        with pytest.raises(errors.ReadDeadlineError, match="look-up of time 5 in stream 0"):
+        with pytest.raises(errors.ReadDeadlineError, match="stream 0"):
             await reader.offset_for_timestamp(0, 5, timestamp_of=lambda _: 0, deadline_s=0.05)
         never.set()
         assert len(await reader.read(0, 0)) == 10

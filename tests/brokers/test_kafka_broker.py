@@ -350,7 +350,7 @@ async def test_a_topic_is_made_once_and_not_by_a_look() -> None:
     made = broker.view.topics["t"]
     assert await _create(broker, count=3) is Code.TOPIC_ALREADY_EXISTS
     broker.view = ClusterView()
-    with pytest.raises(KafkaError, match="there is a topic"):
+    with pytest.raises(KafkaError, match="topic"):
         await topic_calls._create(broker, "t", 3, {})
     await broker.refresh()
     assert broker.view.topics["t"] == made

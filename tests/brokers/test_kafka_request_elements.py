@@ -105,7 +105,7 @@ def test_lists_beyond_the_bound_are_refused_before_they_are_read(
         raise AssertionError("the library read a request beyond the bound")
 
     monkeypatch.setattr(wire, "entity_reader", read_nothing)
-    with pytest.raises(MalformedRequestError, match=r"more than \d+ elements .* smaller requests"):
+    with pytest.raises(MalformedRequestError, match="elements"):
         read_request(_hostile_frames()[name])
 
 

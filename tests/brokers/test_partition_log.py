@@ -239,7 +239,7 @@ async def test_a_producer_of_old_records_is_not_forgotten(time: int) -> None:
 async def test_sequence_of_producer_is_checked() -> None:
     log = await _open(MemoryStreams())
     await _append(log, sequenced(7, 1, 0, 3))
-    with pytest.raises(OutOfOrderSequenceError, match="with sequence 4, wanted 3"):
+    with pytest.raises(OutOfOrderSequenceError, match="sequence 4"):
         await log.append(sequenced(7, 1, 4))
     with pytest.raises(InvalidProducerEpochError):
         await log.append(sequenced(7, 0, 3))
@@ -426,7 +426,7 @@ async def test_unreadable_value_fails_the_opening_and_names_its_offset() -> None
     streams = MemoryStreams()
     log = await _open(streams)
     await streams.append(log.stream_ids[0], b"\x00\x00\x00\x00\x03LOG{")
-    with pytest.raises(DamagedPartitionError, match="record 5 of a MetaStream"):
+    with pytest.raises(DamagedPartitionError, match="record 5"):
         await _open(MemoryStreams(streams.table), log.stream_ids[0], epoch=1)
 
 

@@ -70,13 +70,13 @@ def test_a_new_epoch_begins_with_sequence_0() -> None:
     states = _states(sequenced(7, 0, 0))
     states.check(7, 1, 0)
     for sequence in (1, 5):
-        with pytest.raises(OutOfOrderSequenceError, match=f"sequence {sequence}, wanted 0"):
+        with pytest.raises(OutOfOrderSequenceError, match=f"sequence {sequence}"):
             states.check(7, 1, sequence)
 
 
 def test_an_old_epoch_is_refused_and_a_new_one_forgets_its_batches() -> None:
     states = _states(sequenced(7, 0, 0), sequenced(7, 1, 0))
-    with pytest.raises(InvalidProducerEpochError, match="epoch 0, wanted at least 1"):
+    with pytest.raises(InvalidProducerEpochError, match="epoch 0"):
         states.check(7, 0, 1)
     assert len(states.producers[7].batches) == 1
     assert states.producers[7].epoch == 1

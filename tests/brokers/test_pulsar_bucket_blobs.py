@@ -51,7 +51,7 @@ async def test_a_blob_that_the_store_keeps_is_not_deleted_and_the_error_names_it
     store = over(blobs, Keeping())
     for name in ("a", "locked"):
         store.put(name, b"x")
-    with pytest.raises(BlobError, match="'locked' is not deleted: AccessDenied"):
+    with pytest.raises(BlobError, match=r"'locked'.*AccessDenied"):
         await blobs.delete(["a", "locked"])
     assert list(store.objects()) == ["locked"]
     over(blobs, MemoryObjectStore()).fail_next("delete_many", AccessDeniedError("no right"))

@@ -159,11 +159,11 @@ async def _native_refusals(handle: StreamLedger, streams: LedgerStreams) -> None
     with pytest.raises(OffloadReadHandleClosedError):
         await handle.read(0, 0)
     uuid = "00000000-0000-4000-8000-000000000001"
-    with pytest.raises(ValueError, match="open or empty"):
+    with pytest.raises(ValueError, match="empty"):
         await streams.offload(MemoryLedger(9, [b"a"], is_closed=False), uuid, {})
     torn = MemoryLedger(9, [b"a", b"b"])
     torn.entries[1] = torn.entries[0]
-    with pytest.raises(ValueError, match=r"returned 2 entries, 0\.\.0"):
+    with pytest.raises(ValueError, match=r"0\.\.0"):
         await streams.offload(torn, uuid, {})
     assert (9, uuid) not in await streams.held()
 

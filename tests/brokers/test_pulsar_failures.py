@@ -110,7 +110,7 @@ async def test_what_is_open_or_empty_is_not_copied_and_a_reader_copies_nothing()
     blobs = Traced()
     open_ledger = MemoryLedger(LEDGER, [b"a"], is_closed=False)
     for ledger in (open_ledger, MemoryLedger(LEDGER, [])):
-        with pytest.raises(ValueError, match="is open or empty"):
+        with pytest.raises(ValueError, match="empty"):
             await Offloader(blobs).offload(ledger, UUID, {})
     with pytest.raises(NotAppendableError):
         await Offloader(blobs, is_appendable=False).offload(MemoryLedger(1, [b"a"]), UUID, {})
@@ -139,7 +139,7 @@ async def test_a_segment_whose_upload_fails_leaves_nothing_and_takes_nothing(fai
     with pytest.raises(BlobError):
         await segment.upload_blocks()
     assert segment.offer(LEDGER, Entry(6, b"c")) is OfferResult.FAIL_SEGMENT_CLOSED
-    with pytest.raises(ValueError, match="is finished"):
+    with pytest.raises(ValueError, match="finished"):
         await segment.finish()
     assert not blobs.kept
     assert not blobs.open_uploads

@@ -126,7 +126,7 @@ async def test_a_full_buffer_takes_entries_again_after_an_upload() -> None:
 
 async def test_a_finished_segment_takes_nothing_and_does_not_finish_twice() -> None:
     segment = StreamingSegment(MemoryBlobs(), _uuid(1), 1, 3, limits=LIMITS)
-    with pytest.raises(ValueError, match="is empty"):
+    with pytest.raises(ValueError, match="empty"):
         await segment.finish()
     assert segment.offer(2, Entry(0, b"a")) is OfferResult.FAIL_NOT_CONSECUTIVE
     assert segment.offer(1, Entry(3, b"a")) is OfferResult.SUCCESS
@@ -134,7 +134,7 @@ async def test_a_finished_segment_takes_nothing_and_does_not_finish_twice() -> N
     assert segment.offer(2, Entry(1, b"a")) is OfferResult.FAIL_NOT_CONSECUTIVE
     await segment.finish()
     assert segment.offer(1, Entry(4, b"a")) is OfferResult.FAIL_SEGMENT_CLOSED
-    with pytest.raises(ValueError, match="is finished"):
+    with pytest.raises(ValueError, match="finished"):
         await segment.finish()
 
 
@@ -206,13 +206,13 @@ async def test_reads_refuse_what_the_segments_do_not_have() -> None:
     blobs = MemoryBlobs()
     await _streamed(blobs, 1, _rows(1, 5, [3, 3, 3]))
     segments = Segments(blobs)
-    with pytest.raises(NoSuchLedgerError, match="ledger 2 is in none of 1 segments"):
+    with pytest.raises(NoSuchLedgerError, match="ledger 2"):
         await segments.open(2, [_uuid(1)])
     with pytest.raises(NoSuchLedgerError):
         await segments.open(1, [_uuid(2)])
     handle = await segments.open(1, [_uuid(1)])
     for first, last in ((4, 6), (5, 8), (7, 6)):
-        with pytest.raises(IncorrectParameterError, match=r"wanted some of 5\.\.7"):
+        with pytest.raises(IncorrectParameterError, match=r"5\.\.7"):
             await handle.read(first, last)
     handle.close()
     with pytest.raises(OffloadReadHandleClosedError):
@@ -277,12 +277,12 @@ async def test_a_list_with_segments_is_read_and_trimmed() -> None:
         LedgerInfo(2, 3, 21, 1, _context(2, end=2)),
         LedgerInfo(3),
     ]
-    with pytest.raises(ValueError, match="wanted `segments`"):
+    with pytest.raises(ValueError, match="segments"):
         await _managed(blobs, ledgers, segments)
     segments = Segments(blobs)
     managed = await _managed(blobs, ledgers, segments)
     assert managed.ledgers == ledgers
-    with pytest.raises(NoSuchLedgerError, match="as `segments`"):
+    with pytest.raises(NoSuchLedgerError, match="segments"):
         await LedgerReader(managed, Offloader(blobs)).read(1, 0, 9)
     reader = LedgerReader(managed, Offloader(blobs), segments=segments)
     assert [one.entry_id for one in await reader.read(1, 3, 8)] == list(range(3, 9))

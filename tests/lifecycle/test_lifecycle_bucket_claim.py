@@ -126,7 +126,7 @@ async def test_new_clusters_draw_a_uuid_mark_the_bucket_claim_and_issue(world: C
 async def test_ids_wait_for_the_bucket_and_commits_do_not(world: Claiming) -> None:
     world.bucket.is_away = True
     async with running(world.claims.run()):
-        with pytest.raises(errors.ObjectIdsNotReadyError, match=r"away|taken over"):
+        with pytest.raises(errors.ObjectIdsNotReadyError):
             await world.issue("a")
         create = requests.CreateStreams(
             request_id="s", node=BROKER, streams=(requests.NewStream(),)

@@ -166,7 +166,7 @@ def test_compactions_have_effects_too() -> None:
 def test_below_level_3_effects_are_refused_and_nothing_is_committed() -> None:
     world = World()
     before = world.map.state_hash()
-    with pytest.raises(FeatureLevelError, match="need feature level 3, and the cluster is at 1"):
+    with pytest.raises(FeatureLevelError, match="level 3"):
         world.commit(0, (0, 0, 10), kv_puts=(PUT,))
     assert world.map.state_hash() == before
     assert world.commit(0, (0, 0, 10)).error is ErrorCode.NONE
@@ -194,7 +194,7 @@ def _without_rows(object_id: int, **changes: Any) -> r.CommitStreamSetObject:
     ],
 )
 def test_a_commit_that_no_repeat_is_known_by_has_no_effects(request_: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="no result that its repeat would be known by"):
+    with pytest.raises(InvalidRequestError, match="PutKVs"):
         world_at_level_3().write(request_)
 
 

@@ -53,7 +53,7 @@ def test_a_level_is_lowered_where_none_between_has_changed_data(
     end = world.map.applied_end_offset
     lower: Any = world.write(SetFeatureLevel(level=1))
     assert (lower.before, lower.level, world.map.applied_end_offset) == (4, 4, end)
-    with pytest.raises(InvariantError, match="sets feature level 1, but it is 4"):
+    with pytest.raises(InvariantError, match=r"level 1.*4"):
         world.map.apply(end, [FeatureLevelSet(level=1)])
 
 
@@ -87,7 +87,7 @@ def test_a_checkpoint_of_a_higher_level_is_that_of_a_newer_version() -> None:
     sections = {**cluster_map.freeze().sections(), "feature_level": {"level": level_column(BEYOND)}}
     snapshot_id, file = SnapshotId(EndOffset(1), Epoch(1)), io.BytesIO()
     write_checkpoint(file, snapshot_id, "c", sections)
-    with pytest.raises(NewerVersionError, match=f"feature level {BEYOND}, only 1 to {BEYOND - 1}"):
+    with pytest.raises(NewerVersionError, match=f"{BEYOND}.*{BEYOND - 1}"):
         snapshot_check(ClusterId("c"))(snapshot_id, file)
 
 

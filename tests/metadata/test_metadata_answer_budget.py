@@ -84,7 +84,7 @@ def test_what_may_stop_goes_on_behind_its_end(
     for request, field in asked:
         whole: Any = cluster_map.query(request)
         monkeypatch.setattr(answer_budget, "ANSWER_BYTES", 1)
-        with pytest.raises(LimitExceededError, match="at most 1 at once, or set may_stop"):
+        with pytest.raises(LimitExceededError, match="may_stop"):
             cluster_map.query(request)
         found: list[Any] = []
         while rest := getattr(request, field)[len(found) :]:
@@ -100,6 +100,6 @@ def test_nodes_that_do_not_fit_are_refused_without_a_page(monkeypatch: pytest.Mo
     cluster_map = max(maps, key=lambda found: len(found.nodes()))
     described: Any = cluster_map.query(r.GetNodes())
     monkeypatch.setattr(answer_budget, "ANSWER_BYTES", 1)
-    with pytest.raises(LimitExceededError, match=r"node_ids: .* or set page"):
+    with pytest.raises(LimitExceededError, match=r"node_ids.*page"):
         cluster_map.query(r.GetNodes())
     assert cluster_map.nodes() == described.nodes

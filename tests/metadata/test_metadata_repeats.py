@@ -246,7 +246,7 @@ def test_a_request_id_of_created_streams_is_not_used_for_other_tags() -> None:
     first = world.write(create("t", (("b", "1"), ("a", "2")), ()))
     for other in (((("a", "2"),), ()), ((), (("b", "1"), ("a", "2"))), ((), ())):
         for asked in (world, world.restored()):
-            with pytest.raises(InvalidRequestError, match="request_id: 't' was used for streams"):
+            with pytest.raises(InvalidRequestError, match="request_id"):
                 asked.write(create("t", *other))
     again = world.restored().write(create("t", (("a", "2"), ("b", "1")), ()))
     assert again.stream_ids == first.stream_ids

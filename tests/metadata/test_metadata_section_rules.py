@@ -199,7 +199,7 @@ def test_rows_and_columns_that_are_missing_twice_or_in_disorder_are_refused(sect
     if section in ("object_facts", "bucket_claim", *features.SECTIONS, "feature_level"):
         return  # older checkpoints have no such section, or not all maps have it
     gone = {name: given for name, given in sections.items() if name != section}
-    with pytest.raises(DamagedMapError, match=f"section '{section}', .*no such section"):
+    with pytest.raises(DamagedMapError, match=f"section '{section}'"):
         _load(gone, end_offset)
 
 
@@ -257,9 +257,7 @@ def test_a_damaged_pending_upload_is_told_by_the_file_it_is_in() -> None:
     file = io.BytesIO()
     write_checkpoint(file, SnapshotId(EndOffset(end_offset), Epoch(1)), ClusterId("c"), broken)
     snapshot_id = SnapshotId(EndOffset(end_offset), Epoch(1))
-    with pytest.raises(
-        CheckpointError, match=r"section 'pending_uploads', row \d, .*: got 1000000"
-    ):
+    with pytest.raises(CheckpointError, match=r"'pending_uploads'.*1000000"):
         read_map(file, snapshot_id)
 
 

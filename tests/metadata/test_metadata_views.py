@@ -24,14 +24,14 @@ def test_committed_entries_are_not_undone() -> None:
     end = world.map.applied_end_offset
     world.map.forget_undo(end)
     before = world.map.state_hash()
-    with pytest.raises(InvariantError, match="is committed"):
+    with pytest.raises(InvariantError, match="committed"):
         world.map.undo_to(end - 1)
     assert world.map.state_hash() == before
 
 
 def test_an_entry_is_not_replayed_twice() -> None:
     world = World()
-    with pytest.raises(InvariantError, match="holds everything below"):
+    with pytest.raises(InvariantError, match="below"):
         world.map.apply(0, ())
 
 
@@ -41,7 +41,7 @@ def test_records_that_do_not_fit_leave_no_trace() -> None:
     create = r.CreateStreams(request_id="x", node=NODE, streams=(r.NewStream(),))
     offset = world.map.applied_end_offset
     records = world.map.decide(create, NOW, offset).records
-    with pytest.raises(InvariantError, match="next stream id"):
+    with pytest.raises(InvariantError, match="stream id"):
         world.map.apply(offset, (*records, *records))
     assert world.map.state_hash() == before
     assert world.map.applied_end_offset == offset
@@ -125,7 +125,7 @@ def test_a_record_that_would_change_the_uuid_or_lower_the_bound_does_not_fit(
 ) -> None:
     world = World()
     world.write(ClaimBucket(cluster_uuid="a", issued_below=7))
-    with pytest.raises(InvariantError, match=r"record (sets the cluster's UUID|lowers the bound)"):
+    with pytest.raises(InvariantError, match=r"UUID|bound"):
         world.map.apply(
             world.map.applied_end_offset, [BucketClaimed(cluster_uuid=uuid, issued_below=bound)]
         )

@@ -177,7 +177,7 @@ def test_names_are_kept_from_ordinary_keys() -> None:
             r.DeleteKVs(keys=(r.KVKey(namespace=namespace, key="ledger-7"),)),
             commit(replace(INDEX, owner_key=r.OwnerKey(namespace, "ledger-7"))),
         ):
-            with pytest.raises(InvalidRequestError, match="changes with named objects alone"):
+            with pytest.raises(InvalidRequestError, match="named objects"):
                 world.write(request)
 
 
@@ -186,7 +186,7 @@ def test_an_owner_has_a_bounded_number_of_objects(monkeypatch: pytest.MonkeyPatc
     world = world_with_owner()
     world.write(commit(DATA, INDEX))
     before = world.map.state_hash()
-    with pytest.raises(LimitExceededError, match="has 2 named objects, at most 2"):
+    with pytest.raises(LimitExceededError, match="named objects"):
         world.write(commit(replace(DATA, object_id=5, name="third")))
     assert world.map.state_hash() == before
     world.write(commit(OF_STREAM))
@@ -196,13 +196,13 @@ def test_too_many_objects_do_not_go_in_one_request(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(named_objects, "WITH_OWNERS_MAX", 1)
     world = world_with_owner()
     world.write(commit(DATA, INDEX))
-    with pytest.raises(LimitExceededError, match="delete fewer at once"):
+    with pytest.raises(LimitExceededError):
         world.write(delete_owner())
     assert names(world) == ["ledger-7", "ledger-7-index"]
 
 
 def test_below_level_3_there_are_no_named_objects() -> None:
-    with pytest.raises(FeatureLevelError, match="named objects need feature level 3"):
+    with pytest.raises(FeatureLevelError, match="level 3"):
         World().write(commit(OF_STREAM))
 
 

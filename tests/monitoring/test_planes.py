@@ -191,12 +191,12 @@ def test_the_end_of_a_certificate_is_seen_before_and_named_after(
         context = authority.issue("admin/alice").load().context(ssl.PROTOCOL_TLS_CLIENT)
         with (
             socket.create_connection((host, int(port)), timeout=10) as opened,
-            pytest.raises(ssl.SSLCertVerificationError, match="certificate has expired"),
+            pytest.raises(ssl.SSLCertVerificationError, match="expired"),
         ):
             context.wrap_socket(opened)
         with (
             ControllerClient([at], 1, tls=planed.admin) as client,
-            pytest.raises(CallError, match="certificate has expired"),
+            pytest.raises(CallError, match="expired"),
         ):
             put(client, "refused", "value")
 

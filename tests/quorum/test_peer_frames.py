@@ -90,7 +90,7 @@ def test_an_oversized_frame_is_refused_from_its_header() -> None:
     parser.feed(header[:-1])
     assert parser.next() is None
     parser.feed(header[-1:])
-    with pytest.raises(FrameError, match=f"VOTE of {REQUEST_BYTES_MAX + 1} bytes; at most"):
+    with pytest.raises(FrameError, match=f"VOTE.*{REQUEST_BYTES_MAX + 1}"):
         parser.next()
     assert parser.buffered == HEADER_BYTES
 

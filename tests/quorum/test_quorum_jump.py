@@ -108,7 +108,7 @@ def test_a_leader_of_before_is_not_followed(directory: DirectoryId | None) -> No
 def test_a_replica_that_is_told_that_its_log_is_of_before_stops() -> None:
     node = Lone(state=QuorumState(Epoch(5)), batches=[batch(0, 4)])
     fetch = node.follow(1, 6)
-    with pytest.raises(LogOfBeforeError, match=r"controller 1 .* ends at 1,"):
+    with pytest.raises(LogOfBeforeError, match="controller 1"):
         node.feed(fetch, error=messages.QuorumError.LOG_OF_BEFORE, epoch=int(EPOCH))
 
 

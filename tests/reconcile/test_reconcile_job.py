@@ -204,7 +204,7 @@ def test_while_another_run_deletes_nothing_is_deleted_by_this_one(
     plan(PlanConfig(store=bucket.uri, connect=(endpoint,), folder=tmp_path / "p", engine=engine))
 
     with held_lease(bucket.store, OWN, "another"):
-        with pytest.raises(LeaseError, match="run another of process"):
+        with pytest.raises(LeaseError, match="another"):
             apply(ApplyConfig(tmp_path / "p", engine=engine, delete=True))
         dry = apply(ApplyConfig(tmp_path / "p", engine=engine))
         assert set(dry.outcomes) == {Outcome.WOULD_DELETE}
@@ -398,7 +398,7 @@ def test_a_plan_whose_guards_failed_is_a_report_that_can_t_be_applied(
         **dict.fromkeys(("missing_objects", "map_age", "max_candidates"), "passed"),
     }
     assert candidates_of(tmp_path / "p") == {own(1)}
-    with pytest.raises(PlanError, match=r"report only.*empty_map.*--allow-empty-map"):
+    with pytest.raises(PlanError, match=r"empty_map.*--allow-empty-map"):
         apply(ApplyConfig(tmp_path / "p", engine=engine, delete=True))
     assert run_cli(cli, words) == 1
     assert "never overwritten" in capsys.readouterr().err
@@ -471,14 +471,14 @@ def test_what_can_t_be_read_after_the_listing_makes_a_report_of_the_rest(
         "report.html",
         "listing",
     }
-    with pytest.raises(PlanError, match=r"report only.*map_copied"):
+    with pytest.raises(PlanError, match="map_copied"):
         apply(ApplyConfig(tmp_path / "q", engine=engine))
 
     def become_another() -> None:
         state.cluster_uuid = "uuid-2"
 
     state.refuse, state.on_snapshot = None, become_another
-    with pytest.raises(PlanError, match=r"copy of the map is of cluster 'c1', UUID uuid-2, but"):
+    with pytest.raises(PlanError, match=r"'c1'.*uuid-2"):
         plan(
             PlanConfig(store=bucket.uri, connect=(endpoint,), folder=tmp_path / "r", engine=engine)
         )

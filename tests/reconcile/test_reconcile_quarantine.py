@@ -124,9 +124,9 @@ def test_undo_is_refused_for_another_bucket_and_beside_another_run(
     apply(ApplyConfig(folder, delete=True, quarantine=True))
     before = bucket.keys()
     other = LocalBucket(tmp_path / "other")
-    with pytest.raises(PlanError, match="the plan is of the store"):
+    with pytest.raises(PlanError, match="store"):
         undo(folder, other.uri)
-    with held_lease(bucket.store, OWN, "another"), pytest.raises(LeaseError, match="run another"):
+    with held_lease(bucket.store, OWN, "another"), pytest.raises(LeaseError, match="another"):
         undo(folder)
     assert bucket.keys() == before
 

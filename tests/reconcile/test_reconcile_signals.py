@@ -101,7 +101,7 @@ def test_a_signal_during_a_listing_of_the_process_itself_has_all_shards_give_up(
             yield rows
 
     parts = [endless(number == 0) for number in range(30)]
-    with pytest.raises(CommandError, match="ended by SIGTERM: nothing"):  # noqa: SIM117
+    with pytest.raises(CommandError, match="SIGTERM"):  # noqa: SIM117
         with interruptible("nothing", "go on"):
             _write_parts(parts, _Budget(None), tmp_path / "listing", 2)  # type: ignore[arg-type]
     assert signalled.is_set()
@@ -137,7 +137,7 @@ def test_a_signal_during_the_download_of_an_inventory_ends_it_between_pieces(
     monkeypatch.setattr(inventory_module, "open_with_path", lambda _address: (store, ""))
     file = InventoryFile("one.parquet", 2**62)
     listed = Inventory("s3://lists/manifest.json", "b", 1, "parquet", (), (file,), True)
-    with pytest.raises(CommandError, match="ended by SIGTERM: nothing"):  # noqa: SIM117
+    with pytest.raises(CommandError, match="SIGTERM"):  # noqa: SIM117
         with interruptible("nothing", "go on"):
             LocalEngine().list_inventory(listed, "namespace", tmp_path / "listing")
     assert 0 < store.pieces < MANY_PIECES

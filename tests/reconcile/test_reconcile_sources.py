@@ -169,7 +169,7 @@ def test_columns_are_chosen_by_option_or_schema_and_others_are_not_read(
 
 @pytest.mark.parametrize("columns", ["object_id,colour", "object_id,object_id", "", "object_id,"])
 def test_columns_that_are_not_there_are_refused(checkpoint: Path, columns: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"option 'columns' as .*of object_id, "):
+    with pytest.raises(ConfigurationError, match=r"'columns'.*object_id"):
         source(checkpoint=str(checkpoint), table="objects", columns=columns).schema()
 
 
@@ -181,9 +181,9 @@ def test_a_schema_that_is_not_of_the_table_is_refused(checkpoint: Path) -> None:
     objects = source(checkpoint=str(checkpoint), table="objects")
     listing = ListingSource({"store": "file:///tmp/none", "namespace": OWN})
     for of in (objects, listing):
-        with pytest.raises(ConfigurationError, match="has no column 'x'; leave"):
+        with pytest.raises(ConfigurationError, match="'x'"):
             of.reader(StructType().add("x", StringType()))
-        with pytest.raises(ConfigurationError, match=r"'object_id' as bigint, .* wants string"):
+        with pytest.raises(ConfigurationError, match="'object_id'"):
             of.reader(StructType().add("object_id", StringType()))
 
 
@@ -216,9 +216,9 @@ def test_a_format_that_is_used_wrongly_says_how_to_use_it(
 ) -> None:
     from pyspark.errors import PySparkException
 
-    with pytest.raises(PySparkException, match="needs the option 'table'"):
+    with pytest.raises(PySparkException, match="'table'"):
         session.read.format("streammeta").load()
-    with pytest.raises(PySparkException, match="needs the option 'store'"):
+    with pytest.raises(PySparkException, match="'store'"):
         session.read.format("streammeta.listing").option("namespace", OWN).load().count()
 
 
@@ -257,7 +257,7 @@ def test_a_store_that_is_none_is_refused_by_the_driver(store: str) -> None:
     from streammeta.reconcile.listing_source import ListingSource
 
     source = ListingSource({"store": store, "namespace": OWN, "cuts": "4,8"})
-    with pytest.raises(ConfigurationError, match=r"option 'store' as .* wanted s3://"):
+    with pytest.raises(ConfigurationError, match=r"'store'.*s3://"):
         source.reader(source.schema())
 
 
@@ -269,15 +269,15 @@ def source(**options: str) -> Any:
 
 
 def test_a_checkpoint_that_is_damaged_or_has_no_such_table_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(MapExportError, match="has no table 'colours'; it has bucket_claim"):
+    with pytest.raises(MapExportError, match=r"'colours'.*bucket_claim"):
         source(checkpoint=str(checkpoint), table="colours").schema()
     body = bytearray(checkpoint.read_bytes())
     body[len(body) // 2] ^= 1
     checkpoint.write_bytes(body)
     read = source(checkpoint=str(checkpoint), table="objects")
-    with pytest.raises(MapExportError, match="the copy of the map is damaged"):
+    with pytest.raises(MapExportError, match="damaged"):
         read.reader(read.schema()).partitions()
-    with pytest.raises(MapExportError, match="can't be read"):
+    with pytest.raises(MapExportError):
         source(checkpoint=f"{checkpoint}.gone", table="objects").schema()
 
 
@@ -286,15 +286,15 @@ def test_an_export_that_is_not_complete_or_none_is_refused(
 ) -> None:
     folder = tmp_path / "export"
     folder.mkdir()
-    with pytest.raises(MapExportError, match="is no export of a map"):
+    with pytest.raises(MapExportError):
         source(export=str(folder), table="objects").schema()
     with CheckpointReader.open(checkpoint) as reader:
         export_parquet(reader, DirectoryTarget(folder), overwrite=False)
-    with pytest.raises(MapExportError, match="has no table 'colours'"):
+    with pytest.raises(MapExportError, match="'colours'"):
         source(export=str(folder), table="colours").schema()
     manifest = folder / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"complete": False}))
-    with pytest.raises(MapExportError, match="is not complete"):
+    with pytest.raises(MapExportError, match="complete"):
         source(export=str(folder), table="objects").schema()
 
 
@@ -352,7 +352,7 @@ def test_jobs_have_the_name_of_what_is_done_and_those_of_others_keep_theirs(
             found.append(context.getLocalProperty("spark.job.description"))
             session.sql("select raise_error('told to fail')").collect()
 
-    with pytest.raises(SparkJobError, match="looking at keys failed"):
+    with pytest.raises(SparkJobError):
         fail()
     assert found == ["streammeta reconcile: looking at keys"]
     assert context.getLocalProperty("spark.job.description") == "of somebody else"
@@ -360,7 +360,7 @@ def test_jobs_have_the_name_of_what_is_done_and_those_of_others_keep_theirs(
 
 @pytest.mark.parametrize("cuts", [["b", "a"], ["a", "a"], ["a", ""]])
 def test_cuts_that_do_not_ascend_are_refused(cuts: list[str]) -> None:
-    with pytest.raises(ConfigurationError, match="wanted keys that ascend"):
+    with pytest.raises(ConfigurationError, match="ascend"):
         shards_between(cuts)
 
 

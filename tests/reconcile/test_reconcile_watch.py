@@ -169,7 +169,7 @@ def test_what_makes_no_sense_is_refused_at_once(config: WatchConfig) -> None:
 
 def test_one_process_at_a_time_works_in_a_folder(config: WatchConfig) -> None:
     def try_another(_one: Round) -> None:
-        with pytest.raises(ConfigurationError, match="another process watches"):
+        with pytest.raises(ConfigurationError, match="another process"):
             run(config)
 
     assert len(run(config, try_another)) == 1
@@ -290,7 +290,7 @@ def test_each_round_reads_the_newest_inventory(
 
 def test_one_inventory_for_all_rounds_is_refused(config: WatchConfig) -> None:
     with_inventory = replace(config.plan, inventory="s3://lists/2026-05-01T01-00Z/manifest.json?a")
-    with pytest.raises(ConfigurationError, match="wanted the prefix of all"):
+    with pytest.raises(ConfigurationError, match="prefix"):
         watch(replace(config, plan=with_inventory), threading.Event(), lambda _: None)
 
 

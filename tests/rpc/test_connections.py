@@ -419,7 +419,7 @@ async def test_calls_that_wait_apart_are_begun_while_others_are_refused() -> Non
 async def test_what_is_to_wait_apart_must_be_served() -> None:
     server = new_server()
     server.add_generic_rpc_handlers([Service().handlers()])
-    with pytest.raises(ValueError, match="/a/B is no method of the services"):
+    with pytest.raises(ValueError, match="/a/B"):
         server.set_apart(["/a/B"])
 
 

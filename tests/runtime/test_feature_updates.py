@@ -147,7 +147,7 @@ async def test_a_replica_that_lacks_the_level_in_force_is_no_new_voter(
     features.versions.disconnected(NodeId(7), OLD)
     await update(features, 2)
     features.versions.connected(NodeId(7), OLD)
-    with pytest.raises(FeatureLevelError, match=r"controller 7 has version 1.0, levels 1 to 1"):
+    with pytest.raises(FeatureLevelError, match="controller 7"):
         features.check_voter(NodeId(7))
     features.check_voter(NodeId(9))
 

@@ -67,7 +67,7 @@ def test_a_snapshot_installed_during_a_read_or_a_load_takes_its_place() -> None:
 def test_a_gap_is_a_defect(found: tuple[Batch, ...]) -> None:
     log, delivery = log_of(batch(0), batch(1), tail_from=1), Delivery(None)
     assert delivery.next(log, EndOffset(2)) == ReadForDelivery(EndOffset(0))
-    with pytest.raises(InvariantError, match="batch at 0"):
+    with pytest.raises(InvariantError, match="batch"):
         delivery.was_read(found, EndOffset(2))
 
 

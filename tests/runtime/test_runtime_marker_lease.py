@@ -55,7 +55,7 @@ def test_a_failed_look_neither_extends_a_lease_nor_ends_it() -> None:
     assert lease.is_held
     clock.advance(1)
     lease.note_failure("connection refused")
-    with pytest.raises(errors.MarkerUnseenError, match=r"for 30 s.*connection refused"):
+    with pytest.raises(errors.MarkerUnseenError, match="connection refused"):
         lease.require()
 
 

@@ -93,5 +93,5 @@ async def test_another_checkpoint_than_the_one_wanted_is_refused() -> None:
     controller, log = await leading()
     snapshot_id, file = checkpoint_of(controller, log)
     wanted = SnapshotId(EndOffset(snapshot_id.end_offset + 1), snapshot_id.epoch)
-    with pytest.raises(CheckpointError, match="wanted is"):
+    with pytest.raises(CheckpointError):
         controller.load(file, wanted)

@@ -140,7 +140,7 @@ async def test_a_bad_part_is_named(rpcs: Rpcs) -> None:
 
 def test_an_answer_of_a_leader_that_knows_no_effects_is_not_taken_for_done() -> None:
     commit = effects(upload(1, 1, 0), [KEY])
-    with pytest.raises(ProtocolViolationError, match="feature level 3"):
+    with pytest.raises(ProtocolViolationError, match="level 3"):
         commit.verdict(objects_pb2.CommitStreamSetObjectResponse(error=ERROR_CODE_NONE))
     refused = objects_pb2.CommitStreamSetObjectResponse(error=ERROR_CODE_STREAM_INNER_ERROR)
     assert commit.verdict(refused).error == ERROR_CODE_STREAM_INNER_ERROR

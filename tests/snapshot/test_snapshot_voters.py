@@ -64,7 +64,7 @@ def test_another_checkpoint_is_refused(name: str) -> None:
         "epoch": SnapshotId(EndOffset(7), Epoch(2)),
         "cluster": ID,
     }[name]
-    with pytest.raises(BadSnapshotError, match="wanted is"):
+    with pytest.raises(BadSnapshotError):
         check(wanted, io.BytesIO(written(VOTERS)))
 
 

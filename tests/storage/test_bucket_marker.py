@@ -175,7 +175,7 @@ def test_a_marker_that_goes_while_it_is_looked_at_is_asked_for_again() -> None:
 
     store = Vanishing()
     create_marker(store, MARKER)
-    with pytest.raises(errors.StoreUnavailableError, match="try again"):
+    with pytest.raises(errors.StoreUnavailableError):
         create_marker(store, MARKER)
 
 

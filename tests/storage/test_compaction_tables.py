@@ -76,9 +76,7 @@ def test_rows_are_sorted_by_stream_offset_and_object() -> None:
 def test_a_number_that_does_not_fit_an_index_is_refused(field: str) -> None:
     row = Entry(0, 1, 0, 2**31 - 1, 2**31 - 1, 0, 2**31 - 1)
     assert len(encode_entries(EntryTable.of_rows([row]))) == 36
-    with pytest.raises(
-        ValueError, match=r"wanted a span, record count and size of 0\.\.2147483647"
-    ):
+    with pytest.raises(ValueError, match=r"0\.\.2147483647"):
         encode_entries(EntryTable.of_rows([row._replace(**{field: 2**31})]))
 
 
@@ -157,7 +155,7 @@ def joined(rows: list[Entry], threshold: int, rule: MergeRule) -> list[Entry]:
 
 
 def test_a_threshold_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="threshold is 0"):
+    with pytest.raises(ValueError, match="threshold"):
         merged_index(EntryTable.of_rows([]), 0, MergeRule.BELOW)
     with pytest.raises(ValueError, match="max_read_bytes is 0"):
         plan_reads(Iteration(EntryTable.of_rows([]), ()), 0)

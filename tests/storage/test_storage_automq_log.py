@@ -71,7 +71,7 @@ def test_no_changed_byte_of_a_record_passes() -> None:
     for at in range(len(HEADER), len(data)):
         damaged = bytearray(data)
         damaged[at] ^= 1
-        with pytest.raises(CorruptObjectError, match="object k is corrupt"):
+        with pytest.raises(CorruptObjectError, match="object k"):
             list(decode_log_records(bytes(damaged), "k"))
     with pytest.raises(CorruptObjectError):
         list(decode_log_records(data[:-1], "k"))

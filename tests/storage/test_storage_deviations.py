@@ -114,7 +114,7 @@ def test_an_index_read_a_second_time_notes_the_footer_once_and_is_strict_if_aske
     assert reader.needed is not None
     reader.receive(sane[reader.needed.start : reader.needed.end])
     assert reader.needed is not None, "the index starts before the first range"
-    with pytest.raises(CorruptObjectError, match="reserved bytes"):
+    with pytest.raises(CorruptObjectError, match="reserved"):
         reader.receive(bytes(data[reader.needed.start : reader.needed.end]))
 
 
@@ -153,7 +153,7 @@ def test_an_entry_of_a_composite_without_links_is_no_deviation() -> None:
     index = encode_index([IndexEntry(7, 0, 5, 2, 0, 100)])
     data = table + index + encode_footer(Footer(len(table), len(index), composite=True))
 
-    with pytest.raises(CorruptObjectError, match="first ordinal of link 0"):
+    with pytest.raises(CorruptObjectError, match="link 0"):
         decode_composite(data, noted=[])
 
 
@@ -235,7 +235,7 @@ def test_links_with_a_break_are_refused(links: tuple[LinkedObject, ...], problem
 def test_a_composite_cut_at_any_byte_is_corrupt() -> None:
     data = encode_composite(LINKS)
     for size in range(len(data)):
-        with pytest.raises(CorruptObjectError, match="is corrupt at byte"):
+        with pytest.raises(CorruptObjectError, match="at byte"):
             decode_composite(data[:size])
 
 
@@ -260,12 +260,12 @@ def test_ordinals_that_leave_something_out_are_named(ordinals: tuple[int, int], 
     data = bytearray(encode_composite(LINKS))
     for i, ordinal in enumerate(ordinals):
         struct.pack_into(">i", data, 5 + 14 * i + 8, ordinal)
-    with pytest.raises(CorruptObjectError, match=f"first ordinal of link {link} is") as caught:
+    with pytest.raises(CorruptObjectError, match=f"link {link}") as caught:
         decode_composite(bytes(data))
     assert caught.value.position == 5 + 14 * link + 8
 
 
 @pytest.mark.parametrize(("object_id", "bucket_id"), [(-1, 0), (2**63, 0), (1, 2**15)])
 def test_a_link_out_of_range_is_refused(object_id: int, bucket_id: int) -> None:
-    with pytest.raises(ValueError, match=f"to object {object_id} in bucket {bucket_id}"):
+    with pytest.raises(ValueError, match=f"{object_id}.*{bucket_id}"):
         encode_composite([LinkedObject(object_id, bucket_id, LINKS[0].entries)])

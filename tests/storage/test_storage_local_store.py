@@ -50,7 +50,7 @@ def test_a_key_never_leaves_the_directory(store: LocalObjectStore, root: Path, k
         lambda: store.delete_many([key]),
         lambda: store.start_multipart(key),
     ):
-        with pytest.raises(errors.InvalidKeyError, match="is refused"):
+        with pytest.raises(errors.InvalidKeyError):
             use()
     assert files_below(root.parent) == ["outside"]
 
@@ -66,7 +66,7 @@ def test_links_are_neither_followed_nor_listed(store: LocalObjectStore, root: Pa
             lambda key=key: store.put(key, b"y"),
             lambda key=key: store.delete_many([key]),
         ):
-            with pytest.raises(errors.InvalidKeyError, match="a link stands in its way"):
+            with pytest.raises(errors.InvalidKeyError, match="link"):
                 use()
     assert (root.parent / "outside").read_text() == "secret"
 
@@ -118,9 +118,7 @@ def test_a_missing_directory_is_named_and_not_created(tmp_path: Path) -> None:
         lambda: store.abort_multipart(upload),
         lambda: list(store.list_multipart_uploads()),
     ):
-        with pytest.raises(
-            errors.BucketNotFoundError, match=r"absent.*create the directory or fix"
-        ):
+        with pytest.raises(errors.BucketNotFoundError, match="absent"):
             use()
     assert list(tmp_path.iterdir()) == []
 
@@ -142,7 +140,7 @@ def test_a_full_disk_is_told_and_leaves_the_old_object(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", no_room)
-    with pytest.raises(errors.StoreUnavailableError, match=r"No space left on device.*make room"):
+    with pytest.raises(errors.StoreUnavailableError, match="No space left"):
         store.put("key", b"new")
     monkeypatch.undo()
     assert store.get_range("key") == b"old"
@@ -154,7 +152,7 @@ def test_creating_replaces_neither_file_nor_directory(store: LocalObjectStore, r
     (root / "objects/stray").write_text("stray")
     with pytest.raises(errors.InvalidKeyError):
         store.put("d", b"y", if_absent=True)
-    with pytest.raises(errors.ObjectExistsError, match="'stray' exists already"):
+    with pytest.raises(errors.ObjectExistsError, match="'stray'"):
         store.put("stray", b"y", if_absent=True)
     store.put("new", b"z", if_absent=True)
     assert files_below(root) == ["objects/d/e", "objects/new", "objects/stray"]
@@ -169,7 +167,7 @@ def test_a_file_system_without_attributes_refuses_tags_and_stores_nothing(
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
     monkeypatch.setattr(os, "setxattr", no_attributes)
-    with pytest.raises(errors.StoreRejectedError, match="keeps no extended attributes"):
+    with pytest.raises(errors.StoreRejectedError, match="extended attributes"):
         store.put("key", b"x", tags={"a": "b"})
     assert files_below(root) == []
     store.put("key", b"x")

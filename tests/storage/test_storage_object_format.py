@@ -92,7 +92,7 @@ def by_stream(records: Sequence[RecordBatch]) -> list[list[RecordBatch]]:
     ],
 )
 def test_a_record_out_of_range_is_refused_by_name(record: RecordBatch, field: str) -> None:
-    with pytest.raises(ValueError, match=f"record {field} is"):
+    with pytest.raises(ValueError, match=f"{field}"):
         encode_record(record)
 
 
@@ -105,7 +105,7 @@ def test_a_record_out_of_range_is_refused_by_name(record: RecordBatch, field: st
 )
 def test_a_bad_record_header_is_corrupt(stream_id: int, epoch: int, base: int, count: int) -> None:
     header = struct.pack(">Bqqqii", 0x22, stream_id, epoch, base, count, 0)
-    with pytest.raises(CorruptObjectError, match="record header is stream") as caught:
+    with pytest.raises(CorruptObjectError, match="header") as caught:
         decode_record(memoryview(b"xx" + header), 2, source=Source("test", 100))
     assert caught.value.position == 103
     assert f"base offset {base}, count {count}" in caught.value.found
@@ -270,7 +270,7 @@ def test_what_is_found_from_an_offset_on_is_one_run_that_ends_for_a_reason(
 def test_an_object_cut_at_any_byte_is_corrupt() -> None:
     data = build(by_stream(GOLDEN_RECORDS), 64).data
     for size in range(len(data)):
-        with pytest.raises(CorruptObjectError, match="object test is corrupt at byte"):
+        with pytest.raises(CorruptObjectError, match="object test"):
             read_whole(data[:size])
         with pytest.raises(CorruptObjectError):
             read_whole(data[:size], len(data))
@@ -397,12 +397,12 @@ def test_what_parses_is_exactly_what_would_be_made(key: str) -> None:
 def test_ids_and_namespaces_out_of_range_are_refused() -> None:
     assert cluster_namespace("C") == "_streammeta_C"
     for object_id in (-1, 2**63):
-        with pytest.raises(ValueError, match="object id is"):
+        with pytest.raises(ValueError, match="object id"):
             key_for(object_id, "n")
     for namespace in ("", "a/b"):
-        with pytest.raises(ValueError, match="namespace is"):
+        with pytest.raises(ValueError, match="namespace"):
             key_for(1, namespace)
-        with pytest.raises(ValueError, match="cluster id is"):
+        with pytest.raises(ValueError, match="cluster id"):
             cluster_namespace(namespace)
 
 

@@ -195,7 +195,7 @@ def test_an_index_too_large_for_its_blocks_is_not_fetched() -> None:
     reader = ObjectReader("test", small)
     assert reader.needed is not None
     tail = bytes(reader.needed.end - reader.needed.start - 48)
-    with pytest.raises(CorruptObjectError, match="size of the index") as caught:
+    with pytest.raises(CorruptObjectError, match="index") as caught:
         reader.receive(with_footer(tail, 1000, small - 48 - 1000))
     assert caught.value.position == small - 48
 
@@ -211,10 +211,10 @@ def test_a_footer_that_changes_between_two_reads_is_not_followed() -> None:
     reader.receive(with_footer(tail, position, entries_size))
     assert reader.needed is not None
     assert (reader.needed.start, reader.needed.end) == (position, size)
-    with pytest.raises(RuntimeError, match="not read yet"):
+    with pytest.raises(RuntimeError, match="read"):
         _ = reader.index
     other = with_footer(bytes(entries_size), position - 36, entries_size + 36)
-    with pytest.raises(CorruptObjectError, match="footer at the second reading"):
+    with pytest.raises(CorruptObjectError, match="footer"):
         reader.receive(other)
     assert (reader.needed.start, reader.needed.end) == (position, size)
 

@@ -80,7 +80,7 @@ def test_no_changed_bit_and_no_cut_passes() -> None:
     for at in range(len(data) * 8):
         damaged = bytearray(data)
         damaged[at // 8] ^= 1 << at % 8
-        with pytest.raises(CorruptObjectError, match="object k is corrupt"):
+        with pytest.raises(CorruptObjectError, match="object k"):
             decode_slot(bytes(damaged), "k", NAMESPACE)
     for end in range(len(data)):
         with pytest.raises(CorruptObjectError):
@@ -98,7 +98,7 @@ def test_another_number_of_records_than_the_header_says_is_refused(count: int) -
 def test_a_place_that_does_not_ascend_is_refused() -> None:
     for numbers in [(5, 6, 7), (5, -1, 3), (5, 4, 3)]:
         data = Slot(LOG, LOG_ID, *numbers, SlotKind.RECORDS).encode()
-        with pytest.raises(CorruptObjectError, match="its place"):
+        with pytest.raises(CorruptObjectError, match="place"):
             decode_slot(data, "k", NAMESPACE)
 
 

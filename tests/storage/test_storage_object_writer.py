@@ -107,10 +107,10 @@ def test_a_part_is_given_once_and_in_order_though_many_wait() -> None:
 def test_nothing_is_said_of_an_object_before_all_of_it_is_taken() -> None:
     writer = ObjectWriter()
     writer.write([RecordBatch(1, 0, 0, 1, b"a")])
-    with pytest.raises(RuntimeError, match="wanted finish"):
+    with pytest.raises(RuntimeError, match="finish"):
         _ = writer.summary
     writer.finish()
-    with pytest.raises(RuntimeError, match="0 bytes of the object were taken"):
+    with pytest.raises(RuntimeError, match="0 bytes"):
         _ = writer.summary
     (part,) = writer.parts()
     assert writer.summary.size == len(part)
@@ -128,7 +128,7 @@ def test_a_finished_object_takes_no_more() -> None:
 
 
 def test_an_object_without_records_and_sizes_without_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match="no records"):
+    with pytest.raises(ValueError, match="records"):
         ObjectWriter().finish()
     with pytest.raises(ValueError, match="part_size is 0"):
         ObjectWriter(part_size=0)
@@ -172,13 +172,13 @@ def test_a_bad_record_is_named_and_changes_nothing(bad: RecordBatch, reason: str
 
 def test_a_stream_out_of_range_or_out_of_order_is_refused() -> None:
     for stream_id in (-1, 2**63):
-        with pytest.raises(ValueError, match="record stream_id is"):
+        with pytest.raises(ValueError, match="stream_id"):
             ObjectWriter().write([RecordBatch(stream_id, 0, 0, 1, b"")])
     writer = ObjectWriter()
     writer.write([RecordBatch(2, 0, 0, 1, b"")])
     writer.write([])
     size = writer.data_size
-    with pytest.raises(ValueError, match="stream 1 written after stream 2"):
+    with pytest.raises(ValueError, match=r"stream 1 .*2"):
         writer.write([RecordBatch(1, 0, 0, 1, b"")])
     with pytest.raises(ValueError, match="wanted"):
         writer.write([RecordBatch(2, 0, 1, 1, b""), RecordBatch(3, 0, 0, 1, b"")])

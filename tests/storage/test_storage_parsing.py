@@ -58,7 +58,7 @@ def test_what_is_as_deep_as_may_be_is_read() -> None:
         if is_read:
             assert json.dumps(parse_json(text)) == text
         else:
-            with pytest.raises(DocumentError, match="nested more than 64 deep"):
+            with pytest.raises(DocumentError, match="64"):
                 parse_json(text)
     assert parse_toml("a = [1, {b = 2}]") == {"a": [1, {"b": 2}]}
 

@@ -182,7 +182,7 @@ def test_another_object_than_the_one_that_is_meant_is_not_copied(
     monkeypatch.setattr(s3, "COPIED_AT_ONCE", limit)
     meant = _put(server, 6 * MIB)
     server.store.put("a/source", b"another" * MIB)
-    with pytest.raises(errors.ObjectChangedError, match="'a/source' is not the one"):
+    with pytest.raises(errors.ObjectChangedError, match="'a/source'"):
         server.store.copy("a/source", "b/target", meant)
     assert [info.key for info in server.store.list_objects()] == ["a/source"]
     assert _no_uploads(server)
@@ -308,7 +308,7 @@ def test_a_server_that_takes_no_digest_is_named_for_it(server: Server) -> None:
         return None
 
     server.intercept(refuse)
-    with pytest.raises(errors.StoreRejectedError, match="wants another digest of the body"):
+    with pytest.raises(errors.StoreRejectedError, match="digest"):
         server.store.delete_many(["a"])
 
 

@@ -144,7 +144,7 @@ def test_a_deadline_holds_against_a_server_that_says_nothing(scene: Scene) -> No
     store = scene.store(RetryPolicy(silence_s=600.0, call_s=600.0))
     store.put("a", b"w")  # what the first call alone has to do may take longer than the deadline
     scene.proxy.plan = always(Fault.SILENT)
-    with pytest.raises(errors.DeadlineExceededError, match="before the answer"):
+    with pytest.raises(errors.DeadlineExceededError):
         store.until(time.monotonic() + 0.5).put("a", b"x")
     assert scene.proxy.seen == {"put": 2}
     scene.proxy.plan = lambda _: None

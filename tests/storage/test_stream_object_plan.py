@@ -369,9 +369,9 @@ def test_what_the_store_can_not_copy_is_sent_in_parts_of_one_size() -> None:
 def test_sources_beyond_the_parts_of_an_upload_are_refused() -> None:
     rules = CopyRules(max_part_bytes=32 * MIB, max_parts=3)
     assert len(plan_copy(of_sizes(64), TRAILER, rules).parts) == 3
-    with pytest.raises(ValueError, match="would have 4 parts, wanted at most 3"):
+    with pytest.raises(ValueError, match="4 parts"):
         plan_copy(of_sizes(96), TRAILER, rules)
-    with pytest.raises(ValueError, match="0 ranges with bytes"):
+    with pytest.raises(ValueError, match="ranges"):
         plan_copy(of_sizes(0), TRAILER)
 
 

@@ -206,7 +206,7 @@ def test_over_tls_lines_name_callers_and_their_certificates(
     with audited_cluster(tmp_path, 1, {1: authority.issue("controller/1")}) as cluster:
         with ControllerClient(cluster.endpoints, timeout_s=30, tls=broker) as client:
             ask(client, nodes_pb2.RegisterNodeRequest(node=NODE))
-            with pytest.raises(CallError, match="broker/1000 may not call"):
+            with pytest.raises(CallError, match="broker/1000"):
                 ask(client, nodes_pb2.LockNodeRequest(node_id=1000))
         with ControllerClient(cluster.endpoints, timeout_s=30, tls=admin) as client:
             ask(client, nodes_pb2.LockNodeRequest(node_id=1000))
@@ -234,7 +234,7 @@ def test_with_a_full_disk_operators_are_refused_and_brokers_are_not(tmp_path: Pa
             ask(client, nodes_pb2.RegisterNodeRequest(node=NODE))
         with (
             ControllerClient([endpoint], timeout_s=1) as client,
-            pytest.raises(CallError, match="the audit log can't be written"),
+            pytest.raises(CallError, match="audit log"),
         ):
             ask(client, nodes_pb2.LockNodeRequest(node_id=1000))
         with ControllerClient([endpoint], timeout_s=30) as client:

@@ -68,7 +68,7 @@ async def test_without_room_lines_are_lost_and_counted_by_the_next() -> None:
 async def test_who_waits_hears_of_a_failure_and_the_line_is_written_later() -> None:
     log = MemoryLog(error=OSError("no room"))
     writer = AuditWriter(log, sync_every_s=0.01)
-    with pytest.raises(AuditUnavailableError, match="no room"):
+    with pytest.raises(AuditUnavailableError):
         await writer.written(line(1))
     await until(lambda: "no room" in writer.problem)
     log.error = None

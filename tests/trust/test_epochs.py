@@ -68,12 +68,12 @@ def test_after_the_largest_epoch_that_is_taken_comes_a_larger_one(
     cluster_map = with_stream()
     before = cluster_map.state_hash()
     for epoch in (INT64_MAX, FREE_MAX + STEP_MAX + 1, FREE_MAX + 1):
-        with pytest.raises(InvalidRequestError, match=f"at most {FREE_MAX}"):
+        with pytest.raises(InvalidRequestError, match=f"{FREE_MAX}"):
             written(cluster_map, ask(epoch))
     assert cluster_map.state_hash() == before
     for epoch in (FREE_MAX, FREE_MAX + 1, FREE_MAX + 1 + STEP_MAX):
         assert written(cluster_map, close(ask(epoch), cluster_map)) is ErrorCode.NONE
-    with pytest.raises(InvalidRequestError, match=f"at most {FREE_MAX + 1 + 2 * STEP_MAX}"):
+    with pytest.raises(InvalidRequestError, match=f"{FREE_MAX + 1 + 2 * STEP_MAX}"):
         written(cluster_map, close(ask(INT64_MAX), cluster_map))
 
 

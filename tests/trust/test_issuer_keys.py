@@ -207,5 +207,5 @@ async def test_keys_are_read_at_once_when_that_is_asked_for(tmp_path: Path) -> N
 
 
 def test_a_file_of_keys_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(KeysError, match=r"jwks.json: can't be read: No such file"):
+    with pytest.raises(KeysError, match=r"jwks.json"):
         KeysFile(tmp_path / "jwks.json", 5).read()

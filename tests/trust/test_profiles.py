@@ -99,16 +99,16 @@ def test_the_default_profile_counts_unless_another_or_none_is_named(file: Path) 
     assert resolve(None, NOTHING, None, Endpoints.KNOWN) == Connection(None, None)
     assert resolve(None, NOTHING, "two", Endpoints.KNOWN).endpoints == ("two:2", "two:3")
     assert resolve(None, NOTHING, None, Endpoints.ONE).endpoints == ("one:1",)
-    with pytest.raises(click.UsageError, match="two:2,two:3; must be one controller"):
+    with pytest.raises(click.UsageError, match="two:2,two:3"):
         resolve(None, NOTHING, "two", Endpoints.ONE)
-    with pytest.raises(click.UsageError, match="Neither is there an endpoint"):
+    with pytest.raises(click.UsageError, match="endpoint"):
         resolve(None, NOTHING, "none")
-    with pytest.raises(ProfileError, match=r"no profile 'three'; it has one, two"):
+    with pytest.raises(ProfileError, match="'three'"):
         resolve(None, NOTHING, "three")
 
 
 def test_a_profile_that_is_named_needs_a_file(file: Path) -> None:
-    with pytest.raises(ProfileError, match=r"profiles.toml: no profile 'one'; it has none"):
+    with pytest.raises(ProfileError, match=r"profiles.toml.*'one'"):
         resolve(("x:1",), NOTHING, "one")
 
 
@@ -120,9 +120,9 @@ def test_files_are_those_given_and_the_rest_the_profiles(
     assert resolve(None, NOTHING, "one") == Connection(("one:1",), ours)
     mixed = {**NOTHING, "tls_cert": another.certificate, "tls_key": another.key}
     assert resolve(None, mixed, "one").tls == another
-    with pytest.raises(TlsError, match=r"^tls-key: not given"):
+    with pytest.raises(TlsError, match=r"^tls-key"):
         resolve(("x:1",), {**NOTHING, "tls_ca": ours.ca, "tls_cert": ours.certificate}, None)
-    with pytest.raises(ProfileError, match=rf"^{file}: profile 'one': tls_cert: can't use"):
+    with pytest.raises(ProfileError, match=f"{file}.*'one'.*tls_cert"):
         resolve(None, {**NOTHING, "tls_key": another.key}, "one")
     with pytest.raises(TlsError, match=r"^tls-cert: "):
         resolve(None, {**NOTHING, "tls_cert": stranger.issue("admin/eve").certificate}, "one")
@@ -176,7 +176,7 @@ def test_a_token_that_is_of_no_use_is_told(file: Path, authority: Authority, tok
             resolve(("x:1",), {**given, **more}, None)
     token.chmod(0o644)
     file.write_text(f'[profiles.one]\ntls_ca = "{tls.ca}"\ntoken_file = "{token}"\n')
-    with pytest.raises(ProfileError, match=r"profile 'one': token_file: .* has mode 0644"):
+    with pytest.raises(ProfileError, match=r"'one'.*token_file.*0644"):
         resolve(("x:1",), NOTHING, "one")
 
 

@@ -127,7 +127,7 @@ def test_reconciliation_tells_of_a_refusal_too() -> None:
     with (
         served_by_threads(controller, *_SERVICES) as endpoint,
         LeaderClient([endpoint], 5) as leader,
-        pytest.raises(ControllerError, match="this needs role reconciler or admin"),
+        pytest.raises(ControllerError, match="reconciler"),
     ):
         leader.describe()
     assert controller.calls == 1

@@ -21,7 +21,7 @@ def test_a_set_that_fits_names_its_principal(authority: Authority) -> None:
 
 def test_some_of_the_files_are_no_set(tmp_path: Path) -> None:
     assert tls_files(None, None, None) is None
-    with pytest.raises(TlsError, match=r"^peer-tls-key: not given; give --peer-tls-ca"):
+    with pytest.raises(TlsError, match=r"peer-tls-key.*--peer-tls-ca"):
         tls_files(tmp_path, tmp_path, None, "peer-tls")
 
 
@@ -61,7 +61,7 @@ def test_each_file_must_be_what_it_should_be(
         with pytest.raises(TlsError, match=f"(?s)^{told}"):
             files.load()
     good.key.chmod(0o640)
-    with pytest.raises(TlsError, match=r"^tls-key: .* has mode 0640.*chmod 600"):
+    with pytest.raises(TlsError, match=r"tls-key.*0640.*600"):
         good.load()
 
 
@@ -77,10 +77,10 @@ def test_what_needs_cryptography_is_judged_where_it_is_installed(
 
 def test_a_certificate_of_an_authority_is_no_leaf(authority: Authority) -> None:
     as_leaf = TlsFiles(authority.ca, authority.files.certificate, authority.files.key)
-    with pytest.raises(TlsError, match="is an authority's"):
+    with pytest.raises(TlsError, match="authority"):
         as_leaf.load()
 
 
 def test_a_bundle_must_hold_an_authority(good: TlsFiles) -> None:
-    with pytest.raises(TlsError, match=r"^tls-ca: .*none of its certificates is an authority's"):
+    with pytest.raises(TlsError, match="tls-ca"):
         replace(good, ca=good.certificate).load()

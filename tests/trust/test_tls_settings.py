@@ -139,7 +139,7 @@ def test_the_names_that_clients_are_told_must_be_in_the_certificate(
     if is_good:
         check_advertised(checked)
     else:
-        with pytest.raises(ConfigError, match=r"^tls-cert: .* --advertise .*; it names .*example"):
+        with pytest.raises(ConfigError, match=r"tls-cert.*--advertise"):
             check_advertised(checked)
     with capture_logs() as logs:
         warn_of_advertised(checked)

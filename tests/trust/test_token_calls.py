@@ -209,14 +209,14 @@ def test_what_is_wrong_with_a_token_file_is_told_before_a_call(
     files = file_of(tmp_path, authority, "a.b.c")
     for content in ("two words", "", "tök"):
         files.token.write_text(content)
-        with pytest.raises(TlsError, match=r"token-file: .* must hold one token and nothing else"):
+        with pytest.raises(TlsError, match="token-file"):
             files.load()
     files.token.chmod(0o640)
-    with pytest.raises(TlsError, match=r"token-file: .* mode 0640, which lets others"):
+    with pytest.raises(TlsError, match=r"token-file.*0640"):
         files.load()
     files.token.unlink()
-    with pytest.raises(TlsError, match="token-file: can't read"):
+    with pytest.raises(TlsError, match="token-file"):
         files.load()
     token = file_of(tmp_path, authority, "a.b.c").token
-    with pytest.raises(TlsError, match="tls-ca: can't use"):
+    with pytest.raises(TlsError, match="tls-ca"):
         TokenFiles(token, token).load()
