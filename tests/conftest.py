@@ -9,7 +9,6 @@ are held up, and a failure prints its replay. The user's own settings do not cou
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import zlib
@@ -39,10 +38,6 @@ os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / "no-settings")
 """Profiles of the user that runs the tests are none of theirs."""
 
 
-gc.disable()
-"""Collected tests stay until the end: a quarter of a collection was a search for garbage."""
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
 
@@ -57,8 +52,3 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group(groups[0].format(number)))
         if item.get_closest_marker("slow") and not config.getoption("slow"):
             item.add_marker(pytest.mark.skip(reason="slow; run with --slow"))
-
-
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from streammeta.brokers.kafka.broker import Broker
 from streammeta.brokers.kafka.cluster import ClusterView, Endpoint, Leader, Topic
@@ -20,7 +21,6 @@ from streammeta.brokers.kafka.wire import (
 )
 from tests.conformance.test_conformance import VECTORS
 from tests.kit.kafka_wire import read_response
-from tests.kit.yaml_files import load_yaml
 
 _HERE = Endpoint("h", 9092, 1)
 _TOPIC = Topic("t", "id", 4, {})
@@ -84,7 +84,7 @@ def test_settings_of_topics_are_checked_and_count() -> None:
 
 
 def _vectors() -> dict[str, dict[str, dict[str, str]]]:
-    scenarios = load_yaml((VECTORS / "kafka.yaml").read_text())["scenarios"]
+    scenarios = yaml.safe_load((VECTORS / "kafka.yaml").read_text())["scenarios"]
     return {one["name"]: one for one in scenarios}
 
 

@@ -28,7 +28,6 @@ from tests.conformance.shape_layouts import SHAPE_LAYOUTS, check_shape_layout
 from tests.conformance.shape_scenarios import SHAPES
 from tests.conformance.shape_vocabulary import check_shape, is_shape_scenario
 from tests.conformance.stream_object_scenarios import check_stream_compaction, is_stream_compaction
-from tests.kit.yaml_files import load_yaml
 
 _REMARKS = ("rules", "skipped", "code_facts_without_test", "notes")
 """Sections that state nothing that could be run."""
@@ -48,7 +47,7 @@ def load_file(path: Path) -> dict[str, Any]:
         ScenarioFileError: there is no such file, or it is no YAML map.
     """
     try:
-        content = load_yaml(path.read_text())
+        content = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ScenarioFileError(f"{path}: {error.strerror}; name a scenario file") from error
     except yaml.YAMLError as error:

@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from streammeta.storage.compaction.entries import Entry, EntryTable
 from streammeta.storage.compaction.plan import (
     CompactionLimits,
@@ -23,7 +25,6 @@ from streammeta.storage.compaction.plan import (
 )
 from streammeta.storage.compaction.planner import plan_compaction
 from streammeta.storage.object_format.index_block import IndexEntry
-from tests.kit.yaml_files import load_yaml
 
 _RULES_FILE = Path(__file__).parent / "deviations.yaml"
 
@@ -69,7 +70,7 @@ class Rule:
 
 @cache
 def rules() -> Mapping[str, Rule]:
-    listed = load_yaml(_RULES_FILE.read_text())["rules"]
+    listed = yaml.safe_load(_RULES_FILE.read_text())["rules"]
     return {item["feature"]: Rule(**{**item, "ops": tuple(item["ops"])}) for item in listed}
 
 

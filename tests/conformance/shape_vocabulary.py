@@ -14,13 +14,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import yaml
+
 from tests.conformance.conformance_report import ABSENT, Mismatch, ScenarioResult
 from tests.conformance.not_offered import feature_of
 from tests.conformance.scenario_args import REQUIRED, Args
 from tests.conformance.shape_facts import Lookup, find_in, match, not_understood
 from tests.conformance.shape_synonyms import with_known_keys
 from tests.conformance.shape_worlds import Course, NotOfferedError, World, run, sentence_of
-from tests.kit.yaml_files import load_yaml
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 SHAPE_FILES = ("kafka.yaml", "rocketmq.yaml", "pulsar.yaml")
@@ -166,7 +167,7 @@ def is_shape_scenario(scenario: Mapping[str, Any]) -> bool:
 @cache
 def _known_scenarios() -> Scenarios:
     """Return the scenarios of the copied files: others may refer to them."""
-    contents = [load_yaml((VECTORS / name).read_text()) for name in SHAPE_FILES]
+    contents = [yaml.safe_load((VECTORS / name).read_text()) for name in SHAPE_FILES]
     return {one["name"]: one for content in contents for one in content["scenarios"]}
 
 

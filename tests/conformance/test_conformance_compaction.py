@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.conformance.compaction_scenarios import is_set_compaction
 from tests.conformance.conformance_files import run_scenario
 from tests.conformance.conformance_report import ScenarioResult
-from tests.kit.yaml_files import load_yaml
 
 VECTORS = Path(__file__).parent.parent / "vectors" / "compaction.yaml"
-CONTENT: dict[str, Any] = load_yaml(VECTORS.read_text())
+CONTENT: dict[str, Any] = yaml.safe_load(VECTORS.read_text())
 SCENARIOS: dict[str, dict[str, Any]] = {one["name"]: one for one in CONTENT["scenarios"]}
 TOLD_OTHERWISE = {("block_larger_than_cache_is_an_error", "error")}
 """Facts that a listed difference replaces, so that it does not matter what they are."""

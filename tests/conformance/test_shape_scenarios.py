@@ -16,14 +16,13 @@ from tests.conformance.conformance_files import run_file, run_scenario
 from tests.conformance.conformance_report import ScenarioResult
 from tests.conformance.shape_scenarios import SHAPES
 from tests.conformance.shape_vocabulary import choose, input_of
-from tests.kit.yaml_files import load_yaml
 
 HERE = Path(__file__).parent
 VECTORS = HERE.parent / "vectors"
 FILES = ("rocketmq.yaml", "pulsar.yaml", "kafka.yaml")
 UNSEEN = tuple(HERE / f"unseen_{name}" for name in FILES)
 CONTENTS: dict[str, Any] = {
-    path.name: load_yaml(path.read_text())
+    path.name: yaml.safe_load(path.read_text())
     for path in (*(VECTORS / name for name in FILES), *UNSEEN)
 }
 SCENARIOS = {
@@ -138,7 +137,7 @@ def test_neither_name_nor_order_nor_source_counts(file: str, tmp_path: Path) -> 
     text = yaml.safe_dump(scenarios, sort_keys=False)
     for old, new in names.items():
         text = re.sub(rf"(?<![\w.]){old}(?!\w)", new, text)
-    renamed = load_yaml(text)
+    renamed = yaml.safe_load(text)
     for one in renamed:
         one.pop("source"), one.pop("notes", None)
     chance.shuffle(renamed)
@@ -269,7 +268,7 @@ def test_what_is_not_offered_is_a_deviation_and_counts_neither_way() -> None:
 
 @pytest.mark.parametrize("text", EXAMPLES)
 def test_every_example_of_the_readme_runs(text: str) -> None:
-    for number, example in enumerate(load_yaml(text)):
+    for number, example in enumerate(yaml.safe_load(text)):
         result = run({"name": f"example {number}", **example}, {})
         assert result.is_counted
         assert not said(result)
@@ -294,7 +293,7 @@ def test_every_example_of_a_shape_has_that_shape() -> None:
     names = "|".join(shape.name for shape in SHAPES)
     pattern = rf"### ({names})\n(.*?)(?=\n### |\n## )"
     for name, section in re.findall(pattern, text, re.DOTALL):
-        (example,) = load_yaml(re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)[0])
+        (example,) = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)[0])
         stated = {**_map(example.get("derived")), **_map(example.get("expect"))}
         value = input_of(example, {key: one for key, (_, one) in SCENARIOS.items()})
         chosen = choose(SHAPES, value, stated or example.get("expect", example.get("derived")), "")

@@ -19,7 +19,6 @@ import pytest
 import yaml
 
 from streammeta.cli.root import cli
-from tests.kit.yaml_files import load_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy/helm/streammeta"
@@ -182,7 +181,7 @@ def test_the_operator_scrapes_each_controller_ready_or_not() -> None:
 
 def test_the_rules_are_those_of_the_file_with_runbooks_where_they_are_published() -> None:
     rule = rendered(SETS["watched"])["PrometheusRule/demo"]
-    wanted = load_yaml((ROOT / "deploy/prometheus/streammeta.rules.yml").read_text())
+    wanted = yaml.safe_load((ROOT / "deploy/prometheus/streammeta.rules.yml").read_text())
     for group in wanted["groups"]:
         for each in group["rules"]:
             notes = each["annotations"]

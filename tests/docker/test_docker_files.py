@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 import pytest
+import yaml
 
 from streammeta.cli.root import cli
 from streammeta.controller.listener import ListenerTls
@@ -25,13 +26,12 @@ from streammeta.controller.trust.door import Door
 from streammeta.controller.trust.method_rules import HTTP_RULES
 from streammeta.storage.object_store.address import S3Config
 from tests.kit.real_cluster import running_cluster
-from tests.kit.yaml_files import load_yaml
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
 DOCKERFILE = (DOCKER / "Dockerfile").read_text()
-COMPOSE: dict[str, Any] = load_yaml((DOCKER / "compose.yaml").read_text())
+COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 CONTROLLERS = sorted(name for name in SERVICES if name.startswith("controller-"))
 TARGETS = re.findall(r"^FROM \S+ AS (\S+)", DOCKERFILE, re.M)

@@ -37,6 +37,8 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
         "./scripts/setup": _LONG,
         "./scripts/test tests": _LONG,
         "./scripts/generate_docs": _LONG,
+        "./scripts/prose": _LONG,
+        "git config": Parsed("changes the settings of this clone"),
         "./scripts/release": _LONG,
     },
     "docker/README.md": {

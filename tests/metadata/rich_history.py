@@ -179,11 +179,6 @@ def recovering_views() -> list[FrozenMap]:
 
 
 @cache
-def shared_history(seed: int) -> History:
-    """Return the history of a seed, made once. Callers must not change it."""
-    return history(seed)
-
-
 def histories() -> tuple[History, ...]:
-    """Return the shared histories of all seeds."""
-    return tuple(map(shared_history, SEEDS))
+    """Return the histories of all seeds, made once; they must not be changed."""
+    return tuple(history(seed) for seed in SEEDS)

@@ -11,7 +11,7 @@ from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.answer_budget import fitting
 from streammeta.controller.metadata.values import PageRequest
 from tests.metadata.map_pair import plain
-from tests.metadata.rich_history import SEEDS, histories, shared_history
+from tests.metadata.rich_history import SEEDS, histories
 
 
 def test_as_many_fit_as_the_budget_holds_and_one_always_does(
@@ -49,12 +49,12 @@ PAGED = [
 ]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("history", histories(), ids=map(str, SEEDS))
 @pytest.mark.parametrize(("request_", "items"), PAGED, ids=map(str, range(len(PAGED))))
 def test_pages_of_single_items_are_the_whole(
-    seed: int, request_: Any, items: str, monkeypatch: pytest.MonkeyPatch
+    history: Any, request_: Any, items: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster_map = shared_history(seed).pair.map
+    cluster_map = history.pair.map
     whole: Any = cluster_map.query(replace(request_, page=PageRequest(10_000)))
     monkeypatch.setattr(answer_budget, "ANSWER_BYTES", answer_budget.SET_OBJECT_BYTES)
     found: list[Any] = []
@@ -70,9 +70,11 @@ def test_pages_of_single_items_are_the_whole(
     assert plain(tuple(found)) == plain(getattr(whole, items))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_what_may_stop_goes_on_behind_its_end(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster_map = shared_history(seed).pair.map
+@pytest.mark.parametrize("history", histories(), ids=map(str, SEEDS))
+def test_what_may_stop_goes_on_behind_its_end(
+    history: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster_map = history.pair.map
     keys = tuple(r.KVKey(namespace="n", key=key) for key in "abcab")
     queries = tuple(r.ObjectQuery(stream_id, 0, -1) for stream_id in range(8))
     asked: tuple[tuple[Any, str], ...] = (

@@ -14,7 +14,7 @@ from streammeta.controller.runtime.controller import MetadataController
 from tests.kit.clock import ManualClock
 from tests.kit.memory_log import NODE, MemoryLog, committed, create
 from tests.metadata.map_pair import Pair
-from tests.metadata.rich_history import SEEDS, history, shared_history
+from tests.metadata.rich_history import SEEDS, histories, history
 
 LIMITS = MapLimits(streams=4, prepared_objects=4, nodes=2, kv_keys=2, kv_bytes=100, tag_bytes=20)
 
@@ -130,9 +130,9 @@ def counted(cluster_map: ClusterMap) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_counts_are_those_of_the_map_after_any_history_and_load(seed: int) -> None:
-    cluster_map = shared_history(seed).pair.map
+@pytest.mark.parametrize("made", histories(), ids=map(str, SEEDS))
+def test_the_counts_are_those_of_the_map_after_any_history_and_load(made: Any) -> None:
+    cluster_map = made.pair.map
     assert dict(cluster_map.used()) == counted(cluster_map)
     view = cluster_map.freeze()
     loaded = ClusterMap.from_sections(view.sections(), view.end_offset)

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import yaml
+
 from streammeta.cli.local_cluster import free_ports
 from tests.kit.real_cluster import wait_until
 from tests.kit.tools import path_of
-from tests.kit.yaml_files import load_yaml
 from tests.monitoring.http_calls import get
 from tests.monitoring.test_alerts import RULES
 
@@ -121,7 +122,7 @@ def _configuration(targets: Sequence[str], brokers: Sequence[str]) -> dict[str, 
 
 
 def _impatient_rules() -> dict[str, Any]:
-    rules: dict[str, Any] = load_yaml(RULES.read_text())
+    rules: dict[str, Any] = yaml.safe_load(RULES.read_text())
     for group in rules["groups"]:
         for rule in group["rules"]:
             if "for" in rule:

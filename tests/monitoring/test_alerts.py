@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from streammeta.cli.backup_command import VERIFY_METRICS
 from streammeta.controller.backup.uploader import LATE_INTERVALS
 from streammeta.controller.config import ControllerConfig
 from tests.kit.tools import needs, path_of
-from tests.kit.yaml_files import load_yaml
 from tests.monitoring.metrics_table import PAGE, TABLES, series_names
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "streammeta.rules.yml"
 ALERTS: Sequence[Mapping[str, Any]] = [
-    rule for group in load_yaml(RULES.read_text())["groups"] for rule in group["rules"]
+    rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
 ]
 DAY_S = 86_400
 MINUTES = 65

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -39,25 +39,25 @@ def all_options(command: click.Command, parent: click.Context | None = None) -> 
     return found
 
 
-@cache
-def texts() -> list[tuple[str, str]]:
+def texts() -> Iterator[tuple[str, str]]:
     """Return every string of the product's modules, with its place."""
-    found = []
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
                     continue
                 if "var(--" not in node.value:  # a style sheet has variables
-                    found.append((f"{path.relative_to(ROOT)}:{node.lineno}", node.value))
-    return found
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value
+
+
+TEXTS = list(texts())
 
 
 def test_every_option_that_a_message_names_is_an_option_of_some_command() -> None:
     known = all_options(cli) | OTHERS
     unknown = {
         f"{place}: {option}"
-        for place, text in texts()
+        for place, text in TEXTS
         for option in _OPTION.findall(text)
         if option not in known
     }
@@ -66,7 +66,7 @@ def test_every_option_that_a_message_names_is_an_option_of_some_command() -> Non
 
 def test_every_command_that_a_message_names_exists() -> None:
     wrong = []
-    for place, text in texts():
+    for place, text in TEXTS:
         for words in _COMMAND.findall(text):
             command: click.Command = cli
             context = click.Context(cli)
