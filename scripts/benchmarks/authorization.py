@@ -1,16 +1,16 @@
-"""The cost of letting a caller in: the leader's CPU time before a handler begins.
+"""Cost of admitting a caller: the leader's CPU time before a handler begins.
 
-A server in this process takes one call of each kind of caller, over real connections, and lets it
-in again and again: by the door alone, by all that stands before a handler (`Entrance`), and by the
-same with an audit log, which sums calls of this kind. All are CPU time of the event loop's thread,
-so that other work on the machine does not count.
+A server in this process receives one call of each kind of caller, over real connections, and admits
+it again and again: by the authenticator alone, by the whole call pipeline before a handler, and by
+the same with an audit log, which sums calls of this kind. All are CPU times of the event loop's
+thread, so that other work on the machine does not count.
 """
 
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
-from scripts.benchmarks.figures import Outcome, Table, median
+from scripts.benchmarks.figures import Outcome, Progress, Table, median
+from scripts.benchmarks.options import option
 from streammeta.cli.local_certificates import LocalCertificates
 from streammeta.controller.grpc_server.server import new_server
 from streammeta.controller.rpc.entrance import Entrance
@@ -44,21 +45,21 @@ _TOKEN_S = 3600
 _TIMEOUT_S = 120.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How often a caller is let in, and the number of turns, of which the median counts."""
+    """Admissions in a turn, and the number of turns, of which the median counts."""
 
-    calls: int = 2_000
+    calls: int = option(2_000, "admissions in a turn")
     turns: int = 15
 
 
 @dataclass(frozen=True, slots=True)
 class _Caller:
-    """A kind of caller: the port it comes to, and what it shows."""
+    """A kind of caller: its port, its certificate and its metadata."""
 
     name: str
-    shows: TlsFiles | None
-    at_tokens: bool = False
+    port: str
+    files: TlsFiles | None = None
     metadata: Sequence[tuple[str, str]] = ()
 
 
@@ -67,7 +68,7 @@ async def _bare(_: object, __: object) -> bytes:
 
 
 class _Measured:
-    """A handler that lets its caller in again and again."""
+    """Handler that admits its caller again and again."""
 
     def __init__(self, settings: Settings, door: Door, auditor: Auditor) -> None:
         self._settings = settings
@@ -77,22 +78,21 @@ class _Measured:
         self.found: dict[str, float] = {}
 
     async def handle(self, _: bytes, context: Any) -> bytes:
-        """Measure; `found` has CPU time in microseconds a call."""
+        """Measure. `found` has CPU time in microseconds a call."""
 
-        async def judged() -> None:
+        async def authenticate() -> None:
             self._door.enter(METHOD, context)
 
-        bare, judging = await self._cost(lambda: _bare(b"", context)), await self._cost(judged)
-        entering = await self._cost(lambda: self._entered(b"", context))
-        recording = await self._cost(lambda: self._recorded(b"", context))
-        self.found = {
-            "judged_us": judging - bare,
-            "let_in_us": entering - bare,
-            "let_in_and_recorded_us": recording - bare,
+        bare_us = await self._cost_us(lambda: _bare(b"", context))
+        ways: dict[str, Callable[[], Awaitable[object]]] = {
+            "judged_us": authenticate,
+            "let_in_us": lambda: self._entered(b"", context),
+            "let_in_and_recorded_us": lambda: self._recorded(b"", context),
         }
+        self.found = {name: await self._cost_us(call) - bare_us for name, call in ways.items()}
         return b""
 
-    async def _cost(self, call: Callable[[], Awaitable[object]]) -> float:
+    async def _cost_us(self, call: Callable[[], Awaitable[object]]) -> float:
         """Return the median over the turns, in microseconds."""
         costs: list[float] = []
         for _ in range(self._settings.turns):
@@ -103,11 +103,11 @@ class _Measured:
         return median(costs)
 
 
-async def measure(root: Path, settings: Settings, progress: Callable[[str], None]) -> Outcome:
-    """Let each kind of caller in, with a policy of many lines in force."""
+async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome:
+    """Admit each kind of caller under a policy of many lines."""
     certificates = LocalCertificates(root, CLUSTER)
     door = Door(CLUSTER, parse_policy(_policy(), CLUSTER, "policy.toml"))
-    token = _take_tokens(door)
+    token = _accept_tokens(door)
     writer = AuditWriter(AuditFile(PosixFileSystem(), root / "audit.log"))
     auditor = Auditor(writer, SystemClock(), lambda: Office(1, 1, leads=True))
     measured = _Measured(settings, door, auditor)
@@ -117,36 +117,30 @@ async def measure(root: Path, settings: Settings, progress: Callable[[str], None
         ports = await _serve(stack, measured, certificates.of(Role.CONTROLLER, 1))
         for caller in _callers(certificates, token):
             progress(f"authorization: {caller.name}")
-            port = ports["tokens" if caller.at_tokens else "tls" if caller.shows else "plain text"]
-            async with client_channel(f"127.0.0.1:{port}", caller.shows) as channel:
+            endpoint = f"127.0.0.1:{ports[caller.port]}"
+            async with client_channel(endpoint, caller.files) as channel:
                 call: Any = channel.unary_unary(_CALL)
                 await call(b"", metadata=caller.metadata, timeout=_TIMEOUT_S)
             rows[caller.name] = measured.found
-    return Outcome(
-        benchmark="authorization",
-        settings=asdict(settings),
-        figures={
-            f"{name}: {part}": cost for name, row in rows.items() for part, cost in row.items()
-        },
-        tables=(
-            Table(
-                title="CPU time of letting a caller in, us a call",
-                columns=("caller", "judged", "all before the handler", "with an audit log"),
-                rows=tuple(
-                    (name, *(round(cost, 2) for cost in row.values())) for name, row in rows.items()
-                ),
-            ),
+    table = Table(
+        title="CPU time of admitting a caller, us a call",
+        columns=("caller", "authenticated", "all before the handler", "with an audit log"),
+        rows=tuple(
+            (name, *(round(cost, 2) for cost in row.values())) for name, row in rows.items()
         ),
     )
+    figures = {f"{name}: {part}": cost for name, row in rows.items() for part, cost in row.items()}
+    return Outcome(benchmark="authorization", figures=figures, tables=[table])
 
 
 def _callers(certificates: LocalCertificates, token: str) -> Iterator[_Caller]:
     broker = certificates.of(Role.BROKER, _BROKER)
-    yield _Caller("plain text", None)
-    yield _Caller("certificate of a broker", broker)
-    yield _Caller("certificate of a user with a grant", certificates.of(Role.USER, "user-7"))
+    user = certificates.of(Role.USER, "user-7")
     bearer = (("authorization", f"Bearer {token}"),)
-    yield _Caller("token", broker, at_tokens=True, metadata=bearer)
+    yield _Caller("plain text", "plain text")
+    yield _Caller("certificate of a broker", "tls", broker)
+    yield _Caller("certificate of a user with a grant", "tls", user)
+    yield _Caller("token", "tokens", broker, metadata=bearer)
 
 
 def _policy() -> str:
@@ -157,16 +151,16 @@ def _policy() -> str:
     return "\n".join((*grants, of_tokens, f"[deny]\nfingerprints = [{denied}]"))
 
 
-def _take_tokens(door: Door) -> str:
-    """Have tokens of an issuer taken; return one."""
+def _accept_tokens(door: Door) -> str:
+    """Make the authenticator accept tokens of an issuer; return one."""
     key = ec.generate_private_key(ec.SECP256R1())
     public: Mapping[str, Any] = ECAlgorithm.to_jwk(key.public_key(), as_dict=True)
     keys = json.dumps({"keys": [{"kid": "k", **public}]}).encode()
 
-    async def learn_nothing() -> None:
-        """Know no other key."""
+    async def fetch_no_keys() -> None:
+        """Return without new keys."""
 
-    door.take_tokens(TokenVerifier(ISSUER, AUDIENCE), learn_nothing)
+    door.take_tokens(TokenVerifier(ISSUER, AUDIENCE), fetch_no_keys)
     door.take_keys(parse_keys(keys, "keys.json"))
     claims: dict[str, object] = {"iss": ISSUER, "aud": AUDIENCE, "sub": "alice", "team": "data"}
     claims["exp"] = int(time.time()) + _TOKEN_S
@@ -174,7 +168,7 @@ def _take_tokens(door: Door) -> str:
 
 
 async def _serve(stack: AsyncExitStack, measured: _Measured, tls: TlsFiles) -> Mapping[str, int]:
-    """Serve until `stack` ends; return the ports by what they ask for."""
+    """Serve until `stack` ends; return the ports by the credentials that they demand."""
     server = new_server()
     handlers: Any = {"Measure": grpc.unary_unary_rpc_method_handler(measured.handle)}
     service = grpc.method_handlers_generic_handler("bench.Authorization", handlers)

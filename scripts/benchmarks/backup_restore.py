@@ -1,14 +1,15 @@
-"""Time and memory of `streammeta restore plan` and `apply`, over a backup made for it.
+"""Time and memory of `streammeta restore`, with backups and buckets made for it.
 
-The backup is a checkpoint of a map with streams and as many objects, and a segment of commits of
-one range behind it. The commands run as children; their memory is what the kernel says of them.
+For `plan` and `apply` the backup is a checkpoint of metadata with streams and as many objects, and
+a later segment of commits of one range. For `adopt` a cluster of one controller is restored from a
+backup of streams without objects. Later uploads of brokers are in the bucket, each with the next
+records of some streams. The commands run as children, and the kernel reports their memory.
 """
 
 import io
 import json
 import os
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -16,36 +17,43 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from scripts.benchmarks.figures import Table
-from scripts.benchmarks.map_driver import NOW_MS, MapDriver
-from streammeta.cli.local_cluster import ChildFailedError
+from scripts.benchmarks.metadata_driver import NOW_MS, MetadataDriver
+from streammeta.cli.local_cluster import PROGRAM, ChildFailedError, LocalCluster, free_ports
 from streammeta.controller.backup.archive import Archive
 from streammeta.controller.backup.checkpoints import checkpoint_file
 from streammeta.controller.backup.segments import Position, Writing, new_segment
-from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.requests import WriteRequest
+from streammeta.controller.ids import EndOffset, Epoch
 from streammeta.controller.quorum.messages import Batch, BatchKind
-from streammeta.controller.quorum.voters import VoterSet
-from streammeta.controller.records.codec import encode_records
-from streammeta.controller.runtime.interfaces import SnapshotPoint
-from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint
 from streammeta.controller.runtime.state_hashes import EMPTY_LOG_HASH
 from streammeta.storage.backup_files import Folder
 from streammeta.storage.bucket_marker import BucketMarker, create_marker
-from streammeta.storage.object_format.object_key import cluster_namespace
+from streammeta.storage.object_format.object_key import cluster_namespace, key_for
+from streammeta.storage.object_format.object_writer import ObjectWriter
+from streammeta.storage.object_format.record import INT64_MAX, RecordBatch
 from streammeta.storage.object_store.address import open_object_store
 
 COMMITS = 50_000
-"""Commits behind the checkpoint, at most one a stream."""
+"""Commits after the checkpoint, at most one a stream."""
+STREAMS = 1_000
+"""Streams of an adoption."""
+RANGES = 10
+"""Streams of one adopted object."""
+RECORDS = 4
+"""Records of each of these streams."""
+PAYLOAD = bytes(range(256)) * 4
+ADOPTING = "adopting"
 
 FOLDER = Folder("bench", str(uuid.UUID(int=1)))
+NAMESPACE = cluster_namespace(FOLDER.cluster_id)
 EPOCH = Epoch(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
-    """What one restore took; memory is the peak of the process."""
+    """Costs of one restore. Memory is the peak of the process."""
 
     entities: int
     commits: int
@@ -61,20 +69,40 @@ class Restore:
             yield name, getattr(self, name)
 
 
-def measure(root: Path, entities: int) -> Restore:
-    """Make a backup below `root`, and restore it; blocks.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adoption:
+    """Costs of one adoption. Memory is the peak of the command, `mb` the size of the objects."""
+
+    objects: int
+    mb: float
+    survey_s: float
+    """Time of a dry run, which reads and plans."""
+    adopt_s: float
+    """Time of a run that reads, plans and adopts."""
+    repeat_s: float
+    """Time of a second run, which has nothing left to read."""
+    peak_mb: float
+
+    def figures(self) -> Iterator[tuple[str, float]]:
+        """Yield the measured values by name."""
+        for name in ("survey_s", "adopt_s", "repeat_s", "peak_mb"):
+            yield name, getattr(self, name)
+
+
+def measure_restore(root: Path, entities: int) -> Restore:
+    """Make a backup in `root` and restore it. Blocks.
 
     Raises:
         ChildFailedError: a command failed.
     """
     commits = min(COMMITS, entities)
-    make_backup(root, entities, commits=commits)
-    at = ("--from", f"file://{root / 'backups'}", "--store", f"file://{root / 'bucket'}")
-    plan = str(root / "plan.json")
-    new = ("--new-cluster-id", "restored", "--voters", "1@127.0.0.1:9", "--plan", plan)
-    _, plan_s, plan_mb = restore_command("plan", *at, *new)
-    made = ("--plan", plan, "--node-id", "1", "--data-dir", str(root / "data"))
-    _, apply_s, apply_mb = restore_command("apply", *at, *made)
+    _make_backup(root, entities, commits=commits)
+    stores = ("--from", f"file://{root / 'backups'}", "--store", f"file://{root / 'bucket'}")
+    plan = ("--plan", str(root / "plan.json"))
+    new = ("--new-cluster-id", "restored", "--voters", "1@127.0.0.1:9")
+    node = ("--node-id", "1", "--data-dir", str(root / "data"))
+    _, plan_s, plan_mb = _restore("plan", *stores, *new, *plan)
+    _, apply_s, apply_mb = _restore("apply", *stores, *plan, *node)
     size = sum(file.stat().st_size for file in (root / "backups").rglob("*") if file.is_file())
     return Restore(
         entities=entities,
@@ -87,67 +115,97 @@ def measure(root: Path, entities: int) -> Restore:
     )
 
 
-def table(restores: Sequence[Restore]) -> Table:
-    """Return what is printed of restores."""
-    return Table(
-        title="Restores of a checkpoint and the commits behind it",
-        columns=(
-            *("streams and objects", "commits", "backup MB", "plan s", "plan peak MB"),
-            *("apply s", "apply peak MB"),
-        ),
-        rows=tuple(
-            (
-                f"{each.entities:,}",
-                f"{each.commits:,}",
-                each.backup_mb,
-                *(value for _, value in each.figures()),
-            )
-            for each in restores
-        ),
+def measure_adoption(root: Path, objects: int) -> Adoption:
+    """Restore a cluster in `root` and adopt so many objects. Blocks.
+
+    Raises:
+        ChildFailedError: a command or the controller failed, or objects were left out.
+    """
+    first_id = _make_backup(root, STREAMS, commits=0, has_objects=False)
+    size = _fill_bucket(root, first_id, objects)
+    cluster = _restore_cluster(root)
+    at = ("--connect", cluster.connect, "--store", cluster.store_uri)
+    try:
+        cluster.start_all()
+        _, survey_s, _ = _restore("adopt", "--dry-run", *at)
+        done, adopt_s, peak_mb = _restore("adopt", "--yes", *at)
+        again, repeat_s, _ = _restore("adopt", "--yes", *at)
+        _restore("finish", *at)
+    finally:
+        cluster.stop_all()
+    if (done["adopted"], again["adopted"]) != (objects, 0):
+        raise ChildFailedError(f"adopted {done['adopted']} of {objects} objects: {done}")
+    return Adoption(
+        objects=objects,
+        mb=round(size / 1e6, 1),
+        survey_s=round(survey_s, 2),
+        adopt_s=round(adopt_s, 2),
+        repeat_s=round(repeat_s, 2),
+        peak_mb=round(peak_mb, 1),
     )
 
 
-class _Recorded(MapDriver):
-    """Keeps the entries that it makes from some time on."""
+def restores_table(restores: Sequence[Restore]) -> Table:
+    """Return the table of restores."""
+    return Table.of(
+        "Restores of a checkpoint and the commits after it",
+        restores,
+        {
+            "streams and objects": lambda restore: f"{restore.entities:,}",
+            "commits": lambda restore: f"{restore.commits:,}",
+            "backup MB": "backup_mb",
+            "plan s": "plan_s",
+            "plan peak MB": "plan_peak_mb",
+            "apply s": "apply_s",
+            "apply peak MB": "apply_peak_mb",
+        },
+    )
 
-    entries: list[tuple[int, bytes]] | None = None
 
-    def write(self, request: WriteRequest) -> Any:
-        offset = self.map.applied_end_offset
-        decision = self.map.decide(request, NOW_MS, offset)
-        if decision.records:
-            if self.entries is not None:
-                self.entries.append((offset, encode_records(decision.records)))
-            self.map.apply(offset, decision.records)
-            self.map.forget_undo(offset + 1)
-        return decision.answer
+def adoptions_table(adoptions: Sequence[Adoption]) -> Table:
+    """Return the table of adoptions."""
+    return Table.of(
+        f"Adoptions of objects with {RANGES} ranges of {RECORDS} records each",
+        adoptions,
+        {
+            "objects": lambda adoption: f"{adoption.objects:,}",
+            "MB": "mb",
+            "dry run s": "survey_s",
+            "adopt s": "adopt_s",
+            "repeat s": "repeat_s",
+            "peak MB": "peak_mb",
+        },
+    )
 
 
-def make_backup(root: Path, streams: int, *, commits: int, has_objects: bool = True) -> int:
-    """Make a backup and the bucket it belongs to below `root`; blocks.
+def _make_backup(root: Path, streams: int, *, commits: int, has_objects: bool = True) -> int:
+    """Make a backup and its bucket in `root`; return the metadata's next object id.
 
-    Each stream has an object if `has_objects`. Return the next object id of the map.
+    Each stream has an object if `has_objects`.
     """
     for name in ("backups", "bucket"):
         (root / name).mkdir()
-    bucket = open_object_store(f"file://{root / 'bucket'}")
-    namespace = cluster_namespace(FOLDER.cluster_id)
     marker = BucketMarker(
         cluster_id=FOLDER.cluster_id,
         cluster_uuid=FOLDER.cluster_uuid,
-        namespace=namespace,
+        namespace=NAMESPACE,
         created_ms=NOW_MS,
     )
-    create_marker(bucket, marker)
+    create_marker(open_object_store(f"file://{root / 'bucket'}"), marker)
     archive = Archive(open_object_store(f"file://{root / 'backups'}"), FOLDER)
-    driver = _Recorded(ClusterMap())
+
+    driver = MetadataDriver()
     driver.add_streams(streams)
     if has_objects:
         driver.add_stream_objects(streams)
-    _put_checkpoint(archive, driver.map)
-    start = Position(driver.map.applied_end_offset, EMPTY_LOG_HASH)
-    if not commits:
-        return driver.map.next_object_id
+    file = io.BytesIO()
+    driver.freeze(FOLDER.cluster_id).write(file)
+    file.seek(0)
+    archive.put(
+        *checkpoint_file(file, FOLDER, created_ms=NOW_MS, feature_level=1, writer_version="0")
+    )
+
+    start = Position(driver.metadata.applied_end_offset, EMPTY_LOG_HASH)
     driver.entries = []
     for stream_id in range(commits):
         driver.commit(driver.upload(stream_id, 1))
@@ -158,24 +216,50 @@ def make_backup(root: Path, streams: int, *, commits: int, has_objects: bool = T
     writing = Writing(
         folder=FOLDER, first_ms=NOW_MS, last_ms=NOW_MS, feature_level=1, writer_version="0"
     )
-    archive.put(*new_segment(batches, start, writing))
-    return driver.map.next_object_id
+    if batches:
+        archive.put(*new_segment(batches, start, writing))
+    return driver.metadata.next_object_id
 
 
-def _put_checkpoint(archive: Archive, cluster_map: ClusterMap) -> None:
-    name = SnapshotId(EndOffset(cluster_map.applied_end_offset), EPOCH)
-    point = SnapshotPoint(name, ClusterId(FOLDER.cluster_id), VoterSet())
-    file = io.BytesIO()
-    FrozenCheckpoint(point, cluster_map.freeze(), EMPTY_LOG_HASH).write(file)
-    file.seek(0)
-    made = checkpoint_file(file, FOLDER, created_ms=NOW_MS, feature_level=1, writer_version="0")
-    archive.put(*made)
+def _fill_bucket(root: Path, first_id: int, objects: int) -> int:
+    """Put uploads that the backup does not have into the bucket; return their size."""
+    bucket = open_object_store(f"file://{root / 'bucket'}")
+    ends = np.zeros(STREAMS, dtype=np.int64)
+    size = 0
+    for number in range(objects):
+        writer = ObjectWriter(part_size=INT64_MAX)
+        for stream_id in sorted((number * RANGES + place) % STREAMS for place in range(RANGES)):
+            start = int(ends[stream_id])
+            writer.write(
+                [
+                    RecordBatch(stream_id, 1, start + place, 1, PAYLOAD[: 100 + place])
+                    for place in range(RECORDS)
+                ]
+            )
+            ends[stream_id] += RECORDS
+        writer.finish()
+        (data,) = writer.parts()
+        bucket.put(key_for(first_id + number, NAMESPACE), data, if_absent=True)
+        size += len(data)
+    return size
 
 
-def restore_command(*words: str) -> tuple[dict[str, Any], float, float]:
+def _restore_cluster(root: Path) -> LocalCluster:
+    """Return a restored cluster of one controller, not started yet."""
+    store_uri, namespace = f"file://{root / 'bucket'}", ("--namespace", NAMESPACE)
+    stores = ("--from", f"file://{root / 'backups'}", "--store", store_uri)
+    cluster = LocalCluster(root / ADOPTING, ADOPTING, store_uri, free_ports(1), namespace)
+    plan = ("--plan", str(root / "adoption.json"))
+    new = ("--new-cluster-id", ADOPTING, "--voters", f"1@{cluster.peer_endpoints[0]}")
+    _restore("plan", *stores, *namespace, *new, *plan)
+    _restore("apply", *stores, *plan, "--node-id", "1", "--data-dir", str(cluster.data_dir(1)))
+    return cluster
+
+
+def _restore(*words: str) -> tuple[dict[str, Any], float, float]:
     """Run `streammeta restore`; return its answer, its seconds, and its peak of memory in MB."""
-    command = [sys.executable, "-m", "streammeta.cli.main", "restore", *words, "--format", "json"]
     began = time.monotonic()
+    command = [*PROGRAM, "restore", *words, "--format", "json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process.stdout as output:

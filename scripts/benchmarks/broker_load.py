@@ -1,31 +1,20 @@
-"""Client processes of the brokers benchmark: brokers that beat and watch, or commits at a rate.
+"""Client processes of the brokers benchmark: heartbeats and watches, and commits at a rate.
 
-    python -m scripts.benchmarks.broker_load brokers --leader HOST:PORT --watch-at HOST:PORT,... \
-        --first 0 --count 100 --heartbeat-s 3 --output seen.npz
-    python -m scripts.benchmarks.broker_load commits --leader HOST:PORT --rate 2000 --seconds 10 \
-        --output acknowledged.npz
-
-Brokers print `ready watching` once each has its first answers, and go on until SIGTERM. Commits
-print `ready measuring` when the time begins to count, and `ready measured` when it ends. Either
-writes what it saw and when to its output, by the machine's monotonic clock, and ends with one JSON
-object.
+Either writes its observations and their times to a file, by the machine's monotonic clock.
 """
 
-import argparse
 import asyncio
-import json
 import random
 import signal
 import time
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
-import uvloop
 
 from scripts.benchmarks.committer import Load, LoadError
-from scripts.benchmarks.figures import percentile
+from scripts.benchmarks.figures import latencies, percentile
 from scripts.benchmarks.http2 import Http2Connection, Http2Error
 from scripts.benchmarks.streammeta_client import PipelinedCommitter, call
 from streammeta.v1 import common_pb2, metadata_pb2, nodes_pb2
@@ -40,24 +29,20 @@ SPARE_S = 2.0
 
 @dataclass(slots=True)
 class Seen:
-    """What the watches of this process received: which, up to which offset, and when."""
+    """Messages of this process's watches: which watch, up to which offset, and when."""
 
     watch: "array[int]" = field(default_factory=lambda: array("q"))
     offset: "array[int]" = field(default_factory=lambda: array("q"))
     at: "array[float]" = field(default_factory=lambda: array("d"))
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str) -> None:
         """Write columns for `numpy.load`."""
-        np.savez(
-            path,
-            watch=np.array(self.watch, dtype=np.int64),
-            offset=np.array(self.offset, dtype=np.int64),
-            at=np.array(self.at, dtype=np.float64),
-        )
+        watch, offset, at = (np.array(column) for column in (self.watch, self.offset, self.at))
+        np.savez(path, watch=watch, offset=offset, at=at)
 
 
 class Broker:
-    """One broker: a connection to the leader, and one to the controller that it watches at."""
+    """One broker: a connection to the leader, and one to the controller of its watch."""
 
     def __init__(self, number: int, heartbeat_s: float, seen: Seen) -> None:
         self._number = number
@@ -69,7 +54,7 @@ class Broker:
         self.missed = 0
 
     async def join(self, leader: str, watched: str) -> None:
-        """Register, beat once, and watch all streams from the present on."""
+        """Register, send a heartbeat, and watch all streams from now on."""
         self._control = await Http2Connection.connect(leader)
         answer = await call(
             self._control,
@@ -79,22 +64,20 @@ class Broker:
         )
         if answer.error != common_pb2.ERROR_CODE_NONE:
             raise LoadError(f"RegisterNode was answered with error {answer.error}")
-        await self._beat()
+        await self._send_heartbeat()
+
         self._watching = await Http2Connection.connect(watched)
-        request = metadata_pb2.WatchRequest(
-            kinds=[metadata_pb2.ENTITY_KIND_STREAM], may_combine=True
-        )
-        path = "/streammeta.v1.MetadataService/Watch"
-        stream_id = self._watching.open(path, self._take, self._ended)
-        self._watching.send(stream_id, request.SerializeToString(), is_last=True)
+        kinds = [metadata_pb2.ENTITY_KIND_STREAM]
+        request = metadata_pb2.WatchRequest(kinds=kinds, may_combine=True)
+        self._watching.begin_watch(request, self._on_message, self._has_begun.set)
         await self._has_begun.wait()
 
-    async def beat_on(self) -> None:
+    async def send_heartbeats(self) -> None:
         """Send heartbeats until cancelled, the first at a random time of the interval."""
         due = time.monotonic() + random.random() * self._interval_s
         while True:
             await asyncio.sleep(due - time.monotonic())
-            await self._beat()
+            await self._send_heartbeat()
             due = max(due + self._interval_s, time.monotonic())
 
     def close(self) -> None:
@@ -102,7 +85,7 @@ class Broker:
         self._control.close()
         self._watching.close()
 
-    async def _beat(self) -> None:
+    async def _send_heartbeat(self) -> None:
         began = time.monotonic()
         request = nodes_pb2.HeartbeatRequest(node=self._node)
         try:
@@ -116,80 +99,77 @@ class Broker:
         self.missed += answer.error != common_pb2.ERROR_CODE_NONE
         self.latencies_s.append(time.monotonic() - began)
 
-    def _take(self, message: bytes) -> None:
+    def _on_message(self, message: bytes) -> None:
         self._seen.watch.append(self._number)
         self._seen.offset.append(metadata_pb2.WatchResponse.FromString(message).offset)
         self._seen.at.append(time.monotonic())
         self._has_begun.set()
 
-    def _ended(self) -> None:
-        self._has_begun.set()
 
-
-async def run_brokers(arguments: argparse.Namespace) -> dict[str, object]:
-    """Join, go on until SIGTERM, and return counts."""
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+async def run_brokers(
+    *, leader: str, watch_at: Sequence[str], first: int, count: int, heartbeat_s: float, output: str
+) -> dict[str, object]:
+    """Join, run until SIGTERM, and return counts. Prints `ready watching` once all have joined."""
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     seen = Seen()
-    numbers = range(arguments.first, arguments.first + arguments.count)
-    brokers = [Broker(number, arguments.heartbeat_s, seen) for number in numbers]
-    door = asyncio.Semaphore(JOINING_AT_ONCE)
+    numbers = range(first, first + count)
+    brokers = [Broker(number, heartbeat_s, seen) for number in numbers]
+    joining = asyncio.Semaphore(JOINING_AT_ONCE)
 
     async def join(number: int, broker: Broker) -> None:
-        async with door:
-            watched = arguments.watch_at[number % len(arguments.watch_at)]
-            await broker.join(arguments.leader, watched)
+        async with joining:
+            await broker.join(leader, watch_at[number % len(watch_at)])
 
     await asyncio.gather(*map(join, numbers, brokers))
-    beating = [asyncio.create_task(broker.beat_on()) for broker in brokers]
+    beating = [asyncio.create_task(broker.send_heartbeats()) for broker in brokers]
     print("ready watching", flush=True)
-    await ended.wait()
+    await stopped.wait()
     for task in beating:
         task.cancel()
     await asyncio.gather(*beating, return_exceptions=True)
     for broker in brokers:
         broker.close()
-    await asyncio.to_thread(seen.save, arguments.output)
-    latencies_s = [each for broker in brokers for each in broker.latencies_s]
+
+    await asyncio.to_thread(seen.save, output)
+    latencies_s = [seconds for broker in brokers for seconds in broker.latencies_s]
+    missed = sum(broker.missed for broker in brokers)
     return {
-        "sent": len(latencies_s) + sum(broker.missed for broker in brokers),
-        "missed": sum(broker.missed for broker in brokers),
+        "sent": len(latencies_s) + missed,
+        "missed": missed,
         "heartbeat_p99_ms": round(percentile(latencies_s, 0.99) * 1000, 2),
         "messages": len(seen.at),
     }
 
 
-@dataclass(slots=True)
-class Acknowledged:
-    """Commits that were answered while the time counted."""
+async def load_at_rate(*, leader: str, rate: int, seconds: float, output: str) -> dict[str, float]:
+    """Commit at `rate` a second and return figures.
 
-    object_id: list[int] = field(default_factory=list)
-    at: list[float] = field(default_factory=list)
-    latencies_s: list[float] = field(default_factory=list)
-
-
-async def run_commits(arguments: argparse.Namespace) -> dict[str, object]:
-    """Commit at the rate for so long, and return figures."""
-    objects = int(arguments.rate * (WARM_UP_S + arguments.seconds + SPARE_S))
-    load = Load(endpoint=arguments.leader, ranges=1, in_flight=SLOTS, objects=objects)
+    Prints `ready measuring` and `ready measured` around the time that counts. Writes the object ids
+    of its commits and the times of their answers to `output`.
+    """
+    objects = int(rate * (WARM_UP_S + seconds + SPARE_S))
+    load = Load(endpoint=leader, ranges=1, in_flight=SLOTS, objects=objects)
     committer = PipelinedCommitter(load)
     await committer.open()
-    done = Acknowledged()
+    object_ids: list[int] = []
+    answered_at: list[float] = []
+    latencies_s: list[float] = []
     begins = time.monotonic() + WARM_UP_S
-    ends = begins + arguments.seconds
+    ends = begins + seconds
 
     async def commit_on(slot: int) -> None:
-        interval_s = SLOTS / arguments.rate
+        interval_s = SLOTS / rate
         due = time.monotonic() + slot / SLOTS * interval_s
         while due < ends:
             await asyncio.sleep(due - time.monotonic())
             asked = time.monotonic()
-            object_id = await committer.commit_next(slot)
+            object_id = await committer.commit(slot)
             answered = time.monotonic()
             if begins <= answered < ends:
-                done.object_id.append(object_id)
-                done.at.append(answered)
-                done.latencies_s.append(answered - asked)
+                object_ids.append(object_id)
+                answered_at.append(answered)
+                latencies_s.append(answered - asked)
             due += interval_s
 
     async with asyncio.TaskGroup() as group:
@@ -200,42 +180,12 @@ async def run_commits(arguments: argparse.Namespace) -> dict[str, object]:
         await asyncio.sleep(ends - time.monotonic())
         print("ready measured", flush=True)
     await committer.close()
-    np.savez(
-        arguments.output,
-        object_id=np.array(done.object_id, dtype=np.int64),
-        at=np.array(done.at, dtype=np.float64),
-    )
-    if not done.at:
-        raise LoadError(f"no commit was acknowledged within {arguments.seconds:g} s")
+    if not answered_at:
+        raise LoadError(f"no commit was acknowledged within {seconds:g} s")
+    np.savez(output, object_id=np.array(object_ids), at=np.array(answered_at))
+    figures = latencies(latencies_s, 2)
     return {
-        "commits_per_s": round(len(done.at) / arguments.seconds, 1),
-        "p50_ms": round(percentile(done.latencies_s, 0.5) * 1000, 2),
-        "p99_ms": round(percentile(done.latencies_s, 0.99) * 1000, 2),
+        "commits_per_s": round(len(answered_at) / seconds, 1),
+        "p50_ms": figures["p50_ms"],
+        "p99_ms": figures["p99_ms"],
     }
-
-
-def main() -> None:
-    """Run the load named on the command line and print its figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    kinds = parser.add_subparsers(dest="kind", required=True)
-    brokers, commits = kinds.add_parser("brokers"), kinds.add_parser("commits")
-    for each in (brokers, commits):
-        each.add_argument("--leader", required=True)
-        each.add_argument("--output", type=Path, required=True)
-    brokers.add_argument("--watch-at", type=lambda text: text.split(","), required=True)
-    brokers.add_argument("--first", type=int, required=True)
-    brokers.add_argument("--count", type=int, required=True)
-    brokers.add_argument("--heartbeat-s", type=float, required=True)
-    commits.add_argument("--rate", type=int, required=True)
-    commits.add_argument("--seconds", type=float, required=True)
-    arguments = parser.parse_args()
-    run = run_brokers if arguments.kind == "brokers" else run_commits
-    try:
-        figures = uvloop.run(run(arguments))
-    except Http2Error as error:
-        raise SystemExit(f"the leader did not serve: {error}") from None
-    print(json.dumps(figures), flush=True)
-
-
-if __name__ == "__main__":
-    main()

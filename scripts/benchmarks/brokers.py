@@ -1,46 +1,45 @@
-"""A cluster's brokers: each sends heartbeats and watches the map, while commits arrive.
+"""A cluster's brokers: each sends heartbeats and watches the metadata, while commits arrive.
 
-Three controllers with the product's timeouts. Client processes are the brokers, over the small
-HTTP/2 client: each broker has a connection to the leader for its heartbeats, and one to the
-controller that it watches at; one more process commits on one stream of messages, at a fixed rate.
-Watches go where the product's client opens them: evenly to all but the leader, unless told
-otherwise. Every watch follows all streams, the dearest case, and takes several changes a message.
+Three controllers with the product's timeouts. Client processes run the brokers over the small
+HTTP/2 client: each broker has a connection to the leader for its heartbeats, and one for its watch.
+One more process commits on one stream of messages, at a fixed rate. Watches go to the same
+controllers as the product's client opens them, which is evenly to all followers, unless the
+settings say otherwise. Every watch follows all streams, the most expensive case, and accepts
+several changes a message.
 
 The delay of news is the time from a commit's answer until a watch has it, over all commits and all
-watches, by the machine's one monotonic clock. CPU is read from the operating system.
+watches, by the machine's one monotonic clock. CPU times are the operating system's.
 """
 
 import asyncio
 import contextlib
-import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
-from scripts.benchmarks.bench_cluster import running_cluster
-from scripts.benchmarks.commits import client_result, find_leader
-from scripts.benchmarks.figures import Outcome, Table, Target, targets_table
+from scripts.benchmarks.broker_load import load_at_rate, run_brokers
+from scripts.benchmarks.cluster import Leader, find_leader, running_cluster
+from scripts.benchmarks.figures import Outcome, Progress, Table, Target
 from scripts.benchmarks.http2 import Http2Connection
-from streammeta.cli.local_cluster import Child, LocalCluster, start_child
+from scripts.benchmarks.options import option, seconds
+from scripts.benchmarks.processes import cpu_s, read_result, wait_ready, working
+from streammeta.cli.local_cluster import Child, LocalCluster
 from streammeta.controller.records.codec import decode_records
 from streammeta.controller.records.record import StreamSetObjectsCommitted
 from streammeta.v1 import metadata_pb2
 
-VOTERS = 3
 REPLAY_WITHIN_S = 30.0
 LAST_NEWS_S = 1.0
-"""Time for the last changes to come, after the last commit."""
+"""Time for the last changes to arrive after the last commit."""
 
 LEADER_CORES_MAX = 0.5
 NEWS_P99_MS_MAX = 250.0
 
 WatchAt: TypeAlias = Literal["followers", "leader", "all"]
-WATCH_AT: tuple[WatchAt, ...] = get_args(WatchAt)
 
 Times: TypeAlias = npt.NDArray[np.float64]
 Offsets: TypeAlias = npt.NDArray[np.int64]
@@ -48,122 +47,103 @@ Offsets: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The brokers, and the commits that arrive meanwhile."""
+    """The brokers, and the commits during the measurement."""
 
-    brokers: int = 300
-    commits_per_s: int = 2_000
-    heartbeat_s: float = 3.0
-    """Between two heartbeats of a broker."""
-    watch_at: WatchAt = "followers"
-    processes: int = 3
-    """Client processes that the brokers are spread over."""
-    seconds: float = 10.0
+    brokers: int = option(300, "brokers, each with heartbeats and a watch")
+    commits_per_s: int = option(2_000, "pipelined commits of one range")
+    heartbeat_s: float = seconds(3.0, "between two heartbeats of a broker")
+    watch_at: WatchAt = option("followers", "controllers for the watches")
+    processes: int = option(3, "client processes for the brokers")
+    seconds: float = seconds(10.0, "of commits")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What the processes report of the time that counts."""
+    """Reports of the processes for the time that counts."""
 
     leader_id: int
-    seconds: float
     cores: Mapping[int, float]
     commits: Mapping[str, Any]
     brokers: Sequence[Mapping[str, Any]]
 
 
-async def measure(root: Path, settings: Settings, progress: Callable[[str], None]) -> Outcome:
+async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome:
     """Measure once.
 
     Raises:
         ChildFailedError: a controller or a client ended early.
-        UnhealthyError: the cluster was not in order.
+        UnhealthyError: the controllers did not agree on a leader.
     """
-    with running_cluster(root, VOTERS) as cluster:
+    with running_cluster(root) as cluster:
         leader = await find_leader(cluster)
         progress(f"brokers: {settings.brokers} join")
         async with contextlib.AsyncExitStack() as stack:
             clients = [
-                await stack.enter_async_context(_running(name, words, root))
-                for name, words in _commands(cluster, leader.node_id, settings, root)
+                await stack.enter_async_context(
+                    working(root / f"brokers-{number}.log", run_brokers, **arguments)
+                )
+                for number, arguments in enumerate(_loads(cluster, leader, settings, root))
             ]
             for client in clients:
-                await asyncio.to_thread(client.wait_ready)
+                await wait_ready(client)
             progress(f"brokers: {settings.commits_per_s} commits/s for {settings.seconds:g} s")
-            run = await _run(cluster, leader.node_id, settings, root, clients)
-        offsets = await _offsets_by_object(cluster.endpoints[leader.node_id - 1])
+            run = await _run(cluster, leader, settings, root, clients)
+        offsets = await _offsets_by_object(leader.endpoint)
     return _outcome(settings, run, _delays_ms(root, len(clients), offsets))
 
 
+def _loads(
+    cluster: LocalCluster, leader: Leader, settings: Settings, root: Path
+) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of each process of brokers."""
+    others = [endpoint for endpoint in cluster.endpoints if endpoint != leader.endpoint]
+    watched = {"followers": others, "leader": [leader.endpoint], "all": cluster.endpoints}
+    for number in range(settings.processes):
+        first = settings.brokers * number // settings.processes
+        end = settings.brokers * (number + 1) // settings.processes
+        yield {
+            "leader": leader.endpoint,
+            "watch_at": watched[settings.watch_at],
+            "first": first,
+            "count": end - first,
+            "heartbeat_s": settings.heartbeat_s,
+            "output": root / f"seen-{number}.npz",
+        }
+
+
 async def _run(
-    cluster: LocalCluster,
-    leader_id: int,
-    settings: Settings,
-    root: Path,
-    clients: Sequence[Child],
+    cluster: LocalCluster, leader: Leader, settings: Settings, root: Path, clients: Sequence[Child]
 ) -> Run:
-    words = [
-        *("commits", "--leader", cluster.endpoints[leader_id - 1]),
-        *("--rate", str(settings.commits_per_s), "--seconds", str(settings.seconds)),
-        *("--output", str(root / "acknowledged.npz")),
-    ]
-    async with _running("commits", words, root) as committer:
-        await asyncio.to_thread(committer.wait_ready)
-        before = _cpu_s(cluster)
-        await asyncio.to_thread(committer.wait_ready)
-        after = _cpu_s(cluster)
-        commits = await asyncio.to_thread(client_result, committer)
+    def spent_s() -> dict[int, float]:
+        return {node_id: cpu_s([child.pid]) for node_id, child in cluster.children.items()}
+
+    load = {"rate": settings.commits_per_s, "seconds": settings.seconds}
+    output = root / "acknowledged.npz"
+    async with working(
+        root / "commits.log", load_at_rate, leader=leader.endpoint, output=output, **load
+    ) as committer:
+        await wait_ready(committer)
+        before = spent_s()
+        await wait_ready(committer)
+        after = spent_s()
+        commits = await read_result(committer)
+
     await asyncio.sleep(LAST_NEWS_S)
     for client in clients:
         client.process.terminate()
-    brokers = [await asyncio.to_thread(client_result, client) for client in clients]
-    cores = {each: (after[each] - before[each]) / settings.seconds for each in after}
-    return Run(leader_id, settings.seconds, cores, commits, brokers)
-
-
-def _commands(
-    cluster: LocalCluster, leader_id: int, settings: Settings, root: Path
-) -> list[tuple[str, list[str]]]:
-    leader = cluster.endpoints[leader_id - 1]
-    others = [endpoint for endpoint in cluster.endpoints if endpoint != leader]
-    watched = {"followers": others, "leader": [leader], "all": cluster.endpoints}
-    bounds = [settings.brokers * part // settings.processes for part in range(settings.processes)]
-    commands = []
-    for at, (first, end) in enumerate(zip(bounds, [*bounds[1:], settings.brokers], strict=True)):
-        words = [
-            *("brokers", "--leader", leader, "--watch-at", ",".join(watched[settings.watch_at])),
-            *("--first", str(first), "--count", str(end - first)),
-            *("--heartbeat-s", str(settings.heartbeat_s)),
-            *("--output", str(_seen_path(root, at))),
-        ]
-        commands.append((f"brokers-{at}", words))
-    return commands
-
-
-def _seen_path(root: Path, process: int) -> Path:
-    return root / f"seen-{process}.npz"
-
-
-@contextlib.asynccontextmanager
-async def _running(name: str, words: Sequence[str], root: Path) -> AsyncIterator[Child]:
-    command = [sys.executable, "-m", "scripts.benchmarks.broker_load", *words]
-    child = start_child(name, command, root / f"{name}.log")
-    try:
-        yield child
-    finally:
-        await asyncio.to_thread(child.stop)
-
-
-def _cpu_s(cluster: LocalCluster) -> dict[int, float]:
-    times = {at: psutil.Process(child.pid).cpu_times() for at, child in cluster.children.items()}
-    return {at: float(spent.user + spent.system) for at, spent in times.items()}
+    brokers = [await read_result(client) for client in clients]
+    cores = {
+        node_id: (spent - before[node_id]) / settings.seconds for node_id, spent in after.items()
+    }
+    return Run(leader.node_id, cores, commits, brokers)
 
 
 async def _offsets_by_object(endpoint: str) -> dict[int, int]:
-    """Return in which log entry each object was committed, by a watch of all there were."""
+    """Return the offset of each object's commit in the log, from a watch of all changes."""
     found: dict[int, int] = {}
     is_done = asyncio.Event()
 
-    def take(message: bytes) -> None:
+    def note(message: bytes) -> None:
         response = metadata_pb2.WatchResponse.FromString(message)
         for record in decode_records(response.records):
             if isinstance(record, StreamSetObjectsCommitted):
@@ -173,10 +153,8 @@ async def _offsets_by_object(endpoint: str) -> dict[int, int]:
 
     connection = await Http2Connection.connect(endpoint)
     try:
-        path = "/streammeta.v1.MetadataService/Watch"
-        stream_id = connection.open(path, take, is_done.set)
         request = metadata_pb2.WatchRequest(kinds=[metadata_pb2.ENTITY_KIND_STREAM])
-        connection.send(stream_id, request.SerializeToString(), is_last=True)
+        connection.begin_watch(request, note, is_done.set)
         await asyncio.wait_for(is_done.wait(), REPLAY_WITHIN_S)
     finally:
         connection.close()
@@ -184,27 +162,24 @@ async def _offsets_by_object(endpoint: str) -> dict[int, int]:
 
 
 def _delays_ms(root: Path, processes: int, offsets: Mapping[int, int]) -> Times:
-    """Return how late each watch had each commit, in ms; infinite if it never did."""
+    """Return the delay of each commit at each watch in ms, infinite if it never arrived."""
     acknowledged = np.load(root / "acknowledged.npz")
-    committed = np.array([offsets[each] for each in acknowledged["object_id"].tolist()])
+    object_ids = acknowledged["object_id"].tolist()
+    committed = np.array([offsets[object_id] for object_id in object_ids]), acknowledged["at"]
     delays = []
     for process in range(processes):
-        seen = np.load(_seen_path(root, process))
+        seen = np.load(root / f"seen-{process}.npz")
         for watch in np.unique(seen["watch"]):
             chosen = seen["watch"] == watch
-            delays.append(
-                delays_of_watch(
-                    (committed, acknowledged["at"]), (seen["offset"][chosen], seen["at"][chosen])
-                )
-            )
+            delays.append(delays_of_watch(committed, (seen["offset"][chosen], seen["at"][chosen])))
     return np.concatenate(delays) * 1000
 
 
 def delays_of_watch(committed: tuple[Offsets, Times], seen: tuple[Offsets, Times]) -> Times:
-    """Return how much later than its answer each commit was seen, in seconds; never less than 0.
+    """Return the seconds from each commit's answer until it was seen, never less than 0.
 
-    Both are offsets of the log with times; those of `seen` ascend, and each says that everything
-    up to its offset has come.
+    Both arguments are offsets of the log with times. Those of `seen` ascend, and everything up to
+    each offset has arrived by its time.
     """
     offsets, answered_at = committed
     seen_offsets, seen_at = seen
@@ -214,60 +189,55 @@ def delays_of_watch(committed: tuple[Offsets, Times], seen: tuple[Offsets, Times
 
 
 def _outcome(settings: Settings, run: Run, delays_ms: Times) -> Outcome:
-    followers = [cores for each, cores in run.cores.items() if each != run.leader_id]
+    followers = {
+        node_id: round(cores, 3) for node_id, cores in run.cores.items() if node_id != run.leader_id
+    }
     sent, missed, messages = (
-        sum(each[name] for each in run.brokers) for name in ("sent", "missed", "messages")
+        sum(report[name] for report in run.brokers) for name in ("sent", "missed", "messages")
     )
     p50, p99 = (float(np.percentile(delays_ms, share, method="lower")) for share in (50, 99))
+    never_seen = int(np.isinf(delays_ms).sum())
     figures = {
         "commits_per_s": run.commits["commits_per_s"],
         "leader_cores": round(run.cores[run.leader_id], 3),
-        "follower_cores": round(max(followers), 3),
+        "follower_cores": max(followers.values()),
         "news_p50_ms": round(p50, 2),
         "news_p99_ms": round(p99, 2),
         "news_max_ms": round(float(delays_ms.max()), 2),
-        "heartbeat_p99_ms": max(each["heartbeat_p99_ms"] for each in run.brokers),
+        "heartbeat_p99_ms": max(report["heartbeat_p99_ms"] for report in run.brokers),
     }
-    details = {
-        "cores": {str(each): round(cores, 3) for each, cores in run.cores.items()},
-        "leader_id": run.leader_id,
-        "heartbeats_sent": sent,
-        "heartbeats_missed": missed,
-        "messages": messages,
-        "news": len(delays_ms),
-        "news_never_seen": int(np.isinf(delays_ms).sum()),
-        "commit_p50_ms": run.commits["p50_ms"],
-        "commit_p99_ms": run.commits["p99_ms"],
+    news = ", ".join(str(figures[f"news_{name}_ms"]) for name in ("p50", "p99", "max"))
+    rows = {
+        "leader, cores": figures["leader_cores"],
+        **{f"follower {node_id}, cores": cores for node_id, cores in followers.items()},
+        "commits/s": figures["commits_per_s"],
+        "commit p50, p99 ms": f"{run.commits['p50_ms']}, {run.commits['p99_ms']}",
+        "news p50, p99, max ms": news,
+        "messages to watches": messages,
+        "news never seen": never_seen,
+        "heartbeats sent, missed": f"{sent}, {missed}",
+        "heartbeat p99 ms": figures["heartbeat_p99_ms"],
     }
-    rows = (
-        ("leader, cores", figures["leader_cores"]),
-        *(
-            (f"follower {each}, cores", round(cores, 3))
-            for each, cores in run.cores.items()
-            if each != run.leader_id
-        ),
-        ("commits/s", figures["commits_per_s"]),
-        ("commit p50, p99 ms", f"{details['commit_p50_ms']}, {details['commit_p99_ms']}"),
-        (
-            "news p50, p99, max ms",
-            f"{figures['news_p50_ms']}, {figures['news_p99_ms']}, {figures['news_max_ms']}",
-        ),
-        ("messages to watches", messages),
-        ("news never seen", details["news_never_seen"]),
-        ("heartbeats sent, missed", f"{sent}, {missed}"),
-        ("heartbeat p99 ms", figures["heartbeat_p99_ms"]),
-    )
-    targets = [
-        Target("leader, cores", "at most", LEADER_CORES_MAX, figures["leader_cores"]),
-        Target("news p99 ms", "at most", NEWS_P99_MS_MAX, figures["news_p99_ms"]),
-        Target("heartbeats missed", "at most", 0, missed),
-        Target("news never seen", "at most", 0, details["news_never_seen"]),
-    ]
     title = f"{settings.brokers} brokers, watches at: {settings.watch_at}"
     return Outcome(
         benchmark="brokers",
-        settings=asdict(settings),
         figures=figures,
-        details=details,
-        tables=(Table(title=title, columns=("what", "value"), rows=rows), *targets_table(targets)),
+        details={
+            "cores": {str(node_id): round(cores, 3) for node_id, cores in run.cores.items()},
+            "leader_id": run.leader_id,
+            "heartbeats_sent": sent,
+            "heartbeats_missed": missed,
+            "messages": messages,
+            "news": len(delays_ms),
+            "news_never_seen": never_seen,
+            "commit_p50_ms": run.commits["p50_ms"],
+            "commit_p99_ms": run.commits["p99_ms"],
+        },
+        tables=[Table(title=title, columns=("figure", "value"), rows=tuple(rows.items()))],
+        targets=[
+            Target("leader, cores", "at most", LEADER_CORES_MAX, figures["leader_cores"]),
+            Target("news p99 ms", "at most", NEWS_P99_MS_MAX, figures["news_p99_ms"]),
+            Target("heartbeats missed", "at most", 0, missed),
+            Target("news never seen", "at most", 0, never_seen),
+        ],
     )

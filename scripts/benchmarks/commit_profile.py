@@ -1,17 +1,14 @@
-"""Where a controller's event loop spends its CPU time while it commits: a profile by function.
+"""Profile by function of a controller's event loop while it commits.
 
-Runs the commit load once more under `cProfile`, by CPU time of the event loop's thread, from the
-controllers' start to their end. The profiler makes Python's calls dearer than they are, and gRPC's
-C code cheaper by comparison: read the shares, and take totals from the unprofiled run. The
-journal's thread is not in it, what the loop writes to the journal itself is.
+The load runs under `cProfile`, by CPU time of the event loop's thread, from the controllers' start
+to their end. The profiler makes Python's calls more expensive, and C code cheaper by comparison:
+read the shares, and take totals from the unprofiled run. The journal's thread is not in the
+profile, but the loop's own writes to the journal are.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from scripts.benchmarks.bench_cluster import in_thread, restart_changed, running_cluster
-from scripts.benchmarks.commits import PATIENT, Point, Settings, find_leader, observed, run_load
 from scripts.benchmarks.figures import Outcome, Table
 from scripts.benchmarks.thread_profile import Cost, costs_by_function, costs_by_package
 
@@ -21,46 +18,27 @@ PACKAGE_ROWS = 12
 FUNCTION_ROWS = 25
 
 
-async def measure(root: Path, settings: Settings, progress: Callable[[str], None]) -> Outcome:
-    """Profile the leader and a follower at one level: the first ranges, the last way."""
-    way = list(settings.points())[-1].way
-    point = Point(way, settings.ranges[0], IN_FLIGHT)
-    progress(f"commits: profile of {VOTERS} voters, {point}")
-    place = root / "profile"
-    with running_cluster(place, VOTERS, PATIENT) as cluster:
-        await in_thread(
-            restart_changed, cluster, observed(place, lambda node_id: _profile(place, node_id))
-        )
-        leader = await find_leader(cluster)
-        result = await run_load(cluster, leader, place, point, settings.seconds)
-        cluster.stop_all()
-    follower = next(node_id for node_id in cluster.children if node_id != leader.node_id)
-    profiles = {"leader": leader.node_id, "follower": follower}
-    return _outcome(
-        point,
-        {role: _profile(place, node_id) for role, node_id in profiles.items()},
-        result.client["commits_in_all"],
-    )
-
-
-def _profile(place: Path, node_id: int) -> Path:
+def path_of(place: Path, node_id: int) -> Path:
+    """Return the file of a controller's profile."""
     return place / f"controller-{node_id}.profile"
 
 
-def _outcome(point: Point, profiles: Mapping[str, Path], commits: int) -> Outcome:
+def outcome(place: Path, leader_id: int, commits: int, settings: Mapping[str, object]) -> Outcome:
+    """Return the profiles of the leader and of a follower, for each of so many commits."""
     figures: dict[str, float] = {}
     tables: list[Table] = []
-    for role, profile in profiles.items():
-        packages, functions = (
-            costs_by_package(profile, commits),
-            costs_by_function(profile, commits),
-        )
+    for role, node_id in (("leader", leader_id), ("follower", leader_id % VOTERS + 1)):
+        profile = path_of(place, node_id)
+        packages = costs_by_package(profile, commits)
         figures[f"profiled_{role}_us"] = round(sum(cost.own_us for cost in packages), 1)
-        tables.append(_table(f"Event loop of a {role} by package", packages[:PACKAGE_ROWS]))
-        tables.append(_table(f"Event loop of a {role} by function", functions[:FUNCTION_ROWS]))
+        functions = costs_by_function(profile, commits)[:FUNCTION_ROWS]
+        tables += [
+            _table(f"Event loop of a {role} by package", packages[:PACKAGE_ROWS]),
+            _table(f"Event loop of a {role} by function", functions),
+        ]
     return Outcome(
         benchmark="commits-profile",
-        settings={"voters": VOTERS, **asdict(point)},
+        settings=settings,
         figures=figures,
         details={"commits": commits},
         tables=tables,
@@ -68,8 +46,5 @@ def _outcome(point: Point, profiles: Mapping[str, Path], commits: int) -> Outcom
 
 
 def _table(title: str, costs: Sequence[Cost]) -> Table:
-    return Table(
-        title=f"{title}; us of CPU for each commit, under the profiler",
-        columns=("where", "calls", "own us", "share %"),
-        rows=tuple((cost.where, cost.calls, cost.own_us, cost.share_percent) for cost in costs),
-    )
+    columns = {"where": "where", "calls": "calls", "own us": "own_us", "share %": "share_percent"}
+    return Table.of(f"{title}; us of CPU for each commit, under the profiler", costs, columns)

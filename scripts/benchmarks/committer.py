@@ -1,42 +1,48 @@
-"""What a system must be able to do to be driven by `commit_load`, whichever system it is.
+"""Interface by which `commit_load` drives any system.
 
-One commit checks that the end offsets of some streams are what the writer believes, advances them
-and records the object that holds the new ranges: all or nothing, durable when it is answered.
+One commit checks that the end offsets of some streams are as the writer expects, advances them and
+records the object that contains the new ranges: all or nothing, and durable when it is answered.
 """
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
-if TYPE_CHECKING:  # earlier commits, as baselines, have no such module
-    from streammeta.rpc.tls import TlsFiles
+from scripts.benchmarks.figures import BenchmarkError
+from streammeta.rpc.tls import TlsFiles
 
 STEP = 10
-"""Offsets that each commit advances its streams by."""
+"""Offsets by which each commit advances its streams."""
 
 OBJECT_BYTES = 1_000_000
 FIRST_STREAM_ID = 1_000_000
-"""Of the streams that the load names itself; ids take the width that they have in use."""
+"""First id of streams that the load numbers itself, of a width as in production."""
 
 
-class LoadError(Exception):
+class LoadError(BenchmarkError):
     """The system answered with an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What one run asks of a system."""
+    """One run's load on a system."""
 
     endpoint: str
     ranges: int
     """Streams of one commit."""
     in_flight: int
     objects: int = 20_000
-    """Object ids that are prepared beforehand, where a system issues them."""
-    tls: "TlsFiles | None" = None
-    """The caller's files for TLS; None: plain text."""
+    """Object ids to prepare beforehand, where the system issues them."""
+    tls: Sequence[str] = ()
+    """Paths of the caller's authority, certificate and key; none for plain text."""
+
+    @property
+    def files(self) -> TlsFiles | None:
+        """The caller's files for TLS."""
+        return TlsFiles(*map(Path, self.tls)) if self.tls else None
 
 
 class Committer(Protocol):
@@ -45,11 +51,11 @@ class Committer(Protocol):
     async def open(self) -> None:
         """Connect, and create the streams of every slot."""
 
-    def commit(self, slot: int) -> Awaitable[None]:
-        """Make the next commit of a slot, which has streams of its own.
+    def commit(self, slot: int) -> Awaitable[object]:
+        """Make the next commit of a slot, on the slot's own streams.
 
         Raises:
-            LoadError: it was refused.
+            LoadError: the system rejected it.
             Http2Error, OSError: the connection broke.
         """
 
@@ -67,6 +73,7 @@ class SlotStreams:
     def columns(self) -> tuple[bytes, bytes]:
         """Return the start and the end offsets of the next commit, little-endian int64 each."""
         count = len(self.ids)
+        # Most commits have one range, and numpy is slow for one number.
         if count == 1:
             start = self.end_offset.to_bytes(8, "little")
             return start, (self.end_offset + STEP).to_bytes(8, "little")
@@ -74,20 +81,19 @@ class SlotStreams:
         return starts.tobytes(), (starts + STEP).tobytes()
 
     def advance(self) -> None:
-        """Take note that the next commit was acknowledged."""
+        """Note that the next commit was acknowledged."""
         self.end_offset += STEP
 
 
-def id_column(ids: list[int]) -> bytes:
+def id_column(ids: Sequence[int]) -> bytes:
     """Return ids as little-endian int64."""
     return np.array(ids, dtype="<i8").tobytes()
 
 
 def own_streams(load: Load) -> list[SlotStreams]:
-    """Return the slots of a system whose streams the load names itself."""
+    """Return the slots of a system whose streams the load numbers itself."""
+    end = FIRST_STREAM_ID + load.in_flight * load.ranges
     return [
         SlotStreams(list(range(first, first + load.ranges)))
-        for first in range(
-            FIRST_STREAM_ID, FIRST_STREAM_ID + load.in_flight * load.ranges, load.ranges
-        )
+        for first in range(FIRST_STREAM_ID, end, load.ranges)
     ]

@@ -1,4 +1,4 @@
-"""What compaction costs and brings: requests, bytes, objects, reads, speed and memory.
+"""Costs and benefits of compaction: requests, bytes, objects, reads, speed and memory.
 
 Four parts: the example of the documentation and a stream's objects through a real controller, a day
 of a busy node on a virtual clock, and runs in a process of their own.
@@ -6,7 +6,7 @@ of a busy node on a virtual clock, and runs in a process of their own.
 
 import asyncio
 import threading
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.benchmarks import (
@@ -15,32 +15,45 @@ from scripts.benchmarks import (
     compaction_throughput,
     compaction_workload,
 )
-from scripts.benchmarks.compaction_settings import Settings
-from scripts.benchmarks.figures import Outcome
+from scripts.benchmarks.compaction_throughput import LARGE_BUDGET_MIB, LARGE_MIB
+from scripts.benchmarks.figures import Outcome, Progress
+from scripts.benchmarks.options import option
 
 
-async def measure(root: Path, settings: Settings, progress: Callable[[str], None]) -> list[Outcome]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Length of the day, and runs for speed and memory."""
+
+    hours: int = option(26, "hours of a busy node on a virtual clock")
+    total_mib: int = option(1024, "MiB that are written and compacted")
+    budgets_mib: tuple[int, ...] = option((64, 200), "memory budgets to compact with, in MiB")
+    large: bool = option(False, f"compact {LARGE_MIB:,} MiB with {LARGE_BUDGET_MIB} MiB too")
+    profile: bool = option(False, "profile the event loop too")
+
+
+async def measure(root: Path, settings: Settings, progress: Progress) -> list[Outcome]:
     """Measure all parts."""
+    throughput = compaction_throughput.Throughput(
+        total_mib=settings.total_mib,
+        budgets_mib=settings.budgets_mib,
+        large=settings.large,
+        profile=settings.profile,
+    )
+    workload = compaction_workload.Workload(hours=settings.hours)
     return [
-        await compaction_example.measure(root / "example", settings.example, progress),
+        await compaction_example.measure(root / "example", compaction_example.Example(), progress),
         await compaction_stream_objects.measure(
-            root / "stream-objects", settings.stream_objects, progress
+            root / "stream-objects", compaction_stream_objects.StreamObjects(), progress
         ),
-        await _day(settings, progress),
-        await compaction_throughput.measure(root / "throughput", settings.throughput, progress),
+        await _measure_day(workload, progress),
+        await compaction_throughput.measure(root / "throughput", throughput, progress),
     ]
 
 
-async def _day(settings: Settings, progress: Callable[[str], None]) -> Outcome:
-    """Measure the day in a thread, which ends soon after the wait for it was given up."""
-    is_over = threading.Event()
-
-    def say(text: str) -> None:
-        if is_over.is_set():
-            raise InterruptedError("the measurement was given up")
-        progress(text)
-
+async def _measure_day(workload: compaction_workload.Workload, progress: Progress) -> Outcome:
+    stop = threading.Event()
     try:
-        return await asyncio.to_thread(compaction_workload.measure, settings.workload, say)
+        return await asyncio.to_thread(compaction_workload.measure, workload, progress, stop)
     finally:
-        is_over.set()
+        # A thread can't be cancelled, so it ends at its next report of progress.
+        stop.set()

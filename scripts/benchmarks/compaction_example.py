@@ -1,23 +1,22 @@
-"""Three small set objects, compacted in two iterations: which requests that takes.
+"""Requests to compact three small SSOs in two iterations.
 
-The example of the documentation (docs/compaction.md), for real: written, compacted and read through
-a controller, the requests counted by the store. Beside it stands what AutoMQ asks for with
-the same blocks, which is computed.
+The example of the documentation (docs/compaction.md), written, compacted and read through a
+controller, with the requests counted by the store. AutoMQ's requests for the same blocks are
+computed for comparison.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from scripts.benchmarks.client_place import MIB, ColdReads, Place, require_same, running_place
 from scripts.benchmarks.committer import LoadError
-from scripts.benchmarks.compaction_place import MIB, ColdReads, Place, require_same, running_place
-from scripts.benchmarks.compaction_settings import Example
 from scripts.benchmarks.compaction_workload import compact_as_automq
-from scripts.benchmarks.compaction_world import Costs, World
-from scripts.benchmarks.figures import Outcome, Table
+from scripts.benchmarks.compaction_world import World
+from scripts.benchmarks.figures import Outcome, Progress, Table
 from streammeta.client import WriterConfig
 from streammeta.client.compaction.config import MEMORY_MIN, CompactionConfig
 from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
@@ -31,34 +30,25 @@ OBJECTS = (
     ((0, (5,)), (1, (30, 30))),
     ((2, (35, 35, 30)), (3, (5, 35))),
 )
-"""Of each object the streams, and how many units each of their blocks has."""
+"""Streams of each object, with the units of each of their blocks."""
 STREAMS = 4
 BLOCK_UNITS = 35
 SPLIT_UNITS = 80
 BUDGET_UNITS = 150
 MARKER_GETS = 1
-"""A compactor reads the bucket's marker once in its life, however much it compacts."""
+"""A compactor reads the bucket's marker once in its life."""
 RESERVED_MIB = 4
-"""Of a writer's buffer, beside the records of one object."""
+"""Part of a writer's buffer that is not for the records of one object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Requests:
-    """What compacting the example asked of store and controller."""
+class Example:
+    """Size of the example: bytes of one of its units, at least 64 KiB."""
 
-    index_and_data_gets: int
-    puts: int
-    multiparts: int
-    parts: int
-    bytes_read: int
-    bytes_written: int
-    set_objects: int
-    """That are left."""
-    stream_objects: int
-    """That were made."""
+    unit_bytes: int = MIB // 2
 
 
-async def measure(root: Path, settings: Example, progress: Callable[[str], None]) -> Outcome:
+async def measure(root: Path, settings: Example, progress: Progress) -> Outcome:
     """Compact the example."""
     progress("compaction: the example of three objects")
     largest = sum(sum(blocks) for _, blocks in OBJECTS[-1]) * settings.unit_bytes
@@ -75,7 +65,7 @@ async def measure(root: Path, settings: Example, progress: Callable[[str], None]
         measured = await _compact(place, settings)
         after = await place.read(place.stream_ids)
     require_same(before, after)
-    automq = await asyncio.to_thread(_automq, settings)
+    automq = await asyncio.to_thread(_compute_automq, settings)
     return _outcome(settings, automq, measured, before, after)
 
 
@@ -91,12 +81,13 @@ async def _write(place: Place, settings: Example) -> None:
         await asyncio.gather(*acks)
 
 
-async def _compact(place: Place, settings: Example) -> Requests:
+async def _compact(place: Place, settings: Example) -> dict[str, int]:
+    """Return the requests and bytes of compaction, and the objects afterwards."""
     config = CompactionConfig(
         memory_budget=_budget(settings),
         selection=SelectionConfig(growth=1, split_size=SPLIT_UNITS * settings.unit_bytes),
     )
-    session, before = place.session, place.store.metrics()
+    session, before = place.session, place.requests()
     compactor = SetObjectCompactor(
         session.client, session.node, session.namespace, place.store, config
     )
@@ -106,21 +97,18 @@ async def _compact(place: Place, settings: Example) -> Requests:
         compactor.close()
     if report.failures or report.left_out:
         raise LoadError(f"the example was not compacted: {report.failures or report.left_out}")
-    after = place.store.metrics()
 
-    def asked(operation: str) -> int:
-        return after.of(operation).requests - before.of(operation).requests
-
-    return Requests(
-        index_and_data_gets=asked("get_range") - MARKER_GETS,
-        puts=asked("put"),
-        multiparts=asked("start_multipart"),
-        parts=asked("upload_part"),
-        bytes_read=report.figures.bytes_read,
-        bytes_written=report.figures.bytes_written,
-        set_objects=len(await place.set_object_sizes()),
-        stream_objects=sum(len(each.stream_object_ids) for each in report.groups),
-    )
+    made = {name: count - before[name] for name, count in place.requests().items()}
+    return {
+        "index_and_data_gets": made["get_range"] - MARKER_GETS,
+        "puts": made["put"],
+        "multiparts": made["start_multipart"],
+        "parts": made["upload_part"],
+        "bytes_read": report.figures.bytes_read,
+        "bytes_written": report.figures.bytes_written,
+        "set_objects": await place.set_object_count(),
+        "stream_objects": sum(len(group.stream_object_ids) for group in report.groups),
+    }
 
 
 def _budget(settings: Example) -> int:
@@ -133,7 +121,7 @@ def _budget(settings: Example) -> int:
     return budget
 
 
-def _automq(settings: Example) -> Requests:
+def _compute_automq(settings: Example) -> dict[str, int]:
     world, ends = World(STREAMS), np.zeros(STREAMS, dtype=np.int64)
     for streams in OBJECTS:
         rows: list[tuple[int, ...]] = []
@@ -142,61 +130,60 @@ def _automq(settings: Example) -> Requests:
                 size = units * settings.unit_bytes + BLOCK_HEADER_SIZE
                 rows.append((0, stream, ends[stream], ends[stream] + units, units, 0, size))
                 ends[stream] += units
-        columns = np.array(rows, dtype=np.int64).T
-        world.upload(EntryTable(*columns).placed())
+        world.upload(EntryTable(*np.array(rows, dtype=np.int64).T).placed())
     limits = CompactionLimits(
         memory_budget=BUDGET_UNITS * settings.unit_bytes + 1_000,
         split_size=SPLIT_UNITS * settings.unit_bytes,
     )
     compact_as_automq(world, limits)
-    return _requests(world.costs, world)
-
-
-def _requests(costs: Costs, world: World) -> Requests:
-    return Requests(
-        index_and_data_gets=costs.gets,
-        puts=costs.puts,
-        multiparts=costs.multiparts,
-        parts=costs.parts,
-        bytes_read=costs.bytes_read,
-        bytes_written=costs.bytes_written,
-        set_objects=len(world.set_objects),
-        stream_objects=len(world.stream_objects),
-    )
+    costs = world.costs
+    return {
+        "index_and_data_gets": costs.gets,
+        "puts": costs.puts,
+        "multiparts": costs.multiparts,
+        "parts": costs.parts,
+        "bytes_read": costs.bytes_read,
+        "bytes_written": costs.bytes_written,
+        "set_objects": len(world.set_objects),
+        "stream_objects": len(world.stream_objects),
+    }
 
 
 def _outcome(
     settings: Example,
-    automq: Requests,
-    measured: Requests,
+    automq: Mapping[str, int],
+    measured: Mapping[str, int],
     before: ColdReads,
     after: ColdReads,
 ) -> Outcome:
-    figures: dict[str, float] = {f"example_{name}": n for name, n in asdict(measured).items()}
-    figures |= {
-        "example_cold_gets_per_mib_before": before.gets_per_mib,
-        "example_cold_gets_per_mib_after": after.gets_per_mib,
-    }
-    columns = (
-        *("", "GET", "PUT", "uploads in parts", "parts", "MiB read", "MiB written"),
-        *("set objects", "stream objects", "cold GETs/MiB"),
+    figures: dict[str, float] = {f"example_{name}": count for name, count in measured.items()}
+    figures["example_cold_gets_per_mib_before"] = before.gets_per_mib
+    figures["example_cold_gets_per_mib_after"] = after.gets_per_mib
+    reads = f"{before.gets_per_mib} -> {after.gets_per_mib}"
+    rows = [
+        {"": "AutoMQ, computed", "reads": "", **automq},
+        {"": "streammeta, measured", "reads": reads, **measured},
+    ]
+    table = Table.of(
+        f"Three SSOs, 275 units of {settings.unit_bytes} bytes, 150 in memory",
+        rows,
+        {
+            "": "",
+            "GET": "index_and_data_gets",
+            "PUT": "puts",
+            "uploads in parts": "multiparts",
+            "parts": "parts",
+            "MiB read": lambda row: round(row["bytes_read"] / MIB, 1),
+            "MiB written": lambda row: round(row["bytes_written"] / MIB, 1),
+            "SSOs": "set_objects",
+            "stream objects": "stream_objects",
+            "cold GETs/MiB": "reads",
+        },
     )
-    rows = tuple(
-        (
-            *(name, each.index_and_data_gets, each.puts, each.multiparts, each.parts),
-            *(round(each.bytes_read / MIB, 1), round(each.bytes_written / MIB, 1)),
-            *(each.set_objects, each.stream_objects, reads),
-        )
-        for name, each, reads in (
-            ("AutoMQ, computed", automq, ""),
-            ("streammeta, measured", measured, f"{before.gets_per_mib} -> {after.gets_per_mib}"),
-        )
-    )
-    title = f"Three set objects, 275 units of {settings.unit_bytes} bytes, 150 in memory"
     return Outcome(
         benchmark="compaction-example",
         settings={**asdict(settings), "memory_budget": _budget(settings)},
         figures=figures,
-        details={"automq": asdict(automq), "streammeta": asdict(measured)},
-        tables=(Table(title=title, columns=columns, rows=rows),),
+        details={"automq": dict(automq), "streammeta": dict(measured)},
+        tables=[table],
     )

@@ -1,22 +1,20 @@
-"""Stream objects of one stream made into one object, in three ways: what each asks of the store.
+"""Requests to merge the stream objects of one stream into one object, in three ways.
 
 The store copies them, or they are fetched and sent again, or they are linked and stay as they are.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from scripts.benchmarks.client_place import MIB, Place, require_same, running_place
 from scripts.benchmarks.committer import LoadError
-from scripts.benchmarks.compaction_place import MIB, Place, require_same, running_place
-from scripts.benchmarks.compaction_settings import StreamObjects
-from scripts.benchmarks.figures import Outcome, Table
+from scripts.benchmarks.figures import Outcome, Progress, Table
 from streammeta.client import WriterConfig
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
 from streammeta.storage.compaction.stream_objects import StreamCompaction
-from streammeta.storage.object_store.calls import StoreMetrics
 
 WAYS = (
     ("copied by the store", StreamCompaction.MERGE_LARGE, True),
@@ -27,8 +25,16 @@ RECORD_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamObjects:
+    """Number and size of the stream objects that become one."""
+
+    objects: int = 12
+    object_mib: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Requests:
-    """What one way took; bytes are those that passed through the process."""
+    """Costs of one way. Bytes are those that passed through the process."""
 
     way: str
     objects_before: int
@@ -45,7 +51,7 @@ class Requests:
     gets_per_mib_after: float
 
 
-async def measure(root: Path, settings: StreamObjects, progress: Callable[[str], None]) -> Outcome:
+async def measure(root: Path, settings: StreamObjects, progress: Progress) -> Outcome:
     """Compact a stream in each way."""
     config = WriterConfig(upload_bytes=2 * settings.object_mib * MIB, linger_s=600.0)
     done: list[Requests] = []
@@ -53,7 +59,7 @@ async def measure(root: Path, settings: StreamObjects, progress: Callable[[str],
         for stream_id, (way, kind, by_store) in zip(place.stream_ids, WAYS, strict=True):
             progress(f"compaction: {settings.objects} stream objects, {way}")
             await _write(place, stream_id, settings)
-            done.append(await _compacted(place, stream_id, way, kind, by_store=by_store))
+            done.append(await _compact(place, stream_id, way, kind, by_store=by_store))
     return _outcome(settings, done)
 
 
@@ -65,37 +71,35 @@ async def _write(place: Place, stream_id: int, settings: StreamObjects) -> None:
         await ack
 
 
-async def _compacted(
+async def _compact(
     place: Place, stream_id: int, way: str, kind: StreamCompaction, *, by_store: bool
 ) -> Requests:
-    session = place.session
+    session, config = place.session, CompactionConfig(server_side_copy=by_store)
     compactor = StreamObjectCompactor(
-        session.client,
-        session.node,
-        session.namespace,
-        place.store,
-        CompactionConfig(server_side_copy=by_store),
+        session.client, session.node, session.namespace, place.store, config
     )
     reads = await place.read([stream_id])
-    before, began = place.store.metrics(), time.monotonic()
+    before, began = place.requests(), time.monotonic()
     try:
         report = await compactor.compact(stream_id, kind)
     finally:
         compactor.close()
-    seconds, after = time.monotonic() - began, place.store.metrics()
+    seconds, after = time.monotonic() - began, place.requests()
     if report.error is not None or report.left_out or len(report.made) != 1:
         raise LoadError(f"stream objects were not compacted: {report}")
+
     reads_after = await place.read([stream_id])
     require_same(reads, reads_after)
+    made = {name: count - before[name] for name, count in after.items()}
     return Requests(
         way=way,
         objects_before=len(report.made[0].source_ids),
         objects_after=len(report.made),
-        gets=_asked(before, after, "get_range"),
-        puts=_asked(before, after, "put"),
-        multiparts=_asked(before, after, "start_multipart"),
-        parts=_asked(before, after, "upload_part"),
-        copies=_asked(before, after, "copy_part"),
+        gets=made["get_range"],
+        puts=made["put"],
+        multiparts=made["start_multipart"],
+        parts=made["upload_part"],
+        copies=made["copy_part"],
         bytes_read=report.figures.bytes_read,
         bytes_written=report.figures.bytes_written,
         seconds=round(seconds, 3),
@@ -104,37 +108,37 @@ async def _compacted(
     )
 
 
-def _asked(before: StoreMetrics, after: StoreMetrics, operation: str) -> int:
-    return after.of(operation).requests - before.of(operation).requests
-
-
 def _outcome(settings: StreamObjects, done: Sequence[Requests]) -> Outcome:
     figures: dict[str, float] = {}
-    for each in done:
-        prefix = "stream_objects_" + each.way.replace(" ", "_")
-        figures |= {
-            f"{prefix}_gets": each.gets,
-            f"{prefix}_copies": each.copies,
-            f"{prefix}_mib_moved": round((each.bytes_read + each.bytes_written) / MIB, 3),
-        }
-    columns = (
-        *("way", "objects", "after", "GET", "PUT", "uploads in parts", "parts", "copies"),
-        *("MiB read", "MiB written", "seconds", "cold GETs/MiB", "after"),
+    for requests in done:
+        prefix = "stream_objects_" + requests.way.replace(" ", "_")
+        moved = requests.bytes_read + requests.bytes_written
+        figures[f"{prefix}_gets"] = requests.gets
+        figures[f"{prefix}_copies"] = requests.copies
+        figures[f"{prefix}_mib_moved"] = round(moved / MIB, 3)
+    table = Table.of(
+        f"{settings.objects} stream objects of {settings.object_mib} MiB merged into one",
+        done,
+        {
+            "way": "way",
+            "objects": "objects_before",
+            "after": "objects_after",
+            "GET": "gets",
+            "PUT": "puts",
+            "uploads in parts": "multiparts",
+            "parts": "parts",
+            "copies": "copies",
+            "MiB read": lambda requests: round(requests.bytes_read / MIB, 2),
+            "MiB written": lambda requests: round(requests.bytes_written / MIB, 2),
+            "seconds": "seconds",
+            "cold GETs/MiB": "gets_per_mib_before",
+            "GETs/MiB after": "gets_per_mib_after",
+        },
     )
-    rows = tuple(
-        (
-            *(each.way, each.objects_before, each.objects_after, each.gets, each.puts),
-            *(each.multiparts, each.parts, each.copies),
-            *(round(each.bytes_read / MIB, 2), round(each.bytes_written / MIB, 2)),
-            *(each.seconds, each.gets_per_mib_before, each.gets_per_mib_after),
-        )
-        for each in done
-    )
-    title = f"{settings.objects} stream objects of {settings.object_mib} MiB made one"
     return Outcome(
         benchmark="compaction-stream-objects",
         settings=asdict(settings),
         figures=figures,
-        details={"ways": [asdict(each) for each in done]},
-        tables=(Table(title=title, columns=columns, rows=rows),),
+        details={"ways": [asdict(requests) for requests in done]},
+        tables=[table],
     )

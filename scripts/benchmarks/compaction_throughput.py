@@ -1,20 +1,22 @@
-"""How fast compaction is and how much memory it takes, in a process of its own and on one core.
+"""Speed and memory of compaction, in a process of its own and on one core.
 
 Streams of very different rates are written through a controller to a local directory and compacted
-at once, under different budgets. A plain copy of the same objects says what the directory gives.
+at once, with different budgets. A plain copy of the same objects shows the directory's speed.
 """
 
 import asyncio
-import json
+import cProfile
+import os
 import random
-import sys
-from collections.abc import Callable, Sequence
+import resource
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from scripts.benchmarks.compaction_place import (
+from scripts.benchmarks.client_place import (
     MIB,
     NODE_EPOCH,
     NODE_ID,
@@ -22,23 +24,50 @@ from scripts.benchmarks.compaction_place import (
     require_same,
     running_place,
 )
-from scripts.benchmarks.compaction_settings import LARGE_MIB, Throughput
-from scripts.benchmarks.figures import Outcome, Table, Target, targets_table
-from scripts.benchmarks.thread_profile import Cost, costs_by_function, costs_by_package
-from streammeta.cli.local_cluster import ChildFailedError, start_child
-from streammeta.client import WriterConfig
+from scripts.benchmarks.committer import LoadError
+from scripts.benchmarks.figures import Outcome, Progress, Table, Target
+from scripts.benchmarks.processes import run_worker, status_bytes
+from scripts.benchmarks.thread_profile import costs_by_function, costs_by_package
+from streammeta.client import ControllerClient, WriterConfig
+from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
+from streammeta.client.compaction.report import CompactionReport
+from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
+from streammeta.storage.compaction.selection import SelectionConfig
+from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store.base import ObjectStore
 
+LARGE_MIB = 10 * 1024
+LARGE_BUDGET_MIB = 200
 MOST_RESIDENT_LARGE_MIB = 300.0
 MOST_RESIDENT_OF_BUDGET = 1.2
 BATCH_BYTES = 16 * MIB
 READ_STREAMS = 20
-"""That are read cold, before and after."""
+"""Streams that are read cold, before and after."""
 PROFILE_ROWS = 15
+COPY_KEY = "copied"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """Data to compact, and memory budgets."""
+
+    streams: int = 200
+    record_bytes: int = 16 * 1024
+    total_mib: int = 1024
+    budgets_mib: tuple[int, ...] = (64, 200)
+    large: bool = False
+    profile: bool = False
+
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """Yield MiB written and budget of each run."""
+        yield from ((self.total_mib, budget) for budget in self.budgets_mib)
+        if self.large:
+            yield LARGE_MIB, LARGE_BUDGET_MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One compaction; figures are as the probe names them."""
+    """One compaction, with figures of `compact_node` and `copy_objects`."""
 
     total_mib: int
     budget_mib: int
@@ -54,23 +83,24 @@ class Run:
         return self.figures["bytes_written"] / MIB / self.figures["seconds"]
 
     @property
-    def copy_mib_per_s(self) -> float:
-        """MiB copied in a second by the plain copy."""
-        return self.copy_figures["bytes_written"] / MIB / self.copy_figures["seconds"]
+    def share_of_copy(self) -> float:
+        """Speed of compaction as a share of the plain copy's."""
+        copied = self.copy_figures["bytes_written"] / MIB / self.copy_figures["seconds"]
+        return self.mib_per_s / copied
 
     @property
     def added_mib(self) -> float:
-        """What compaction took beside what the process had when it began, at its peak."""
+        """Growth of the process from the beginning of compaction to its peak."""
         return self.figures["peak_resident_mib"] - self.figures["resident_before_mib"]
 
     @property
     def name(self) -> str:
-        """How figures of this run are named."""
+        """Prefix of the names of this run's figures."""
         return f"compaction_{self.total_mib}_mib_{self.budget_mib}_budget"
 
 
-async def measure(root: Path, settings: Throughput, progress: Callable[[str], None]) -> Outcome:
-    """Make every run, each in a directory of its own that is gone afterwards."""
+async def measure(root: Path, settings: Throughput, progress: Progress) -> Outcome:
+    """Make every run, each in a directory of its own."""
     runs: list[Run] = []
     tables: list[Table] = []
     for total_mib, budget_mib in settings.runs():
@@ -86,16 +116,17 @@ async def _run(root: Path, settings: Throughput, total_mib: int, budget_mib: int
     config = WriterConfig(upload_bytes=BATCH_BYTES, split_bytes=2 * BATCH_BYTES, linger_s=600.0)
     async with running_place(root, settings.streams, config) as place:
         await _fill(place, settings, total_mib)
-        step = max(1, settings.streams // READ_STREAMS)
-        sample = place.stream_ids[::step]
-        copied = await _probe(root, "--copy", "--store", place.store_uri)
-        before, objects = await place.read(sample), len(await place.set_object_sizes())
-        profile = ["--profile", str(root / "profile")] if settings.profile else []
-        figures = await _probe(
-            root,
-            *("--endpoint", place.endpoint, "--store", place.store_uri),
-            *("--node-id", str(NODE_ID), "--node-epoch", str(NODE_EPOCH)),
-            *("--budget-mib", str(budget_mib), *profile),
+        sample = place.stream_ids[:: max(1, settings.streams // READ_STREAMS)]
+        log = root / "probe.log"
+        copied = await run_worker(log, copy_objects, store_uri=place.store_uri)
+        before, objects = await place.read(sample), await place.set_object_count()
+        figures = await run_worker(
+            log,
+            compact_node,
+            store_uri=place.store_uri,
+            endpoint=place.endpoint,
+            budget_mib=budget_mib,
+            profile=root / "profile" if settings.profile else None,
         )
         after = await place.read(sample)
     require_same(before, after)
@@ -128,102 +159,152 @@ async def _fill(place: Place, settings: Throughput, total_mib: int) -> None:
         written = until
 
 
-async def _probe(root: Path, *arguments: str) -> dict[str, float]:
-    child = start_child(
-        "compaction probe",
-        [sys.executable, "-m", "scripts.benchmarks.compaction_probe", *arguments],
-        root / "probe.log",
-    )
-    try:
-        said, _ = await asyncio.to_thread(child.process.communicate)
-    finally:
-        await asyncio.to_thread(child.stop)
-    if child.process.returncode != 0:
-        raise ChildFailedError(f"the compaction's measurement failed; its log:\n{child.log_tail()}")
-    figures: dict[str, float] = json.loads(said)
-    return figures
+def copy_objects(*, store_uri: str) -> dict[str, float]:
+    """Copy every object of a store and delete the copy, on one core; return bytes and seconds."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    store, copied, began = open_object_store(store_uri), 0, time.monotonic()
+    for info in list(store.list_objects()):
+        data = bytearray(info.size)
+        store.read_into(info.key, 0, [memoryview(data)])
+        store.put(COPY_KEY, data)
+        copied += info.size
+    store.delete_many([COPY_KEY])
+    return {"bytes_written": copied, "seconds": time.monotonic() - began}
+
+
+def compact_node(
+    *, store_uri: str, endpoint: str, budget_mib: int, profile: str | None
+) -> dict[str, float]:
+    """Compact all SSOs of the node, as many together as a group may have, on one core."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    store, before = open_object_store(store_uri), resource.getrusage(resource.RUSAGE_SELF)
+    work = _compact(store, endpoint, budget_mib)
+    if profile is None:
+        report, resident_before = asyncio.run(work)
+    else:
+        # CPU time of the event loop's thread, because waiting is not work.
+        profiler = cProfile.Profile(time.thread_time)
+        report, resident_before = profiler.runcall(asyncio.run, work)
+        profiler.dump_stats(profile)
+    if report.failures or report.left_out:
+        raise LoadError(f"compaction failed: {report.failures}, left out: {report.left_out}")
+
+    after, done = resource.getrusage(resource.RUSAGE_SELF), report.figures
+    names = ("bytes_read", "bytes_written", "gets", "puts", "multiparts", "parts")
+    figures = {name: getattr(done, name) for name in (*names, "iterations", "commits")} | {
+        "seconds": report.seconds,
+        "sources": sum(len(group.source_ids) for group in report.groups),
+        "set_objects": sum(len(group.set_object_ids) for group in report.groups),
+        "stream_objects": sum(len(group.stream_object_ids) for group in report.groups),
+        "resident_before_mib": resident_before / MIB,
+        "user_s": after.ru_utime - before.ru_utime,
+        "system_s": after.ru_stime - before.ru_stime,
+        "peak_resident_mib": status_bytes("VmHWM") / MIB,
+    }
+    return {name: round(value, 3) for name, value in figures.items()}
+
+
+async def _compact(
+    store: ObjectStore, endpoint: str, budget_mib: int
+) -> tuple[CompactionReport, int]:
+    """Return the report, and the process's memory once everything was loaded and connected."""
+    target = CompactionTarget(NODE_ID, NODE_EPOCH)
+    config = CompactionConfig(memory_budget=budget_mib * MIB, selection=SelectionConfig(growth=1))
+    async with ControllerClient([endpoint]) as client:
+        namespace = await client.object_namespace()
+        compactor = SetObjectCompactor(client, target.identity, namespace, store, config)
+        try:
+            await compactor.plan(target)
+            resident_before = status_bytes("VmRSS")
+            return await compactor.run_once(target), resident_before
+        finally:
+            compactor.close()
 
 
 def _outcome(settings: Throughput, runs: Sequence[Run], profiles: Sequence[Table]) -> Outcome:
     figures: dict[str, float] = {}
     targets: list[Target] = []
     for run in runs:
+        peak_mib = run.figures["peak_resident_mib"]
         figures |= {
             f"{run.name}_mib_per_s": round(run.mib_per_s, 1),
-            f"{run.name}_share_of_copy": round(run.mib_per_s / run.copy_mib_per_s, 3),
-            f"{run.name}_peak_resident_mib": round(run.figures["peak_resident_mib"], 1),
+            f"{run.name}_share_of_copy": round(run.share_of_copy, 3),
+            f"{run.name}_peak_resident_mib": round(peak_mib, 1),
             f"{run.name}_added_mib": round(run.added_mib, 1),
         }
         most = run.budget_mib * MOST_RESIDENT_OF_BUDGET
         targets.append(Target(f"{run.name}_added_mib", "at most", most, run.added_mib))
         if run.total_mib == LARGE_MIB:
-            name, peak = f"{run.name}_peak_resident_mib", run.figures["peak_resident_mib"]
-            targets.append(Target(name, "at most", MOST_RESIDENT_LARGE_MIB, peak))
+            name = f"{run.name}_peak_resident_mib"
+            targets.append(Target(name, "at most", MOST_RESIDENT_LARGE_MIB, peak_mib))
     return Outcome(
         benchmark="compaction-throughput",
         settings=asdict(settings),
         figures=figures,
         details={"runs": [asdict(run) for run in runs]},
-        tables=(_table(settings, runs), _work_table(runs), *targets_table(targets), *profiles),
+        tables=[*_tables(settings, runs), *profiles],
+        targets=targets,
     )
 
 
-def _table(settings: Throughput, runs: Sequence[Run]) -> Table:
-    columns = (
-        *("MiB", "budget MiB", "MiB/s", "of a plain copy", "peak RSS MiB", "RSS before"),
-        *("seconds", "user s", "system s", "set objects", "set / stream objects after"),
-        *("cold GETs/MiB", "after"),
-    )
-    rows = tuple(
-        (
-            *(run.total_mib, run.budget_mib, round(run.mib_per_s, 1)),
-            round(run.mib_per_s / run.copy_mib_per_s, 2),
-            *(round(run.figures["peak_resident_mib"]), round(run.figures["resident_before_mib"])),
-            *(round(run.figures[name], 1) for name in ("seconds", "user_s", "system_s")),
-            run.set_objects_before,
-            f"{run.figures['set_objects']:.0f} / {run.figures['stream_objects']:.0f}",
-            *(run.gets_per_mib_before, run.gets_per_mib_after),
-        )
+def _tables(settings: Throughput, runs: Sequence[Run]) -> Iterator[Table]:
+    rows = [
+        {**run.figures, **asdict(run), "mib_per_s": run.mib_per_s, "share": run.share_of_copy}
         for run in runs
-    )
-    title = f"Compaction of {settings.streams} streams in a local directory, on one core"
-    return Table(title=title, columns=columns, rows=rows)
-
-
-def _work_table(runs: Sequence[Run]) -> Table:
-    names = ("commits", "iterations", "gets", "puts", "multiparts", "parts")
-    return Table(
-        title="What it took",
-        columns=(
-            *("MiB", "budget MiB", "commits", "iterations", "GET", "PUT", "uploads in parts"),
-            *("parts", "MiB read", "MiB written"),
-        ),
-        rows=tuple(
-            (
-                *(run.total_mib, run.budget_mib, *(int(run.figures[name]) for name in names)),
-                *(round(run.figures[f"bytes_{name}"] / MIB) for name in ("read", "written")),
-            )
-            for run in runs
-        ),
-    )
-
-
-def _profile_tables(profile: Path, run: Run) -> list[Table]:
-    gib = run.total_mib / 1024
-    packages, functions = costs_by_package(profile, gib), costs_by_function(profile, gib)
-    title = f"Event loop of the compaction of {run.total_mib} MiB, budget {run.budget_mib} MiB"
-    return [
-        _profile_table(f"{title}, by package", packages),
-        _profile_table(f"{title}, by function", functions),
     ]
-
-
-def _profile_table(title: str, costs: Sequence[Cost]) -> Table:
-    return Table(
-        title=f"{title}; CPU for each GiB, under the profiler",
-        columns=("where", "calls", "own ms", "share %"),
-        rows=tuple(
-            (cost.where, cost.calls, round(cost.own_us / 1000, 2), cost.share_percent)
-            for cost in costs[:PROFILE_ROWS]
-        ),
+    yield Table.of(
+        f"Compaction of {settings.streams} streams in a local directory, on one core",
+        rows,
+        {
+            "MiB": "total_mib",
+            "budget MiB": "budget_mib",
+            "MiB/s": lambda row: round(row["mib_per_s"], 1),
+            "of a plain copy": lambda row: round(row["share"], 2),
+            "peak RSS MiB": lambda row: round(row["peak_resident_mib"]),
+            "RSS before": lambda row: round(row["resident_before_mib"]),
+            "seconds": lambda row: round(row["seconds"], 1),
+            "user s": lambda row: round(row["user_s"], 1),
+            "system s": lambda row: round(row["system_s"], 1),
+            "SSOs": "set_objects_before",
+            "SSOs / stream objects after": lambda row: (
+                f"{row['set_objects']:.0f} / {row['stream_objects']:.0f}"
+            ),
+            "cold GETs/MiB": "gets_per_mib_before",
+            "GETs/MiB after": "gets_per_mib_after",
+        },
     )
+    yield Table.of(
+        "Requests and bytes",
+        rows,
+        {
+            "MiB": "total_mib",
+            "budget MiB": "budget_mib",
+            "commits": "commits",
+            "iterations": "iterations",
+            "GET": "gets",
+            "PUT": "puts",
+            "uploads in parts": "multiparts",
+            "parts": "parts",
+            "MiB read": lambda row: round(row["bytes_read"] / MIB),
+            "MiB written": lambda row: round(row["bytes_written"] / MIB),
+        },
+    )
+
+
+def _profile_tables(profile: Path, run: Run) -> Iterator[Table]:
+    gib = run.total_mib / 1024
+    title = f"Event loop of the compaction of {run.total_mib} MiB, budget {run.budget_mib} MiB"
+    for name, costs in (
+        ("package", costs_by_package(profile, gib)),
+        ("function", costs_by_function(profile, gib)),
+    ):
+        yield Table.of(
+            f"{title}, by {name}; CPU for each GiB, under the profiler",
+            costs[:PROFILE_ROWS],
+            {
+                "where": "where",
+                "calls": "calls",
+                "own ms": lambda cost: round(cost.own_us / 1000, 2),
+                "share %": "share_percent",
+            },
+        )

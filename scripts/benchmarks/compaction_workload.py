@@ -1,21 +1,22 @@
-"""What compaction costs a busy node in a day, and what it is good for, on a virtual clock.
+"""Costs and benefits of compaction for a busy node in a day, on a virtual clock.
 
-A thousand streams of very different rates share a node that uploads as brokers do. The same day is
-lived three times: without compaction, with the product's policy, planner and limits, and as AutoMQ
-does by default: every five minutes everything younger than two hours is merged once more, and what
-is older is split, object by object. Only bytes are left out; every plan is made, every commit is
-decided by a map.
+A thousand streams of very different rates share a node that uploads like a broker. The same day
+passes three times: without compaction, with the product's policy, planner and limits, and with
+AutoMQ's defaults: every five minutes it merges all SSOs younger than two hours, and splits older
+ones, object by object. Only bytes are left out: every plan is made, and metadata decides every
+commit.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.benchmarks.compaction_settings import Workload
-from scripts.benchmarks.compaction_world import MIB, START_MS, Costs, World, WriteRules
-from scripts.benchmarks.figures import Outcome, Table
+from scripts.benchmarks.compaction_world import MIB, Costs, World, WriteRules
+from scripts.benchmarks.figures import Outcome, Progress, Table
+from scripts.benchmarks.metadata_driver import NOW_MS
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.storage.compaction.entries import EntryTable
 from streammeta.storage.compaction.plan import CompactionLimits
@@ -25,66 +26,86 @@ from streammeta.storage.object_format.object_reader import tail_guess
 from streammeta.storage.object_format.record import BLOCK_HEADER_SIZE, RECORD_HEADER_SIZE
 
 AUTOMQ_RULES = WriteRules(part_bytes=48 * MIB, index_part=True)
-"""Pieces of 16 MiB are gathered until a part has more than 32 MiB: it is taken as if every part had
-the most that gives."""
+"""AutoMQ gathers pieces of 16 MiB until a part exceeds 32 MiB. Each part counts as 48 MiB."""
 AUTOMQ_OBJECTS = 500
 AUTOMQ_SPLIT_AFTER_MS = 120 * 60_000
 SLOW_SHARE = 0.5
-"""Which part of the streams, by rate, is called slow."""
+"""Share of the streams, by rate, that are called slow."""
 SETTLED_HOURS = 6
-"""After which there is enough of every stream to speak of requests for a MiB."""
+"""Hours until every stream has enough data for requests per MiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Load of a busy node: sizes in bytes of payload, rates per second."""
+
+    streams: int = 1_000
+    bytes_per_s: int = MIB
+    skew: float = 1.0
+    """The rate of the stream of rank r is proportional to 1 / r ** skew."""
+    hours: int = 26
+    record_bytes: int = 1_024
+    upload_bytes: int = 16 * MIB
+    upload_every_s: int = 60
+    """An upload comes when there are `upload_bytes`, or after this time."""
+    block_bytes: int = 512 * 1024
+    compact_every_s: int = 300
+    memory_mib: int = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Day:
-    """How a day ended."""
+    """End of a day."""
 
     policy: str
     costs: Costs
     set_objects: int
     most_set_objects: int
-    """That a compaction left."""
+    """Most SSOs that a compaction left."""
     stream_objects: int
     checkpoint_bytes: int
     gets_per_mib: float
-    """Of a reader of every whole stream, each of them cold, when the day is over."""
+    """GETs of a cold reader of every whole stream, at the end of the day."""
     slow_gets_per_mib: float
-    """The same of the slow half of the streams, the mean of every hour from `SETTLED_HOURS` on."""
+    """The same of the slow streams: mean of every hour from `SETTLED_HOURS` on."""
     worst_slow_gets_per_mib: float
-    """The same at the worst hour."""
+    """The same in the worst hour."""
     amplification: float
     """Bytes that compaction wrote for each byte uploaded."""
     slow_amplification: float
-    """The same of the slow half of the streams."""
+    """The same of the slow streams."""
 
 
 Compact = Callable[[World], None]
 
 
-def measure(settings: Workload, progress: Callable[[str], None]) -> Outcome:
-    """Live the day with every policy."""
-    config = CompactionConfig(memory_budget=settings.memory_mib * MIB)
+def measure(settings: Workload, progress: Progress, stop: threading.Event | None = None) -> Outcome:
+    """Let the day pass with every policy. Raises `InterruptedError` soon after `stop` is set."""
+
+    def show(text: str) -> None:
+        if stop is not None and stop.is_set():
+            raise InterruptedError("the measurement was cancelled")
+        progress(text)
+
+    memory = settings.memory_mib * MIB
+    config, limits = CompactionConfig(memory_budget=memory), CompactionLimits(memory_budget=memory)
     policies: dict[str, Compact] = {
         "none": lambda _world: None,
-        "automq": lambda world: compact_as_automq(
-            world, CompactionLimits(memory_budget=settings.memory_mib * MIB)
-        ),
+        "automq": lambda world: compact_as_automq(world, limits),
         "streammeta": lambda world: compact(world, config),
     }
-    days: list[Day] = []
-    for name, policy in policies.items():
-        days.append(live(settings, name, policy, progress))
+    days = [live(settings, name, policy, show) for name, policy in policies.items()]
     return _outcome(settings, days)
 
 
-def live(settings: Workload, name: str, policy: Compact, progress: Callable[[str], None]) -> Day:
-    """Let the hours pass: uploads come, and every so often the policy is asked."""
+def live(settings: Workload, name: str, policy: Compact, progress: Progress) -> Day:
+    """Let the hours pass with uploads, and with a compaction at fixed intervals."""
     world = World(settings.streams)
     next_compaction_s, hour, most = settings.compact_every_s, 0, 0
     slow_reads: list[float] = []
     for at_s, entries in uploads(settings):
         while next_compaction_s <= at_s:
-            world.now_ms = START_MS + next_compaction_s * 1000
+            world.now_ms = NOW_MS + next_compaction_s * 1000
             policy(world)
             most = max(most, len(world.set_objects))
             next_compaction_s += settings.compact_every_s
@@ -93,7 +114,7 @@ def live(settings: Workload, name: str, policy: Compact, progress: Callable[[str
             if hour >= SETTLED_HOURS:
                 slow_reads.append(_gets_per_mib(world, _slow(world)))
             hour += 1
-        world.now_ms = START_MS + at_s * 1000
+        world.now_ms = NOW_MS + at_s * 1000
         world.upload(entries)
     return _day(name, world, most, slow_reads or [_gets_per_mib(world, _slow(world))])
 
@@ -107,10 +128,10 @@ def rates(settings: Workload) -> NDArray[np.float64]:
 
 def uploads(settings: Workload) -> Iterator[tuple[int, EntryTable]]:
     """Yield the second of each upload and the entries of its object."""
-    each_s = min(settings.upload_every_s, max(1, settings.upload_bytes // settings.bytes_per_s))
+    every_s = min(settings.upload_every_s, max(1, settings.upload_bytes // settings.bytes_per_s))
     per_second = rates(settings) / settings.record_bytes
     written = np.zeros(settings.streams, dtype=np.int64)
-    for at_s in range(each_s, settings.hours * 3600 + 1, each_s):
+    for at_s in range(every_s, settings.hours * 3600 + 1, every_s):
         until = np.floor(per_second * at_s).astype(np.int64)
         if (until > written).any():
             yield at_s, _entries(written, until, settings)
@@ -118,14 +139,14 @@ def uploads(settings: Workload) -> Iterator[tuple[int, EntryTable]]:
 
 
 def compact(world: World, config: CompactionConfig) -> None:
-    """Do a cycle as the product's compactor does."""
+    """Make a cycle as the product's compactor does."""
     world.costs.calls += 1
     selection = select_set_objects(world.listing(), config.group_limits, world.now_ms)
     rules = WriteRules(
         put_bytes=config.put_bytes, part_bytes=config.part_size, read_bytes=config.read_bytes
     )
     for group in selection.groups:
-        sources = [world.set_objects[each] for each in group.object_ids]
+        sources = [world.set_objects[object_id] for object_id in group.object_ids]
         for source in sources:
             world.read_index(source)
         live = EntryTable.concatenate([source.entries for source in sources])
@@ -146,22 +167,24 @@ def compact(world: World, config: CompactionConfig) -> None:
 
 
 def compact_as_automq(world: World, limits: CompactionLimits) -> None:
-    """Do a cycle as AutoMQ does, which reads every index anew and prepares ids one by one."""
+    """Make a cycle as AutoMQ does, which reads every index again and prepares ids one by one."""
     world.costs.calls += 2
     for source in world.set_objects.values():
         is_found_at_once = source.index_size <= source.size - tail_guess(source.size, "").start
         world.read_index(source, gets=1 if is_found_at_once else 2)
-    newest = sorted(world.set_objects.values(), key=lambda each: -each.data_time_ms)
-    old = [each for each in newest if world.now_ms - each.data_time_ms >= AUTOMQ_SPLIT_AFTER_MS]
+
+    newest = sorted(world.set_objects.values(), key=lambda source: -source.data_time_ms)
+    old_until_ms = world.now_ms - AUTOMQ_SPLIT_AFTER_MS
+    old = [source for source in newest if source.data_time_ms <= old_until_ms]
     young = newest[: len(newest) - len(old)][:AUTOMQ_OBJECTS]
     plans = [
-        *(plan_force_split(each.entries, replace(limits, split_size=0)) for each in old),
-        plan_compaction(EntryTable.concatenate([each.entries for each in young]), limits),
+        *(plan_force_split(source.entries, replace(limits, split_size=0)) for source in old),
+        plan_compaction(EntryTable.concatenate([source.entries for source in young]), limits),
     ]
     for plan in plans:
         for commit in plan.commits:
-            made = sum(len(iteration.outputs) for iteration in commit.iterations)
-            world.costs.calls += 1 + made
+            outputs = sum(len(iteration.outputs) for iteration in commit.iterations)
+            world.costs.calls += 1 + outputs
             world.replace(commit, AUTOMQ_RULES)
 
 
@@ -175,12 +198,12 @@ def _entries(starts: NDArray[np.int64], ends: NDArray[np.int64], settings: Workl
     first = starts[stream_id] + number * per_block
     last = np.minimum(first + per_block, ends[stream_id])
     size = (last - first) * (settings.record_bytes + RECORD_HEADER_SIZE) + BLOCK_HEADER_SIZE
-    nowhere = np.zeros(len(stream_id), dtype=np.int64)
-    return EntryTable(nowhere, stream_id, first, last, last - first, nowhere, size).placed()
+    unset = np.zeros(len(stream_id), dtype=np.int64)
+    return EntryTable(unset, stream_id, first, last, last - first, unset, size).placed()
 
 
 def _slow(world: World) -> NDArray[np.bool_]:
-    """Mark the slow streams; they come in the order of their rates."""
+    """Mark the slow streams, which are the last ones."""
     return np.arange(world.streams) >= world.streams * (1 - SLOW_SHARE)
 
 
@@ -190,6 +213,10 @@ def _gets_per_mib(world: World, streams: NDArray[np.bool_]) -> float:
 
 def _day(name: str, world: World, most: int, slow_reads: Sequence[float]) -> Day:
     slow, every = _slow(world), np.ones(world.streams, dtype=np.bool_)
+
+    def amplification(streams: NDArray[np.bool_]) -> float:
+        return round(float(world.rewritten[streams].sum() / world.uploaded[streams].sum()), 2)
+
     return Day(
         policy=name,
         costs=world.costs,
@@ -200,14 +227,12 @@ def _day(name: str, world: World, most: int, slow_reads: Sequence[float]) -> Day
         gets_per_mib=round(_gets_per_mib(world, every), 3),
         slow_gets_per_mib=round(sum(slow_reads) / len(slow_reads), 3),
         worst_slow_gets_per_mib=round(max(slow_reads), 3),
-        amplification=round(float(world.rewritten.sum() / world.uploaded.sum()), 2),
-        slow_amplification=round(
-            float(world.rewritten[slow].sum() / world.uploaded[slow].sum()), 2
-        ),
+        amplification=amplification(every),
+        slow_amplification=amplification(slow),
     )
 
 
-def _outcome(settings: Workload, days: list[Day]) -> Outcome:
+def _outcome(settings: Workload, days: Sequence[Day]) -> Outcome:
     figures: dict[str, float] = {}
     for day in days:
         figures |= {
@@ -224,48 +249,42 @@ def _outcome(settings: Workload, days: list[Day]) -> Outcome:
         settings=asdict(settings),
         figures=figures,
         details={"days": [asdict(day) for day in days]},
-        tables=(_left_table(settings, days), _cost_table(days)),
+        tables=list(_tables(settings, days)),
     )
 
 
-def _left_table(settings: Workload, days: list[Day]) -> Table:
-    columns = (
-        *("policy", "set objects", "most of them", "stream objects", "checkpoint MB"),
-        *("cold GETs/MiB", "of slow streams", "at worst", "bytes rewritten", "of slow streams"),
+def _tables(settings: Workload, days: Sequence[Day]) -> Iterator[Table]:
+    rate = f"{settings.hours} hours of {settings.streams} streams, {settings.bytes_per_s} B/s"
+    yield Table.of(
+        f"{rate}: objects left",
+        days,
+        {
+            "policy": "policy",
+            "SSOs": "set_objects",
+            "most of them": "most_set_objects",
+            "stream objects": "stream_objects",
+            "checkpoint MB": lambda day: round(day.checkpoint_bytes / 1e6, 2),
+            "cold GETs/MiB": "gets_per_mib",
+            "of slow streams": "slow_gets_per_mib",
+            "at worst": "worst_slow_gets_per_mib",
+            "bytes rewritten": "amplification",
+            "of the slow streams": "slow_amplification",
+        },
     )
-    return Table(
-        title=f"{settings.hours} hours of {settings.streams} streams, {settings.bytes_per_s} B/s:"
-        " what is left",
-        columns=columns,
-        rows=tuple(
-            (
-                *(day.policy, day.set_objects, day.most_set_objects, day.stream_objects),
-                *(round(day.checkpoint_bytes / 1e6, 2), day.gets_per_mib, day.slow_gets_per_mib),
-                *(day.worst_slow_gets_per_mib, day.amplification, day.slow_amplification),
-            )
-            for day in days
-        ),
-    )
-
-
-def _cost_table(days: list[Day]) -> Table:
-    columns = (
-        *("policy", "compactions", "GET", "PUT", "uploads in parts", "parts", "objects deleted"),
-        *("GiB read", "GiB written", "controller calls"),
-    )
-    return Table(
-        title="What compaction took",
-        columns=columns,
-        rows=tuple(
-            (
-                *(day.policy, day.costs.compactions, day.costs.gets, day.costs.puts),
-                *(day.costs.multiparts, day.costs.parts, day.costs.deleted),
-                *(
-                    round(day.costs.bytes_read / 2**30, 2),
-                    round(day.costs.bytes_written / 2**30, 2),
-                ),
-                day.costs.calls,
-            )
-            for day in days
-        ),
+    costs = [{"policy": day.policy, **asdict(day.costs)} for day in days]
+    yield Table.of(
+        "Costs of compaction",
+        costs,
+        {
+            "policy": "policy",
+            "compactions": "compactions",
+            "GET": "gets",
+            "PUT": "puts",
+            "uploads in parts": "multiparts",
+            "parts": "parts",
+            "objects deleted": "deleted",
+            "GiB read": lambda day: round(day["bytes_read"] / 2**30, 2),
+            "GiB written": lambda day: round(day["bytes_written"] / 2**30, 2),
+            "controller calls": "calls",
+        },
     )

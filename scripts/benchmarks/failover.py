@@ -1,102 +1,120 @@
-"""How long writes stop when the leader dies, hangs or is cut off, or when all are restarted.
+"""Duration without writes when the leader dies, hangs or is cut off, or when all are restarted.
 
-Three controllers with the product's timeouts run under a steady load. Again and again the leader is
-struck; measured is the time to the next write that another controller acknowledged, or any one if
-all were struck. The client's own search for the leader is part of that time; the controllers' part
-is told by their logs.
+Three controllers with the product's timeouts run under a steady load. A run strikes the leader and
+measures the time to the next write that another controller acknowledges, or any controller if all
+were struck. The client's own search for the leader is part of that time. The controllers' part
+comes from their logs.
 """
 
 import asyncio
+import datetime
+import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from scripts.benchmarks import faults
-from scripts.benchmarks.bench_cluster import QuorumWatch, caller_of, running_cluster, watching
-from scripts.benchmarks.failover_phases import find_takeover
-from scripts.benchmarks.figures import Outcome, Table, median, spread
+from scripts.benchmarks.cluster import VOTERS, QuorumWatch, watching
+from scripts.benchmarks.faults import Fault, Kind, running_target
+from scripts.benchmarks.figures import BenchmarkError, Outcome, Progress, Table, median, spread
+from scripts.benchmarks.options import option
 from scripts.benchmarks.steady_load import WRITES_A_SECOND, SteadyLoad, steady_load
 from streammeta.cli.local_cluster import LocalCluster
 
-CONTROLLERS = 3
-NO_CONTROLLER = -1
 LATE_ANSWERS_S = 0.1
-"""Time for which answers of processes that were killed may still be read, in seconds."""
+"""Time for which answers of killed processes may still arrive, in seconds."""
 ACKNOWLEDGED_WITHIN_S = 30.0
 SETTLE_S = (0.2, 0.7)
-"""Drawn between two runs, so that faults do not keep step with the controllers' timers."""
+"""Bounds of the random pause between two runs, so that faults do not keep step with timers."""
+SLOW_RUNS = 10
+"""Most runs of faults that only a timeout detects, where several kinds are measured."""
 _WHOLE = "fault to next acknowledged write"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Kinds of faults and runs of each."""
+
+    kind: tuple[Kind, ...] = option(("crash",), "fault, or several")
+    runs: int = option(30, "faults of each kind")
+    seed: int = option(1, "seed of the pauses between two runs", least=0)
+    tls: bool = option(False, "measure the same over TLS too")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One fault; times in seconds since it."""
+    """One fault, with times in seconds since it."""
 
     old_leader: int
     new_leader: int
     epochs: int
-    """From the old leader's epoch to the new one's; more than 1 means an election was lost."""
+    """Epochs from the old leader to the new one. More than 1 means a lost election."""
     elected_s: float
     claimed_s: float
     acknowledged_s: float
 
 
-class FailoverError(Exception):
-    """No controller took over."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Takeover:
+    """The first leadership claimed after a fault, with times in seconds since the fault."""
+
+    node_id: int
+    epoch: int
+    elected_s: float
+    """Time until the new leader has a majority: detection, pre-votes and votes."""
+    claimed_s: float
+    """Time until the leader serves: its first batch is committed and all before it is replayed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
     cluster: LocalCluster
-    fault: faults.Fault
+    fault: Fault
     watch: QuorumWatch
     load: SteadyLoad
 
 
-async def measure(
-    root: Path,
-    kind: faults.Kind,
-    runs: int,
-    seed: int,
-    progress: Callable[[str], None],
-    *,
-    over_tls: bool = False,
-) -> Outcome:
-    """Strike the leader `runs` times and return what was seen.
+async def measure(root: Path, settings: Settings, progress: Progress) -> list[Outcome]:
+    """Strike the leader again and again.
 
     Raises:
-        FailoverError: no controller acknowledged a write within `ACKNOWLEDGED_WITHIN_S`.
+        BenchmarkError: no controller acknowledged a write within `ACKNOWLEDGED_WITHIN_S`.
         UnhealthyError: the cluster did not recover between two runs.
     """
-    rng = random.Random(seed)
-    results: list[Run] = []
-    shown = f"{kind} over TLS" if over_tls else kind
-    with running_cluster(root, CONTROLLERS, over_tls=over_tls) as cluster:
-        caller = caller_of(cluster)
-        async with (
-            faults.prepared(kind, cluster) as fault,
-            watching(cluster.endpoints, caller) as watch,
-            steady_load(cluster.endpoints, caller) as load,
-        ):
-            stage = _Stage(cluster, fault, watch, load)
-            for number in range(1, runs + 1):
-                progress(f"failover by {shown}: run {number} of {runs}")
-                await watch.wait_healthy()
-                await asyncio.sleep(rng.uniform(*SETTLE_S))
-                results.append(await _strike(stage))
-    return _outcome(kind, seed, results, over_tls=over_tls)
+    outcomes: list[Outcome] = []
+    for kind in settings.kind:
+        is_limited = len(settings.kind) > 1 and kind in ("pause", "partition")
+        runs = min(settings.runs, SLOW_RUNS) if is_limited else settings.runs
+        for over_tls in (False, True) if settings.tls else (False,):
+            shown = f"{kind} over TLS" if over_tls else kind
+            rng = random.Random(settings.seed)
+            results: list[Run] = []
+            async with (
+                running_target(root / shown.replace(" ", "-"), kind, over_tls=over_tls) as target,
+                watching(target[0]) as watch,
+                steady_load(target[0]) as load,
+            ):
+                for number in range(1, runs + 1):
+                    progress(f"failover by {shown}: run {number} of {runs}")
+                    await watch.wait_healthy()
+                    await asyncio.sleep(rng.uniform(*SETTLE_S))
+                    results.append(await _strike(_Stage(*target, watch, load)))
+            outcomes.append(_outcome(kind, results, over_tls=over_tls))
+    return outcomes
 
 
 async def _strike(stage: _Stage) -> Run:
     old = await stage.watch.wait_healthy()
     is_of_all = stage.fault.is_of_all
-    endpoint = "" if is_of_all else stage.cluster.endpoints[old.node_id - 1]
+    endpoint = "" if is_of_all else old.endpoint
     struck_at, struck_wall = time.monotonic(), time.time()
     acknowledged = stage.load.next_acknowledged(endpoint, struck_at)
     stage.fault.strike(old.node_id)
-    mending = asyncio.create_task(stage.fault.mend(old.node_id)) if is_of_all else None
+
+    # Without any controller nothing is acknowledged until the repair, so it has to begin now.
+    repair = asyncio.create_task(stage.fault.repair(old.node_id)) if is_of_all else None
     if is_of_all:
         await asyncio.sleep(LATE_ANSWERS_S)
         acknowledged = stage.load.next_acknowledged(endpoint, time.monotonic())
@@ -104,15 +122,20 @@ async def _strike(stage: _Stage) -> Run:
         async with asyncio.timeout(ACKNOWLEDGED_WITHIN_S):
             acknowledged_at = await acknowledged
     except TimeoutError:
-        raise FailoverError(
+        raise BenchmarkError(
             f"no write was acknowledged within {ACKNOWLEDGED_WITHIN_S:.0f} s after controller "
             f"{old.node_id}, the leader, was struck"
         ) from None
-    await (mending or stage.fault.mend(old.node_id))
-    logs = {node_id: child.log_path for node_id, child in stage.cluster.children.items()}
-    takeover = find_takeover(logs, struck_wall, NO_CONTROLLER if is_of_all else old.node_id)
+    await (repair or stage.fault.repair(old.node_id))
+
+    logs = {
+        node_id: child.log_path
+        for node_id, child in stage.cluster.children.items()
+        if is_of_all or node_id != old.node_id
+    }
+    takeover = find_takeover(logs, struck_wall)
     if takeover is None:
-        raise FailoverError("a write was acknowledged, and no controller logged that it leads")
+        raise BenchmarkError("a write was acknowledged, but no controller logged that it leads")
     return Run(
         old_leader=old.node_id,
         new_leader=takeover.node_id,
@@ -123,7 +146,42 @@ async def _strike(stage: _Stage) -> Run:
     )
 
 
-def _outcome(kind: faults.Kind, seed: int, results: Sequence[Run], *, over_tls: bool) -> Outcome:
+def find_takeover(logs: Mapping[int, Path], fault_at: float) -> Takeover | None:
+    """Return the first claim of leadership in `logs` after `fault_at`, which is Unix time."""
+    claims = [
+        (at, node_id, epoch)
+        for node_id, path in logs.items()
+        for at, event, epoch in _events(path)
+        if event == "leadership_claimed" and at > fault_at
+    ]
+    if not claims:
+        return None
+
+    claimed_at, node_id, epoch = min(claims)
+    elected = [
+        at for at, event, of in _events(logs[node_id]) if (event, of) == ("leader_elected", epoch)
+    ]
+    return Takeover(
+        node_id=node_id,
+        epoch=epoch,
+        elected_s=max(elected, default=claimed_at) - fault_at,
+        claimed_s=claimed_at - fault_at,
+    )
+
+
+def _events(path: Path) -> Iterator[tuple[float, str, int]]:
+    """Yield Unix time, name and epoch of every event with an epoch."""
+    for line in path.read_text(errors="replace").splitlines():
+        # Libraries write other lines, and some events have no epoch.
+        try:
+            event: dict[str, Any] = json.loads(line)
+            at = datetime.datetime.fromisoformat(event["timestamp"])
+            yield at.timestamp(), event["event"], event["epoch"]
+        except (ValueError, KeyError, TypeError):
+            continue
+
+
+def _outcome(kind: Kind, results: Sequence[Run], *, over_tls: bool) -> Outcome:
     name = f"failover_{kind}{'_tls' * over_tls}"
     phases = {
         "fault to majority of votes": [run.elected_s for run in results],
@@ -132,37 +190,33 @@ def _outcome(kind: faults.Kind, seed: int, results: Sequence[Run], *, over_tls: 
         _WHOLE: [run.acknowledged_s for run in results],
     }
     rows = tuple(
-        (name, *(f"{value:.3f}" for value in spread("", "", values).values()))
-        for name, values in phases.items()
+        (phase, *(f"{value:.3f}" for value in spread("", "", values).values()))
+        for phase, values in phases.items()
     )
+    each_run = " ".join(f"{seconds:.3f}" for seconds in sorted(phases[_WHOLE]))
     return Outcome(
         benchmark=name.replace("_", "-"),
         settings={
             "kind": kind,
             "over_tls": over_tls,
             "runs": len(results),
-            "controllers": CONTROLLERS,
+            "controllers": VOTERS,
             "writes_a_second": WRITES_A_SECOND,
-            "seed": seed,
         },
         figures={
-            **spread(name, "s", [run.acknowledged_s for run in results]),
+            **spread(name, "s", phases[_WHOLE]),
             f"{name}_serving_p50_s": round(median([run.claimed_s for run in results]), 4),
         },
         details={
             "lost_elections": sum(run.epochs - 1 for run in results),
             "runs": [asdict(run) for run in results],
         },
-        tables=(
+        tables=[
             Table(
                 title=f"Leader lost by {kind}, {len(results)} runs{' over TLS' * over_tls}, s",
                 columns=("phase", "p50", "p90", "max"),
                 rows=rows,
             ),
-            Table(
-                title="Each run, sorted",
-                columns=("fault to next acknowledged write, seconds",),
-                rows=((" ".join(f"{run:.3f}" for run in sorted(phases[_WHOLE])),),),
-            ),
-        ),
+            Table(title="Each run, sorted", columns=(f"{_WHOLE}, seconds",), rows=((each_run,),)),
+        ],
     )

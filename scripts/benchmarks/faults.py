@@ -1,134 +1,91 @@
-"""What can befall one controller of a local cluster, and how it gets over it."""
+"""Faults of the leader of a local cluster, and their repair."""
 
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
-from typing import Literal, Protocol, TypeAlias, get_args
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
-from scripts.benchmarks.bench_cluster import in_thread, restart_changed
+from scripts.benchmarks.cluster import VOTERS, in_thread, running_cluster
 from scripts.benchmarks.relays import Relays
 from streammeta.cli.local_cluster import LocalCluster, free_ports
 
 Kind: TypeAlias = Literal["crash", "pause", "partition", "restart"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+"""`kill -9`, SIGSTOP, silent links to one controller, or `kill -9` of all."""
 
 
-class Fault(Protocol):
-    """One kind of fault; with `is_of_all` there is no other leader until it is mended."""
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault's strike, and its repair, by the id of the leader."""
 
-    is_of_all: bool
-
-    def strike(self, node_id: int) -> None:
-        """Let it happen, at once."""
-        ...
-
-    async def mend(self, node_id: int) -> None:
-        """Let the controller take part again."""
-        ...
-
-
-class Crash:
-    """The process is killed with `kill -9` and started again."""
-
-    is_of_all = False
-
-    def __init__(self, cluster: LocalCluster) -> None:
-        self._cluster = cluster
-
-    def strike(self, node_id: int) -> None:
-        """Kill the process."""
-        os.kill(self._cluster.children[node_id].pid, signal.SIGKILL)
-
-    async def mend(self, node_id: int) -> None:
-        """Start it again on its directory."""
-        self._cluster.children[node_id].kill()  # reaps what is dead already
-        await in_thread(self._cluster.start, node_id)
-
-
-class Pause:
-    """The process is stopped with SIGSTOP, keeping its connections, and goes on later."""
-
-    is_of_all = False
-
-    def __init__(self, cluster: LocalCluster) -> None:
-        self._cluster = cluster
-
-    def strike(self, node_id: int) -> None:
-        """Stop the process."""
-        os.kill(self._cluster.children[node_id].pid, signal.SIGSTOP)
-
-    async def mend(self, node_id: int) -> None:
-        """Let it go on."""
-        os.kill(self._cluster.children[node_id].pid, signal.SIGCONT)
-
-
-class Partition:
-    """Nothing gets to the controller or away from it; no connection is reset."""
-
-    is_of_all = False
-
-    def __init__(self, relays: Relays) -> None:
-        self._relays = relays
-
-    def strike(self, node_id: int) -> None:
-        """Cut it off."""
-        self._relays.cut(node_id)
-
-    async def mend(self, node_id: int) -> None:
-        """Join it again."""
-        del node_id
-        self._relays.heal()
-
-
-class Restart:
-    """All processes are killed with `kill -9` and started again at once.
-
-    Every connection is made anew meanwhile, over TLS with its handshake.
-    """
-
-    is_of_all = True
-
-    def __init__(self, cluster: LocalCluster) -> None:
-        self._cluster = cluster
-
-    def strike(self, node_id: int) -> None:
-        """Kill all processes."""
-        del node_id
-        for child in self._cluster.children.values():
-            child.kill()
-
-    async def mend(self, node_id: int) -> None:
-        """Start all again on their directories."""
-        del node_id
-        await in_thread(self._cluster.start_all)
+    strike: Callable[[int], None]
+    repair: Callable[[int], Coroutine[Any, Any, None]]
+    is_of_all: bool = False
+    """Whether it strikes all controllers, so that none leads until it is repaired."""
 
 
 @contextlib.asynccontextmanager
-async def prepared(kind: Kind, cluster: LocalCluster) -> AsyncIterator[Fault]:
-    """Yield the fault; for a partition the cluster is restarted behind relays first."""
-    match kind:
-        case "crash":
-            yield Crash(cluster)
-        case "restart":
-            yield Restart(cluster)
-        case "pause":
-            yield Pause(cluster)
-        case "partition":
-            relays = await _behind_relays(cluster)
-            try:
-                yield Partition(relays)
-            finally:
-                await relays.close()
+async def running_target(
+    root: Path, kind: Kind, *, over_tls: bool
+) -> AsyncIterator[tuple[LocalCluster, Fault]]:
+    """Run the controllers that a fault of this kind is to strike. Yield both."""
+    if kind == "partition":
+        async with _behind_relays(root, over_tls=over_tls) as (cluster, relays):
+            yield cluster, _partition(relays)
+        return
+    faults = {"crash": _crash, "pause": _pause, "restart": _restart}
+    with running_cluster(root, over_tls=over_tls) as cluster:
+        yield cluster, faults[kind](cluster)
 
 
-async def _behind_relays(cluster: LocalCluster) -> Relays:
-    """Move every controller to other ports and put relays in its old place."""
-    count = len(cluster.children)
-    fresh = free_ports(2 * count)
-    behind = dict(
-        zip(cluster.children, zip(fresh[:count], fresh[count:], strict=True), strict=True)
-    )
+def _crash(cluster: LocalCluster) -> Fault:
+    def strike(node_id: int) -> None:
+        os.kill(cluster.children[node_id].pid, signal.SIGKILL)
+
+    async def repair(node_id: int) -> None:
+        cluster.children[node_id].kill()  # reaps the process
+        await in_thread(cluster.start, node_id)
+
+    return Fault(strike, repair)
+
+
+def _pause(cluster: LocalCluster) -> Fault:
+    def strike(node_id: int) -> None:
+        os.kill(cluster.children[node_id].pid, signal.SIGSTOP)
+
+    async def repair(node_id: int) -> None:
+        os.kill(cluster.children[node_id].pid, signal.SIGCONT)
+
+    return Fault(strike, repair)
+
+
+def _partition(relays: Relays) -> Fault:
+    async def repair(_node_id: int) -> None:
+        relays.heal()
+
+    return Fault(relays.cut, repair)
+
+
+def _restart(cluster: LocalCluster) -> Fault:
+    def strike(_node_id: int) -> None:
+        for child in cluster.children.values():
+            child.kill()
+
+    async def repair(_node_id: int) -> None:
+        await in_thread(cluster.start_all)
+
+    return Fault(strike, repair, is_of_all=True)
+
+
+@contextlib.asynccontextmanager
+async def _behind_relays(
+    root: Path, *, over_tls: bool
+) -> AsyncIterator[tuple[LocalCluster, Relays]]:
+    """Run controllers on ports of their own, with relays on the ports that they advertise."""
+    ports = free_ports(2 * VOTERS)
+    behind = dict(enumerate(zip(ports[:VOTERS], ports[VOTERS:], strict=True), start=1))
 
     def change(node_id: int, command: list[str]) -> list[str]:
         for option, port in zip(("listen", "peer-listen"), behind[node_id], strict=True):
@@ -137,10 +94,13 @@ async def _behind_relays(cluster: LocalCluster) -> Relays:
             command = [*command[:place], f"127.0.0.1:{port}", *known, *command[place + 1 :]]
         return command
 
-    await in_thread(restart_changed, cluster, change)
-    relays = Relays({node_id: child.pid for node_id, child in cluster.children.items()})
-    before = zip(cluster.ports, cluster.peer_ports, strict=True)
-    for node_id, ports in zip(cluster.children, before, strict=True):
-        for port, target_port in zip(ports, behind[node_id], strict=True):
-            await relays.start(node_id, port, target_port)
-    return relays
+    with running_cluster(root, over_tls=over_tls, change=change) as cluster:
+        relays = Relays({node_id: child.pid for node_id, child in cluster.children.items()})
+        advertised = zip(cluster.ports, cluster.peer_ports, strict=True)
+        try:
+            for node_id, known_ports in zip(cluster.children, advertised, strict=True):
+                for port, target_port in zip(known_ports, behind[node_id], strict=True):
+                    await relays.start(node_id, port, target_port)
+            yield cluster, relays
+        finally:
+            await relays.close()

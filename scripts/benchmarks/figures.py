@@ -1,12 +1,18 @@
-"""What a benchmark hands back, and the arithmetic of its figures.
-
-Knows nothing of how they arose.
-"""
+"""Results of a benchmark, and the arithmetic of its figures."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
+
+Progress: TypeAlias = Callable[[str], None]
+"""Shows what is being measured."""
+Runs: TypeAlias = Mapping[Any, Sequence[Mapping[str, float]]]
+"""Figures of each run, by the settings of the run."""
+
+
+class BenchmarkError(Exception):
+    """A benchmark can't be run, or a system under load gave a wrong answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,29 +23,28 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]
 
+    @classmethod
+    def of(
+        cls, title: str, items: Iterable[Any], columns: Mapping[str, str | Callable[[Any], object]]
+    ) -> "Table":
+        """Return a row for each item; a column is a field's name, or a function of the item."""
+        rows = tuple(tuple(_cell(item, column) for column in columns.values()) for item in items)
+        return cls(title=title, columns=tuple(columns), rows=rows)
+
     def is_numeric(self, index: int) -> bool:
-        """Whether column `index` holds numbers only."""
+        """Whether column `index` has numbers only."""
         return all(isinstance(row[index], int | float) for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """One benchmark's result.
-
-    `figures` are flat and comparable between two commits by ratio, their names end in the unit;
-    `details` hold every single value behind them.
-    """
-
-    benchmark: str
-    settings: Mapping[str, object]
-    figures: Mapping[str, float]
-    details: Mapping[str, Any] = field(default_factory=dict)
-    tables: Sequence[Table] = ()
+def _cell(item: Any, column: str | Callable[[Any], object]) -> object:
+    if not isinstance(column, str):
+        return column(item)
+    return item[column] if isinstance(item, Mapping) else getattr(item, column)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A figure with the bound it should keep to."""
+    """A figure and its bound."""
 
     figure: str
     bound: Literal["at most", "at least"]
@@ -48,25 +53,37 @@ class Target:
 
     @property
     def is_met(self) -> bool:
-        """Whether the figure keeps to its bound."""
+        """Whether the figure is within its bound."""
         if self.bound == "at most":
             return self.measured <= self.wanted
         return self.measured >= self.wanted
 
 
-def targets_table(targets: Iterable[Target]) -> tuple[Table, ...]:
-    """Return a table of `targets`, or none if there are none."""
-    rows = tuple(
-        (
-            target.figure,
-            f"{target.bound} {target.wanted:,g}",
-            f"{target.measured:,.6g}",
-            "met" if target.is_met else "missed",
-        )
-        for target in targets
-    )
-    columns = ("figure", "target", "measured", "")
-    return (Table(title="Against the targets", columns=columns, rows=rows),) if rows else ()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One benchmark's result.
+
+    `figures` are flat and can be compared between two commits by ratio. Their names end in the
+    unit. `details` contain the single values. `settings` are added to those of the command line.
+    """
+
+    benchmark: str
+    figures: Mapping[str, float]
+    settings: Mapping[str, object] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+    tables: Sequence[Table] = ()
+    targets: Sequence[Target] = ()
+
+    def all_tables(self) -> list[Table]:
+        """Return the tables, and one of the targets if there are any."""
+        columns: dict[str, str | Callable[[Target], object]] = {
+            "figure": "figure",
+            "target": lambda target: f"{target.bound} {target.wanted:,g}",
+            "measured": lambda target: f"{target.measured:,.6g}",
+            "": lambda target: "met" if target.is_met else "missed",
+        }
+        table = Table.of("Against the targets", self.targets, columns)
+        return [*self.tables, *([table] if self.targets else [])]
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -86,10 +103,24 @@ def median(values: Sequence[float]) -> float:
     return (ordered[middle - 1] + ordered[middle]) / 2
 
 
+def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the median over all runs of each figure that the first run has."""
+    return {name: median([run[name] for run in runs]) for name in runs[0]}
+
+
 def spread(prefix: str, unit: str, values: Sequence[float]) -> dict[str, float]:
     """Return p50, p90 and max of `values` under names such as `failover_p50_s`."""
     return {
         f"{prefix}_p50_{unit}": round(percentile(values, 0.5), 4),
         f"{prefix}_p90_{unit}": round(percentile(values, 0.9), 4),
         f"{prefix}_max_{unit}": round(max(values), 4),
+    }
+
+
+def latencies(values_s: Sequence[float], digits: int = 3) -> dict[str, float]:
+    """Return p50, p99 and max of times in seconds, as milliseconds."""
+    return {
+        "p50_ms": round(percentile(values_s, 0.5) * 1000, digits),
+        "p99_ms": round(percentile(values_s, 0.99) * 1000, digits),
+        "max_ms": round(max(values_s) * 1000, digits),
     }

@@ -1,35 +1,29 @@
 """Floor of a lone commit: a leader and two followers that send, flush and answer, and nothing else.
 
-    python -m scripts.benchmarks.floor LOG follower
-    python -m scripts.benchmarks.floor LOG leader PORT,PORT
-
-Processes of the same shape as controllers, out of the same parts: grpc.aio with the product's
-options for clients, uvloop, length-prefixed frames on TCP connections to two followers, one
-fdatasync in each process. A message is answered once two of the three have it on disk. There are
-no terms, no votes and no state, nothing is checked or parsed, and one message is under way at a
-time. What a controller's lone commit takes beyond this is the product's own work.
+Processes of the same shape as controllers and made of the same parts: the product's gRPC server,
+uvloop, length-prefixed frames on TCP connections to two followers, and one fdatasync in each
+process. A message is answered once two of the three have it on disk. There are no terms, votes or
+state, nothing is validated or parsed, and one message is in flight at a time. A controller's lone
+commit takes more time than this by the product's own work.
 """
 
 import asyncio
 import os
 import struct
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import grpc
-import uvloop
 
 from streammeta.controller.grpc_server.server import new_server
 
 PIPELINE, UNARY = "/floor.Floor/Pipeline", "/floor.Floor/Unary"
 MESSAGE_BYTES = 160
-"""Size of a message, in bytes: that of a commit of one range."""
+"""Size of a message in bytes, equal to a commit of one range."""
 ANSWER = bytes(8)
 
 _FRAME = struct.Struct(">IQ")
-"""Length of what follows the header, and the number of the message."""
+"""Length of the payload, and number of the message."""
 _MAJORITY = 2
 
 
@@ -55,7 +49,7 @@ class _Frames(asyncio.Protocol):
 
 
 class _Log:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         self._size = 0
 
@@ -92,7 +86,9 @@ class _Leader:
         frame = _FRAME.pack(len(message), self._number) + message
         for follower in self._followers:
             follower.write(frame)
-        loop.call_soon(self._flush, self._number, message)  # once the followers have it
+
+        # The leader's flush blocks the loop, so the followers have to get the message first.
+        loop.call_soon(self._flush, self._number, message)
         await self._committed
         return ANSWER
 
@@ -115,9 +111,12 @@ class _Leader:
             self._committed.set_result(None)
 
 
-async def _follow(log: _Log) -> None:
+async def follow(*, log: str) -> None:
+    """Run a follower until the process is ended. Its ready line has its port."""
+    disk = _Log(log)
+
     def on_frame(leader: asyncio.WriteTransport, number: int, payload: bytes) -> None:
-        log.append(payload)
+        disk.append(payload)
         leader.write(_FRAME.pack(0, number))
 
     loop = asyncio.get_running_loop()
@@ -126,36 +125,18 @@ async def _follow(log: _Log) -> None:
     await server.serve_forever()
 
 
-async def _lead(log: _Log, ports: Sequence[int]) -> None:
-    leader = _Leader(log)
+async def lead(*, log: str, ports: Sequence[int]) -> None:
+    """Run the leader of followers on `ports` until the process is ended."""
+    leader = _Leader(_Log(log))
     await leader.connect(ports)
     server = new_server()
     handlers: dict[str, Any] = {
-        PIPELINE: grpc.stream_stream_rpc_method_handler(leader.pipeline),
-        UNARY: grpc.unary_unary_rpc_method_handler(leader.unary),
+        "Pipeline": grpc.stream_stream_rpc_method_handler(leader.pipeline),
+        "Unary": grpc.unary_unary_rpc_method_handler(leader.unary),
     }
-    server.add_generic_rpc_handlers(
-        [
-            grpc.method_handlers_generic_handler(
-                "floor.Floor", {path.rpartition("/")[2]: each for path, each in handlers.items()}
-            )
-        ]
-    )
+    service = grpc.method_handlers_generic_handler("floor.Floor", handlers)
+    server.add_generic_rpc_handlers([service])
     port = server.listen("127.0.0.1:0")
     await server.start()
     print(f"ready {port}", flush=True)
     await asyncio.Event().wait()
-
-
-def main() -> None:
-    """Run the process named on the command line until it is ended."""
-    _, path, role, *ports = sys.argv
-    log = _Log(Path(path))
-    if role == "leader":
-        uvloop.run(_lead(log, [*map(int, ports[0].split(","))]))
-    else:
-        uvloop.run(_follow(log))
-
-
-if __name__ == "__main__":
-    main()

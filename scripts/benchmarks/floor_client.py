@@ -1,4 +1,4 @@
-"""Client of the floor: messages of a commit's size, one at a time, by the same HTTP/2 client."""
+"""Client of the floor: messages as large as a commit, one at a time, by the same HTTP/2 client."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ class UnaryFloor:
 
     def __init__(self, load: Load) -> None:
         if load.in_flight != 1:
-            raise ValueError("load.in_flight: the floor takes one message at a time")
+            raise ValueError("load.in_flight: the floor accepts one message at a time")
         self._load = load
 
     async def open(self) -> None:
@@ -51,4 +51,4 @@ class PipelinedFloor(UnaryFloor):
 
     def _on_end(self) -> None:
         if self._answered is not None and not self._answered.done():
-            self._answered.set_exception(LoadError("the stream was ended by the floor"))
+            self._answered.set_exception(LoadError("the floor ended the stream"))

@@ -1,23 +1,17 @@
-"""A stock client's load on brokers that speak Kafka's protocol: prints one JSON object.
+"""Loads of a stock client on brokers of Kafka's protocol, in processes of their own.
 
-A process of its own that knows nothing of streammeta: confluent-kafka (librdkafka) produces,
-consumes, sends records one by one to be read at once, or watches how long a broker's end silences a
-partition. `failover` prints "ready" before each broker's end is due, and a line after it.
-
-Example: python -m scripts.benchmarks.kafka_load produce 127.0.0.1:9092 topic 64
+confluent-kafka (librdkafka) produces, consumes, sends records one by one to be read at once, or
+measures for how long a broker's end silences a partition.
 """
 
-import json
 import os
-import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import count, pairwise
-from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -28,15 +22,21 @@ BATCH_BYTES = 65_536
 PARTITIONS = 8
 PATIENCE_S = 120.0
 SILENCE_S = 1.0
+GROUP = {
+    "group.id": "bench",
+    "auto.offset.reset": "earliest",
+    "enable.auto.commit": False,
+    "fetch.wait.max.ms": 500,
+}
 
 
-def create(servers: str, topic: str, partitions: int) -> None:
+def _create_topic(servers: str, topic: str, partitions: int) -> None:
     """Create a topic, and wait until all of its partitions have leaders."""
     admin = AdminClient({"bootstrap.servers": servers})
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
     while True:
         found = admin.list_topics(timeout=30).topics.get(topic)
-        leaders = [] if found is None else [one.leader for one in found.partitions.values()]
+        leaders = [] if found is None else [part.leader for part in found.partitions.values()]
         if len(leaders) == partitions and min(leaders) >= 0:
             return
         time.sleep(0.1)
@@ -57,144 +57,146 @@ def _producer(servers: str, linger_ms: int) -> Producer:
     )
 
 
-def produce(servers: str, topic: str, mib: int) -> Mapping[str, Any]:
-    """Produce records that do not compress, as fast as they are taken."""
-    create(servers, topic, PARTITIONS)
+def _consumer(servers: str, topic: str, partitions: int) -> Consumer:
+    consumer = Consumer({"bootstrap.servers": servers, **GROUP})
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
+    return consumer
+
+
+def _messages(consumer: Consumer, most: int, timeout_s: float) -> Iterator[Message]:
+    """Yield the next messages without errors."""
+    return (found for found in consumer.consume(most, timeout_s) if found.error() is None)
+
+
+def produce(*, servers: str, topic: str, mib: int) -> dict[str, float]:
+    """Produce records that do not compress, as fast as the broker accepts them."""
+    _create_topic(servers, topic, PARTITIONS)
     producer = _producer(servers, 5)
     value = os.urandom(RECORD_BYTES)
     failed: list[str] = []
+
+    def note(error: object, _message: object) -> None:
+        if error is not None:
+            failed.append(str(error))
+
     began = time.monotonic()
     for number in range(mib * 1024):
+        partition = number // 64 % PARTITIONS
         while True:
             try:
-                producer.produce(
-                    topic,
-                    value,
-                    partition=number // 64 % PARTITIONS,
-                    on_delivery=lambda error, _: failed.append(str(error)) if error else None,
-                )
+                producer.produce(topic, value, partition=partition, on_delivery=note)
                 break
             except BufferError:  # the producer's own queue is full
                 producer.poll(0.01)
         if number % 512 == 0:
             producer.poll(0)
     left = producer.flush(PATIENCE_S)
-    seconds = time.monotonic() - began
-    return {"seconds": seconds, "failed": len(failed) + left, "client_cpu_s": time.process_time()}
+    return {"seconds": time.monotonic() - began, "failed": len(failed) + left}
 
 
-def _consumer(servers: str) -> Consumer:
-    return Consumer(
-        {
-            "bootstrap.servers": servers,
-            "group.id": "bench",
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            "fetch.wait.max.ms": 500,
-        }
-    )
-
-
-def consume(servers: str, topic: str, mib: int) -> Mapping[str, Any]:
+def consume(*, servers: str, topic: str, mib: int) -> dict[str, float]:
     """Consume a topic from its beginning."""
-    consumer = _consumer(servers)
-    consumer.assign([TopicPartition(topic, at, 0) for at in range(PARTITIONS)])
+    consumer = _consumer(servers, topic, PARTITIONS)
     seen, began = 0, time.monotonic()
     while seen < mib * 1024 and time.monotonic() < began + PATIENCE_S:
-        seen += sum(one.error() is None for one in consumer.consume(10_000, 0.5))
+        seen += sum(1 for _ in _messages(consumer, 10_000, 0.5))
     seconds = time.monotonic() - began
     consumer.close()
-    return {"seconds": seconds, "missing": mib * 1024 - seen, "client_cpu_s": time.process_time()}
+    return {"seconds": seconds, "missing": mib * 1024 - seen}
 
 
-def latency(servers: str, topic: str, linger_ms: int, seconds: float) -> Mapping[str, Any]:
+def latency(*, servers: str, topic: str, linger_ms: int, seconds: float) -> dict[str, float]:
     """Send 100 records a second, and measure until each is consumed."""
-    create(servers, topic, 1)
-    consumer = _consumer(servers)
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    latencies: list[float] = []
+    _create_topic(servers, topic, 1)
+    consumer, producer = _consumer(servers, topic, 1), _producer(servers, linger_ms)
+    latencies_ms: list[float] = []
     wanted = int(seconds * 100)
 
     def read() -> None:
-        while len(latencies) < wanted:
-            for one in consumer.consume(100, 0.01):
-                if one.error() is None:
-                    sent = float((one.value() or b"").split(b" ")[0])
-                    latencies.append((time.monotonic() - sent) * 1000)
+        while len(latencies_ms) < wanted:
+            for message in _messages(consumer, 100, 0.01):
+                sent = float((message.value() or b"").split(b" ")[0])
+                latencies_ms.append((time.monotonic() - sent) * 1000)
 
-    producer = _producer(servers, linger_ms)
     reading = threading.Thread(target=read, daemon=True)
     reading.start()
     for _ in range(wanted):
-        producer.produce(
-            topic, b"%f %b" % (time.monotonic(), bytes(RECORD_BYTES - 20)), partition=0
-        )
+        value = b"%f %b" % (time.monotonic(), bytes(RECORD_BYTES - 20))
+        producer.produce(topic, value, partition=0)
         producer.poll(0.01)
     producer.flush(PATIENCE_S)
     reading.join(PATIENCE_S)
-    measured = latencies[wanted // 5 :]
-    return {"p50_ms": percentile(measured, 0.5), "p99_ms": percentile(measured, 0.99)}
+    measured = latencies_ms[wanted // 5 :]
+    return {
+        name: round(percentile(measured, at), 1) for name, at in (("p50_ms", 0.5), ("p99_ms", 0.99))
+    }
 
 
-def failover(servers: str, topic: str, runs: int) -> Mapping[str, Any]:
-    """Send numbers to one partition all the time; measure its silence when its leader ends."""
-    create(servers, topic, 1)
+def fail_over(*, servers: str, topic: str, runs: int) -> dict[str, object]:
+    """Send numbers to one partition all the time, and measure its silence when its leader ends.
+
+    Prints `leader ID` when that broker is to be killed, and `acknowledged` at the silence's end.
+    """
+    _create_topic(servers, topic, 1)
     producer = _producer(servers, 0)
-    acknowledged = [time.monotonic()]
-    kept: set[int] = set()
+    acknowledged_at = [time.monotonic()]
+    acknowledged: set[int] = set()
     failed: list[str] = []
     numbers = count()
 
-    def done(number: int, error: object, _: object) -> None:
+    def note(number: int, error: object, _: object) -> None:
         if error is not None:
             failed.append(str(error))
         else:
-            kept.add(number)
-            acknowledged.append(time.monotonic())
+            acknowledged.add(number)
+            acknowledged_at.append(time.monotonic())
 
     def send_for(longest_s: float, silence_s: float) -> float:
-        """Send until a silence of so long has ended; return its length, 0 for none."""
+        """Send until a silence of at least `silence_s` has ended; return its length, 0 for none."""
         began = time.monotonic()
         while time.monotonic() < began + longest_s:
             number = next(numbers)
             value = b"%d" % number
-            producer.produce(topic, value, partition=0, on_delivery=partial(done, number))
+            producer.produce(topic, value, partition=0, on_delivery=partial(note, number))
             producer.poll(0.01)
-            gaps = [now - before for before, now in pairwise(acknowledged)]
+            gaps = [now - before for before, now in pairwise(acknowledged_at)]
             if gaps and max(gaps) > silence_s:
                 return max(gaps)
-            del acknowledged[:-2]
+            del acknowledged_at[:-2]
         return 0.0
 
-    silences = []
+    silences_s = []
     for _ in range(runs):
         send_for(2.0, PATIENCE_S)
         print(f"leader {_leader(servers, topic)}", flush=True)
-        silences.append(send_for(PATIENCE_S, SILENCE_S))
+        silences_s.append(round(send_for(PATIENCE_S, SILENCE_S), 2))
         print("acknowledged", flush=True)
     producer.flush(PATIENCE_S)
-    lost = len(kept - _stored(servers, topic))
-    return {"silences_s": silences, "failed": failed, "acknowledged": len(kept), "lost": lost}
+    lost = len(acknowledged - _stored_numbers(servers, topic))
+    return {
+        "seconds": silences_s,
+        "acknowledged": len(acknowledged),
+        "lost": lost,
+        "failed": failed,
+    }
 
 
-def _stored(servers: str, topic: str) -> set[int]:
-    """Return the numbers that a topic's only partition holds."""
-    consumer = _consumer(servers)
+def _stored_numbers(servers: str, topic: str) -> set[int]:
+    """Return the numbers in a topic's only partition."""
+    consumer = _consumer(servers, topic, 1)
     end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=PATIENCE_S)[1]
-    consumer.assign([TopicPartition(topic, 0, 0)])
     found: set[int] = set()
     at, deadline = 0, time.monotonic() + PATIENCE_S
     while at < end and time.monotonic() < deadline:
-        for one in consumer.consume(10_000, 0.5):
-            if one.error() is None:
-                found.add(int(one.value() or b""))
-                at = (one.offset() or 0) + 1
+        for message in _messages(consumer, 10_000, 0.5):
+            found.add(int(message.value() or b""))
+            at = (message.offset() or 0) + 1
     consumer.close()
     return found
 
 
 def _leader(servers: str, topic: str) -> int:
-    """Return the leader of a topic's only partition; a broker that restarts is not asked again."""
+    """Return the leader of a topic's only partition. A broker that restarts may not answer yet."""
     admin = AdminClient({"bootstrap.servers": servers})
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -204,22 +206,3 @@ def _leader(servers: str, topic: str) -> int:
         except KafkaException:
             if time.monotonic() > deadline:
                 raise
-
-
-def main(words: Sequence[str]) -> None:
-    """Run one load."""
-    kind, servers, topic, *numbers = words
-    match kind:
-        case "produce":
-            found = produce(servers, topic, int(numbers[0]))
-        case "consume":
-            found = consume(servers, topic, int(numbers[0]))
-        case "latency":
-            found = latency(servers, topic, int(numbers[0]), float(numbers[1]))
-        case _:
-            found = failover(servers, topic, int(numbers[0]))
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,13 +1,12 @@
-"""One commit and many, and reads: streammeta beside its peers, in short turns of one run.
+"""One commit and many, and reads, on streammeta and its peers, in short turns of one run.
 
 Three voters of every system run all the time, and one client process (`latency_load`) turns from
-one to the next every half second, so that a machine that grows slower does so for all. What counts
-are ratios: each is taken within a round, and the median of the rounds is the figure. With another
-commit as baseline its controllers take their turns too, under this tree's client. The `floor` is a
-program of the same shape that does no work: what is left of a lone commit without ours.
+one to the next every half second, so that a machine that becomes slower does so for all. Ratios are
+taken within a round, and the figure is the median of the rounds. With a baseline its controllers
+take their turns too, under this tree's client. The `floor` is a program of the same shape without
+any work: the part of a lone commit that is not the product's.
 """
 
-import asyncio
 import contextlib
 import json
 import sys
@@ -17,53 +16,52 @@ from pathlib import Path
 from typing import Any, Literal
 
 from scripts.benchmarks import latency_load
-from scripts.benchmarks.baseline import THIS, module_of
-from scripts.benchmarks.figures import Outcome, Table, Target, median, targets_table
-from scripts.benchmarks.latency_load import Member
-from scripts.benchmarks.peers.servers import missing, running_peer
-from streammeta.cli.local_cluster import Child, ChildFailedError, start_child
+from scripts.benchmarks.baseline import THIS, command_in
+from scripts.benchmarks.cluster import VOTERS
+from scripts.benchmarks.figures import Outcome, Progress, Table, Target, median
+from scripts.benchmarks.floor import follow, lead
+from scripts.benchmarks.latency_load import Member, take_turns
+from scripts.benchmarks.options import option
+from scripts.benchmarks.peers.servers import missing, missing_table, running_peer
+from scripts.benchmarks.processes import command_of, read_result, wait_ready, working
+from streammeta.cli.local_cluster import Child, start_child
 from streammeta.cli.main import GRPC_SETTINGS
 
 OURS = "streammeta"
 OVER_TLS = "streammeta over TLS"
 AUDITED = "streammeta audited"
 FLOOR = "floor"
-VOTERS = 3
-TURN_S_DEFAULT = 0.5
-ROUNDS_DEFAULT = 8
+_SYSTEMS = (OURS, "zookeeper", "etcd", FLOOR)
 
 ALONE, UNARY_ALONE, MANY, UNARY, HUNDRED, READ, READS = (load.name for load in latency_load.LOADS)
 PEERS_LOAD = {UNARY_ALONE: ALONE, UNARY: MANY}
-"""The load of the peers that a load of ours is compared with, where it is another."""
+"""The peers' load that is compared with a load of ours, where it is another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What to measure."""
+    """Systems to measure, and turns."""
 
-    systems: Sequence[str] = (OURS, "zookeeper", "etcd", FLOOR)
-    seconds: float = TURN_S_DEFAULT
-    """Of one turn."""
-    rounds: int = ROUNDS_DEFAULT
-    tls: bool = False
-    """Measure our own over TLS too."""
-    audit: bool = False
-    """Measure our own with an audit log too."""
+    systems: tuple[str, ...] = option(_SYSTEMS, "systems", choices=_SYSTEMS)
+    seconds: float = option(0.5, "seconds of each turn", least=0.1, most=60)
+    rounds: int = option(8, "turns of each system under each load")
+    tls: bool = option(False, "measure streammeta over TLS too")
+    audit: bool = option(False, "measure streammeta with an audit log too")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Figure:
-    """A row of the table: a quantity of a load, and what is wanted of it."""
+    """A row of the table: a quantity of a load, and its bounds."""
 
     load: str
     quantity: Literal["p50_ms", "per_s", "leader_cpu_us"]
     bound: Literal["at most", "at least"] = "at most"
     wanted: Mapping[str, float] | None = None
-    """By the peer that the figure is a multiple of; our own under `OURS`."""
+    """By peer the wanted multiple of the peer's figure, and by `OURS` the wanted figure itself."""
 
     @property
     def name(self) -> str:
-        """How the figure is called."""
+        """Name of the figure."""
         units = {"p50_ms": "p50 ms", "per_s": "per s", "leader_cpu_us": "leader's CPU us"}
         return f"{self.load}: {units[self.quantity]}"
 
@@ -79,11 +77,14 @@ FIGURES = (
     *(Figure(load, "leader_cpu_us") for load in (ALONE, UNARY_ALONE, UNARY, MANY, HUNDRED, READS)),
 )
 
+Values = Mapping[tuple[Figure, str], Sequence[float]]
+"""Values of all rounds, by figure and member."""
 
-async def measure(
-    root: Path, trees: Mapping[str, Path], settings: Settings, progress: Callable[[str], None]
+
+async def measure_trees(
+    root: Path, trees: Mapping[str, Path], settings: Settings, progress: Progress
 ) -> Outcome:
-    """Measure every system that is installed; `trees` are this one and perhaps a baseline.
+    """Measure every system that is installed. `trees` are this one and perhaps a baseline.
 
     Raises:
         PeerError: a peer did not start.
@@ -93,49 +94,51 @@ async def measure(
     with contextlib.ExitStack() as stack:
         members: list[Member] = []
         for system in settings.systems:
+            if system not in (OURS, FLOOR) and (package := missing(system)):
+                left_out[system] = package
+                continue
+            progress(f"latency: {system}, starting")
             if system == OURS:
-                for name, tree in trees.items():
-                    progress(f"latency: {name}, starting")
-                    shown = OURS if name == THIS else name
-                    members.append(await serve(stack, root / shown, shown, module_of_serving(tree)))
-                for name, kind in _variants(settings):
-                    progress(f"latency: {name}, starting")
-                    command = module_of_serving(trees[THIS])
-                    members.append(await serve(stack, root / kind, name, command, kind))
+                members += [
+                    await _serve(stack, root / name, name, tree, *kind)
+                    for name, tree, kind in _own_clusters(trees, settings)
+                ]
             elif system == FLOOR:
                 members.append(await serve_floor(stack, root / FLOOR))
-            elif package := missing(system):
-                left_out[system] = package
             else:
-                progress(f"latency: {system}, starting")
                 members.append(await _serve_peer(stack, root / system, system))
-        measured = await drive(stack, root, members, settings, progress)
+
+        log = root / "client.log"
+        turns = {"rounds": settings.rounds, "seconds": settings.seconds}
+        known = [asdict(member) for member in members]
+        progress("latency: warming up")
+        async with working(log, take_turns, members=known, **turns) as client:
+            for _ in range(settings.rounds):
+                progress(f"latency: {await wait_ready(client)}")
+            measured = await read_result(client)
     return outcome(settings, [member.name for member in members], measured, left_out)
 
 
-def _variants(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield our own other clusters: name, and kind for `serve`."""
+def _own_clusters(
+    trees: Mapping[str, Path], settings: Settings
+) -> Iterator[tuple[str, Path, Sequence[str]]]:
+    """Yield our clusters: name, tree, and the kind for `serve_cluster` if it is a special one."""
+    for name, tree in trees.items():
+        yield OURS if name == THIS else name, tree, ()
     if settings.tls:
-        yield OVER_TLS, "tls"
+        yield OVER_TLS, trees[THIS], ("tls",)
     if settings.audit:
-        yield AUDITED, "audited"
+        yield AUDITED, trees[THIS], ("audited",)
 
 
-def module_of_serving(tree: Path, python: str = sys.executable) -> list[str]:
-    """Return the words that run the controllers of a tree."""
-    return module_of(tree, "scripts.benchmarks.serve_cluster", python)
-
-
-async def serve(
-    stack: contextlib.ExitStack, place: Path, name: str, command: Sequence[str], *kind: str
+async def _serve(
+    stack: contextlib.ExitStack, place: Path, name: str, tree: Path, *kind: str
 ) -> Member:
-    """Start three controllers, of `kind` "tls" or "audited" if given; they end with `stack`."""
-    child = start_child(
-        f"controllers of {name}", [*command, str(place), str(VOTERS), *kind], _log(place, "serving")
-    )
+    command = command_in(tree, "scripts.benchmarks.serve_cluster", sys.executable)
+    words = (str(place).replace(" ", "-"), str(VOTERS), *kind)
+    child = start_child(f"controllers of {name}", [*command, *words], _log(place, "serving"))
     stack.callback(child.stop, 30.0)
-    told = json.loads(await asyncio.to_thread(child.wait_ready))
-    return Member(name=name, kind=OURS, **told)
+    return Member(name=name, kind=OURS, **json.loads(await wait_ready(child)))
 
 
 async def _serve_peer(stack: contextlib.ExitStack, place: Path, system: str) -> Member:
@@ -151,10 +154,10 @@ async def _serve_peer(stack: contextlib.ExitStack, place: Path, system: str) -> 
 
 
 async def serve_floor(stack: contextlib.ExitStack, place: Path) -> Member:
-    """Start the three processes of the floor; they end with `stack`."""
-    followers = [await _start_floor(stack, place, n, "follower") for n in range(2, VOTERS + 1)]
-    ports = ",".join(str(port) for _, port in followers)
-    leader, port = await _start_floor(stack, place, 1, "leader", ports)
+    """Start the three processes of the floor. They end with `stack`."""
+    followers = [await _start_floor(stack, place, n, follow) for n in range(2, VOTERS + 1)]
+    ports = [port for _, port in followers]
+    leader, port = await _start_floor(stack, place, 1, lead, ports=ports)
     return Member(
         name=FLOOR,
         kind=FLOOR,
@@ -165,51 +168,12 @@ async def serve_floor(stack: contextlib.ExitStack, place: Path) -> Member:
 
 
 async def _start_floor(
-    stack: contextlib.ExitStack, place: Path, number: int, *words: str
+    stack: contextlib.ExitStack, place: Path, number: int, role: Callable[..., Any], **more: Any
 ) -> tuple[Child, int]:
-    log = str(place.with_name(f"{place.name}-{number}.data"))
-    command = [sys.executable, "-m", "scripts.benchmarks.floor", log, *words]
+    command = command_of(role, log=place.with_name(f"{place.name}-{number}.data"), **more)
     child = start_child(f"floor {number}", command, _log(place, str(number)), GRPC_SETTINGS)
     stack.callback(child.stop)
-    return child, int(await asyncio.to_thread(child.wait_ready))
-
-
-async def drive(
-    stack: contextlib.ExitStack,
-    root: Path,
-    members: Sequence[Member],
-    settings: Settings,
-    progress: Callable[[str], None],
-) -> dict[str, Any]:
-    """Run the client process to its end; return what it reports."""
-    plan = _write_plan(root, members, settings)
-    command = [sys.executable, "-m", "scripts.benchmarks.latency_load", str(plan)]
-    client = start_child("latency load", command, _log(root, "client"))
-    stack.callback(client.stop)
-    progress("latency: warming up")
-    for _ in range(settings.rounds):
-        progress(f"latency: {await asyncio.to_thread(client.wait_ready)}")
-    return await asyncio.to_thread(_result, client)
-
-
-def _write_plan(root: Path, members: Sequence[Member], settings: Settings) -> Path:
-    plan = {
-        "members": [asdict(member) for member in members],
-        "rounds": settings.rounds,
-        "seconds": settings.seconds,
-    }
-    path = root / "plan.json"
-    path.write_text(json.dumps(plan))
-    return path
-
-
-def _result(client: Child) -> dict[str, Any]:
-    line = client.read_line()
-    if not line:
-        client.process.wait()
-        raise ChildFailedError(f"the client ended without a result; its log:\n{client.log_tail()}")
-    result: dict[str, Any] = json.loads(line)
-    return result
+    return child, int(await wait_ready(child))
 
 
 def _log(place: Path, name: str) -> Path:
@@ -222,7 +186,7 @@ def outcome(
     measured: Mapping[str, Any],
     left_out: Mapping[str, str],
 ) -> Outcome:
-    """Return figures, tables and what was wanted, out of the client's report."""
+    """Return figures, tables and targets from the client's report."""
     by_turn = {(turn["member"], turn["load"], turn["round"]): turn for turn in measured["turns"]}
     found = {
         (figure, name): values
@@ -230,13 +194,10 @@ def outcome(
         for name in names
         if (values := _values(by_turn, figure, name, settings.rounds))
     }
-    others = [name for name in names if name != OURS]
     ratios = {
-        (figure, name): [a / b for a, b in zip(ours, found[figure, name], strict=True)]
-        for figure in FIGURES
-        if (ours := found.get((figure, OURS)))
-        for name in others
-        if (figure, name) in found
+        (figure, name): [ours / theirs for ours, theirs in zip(own, values, strict=True)]
+        for (figure, name), values in found.items()
+        if name != OURS and (own := found.get((figure, OURS)))
     }
     figures = {f"{name} {figure.name}": median(values) for (figure, name), values in found.items()}
     figures |= {
@@ -244,18 +205,12 @@ def outcome(
         for (figure, name), values in ratios.items()
     }
     tables = [_figures_table(found, ratios, names), _latencies_table(measured["overall"], names)]
-    tables += targets_table(_tls_targets(found))
-    if left_out:
-        rows = tuple(left_out.items())
-        tables.append(
-            Table(title="Not measured: not installed", columns=("system", "install"), rows=rows)
-        )
     return Outcome(
         benchmark="latency",
-        settings=asdict(settings),
         figures=figures,
         details={**measured, "left_out": dict(left_out)},
-        tables=tables,
+        tables=[*tables, *missing_table(left_out)],
+        targets=list(_tls_targets(found)),
     )
 
 
@@ -265,15 +220,12 @@ def _values(
     name: str,
     rounds: int,
 ) -> list[float]:
-    """Return a figure of each round at a member; none if it has no such load."""
+    """Return a figure of each round for a member, or none if the member has no such load."""
     for load in (figure.load, PEERS_LOAD.get(figure.load, figure.load)):
         turns = [by_turn.get((name, load, number)) for number in range(rounds)]
         if None not in turns:
             return [turn[figure.quantity] for turn in turns if turn is not None]
     return []
-
-
-Values = Mapping[tuple[Figure, str], Sequence[float]]
 
 
 def _figures_table(found: Values, ratios: Values, names: Sequence[str]) -> Table:
@@ -311,14 +263,12 @@ def _targets(figure: Figure, found: Values, ratios: Values) -> Iterator[tuple[st
 
 
 def _tls_targets(found: Values) -> Iterator[Target]:
-    """Yield what TLS costs, from values within a round."""
-    by_name: dict[tuple[str, str, str], Sequence[float]] = {
-        (figure.load, figure.quantity, name): values for (figure, name), values in found.items()
-    }
+    """Yield the cost of TLS, from values within a round."""
+    by_name = {(at.load, at.quantity, name): values for (at, name), values in found.items()}
 
-    def pairs(load: str, quantity: str) -> list[tuple[float, float]]:
-        plain = by_name.get((load, quantity, OURS), ())
-        return list(zip(plain, by_name.get((load, quantity, OVER_TLS), ()), strict=False))
+    def pairs(load: str, quantity: Literal["p50_ms", "per_s"]) -> list[tuple[float, float]]:
+        plain, tls = (by_name.get((load, quantity, name), ()) for name in (OURS, OVER_TLS))
+        return list(zip(plain, tls, strict=False))
 
     for load in (ALONE, UNARY_ALONE):
         if alone := [tls - plain for plain, tls in pairs(load, "p50_ms")]:
@@ -328,19 +278,16 @@ def _tls_targets(found: Values) -> Iterator[Target]:
 
 
 def _latencies_table(overall: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Table:
-    by_load = {(each["load"], each["member"]): each for each in overall}
-    return Table(
-        title="Latency over all rounds: p50, p99 ms",
-        columns=("load", *names),
-        rows=tuple(
-            (load.name, *(_latency(by_load.get((load.name, name))) for name in names))
-            for load in latency_load.LOADS
-        ),
+    cells = {
+        (seat["load"], seat["member"]): f"{seat['p50_ms']:.2f}, {seat['p99_ms']:.1f}"
+        for seat in overall
+    }
+    rows = tuple(
+        (load.name, *(cells.get((load.name, name), "") for name in names))
+        for load in latency_load.LOADS
     )
-
-
-def _latency(each: Mapping[str, Any] | None) -> str:
-    return "" if each is None else f"{each['p50_ms']:.2f}, {each['p99_ms']:.1f}"
+    title = "Latency over all rounds: p50, p99 ms"
+    return Table(title=title, columns=("load", *names), rows=rows)
 
 
 def _number(value: float) -> str:

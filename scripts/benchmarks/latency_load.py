@@ -1,40 +1,30 @@
-"""The client process of `bench latency`: the same loads at all systems, in short turns.
+"""Client process of `bench latency`: the same loads on all systems, in short turns.
 
-    python -m scripts.benchmarks.latency_load PLAN
-
-PLAN is a file with a JSON object: `members` (name, kind, endpoint, leader_pid, pids, tls of each),
-`rounds` and `seconds` of a turn. All servers run all the time; one of them is under load. Each
-round goes through all loads, and each load through all members, in an order that changes from round
-to round, so that a machine whose speed wanders is the same to all. Prints a line for every round
-and one JSON object at the end: all `turns`, and the latencies over all rounds as `overall`.
+All servers run all the time, and one of them is under load. Each round goes through all loads, and
+each load through all members, in an order that changes from round to round, so that a machine whose
+speed varies treats all alike.
 """
 
 import asyncio
 import gc
-import json
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
-
-import uvloop
 
 from scripts.benchmarks.commit_load import committer_of
 from scripts.benchmarks.committer import Committer, Load
-from scripts.benchmarks.figures import percentile
-from streammeta.rpc.tls import TlsFiles
+from scripts.benchmarks.figures import latencies, percentile
 
 RAMP_SHARE = 0.15
-"""Of a turn, at its begin: not counted."""
+"""Share of a turn, at its beginning, that does not count."""
 WARM_UP_S: Mapping[str, float] = {"streammeta": 1.0, "etcd": 2.0, "zookeeper": 4.0}
-"""Under many commits before the first round; a Java server is slow until it is warm."""
+"""Warm-up under many commits before the first round. A Java server is slow until it is warm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """A load: what it is at each kind of system, by the name that `committer_of` knows."""
+    """A load, with the name of its committer for each kind of system."""
 
     name: str
     ranges: int
@@ -43,19 +33,16 @@ class Turns:
 
 
 _PEERS = {"zookeeper": "zookeeper", "etcd": "etcd"}
+_PIPELINED = {"streammeta": "pipelined", **_PEERS}
 _READS = {kind: f"{kind}-reads" for kind in ("streammeta", "zookeeper", "etcd")}
-MANY = Turns("pipelined, 1 range, 64 in flight", 1, 64, {"streammeta": "pipelined", **_PEERS})
+_UNARY = {"streammeta": "unary"}
+MANY = Turns("pipelined, 1 range, 64 in flight", 1, 64, _PIPELINED)
 LOADS = (
-    Turns(
-        "pipelined, 1 range, alone",
-        1,
-        1,
-        {"streammeta": "pipelined", **_PEERS, "floor": "floor-pipelined"},
-    ),
-    Turns("unary, 1 range, alone", 1, 1, {"streammeta": "unary", "floor": "floor-unary"}),
+    Turns("pipelined, 1 range, alone", 1, 1, {**_PIPELINED, "floor": "floor-pipelined"}),
+    Turns("unary, 1 range, alone", 1, 1, {**_UNARY, "floor": "floor-unary"}),
     MANY,
-    Turns("unary, 1 range, 64 in flight", 1, 64, {"streammeta": "unary"}),
-    Turns("pipelined, 100 ranges, 64 in flight", 100, 64, {"streammeta": "pipelined", **_PEERS}),
+    Turns("unary, 1 range, 64 in flight", 1, 64, _UNARY),
+    Turns("pipelined, 100 ranges, 64 in flight", 100, 64, _PIPELINED),
     Turns("read of 10, alone", 1, 1, _READS),
     Turns("read of 10, 64 in flight", 1, 64, _READS),
 )
@@ -63,7 +50,7 @@ LOADS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One cluster."""
+    """One cluster. `tls` are the paths of the caller's files, none for plain text."""
 
     name: str
     kind: str
@@ -71,17 +58,11 @@ class Member:
     leader_pid: int
     pids: Sequence[int]
     tls: Sequence[str] = ()
-    """Paths of the caller's authority, certificate and key; none: plain text."""
-
-    @property
-    def files(self) -> TlsFiles | None:
-        """The caller's files for TLS."""
-        return TlsFiles(*map(Path, self.tls)) if self.tls else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What one turn came to; `p50_ms` and `per_s` without the ramp, CPU with it."""
+    """Figures of one turn. `p50_ms` and `per_s` exclude the ramp, while CPU times include it."""
 
     round: int
     load: str
@@ -91,13 +72,13 @@ class Turn:
     leader_cpu_us: float
     """CPU time of the leader for each request."""
     follower_cpu_us: float
-    """Of one follower, on average."""
+    """CPU time of one follower, on average."""
     client_cpu_us: float
 
 
 @dataclass(slots=True)
 class Seat:
-    """A load at a member, ready to go on; its latencies so far."""
+    """A load on a member, connected, with its latencies so far."""
 
     load: Turns
     member: Member
@@ -110,31 +91,32 @@ class Seat:
         began = time.monotonic()
         ends = began + seconds
 
-        async def slot(index: int) -> None:
+        async def commit_on(slot: int) -> None:
             asked = time.monotonic()
             while asked < ends:
-                await self.committer.commit(index)
+                await self.committer.commit(slot)
                 now = time.monotonic()
                 answered.append((now, now - asked))
                 asked = now
 
-        cpu_s, client_s = _cpu_s(self.member), time.process_time()
+        before_s, client_s = _cpu_s(self.member), time.process_time()
         async with asyncio.TaskGroup() as group:
-            for index in range(self.load.in_flight):
-                group.create_task(slot(index))
+            for slot in range(self.load.in_flight):
+                group.create_task(commit_on(slot))
         client_s = time.process_time() - client_s
         leader_s, *others_s = (
-            after - before for after, before in zip(_cpu_s(self.member), cpu_s, strict=True)
+            now - then for now, then in zip(_cpu_s(self.member), before_s, strict=True)
         )
+
         counted_from = began + seconds * RAMP_SHARE
-        latencies = [took for at, took in answered if counted_from <= at < ends] or [seconds]
-        self.latencies_s += latencies
+        counted = [took for at, took in answered if counted_from <= at < ends] or [seconds]
+        self.latencies_s += counted
         return Turn(
             round=number,
             load=self.load.name,
             member=self.member.name,
-            per_s=round(len(latencies) / (ends - counted_from), 1),
-            p50_ms=round(percentile(latencies, 0.5) * 1000, 4),
+            per_s=round(len(counted) / (ends - counted_from), 1),
+            p50_ms=round(percentile(counted, 0.5) * 1000, 4),
             leader_cpu_us=round(leader_s * 1e6 / len(answered), 2),
             follower_cpu_us=round(sum(others_s) / max(1, len(others_s)) * 1e6 / len(answered), 2),
             client_cpu_us=round(client_s * 1e6 / len(answered), 2),
@@ -144,32 +126,23 @@ class Seat:
 def _cpu_s(member: Member) -> list[float]:
     """Return the CPU seconds of each server's process, the leader's first."""
     others = [pid for pid in member.pids if pid != member.leader_pid]
-    return [time.clock_gettime(_cpu_clock(pid)) for pid in (member.leader_pid, *others)]
+    # Linux's clock of a process's CPU time has nanoseconds, while /proc counts hundredths.
+    return [time.clock_gettime((~pid << 3) | 2) for pid in (member.leader_pid, *others)]
 
 
-def _cpu_clock(pid: int) -> int:
-    """Return Linux's clock of a process's CPU time, to the nanosecond: /proc counts hundredths."""
-    return (~pid << 3) | 2
-
-
-def _objects(load: Turns, seconds: float) -> int:
-    """Return how many object ids to prepare beforehand, if so long is spent under `load`."""
-    by_load = 1_500 if load.in_flight == 1 else 25_000 if load.ranges == 1 else 8_000
-    return int(by_load * (seconds + 2.0)) + load.in_flight
-
-
-async def _open(members: Sequence[Member], seconds: float) -> list[Seat]:
+async def _open_seats(members: Sequence[Member], seconds: float) -> list[Seat]:
     seats: list[Seat] = []
     for load in LOADS:
         for member in members:
             if (way := load.ways.get(member.kind)) is None:
                 continue
+            ids_a_second = 1_500 if load.in_flight == 1 else 25_000 if load.ranges == 1 else 8_000
             wanted = Load(
                 endpoint=member.endpoint,
                 ranges=load.ranges,
                 in_flight=load.in_flight,
-                objects=_objects(load, seconds),
-                tls=member.files,
+                objects=int(ids_a_second * (seconds + 2.0)) + load.in_flight,
+                tls=member.tls,
             )
             committer = committer_of(way, wanted)
             await committer.open()
@@ -178,7 +151,7 @@ async def _open(members: Sequence[Member], seconds: float) -> list[Seat]:
 
 
 def in_order(seats: Sequence[Seat], number: int) -> Iterator[Seat]:
-    """Yield all seats by load; each round begins with another member, every other one backwards."""
+    """Yield all seats by load. Each round begins with another member, every second one reversed."""
     for load in LOADS:
         same = [seat for seat in seats if seat.load is load]
         at = number // 2 % len(same) if same else 0
@@ -186,44 +159,34 @@ def in_order(seats: Sequence[Seat], number: int) -> Iterator[Seat]:
         yield from same if number % 2 == 0 else reversed(same)
 
 
-async def run(members: Sequence[Member], rounds: int, seconds: float) -> dict[str, Any]:
-    """Go through all rounds; return what they came to."""
-    seats = await _open(members, rounds * seconds)
+async def take_turns(
+    *, members: Sequence[Mapping[str, Any]], rounds: int, seconds: float
+) -> dict[str, Any]:
+    """Go through all rounds and return all `turns`, and the `overall` latencies.
+
+    `members` are the fields of `Member`. Prints a ready line for every round.
+    """
+    # The collector's pauses are no latencies of a server, and a run is short.
+    gc.disable()
+    seats = await _open_seats([Member(**member) for member in members], rounds * seconds)
     for seat in seats:
-        if seat.load is MANY:
-            await seat.turn(-1, WARM_UP_S[seat.member.kind])
-        else:
-            await seat.turn(-1, min(seconds, 0.3))
+        is_long = seat.load is MANY
+        await seat.turn(-1, WARM_UP_S[seat.member.kind] if is_long else min(seconds, 0.3))
         seat.latencies_s.clear()
+
     turns: list[Turn] = []
     for number in range(rounds):
         print(f"ready round {number + 1} of {rounds}", flush=True)
         turns += [await seat.turn(number, seconds) for seat in in_order(seats, number)]
     for seat in seats:
         await seat.committer.close()
-    return {
-        "turns": [asdict(turn) for turn in turns],
-        "overall": [
-            {
-                "load": seat.load.name,
-                "member": seat.member.name,
-                "requests": len(seat.latencies_s),
-                "p50_ms": round(percentile(seat.latencies_s, 0.5) * 1000, 4),
-                "p99_ms": round(percentile(seat.latencies_s, 0.99) * 1000, 4),
-            }
-            for seat in seats
-        ],
-    }
-
-
-def main() -> None:
-    """Run the plan named on the command line and print what it came to."""
-    plan = json.loads(Path(sys.argv[1]).read_text())
-    members = [Member(**member) for member in plan["members"]]
-    # The collector's pauses are no latencies of a server, and a run is short.
-    gc.disable()
-    print(json.dumps(uvloop.run(run(members, plan["rounds"], plan["seconds"]))), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    overall = [
+        {
+            "load": seat.load.name,
+            "member": seat.member.name,
+            "requests": len(seat.latencies_s),
+            **latencies(seat.latencies_s, digits=4),
+        }
+        for seat in seats
+    ]
+    return {"turns": [asdict(turn) for turn in turns], "overall": overall}

@@ -1,13 +1,10 @@
-"""A bucket of any size that can only be listed, served over HTTP by a process of its own.
+"""Bucket of any size that can only be listed, served over HTTP by a process of its own.
 
-It stands in for S3 where the cost of the caller is the matter: it answers ListObjectsV2 alone, with
-keys made on the fly, and costs little itself. It checks no signature.
-
-Usage: python -m scripts.benchmarks.listed_bucket KEYS; its ready line has its port.
+It stands in for S3 in measurements of the caller's cost: it answers only ListObjectsV2, with keys
+made on the fly, and costs little itself. It verifies no signatures.
 """
 
 import bisect
-import sys
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
@@ -18,21 +15,22 @@ from streammeta.storage.object_format.object_key import cluster_namespace, key_f
 NAMESPACE = cluster_namespace("bench")
 OBJECT_BYTES = 1000
 MODIFIED_MS = 1_700_000_000_000
-"""Time after which no object was modified."""
+"""Latest time at which an object was modified."""
 
 _PAGE = 1000
 _DAY_MS = 86_400_000
-_ETAG_STEP = 0x9E3779B97F4A7C15F39CC0605CEDC835  # 2^128 divided by the golden ratio
+ETAG_STEP = 0x9E3779B97F4A7C15F39CC0605CEDC835
+"""2^128 divided by the golden ratio. Its multiples are etags that differ without a pattern."""
 
 
 def _entry(key: str) -> str:
-    """A key as S3 writes it, with a time and an etag of its own."""
+    """Return a key as S3 lists it, with a time and an etag of its own."""
     object_id = int(key.rpartition("/")[2])
     modified_s = (MODIFIED_MS - object_id * 7919 % _DAY_MS) / 1000
     modified = datetime.fromtimestamp(modified_s, UTC).isoformat(timespec="milliseconds")
     return (
         f"<Contents><Key>{key}</Key><LastModified>{modified[:23]}Z</LastModified>"
-        f"<ETag>&quot;{object_id * _ETAG_STEP % 2**128:032x}&quot;</ETag>"
+        f"<ETag>&quot;{object_id * ETAG_STEP % 2**128:032x}&quot;</ETag>"
         f"<Size>{OBJECT_BYTES}</Size><StorageClass>STANDARD</StorageClass></Contents>"
     )
 
@@ -44,7 +42,7 @@ class Listing:
         self._keys = sorted(key_for(object_id, NAMESPACE) for object_id in range(keys))
 
     def page(self, query: str) -> bytes:
-        """Answer the query of a ListObjectsV2 request."""
+        """Return the answer to the query of a ListObjectsV2 request."""
         options = {name: values[0] for name, values in parse_qs(query).items()}
         token, after = options.get("continuation-token"), options.get("start-after", "")
         start = int(token) if token else bisect.bisect_right(self._keys, after)
@@ -59,8 +57,8 @@ class Listing:
         ).encode()
 
 
-def serve(keys: int) -> None:
-    """Serve until the process is ended."""
+def serve(*, keys: int) -> None:
+    """Serve until the process is ended. The ready line has the port."""
     listing = Listing(keys)
 
     class Handler(BaseHTTPRequestHandler):
@@ -75,12 +73,8 @@ def serve(keys: int) -> None:
             self.wfile.write(body)
 
         def log_message(self, *_message: object) -> None:
-            """Say nothing."""
+            """Write no log."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     print(f"{READY_PREFIX}{server.server_port}", flush=True)
     server.serve_forever()
-
-
-if __name__ == "__main__":
-    serve(int(sys.argv[1]))

@@ -18,7 +18,7 @@ SYNC_COUNT = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What figures depend on besides the code."""
+    """Facts about the machine that figures depend on."""
 
     cores: int
     memory_gib: float
@@ -41,7 +41,7 @@ class Machine:
 
 
 def describe_machine(directory: Path) -> Machine:
-    """Describe this machine, and the file system that holds `directory` by writing to it."""
+    """Describe this machine, and the file system of `directory` by writing to it."""
     latencies = _sync_latencies_ms(directory / "fdatasync")
     return Machine(
         cores=len(os.sched_getaffinity(0)),
@@ -55,32 +55,28 @@ def describe_machine(directory: Path) -> Machine:
 
 
 def describe_commit(root: Path) -> str:
-    """Return the commit checked out at `root`, marked if files differ from it; else "unknown"."""
+    """Return the commit of the checkout at `root`, marked if files differ, or "unknown"."""
     # Without optional locks git writes nothing, not even its index.
     git = ["git", "-C", str(root), "--no-optional-locks"]
-    head = subprocess.run(
-        [*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False
-    )
-    if head.returncode != 0:
-        return "unknown"
-    status = subprocess.run(
-        [*git, "status", "--porcelain", "--untracked-files=no"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return head.stdout.strip() + (" with changes" if status.stdout.strip() else "")
+
+    def ask(*words: str) -> str | None:
+        done = subprocess.run([*git, *words], capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    head = ask("rev-parse", "--short=12", "HEAD")
+    has_changes = ask("status", "--porcelain", "--untracked-files=no")
+    return "unknown" if head is None else head + " with changes" * bool(has_changes)
 
 
 class OtherWork:
-    """CPU that processes which are not ours used while a benchmark ran."""
+    """CPU time that other processes used while a benchmark ran."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._all, self._own = _busy_s(), _own_s()
 
     def cores(self) -> float:
-        """Return the cores others kept busy since the start; our children must have ended."""
+        """Return the cores that others kept busy since the start. Our children must have ended."""
         seconds = time.monotonic() - self._began
         others = (_busy_s() - self._all) - (_own_s() - self._own)
         return round(max(0.0, others / seconds), 2)

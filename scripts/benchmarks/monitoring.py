@@ -1,10 +1,10 @@
-"""The price of monitoring: commits beside scrapes and open pages, and the times of answers.
+"""Cost of monitoring: commits during scrapes and open pages, and the times of answers.
 
-Three controllers with the product's timeouts hold a map of many streams. In turns of their own, a
-client commits at a bounded rate while nobody looks, and while each controller is scraped each
-second and ten pages of the leader ask again each second, as an open page does. Then each page, the
-metrics, and the probe of the image are asked for one after the other. At last a browser without a
-window, if there is one, opens the overview with an empty cache and tells when it painted first.
+Three controllers with the product's timeouts have metadata of many streams. In alternating turns a
+client commits at a bounded rate, alone, and while each controller is scraped every second and ten
+pages of the leader refresh every second, as an open page does. Then each page, the metrics, and the
+image's probe are requested one after the other. At last a headless browser, if there is one, opens
+the overview with an empty cache and measures its first paint.
 """
 
 import asyncio
@@ -14,23 +14,22 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 
 import aiohttp
 
-from scripts.benchmarks.bench_cluster import restart_changed, running_cluster
-from scripts.benchmarks.commits import find_leader
-from scripts.benchmarks.figures import Outcome, Table, Target, median, percentile, targets_table
-from scripts.benchmarks.map_controller import fill
+from scripts.benchmarks.cluster import find_leader, http_options, running_cluster
+from scripts.benchmarks.figures import Outcome, Progress, Table, Target, median, percentile
+from scripts.benchmarks.metadata_controller import fill
+from scripts.benchmarks.options import option, seconds
 from scripts.benchmarks.watches import bystander
-from streammeta.cli.local_cluster import LocalCluster, free_ports
+from streammeta.cli.local_cluster import LocalCluster
 from tests.kit.tools import program
 from tests.monitoring.browser import PROGRAMS, Tab, browsing
 
-VOTERS = 3
 OPEN_PAGES = 10
 EVERY_S = 1.0
 PAGES = ("/", "/quorum", "/nodes", "/streams", "/deletions", "/compaction", "/reconcile")
@@ -44,56 +43,46 @@ _PROBE = re.compile(r'^ +CMD \["python", "-IS", "-c", "(.+)"\]$', re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Streams in the map, turns of each kind and their length, and requests for each page."""
+    """Streams in the metadata, turns, and requests for each page."""
 
-    streams: int = 1_000_000
-    turns: int = 4
-    seconds: float = 20.0
+    streams: int = option(1_000_000, "streams in the metadata")
+    turns: int = option(4, "turns with and without scrapes and pages")
+    seconds: float = seconds(20.0, "of each turn")
     requests: int = 10
 
 
-async def measure(root: Path, settings: Settings, progress: Callable[[str], None]) -> Outcome:
-    """Measure all.
+async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome:
+    """Measure commits, pages, the probe and the first paint.
 
     Raises:
         ChildFailedError: a controller ended early.
-        UnhealthyError: the cluster was not in order.
+        UnhealthyError: the controllers did not agree on a leader.
     """
-    with running_cluster(root, VOTERS) as cluster:
-        ports = dict(zip(cluster.node_ids, free_ports(VOTERS), strict=True))
-
-        def shown(node_id: int, command: list[str]) -> Sequence[str]:
-            return [*command, "--http-listen", f"127.0.0.1:{ports[node_id]}"]
-
-        await asyncio.to_thread(restart_changed, cluster, shown)
+    ports, own_options = http_options()
+    with running_cluster(root, own_options=own_options) as cluster:
         progress(f"monitoring: {settings.streams} streams")
         before = await find_leader(cluster)
-        await fill(cluster.endpoints[before.node_id - 1], settings.streams)
+        await fill(before.endpoint, settings.streams)
         quiet, watched = await _turns(cluster, ports, before.node_id, settings, progress)
+
         progress("monitoring: pages and probe")
-        pages = {path: _times_ms(ports[before.node_id], path, settings) for path in PAGES}
-        scrape_ms = _times_ms(ports[before.node_id], "/metrics", settings)
-        lines = _get(ports[before.node_id], "/metrics").count(b"\n")
-        probe_ms = _probe_cpu_ms(ports[before.node_id], settings)
+        port = ports[before.node_id]
+        pages = {path: _times_ms(port, path, settings) for path in (*PAGES, "/metrics")}
+        facts = {
+            "scrape_lines": _get(port, "/metrics").count(b"\n"),
+            "probe_cpu_ms": _probe_cpu_ms(port, settings),
+        }
+
         progress("monitoring: first paint")
         paints_ms: list[float] = []
         if program(*PROGRAMS) is None:
-            progress(f"monitoring: no {PROGRAMS[0]} on PATH: run ./scripts/fetch_tools")
+            progress(f"monitoring: no {PROGRAMS[0]} on PATH; run ./scripts/fetch_tools")
         else:
-            at = f"127.0.0.1:{ports[before.node_id]}"
+            at = f"127.0.0.1:{port}"
             paints_ms = await first_paints_ms(root / "browser", at, settings.requests)
         after = await find_leader(cluster)
-    return _outcome(
-        settings,
-        [median(each) for each in (quiet, watched)],
-        pages | {"/metrics": scrape_ms},
-        paints_ms,
-        {
-            "scrape_lines": lines,
-            "probe_cpu_ms": probe_ms,
-            "elections": after.epoch - before.epoch,
-        },
-    )
+        facts["elections"] = after.epoch - before.epoch
+    return _outcome((median(quiet), median(watched)), pages, paints_ms, facts)
 
 
 async def _turns(
@@ -101,9 +90,9 @@ async def _turns(
     ports: Mapping[int, int],
     leader: int,
     settings: Settings,
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> tuple[list[float], list[float]]:
-    """Return the p99 of commits of each turn, in milliseconds: unobserved, and observed."""
+    """Return the p99 of commits of each turn in milliseconds, alone and while observed."""
     p99s: tuple[list[float], list[float]] = ([], [])
     for turn in range(2 * settings.turns):
         is_watched = turn % 2 == 1
@@ -113,19 +102,20 @@ async def _turns(
                 await stack.enter_async_context(_onlookers(ports, leader))
             commits = await stack.enter_async_context(bystander(cluster.endpoints))
             await asyncio.sleep(settings.seconds)
-            p99s[is_watched].append(percentile(commits.latencies_ms, 0.99))
+            p99s[is_watched].append(percentile(commits.latencies_s, 0.99) * 1000)
     return p99s
 
 
 @contextlib.asynccontextmanager
 async def _onlookers(ports: Mapping[int, int], leader: int) -> AsyncIterator[None]:
-    """Scrape all and keep pages open until the block ends; no answer may be missing."""
+    """Scrape all controllers and keep pages open until the block ends. A failed request raises."""
     urls = [f"http://127.0.0.1:{port}/metrics" for port in ports.values()]
     pages = [PAGES[number % len(PAGES)] for number in range(OPEN_PAGES)]
     urls += [f"http://127.0.0.1:{ports[leader]}{path}" for path in pages]
 
     async def ask(session: aiohttp.ClientSession, number: int, url: str) -> None:
-        await asyncio.sleep(EVERY_S * number / len(urls))  # they know nothing of each other
+        # Real scrapers and pages are not synchronized.
+        await asyncio.sleep(EVERY_S * number / len(urls))
         while True:
             async with session.get(url) as answer:
                 answer.raise_for_status()
@@ -134,7 +124,7 @@ async def _onlookers(ports: Mapping[int, int], leader: int) -> AsyncIterator[Non
 
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as group:
-        asking = [group.create_task(ask(session, *each)) for each in enumerate(urls)]
+        asking = [group.create_task(ask(session, *item)) for item in enumerate(urls)]
         yield
         for task in asking:
             task.cancel()
@@ -186,7 +176,7 @@ async def first_paints_ms(profile: Path, endpoint: str, count: int) -> list[floa
 
 async def _first_paint_ms(tab: Tab, endpoint: str) -> float:
     await tab.open("about:blank")
-    await tab.until("location.href == 'about:blank'", "the page before is gone")
+    await tab.until("location.href == 'about:blank'", "the last page is closed")
     await tab.open(f"http://{endpoint}/")
     painted = f"location.host == '{endpoint}' && ({FIRST_PAINT}) != null"
     await tab.until(painted, "the overview is painted")
@@ -194,49 +184,41 @@ async def _first_paint_ms(tab: Tab, endpoint: str) -> float:
 
 
 def _outcome(
-    settings: Settings,
-    p99_ms: Sequence[float],
+    p99_ms: tuple[float, float],
     pages: Mapping[str, Sequence[float]],
     paints_ms: Sequence[float],
     facts: Mapping[str, float],
 ) -> Outcome:
     quiet_ms, watched_ms = p99_ms
     slowest = max(median(times) for path, times in pages.items() if path != "/metrics")
-    targets = [
-        Target("p99 of commits while observed, ms more", "at most", 5, watched_ms - quiet_ms),
-        Target("the slowest page, p50 ms", "at most", 300, slowest),
-        *(
-            [Target("first paint of the overview, p50 ms", "at most", 300, median(paints_ms))]
-            if paints_ms
-            else []
-        ),
-        Target("lines of a scrape", "at most", 1_500, facts["scrape_lines"]),
-        Target("CPU of the image's probe, ms", "at most", 30, facts["probe_cpu_ms"]),
-        Target("elections", "at most", 0, facts["elections"]),
-    ]
+    painted = {"first paint of /": paints_ms} if paints_ms else {}
+    paint_target = "first paint of the overview, p50 ms"
     rows = tuple(
         (path, round(median(times), 1), round(max(times), 1))
-        for path, times in [
-            *pages.items(),
-            *([("first paint of /", paints_ms)] if paints_ms else []),
-        ]
+        for path, times in {**pages, **painted}.items()
     )
     commits = (("nobody looks", round(quiet_ms, 2)), ("observed", round(watched_ms, 2)))
     return Outcome(
         benchmark="monitoring",
-        settings=asdict(settings),
         figures={"quiet_p99_ms": quiet_ms, "watched_p99_ms": watched_ms, **facts},
         details={
             "pages_ms": {path: list(times) for path, times in pages.items()},
             "first_paints_ms": list(paints_ms),
         },
-        tables=(
-            Table(title="Commits beside onlookers", columns=("turns", "p99 ms"), rows=commits),
+        tables=[
+            Table(title="Commits while observed", columns=("turns", "p99 ms"), rows=commits),
             Table(
                 title="Pages of the leader, to the last byte",
                 columns=("path", "p50 ms", "max ms"),
                 rows=rows,
             ),
-            *targets_table(targets),
-        ),
+        ],
+        targets=[
+            Target("p99 of commits while observed, ms more", "at most", 5, watched_ms - quiet_ms),
+            Target("the slowest page, p50 ms", "at most", 300, slowest),
+            *(Target(paint_target, "at most", 300, median(at)) for at in painted.values()),
+            Target("lines of a scrape", "at most", 1_500, facts["scrape_lines"]),
+            Target("CPU of the image's probe, ms", "at most", 30, facts["probe_cpu_ms"]),
+            Target("elections", "at most", 0, facts["elections"]),
+        ],
     )

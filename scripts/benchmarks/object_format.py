@@ -1,9 +1,9 @@
-"""How fast the object format is: encoding and decoding against memcpy, searches in an index.
+"""Speed of the object format: encoding and decoding compared with memcpy, and searches in an index.
 
-All of it is one thread's work in memory and measured in that thread's CPU time, so that other work
-on the machine does not count. memcpy is what the interpreter takes to copy the same bytes, in
-pieces as large as the parts of the object, into new memory; both let go of a piece before the
-next, and both take turns, so that memory is as cold for the one as for the other.
+All of it is one thread's work in memory, measured in that thread's CPU time, so that other work on
+the machine does not count. memcpy is the interpreter's copy of the same bytes, in pieces as large
+as the object's parts, into new memory. Both release a piece before the next one, and both take
+turns, so that memory is equally cold.
 """
 
 import os
@@ -11,8 +11,10 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from scripts.benchmarks.figures import Outcome, Table, median
+from scripts.benchmarks.figures import Outcome, Progress, Table, median
+from scripts.benchmarks.options import option
 from streammeta.storage.object_format.index_block import (
     IndexBlock,
     IndexEntry,
@@ -25,66 +27,62 @@ from streammeta.storage.object_format.record import RecordBatch
 
 PART_SIZE = 16 * 1024 * 1024
 WRITE_BYTES = 1024 * 1024
-"""What one call of the writer is given."""
+"""Bytes of one call of the writer."""
 OFFSETS = 4
-"""That each record covers."""
+"""Offsets of each record."""
 ENTRIES_A_STREAM = 20
 SEED = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What is measured: payload sizes in bytes, numbers of index entries, and how much of it."""
+    """Sizes of payloads and indexes, and the amount of work."""
 
-    payloads: tuple[int, ...] = (1024, 16 * 1024)
-    entries: tuple[int, ...] = (1, 1_000, 20_000)
+    payloads: tuple[int, ...] = option((1024, 16 * 1024), "bytes of a record's payload")
+    entries: tuple[int, ...] = option((1, 1_000, 20_000), "entries of an index")
     volume: int = 64 * 1024 * 1024
     searches: int = 20_000
     repetitions: int = 15
 
 
-def measure(settings: Settings, progress: Callable[[str], None]) -> Outcome:
-    """Measure everything that the settings name."""
+def measure(_root: Path, settings: Settings, progress: Progress) -> Outcome:
+    """Measure all sizes."""
     figures: dict[str, float] = {}
     coding, searching = [], []
     for payload in settings.payloads:
         progress(f"object format: records of {payload} bytes")
-        found = _coding(payload, settings)
+        found = _measure_coding(payload, settings)
         figures |= {f"{name}_{payload}_gb_per_s": value for name, value in found.items()}
         ratio = round(found["encode"] / found["memcpy"], 3)
         figures[f"encode_{payload}_share_of_memcpy"] = ratio
         coding.append((payload, *found.values(), ratio))
     for entries in settings.entries:
         progress(f"object format: search in {entries} entries")
-        times = _searching(entries, settings.searches)
-        figures |= {f"{name}_{entries}_ns": value for name, value in times.items()}
-        searching.append((entries, *times.values()))
+        nanoseconds = _measure_search(entries, settings.searches)
+        figures[f"find_{entries}_ns"] = nanoseconds
+        searching.append((entries, nanoseconds))
     columns = ("payload, bytes", "memcpy", "encode", "with CRC-32C", "decode", "encode : memcpy")
     return Outcome(
         benchmark="objects",
-        settings={
-            "volume_bytes": settings.volume,
-            "searches": settings.searches,
-            "repetitions": settings.repetitions,
-        },
+        settings={"volume_bytes": settings.volume},
         figures=figures,
-        tables=(
+        tables=[
             Table(title="Object format, GB/s of payload", columns=columns, rows=tuple(coding)),
             Table(
                 title="Search in an index, ns for one (stream, offset)",
                 columns=("entries", "find, one entry"),
                 rows=tuple(searching),
             ),
-        ),
+        ],
     )
 
 
-def _coding(payload: int, settings: Settings) -> dict[str, float]:
+def _measure_coding(payload: int, settings: Settings) -> dict[str, float]:
     records = [
         RecordBatch(1, 0, i * OFFSETS, OFFSETS, os.urandom(payload))
         for i in range(settings.volume // payload)
     ]
-    data, sizes, summary = _written(records)
+    data, sizes, summary = _write(records)
     kinds: dict[str, Callable[[], object]] = {
         "memcpy": lambda: _copy(memoryview(data), sizes),
         "encode": lambda: _encode(records, checksum=False),
@@ -96,11 +94,11 @@ def _coding(payload: int, settings: Settings) -> dict[str, float]:
         for name, run in kinds.items():
             seconds[name].append(_timed_s(run))
     return {
-        name: round(settings.volume / median(taken) / 1e9, 3) for name, taken in seconds.items()
+        name: round(settings.volume / median(times) / 1e9, 3) for name, times in seconds.items()
     }
 
 
-def _written(records: list[RecordBatch]) -> tuple[bytes, list[int], ObjectSummary]:
+def _write(records: list[RecordBatch]) -> tuple[bytes, list[int], ObjectSummary]:
     writer = ObjectWriter(part_size=PART_SIZE)
     writer.write(records)
     writer.finish()
@@ -138,7 +136,7 @@ def _decode(data: bytes, summary: ObjectSummary) -> None:
         reader.records(entry, view[wanted.start : wanted.end])
 
 
-def _searching(entries: int, searches: int) -> dict[str, float]:
+def _measure_search(entries: int, searches: int) -> float:
     index = _index(entries)
     dice = random.Random(SEED)
     ordinals = [dice.randrange(entries) for _ in range(searches)]
@@ -148,7 +146,7 @@ def _searching(entries: int, searches: int) -> dict[str, float]:
         for stream, at in wanted:
             index.find(stream, at, at + 1, 1)
 
-    return {"find": round(median([_timed_s(find) for _ in range(5)]) / searches * 1e9, 1)}
+    return round(median([_timed_s(find) for _ in range(5)]) / searches * 1e9, 1)
 
 
 def _start(ordinal: int) -> int:

@@ -1,10 +1,9 @@
-"""Runs a controller as `streammeta controller` does; counts its flushes, times its event loop.
+"""Runs a controller like `streammeta controller`, counts its flushes and times its event loop.
 
     python -m scripts.benchmarks.observed_controller COUNTERS PROFILE|- controller --node-id ...
 
-COUNTERS is a file that `Counters` reads while the controller runs. With PROFILE, a path, the event
-loop's thread is profiled by the CPU time it uses, from here to the end, and the result is left
-there for `pstats`.
+COUNTERS is a file that `Counters` reads while the controller runs. PROFILE is a path for a profile
+of the event loop's thread, by its CPU time from the start to the end, for `pstats`.
 """
 
 import asyncio
@@ -15,7 +14,7 @@ import struct
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,36 +24,30 @@ from streammeta.controller.quorum.messages import Batch
 
 _LAYOUT = struct.Struct("<6q")
 _FLUSHES, _STALL = struct.Struct("<5q"), struct.Struct("<q")
-"""Parts of the layout, each written by one thread at a time."""
+"""Parts of the layout, each of which one thread at a time writes."""
 _STALL_POLL_S = 0.01
 _LENGTH_BYTES = 4
-"""Of a payload, before it in its batch."""
+"""Size of the length that precedes a payload in its batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What a controller's journal did since the process began."""
+    """Work of a controller's journal since the process began."""
 
     flushes: int = 0
     flush_ns: int = 0
     batches: int = 0
     payloads: int = 0
-    """Appended to the log: one for each request that changed something."""
+    """Entries appended to the log, one for each request that changed something."""
     payload_bytes: int = 0
-    """Of them, with their lengths; headers of batches left out."""
+    """Bytes of the payloads and their lengths, without headers of batches."""
     stall_max_ns: int = 0
     """Longest delay of a timer of the event loop since the process began."""
 
     def __sub__(self, earlier: Self) -> "Counters":
-        """Return what was counted since `earlier`; the longest stall is that of all time."""
-        return Counters(
-            self.flushes - earlier.flushes,
-            self.flush_ns - earlier.flush_ns,
-            self.batches - earlier.batches,
-            self.payloads - earlier.payloads,
-            self.payload_bytes - earlier.payload_bytes,
-            self.stall_max_ns,
-        )
+        """Return the counts since `earlier`. The longest stall stays as it is."""
+        counts = [now - then for now, then in zip(astuple(self), astuple(earlier), strict=True)]
+        return replace(Counters(*counts), stall_max_ns=self.stall_max_ns)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -63,13 +56,14 @@ class Counters:
 
 
 class _Counting:
-    """Stands before `os.fdatasync` and `Journal.append`, which one thread at a time calls.
+    """Wraps `os.fdatasync` and `Journal.append`, which one thread at a time calls.
 
-    A timer on the event loop writes down how late it was at most.
+    A timer on the event loop records by how much it was late at most.
     """
 
     def __init__(self, path: Path) -> None:
-        from streammeta.controller.server import ControllerNode  # which loads gRPC
+        # Loads gRPC, whose settings have to be in the environment before.
+        from streammeta.controller.server import ControllerNode
 
         path.write_bytes(bytes(_LAYOUT.size))
         with path.open("r+b") as file:
@@ -135,11 +129,8 @@ def main() -> int:
 
 
 def set_up_grpc() -> None:
-    """Give gRPC the settings that the product gives it; before any module loads gRPC.
-
-    An earlier commit may have none, or others.
-    """
-    os.environ.update(getattr(entry, "GRPC_SETTINGS", {}) | os.environ)
+    """Set the product's gRPC settings in the environment, before any module loads gRPC."""
+    os.environ.update(entry.GRPC_SETTINGS | os.environ)
 
 
 def run_product(arguments: Sequence[str]) -> int:

@@ -1,6 +1,6 @@
-"""Small unary writes at one leader: as fast as it answers, or at a rate whatever it answers.
+"""Small unary writes at one leader, as fast as it answers, or at a rate regardless of its answers.
 
-Counts how the calls end and knows nothing of the leader's process.
+Counts how the calls end. Independent of the leader's process.
 """
 
 import asyncio
@@ -14,9 +14,9 @@ from streammeta.v1 import kv_pb2
 
 CONNECTIONS = 16
 CALLERS = 64
-"""Calls in flight of a load that waits for its answers."""
+"""Calls in flight of a load that waits for answers."""
 AT_ONCE_MAX = 200
-"""Calls made in one turn of the event loop, which heartbeats share."""
+"""Most calls in one turn of the event loop, which heartbeats share."""
 _TURN_S = 0.001
 _KEYS = 100
 _DRAINED_S_MAX = 30
@@ -33,7 +33,7 @@ class Load:
     refused: int = 0
     waiting: int = 0
     latencies_ms: list[float] = field(default_factory=list)
-    """Of calls that were served."""
+    """Latencies of served calls."""
 
     def fire(self) -> None:
         """Make a call, and count how it ends."""
@@ -58,7 +58,7 @@ class Load:
             await asyncio.sleep(_TURN_S)
 
     async def at_rate(self, rate: float, seconds: float) -> None:
-        """Make `rate` calls a second, whatever is answered."""
+        """Make `rate` calls a second, regardless of the answers."""
         began = now = time.monotonic()
         due = 0.0
         while now - began < seconds:
@@ -87,7 +87,7 @@ class Load:
 
 @asynccontextmanager
 async def connected(endpoint: str) -> AsyncIterator[Load]:
-    """Connect to a leader, and drop the connections at last."""
+    """Connect to a leader until the block ends."""
     connections = [await Http2Connection.connect(endpoint) for _ in range(CONNECTIONS)]
     try:
         yield Load(connections)

@@ -1,4 +1,4 @@
-"""Protocol Buffers' wire format, as much as a load writes by hand to spare itself the messages."""
+"""Protocol Buffers' wire format, as far as loads write it by hand to save the cost of messages."""
 
 from collections.abc import Iterator
 
@@ -19,17 +19,17 @@ def number(field: int, value: int) -> bytes:
 
 
 def length_delimited(field: int, value: bytes) -> bytes:
-    """Return a field that holds bytes, a message, or a packed column."""
+    """Return a field of bytes, a message, or a packed column."""
     return varint(field << 3 | 2) + varint(len(value)) + value
 
 
 def fields(message: bytes) -> dict[int, int | bytes]:
-    """Return the fields of a message by number; of a repeated one the last."""
+    """Return the fields of a message by number, the last value of repeated ones."""
     return dict(_fields(message))
 
 
 def count_of_field(message: bytes, field: int) -> int:
-    """Return how often a message has a field."""
+    """Return how often a field occurs in a message."""
     return sum(found == field for found, _ in _fields(message))
 
 

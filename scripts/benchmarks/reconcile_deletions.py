@@ -1,23 +1,21 @@
-"""Deletions a second, and requests for a thousand keys, against a real server of S3.
+"""Deletions a second, and requests for a thousand keys, on a real S3 server.
 
-Orphans, small objects with a record of a stream that has passed them, are put into a bucket of an
-S3 server of its own; then the code that `reconcile apply` runs deletes them at no limit but the
-server's: checks, look-ups, reads, records on disk and all. The leader is a stand-in that has
-forgotten every id: its questions are counted, and its time is in no figure.
+Orphans, which are small objects with a record of a stream that has passed them, are put into a
+bucket of an S3 server. Then the code of `reconcile apply` deletes them without a rate limit:
+checks, look-ups, reads, and records on disk. A stand-in for the leader has forgotten every id. Its
+calls are counted, and its time is in no figure.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks.figures import Outcome, Table, median
+from scripts.benchmarks.figures import BenchmarkError, Outcome, Progress, Table, medians
 from scripts.benchmarks.listed_bucket import NAMESPACE
-from scripts.benchmarks.reconciling import ReconcilingError
 from scripts.demonstration.s3_endpoint import start_embedded
 from streammeta.reconcile.attempts import ONLY_ATTEMPT
 from streammeta.reconcile.deletion import Deleter
@@ -38,16 +36,8 @@ _PUTS_AT_ONCE = 16
 _PAGE = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Orphans to delete, and runs."""
-
-    keys: int
-    runs: int = 3
-
-
 class _Counted:
-    """A store that counts requests: a page of a listing, and a thousand deletions, are one each."""
+    """Store that counts requests. A page of a listing, or a thousand deletions, is one."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -71,7 +61,7 @@ class _Counted:
 
 
 class _Leader:
-    """Has issued every id, and forgotten it."""
+    """Leader that has issued every id, and forgotten it."""
 
     endpoints = ("none",)
 
@@ -95,43 +85,43 @@ class _Leader:
         return dict.fromkeys(stream_ids, 1)
 
 
-def measure(place: Path, settings: Settings, progress: Callable[[str], None]) -> Outcome:
-    """Put orphans and delete them, again and again. Raises `ReconcilingError`."""
-    place.mkdir()
+def measure(place: Path, keys: int, runs: int, progress: Progress) -> Outcome:
+    """Put orphans and delete them, `runs` times.
+
+    Raises:
+        BenchmarkError: an orphan was not deleted.
+    """
     endpoint = start_embedded("ministack", place)
-    runs: list[dict[str, float]] = []
+    found: list[dict[str, float]] = []
     key, secret = (endpoint.env[f"AWS_{name}"] for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"))
     uri = f"{endpoint.store_uri}&accessKey={key}&secretKey={secret}"
     try:
         with closing(open_object_store(uri)) as store:
             create_marker(store, _marker())
-            for number in range(settings.runs):
-                progress(f"reconcile: {settings.keys} deletions, run {number + 1}")
-                runs.append(_run(store, place / str(number), settings.keys))
+            for number in range(runs):
+                progress(f"reconcile: {keys} deletions, run {number + 1}")
+                found.append(_run(store, place / str(number), keys))
     finally:
         if endpoint.server is not None:
             endpoint.server.stop()
-    found = {name: median([one[name] for one in runs]) for name in runs[0]}
+    figures = medians(found)
+    table = Table.of(
+        "Deletions by apply, p50",
+        [figures],
+        {
+            "keys": lambda _: keys,
+            "a second": lambda row: round(row["per_s"]),
+            "CPU, us a key": lambda row: round(row["cpu_us_a_key"]),
+            "requests": lambda row: round(row["requests_per_1000"], 1),
+            "calls": lambda row: round(row["questions_per_1000"], 1),
+        },
+    )
     return Outcome(
         benchmark="reconcile-deletions",
-        settings={"keys": settings.keys, "runs": settings.runs},
-        figures={f"deletions_{name}": round(value, 4) for name, value in found.items()},
-        details={"runs": runs},
-        tables=(
-            Table(
-                title="Deletions by apply, p50",
-                columns=("keys", "a second", "CPU, us a key", "requests", "questions"),
-                rows=(
-                    (
-                        settings.keys,
-                        round(found["per_s"]),
-                        round(found["cpu_us_a_key"]),
-                        round(found["requests_per_1000"], 1),
-                        round(found["questions_per_1000"], 1),
-                    ),
-                ),
-            ),
-        ),
+        settings={"keys": keys, "runs": runs},
+        figures={f"deletions_{name}": round(value, 4) for name, value in figures.items()},
+        details={"runs": found},
+        tables=[table],
     )
 
 
@@ -155,11 +145,13 @@ def _orphan() -> bytes:
 def _run(store: ObjectStore, folder: Path, keys: int) -> dict[str, float]:
     orphan = _orphan()
     with ThreadPoolExecutor(_PUTS_AT_ONCE) as pool:
-        list(pool.map(lambda one: store.put(key_for(one, NAMESPACE), orphan), range(keys)))
+        list(pool.map(lambda number: store.put(key_for(number, NAMESPACE), orphan), range(keys)))
     listed = (info for info in store.list_objects() if not info.key.startswith(f"{NAMESPACE}/"))
     candidates = [
-        Candidate(one.key, int(one.key.split("/")[2]), one.size, one.last_modified_ms, one.etag)
-        for one in listed
+        Candidate(
+            info.key, int(info.key.split("/")[2]), info.size, info.last_modified_ms, info.etag
+        )
+        for info in listed
     ]
     order = DeletionOrder(
         store=str(folder),
@@ -182,10 +174,10 @@ def _run(store: ObjectStore, folder: Path, keys: int) -> dict[str, float]:
         closing(Deleter(order, ONLY_ATTEMPT, counted, leader)) as work,
     ):
         begun, cpu_begun = time.perf_counter(), time.process_time()
-        outcomes = Counter(one.outcome for batch in work.run(candidates) for one in batch)
+        outcomes = Counter(done.outcome for batch in work.run(candidates) for done in batch)
         wall_s, cpu_s = time.perf_counter() - begun, time.process_time() - cpu_begun
     if outcomes != {Deleted.DELETED: keys}:
-        raise ReconcilingError(f"of {keys} orphans became {dict(outcomes)}")
+        raise BenchmarkError(f"the outcomes of {keys} orphans are {dict(outcomes)}")
     return {
         "per_s": keys / wall_s,
         "cpu_us_a_key": cpu_s / keys * 1e6,

@@ -1,8 +1,8 @@
-"""A network that can be cut: one TCP relay before each controller.
+"""Network that can be cut: one TCP relay before each controller.
 
-A cut link is silent, as a network that drops packets is: nothing is reset, what is under way waits
-and arrives when the link heals. The peer is told by the process that owns the connection's
-other end, so controllers and clients use the same addresses.
+A cut link is silent, like a network that drops packets: nothing is reset, and data in flight
+arrives when the link heals. The process that owns a connection's other end identifies the peer, so
+controllers and clients use the same addresses.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ _CHUNK_BYTES = 64 * 1024
 
 
 class Relays:
-    """Relays by controller id; to be made on the event loop that runs them."""
+    """Relays by controller id. Bound to the event loop that makes them."""
 
     def __init__(self, pids: Mapping[int, int]) -> None:
         self._pids = pids
@@ -38,12 +38,12 @@ class Relays:
         self._servers.append(await asyncio.start_server(accept, "127.0.0.1", port))
 
     def cut(self, node_id: int) -> None:
-        """Part one controller from all others."""
+        """Cut one controller off from all others."""
         self._cut = node_id
         self._whole.clear()
 
     def heal(self) -> None:
-        """Join what was parted."""
+        """Reconnect the controller that was cut off."""
         self._cut = None
         self._whole.set()
 
@@ -71,7 +71,7 @@ class Relays:
                 pumps.create_task(self._pump(ends, reader, upstream))
                 pumps.create_task(self._pump(ends, back, writer))
         except* OSError:
-            await self._link_up(ends)  # the other end hears of it when the link is whole
+            await self._link_up(ends)  # the other end learns of the error when the link heals
         finally:
             for end in filter(None, (writer, upstream)):
                 end.transport.abort()
@@ -83,7 +83,7 @@ class Relays:
             await self._link_up(ends)
             to.write(data)
             await to.drain()
-        raise ConnectionResetError  # one side has gone: the other must see it too
+        raise ConnectionResetError  # one side has closed, and the other must see it too
 
     async def _link_up(self, ends: frozenset[int | None]) -> None:
         while self._cut in ends and self._cut is not None:

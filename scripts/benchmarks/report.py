@@ -1,4 +1,4 @@
-"""What the benchmarks print: progress on a terminal, then tables or exactly one JSON object."""
+"""Reporter of the benchmarks: progress on a terminal, then tables or exactly one JSON object."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 class Reporter:
-    """Prints to standard output; progress to standard error, and only if that is a terminal."""
+    """Prints results to standard output, and progress to standard error if it is a terminal."""
 
     def __init__(self, output_format: Format) -> None:
         self._format = output_format
@@ -39,11 +39,11 @@ class Reporter:
             yield
 
     def progress(self, text: str) -> None:
-        """Say what is measured now."""
+        """Show what is being measured."""
         self._status.update(text)
 
     def fail(self, reason: str) -> None:
-        """Say why there is no result."""
+        """Print why there is no result."""
         if self._format == "json":
             print(json.dumps({"ok": False, "error": reason}))
         else:
@@ -52,23 +52,23 @@ class Reporter:
     def results(
         self, machine: Machine, commit: str, other_cores: float, outcomes: Sequence[Outcome]
     ) -> None:
-        """Print everything measured, and where."""
+        """Print all outcomes, and the machine and commit they belong to."""
         if self._format == "json":
             result = {
                 "ok": True,
                 "machine": machine.as_json(),
                 "commit": commit,
                 "cores_used_by_others": other_cores,
-                "benchmarks": [_as_json(outcome) for outcome in outcomes],
+                "benchmarks": [_to_json(outcome) for outcome in outcomes],
             }
             print(json.dumps(result))
             return
         print(f"{machine}\ncommit {commit}; others kept {other_cores:.2f} cores busy meanwhile")
         for outcome in outcomes:
-            for table in outcome.tables:
+            for table in outcome.all_tables():
                 print()
                 if self._format == "markdown":
-                    print(_as_markdown(table))
+                    print(_to_markdown(table))
                 else:
                     self._print(table)
 
@@ -83,15 +83,15 @@ class Reporter:
         self._console.print(shown)
 
 
-def _as_markdown(table: Table) -> str:
-    """Return the table as docs/benchmarks.md has it."""
+def _to_markdown(table: Table) -> str:
+    """Return the table in the form of docs/benchmarks.md."""
     marks = ["---:" if table.is_numeric(index) else "---" for index in range(len(table.columns))]
     rows = [table.columns, marks, *table.rows]
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
     return "\n".join([f"{table.title}:", "", *lines])
 
 
-def _as_json(outcome: Outcome) -> dict[str, object]:
+def _to_json(outcome: Outcome) -> dict[str, object]:
     return {
         "benchmark": outcome.benchmark,
         "settings": dict(outcome.settings),

@@ -1,11 +1,11 @@
-"""Runs the controllers of one tree until it is told to end: another tree's, or another Python's.
+"""Runs the controllers of a tree until SIGTERM, for a benchmark of another tree or another Python.
 
     python -m scripts.benchmarks.serve_cluster DIRECTORY VOTERS [tls|audited]
 
-Started with the tree's folders on the path (`baseline.module_of`), it leaves everything about the
+Started with the tree's folders on the path (`baseline.command_in`), it leaves everything about the
 controllers to that tree's `LocalCluster`. Prints `ready` and a JSON object once a leader serves:
-its `endpoint`, its `leader_pid` and the `pids` of all; over TLS, `tls` has the paths of a caller's
-authority, certificate and key. Audited controllers have an audit log each.
+its `endpoint`, its `leader_pid`, the `pids` of all, and for TLS `tls`, the paths of a caller's
+authority, certificate and key. Every commit's words and answer have to stay the same.
 """
 
 import asyncio
@@ -14,27 +14,31 @@ import signal
 import sys
 from pathlib import Path
 
-from scripts.benchmarks.bench_cluster import caller_of, restart_changed, running_cluster
-from scripts.benchmarks.commits import PATIENT, find_leader, recorded
+from scripts.benchmarks.cluster import (
+    PATIENT,
+    audit_options,
+    caller_of,
+    find_leader,
+    running_cluster,
+    tls_paths,
+)
 
 
 def main() -> int:
     """Run the controllers until SIGTERM."""
     _, root, voters, *kind = sys.argv
+    place, count = Path(root), int(voters)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with running_cluster(Path(root), int(voters), PATIENT, over_tls=kind == ["tls"]) as cluster:
-        if kind == ["audited"]:
-            restart_changed(cluster, recorded(Path(root), lambda _, command: command))
+    own_options = audit_options(place, count) if kind == ["audited"] else None
+    with running_cluster(place, count, PATIENT, own_options, over_tls=kind == ["tls"]) as cluster:
         leader = asyncio.run(find_leader(cluster))
-        caller = caller_of(cluster)
-        files = () if caller is None else (caller.ca, caller.certificate, caller.key)
-        told = {
-            "endpoint": cluster.endpoints[leader.node_id - 1],
+        answer = {
+            "endpoint": leader.endpoint,
             "leader_pid": cluster.children[leader.node_id].pid,
             "pids": [child.pid for child in cluster.children.values()],
-            "tls": [str(path) for path in files],
+            "tls": tls_paths(caller_of(cluster)),
         }
-        print(f"ready {json.dumps(told)}", flush=True)
+        print(f"ready {json.dumps(answer)}", flush=True)
         while True:
             signal.pause()
 

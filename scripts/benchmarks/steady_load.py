@@ -1,18 +1,16 @@
-"""A steady load of small writes through the product's client, and the watch for the next answer."""
+"""Steady load of small writes through the product's client, with a watch for the next answer."""
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
+from scripts.benchmarks.cluster import caller_of
+from streammeta.cli.local_cluster import LocalCluster
 from streammeta.client import BrokerClientError, ControllerClient
 from streammeta.client.methods import PUT_KVS
 from streammeta.v1 import kv_pb2
-
-if TYPE_CHECKING:  # earlier commits, as baselines, have no such module
-    from streammeta.rpc.tls import TlsFiles
 
 WRITERS = 8
 WRITES_A_SECOND = 200
@@ -27,7 +25,7 @@ class _Awaited:
 
 
 class SteadyLoad:
-    """Writers that each put a value, wait for the answer, pause, and put the next."""
+    """Writers that put a value, wait for the answer, pause, and put the next value."""
 
     def __init__(self, client: ControllerClient) -> None:
         self._client = client
@@ -35,10 +33,10 @@ class SteadyLoad:
         self._failure: BrokerClientError | None = None
 
     def next_acknowledged(self, old_leader: str, since: float) -> asyncio.Future[float]:
-        """Return the future time of the first answer after `since` not given by `old_leader`.
+        """Return the future time of the first answer after `since` that is not from `old_leader`.
 
-        `old_leader` is an endpoint, times are those of `time.monotonic`. Replaces what was awaited
-        before. The future fails with a `BrokerClientError` if a writer does, or has.
+        `old_leader` is an endpoint, and times are from `time.monotonic`. Replaces an earlier watch.
+        The future fails with a `BrokerClientError` if a writer fails or has failed.
         """
         acknowledged: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         if self._failure is not None:
@@ -48,7 +46,7 @@ class SteadyLoad:
         return acknowledged
 
     async def write_until_failure(self, writer: int) -> None:
-        """Be one of the writers."""
+        """Write as one of the writers."""
         item = kv_pb2.KVToPut(
             namespace="bench", key=f"writer-{writer}", value=bytes(VALUE_BYTES), overwrite=True
         )
@@ -61,7 +59,7 @@ class SteadyLoad:
             self._on_failed(error)
 
     def _on_acknowledged(self, now: float) -> None:
-        # The client names the controller that answered last, and nothing ran in between.
+        # The client names the controller that answered last, and no other task ran in between.
         awaited = self._awaited
         if awaited is None or now <= awaited.since or self._client.leader == awaited.old_leader:
             return
@@ -76,12 +74,9 @@ class SteadyLoad:
 
 
 @contextlib.asynccontextmanager
-async def steady_load(
-    endpoints: Sequence[str], tls: "TlsFiles | None" = None
-) -> AsyncIterator[SteadyLoad]:
-    """Run the load over `endpoints`."""
-    options: dict[str, Any] = {} if tls is None else {"tls": tls}
-    async with ControllerClient(endpoints, **options) as client:
+async def steady_load(cluster: LocalCluster) -> AsyncIterator[SteadyLoad]:
+    """Run the load on a cluster until the block ends."""
+    async with ControllerClient(cluster.endpoints, tls=caller_of(cluster)) as client:
         load = SteadyLoad(client)
         writers = [asyncio.create_task(load.write_until_failure(n)) for n in range(WRITERS)]
         try:

@@ -1,11 +1,12 @@
-"""Commits to a streammeta leader: unary or on one stream of messages; and small puts.
+"""Commits to a streammeta leader, unary or on one stream of messages, and small puts.
 
-Requests are put together from columns encoded beforehand and go over the small HTTP/2 client, so
-that the load costs little beside the controllers. On a stream of messages all commits that came
-together go in one message, as the product's client sends them.
+Requests consist of columns encoded beforehand and go over the small HTTP/2 client, so that the load
+costs little CPU compared with the controllers. On a stream of messages all commits that came
+together travel in one message, as the product's client sends them.
 """
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -27,21 +28,16 @@ from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb
 
 NODE_ID = 1_000
 BATCH_MAX = 10_000
-"""Streams of one request to create or open, and ids of one to prepare."""
+"""Streams, or prepared ids, of one request."""
 ROWS_MAX = 20_000
 """Ranges of one message."""
 MESSAGES_IN_FLIGHT = 4
-"""Of the pipeline; what comes meanwhile travels together, as in the product's client."""
+"""Unanswered messages on the pipeline. Later commits wait and share a message."""
 SERVING_WITHIN_S = 10.0
 OBJECT_TTL_MS = 3_600_000
 VALUE_BYTES = 100
 _NODE = common_pb2.NodeIdentity(node_id=NODE_ID, node_epoch=1)
 _NODE_FIELD = length_delimited(1, _NODE.SerializeToString())
-
-
-def has_pipeline() -> bool:
-    """Whether the controllers of this tree take uploads in columns."""
-    return hasattr(objects_pb2, "UploadColumns")
 
 
 @dataclass(slots=True)
@@ -90,19 +86,16 @@ class PreparedIds:
         return self._ids.pop()
 
 
-class UnaryCommitter:
-    """CommitStreamSetObject, one call for each commit."""
+class _Committer:
+    """Connection, open streams and prepared object ids of a load."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
         self._slots: list[OpenSlot] = []
-        self._constant = objects_pb2.CommitStreamSetObjectRequest(
-            node=_NODE, object_size=OBJECT_BYTES, on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL
-        ).SerializeToString()
 
     async def open(self) -> None:
         """Register the node, create and open all streams, prepare the objects."""
-        self._connection = await Http2Connection.connect(self._load.endpoint, self._load.tls)
+        self._connection = await Http2Connection.connect(self._load.endpoint, self._load.files)
         self._prepared = PreparedIds(self._connection)
         self._slots = await open_slots(self._connection, self._load)
         await self._prepared.fetch(self._load.objects)
@@ -110,6 +103,14 @@ class UnaryCommitter:
     async def close(self) -> None:
         """Release the connection."""
         self._connection.close()
+
+
+class UnaryCommitter(_Committer):
+    """CommitStreamSetObject, one call for each commit."""
+
+    _CONSTANT = objects_pb2.CommitStreamSetObjectRequest(
+        node=_NODE, object_size=OBJECT_BYTES, on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL
+    ).SerializeToString()
 
     def stream_ids(self, slot: int) -> list[int]:
         """Return the streams of a slot."""
@@ -120,21 +121,15 @@ class UnaryCommitter:
         at = self._slots[slot]
         object_id = await self._prepared.next()
         starts, ends = at.streams.columns()
-        ranges = b"".join(
-            (at.id_and_epoch_columns, length_delimited(3, starts), length_delimited(4, ends))
+        ranges = (at.id_and_epoch_columns, length_delimited(3, starts), length_delimited(4, ends))
+        request = (
+            *(self._CONSTANT, number(3, object_id), number(4, object_id)),
+            length_delimited(7, b"".join(ranges)),
         )
-        request = b"".join(
-            (
-                self._constant,
-                number(3, object_id),
-                number(4, object_id),
-                length_delimited(7, ranges),
-            )
-        )
+
         path = "/streammeta.v1.ObjectService/CommitStreamSetObject"
-        answer = objects_pb2.CommitStreamSetObjectResponse.FromString(
-            await self._connection.call(path, request)
-        )
+        received = await self._connection.call(path, b"".join(request))
+        answer = objects_pb2.CommitStreamSetObjectResponse.FromString(received)
         _require(answer.error, "CommitStreamSetObject")
         at.streams.advance()
 
@@ -146,36 +141,27 @@ class _Waiting:
     done: asyncio.Future[None]
 
 
-class PipelinedCommitter:
+class PipelinedCommitter(_Committer):
     """CommitPipeline: one stream of messages, each with all commits that came together."""
 
     def __init__(self, load: Load) -> None:
-        self._load = load
-        self._slots: list[OpenSlot] = []
+        super().__init__(load)
         self._waiting: deque[_Waiting] = deque()
         self._sent: deque[list[_Waiting]] = deque()
         self._is_sending = False
 
     async def open(self) -> None:
         """Register the node, create and open all streams, prepare the objects, begin the stream."""
-        self._connection = await Http2Connection.connect(self._load.endpoint, self._load.tls)
-        self._prepared = PreparedIds(self._connection)
-        self._slots = await open_slots(self._connection, self._load)
-        await self._prepared.fetch(self._load.objects)
+        await super().open()
         self._stream_id = self._connection.open(
             "/streammeta.v1.ObjectService/CommitPipeline", self._on_answer, self._on_end
         )
 
-    async def close(self) -> None:
-        """Release the connection."""
-        self._connection.close()
+    async def commit(self, slot: int) -> int:
+        """Make the next commit of a slot and return the id of its object.
 
-    async def commit(self, slot: int) -> None:
-        """Make the next commit of a slot; it goes with all that come in this turn of the loop."""
-        await self.commit_next(slot)
-
-    async def commit_next(self, slot: int) -> int:
-        """Do as `commit` does, and return the id of the object that was committed."""
+        The commit travels with all others of this turn of the event loop.
+        """
         object_id = await self._prepared.next()
         loop = asyncio.get_running_loop()
         waiting = _Waiting(self._slots[slot], object_id, loop.create_future())
@@ -209,48 +195,44 @@ class PipelinedCommitter:
             if error == common_pb2.ERROR_CODE_NONE:
                 waiting.done.set_result(None)
             else:
-                waiting.done.set_exception(_refused("CommitPipeline", error))
+                waiting.done.set_exception(_rejected("CommitPipeline", error))
         self._send()
 
     def _on_end(self) -> None:
-        for waiting in [*(each for batch in self._sent for each in batch), *self._waiting]:
+        for waiting in [*itertools.chain.from_iterable(self._sent), *self._waiting]:
             if not waiting.done.done():
-                waiting.done.set_exception(LoadError("CommitPipeline was ended by the controller"))
+                waiting.done.set_exception(LoadError("the controller ended CommitPipeline"))
 
 
 def upload_message(uploads: Sequence[tuple[OpenSlot, int]]) -> bytes:
     """Return the CommitPipeline message that commits each slot's next range as an object id."""
     slots = [slot for slot, _ in uploads]
     offsets = [slot.streams.columns() for slot in slots]
-    ranges = b"".join(
-        (
-            length_delimited(1, b"".join([slot.stream_ids for slot in slots])),
-            length_delimited(2, b"".join([slot.epochs for slot in slots])),
-            length_delimited(3, b"".join([starts for starts, _ in offsets])),
-            length_delimited(4, b"".join([ends for _, ends in offsets])),
-        )
+    ranges = (
+        length_delimited(1, b"".join([slot.stream_ids for slot in slots])),
+        length_delimited(2, b"".join([slot.epochs for slot in slots])),
+        length_delimited(3, b"".join([starts for starts, _ in offsets])),
+        length_delimited(4, b"".join([ends for _, ends in offsets])),
     )
-    columns = b"".join(
-        (
-            _NODE_FIELD,
-            length_delimited(2, id_column([object_id for _, object_id in uploads])),
-            length_delimited(3, id_column([OBJECT_BYTES] * len(uploads))),
-            length_delimited(4, id_column([len(slot.streams.ids) for slot in slots])),
-            length_delimited(5, ranges),
-        )
+    columns = (
+        _NODE_FIELD,
+        length_delimited(2, id_column([object_id for _, object_id in uploads])),
+        length_delimited(3, id_column([OBJECT_BYTES] * len(uploads))),
+        length_delimited(4, id_column([len(slot.streams.ids) for slot in slots])),
+        length_delimited(5, b"".join(ranges)),
     )
-    return length_delimited(3, columns)
+    return length_delimited(3, b"".join(columns))
 
 
 class Putter:
-    """PutKVs of one small value; a slot is a key."""
+    """PutKVs of one small value, under a key for each slot."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
 
     async def open(self) -> None:
         """Connect."""
-        self._connection = await Http2Connection.connect(self._load.endpoint, self._load.tls)
+        self._connection = await Http2Connection.connect(self._load.endpoint, self._load.files)
 
     async def close(self) -> None:
         """Release the connection."""
@@ -267,10 +249,10 @@ class Putter:
 
 
 async def register_node(connection: Http2Connection) -> None:
-    """Register the node whose streams all this is; waits for a new leader to serve.
+    """Register the streams' node, and wait for a new leader to serve if need be.
 
     Raises:
-        Http2Error: nothing serves within `SERVING_WITHIN_S`.
+        Http2Error: no leader serves within `SERVING_WITHIN_S`.
     """
     request = nodes_pb2.RegisterNodeRequest(node=_NODE)
     deadline = time.monotonic() + SERVING_WITHIN_S
@@ -313,7 +295,7 @@ async def add_stream_objects(connection: Http2Connection, stream_ids: list[int])
 async def get_objects(
     connection: Http2Connection, stream_id: int, start_offset: int, limit: int
 ) -> int:
-    """Read which objects hold a stream; return how many were listed."""
+    """Read which objects contain a stream; return how many were listed."""
     query = objects_pb2.ObjectQuery(stream_id=stream_id, start_offset=start_offset, limit=limit)
     answer = await call(
         connection,
@@ -390,8 +372,8 @@ async def call(connection: Http2Connection, path: str, request: Any, response: t
 
 def _require(error: common_pb2.ErrorCode.ValueType, what: str) -> None:
     if error != common_pb2.ERROR_CODE_NONE:
-        raise _refused(what, error)
+        raise _rejected(what, error)
 
 
-def _refused(what: str, error: common_pb2.ErrorCode.ValueType) -> LoadError:
+def _rejected(what: str, error: common_pb2.ErrorCode.ValueType) -> LoadError:
     return LoadError(f"{what} was answered with error {code_name(error)}")

@@ -1,9 +1,9 @@
-"""Linearizable reads of ten objects, at streammeta and its peers, driven as commits are.
+"""Linearizable reads of ten objects on streammeta and its peers, driven like commits.
 
 | system | one read |
 |---|---|
 | streammeta | GetObjects of a stream, ten objects |
-| etcd | Range of ten keys, linearizable as is its default |
+| etcd | Range of ten keys, linearizable by default |
 | ZooKeeper | sync, and a read of ten nodes in one request, sent together |
 """
 
@@ -39,7 +39,7 @@ class StreammetaReads:
         for _ in range(OBJECTS):
             await self._committer.commit(0)
         (self._stream_id,) = self._committer.stream_ids(0)
-        self._connection = await Http2Connection.connect(self._load.endpoint, self._load.tls)
+        self._connection = await Http2Connection.connect(self._load.endpoint, self._load.files)
 
     async def close(self) -> None:
         """Drop the connections."""
@@ -63,7 +63,7 @@ class EtcdReads:
         for _ in range(OBJECTS):
             await self._committer.commit(0)
         folder = self._committer.object_folder
-        # Up to the first key behind the folder: "0" follows "/".
+        # Up to the first key after the folder: "0" follows "/".
         self._request = (
             length_delimited(1, folder)
             + length_delimited(2, folder[:-1] + b"0")
@@ -93,18 +93,16 @@ class ZookeeperReads:
         for _ in range(OBJECTS):
             await self._committer.commit(0)
         folder = self._committer.object_folder
-        self._sync = jute.packet(
-            jute.request_header(1, jute.SYNC) + jute.buffer(folder[:-1].encode())
-        )
-        paths = [f"{folder}{each:010d}" for each in range(first, first + OBJECTS)]
-        self._reads = jute.multi_read(1, paths)
+        self._sync = jute.request(1, jute.SYNC, jute.buffer(folder[:-1].encode()))
+        paths = [f"{folder}{number:010d}".encode() for number in range(first, first + OBJECTS)]
+        self._reads = jute.multi_read(paths)
 
     async def close(self) -> None:
         """Drop the connection."""
         await self._committer.close()
 
     async def commit(self, _slot: int) -> None:
-        """Read all ten, as of now."""
+        """Read all ten, up to date."""
         synced = self._committer.session.ask(self._sync)
         read = self._committer.session.ask(self._reads)
         await synced
@@ -113,4 +111,4 @@ class ZookeeperReads:
 
 def _require(found: int, what: str) -> None:
     if found != OBJECTS:
-        raise LoadError(f"{what} was answered with {found} objects, wanted {OBJECTS}")
+        raise LoadError(f"{what} returned {found} objects, wanted {OBJECTS}")

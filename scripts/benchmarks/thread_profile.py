@@ -1,6 +1,6 @@
-"""Where the CPU time of one thread went, out of a profile that `cProfile` wrote.
+"""CPU time of one thread by function and by package, from a profile of `cProfile`.
 
-By function and by package. Builtins count for the package that called them.
+Builtins count for the package that called them.
 """
 
 import pstats
@@ -17,12 +17,12 @@ Place: TypeAlias = tuple[str, int, str]
 Functions: TypeAlias = dict[
     Place, tuple[int, int, float, float, dict[Place, tuple[int, int, float, float]]]
 ]
-"""What `pstats` keeps: by file, line and name the calls, own seconds, seconds and callers."""
+"""Statistics of `pstats`: calls, own seconds, seconds and callers by file, line and name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a function or package cost, without what it called, for each unit of work."""
+    """Own cost of a function or package for each unit of work, without the functions it called."""
 
     where: str
     calls: float
@@ -32,7 +32,7 @@ class Cost:
 
 
 def costs_by_function(profile: Path, units: float) -> list[Cost]:
-    """Return functions by their own time, the dearest first."""
+    """Return functions by their own time, the most expensive first."""
     functions: Functions = pstats.Stats(str(profile)).stats  # type: ignore[attr-defined]
     return _costs(
         ((_name(*place), calls, own_s) for place, (_, calls, own_s, _, _) in functions.items()),

@@ -1,11 +1,10 @@
-"""Runs a controller as `streammeta controller` does, and notes when the steps of a commit happen.
+"""Runs a controller like `streammeta controller` and records when the steps of a commit happen.
 
     python -m scripts.benchmarks.timed_controller STAMPS controller --node-id ...
 
-The product has no hooks for this: functions of it are wrapped before it starts, those in `POINTS`,
-one line for a step. Stamps are CLOCK_MONOTONIC, which all processes of a machine share; they are
-kept in memory and written to the file STAMPS, as JSON, when the controller ends. A point whose
-function this tree does not have is left out, and named among the `missing`.
+The product has no hooks for this. Its functions in `POINTS`, one line for each step, are wrapped
+before it starts. Stamps are CLOCK_MONOTONIC, which all processes of a machine share. They are kept
+in memory and written to the file STAMPS, as JSON, when the controller ends.
 """
 
 import functools
@@ -25,24 +24,24 @@ from streammeta.controller.quorum import events, messages
 PRODUCT = "streammeta.controller."
 
 EndOffset: TypeAlias = Callable[[Sequence[Any], Any], int | None]
-"""From a call's arguments and result: the end offset in the log of the entries that it is about, 0
-if it does not know them, None if the call is no step of a commit."""
+"""Returns, from a call's arguments and result, the end offset of the entries in question, 0 if the
+call does not know it, and None if the call is not a step of a commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A step, and the function whose call is that step."""
+    """A step, and the function whose call is the step."""
 
     role: Literal["leader", "follower", "each"]
     step: str
-    places: tuple[str, ...]
-    """MODULE:QUALIFIED.NAME within the controller's package; the first that exists is wrapped."""
+    place: str
+    """The function, as MODULE:QUALIFIED.NAME within the controller's package."""
     moment: Literal["enters", "returns"] = "enters"
     end_offset: EndOffset = lambda _arguments, _result: 0
 
 
 _unflushed: list[int] = []
-"""End of what the journal was given and has not flushed; one thread at a time writes to it."""
+"""End offset of the journal's unflushed batches. One thread at a time writes to it."""
 
 
 def _given(arguments: Sequence[Any], _result: Any) -> int:
@@ -76,62 +75,62 @@ POINTS = (
     Point(
         "leader",
         "request is read",
-        ("rpc.commit_pipeline:_Ahead.put",),
+        "rpc.commit_pipeline:_Ahead.put",
         end_offset=lambda call, _: None if call[1] is None else 0,
     ),
-    Point("leader", "request is read", ("rpc.wire_columns:parse_commit",)),
-    Point("leader", "decided", ("metadata.cluster_map:ClusterMap.decide",), "returns"),
-    Point("leader", "replayed", ("metadata.cluster_map:ClusterMap.apply",), "returns"),
-    Point("leader", "appended", (_DRIVER + "append",), "returns", lambda _, end_offset: end_offset),
+    Point("leader", "request is read", "rpc.wire_columns:parse_commit"),
+    Point("leader", "decided", "metadata.cluster_map:ClusterMap.decide", "returns"),
+    Point("leader", "replayed", "metadata.cluster_map:ClusterMap.apply", "returns"),
+    Point("leader", "appended", _DRIVER + "append", "returns", lambda _, end_offset: end_offset),
     Point(
         "leader",
         "batch is in the log",
-        ("quorum.leading:Leading.append",),
+        "quorum.leading:Leading.append",
         "returns",
         lambda call, _: call[0]._replica.log.end_offset,
     ),
     Point(
         "leader",
         "Fetch is answered",
-        ("runtime.core_loop:Outbox.send",),
+        "runtime.core_loop:Outbox.send",
         end_offset=lambda call, _: _end_of_batches(call[1].message),
     ),
     Point(
         "leader",
         "batch is with the transport",
-        ("peers.server:_AcceptedConnection._reply", _DRIVER + "handle"),
+        "peers.server:_AcceptedConnection._reply",
         "returns",
         lambda call, response: _end_of_batches(response or call[-1]),
     ),
-    Point("each", "journal begins", (_JOURNAL + "append",), "enters", _given),
-    Point("each", "flushed", (_JOURNAL + "sync",), "returns", _flushed),
-    Point("each", "flush is reported", (_DRIVER + "_on_report",), "enters", _reported),
+    Point("each", "journal begins", _JOURNAL + "append", "enters", _given),
+    Point("each", "flushed", _JOURNAL + "sync", "returns", _flushed),
+    Point("each", "flush is reported", _DRIVER + "_on_report", "enters", _reported),
     Point(
         "leader",
         "follower's Fetch is read",
-        (_DRIVER + "handle",),
+        _DRIVER + "handle",
         end_offset=lambda call, _: _fetched_below(call[1]),
     ),
     Point(
         "leader",
         "high watermark passes it",
-        ("runtime.controller:MetadataController.on_committed",),
+        "runtime.controller:MetadataController.on_committed",
         end_offset=lambda call, _: call[2],
     ),
-    Point("leader", "answer is encoded", ("rpc.commit_pipeline:_Decided.response",), "returns"),
+    Point("leader", "answer is encoded", "rpc.commit_pipeline:_Decided.response", "returns"),
     Point(
-        "leader", "answer is encoded", ("rpc.wire_columns:commit_stream_set_object_out",), "returns"
+        "leader", "answer is encoded", "rpc.wire_columns:commit_stream_set_object_out", "returns"
     ),
     Point(
         "follower",
         "batch is read",
-        (_DRIVER + "on_response",),
+        _DRIVER + "on_response",
         end_offset=lambda call, _: _end_of_batches(call[1]),
     ),
     Point(
         "follower",
         "next Fetch is with the transport",
-        ("peers.transport:TcpPeerTransport.send", "rpc.peer_transport:GrpcPeerTransport.send"),
+        "peers.transport:TcpPeerTransport.send",
         end_offset=lambda call, _: _fetched_below(call[1]),
     ),
 )
@@ -142,21 +141,17 @@ class _Stamps:
 
     def __init__(self) -> None:
         self._taken: list[tuple[int, int, int]] = []
-        self._missing: list[int] = []
 
     def install(self) -> None:
         """Wrap the functions of all points."""
         importlib.import_module(f"{PRODUCT}server")
         for number, point in enumerate(POINTS):
-            found = find(point)
-            if found is None:
-                self._missing.append(number)
-            else:
-                _replace(*found, self._stamping(found[2], number))
+            owner, name, function = find(point)
+            _replace(owner, name, function, self._stamping(function, number))
 
     def write(self, path: Path) -> None:
-        """Write everything down."""
-        path.write_text(json.dumps({"stamps": self._taken, "missing": self._missing}))
+        """Write all stamps to a file."""
+        path.write_text(json.dumps({"stamps": self._taken}))
 
     def _stamping(self, function: Callable[..., Any], number: int) -> Callable[..., Any]:
         point, taken = POINTS[number], self._taken
@@ -186,30 +181,22 @@ class _Stamps:
         return waiting_call if inspect.iscoroutinefunction(function) else call
 
 
-def find(point: Point) -> tuple[Any, str, Callable[..., Any]] | None:
-    """Return the owner of a point's function, its name there, and the function; None if gone."""
-    return next(filter(None, map(_find, point.places)), None)
-
-
-def _find(place: str) -> tuple[Any, str, Callable[..., Any]] | None:
-    module, _, path = place.partition(":")
-    try:
-        owner: Any = importlib.import_module(PRODUCT + module)
-    except ModuleNotFoundError:
-        return None
+def find(point: Point) -> tuple[Any, str, Callable[..., Any]]:
+    """Return the owner of a point's function, its name there, and the function."""
+    module, _, path = point.place.partition(":")
+    owner: Any = importlib.import_module(PRODUCT + module)
     *outer, name = path.split(".")
-    for each in outer:
-        owner = getattr(owner, each, None)
-    function = getattr(owner, name, None)
-    return None if function is None else (owner, name, function)
+    for attribute in outer:
+        owner = getattr(owner, attribute)
+    return owner, name, getattr(owner, name)
 
 
 def _replace(owner: Any, name: str, function: Any, replacement: Callable[..., Any]) -> None:
-    """Put `replacement` wherever the product holds the function by name, or in a table."""
+    """Put `replacement` wherever the product refers to the function, by name or in a table."""
     setattr(owner, name, replacement)
     if inspect.isclass(owner):
         return
-    for module in [each for key, each in sys.modules.items() if key.startswith(PRODUCT)]:
+    for module in [loaded for key, loaded in sys.modules.items() if key.startswith(PRODUCT)]:
         for key, value in list(vars(module).items()):
             if value is function:
                 setattr(module, key, replacement)

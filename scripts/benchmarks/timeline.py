@@ -1,13 +1,12 @@
-"""When the steps of one commit happen: client, leader and followers by one clock.
+"""Times of the steps of one commit, in client, leader and followers, on one clock.
 
-One commit of one range at a time, each as soon as the last was answered. The controllers run under
-`timed_controller`, which stamps the steps in memory; the client notes when it asked and when it was
-answered. Steps are put together by the end offset of the commit's entry in the log, or, where a
-step does not know it, by the time between question and answer. Stamping costs about a microsecond
-a step. A tree that lacks a function that is a step shows no such row.
+One commit of one range at a time, each as soon as the last one was answered. The controllers run
+under `timed_controller`, which stamps the steps in memory, and the client records the times of
+question and answer. Steps are matched by the end offset of the commit's entry in the log, or, where
+a step does not know it, by the time between question and answer. Stamping costs about a microsecond
+a step.
 """
 
-import asyncio
 import json
 from bisect import bisect_left
 from collections import defaultdict
@@ -16,27 +15,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-import psutil
-
-from scripts.benchmarks.bench_cluster import in_thread, restart_changed, running_cluster
-from scripts.benchmarks.commits import (
+from scripts.benchmarks.cluster import (
     PATIENT,
-    Point,
-    client_result,
+    VOTERS,
     find_leader,
-    start_client,
+    in_thread,
+    running_cluster,
     wrapped,
 )
-from scripts.benchmarks.figures import Outcome, Table, percentile
+from scripts.benchmarks.commit_load import load_commits
+from scripts.benchmarks.commits import Point
+from scripts.benchmarks.figures import Outcome, Progress, Table, percentile
+from scripts.benchmarks.options import option, seconds
+from scripts.benchmarks.processes import cpu_s, read_result, wait_ready, working
 from scripts.benchmarks.timed_controller import POINTS
 from streammeta.cli.local_cluster import LocalCluster
 
 Way: TypeAlias = Literal["unary", "pipelined"]
 WAYS: tuple[Way, ...] = get_args(Way)
-VOTERS = 3
 
 Step: TypeAlias = tuple[str, str]
-"""Where, and what."""
+"""Role of the process, and name of the step."""
 ASKED: Step = ("client", "asks")
 ANSWERED: Step = ("client", "has the answer")
 CAUSES: Mapping[Step, Step] = {
@@ -50,52 +49,52 @@ CAUSES: Mapping[Step, Step] = {
     ("leader", "follower's Fetch is read"): ("follower", "next Fetch is with the transport"),
     ("leader", "high watermark passes it"): ("leader", "follower's Fetch is read"),
 }
-"""What a step follows, where that is not the step before it in time."""
+"""Cause of a step, where that is not the step before it in time."""
 
 Passing: TypeAlias = dict[Step, list[int]]
-"""Times of one commit by step, in nanoseconds; a step of followers has one for each."""
+"""Times of one commit by step, in nanoseconds. A step of followers has one for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What to measure."""
+    """Ways to commit, and the length of each."""
 
-    ways: Sequence[Way] = ("unary", "pipelined")
-    seconds: float = 5.0
+    ways: tuple[Way, ...] = option(WAYS, "ways to commit")
+    seconds: float = seconds(5.0, "of each way")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One step, over all commits; microseconds since the client asked."""
+    """One step over all commits, in microseconds since the client asked."""
 
     where: str
     step: str
     p50_us: float
-    """Of the process that comes to it first, where several do."""
+    """Time of the first process, where several take the step."""
     p90_us: float
     since_cause_us: float
-    """Median time since the step that it follows, of the same commit."""
+    """Median time since the cause in the same commit."""
     second_p50_us: float | None
-    """Of the other follower."""
+    """Time of the other follower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """CPU time and turns of the scheduler of a process, for each commit."""
+    """CPU time and context switches of a process, for each commit."""
 
     process: str
     cpu_us: float
     switches: float
-    """How often a thread of it slept and was woken."""
+    """Sleeps of its threads."""
     preempted: float
 
 
-async def measure(root: Path, settings: Settings, progress: Callable[[str], None]) -> Outcome:
+async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome:
     """Measure each way on a cluster of its own.
 
     Raises:
         ChildFailedError: a controller or the client ended early.
-        UnhealthyError: the cluster was not in order.
+        UnhealthyError: the controllers did not agree on a leader.
     """
     tables: list[Table] = []
     figures: dict[str, float] = {}
@@ -103,59 +102,48 @@ async def measure(root: Path, settings: Settings, progress: Callable[[str], None
     for way in settings.ways:
         progress(f"timeline: {way}")
         rows, costs, commits = await _measure_way(root / way, way, settings.seconds)
-        for row in rows:
-            figures[f"{way} {row.where}: {row.step} us"] = row.p50_us
+        figures |= {f"{way} {row.where}: {row.step} us": row.p50_us for row in rows}
         details[way] = {
             "commits": commits,
             "steps": [asdict(row) for row in rows],
             "costs": [asdict(cost) for cost in costs],
         }
-        tables += [_steps_table(way, commits, rows), _costs_table(way, costs)]
-    return Outcome(
-        benchmark="timeline",
-        settings=asdict(settings),
-        figures=figures,
-        details=details,
-        tables=tables,
-    )
+        tables += _tables(way, commits, rows, costs)
+    return Outcome(benchmark="timeline", figures=figures, details=details, tables=tables)
 
 
 async def _measure_way(place: Path, way: Way, seconds: float) -> tuple[list[Row], list[Cost], int]:
-    point = Point(way, 1, 1)
     times = place / "times.json"
-    with running_cluster(place, VOTERS, PATIENT) as cluster:
-        wrapper = wrapped(lambda node_id: ["timed_controller", str(_stamps(place, node_id))])
-        await in_thread(restart_changed, cluster, wrapper)
+
+    change = wrapped(lambda node_id: ["timed_controller", str(_stamps(place, node_id))])
+    with running_cluster(place, VOTERS, PATIENT, change=change) as cluster:
         leader = await find_leader(cluster)
-        client = start_client(
-            way,
-            cluster.endpoints[leader.node_id - 1],
-            (1, 1, point.objects(seconds)),
-            seconds,
-            place / "client.log",
-            ("--times", str(times)),
-        )
-        try:
-            await asyncio.to_thread(client.wait_ready)
+        load = {"endpoint": leader.endpoint, **Point(way, 1, 1).load(seconds)}
+        async with working(place / "client.log", load_commits, times=times, **load) as client:
+            await wait_ready(client)
             before = _spent(cluster)
-            await asyncio.to_thread(client.wait_ready)
+            await wait_ready(client)
             after = _spent(cluster)
-            commits = (await asyncio.to_thread(client_result, client))["commits"]
-        finally:
-            client.stop()
+            commits = (await read_result(client))["commits"]
         await in_thread(cluster.stop_all)
-    asked = [[int(at * 1e9) for at in each] for each in json.loads(times.read_text())]
+
+    asked = [[int(at * 1e9) for at in pair] for pair in json.loads(times.read_text())]
     stamps = {node_id: json.loads(_stamps(place, node_id).read_text()) for node_id in before}
     found = list(passings(asked, stamps, leader.node_id))
-    costs = [
-        Cost(
-            process="leader" if node_id == leader.node_id else "follower",
-            cpu_us=round((after[node_id][0] - before[node_id][0]) * 1e6 / commits, 1),
-            switches=round((after[node_id][1] - before[node_id][1]) / commits, 2),
-            preempted=round((after[node_id][2] - before[node_id][2]) / commits, 2),
+    costs = []
+    for node_id in sorted(before, key=lambda node_id: node_id != leader.node_id):
+        spent, sleeps, preempted = (
+            (now - then) / commits
+            for now, then in zip(after[node_id], before[node_id], strict=True)
         )
-        for node_id in sorted(before, key=lambda each: each != leader.node_id)
-    ]
+        costs.append(
+            Cost(
+                process="leader" if node_id == leader.node_id else "follower",
+                cpu_us=round(spent * 1e6, 1),
+                switches=round(sleeps, 2),
+                preempted=round(preempted, 2),
+            )
+        )
     return summary(found), costs, len(found)
 
 
@@ -164,17 +152,18 @@ def _stamps(place: Path, node_id: int) -> Path:
 
 
 def _spent(cluster: LocalCluster) -> dict[int, tuple[float, int, int]]:
-    """Return CPU seconds, voluntary and other switches of each controller, all threads."""
+    """Return CPU seconds, voluntary and other context switches of each controller's threads."""
     spent: dict[int, tuple[float, int, int]] = {}
     for node_id, child in cluster.children.items():
-        times = psutil.Process(child.pid).cpu_times()
-        counts = [0, 0]
+        counts = {"voluntary_ctxt_switches:": 0, "nonvoluntary_ctxt_switches:": 0}
         for status in Path(f"/proc/{child.pid}/task").glob("*/status"):
-            for line in status.read_text().splitlines():
-                for index, name in enumerate(("voluntary_ctxt", "nonvoluntary_ctxt")):
-                    if line.startswith(name):
-                        counts[index] += int(line.split()[1])
-        spent[node_id] = (times.user + times.system, counts[0], counts[1])
+            for name, _, value in (
+                line.partition("\t") for line in status.read_text().splitlines()
+            ):
+                if name in counts:
+                    counts[name] += int(value)
+        sleeps, preempted = counts.values()
+        spent[node_id] = (cpu_s([child.pid]), sleeps, preempted)
     return spent
 
 
@@ -215,7 +204,7 @@ def passings(
 
 
 def summary(passings: Sequence[Passing]) -> list[Row]:
-    """Return the steps that most commits took, in the order of their median times."""
+    """Return the steps of most commits, in the order of their median times."""
     firsts: dict[Step, list[int]] = defaultdict(list)
     seconds: dict[Step, list[int]] = defaultdict(list)
     for passing in passings:
@@ -231,9 +220,9 @@ def summary(passings: Sequence[Passing]) -> list[Row]:
     for above, step in zip([ASKED, *ordered_steps], ordered_steps, strict=False):
         before = CAUSES.get(step, above)
         both = [
-            min(each[step]) - min(each[before])
-            for each in passings
-            if before in each and step in each
+            min(passing[step]) - min(passing[before])
+            for passing in passings
+            if before in passing and step in passing
         ]
         has_second = len(seconds[step]) > len(passings) / 2
         rows.append(
@@ -253,28 +242,21 @@ def _us(nanoseconds: float) -> float:
     return round(nanoseconds / 1000, 1)
 
 
-def _steps_table(way: Way, commits: int, rows: Sequence[Row]) -> Table:
-    return Table(
-        title=f"{way}, one commit of one range at a time, {commits} commits: microseconds since "
-        "the client asked",
-        columns=("where", "step", "p50", "p90", "since its cause", "other follower's p50"),
-        rows=tuple(
-            (
-                row.where,
-                row.step,
-                row.p50_us,
-                row.p90_us,
-                row.since_cause_us,
-                "" if row.second_p50_us is None else row.second_p50_us,
-            )
-            for row in rows
-        ),
-    )
-
-
-def _costs_table(way: Way, costs: Sequence[Cost]) -> Table:
-    return Table(
-        title=f"{way}: for each commit, all threads, stamping included",
-        columns=("process", "CPU us", "sleeps", "preempted"),
-        rows=tuple((cost.process, cost.cpu_us, cost.switches, cost.preempted) for cost in costs),
-    )
+def _tables(way: Way, commits: int, rows: Sequence[Row], costs: Sequence[Cost]) -> Iterator[Table]:
+    columns: dict[str, str | Callable[[Row], object]] = {
+        "where": "where",
+        "step": "step",
+        "p50": "p50_us",
+        "p90": "p90_us",
+        "since its cause": "since_cause_us",
+        "other follower's p50": lambda row: "" if row.second_p50_us is None else row.second_p50_us,
+    }
+    title = f"{way}, one commit of one range at a time, {commits} commits"
+    yield Table.of(f"{title}: microseconds since the client asked", rows, columns)
+    costs_columns = {
+        "process": "process",
+        "CPU us": "cpu_us",
+        "sleeps": "switches",
+        "preempted": "preempted",
+    }
+    yield Table.of(f"{way}: for each commit, all threads, with stamping", costs, costs_columns)

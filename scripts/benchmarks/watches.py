@@ -1,73 +1,54 @@
-"""A bystander's commits while many watch the leader, or hold commit pipelines open at it.
+"""A bystander's commits while many clients watch the leader, or keep commit pipelines open.
 
 Three controllers with the product's timeouts. A client process opens watches or pipelines, uses
-them, and drops its connections at once (`follower_load`); meanwhile one client puts small values at
-a bounded rate. Measured are the time to the bystander's answers, elections, and
-the longest delay of the leader's event loop. The cluster is new for each level.
+them, and drops its connections at once (`follower_load`), while one client puts small values at a
+bounded rate. Measured are the time to the bystander's answers, elections, and the longest delay of
+the leader's event loop. The cluster is new for each level.
 """
 
 import asyncio
 import contextlib
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from scripts.benchmarks.bench_cluster import (
-    in_thread,
-    restart_changed,
-    running_cluster,
-    watching,
-)
-from scripts.benchmarks.commits import client_result, find_leader, observed, read_counters
-from scripts.benchmarks.figures import Outcome, Table, Target, percentile, targets_table
-from scripts.benchmarks.follower_load import PHASES
-from streammeta.cli.local_cluster import Child, start_child
+from scripts.benchmarks.cluster import counters_path, find_leader, observed, running_cluster
+from scripts.benchmarks.figures import Outcome, Progress, Table, Target, latencies
+from scripts.benchmarks.follower_load import PHASES, Kind, follow
+from scripts.benchmarks.observed_controller import Counters
+from scripts.benchmarks.options import option, seconds
+from scripts.benchmarks.processes import read_result, wait_ready, working
 from streammeta.client import ControllerClient
 from streammeta.client.methods import PUT_KVS
 from streammeta.v1 import kv_pb2
 
-VOTERS = 3
 COMMITS_A_SECOND = 10
-CONNECTIONS = 100
-CLIENT_DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Numbers of watches and of pipelines, each measured alone."""
 
-    watches: Sequence[int] = (0, 100, 1_000)
-    pipelines: Sequence[int] = (0, 1_000, 10_000)
-    connections: int = CONNECTIONS
-    seconds: float = 5.0
+    watches: tuple[int, ...] = option((0, 100, 1_000), "numbers of watches", least=0)
+    pipelines: tuple[int, ...] = option((0, 1_000, 10_000), "numbers of pipelines", least=0)
+    connections: int = option(100, "connections for them")
+    seconds: float = seconds(5.0, "of each level")
 
-    def points(self) -> "Iterator[Point]":
-        """Yield the levels to measure; none of either is one level."""
-        if 0 in self.watches or 0 in self.pipelines:
-            yield Point("watches", 0)
-        for count in self.watches:
-            if count:
-                yield Point("watches", count)
-        for count in self.pipelines:
-            if count:
-                yield Point("pipelines", count)
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """Counts by kind."""
-
-    kind: str
-    count: int
+    def points(self) -> Iterator[tuple[Kind, int]]:
+        """Yield kinds and counts to measure. None of either is one level."""
+        if 0 in (*self.watches, *self.pipelines):
+            yield "watches", 0
+        yield from (("watches", count) for count in self.watches if count)
+        yield from (("pipelines", count) for count in self.pipelines if count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """Figures of one point."""
+    """Figures of one kind and count."""
 
-    kind: str
+    kind: Kind
     count: int
     opened: int
     refused: int
@@ -79,101 +60,84 @@ class Level:
     p50_ms: float
     p99_ms: float
     max_ms: float
-    phase_max_ms: dict[str, float]
+    phase_max_ms: Mapping[str, float]
     elections: int
     stall_max_ms: float
 
 
-async def measure(root: Path, settings: Settings, progress: Callable[[str], None]) -> Outcome:
+async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome:
     """Measure every level.
 
     Raises:
         ChildFailedError: a controller or the client ended early.
-        UnhealthyError: the cluster was not in order before or after.
+        UnhealthyError: the controllers did not agree on a leader before or after.
     """
     levels: list[Level] = []
-    for number, point in enumerate(settings.points()):
-        progress(f"watches: {point.count} {point.kind}")
+    load: dict[str, Any] = {"connections": settings.connections, "seconds": settings.seconds}
+    for number, (kind, count) in enumerate(settings.points()):
+        progress(f"watches: {count} {kind}")
         place = root / f"level-{number}"
-        with running_cluster(place, VOTERS) as cluster:
-            await in_thread(restart_changed, cluster, observed(place))
+        with running_cluster(place, change=observed(place)) as cluster:
             before = await find_leader(cluster)
-            endpoint = cluster.endpoints[before.node_id - 1]
-            async with bystander(cluster.endpoints) as commits:
-                with _load(point, settings, endpoint, place) as client:
-                    for phase in PHASES:
-                        await asyncio.to_thread(client.wait_ready)
-                        commits.end_phase(phase)
-                    counts = await asyncio.to_thread(client_result, client)
-            async with watching(cluster.endpoints) as watch:
-                after = await watch.wait_healthy()
-            stall_ns = read_counters(place, before).stall_max_ns
+            load |= {"endpoint": before.endpoint, "kind": kind, "count": count}
+            async with (
+                bystander(cluster.endpoints) as commits,
+                working(place / "client.log", follow, **load) as client,
+            ):
+                for phase in PHASES:
+                    await wait_ready(client)
+                    commits.end_phase(phase)
+                counts = await read_result(client)
+            after = await find_leader(cluster)
+            stall_ns = Counters.read(counters_path(place, before.node_id)).stall_max_ns
+        found: dict[str, Any] = latencies(commits.latencies_s, 2)
         levels.append(
             Level(
-                kind=point.kind,
-                count=point.count,
+                kind=kind,
+                count=count,
                 **counts,
-                commits=len(commits.latencies_ms),
-                p50_ms=round(percentile(commits.latencies_ms, 0.5), 2),
-                p99_ms=round(percentile(commits.latencies_ms, 0.99), 2),
-                max_ms=round(max(commits.latencies_ms), 2),
+                commits=len(commits.latencies_s),
+                **found,
                 phase_max_ms=commits.phase_max_ms,
                 elections=after.epoch - before.epoch,
                 stall_max_ms=round(stall_ns / 1e6, 1),
             )
         )
-    return _outcome(settings, levels)
-
-
-@contextlib.contextmanager
-def _load(point: Point, settings: Settings, endpoint: str, place: Path) -> Iterator[Child]:
-    client = start_child(
-        "follower load",
-        [
-            *(sys.executable, "-m", "scripts.benchmarks.follower_load"),
-            *("--kind", point.kind, "--endpoint", endpoint, "--count", str(point.count)),
-            *("--connections", str(settings.connections), "--seconds", str(settings.seconds)),
-        ],
-        place / "client.log",
-    )
-    try:
-        yield client
-    finally:
-        client.stop()
+    return _outcome(levels)
 
 
 class Bystander:
-    """Puts a value, waits for the answer and the rest of its interval, and goes on."""
+    """Puts a value, waits for the answer and the rest of its interval, and repeats."""
 
     def __init__(self, client: ControllerClient) -> None:
         self._client = client
-        self._phase_ms: list[float] = []
-        self.latencies_ms: list[float] = []
+        self._phase_s: list[float] = []
+        self.latencies_s: list[float] = []
         self.phase_max_ms: dict[str, float] = {}
 
     def end_phase(self, phase: str) -> None:
-        """Begin the next phase: latencies of the first, which prepares, do not count."""
+        """Begin the next phase. Latencies of the first phase, which prepares, do not count."""
         if phase == PHASES[0]:
-            self.latencies_ms.clear()
+            self.latencies_s.clear()
         else:
-            self.phase_max_ms[phase] = round(max(self._phase_ms, default=0.0), 2)
-        self._phase_ms = []
+            self.phase_max_ms[phase] = round(max(self._phase_s, default=0.0) * 1000, 2)
+        self._phase_s = []
 
     async def commit_on(self) -> None:
-        """Go on until cancelled."""
+        """Commit until cancelled."""
         item = kv_pb2.KVToPut(namespace="bench", key="bystander", value=bytes(100), overwrite=True)
         while True:
             asked = time.monotonic()
             await self._client.call(PUT_KVS, kv_pb2.PutKVsRequest(items=[item]))
             latency_s = time.monotonic() - asked
-            self.latencies_ms.append(latency_s * 1000)
-            self._phase_ms.append(latency_s * 1000)
+            self.latencies_s.append(latency_s)
+            self._phase_s.append(latency_s)
             await asyncio.sleep(max(0.0, 1 / COMMITS_A_SECOND - latency_s))
 
 
 @contextlib.asynccontextmanager
 async def bystander(endpoints: Sequence[str]) -> AsyncIterator[Bystander]:
-    """Run the bystander; its failure is raised at the end."""
+    """Run the bystander until the block ends, and then raise its failure."""
     async with ControllerClient(endpoints) as client:
         commits = Bystander(client)
         running = asyncio.create_task(commits.commit_on())
@@ -185,41 +149,33 @@ async def bystander(endpoints: Sequence[str]) -> AsyncIterator[Bystander]:
                 await running
 
 
-COLUMNS = {
+COLUMNS: Mapping[str, str | Callable[[Level], object]] = {
     "kind": "kind",
-    "count": "number",
+    "number": "count",
     "opened": "opened",
     "refused": "refused",
-    "missing": "without answer",
-    "commits": "bystander's commits",
-    "p50_ms": "p50 ms",
-    "p99_ms": "p99 ms",
-    "max_ms": "max ms",
+    "without answer": "missing",
+    "bystander's commits": "commits",
+    "p50 ms": "p50_ms",
+    "p99 ms": "p99_ms",
+    "max ms": "max_ms",
     "elections": "elections",
-    "stall_max_ms": "longest stall ms",
+    "longest stall ms": "stall_max_ms",
     "changes": "changes",
-    "fewest": "fewest received",
+    "fewest received": "fewest",
 }
 
 
-def _outcome(settings: Settings, levels: Sequence[Level]) -> Outcome:
-    figures: dict[str, float] = {}
-    for level in levels:
-        name = f"{level.count}_{level.kind}"
-        figures[f"{name}_p50_ms"] = level.p50_ms
-        figures[f"{name}_p99_ms"] = level.p99_ms
-        figures[f"{name}_stall_max_ms"] = level.stall_max_ms
-    facts = [asdict(level) for level in levels]
-    table = Table(
-        title="A bystander's commits beside watches and pipelines",
-        columns=tuple(COLUMNS.values()),
-        rows=tuple(tuple(fact[name] for name in COLUMNS) for fact in facts),
-    )
-    target = Target("elections at any level", "at most", 0, sum(each.elections for each in levels))
+def _outcome(levels: Sequence[Level]) -> Outcome:
+    elections = sum(level.elections for level in levels)
     return Outcome(
         benchmark="watches",
-        settings=asdict(settings),
-        figures=figures,
-        details={"levels": facts},
-        tables=(table, *targets_table([target])),
+        figures={
+            f"{level.count}_{level.kind}_{name}": getattr(level, name)
+            for level in levels
+            for name in ("p50_ms", "p99_ms", "stall_max_ms")
+        },
+        details={"levels": [asdict(level) for level in levels]},
+        tables=[Table.of("A bystander's commits during watches and pipelines", levels, COLUMNS)],
+        targets=[Target("elections at any level", "at most", 0, elections)],
     )

@@ -1,39 +1,71 @@
-"""The options of the benchmarks as words for the other tree of a comparison."""
+"""Options of the benchmarks, and the words that pass them to the other tree of a comparison."""
 
 from __future__ import annotations
 
-import re
+from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks.arguments import as_words, parse
+from scripts.benchmarks.registry import ALL, MEMBERS_OF_ALL, MODULES, parse
 
 
-def kinds_of_benchmarks(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The names that the help has."""
-    with pytest.raises(SystemExit):
-        parse(["--help"])
-    (names,) = re.findall(r"^  (failover\|\S+)$", capsys.readouterr().out, re.M)
-    return str(names).split("|")
+@pytest.mark.parametrize("name", [*MODULES, ALL])
+def test_defaults_are_the_same_in_the_other_tree(name: str) -> None:
+    request = parse([name])
+    assert parse(request.words()) == request
 
 
-def test_what_was_not_given_is_the_same_in_the_other_tree(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    names = kinds_of_benchmarks(capsys)
-    assert {"reconcile", "all"} <= set(names)
-    for name in names:
-        arguments = parse([name])
-        assert vars(parse(as_words(arguments))) == vars(arguments)
-
-
-def test_what_was_given_is_the_same_in_the_other_tree() -> None:
+def test_options_are_the_same_in_the_other_tree() -> None:
     words = ["reconcile", "--joined", "300,4000", "--runs", "2", "--engines", "local"]
-    arguments = parse(words)
-    assert vars(parse(as_words(arguments))) == vars(arguments)
-    assert parse(as_words(parse(["failover", "--seed", "0"]))).seed == 0
+    request = parse(words)
+    assert parse(request.words()) == request
+    assert (request.settings["reconcile"].joined, request.settings["reconcile"].runs) == (
+        (300, 4000),
+        2,
+    )
+    (settings,) = parse(parse(["failover", "--seed", "0"]).words()).settings.values()
+    assert settings.seed == 0
 
 
 def test_the_comparison_itself_is_not_passed_on() -> None:
-    arguments = parse(["reconcile", "--baseline", "main", "--rounds", "7", "--format", "json"])
-    assert as_words(arguments) == as_words(parse(["reconcile"]))
+    request = parse(["reconcile", "--baseline", "main", "--rounds", "7", "--format", "json"])
+    assert (request.baseline, request.rounds, request.format) == ("main", 7, "json")
+    assert request.words() == parse(["reconcile"]).words()
+
+
+def test_a_flag_and_a_path_are_read(tmp_path: Path) -> None:
+    request = parse(["map", "--large", "--plot", "p", "--data-dir", str(tmp_path)])
+    assert (request.settings["map"].large, request.settings["map"].plot) == (True, Path("p"))
+    assert request.data_dir == tmp_path
+
+
+def test_all_passes_an_option_to_every_member_that_has_it() -> None:
+    settings = parse([ALL, "--tls", "--streams", "3"]).settings
+    assert list(settings) == list(MEMBERS_OF_ALL)
+    assert settings["failover"].tls
+    assert settings["commits"].tls
+    assert settings["failover"].kind == ("crash", "pause", "partition")
+    assert settings["reading"].streams == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["commits", "--ranges", "0"],
+        ["commits", "--ranges", "1,x"],
+        ["commits", "--seconds", "0.1"],
+        ["commits", "--seconds", "601"],
+        ["commits", "--ways", "unary,fast"],
+        ["failover", "--kind", "flood"],
+        ["reconcile", "--engines", "flink"],
+        ["map", "--data-dir", "/nonexistent"],
+        ["nothing"],
+    ],
+)
+def test_wrong_options_end_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(words)
+    assert ended.value.code == 2
+    assert (
+        "wanted" in (said := capsys.readouterr().err) or "invalid choice" in said or "not a" in said
+    )

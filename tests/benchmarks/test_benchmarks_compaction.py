@@ -14,7 +14,10 @@ from scripts.benchmarks import (
     compaction_throughput,
     compaction_workload,
 )
-from scripts.benchmarks.compaction_settings import Example, StreamObjects, Throughput, Workload
+from scripts.benchmarks.compaction_example import Example
+from scripts.benchmarks.compaction_stream_objects import StreamObjects
+from scripts.benchmarks.compaction_throughput import Throughput
+from scripts.benchmarks.compaction_workload import Workload
 from scripts.benchmarks.compaction_world import Costs as Counted
 from scripts.benchmarks.compaction_world import World, WriteRules
 from streammeta.storage.compaction.entries import Entry, EntryTable

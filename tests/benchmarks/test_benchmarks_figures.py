@@ -6,7 +6,7 @@ import pytest
 
 from scripts.benchmarks.commits import STREAMS_MAX, Settings
 from scripts.benchmarks.committer import STEP, Load, SlotStreams, own_streams
-from scripts.benchmarks.figures import Target, percentile, targets_table
+from scripts.benchmarks.figures import Outcome, Table, Target, latencies, medians, percentile
 from scripts.benchmarks.observed_controller import Counters
 
 
@@ -23,9 +23,22 @@ def test_a_percentile_is_one_of_the_values() -> None:
 def test_a_target_says_whether_it_is_met() -> None:
     """A bound itself is met, from either side."""
     targets = [Target("a", "at most", 2, 2), Target("b", "at least", 2, 1.99)]
-    (table,) = targets_table(targets)
+    (table,) = Outcome(benchmark="a", figures={}, targets=targets).all_tables()
     assert [row[-1] for row in table.rows] == ["met", "missed"]
-    assert targets_table([]) == ()
+    assert Outcome(benchmark="a", figures={}).all_tables() == []
+
+
+def test_a_table_has_a_cell_for_each_column_of_an_item() -> None:
+    """Columns are keys, attributes or functions."""
+    table = Table.of("t", [{"a": 1}], {"A": "a", "twice": lambda row: 2 * row["a"]})
+    assert (table.columns, table.rows) == (("A", "twice"), ((1, 2),))
+    assert Table.of("t", [Target("f", "at most", 1, 1)], {"F": "figure"}).rows == (("f",),)
+
+
+def test_runs_have_medians_and_times_have_percentiles() -> None:
+    """Each figure by itself."""
+    assert medians([{"a": 1.0, "b": 9.0}, {"a": 3.0, "b": 8.0}]) == {"a": 2.0, "b": 8.5}
+    assert latencies([0.001, 0.002, 0.003]) == {"p50_ms": 2.0, "p99_ms": 3.0, "max_ms": 3.0}
 
 
 def test_levels_with_too_many_streams_are_left_out() -> None:

@@ -56,7 +56,7 @@ def test_tls_is_compared_with_plain_text_of_the_same_round() -> None:
     names = [OURS, latency.OVER_TLS]
     settings = Settings(systems=(OURS,), rounds=3, tls=True)
     found = latency.outcome(settings, names, {"turns": turns, "overall": []}, {})
-    alone, _, many = found.tables[-1].rows
+    alone, _, many = found.all_tables()[-1].rows
     assert alone[2:] == ("0.5", "met")
     assert many[2:] == ("0.5", "missed")
 

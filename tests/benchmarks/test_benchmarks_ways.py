@@ -41,7 +41,7 @@ def test_every_figure_is_there_and_the_share_is_that_of_the_figures() -> None:
         payloads=(1000,), entries=(1, 50), volume=1_000_000, searches=200
     )
     said: list[str] = []
-    outcome = object_format.measure(settings, said.append)
+    outcome = object_format.measure(Path(), settings, said.append)
     coding = {f"{name}_1000_gb_per_s" for name in ("memcpy", "encode", "encode_crc", "decode")}
     searching = {f"{name}_{n}_ns" for name in ("find",) for n in (1, 50)}
     share = "encode_1000_share_of_memcpy"

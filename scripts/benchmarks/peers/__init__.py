@@ -1,1 +1,1 @@
-"""Other systems under the same load, started as children of the benchmark."""
+"""Other systems under the same load, as children of the benchmark."""

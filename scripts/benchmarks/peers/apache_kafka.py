@@ -1,7 +1,7 @@
-"""One Apache Kafka broker, its own controller, as a child: for comparisons with `streammeta kafka`.
+"""One Apache Kafka broker, its own controller, as a child, for comparisons with `streammeta kafka`.
 
-Fetched by scripts/kafka_peer. It runs with its defaults in a directory of ours on free ports;
-topics that it keeps for itself have one replica.
+scripts/kafka_peer fetches it. It runs with its defaults in a temporary directory on free ports. Its
+internal topics have one replica.
 """
 
 import shutil
@@ -23,13 +23,13 @@ _CLUSTER_ID = "streammeta-peer-kafka1"
 
 
 def missing() -> str:
-    """Return what to do to have Apache Kafka here, "" if nothing is left to do."""
+    """Return how to install Apache Kafka, "" if it is installed."""
     if shutil.which("java") is None or shutil.which("javac") is None:
         return "java and javac are not on PATH; install a JDK, Java 17 or newer"
     if not CLASSPATH.exists():
         return "Apache Kafka is not fetched; run ./scripts/kafka_peer"
-    gone = [one for one in class_path().split(":") if not Path(one).exists()]
-    return f"{gone[0]} is gone; run ./scripts/kafka_peer" if gone else ""
+    missing_files = [file for file in class_path().split(":") if not Path(file).exists()]
+    return f"{missing_files[0]} is missing; run ./scripts/kafka_peer" if missing_files else ""
 
 
 def class_path() -> str:
@@ -41,7 +41,7 @@ def class_path() -> str:
 def running_kafka(
     root: Path, heap: str = "512m", java: tuple[str, ...] = ("-XX:TieredStopAtLevel=1",)
 ) -> Iterator[tuple[str, Child]]:
-    """Run a broker in `root`; yield its address and its process.
+    """Run a broker in `root` until the block ends; yield its address and its process.
 
     Raises:
         PeerError: it did not start in time.
@@ -69,7 +69,7 @@ def running_kafka(
     if formatted.returncode != 0:
         raise PeerError(f"Kafka's directory could not be formatted:\n{formatted.stderr}")
     words = [*machine, "kafka.Kafka", str(config)]
-    # Standard output goes to the log: it is not read meanwhile.
+    # Standard output goes to the log, since nobody reads the pipe.
     child = start_child("kafka", ["sh", "-c", 'exec "$@" >&2', "sh", *words], root / "kafka.log")
     try:
         _wait_until_it_listens(child, port)

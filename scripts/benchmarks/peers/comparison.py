@@ -1,31 +1,36 @@
-"""The same commits against streammeta and its peers, in one run, by one client process.
+"""The same commits on streammeta and its peers, in one run, by one client process.
 
-Each system runs alone, in turn, fresh, and takes a load of short commits first: a Java server is
-slow until it is warm. A system that is not installed is left out and named with what to install.
+Each system runs alone, in turn, fresh, and first gets a load of short commits: a Java server is
+slow until it is warm. A system that is not installed is left out and listed with its package. At
+last the leaders of ZooKeeper and etcd are killed: a client tries the surviving servers in turn, on
+new connections and with the peers' default timeouts, until one accepts a write.
 """
 
 import asyncio
+import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from scripts.benchmarks.bench_cluster import running_cluster
-from scripts.benchmarks.commits import (
-    PATIENT,
-    Point,
-    client_result,
-    find_leader,
-    start_client,
+from scripts.benchmarks.cluster import PATIENT, VOTERS, find_leader, running_cluster
+from scripts.benchmarks.commit_load import committer_of, load_commits
+from scripts.benchmarks.commits import Point
+from scripts.benchmarks.committer import Load, LoadError
+from scripts.benchmarks.figures import Outcome, Progress, Table, Target, percentile
+from scripts.benchmarks.options import option, seconds
+from scripts.benchmarks.peers.servers import (
+    PeerCluster,
+    PeerError,
+    missing,
+    missing_table,
+    running_peer,
 )
-from scripts.benchmarks.figures import Outcome, Table, Target, targets_table
-from scripts.benchmarks.peers.failover import Failover, measure_failover
-from scripts.benchmarks.peers.servers import missing, running_peer
-from scripts.benchmarks.streammeta_client import has_pipeline
+from scripts.benchmarks.processes import cpu_s, read_result, wait_ready, working
 
 OURS = "streammeta"
+_SYSTEMS = (OURS, "zookeeper", "etcd", "postgresql")
 MEMBERS = (
     *((OURS, 3), ("zookeeper", 3), ("etcd", 3)),
     *((OURS, 1), ("zookeeper", 1), ("etcd", 1), ("postgresql", 1)),
@@ -33,24 +38,26 @@ MEMBERS = (
 WARM_UP = (1, 64)
 """Ranges and commits in flight of the load that is not measured."""
 WARM_UP_S = 6.0
+WRITE_WITHIN_S = 60.0
+ATTEMPT_S = 0.25
+"""Time after which a client gives up a server that neither answers nor closes the connection."""
+_PAUSE_S = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What to measure."""
+    """Systems and loads."""
 
-    systems: Sequence[str] = (OURS, "zookeeper", "etcd", "postgresql")
-    ranges: Sequence[int] = (1, 10, 100, 1_000)
-    in_flight: Sequence[int] = (16, 64)
-    """The better of them counts."""
-    seconds: float = 3.0
-    failovers: int = 10
-    """How often the leaders of ZooKeeper and etcd are killed."""
+    systems: tuple[str, ...] = option(_SYSTEMS, "systems", choices=_SYSTEMS)
+    ranges: tuple[int, ...] = option((1, 10, 100, 1_000), "ranges of one commit")
+    in_flight: tuple[int, ...] = option((16, 64), "numbers of commits in flight; the better counts")
+    seconds: float = seconds(3.0, "of each load")
+    failovers: int = option(10, "kills of ZooKeeper's and etcd's leaders", least=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One load at one system."""
+    """One load on one system."""
 
     system: str
     voters: int
@@ -61,55 +68,49 @@ class Measured:
     p99_ms: float
     client_cores: float
     server_cores: float
-    """Of all servers together."""
+    """Cores of all servers together."""
+
+    @property
+    def row(self) -> str:
+        """Name of the row of the tables."""
+        return f"{self.system}, {'1 node' if self.voters == 1 else f'{self.voters} voters'}"
 
 
-async def measure(root: Path, settings: Settings, progress: Callable[[str], None]) -> Outcome:
+async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome:
     """Measure every system that is installed.
 
     Raises:
-        PeerError: a peer did not start.
+        PeerError: a peer did not start, or accepted no write in time.
         ChildFailedError: a server or the client ended early.
     """
+    left_out = {
+        system: package
+        for system in settings.systems
+        if system != OURS and (package := missing(system))
+    }
     measured: list[Measured] = []
-    left_out: dict[str, str] = {}
     for system, voters in MEMBERS:
-        if system not in settings.systems:
+        if system not in settings.systems or system in left_out:
             continue
-        if system != OURS and (package := missing(system)):
-            left_out[system] = package
-            continue
+        progress(f"peers: {system}, {voters} voters, starting")
         place = root / f"{system}-{voters}"
         if system == OURS:
-            measured += await _measure_own(place, voters, settings, progress)
+            with running_cluster(place, voters, PATIENT) as cluster:
+                leader = (await find_leader(cluster)).endpoint
+                servers = (leader, [child.pid for child in cluster.children.values()])
+                measured += await _loads(system, voters, servers, place, settings, progress)
         else:
-            measured += await _measure_peer(place, system, voters, settings, progress)
-    failovers = [
-        await measure_failover(root / f"{system}-failover", system, settings.failovers, progress)
-        for system in ("zookeeper", "etcd")
-        if settings.failovers and system in settings.systems and system not in left_out
-    ]
+            with running_peer(system, place, voters) as peer:
+                leader = peer.endpoints[await peer.find_leader()]
+                servers = (leader, [child.pid for child in peer.children.values()])
+                measured += await _loads(system, voters, servers, place, settings, progress)
+
+    failovers: dict[str, Sequence[float]] = {}
+    for system in ("zookeeper", "etcd"):
+        if settings.failovers and system in settings.systems and system not in left_out:
+            place = root / f"{system}-failover"
+            failovers[system] = await _failovers(place, system, settings.failovers, progress)
     return _outcome(settings, measured, left_out, failovers)
-
-
-async def _measure_own(
-    place: Path, voters: int, settings: Settings, progress: Callable[[str], None]
-) -> list[Measured]:
-    with running_cluster(place, voters, PATIENT) as cluster:
-        leader = await find_leader(cluster)
-        endpoint = cluster.endpoints[leader.node_id - 1]
-        pids = [child.pid for child in cluster.children.values()]
-        return await _loads(OURS, voters, (endpoint, pids), place, settings, progress)
-
-
-async def _measure_peer(
-    place: Path, system: str, voters: int, settings: Settings, progress: Callable[[str], None]
-) -> list[Measured]:
-    progress(f"peers: {system}, {voters} voters, starting")
-    with running_peer(system, place, voters) as cluster:
-        endpoint = cluster.endpoints[await cluster.find_leader()]
-        pids = [child.pid for child in cluster.children.values()]
-        return await _loads(system, voters, (endpoint, pids), place, settings, progress)
 
 
 async def _loads(
@@ -118,9 +119,9 @@ async def _loads(
     servers: tuple[str, Sequence[int]],
     place: Path,
     settings: Settings,
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> list[Measured]:
-    """Warm up, then measure one short commit alone, then all that are wanted."""
+    """Warm up, then measure one short commit alone, then all loads."""
     endpoint, pids = servers
     loads = [(settings.ranges[0], 1)]
     loads += [(ranges, many) for ranges in settings.ranges for many in settings.in_flight]
@@ -129,10 +130,10 @@ async def _loads(
     measured: list[Measured] = []
     for ranges, in_flight in loads:
         progress(f"peers: {system}, {voters} voters, {ranges} ranges, {in_flight} in flight")
-        before = _cpu_s(pids)
+        before_s = cpu_s(pids, with_children=True)
         result = await _load(system, endpoint, (ranges, in_flight), settings.seconds, place)
         # The servers' time includes the load's preparation: an upper bound of the commits' share.
-        spent = _cpu_s(pids) - before
+        spent_s = cpu_s(pids, with_children=True) - before_s
         measured.append(
             Measured(
                 system=system,
@@ -143,7 +144,7 @@ async def _loads(
                 p50_ms=result["p50_ms"],
                 p99_ms=result["p99_ms"],
                 client_cores=round(result["client_cpu_s"] / settings.seconds, 2),
-                server_cores=round(spent / result["elapsed_s"], 2),
+                server_cores=round(spent_s / result["elapsed_s"], 2),
             )
         )
     return measured
@@ -152,98 +153,117 @@ async def _loads(
 async def _load(
     system: str, endpoint: str, load: tuple[int, int], seconds: float, place: Path
 ) -> dict[str, Any]:
-    way = own_way() if system == OURS else system
-    objects = Point(own_way(), *load).objects(seconds) if system == OURS else 0
-    client = start_client(way, endpoint, (*load, objects), seconds, place / "client.log")
-    loop = asyncio.get_running_loop()
-    try:
-        await asyncio.to_thread(client.wait_ready)
-        began = loop.time()
-        await asyncio.to_thread(client.wait_ready)
-        elapsed = loop.time() - began
-        return {**await asyncio.to_thread(client_result, client), "elapsed_s": elapsed}
-    finally:
-        client.stop()
+    arguments = Point("pipelined", *load).load(seconds)
+    if system != OURS:
+        arguments["system"] = system
+    async with working(
+        place / "client.log", load_commits, endpoint=endpoint, **arguments
+    ) as client:
+        await wait_ready(client)
+        began = time.monotonic()
+        await wait_ready(client)
+        elapsed_s = time.monotonic() - began
+        return {**await read_result(client), "elapsed_s": elapsed_s}
 
 
-def own_way() -> Any:
-    """Return the fastest way to commit that the controllers of this tree have."""
-    return "pipelined" if has_pipeline() else "unary"
+async def _failovers(place: Path, system: str, runs: int, progress: Progress) -> list[float]:
+    """Kill the leader `runs` times; return the seconds until another server accepted a write."""
+    seconds: list[float] = []
+    with running_peer(system, place, VOTERS) as cluster:
+        for run in range(runs):
+            progress(f"peers: {system}, failover {run + 1} of {runs}")
+            leader = await cluster.find_leader()
+            survivors = [number for number in cluster.children if number != leader]
+            # All servers have to take part again, or the next leader has no majority.
+            for number in cluster.children:
+                await _write(cluster, [number])
+            cluster.children[leader].kill()
+            seconds.append(await _write(cluster, survivors))
+            cluster.start(leader)
+    return seconds
 
 
-def _cpu_s(pids: Sequence[int]) -> float:
-    total = 0.0
-    for pid in pids:
-        server = psutil.Process(pid)
-        for process in (server, *server.children(recursive=True)):
-            times = process.cpu_times()
-            total += times.user + times.system + times.children_user + times.children_system
-    return total
+async def _write(cluster: PeerCluster, numbers: Sequence[int]) -> float:
+    """Write to the first of these servers that accepts it; return the seconds it took."""
+    began = time.monotonic()
+    for number in itertools.cycle(numbers):
+        if time.monotonic() - began > WRITE_WITHIN_S:
+            break
+        load = Load(endpoint=cluster.endpoints[number], ranges=1, in_flight=1)
+        committer = committer_of(cluster.system, load)
+        try:
+            async with asyncio.timeout(ATTEMPT_S):
+                # Opening creates a stream, which is a write.
+                await committer.open()
+                await committer.close()
+            return time.monotonic() - began
+        except (OSError, LoadError, TimeoutError):
+            await asyncio.sleep(_PAUSE_S)
+    raise PeerError(f"{cluster.system} accepted no write within {WRITE_WITHIN_S:.0f} s")
+
+
+Best = Mapping[tuple[str, int], Mapping[int, Measured]]
+"""By system and voters, and by ranges, the load with the most commits a second."""
 
 
 def _outcome(
     settings: Settings,
     measured: Sequence[Measured],
     left_out: Mapping[str, str],
-    failovers: Sequence[Failover],
+    failovers: Mapping[str, Sequence[float]],
 ) -> Outcome:
-    alone = {(each.system, each.voters): each for each in measured if each.in_flight == 1}
     best: dict[tuple[str, int], dict[int, Measured]] = {}
-    for each in measured:
-        if each.in_flight == 1:
-            continue
-        by_ranges = best.setdefault((each.system, each.voters), {})
-        if each.ranges not in by_ranges or (
-            each.commits_per_s > by_ranges[each.ranges].commits_per_s
-        ):
-            by_ranges[each.ranges] = each
+    for load in sorted(measured, key=lambda load: load.commits_per_s):
+        if load.in_flight > 1:
+            best.setdefault((load.system, load.voters), {})[load.ranges] = load
+    best = {
+        member: {ranges: best[member][ranges] for ranges in settings.ranges}
+        for member in MEMBERS
+        if member in best
+    }
+    alone = {(load.system, load.voters): load for load in measured if load.in_flight == 1}
     tables = [_commits_table(settings, best, alone), _ratios_table(settings, best)]
     if failovers:
-        tables.append(
-            Table(
-                title="kill -9 of the leader to the next acknowledged write, seconds",
-                columns=("system, 3 voters", "p50", "p90", "max", "runs"),
-                rows=tuple(each.row() for each in failovers),
-            )
-        )
-    if left_out:
-        rows = tuple(left_out.items())
-        columns = ("system", "install")
-        tables.append(Table(title="Not measured: not installed", columns=columns, rows=rows))
+        columns: dict[str, str | Callable[[Any], object]] = {
+            "system, 3 voters": lambda item: item[0],
+            "p50": lambda item: round(percentile(item[1], 0.5), 3),
+            "p90": lambda item: round(percentile(item[1], 0.9), 3),
+            "max": lambda item: round(max(item[1]), 3),
+            "runs": lambda item: len(item[1]),
+        }
+        title = "kill -9 of the leader to the next acknowledged write, seconds"
+        tables.append(Table.of(title, failovers.items(), columns))
     return Outcome(
         benchmark="peers",
-        settings=asdict(settings),
         figures={
-            f"{system}_{voters}_voters_{ranges}_ranges_per_s": each.commits_per_s
+            f"{system}_{voters}_voters_{ranges}_ranges_per_s": load.commits_per_s
             for (system, voters), by_ranges in best.items()
-            for ranges, each in by_ranges.items()
+            for ranges, load in by_ranges.items()
         },
         details={
-            "loads": [asdict(each) for each in measured],
-            "failovers": [asdict(each) for each in failovers],
+            "loads": [asdict(load) for load in measured],
+            "failovers": [{"system": name, "seconds": found} for name, found in failovers.items()],
             "left_out": dict(left_out),
         },
-        tables=(*tables, *targets_table(_targets(best))),
+        tables=[*tables, *missing_table(left_out)],
+        targets=list(_targets(best)),
     )
-
-
-Best = Mapping[tuple[str, int], Mapping[int, Measured]]
 
 
 def _commits_table(
     settings: Settings, best: Best, alone: Mapping[tuple[str, int], Measured]
 ) -> Table:
     rows = []
-    for (system, voters), by_ranges in best.items():
+    for member, by_ranges in best.items():
         cells = [
-            f"{each.commits_per_s:,.0f} ({each.commits_per_s * each.ranges / 1000:,.1f}) "
-            f"{each.p99_ms:,.0f}"
-            for each in by_ranges.values()
+            f"{load.commits_per_s:,.0f} ({load.commits_per_s * load.ranges / 1000:,.1f}) "
+            f"{load.p99_ms:,.0f}"
+            for load in by_ranges.values()
         ]
-        one = alone[system, voters]
-        single = f"{one.commits_per_s:,.0f}, {one.p50_ms:.2f}, {one.p99_ms:.1f}"
-        client = max(each.client_cores for each in by_ranges.values())
-        rows.append((f"{system}, {_nodes(voters)}", *cells, single, client))
+        lone = alone[member]
+        single = f"{lone.commits_per_s:,.0f}, {lone.p50_ms:.2f}, {lone.p99_ms:.1f}"
+        client = max(load.client_cores for load in by_ranges.values())
+        rows.append((lone.row, *cells, single, client))
     shown = " and ".join(map(str, settings.in_flight))
     return Table(
         title=f"Commits/s (thousand ranges/s) p99 ms, the better of {shown} in flight",
@@ -263,16 +283,13 @@ def _ratios_table(settings: Settings, best: Best) -> Table:
         ours = best.get((OURS, voters))
         if system == OURS or ours is None:
             continue
-        ratios = (
-            f"{ours[ranges].commits_per_s / each.commits_per_s:.2f}"
-            for ranges, each in by_ranges.items()
-        )
-        rows.append((f"{system}, {_nodes(voters)}", *ratios))
-    return Table(
-        title="Commits/s of streammeta with as many nodes, as a multiple of the peer's",
-        columns=("peer", *map(_ranges, settings.ranges)),
-        rows=tuple(rows),
-    )
+        ratios = [
+            f"{ours[ranges].commits_per_s / load.commits_per_s:.2f}"
+            for ranges, load in by_ranges.items()
+        ]
+        rows.append((by_ranges[settings.ranges[0]].row, *ratios))
+    title = "Commits/s of streammeta with as many nodes, as a multiple of the peer's"
+    return Table(title=title, columns=("peer", *map(_ranges, settings.ranges)), rows=tuple(rows))
 
 
 def _targets(best: Best) -> Iterator[Target]:
@@ -286,7 +303,3 @@ def _targets(best: Best) -> Iterator[Target]:
 
 def _ranges(count: int) -> str:
     return "1 range" if count == 1 else f"{count} ranges"
-
-
-def _nodes(voters: int) -> str:
-    return "1 node" if voters == 1 else f"{voters} voters"

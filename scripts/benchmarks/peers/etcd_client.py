@@ -1,8 +1,7 @@
 """The commit on etcd: a Txn.
 
 It compares each stream's value, puts the new one, and puts the object with the ranges as its value.
-The client is gRPC. Requests are encoded once by hand, from etcd's `rpc.proto`, and only what
-changes is filled in; field numbers stand beside the names.
+The client is gRPC. Requests are encoded by hand, with the field numbers of etcd's `rpc.proto`.
 """
 
 import time
@@ -10,13 +9,12 @@ from typing import Any
 
 import grpc
 
-from scripts.benchmarks.committer import Load, LoadError, SlotStreams, own_streams
+from scripts.benchmarks.committer import Load, LoadError, SlotStreams, id_column, own_streams
 from scripts.benchmarks.peers.template import Template
-from scripts.benchmarks.protobuf_bytes import fields, length_delimited, number, varint
+from scripts.benchmarks.protobuf_bytes import fields, length_delimited, number
 from streammeta.rpc.connections import client_channel
 
 TXN = "/etcdserverpb.KV/Txn"
-PUT = "/etcdserverpb.KV/Put"
 STATUS = "/etcdserverpb.Maintenance/Status"
 _COMPARE, _SUCCESS = 1, 2  # of TxnRequest
 _TARGET, _KEY, _VALUE = 2, 3, 7  # of Compare
@@ -40,19 +38,16 @@ class EtcdCommitter:
 
     @property
     def object_folder(self) -> bytes:
-        """What the keys of this load's objects begin with."""
+        """Prefix of the keys of this load's objects."""
         return f"{self._root}/o/".encode()
 
     async def open(self) -> None:
         """Connect and put the values of all streams."""
         self.channel = client_channel(self._load.endpoint)
         self._txn: Any = self.channel.unary_unary(TXN)
-        ids = [each for slot in self._slots for each in slot.ids]
-        for at in range(0, len(ids), KEYS_A_TXN):
-            puts = [
-                length_delimited(_SUCCESS, _put(self._stream_key(each), bytes(8)))
-                for each in ids[at : at + KEYS_A_TXN]
-            ]
+        keys = [self._stream_key(stream_id) for slot in self._slots for stream_id in slot.ids]
+        for at in range(0, len(keys), KEYS_A_TXN):
+            puts = [_put(key, bytes(8)) for key in keys[at : at + KEYS_A_TXN]]
             await self._call(b"".join(puts))
         self._templates = [self._template(slot) for slot in self._slots]
 
@@ -76,35 +71,26 @@ class EtcdCommitter:
             start=starts[:8], end=ends[:8], object_id=b"%010d" % object_id, ranges=starts + ends
         )
         if not fields(await self._call(request)).get(_SUCCEEDED):
-            raise LoadError("etcd answered a Txn: a stream's value was not the one compared")
+            raise LoadError("etcd rejected a Txn: a stream's value was not the expected one")
         streams.advance()
 
     def _stream_key(self, stream_id: int) -> bytes:
         return f"{self._root}/s/{stream_id}".encode()
 
     def _template(self, slot: SlotStreams) -> Template:
-        template = Template()
-        for stream_id in slot.ids:
-            compare = number(_TARGET, _TARGET_VALUE) + length_delimited(
-                _KEY, self._stream_key(stream_id)
-            )
-            template.add(_head(_COMPARE, len(compare) + 10) + compare + _head(_VALUE, 8))
-            template.hole("start", 8)
-        for stream_id in slot.ids:
-            put = _put(self._stream_key(stream_id), bytes(8))
-            template.add(length_delimited(_SUCCESS, put)[:-8])
-            template.hole("end", 8)
-        ids = b"".join(stream_id.to_bytes(8, "little") for stream_id in slot.ids)
-        folder = self.object_folder
-        value = 3 * len(ids)
-        put_size = _size(1, len(folder) + ID_DIGITS) + _size(2, value)
-        template.add(_head(_SUCCESS, _size(_REQUEST_PUT, put_size)))
-        template.add(_head(_REQUEST_PUT, put_size))
-        template.add(_head(1, len(folder) + ID_DIGITS) + folder)
-        template.hole("object_id", ID_DIGITS)
-        template.add(_head(2, value) + ids)
-        template.hole("ranges", 2 * len(ids))
-        return template
+        keys = [self._stream_key(stream_id) for stream_id in slot.ids]
+
+        def encode(start: bytes, end: bytes, object_id: bytes, ranges: bytes) -> bytes:
+            target = number(_TARGET, _TARGET_VALUE)
+            value = length_delimited(_VALUE, start)
+            compares = [
+                length_delimited(_COMPARE, target + length_delimited(_KEY, key) + value)
+                for key in keys
+            ]
+            created = _put(self.object_folder + object_id, id_column(slot.ids) + ranges)
+            return b"".join((*compares, *(_put(key, end) for key in keys), created))
+
+        return Template(encode, start=8, end=8, object_id=ID_DIGITS, ranges=16 * len(slot.ids))
 
 
 async def is_leader(endpoint: str) -> bool:
@@ -124,19 +110,7 @@ async def is_leader(endpoint: str) -> bool:
     return fields(header).get(_MEMBER_ID) == status.get(_LEADER, 0)
 
 
-def put_request(key: bytes, value: bytes) -> bytes:
-    """Return PutRequest."""
-    return length_delimited(1, key) + length_delimited(2, value)
-
-
 def _put(key: bytes, value: bytes) -> bytes:
-    """Return RequestOp of a put."""
-    return length_delimited(_REQUEST_PUT, put_request(key, value))
-
-
-def _head(field: int, size: int) -> bytes:
-    return varint(field << 3 | 2) + varint(size)
-
-
-def _size(field: int, size: int) -> int:
-    return len(_head(field, size)) + size
+    """Return a put as an operation of a Txn that succeeds."""
+    request = length_delimited(1, key) + length_delimited(2, value)
+    return length_delimited(_SUCCESS, length_delimited(_REQUEST_PUT, request))

@@ -1,21 +1,23 @@
-"""ZooKeeper's wire format (jute), as much as a load of `multi` requests needs.
+"""ZooKeeper's wire format (jute), as far as a load of `multi` requests needs it.
 
-Big-endian; strings and buffers follow their length, -1 for none; each packet follows its length.
-Layouts are those of `zookeeper.jute` of ZooKeeper 3.8.
+Big-endian. Strings, buffers and packets follow their length. Layouts are from `zookeeper.jute` of
+ZooKeeper 3.8.
 """
 
 import struct
+from collections.abc import Sequence
 
 CREATE, GET_DATA, SET_DATA, SYNC, PING, MULTI, MULTI_READ = 1, 4, 5, 9, 11, 14, 22
-PING_XID = -2
 REPLY_HEADER_BYTES = 16
 STAT_BYTES = 68
-ALL_PERMISSIONS = 0x1F
+_ALL_PERMISSIONS = 0x1F
+_PING_XID = -2
+_END_OF_MULTI = struct.pack(">i?i", -1, True, -1)
 
 
 def packet(body: bytes) -> bytes:
     """Return a body after its length."""
-    return struct.pack(">i", len(body)) + body
+    return buffer(body)
 
 
 def buffer(data: bytes) -> bytes:
@@ -24,59 +26,39 @@ def buffer(data: bytes) -> bytes:
 
 
 def connect_request(session_timeout_ms: int) -> bytes:
-    """Return the first packet of a new session: ConnectRequest."""
+    """Return the first packet of a new session."""
     return packet(struct.pack(">iqiq", 0, 0, session_timeout_ms, 0) + buffer(bytes(16)) + b"\0")
 
 
-def request_header(xid: int, kind: int) -> bytes:
-    """Return RequestHeader."""
-    return struct.pack(">ii", xid, kind)
+def request(xid: int, kind: int, body: bytes) -> bytes:
+    """Return the packet of a request."""
+    return packet(struct.pack(">ii", xid, kind) + body)
 
 
 def ping() -> bytes:
     """Return the packet that keeps an idle session alive."""
-    return packet(request_header(PING_XID, PING))
+    return request(_PING_XID, PING, b"")
 
 
-def multi_header(kind: int) -> bytes:
-    """Return what precedes each operation of a multi."""
-    return struct.pack(">i?i", kind, False, -1)
+def create_request(path: bytes, data: bytes) -> bytes:
+    """Return CreateRequest of a persistent node that every client may use."""
+    entry = struct.pack(">i", _ALL_PERMISSIONS) + buffer(b"world") + buffer(b"anyone")
+    return buffer(path) + buffer(data) + struct.pack(">i", 1) + entry + struct.pack(">i", 0)
 
 
-def end_of_multi() -> bytes:
-    """Return what follows the last operation of a multi."""
-    return struct.pack(">i?i", -1, True, -1)
+def multi(operations: Sequence[tuple[int, bytes]], kind: int = MULTI) -> bytes:
+    """Return the packet of a multi of operations, each with its kind and its request."""
+    parts = [struct.pack(">i?i", kind_of, False, -1) + body for kind_of, body in operations]
+    return request(1, kind, b"".join((*parts, _END_OF_MULTI)))
 
 
-def acl_anyone() -> bytes:
-    """Return the access list that allows every client everything."""
-    entry = struct.pack(">i", ALL_PERMISSIONS) + buffer(b"world") + buffer(b"anyone")
-    return struct.pack(">i", 1) + entry
-
-
-def create_request(path: str, data: bytes) -> bytes:
-    """Return CreateRequest of a persistent node."""
-    return buffer(path.encode()) + buffer(data) + acl_anyone() + struct.pack(">i", 0)
-
-
-def multi(xid: int, operations: list[tuple[int, bytes]]) -> bytes:
-    """Return the packet of a multi of operations, each its kind and its request."""
-    parts = [request_header(xid, MULTI)]
-    for kind, request in operations:
-        parts += (multi_header(kind), request)
-    return packet(b"".join((*parts, end_of_multi())))
-
-
-def multi_read(xid: int, paths: list[str]) -> bytes:
+def multi_read(paths: Sequence[bytes]) -> bytes:
     """Return the packet of a request that reads many nodes."""
-    parts = [request_header(xid, MULTI_READ)]
-    for path in paths:
-        parts += (multi_header(GET_DATA), buffer(path.encode()), b"\0")
-    return packet(b"".join((*parts, end_of_multi())))
+    return multi([(GET_DATA, buffer(path) + b"\0") for path in paths], MULTI_READ)
 
 
 def data_count_of_multi_read(body: bytes) -> int:
-    """Return how many nodes' data a reply to `multi_read` holds."""
+    """Return how many nodes' data a reply to `multi_read` contains."""
     _, _, error = struct.unpack_from(">iqi", body)
     at, count = REPLY_HEADER_BYTES, 0
     while error == 0 and at < len(body):
@@ -89,24 +71,15 @@ def data_count_of_multi_read(body: bytes) -> int:
     return count
 
 
-def reply_of_multi(body: bytes) -> tuple[int, int]:
-    """Return the xid of a reply to a multi and its error, 0 if all of it was done."""
-    xid, _, error = struct.unpack_from(">iqi", body)
-    if error == 0 and len(body) > 16:
-        kind, _, first_error = struct.unpack_from(">i?i", body, 16)
-        if kind == -1:
-            # A multi that failed lists an error for each operation; those not to blame have 0.
-            error = _first_error(body, 16) or first_error
-    return xid, error
-
-
-def _first_error(body: bytes, at: int) -> int:
-    while at + 9 <= len(body):
-        _, is_done, _ = struct.unpack_from(">i?i", body, at)
-        if is_done:
+def error_of_multi(body: bytes) -> int:
+    """Return the error of a reply to a multi, 0 if all operations succeeded."""
+    _, _, error = struct.unpack_from(">iqi", body)
+    at = REPLY_HEADER_BYTES
+    # A multi that failed lists an error for each operation, and 0 for those not to blame.
+    while error == 0 and at + 9 <= len(body):
+        kind, is_done, _ = struct.unpack_from(">i?i", body, at)
+        if is_done or kind != -1:
             break
         (error,) = struct.unpack_from(">i", body, at + 9)
-        if error:
-            return int(error)
         at += 13
-    return 0
+    return int(error)

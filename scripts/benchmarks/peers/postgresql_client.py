@@ -1,6 +1,6 @@
 """The commit on PostgreSQL: one call of a stored function.
 
-It updates the streams whose end offsets are as told, fails unless that was all of them, and inserts
+It updates the streams whose end offsets are as expected, fails unless those were all, and inserts
 the object with its ranges. A connection has one transaction at a time, so each slot has a
 connection of its own. The client is asyncpg, which calls the function by a prepared statement with
 binary arrays.
@@ -30,7 +30,7 @@ BEGIN
         WHERE streams.id = row.stream_id AND streams.end_offset = row.start;
     GET DIAGNOSTICS advanced = ROW_COUNT;
     IF advanced <> cardinality(stream_ids) THEN
-        RAISE EXCEPTION 'only % of % streams end where told', advanced, cardinality(stream_ids);
+        RAISE EXCEPTION 'only % of % streams end as expected', advanced, cardinality(stream_ids);
     END IF;
     INSERT INTO objects VALUES (object_id, stream_ids, starts, ends);
 END
@@ -50,12 +50,12 @@ class PostgresqlCommitter:
         self._next_object_id = 1_000_000_000
 
     async def open(self) -> None:
-        """Connect, make tables and function anew, and fill in the streams."""
+        """Connect, create tables and function, and insert the streams."""
         for _ in self._slots:
             self._connections.append(await _connect(self._load.endpoint))
         first = self._connections[0]
         await first.execute(SCHEMA)
-        ids = [each for slot in self._slots for each in slot.ids]
+        ids = [stream_id for slot in self._slots for stream_id in slot.ids]
         await first.execute(
             f"INSERT INTO streams SELECT id, 0 FROM generate_series({ids[0]}, {ids[-1]}) id"
         )

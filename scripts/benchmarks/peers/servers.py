@@ -1,8 +1,8 @@
-"""ZooKeeper, etcd and PostgreSQL as children of the benchmark, as their packages install them.
+"""ZooKeeper, etcd and PostgreSQL as children of the benchmark, from their Debian packages.
 
-Each runs with its defaults in a directory of ours on ports of our own, and flushes to disk before
-it acknowledges. Where a default would refuse the load (etcd's operations of one transaction) it is
-raised. Debian's packages are zookeeper, etcd-server and postgresql; none needs to run as a service.
+Each runs with its defaults in a temporary directory on free ports, and flushes to disk before it
+acknowledges. etcd's limit of operations in one transaction is raised, because it would reject the
+load. The packages are zookeeper, etcd-server and postgresql, which need not run as services.
 """
 
 import asyncio
@@ -11,10 +11,11 @@ import importlib.util
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from scripts.benchmarks.figures import BenchmarkError, Table
 from scripts.benchmarks.peers import etcd_client
 from streammeta.cli.local_cluster import Child, free_ports, start_child
 
@@ -25,17 +26,17 @@ ZOOKEEPER_CONFIG = Path("/etc/zookeeper/conf")
 POSTGRESQL_HOMES = Path("/usr/lib/postgresql")
 POSTGRESQL_ACCOUNT = "postgres"
 PACKAGES = {"zookeeper": "zookeeper", "etcd": "etcd-server", "postgresql": "postgresql"}
-"""What to install, by system."""
+"""Package to install, by system."""
 INSTALL_CLIENT = ".venv/bin/python -m pip install -c scripts/constraints.txt -e '.[peers]'"
 
 
-class PeerError(Exception):
+class PeerError(BenchmarkError):
     """A peer is not installed, or did not start."""
 
 
 @dataclass(slots=True)
 class PeerCluster:
-    """A peer's servers; `children` and `endpoints` are by number from 1."""
+    """A peer's servers. `children`, `endpoints` and `commands` are by number from 1."""
 
     system: str
     root: Path
@@ -74,21 +75,28 @@ class PeerCluster:
 
 
 def missing(system: str) -> str:
-    """Return what to install for `system`; "" if it is there."""
-    is_there = {
+    """Return the package to install for `system`, "" if it is installed."""
+    is_installed = {
         "zookeeper": ZOOKEEPER_JAR.exists() and shutil.which("java") is not None,
         "etcd": shutil.which("etcd") is not None,
         "postgresql": _postgresql_home() is not None,
     }
-    if not is_there[system]:
+    if not is_installed[system]:
         return PACKAGES[system]
     has_client = system != "postgresql" or importlib.util.find_spec("asyncpg") is not None
     return "" if has_client else f"asyncpg: {INSTALL_CLIENT}"
 
 
+def missing_table(left_out: Mapping[str, str]) -> list[Table]:
+    """Return a table of systems that are not installed, with their packages, if there are any."""
+    title, columns = "Not measured: not installed", ("system", "install")
+    rows = tuple(left_out.items())
+    return [Table(title=title, columns=columns, rows=rows)] if left_out else []
+
+
 @contextlib.contextmanager
 def running_peer(system: str, root: Path, count: int) -> Iterator[PeerCluster]:
-    """Run `count` servers of `system` in `root`; end them at last."""
+    """Run `count` servers of `system` in `root` until the block ends."""
     start = {"zookeeper": _start_zookeeper, "etcd": _start_etcd, "postgresql": _start_postgresql}
     root.mkdir(parents=True)
     cluster = PeerCluster(system, root)
@@ -146,7 +154,7 @@ def _start_etcd(cluster: PeerCluster, root: Path, count: int) -> None:
 
 def _start_postgresql(cluster: PeerCluster, root: Path, count: int) -> None:
     if count != 1:
-        raise PeerError(f"postgresql: got {count} servers, one is all that is measured")
+        raise PeerError(f"postgresql: got {count} servers, wanted 1")
     home = _postgresql_home()
     assert home is not None
     data, (port,) = root / "data", free_ports(1)
@@ -169,12 +177,12 @@ def _start_postgresql(cluster: PeerCluster, root: Path, count: int) -> None:
 
 
 def _as_ordinary_account(root: Path) -> tuple[str, ...]:
-    """Return the words that run a command as PostgreSQL's account, which must not be root."""
+    """Return the words that run a command as PostgreSQL's account, since root may not."""
     if os.geteuid() != 0:
         return ()
     shutil.chown(root, POSTGRESQL_ACCOUNT, POSTGRESQL_ACCOUNT)
     for folder in root.parents:
-        # The benchmark's own directories are closed to others; the rest is not ours to change.
+        # The benchmark's own directories are closed to other accounts. Others' are not changed.
         if folder.stat().st_mode & 0o777 == 0o700 and folder.is_relative_to(_own_root(root)):
             folder.chmod(0o711)
     return (
@@ -184,7 +192,7 @@ def _as_ordinary_account(root: Path) -> tuple[str, ...]:
 
 
 def _own_root(path: Path) -> Path:
-    return next((each for each in path.parents if each.name.startswith("streammeta-bench-")), path)
+    return next((at for at in path.parents if at.name.startswith("streammeta-bench-")), path)
 
 
 def _start(cluster: PeerCluster, number: int, port: int, command: Sequence[str]) -> None:
@@ -194,7 +202,7 @@ def _start(cluster: PeerCluster, number: int, port: int, command: Sequence[str])
 
 
 def _to_log(command: Sequence[str]) -> list[str]:
-    """Return the command with its standard output in its log: it is not read meanwhile."""
+    """Return the command with standard output in its log, since nobody reads the pipe."""
     return ["sh", "-c", 'exec "$@" >&2', "sh", *command]
 
 

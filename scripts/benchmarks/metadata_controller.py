@@ -1,22 +1,21 @@
-"""A controller with a large map: how long it takes to come back, and what reads over gRPC take.
+"""Restart of a controller with large metadata, and reads over gRPC.
 
-One voter, so that a restart is measured and no election among others.
+One voter, so that a restart is measured without an election among others.
 """
 
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
-from scripts.benchmarks.bench_cluster import UnhealthyError, running_cluster, watching
-from scripts.benchmarks.commits import PATIENT
+from scripts.benchmarks.cluster import PATIENT, UnhealthyError, find_leader, running_cluster
 from scripts.benchmarks.committer import STEP, Load
-from scripts.benchmarks.figures import percentile
+from scripts.benchmarks.figures import Progress, latencies
 from scripts.benchmarks.http2 import Http2Connection, Http2Error
+from scripts.benchmarks.metadata_probe import READ_LIMITS, STREAMS_OF_AN_SSO
+from scripts.benchmarks.processes import cpu_s, rss_bytes
 from scripts.benchmarks.streammeta_client import (
     BATCH_MAX,
     UnaryCommitter,
@@ -25,26 +24,22 @@ from scripts.benchmarks.streammeta_client import (
     open_streams,
     register_node,
 )
-from streammeta.cli.local_cluster import LocalCluster
 
-STREAMS_A_SET_OBJECT = 1_000
 READS = 1_000
-READ_LIMITS = (10, 1_000)
 ANSWER_WITHIN_S = 120.0
 _POLL_S = 0.01
-SEED = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """A controller killed by `kill -9` and started again on its directory."""
+    """Restart of a controller on its directory after `kill -9`."""
 
     entities: int
-    """Streams, and stream objects."""
+    """Streams, and as many stream objects."""
     restart_s: float
-    """From the start of the process to its first answer to a linearizable read."""
+    """Time from the start of the process to its first answer to a linearizable read."""
     resident_mb: float
-    """Of the process after that."""
+    """Memory of the process after that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,77 +47,74 @@ class Reads:
     """GetObjects of one stream, one call at a time."""
 
     set_objects: int
-    """Of the node, each with a range of every stream."""
+    """SSOs of the node, each with a range of every stream."""
     limit: int
     p50_ms: float
     p99_ms: float
     controller_cpu_us: float
-    """CPU of the controller for each call."""
+    """CPU time of the controller for each call."""
 
 
 async def measure_restart(root: Path, entities: int) -> Restart:
-    """Fill a controller's map, kill it, and start it again."""
+    """Fill a controller's metadata, kill the controller, and start it again."""
     with running_cluster(root, 1, PATIENT) as cluster:
-        await _healthy(cluster)
-        stream_id = await fill(cluster.endpoints[0], entities)
+        leader = await find_leader(cluster)
+        stream_id = await fill(leader.endpoint, entities)
         await asyncio.to_thread(cluster.children[1].kill)
         began = time.monotonic()
         await asyncio.to_thread(cluster.start, 1)
-        await _first_answer(cluster.endpoints[0], stream_id)
+        await _first_answer(leader.endpoint, stream_id)
         restart_s = time.monotonic() - began
-        resident = psutil.Process(cluster.children[1].pid).memory_info().rss
+        resident_mb = rss_bytes(cluster.children[1].pid) / 1e6
     return Restart(
-        entities=entities, restart_s=round(restart_s, 3), resident_mb=round(resident / 1e6, 1)
+        entities=entities, restart_s=round(restart_s, 3), resident_mb=round(resident_mb, 1)
     )
 
 
-async def measure_reads(
-    root: Path, set_objects: Sequence[int], progress: Callable[[str], None]
-) -> list[Reads]:
-    """Measure GetObjects after each of these numbers of set objects, which ascend."""
+async def measure_reads(root: Path, set_objects: Sequence[int], progress: Progress) -> list[Reads]:
+    """Measure GetObjects after each of these numbers of SSOs, which ascend."""
     reads: list[Reads] = []
     with running_cluster(root, 1, PATIENT) as cluster:
-        await _healthy(cluster)
-        load = Load(endpoint=cluster.endpoints[0], ranges=STREAMS_A_SET_OBJECT, in_flight=1)
-        committer = UnaryCommitter(load)
+        endpoint = (await find_leader(cluster)).endpoint
+        pid = cluster.children[1].pid
+        committer = UnaryCommitter(Load(endpoint=endpoint, ranges=STREAMS_OF_AN_SSO, in_flight=1))
         await committer.open()
         try:
             committed = 0
             for count in set_objects:
-                progress(f"map: reads over gRPC of {count} set objects")
-                while committed < count:
+                progress(f"map: reads over gRPC of {count} SSOs")
+                for _ in range(count - committed):
                     await committer.commit(0)
-                    committed += 1
+                committed = count
                 ids = committer.stream_ids(0)
-                reads += [await _read(cluster, ids, count, limit) for limit in READ_LIMITS]
+                reads += [await _read(endpoint, pid, ids, count, limit) for limit in READ_LIMITS]
         finally:
             await committer.close()
     return reads
 
 
 async def _read(
-    cluster: LocalCluster, stream_ids: Sequence[int], set_objects: int, limit: int
+    endpoint: str, pid: int, stream_ids: Sequence[int], set_objects: int, limit: int
 ) -> Reads:
-    dice = random.Random(SEED)
-    connection = await Http2Connection.connect(cluster.endpoints[0])
-    controller = psutil.Process(cluster.children[1].pid)
-    times_ms: list[float] = []
-    before = sum(controller.cpu_times()[:2])
+    dice = random.Random(1)
+    connection = await Http2Connection.connect(endpoint)
+    times_s: list[float] = []
+    before_s = cpu_s([pid])
     try:
         for _ in range(READS):
             start = dice.randrange(set_objects) * STEP if limit == READ_LIMITS[0] else 0
             began = time.perf_counter()
             await get_objects(connection, dice.choice(stream_ids), start, limit)
-            times_ms.append((time.perf_counter() - began) * 1000)
+            times_s.append(time.perf_counter() - began)
     finally:
         connection.close()
-    cpu_s = sum(controller.cpu_times()[:2]) - before
+    found = latencies(times_s)
     return Reads(
         set_objects=set_objects,
         limit=limit,
-        p50_ms=round(percentile(times_ms, 0.5), 3),
-        p99_ms=round(percentile(times_ms, 0.99), 3),
-        controller_cpu_us=round(cpu_s * 1e6 / READS, 1),
+        p50_ms=found["p50_ms"],
+        p99_ms=found["p99_ms"],
+        controller_cpu_us=round((cpu_s([pid]) - before_s) * 1e6 / READS, 1),
     )
 
 
@@ -155,10 +147,5 @@ async def _first_answer(endpoint: str, stream_id: int) -> None:
         except (OSError, Http2Error):
             await asyncio.sleep(_POLL_S)
     raise UnhealthyError(
-        f"the controller at {endpoint} gave no answer within {ANSWER_WITHIN_S:.0f} s of its restart"
+        f"the controller at {endpoint} did not answer within {ANSWER_WITHIN_S:.0f} s of its restart"
     )
-
-
-async def _healthy(cluster: LocalCluster) -> None:
-    async with watching(cluster.endpoints) as watch:
-        await watch.wait_healthy()
