@@ -1,4 +1,4 @@
-"""The floor answers what two of three processes have flushed, on a stream and by calls."""
+"""The floor answers messages that two of three processes have flushed, by streams and by calls."""
 
 import contextlib
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from scripts.benchmarks import latency
+from scripts.benchmarks.cluster import VOTERS
 from scripts.benchmarks.commit_load import committer_of
 from scripts.benchmarks.committer import Load
 from scripts.benchmarks.floor import MESSAGE_BYTES
@@ -15,7 +16,7 @@ MESSAGES = 5
 
 def sizes_of_logs(place: Path) -> list[int]:
     sizes = [path.stat().st_size for path in place.glob("floor-*.data")]
-    assert len(sizes) == latency.VOTERS
+    assert len(sizes) == VOTERS
     return sizes
 
 
@@ -32,6 +33,6 @@ async def test_each_message_is_on_two_disks_when_it_is_answered(tmp_path: Path, 
         await client.close()
 
 
-def test_the_floor_takes_one_message_at_a_time() -> None:
+def test_the_floor_accepts_one_message_at_a_time() -> None:
     with pytest.raises(ValueError, match="in_flight"):
         committer_of("floor-unary", Load(endpoint="", ranges=1, in_flight=2))
